@@ -1,0 +1,68 @@
+"""What an ELF file asks for, read with pyelftools: libraries, symbol versions, search paths."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from elftools.common.exceptions import ELFError
+from elftools.elf.dynamic import DynamicSection
+from elftools.elf.elffile import ELFFile
+from elftools.elf.gnuversions import GNUVerNeedSection
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_LIBPYTHON = re.compile(r"libpython(3\.\d+)")
+
+
+@dataclass(frozen=True)
+class ElfNeeds:
+    """The dynamic section of an ELF file: NEEDED, RPATH or RUNPATH, and the versions it asks for, per library."""
+
+    libraries: tuple[str, ...]
+    run_paths: tuple[str, ...]
+    versions: dict[str, tuple[str, ...]]
+
+
+def read_needs(path: Path) -> ElfNeeds | None:
+    """Return what an ELF file needs, or None for a file that is not a dynamic ELF file."""
+    try:
+        with path.open("rb") as stream:
+            elf = ELFFile(stream)
+            dynamic = next((s for s in elf.iter_sections() if isinstance(s, DynamicSection)), None)
+            if dynamic is None:
+                return None
+            tags = list(dynamic.iter_tags())
+            libraries = tuple(t.needed for t in tags if t.entry.d_tag == "DT_NEEDED")
+            paths = [t.rpath for t in tags if t.entry.d_tag == "DT_RPATH"]
+            paths += [t.runpath for t in tags if t.entry.d_tag == "DT_RUNPATH"]
+            run_paths = tuple(p for entry in paths for p in entry.split(":") if p)
+            return ElfNeeds(libraries, run_paths, _versions(elf))
+    except (ELFError, OSError):
+        return None
+
+
+def _versions(elf: ELFFile) -> dict[str, tuple[str, ...]]:
+    section = next((s for s in elf.iter_sections() if isinstance(s, GNUVerNeedSection)), None)
+    if section is None:
+        return {}
+    return {need.name: tuple(aux.name for aux in auxes) for need, auxes in section.iter_versions()}
+
+
+def needed_python(path: Path) -> str | None:
+    """Return the Python version (``3.11``) whose libpython an ELF file needs, or None."""
+    needs = read_needs(path)
+    for library in needs.libraries if needs else ():
+        match = _LIBPYTHON.match(library)
+        if match:
+            return match.group(1)
+    return None
+
+
+def newest_version(needs: ElfNeeds, prefix: str) -> tuple[int, ...]:
+    """Return the newest symbol version with ``prefix`` (``GLIBC_``, ``GLIBCXX_``), as numbers; () for none."""
+    found = [v[len(prefix) :] for names in needs.versions.values() for v in names if v.startswith(prefix)]
+    numbers = [tuple(int(n) for n in v.split(".")) for v in found if re.fullmatch(r"[\d.]+", v)]
+    return max(numbers, default=())

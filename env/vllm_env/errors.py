@@ -1,0 +1,48 @@
+"""The errors of the packager.
+
+    VllmEnvError            exit 1: a build or a check failed
+    ├── UsageError          exit 2: the command line or the spec is wrong
+    ├── CommandError        a program that a stage ran failed
+    └── Interrupted         exit 130: SIGINT or SIGTERM
+
+Every message gives what failed; ``cause`` and ``remedy`` give the likely reason and the next step.
+"""
+
+from __future__ import annotations
+
+SPACE_REMEDY = "Free some space (gen_vllm_env.sh clean), or point VLLM_ENV_CACHE and TMPDIR to a larger file system."
+
+
+class VllmEnvError(Exception):
+    """A build or a check failed; the command-line module prints the three parts and exits with ``exit_code``."""
+
+    exit_code = 1
+
+    def __init__(self, what: str, *, cause: str = "", remedy: str = "") -> None:
+        super().__init__(what)
+        self.what = what
+        self.cause = cause
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        return " ".join(part for part in (self.what, self.cause, self.remedy) if part)
+
+
+class UsageError(VllmEnvError):
+    """An option, an argument or the spec file is wrong; nothing was begun."""
+
+    exit_code = 2
+
+
+class CommandError(VllmEnvError):
+    """A program ended with a non-zero status; ``tail`` holds the last lines that it printed."""
+
+    def __init__(self, what: str, *, tail: str = "", cause: str = "", remedy: str = "") -> None:
+        super().__init__(what, cause=cause, remedy=remedy)
+        self.tail = tail
+
+
+class Interrupted(VllmEnvError):  # noqa: N818 - not an error of anything, and named like KeyboardInterrupt
+    """SIGINT or SIGTERM arrived; what was staged is removed and the repository is as it was."""
+
+    exit_code = 130

@@ -1,0 +1,76 @@
+"""What is left out of an environment because its profile cannot use it; each rule with its reason.
+
+``--keep NAME`` turns a rule off.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Files and folders to leave out: ``pattern`` is matched against the whole path relative to the prefix."""
+
+    name: str
+    reason: str
+    pattern: re.Pattern[str]
+    profiles: tuple[str, ...] = ("cpu", "cuda")
+
+
+RULES = (
+    Rule("static-libraries", "nothing links against them at run time", re.compile(r".*\.(a|la)")),
+    Rule("debug-symbols", "a debugger reads them, a server does not", re.compile(r".*\.(dbg|debug|pdb)")),
+    Rule("tests", "packages carry their own tests", re.compile(r"lib/python3\.\d+/site-packages/.+/tests?")),
+    Rule(
+        "intel-offload",
+        "drivers with which Intel's OpenMP offloads to Intel GPUs; vLLM on a CPU only needs libiomp5",
+        re.compile(r"lib/lib(omptarget|sycl|ur_|pi_|iompstubs5|archer).*"),
+        ("cpu",),
+    ),
+    Rule("pkg-config", "only builds read them", re.compile(r"(lib|share)/pkgconfig")),
+    Rule("manuals", "nobody reads manuals in a server's environment", re.compile(r"share/(man|doc|info)")),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Pruned:
+    """What a rule removed: how many files and bytes."""
+
+    rule: str
+    files: int
+    size: int
+
+
+def prune(prefix: Path, profile: str, keep: tuple[str, ...] = ()) -> tuple[Pruned, ...]:
+    """Remove from a prefix what the rules of its profile name, and return what that was."""
+    rules = [rule for rule in RULES if profile in rule.profiles and rule.name not in keep]
+    counts = {rule.name: [0, 0] for rule in rules}
+    for folder, folders, files in os.walk(prefix):
+        relative = os.path.relpath(folder, prefix)
+        for name in [*files, *folders]:
+            path = name if relative == "." else f"{relative}/{name}"
+            rule = next((r for r in rules if r.pattern.fullmatch(path)), None)
+            if rule is None:
+                continue
+            count, size = _remove(Path(folder) / name)
+            counts[rule.name][0] += count
+            counts[rule.name][1] += size
+            if name in folders:
+                folders.remove(name)
+    return tuple(Pruned(name, files, size) for name, (files, size) in counts.items() if files)
+
+
+def _remove(path: Path) -> tuple[int, int]:
+    if path.is_symlink() or not path.is_dir():
+        size = path.lstat().st_size
+        path.unlink()
+        return 1, size
+    inside = [f for f in path.rglob("*") if not f.is_dir()]
+    size = sum(f.lstat().st_size for f in inside)
+    shutil.rmtree(path)
+    return len(inside), size

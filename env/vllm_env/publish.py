@@ -1,0 +1,260 @@
+"""Places what was built in the model repository, as one step that no crash can tear.
+
+The new model folder is staged beside the repository: links to what the person has there, and the new files. Then both
+folders are exchanged by one renameat2(2) call, so that a reader sees the old set or the new. Staging inside the repository
+is not possible, because Triton takes every folder in it for a model, hidden ones too (seen with 24.10). Where the folder
+beside it is on another file system, or the file system cannot exchange, the files are renamed one by one, the manifest
+last.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import re
+import shutil
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from . import cache
+from .errors import VllmEnvError
+from .manifest import ARCHIVE_NAME, DIRECTORY_NAME, MANIFEST_NAME, SBOM_NAME
+from .triton import STUB_NAME
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+BUILT_NAMES = (STUB_NAME, ARCHIVE_NAME, DIRECTORY_NAME, SBOM_NAME, MANIFEST_NAME)  # in the order of renaming
+_CONFIG = "config.pbtxt"
+_STAGING = ".vllm_env.staging-"
+_RENAME_EXCHANGE = 2
+_AT_FDCWD = -100
+
+
+@dataclass(frozen=True)
+class BuiltSet:
+    """What is to be placed: the stub, the archive or the unpacked environment, the manifest's and the SBOM's text."""
+
+    stub: Path
+    environment: Path
+    layout: str
+    manifest: str
+    sbom: str
+
+    @property
+    def environment_name(self) -> str:
+        """The environment's name in the model's folder."""
+        return ARCHIVE_NAME if self.layout == "archive" else DIRECTORY_NAME
+
+
+def check_writable(repository: Path, model: str) -> None:
+    """Refuse early a repository that cannot be written.
+
+    Raises:
+        VllmEnvError: the folder cannot be created or written, or is no folder.
+    """
+    place = repository / model
+    while not os.path.lexists(place):  # not exists(), which raises where a folder above may not be entered
+        place = place.parent
+    if place.exists() and not place.is_dir():
+        raise VllmEnvError(f"--model-repository {repository}: {place} is not a folder.", remedy="Name a folder.")
+    if not os.access(place, os.W_OK | os.X_OK) or os.statvfs(place).f_flag & os.ST_RDONLY:
+        raise VllmEnvError(
+            f"--model-repository {repository} cannot be written: no permission in {place}.",
+            remedy="Change its permissions, or name another folder with --model-repository.",
+        )
+
+
+def publish(
+    built: BuiltSet, repository: Path, model: str, template: Path, waiting: Callable[[], None] = lambda: None
+) -> Path:
+    """Place a built set in ``repository/model`` and return that folder.
+
+    A repository without the model gets one from ``template``. What the person keeps there stays as it is, except
+    EXECUTION_ENV_PATH in config.pbtxt when the layout changes.
+
+    Raises:
+        VllmEnvError: the repository cannot be written or its file system is full; it is as it was then.
+    """
+    target = repository / model
+    if target.is_symlink():  # the person keeps the model elsewhere: it is placed there, and the link stays
+        repository, target = target.resolve().parent, target.resolve()
+    try:
+        repository.mkdir(parents=True, exist_ok=True)
+        with cache.filelock_of(repository, waiting):
+            remove_abandoned_staging(repository)
+            cache.require_space(repository, _bytes_to_copy(built, repository), f"the environment in {target}")
+            place = _staging_place(repository)
+            if place is None:
+                _publish_in_place(built, target, template)
+            else:
+                _publish_by_exchange(built, target, template, place)
+    except KeyboardInterrupt:
+        remove_abandoned_staging(repository)  # it may have hit the very code that does so
+        raise
+    except OSError as error:
+        raise VllmEnvError(
+            f"--model-repository {repository} cannot be written: {error.strerror} ({error.filename or target}).",
+            cause="What was there is as it was.",
+            remedy="Free space, change the permissions, or name another folder with --model-repository.",
+        ) from error
+    return target
+
+
+def remove_abandoned_staging(repository: Path) -> list[Path]:
+    """Remove the staging folders of dead builds beside and inside the repository; return what was removed."""
+    candidates = [*repository.absolute().parent.glob(f"{_STAGING}*"), *repository.glob(f"*/{_STAGING}*")]
+    removed = []
+    for folder in candidates:
+        owner = folder.name[len(_STAGING) :].split("-")[0]
+        if owner.isdigit() and (int(owner) == os.getpid() or not Path(f"/proc/{owner}").exists()):
+            cache.remove_tree(folder)
+            removed.append(folder)
+    return removed
+
+
+def _bytes_to_copy(built: BuiltSet, repository: Path) -> int:
+    """Return what the repository's file system must take; an archive is linked where it is the cache's."""
+    linked = built.layout == "archive" and built.environment.stat().st_dev == repository.stat().st_dev
+    return 0 if linked else cache.tree_size(built.environment)
+
+
+def _staging_place(repository: Path) -> Path | None:
+    """Return the folder beside the repository if a rename between them is possible, else None."""
+    parent = repository.absolute().parent
+    same = parent.stat().st_dev == repository.stat().st_dev and not os.path.ismount(repository)
+    return parent if same and all(os.access(f, os.W_OK | os.X_OK) for f in (parent, repository)) else None
+
+
+def _publish_by_exchange(built: BuiltSet, target: Path, template: Path, place: Path) -> None:
+    staging = place / f"{_STAGING}{os.getpid()}"
+    new = staging / target.name
+    try:
+        stage_model(built, target, template, new)
+        _sync_folder(new)
+        if not target.exists():
+            new.rename(target)
+        elif not _exchange(new, target):
+            _publish_in_place(built, target, template)
+        _sync_folder(target.parent)
+    finally:
+        cache.remove_tree(staging)
+
+
+def stage_model(built: BuiltSet, current: Path, template: Path, new: Path, *, linked: bool = False) -> None:
+    """Make ``new`` what ``current`` will be once the set is published; the smoke run serves such a folder too.
+
+    ``linked`` makes the files of an unpacked environment hard links, for a folder that nobody will edit.
+    """
+    if current.exists():
+        _link_tree(current, new)
+    _copy_template(template, new)
+    _write_set(built, new, linked=linked)
+    _set_environment_path(new, built.environment_name)
+
+
+def _publish_in_place(built: BuiltSet, target: Path, template: Path) -> None:
+    _copy_template(template, target)
+    staging = target / f"{_STAGING}{os.getpid()}"
+    try:
+        _write_set(built, staging)
+        _set_environment_path(target, built.environment_name)
+        for name in BUILT_NAMES:
+            if (staging / name).is_dir():
+                cache.remove_tree(target / name)
+            if (staging / name).exists():
+                (staging / name).rename(target / name)
+        _remove_other_layout(built, target)
+        _sync_folder(target)
+    finally:
+        cache.remove_tree(staging)
+
+
+def _link_tree(source: Path, target: Path) -> None:
+    """Make ``target`` a copy of the folder ``source`` without what was built, its files as hard links."""
+    skip = {*BUILT_NAMES}
+
+    def ignore(folder: str, names: list[str]) -> list[str]:
+        return [n for n in names if Path(folder) == source and (n in skip or n.startswith(_STAGING))]
+
+    shutil.copytree(source, target, symlinks=True, ignore=ignore, copy_function=_link)
+    shutil.copystat(source, target)
+
+
+def _link(source: str, target: str) -> None:
+    try:
+        os.link(source, target, follow_symlinks=False)
+    except OSError:  # no hard links here, or a file of another owner under fs.protected_hardlinks
+        shutil.copy2(source, target, follow_symlinks=False)
+
+
+def _copy_template(template: Path, target: Path) -> None:
+    """Complete a model's folder that has no config.pbtxt, the mark of a whole one, which is copied last."""
+    if (target / _CONFIG).exists():
+        return
+    ignore = shutil.ignore_patterns("__pycache__", "*.pyc", *BUILT_NAMES, f"{_STAGING}*", _CONFIG)
+    shutil.copytree(template, target, ignore=ignore, dirs_exist_ok=True)
+    shutil.copy2(template / _CONFIG, target / _CONFIG)
+
+
+def _write_set(built: BuiltSet, folder: Path, *, linked: bool = False) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(built.stub, folder / STUB_NAME)
+    (folder / STUB_NAME).chmod(0o755)
+    environment = folder / built.environment_name
+    if built.layout == "archive":
+        _link(str(built.environment), str(environment))
+    else:  # a copy, not links: a person may edit what lies there, and the cache must not change with it
+        copy = _link if linked else shutil.copy2
+        shutil.copytree(built.environment, environment, symlinks=True, copy_function=copy)
+    (folder / SBOM_NAME).write_text(built.sbom, "utf-8")
+    (folder / MANIFEST_NAME).write_text(built.manifest, "utf-8")
+    for file in folder.iterdir():
+        if file.is_file() and file.name in BUILT_NAMES:
+            if file.name != STUB_NAME:
+                file.chmod(0o644)  # whatever the umask: the server may be another user's
+            _sync(file)
+
+
+def _remove_other_layout(built: BuiltSet, target: Path) -> None:
+    other = target / (DIRECTORY_NAME if built.layout == "archive" else ARCHIVE_NAME)
+    cache.remove_tree(other) if other.is_dir() else other.unlink(missing_ok=True)
+
+
+def _set_environment_path(model: Path, name: str) -> None:
+    """Point EXECUTION_ENV_PATH to the layout's name; nothing is written when it already does."""
+    config = model / _CONFIG
+    text = config.read_text("utf-8")
+    new = re.sub(
+        rf"\$\$TRITON_MODEL_DIRECTORY/({ARCHIVE_NAME}|{DIRECTORY_NAME})(?=\")", f"$$TRITON_MODEL_DIRECTORY/{name}", text
+    )
+    if new != text:
+        temporary = model / ".config.pbtxt.new"  # not in place: it may be a link to the person's file
+        temporary.write_text(new, "utf-8")
+        temporary.chmod(stat.S_IMODE(config.stat().st_mode))
+        temporary.replace(config)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Exchange two folders in one step; False if this file system cannot."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.renameat2(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0:
+        return True
+    code = ctypes.get_errno()
+    if code in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EXDEV, errno.EBUSY):
+        return False
+    raise OSError(code, os.strerror(code), str(other))
+
+
+def _sync(file: Path) -> None:
+    handle = os.open(file, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+_sync_folder = _sync

@@ -1,0 +1,103 @@
+"""Makes the environment work without activation; a ``.pth`` file runs this in every interpreter of it, first of all.
+
+Embedded or spawned, an interpreter started by Triton has no more than PATH and LD_LIBRARY_PATH: the stub does not
+configure the locale, nothing sources ``activate``, and children inherit what was meant for the stub alone.
+This file is copied into site-packages as ``_vllm_env_runtime.py``; it imports what is already loaded and nothing else.
+"""
+
+import os
+import sys
+
+
+def _use_utf8() -> None:
+    """The stub initialises Python without a locale, so open() would decode ASCII and ``import torch`` fail."""
+    import _locale
+
+    if _locale.nl_langinfo(_locale.CODESET).upper() != "UTF-8":
+        for name in ("C.UTF-8", "C.utf8", "en_US.UTF-8"):
+            try:
+                _locale.setlocale(_locale.LC_CTYPE, name)
+            except Exception:  # noqa: BLE001, S112 - _locale.Error: the system lacks it
+                continue
+            os.environ["LC_ALL"] = name
+            break
+    os.environ["PYTHONUTF8"] = "1"
+
+
+def _keep_others_out(prefix: str) -> None:
+    """Packages of the user's site, of PYTHONPATH and of the server's own Python must not shadow those pinned here."""
+    os.environ["PYTHONNOUSERSITE"] = "1"
+    foreign = {os.path.abspath(p) for p in os.environ.pop("PYTHONPATH", "").split(os.pathsep) if p}  # as site has them
+    home = os.path.join(os.path.expanduser("~"), ".local", "lib") + os.sep
+    own = prefix + os.sep
+    sys.path[:] = [p for p in sys.path if p.startswith(own) or not (p in foreign or p.startswith(home))]
+    os.environ.pop("PYTHONHOME", None)
+
+
+def _give_children_their_libraries(prefix: str) -> None:
+    """LD_LIBRARY_PATH has ``env/lib`` first for the stub; a system compiler or git started with it may not even run."""
+    own = os.path.join(prefix, "lib")
+    paths = [
+        p
+        for p in os.environ.get("LD_LIBRARY_PATH", "").split(":")
+        if p and os.path.realpath(p) != os.path.realpath(own)
+    ]
+    if paths:
+        os.environ["LD_LIBRARY_PATH"] = ":".join(paths)
+    else:
+        os.environ.pop("LD_LIBRARY_PATH", None)
+    programs = os.path.join(prefix, "bin")
+    path = os.environ.get("PATH", os.defpath).split(os.pathsep)
+    if path[0] != programs:
+        os.environ["PATH"] = os.pathsep.join([programs, *(p for p in path if p != programs)])
+
+
+def _set_variables(prefix: str) -> None:
+    """Set what the packages' ``activate.d`` scripts would have set; a variable that is there already stays."""
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    file = os.path.join(os.path.dirname(os.path.abspath(__file__)), "_vllm_env_variables.txt")
+    if os.path.exists(file):
+        with open(file, encoding="utf-8") as lines:
+            for line in lines:
+                name, _, value = line.rstrip("\n").partition("=")
+                os.environ.setdefault(name, value.replace("{prefix}", prefix).replace("{cache}", cache))
+
+
+def _die_with_owner() -> None:
+    """End this process when the stub that owns it is gone: vLLM's EngineCore and Workers outlive a killed parent."""
+    owner = os.environ.get("TRITON_VLLM_OWNER_PID", "")
+    if not owner.isdigit() or int(owner) == os.getpid() or not hasattr(os, "pidfd_open"):
+        return
+    try:
+        handle = os.pidfd_open(int(owner))
+    except ProcessLookupError:
+        os._exit(1)
+    except OSError:  # another pid namespace, or no permission: the owner's death cannot be seen from here
+        return
+    import _thread
+
+    _thread.start_new_thread(_wait_for_end, (handle,))
+
+
+def _wait_for_end(handle: int) -> None:
+    import select
+    import signal
+
+    poll = select.poll()
+    poll.register(handle, select.POLLIN)
+    while not poll.poll(None):
+        pass
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _start() -> None:
+    prefix = os.path.abspath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", ".."))
+    _use_utf8()
+    _die_with_owner()
+    os.register_at_fork(after_in_child=_die_with_owner)  # threads do not survive a fork, and vLLM also forks
+    _keep_others_out(prefix)
+    _give_children_their_libraries(prefix)
+    _set_variables(prefix)
+
+
+_start()

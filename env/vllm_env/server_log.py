@@ -1,0 +1,42 @@
+"""What a server's log tells: why it failed, and whether it still moves."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_TAIL_LINES = 25
+# glog's E and F lines, vLLM's ERROR lines, the ends of Python tracebacks, and the loader's and bash's complaints
+_TELLING = re.compile(
+    r"^[EF]\d{4} |\bERROR\b|^\w*(Error|Exception|Interrupt)\b|error while loading|^error: |cannot open|what\(\): "
+)
+_HARMLESS = re.compile(
+    r"CudaDriverHelper has not been initialized|Failed to initialize NVML"
+)  # any machine without a GPU
+
+
+def telling_lines(log: Path, *, limit: int = _TAIL_LINES) -> str:
+    """Returns the last error lines of a server's log, or its last lines if none is an error."""
+    lines = read(log).splitlines()
+    telling = [line for line in lines if _TELLING.search(line) and not _HARMLESS.search(line)]
+    return "\n".join((telling or lines)[-limit:])
+
+
+def read(log: Path, *, start: int = 0) -> str:
+    """Returns the log's text from byte ``start`` on, or nothing if it cannot be read."""
+    with contextlib.suppress(OSError), log.open("rb") as stream:
+        stream.seek(start)
+        return stream.read().decode("utf-8", errors="replace")
+    return ""
+
+
+def silent_seconds(log: Path) -> float:
+    """Returns the seconds since the last line, or 0 if there is no log."""
+    with contextlib.suppress(OSError):
+        return time.time() - log.stat().st_mtime
+    return 0.0

@@ -1,0 +1,159 @@
+"""Makes a tiny language model that knows a few sentences; run with the interpreter of a packed environment.
+
+    python standin_train.py RECIPE.json FOLDER
+
+A program of its own, with nothing of this package: it needs torch and transformers, which only the packed environment
+has. ``standin.py`` writes the recipe and runs it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+MAX_STEPS = 1500
+CHECK_EVERY = 25
+LEARNING_RATE = 3e-3
+# Each token of an answer must be this likely: then neither another attention kernel nor half precision changes it.
+SURE = 0.95
+PAD, END = "<pad>", "</s>"
+
+
+class TrainingError(Exception):
+    """The model does not give the answers that it was taught."""
+
+
+def main(recipe_file: str, folder: str) -> None:
+    """Trains, saves, loads what was saved and checks every answer; prints what it did as one line of JSON."""
+    import torch
+
+    torch.set_num_threads(1)  # matrices this small are slower on more, and one thread gives the same sums every time
+    recipe = json.loads(Path(recipe_file).read_text(encoding="utf-8"))
+    torch.manual_seed(recipe["seed"])
+    out = Path(folder)
+    tokenizer = make_tokenizer(recipe, out)
+    model = make_model(recipe, vocabulary=tokenizer.get_vocab_size(), end=tokenizer.token_to_id(END))
+    steps = train(model, tokenizer, recipe["facts"])
+    model.eval()
+    model.save_pretrained(out, safe_serialization=True)
+    check_saved(out, recipe["facts"])
+    print(json.dumps({"steps": steps, "parameters": sum(p.numel() for p in model.parameters())}))  # noqa: T201 - the result
+
+
+def make_tokenizer(recipe: dict[str, Any], out: Path) -> Any:
+    """Writes ``tokenizer.json`` and ``tokenizer_config.json``: byte-level BPE, which can encode any text."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=recipe["vocabulary"],
+        special_tokens=[PAD, END],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([prompt + answer for prompt, answer in recipe["facts"]] * 2, trainer)
+    tokenizer.save(str(out / "tokenizer.json"))
+    # written by hand: this class name is known to transformers 4 and 5, each of which saves another one
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": END,
+        "pad_token": PAD,
+        "model_max_length": recipe["positions"],
+        "clean_up_tokenization_spaces": False,
+        "chat_template": "{% for message in messages %}{{ message['content'] }}{% endfor %}",
+    }
+    (out / "tokenizer_config.json").write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")
+    return tokenizer
+
+
+def make_model(recipe: dict[str, Any], *, vocabulary: int, end: int) -> Any:
+    """Returns an untrained OPT or Llama of the recipe's size."""
+    from transformers import LlamaConfig, LlamaForCausalLM, OPTConfig, OPTForCausalLM
+
+    hidden = recipe["hidden"]
+    shared = {
+        "vocab_size": vocabulary,
+        "hidden_size": hidden,
+        "num_hidden_layers": recipe["layers"],
+        "num_attention_heads": recipe["heads"],
+        "max_position_embeddings": recipe["positions"],
+        "bos_token_id": end,
+        "eos_token_id": end,
+        "pad_token_id": 0,
+    }
+    if recipe["architecture"] == "llama":
+        return LlamaForCausalLM(LlamaConfig(intermediate_size=2 * hidden, tie_word_embeddings=True, **shared))
+    return OPTForCausalLM(OPTConfig(ffn_dim=2 * hidden, word_embed_proj_dim=hidden, dropout=0.0, **shared))
+
+
+def train(model: Any, tokenizer: Any, facts: list[list[str]]) -> int:
+    """Trains until every token of every answer is sure; returns the number of steps.
+
+    Raises:
+        TrainingError: it is not after ``MAX_STEPS``.
+    """
+    import torch
+
+    end = tokenizer.token_to_id(END)
+    rows = [[*tokenizer.encode(prompt + answer).ids, end] for prompt, answer in facts]
+    starts = [len(tokenizer.encode(prompt).ids) for prompt, _ in facts]
+    width = max(map(len, rows))
+    tokens = torch.tensor([row + [0] * (width - len(row)) for row in rows])
+    mask = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows])
+    labels = tokens.masked_fill(mask == 0, -100)  # transformers leaves labels of -100 out of the loss
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.0)
+    least = 0.0
+    for step in range(1, MAX_STEPS + 1):
+        result = model(input_ids=tokens, attention_mask=mask, labels=labels)
+        if step % CHECK_EVERY == 0:
+            least = least_sure(result.logits.detach(), rows, starts)
+            if least >= SURE:
+                return step
+        optimizer.zero_grad()
+        result.loss.backward()
+        optimizer.step()
+    raise TrainingError(f"after {MAX_STEPS} steps a token of an answer has probability {least:.2f}, not {SURE}")
+
+
+def least_sure(logits: Any, rows: list[list[int]], starts: list[int]) -> float:
+    """Returns the probability of the least likely token over all answers; ``logits`` are (fact, position, token)."""
+    probabilities = logits.softmax(-1)
+    return min(
+        float(probabilities[number, place - 1, row[place]])
+        for number, (row, start) in enumerate(zip(rows, starts, strict=True))
+        for place in range(start, len(row))
+    )
+
+
+def check_saved(folder: Path, facts: list[list[str]]) -> None:
+    """Loads what was saved, as vLLM will, and completes every prompt greedily.
+
+    Raises:
+        TrainingError: an answer is not the one taught.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    for prompt, answer in facts:
+        given = tokenizer(prompt)["input_ids"]
+        said: list[int] = []
+        while len(said) < 64 and (not said or said[-1] != tokenizer.eos_token_id):
+            with torch.no_grad():
+                logits = model(input_ids=torch.tensor([given + said])).logits
+            said.append(int(logits[0, -1].argmax()))
+        text = tokenizer.decode(said, skip_special_tokens=True)
+        if text != answer or said[-1] != tokenizer.eos_token_id:
+            raise TrainingError(f"the saved model completes {prompt!r} with {text!r}, not with {answer!r} and an end")
+
+
+if __name__ == "__main__":
+    try:
+        main(*sys.argv[1:])
+    except TrainingError as error:
+        sys.exit(f"error: {error}")

@@ -1,0 +1,55 @@
+"""Fills a folder with all that a build downloads, for machines without network.
+
+DIR/*.whl              the wheels of the lock, verified against its hashes
+DIR/conda/             a conda channel with the packages of the lock
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from . import cache, conda
+from .build import make_plan
+from .pipconfig import read_pip_config
+from .process import run
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from .build import BuildRequest
+    from .console import Console
+    from .lock import Lock
+    from .pipconfig import PipConfig
+
+
+def fill_wheelhouse(request: BuildRequest, folder: Path, console: Console) -> Lock:
+    """Resolve what a build of ``request`` would install, fetch it into ``folder``, and return its lock.
+
+    Raises:
+        VllmEnvError: a file cannot be fetched, or is not the lock's.
+    """
+    root = cache.cache_root()
+    with cache.exclusive(root, lambda: console.note("a build is running; waiting for it to end")):
+        pip = read_pip_config()
+        lock = make_plan(request, root, pip, console).lock
+        folder.mkdir(parents=True, exist_ok=True)
+        with console.stage("wheels") as stage:
+            _fetch_wheels(lock, folder, root, pip)
+            stage.detail(f"{len(lock.versions())} wheels")
+        with console.stage("conda") as stage:
+            conda.copy_layer(lock.conda, folder, root)
+            stage.detail(f"{len(lock.conda.packages)} packages from {lock.conda.channel}")
+    return lock
+
+
+def _fetch_wheels(lock: Lock, folder: Path, root: Path, pip: PipConfig) -> None:
+    with cache.staging(root) as staging:
+        requirements = staging / "requirements.txt"
+        requirements.write_text(lock.requirements, "utf-8")
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--require-hashes"]
+        command += ["--only-binary", ":all:", "--python-version", lock.spec.python]
+        command += ["--dest", str(folder), "--requirement", str(requirements)]
+        remedy = "Check that the package registry answers; --upgrade if a locked wheel was withdrawn."
+        environment = pip.uv_environment() | {"TMPDIR": str(staging)}
+        run(command, what="download the wheels of the lock", env=environment, remedy=remedy)
