@@ -1,0 +1,201 @@
+"""Turns JSON values into the types that vLLM declares.
+
+Old files and clients such as genai-perf write numbers and booleans as strings ("100", "true"); vLLM would take "false"
+for true. A value that does not fit is refused here: vLLM checks few types itself, and fails later and less clearly.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import enum
+import json
+import math
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Union
+
+_TRUE, _FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
+_NAMES = {
+    bool: "true or false",
+    int: "an integer",
+    float: "a finite number",
+    str: "a string",
+    list: "a list",
+    dict: "an object",
+}
+
+
+def coerce(value: Any, hint: Any) -> Any:  # noqa: PLR0911 - a table of cases reads best as one
+    """Return `value` as the type `hint`.
+
+    Raises:
+        ValueError: it does not fit; the text completes the sentence "name must be …".
+    """
+    origin = typing.get_origin(hint)
+    if origin is typing.Annotated:
+        return coerce(value, typing.get_args(hint)[0])
+    if origin in (Union, types.UnionType):
+        return _union(value, typing.get_args(hint))
+    if origin is typing.Literal:
+        return _literal(value, typing.get_args(hint))
+    kind = origin or hint
+    if kind in _SIMPLE:
+        return _SIMPLE[kind](value)
+    if kind in (list, set, tuple) or kind in (typing.Sequence, typing.Iterable):
+        return _sequence(value, kind, typing.get_args(hint))
+    if kind is dict or (isinstance(kind, type) and issubclass(kind, Mapping)):
+        return _mapping(value, typing.get_args(hint))
+    if isinstance(kind, type) and issubclass(kind, enum.Enum):
+        return _enum(value, kind)
+    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+        return _record(value, kind)
+    return value
+
+
+def closest(name: str, known: Iterable[str]) -> str:
+    """Return ", did you mean 'x'?" for the known name most like `name`, or nothing."""
+    found = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return f", did you mean '{found[0]}'?" if found else ""
+
+
+def to_bool(value: Any) -> bool:
+    """Return a boolean from true, false, 1, 0 or their spellings as strings."""
+    if isinstance(value, bool):
+        return value
+    word = str(value).strip().lower() if isinstance(value, str | int) else ""
+    if word in _TRUE:
+        return True
+    if word in _FALSE:
+        return False
+    raise _wrong(value, bool)
+
+
+def to_int(value: Any) -> int:
+    """Return an integer of 64 bits from an integer, an integral float or their spelling; a boolean is none."""
+    if isinstance(value, str):
+        try:
+            value = int(value) if not set(value) & set(".eE") else float(value)
+        except ValueError:
+            raise _wrong(value, int) from None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise _wrong(value, int)
+    if isinstance(value, float) and not value.is_integer():  # NaN and infinity are not integers either
+        raise _wrong(value, int)
+    if not -(2**63) <= value < 2**63:  # msgpack, by which vLLM's processes talk, has no larger ones
+        raise ValueError("must be an integer of 64 bits")
+    return int(value)
+
+
+def to_float(value: Any) -> float:
+    """Return a finite float from a number or its spelling; a boolean is none."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise _wrong(value, float)
+    try:
+        number = float(value)
+    except (ValueError, OverflowError):
+        raise _wrong(value, float) from None
+    if not math.isfinite(number):
+        raise _wrong(value, float)
+    return number
+
+
+def to_str(value: Any) -> str:
+    """Return a string; nothing else is one."""
+    if not isinstance(value, str):
+        raise _wrong(value, str)
+    return value
+
+
+def _none(value: Any) -> None:
+    if value is not None:
+        raise _wrong(value, str)
+
+
+_SIMPLE: dict[Any, Callable[[Any], Any]] = {
+    bool: to_bool,
+    int: to_int,
+    float: to_float,
+    str: to_str,
+    type(None): _none,
+}
+
+
+def _wrong(value: Any, kind: type) -> ValueError:
+    shown = json.dumps(value, default=str)
+    return ValueError(f"must be {_NAMES[kind]}, not {shown if len(shown) <= 60 else shown[:57] + '...'}")
+
+
+def _union(value: Any, members: tuple[Any, ...]) -> Any:
+    if value is None and type(None) in members:
+        return None
+    candidates = [m for m in members if m is not type(None)]
+    exact = [m for m in candidates if (typing.get_origin(m) or m) is type(value)]
+    problems = []
+    for member in [*exact, *(m for m in candidates if m not in exact)]:
+        try:
+            return coerce(value, member)
+        except ValueError as error:
+            problems.append(error)
+    raise problems[0]
+
+
+def _literal(value: Any, choices: tuple[Any, ...]) -> Any:
+    for choice in choices:
+        if value == choice and type(value) is type(choice):
+            return choice
+    for choice in choices:  # "1" for 1
+        if str(value) == str(choice):
+            return choice
+    allowed = ", ".join(str(c) for c in choices)
+    raise ValueError(f"must be one of {allowed}, not {json.dumps(value, default=str)}")
+
+
+def _from_json(value: Any, kind: type) -> Any:
+    if isinstance(value, str):
+        try:
+            return json.loads(value)
+        except ValueError:
+            raise _wrong(value, kind) from None
+    return value
+
+
+def _sequence(value: Any, kind: Any, arguments: tuple[Any, ...]) -> Any:
+    items = _from_json(value, list)
+    if not isinstance(items, list | tuple | set):
+        raise _wrong(value, list)
+    hint = arguments[0] if arguments else Any
+    made = [coerce(item, hint) for item in items]
+    return kind(made) if kind in (set, tuple) else made
+
+
+def _mapping(value: Any, arguments: tuple[Any, ...]) -> Any:
+    items = _from_json(value, dict)
+    if not isinstance(items, Mapping):
+        raise _wrong(value, dict)
+    key, item = arguments if len(arguments) == 2 else (Any, Any)
+    return {coerce(k, key): coerce(v, item) for k, v in items.items()}
+
+
+def _enum(value: Any, kind: type[enum.Enum]) -> enum.Enum:
+    for member in kind:
+        if value in (member, member.value) or str(value).upper() == member.name.upper():
+            return member
+    raise ValueError(f"must be one of {', '.join(m.name for m in kind)}, not {json.dumps(value, default=str)}")
+
+
+def _record(value: Any, kind: type) -> Any:
+    fields = _from_json(value, dict)
+    if isinstance(fields, kind):
+        return fields
+    if not isinstance(fields, Mapping):
+        raise _wrong(value, dict)
+    known = [f.name for f in dataclasses.fields(kind) if f.init and not f.name.startswith("_")]
+    for name in fields:
+        if name not in known:
+            raise ValueError(f"has no field '{name}'{closest(str(name), known)}")
+    try:
+        return kind(**fields)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"is refused by vLLM: {error}") from None

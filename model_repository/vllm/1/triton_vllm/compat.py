@@ -1,0 +1,230 @@
+"""The one place that touches vLLM's API: every name that moved between vLLM 0.11 and 0.33 is looked for here.
+
+What a vLLM can do is asked of it (does the attribute, field or keyword exist?), never read off its version number.
+Import of this module is free; `load()` imports vLLM, which takes 10 s and more.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+import sys
+import typing
+from dataclasses import dataclass
+from typing import Any
+
+from triton_vllm.sampling import Schema
+
+if typing.TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+# (attribute, modules in the order tried: newest place first)
+PLACES: Mapping[str, tuple[str, ...]] = {
+    "AsyncEngineArgs": ("vllm.engine.arg_utils",),
+    "AsyncLLM": ("vllm.v1.engine.async_llm",),
+    "UsageContext": ("vllm.usage.usage_lib",),
+    "SamplingParams": ("vllm.sampling_params",),
+    "RequestOutputKind": ("vllm.sampling_params",),
+    "StructuredOutputsParams": ("vllm.sampling_params",),
+    "PoolingParams": ("vllm.pooling_params",),
+    "LoRARequest": ("vllm.lora.request",),
+    "EngineDeadError": ("vllm.v1.engine.exceptions",),
+}
+# The same, for what only some versions have.
+OPTIONAL_PLACES: Mapping[str, tuple[str, ...]] = {
+    "parse_model_prompt": ("vllm.renderers.inputs.preprocess",),  # since 0.20
+    "VLLMClientError": ("vllm.exceptions",),  # the request is wrong
+    "VLLMValidationError": ("vllm.exceptions",),
+    "GracefulHTTPError": ("vllm.exceptions",),  # queue overflow (503), 0.32
+    "ChatParams": ("vllm.renderers.params", "vllm.renderers"),  # since 0.20
+    "ImageMediaIO": ("vllm.multimodal.media", "vllm.multimodal.image"),
+    "AudioMediaIO": ("vllm.multimodal.media", "vllm.multimodal.audio"),
+    "VideoMediaIO": ("vllm.multimodal.media", "vllm.multimodal.video"),
+}
+
+
+@dataclass(frozen=True)
+class Vllm:
+    """The parts of the installed vLLM that the adapter uses."""
+
+    version: str
+    path: str
+    AsyncEngineArgs: Any
+    AsyncLLM: Any
+    UsageContext: Any
+    SamplingParams: Any
+    RequestOutputKind: Any
+    StructuredOutputsParams: Any
+    PoolingParams: Any
+    LoRARequest: Any
+    EngineDeadError: type[Exception]
+    client_errors: tuple[type[Exception], ...]
+    busy_errors: tuple[type[Exception], ...]
+    parse_model_prompt: Callable[[Any, Any], Any] | None
+    ChatParams: Any
+    media_io: Mapping[str, Any]
+
+
+def load() -> Vllm:
+    """Import vLLM and find its parts.
+
+    Raises:
+        ImportError: vLLM, or a name that no version may lack, is not there.
+    """
+    vllm = importlib.import_module("vllm")
+    found = {name: _find(name, places) for name, places in PLACES.items()}
+    optional = {name: _find(name, places, required=False) for name, places in OPTIONAL_PLACES.items()}
+    client = [optional["VLLMClientError"], optional["VLLMValidationError"], ValueError, TypeError, OverflowError]
+    return Vllm(
+        version=str(getattr(vllm, "__version__", "unknown")),
+        path=str(next(iter(vllm.__path__))),
+        **found,
+        client_errors=tuple(e for e in client if e),
+        busy_errors=tuple(e for e in [optional["GracefulHTTPError"]] if e),
+        parse_model_prompt=optional["parse_model_prompt"],
+        ChatParams=optional["ChatParams"],
+        media_io={name: optional[f"{name.capitalize()}MediaIO"] for name in ("image", "audio", "video")},
+    )
+
+
+def _find(name: str, places: tuple[str, ...], *, required: bool = True) -> Any:
+    for place in places:
+        try:
+            return getattr(importlib.import_module(place), name)
+        except (ImportError, AttributeError):
+            continue
+    if required:
+        raise ImportError(f"this vLLM has no {name} in {' or '.join(places)}; vLLM 0.11 to 0.33 are supported")
+    return None
+
+
+def engine_arg_types(vllm: Vllm) -> dict[str, Any]:
+    """Return the engine arguments that this vLLM takes, each with its declared type."""
+    return _types(vllm.AsyncEngineArgs, [f.name for f in dataclasses.fields(vllm.AsyncEngineArgs)])
+
+
+def sampling_schema(vllm: Vllm) -> Schema:
+    """Describe SamplingParams of this vLLM."""
+    types = _types(vllm.SamplingParams, list(vllm.SamplingParams.__struct_fields__))
+    # skip_clone: the object belongs to one request, so vLLM need not copy it (since 0.14)
+    fixed = {"skip_clone": True} if "skip_clone" in types else {}
+    return Schema(
+        types=types,
+        make=vllm.SamplingParams,
+        structured=vllm.StructuredOutputsParams,
+        structured_name="structured_outputs",
+        streaming=vllm.RequestOutputKind.DELTA,
+        whole=vllm.RequestOutputKind.FINAL_ONLY,
+        refusals=vllm.client_errors,
+        fixed=fixed,
+    )
+
+
+def pooling_types(vllm: Vllm) -> dict[str, Any]:
+    """Return the pooling parameters that this vLLM takes, each with its declared type."""
+    return _types(vllm.PoolingParams, list(vllm.PoolingParams.__struct_fields__))
+
+
+def _types(cls: Any, names: list[str]) -> dict[str, Any]:
+    """Map public field names to types; a type that cannot be resolved is Any, which is then not checked."""
+    hints: dict[str, Any] = {}
+    for base in reversed(cls.__mro__):
+        module = vars(sys.modules.get(base.__module__, typing))
+        for name, hint in inspect.get_annotations(base).items():
+            hints[name] = _resolve(hint, module)
+    return {name: hints.get(name, Any) for name in names if not name.startswith("_")}
+
+
+def _resolve(hint: Any, namespace: Mapping[str, Any]) -> Any:
+    if not isinstance(hint, str):
+        return hint
+    try:
+        return typing.get_type_hints(type("_", (), {"__annotations__": {"x": hint}}), dict(namespace))["x"]
+    except Exception:  # noqa: BLE001 - an annotation may name whatever is imported for type checkers only
+        return Any
+
+
+def start(vllm: Vllm, values: Mapping[str, Any]) -> Any:
+    """Start AsyncLLM; call it inside the running event loop that will serve it. Blocks until the model is loaded."""
+    args = vllm.AsyncEngineArgs(**values)
+    return vllm.AsyncLLM.from_engine_args(args, usage_context=vllm.UsageContext.API_SERVER)
+
+
+async def render(vllm: Vllm, llm: Any, prompt: Mapping[str, Any]) -> Any:
+    """Tokenize a prompt off the event loop where this vLLM can (0.20 on); else return it for `add_request` to do."""
+    renderer = getattr(llm, "renderer", None)
+    if renderer is None or vllm.parse_model_prompt is None or not hasattr(renderer, "render_cmpl_async"):
+        return prompt
+    parsed = vllm.parse_model_prompt(llm.model_config, prompt)
+    (rendered,) = await renderer.render_cmpl_async([parsed])
+    return rendered
+
+
+async def render_chat(vllm: Vllm, llm: Any, messages: list[Any], template_kwargs: Mapping[str, Any]) -> Any:
+    """Return the prompt of a conversation, by the model's chat template.
+
+    Raises:
+        Exception: whatever the template raises about the messages.
+    """
+    renderer = getattr(llm, "renderer", None)
+    if renderer is not None and vllm.ChatParams is not None and hasattr(renderer, "render_chat_async"):
+        params = vllm.ChatParams(chat_template_kwargs={"add_generation_prompt": True, **template_kwargs})
+        _, (prompt,) = await renderer.render_chat_async([messages], params)
+        return prompt
+    tokenizer = llm.get_tokenizer()
+    tokenizer = await tokenizer if inspect.isawaitable(tokenizer) else tokenizer
+    options = {"add_generation_prompt": True, **template_kwargs, "tokenize": False}
+    text = tokenizer.apply_chat_template(messages, **options)
+    # The template writes the special tokens itself.
+    return {"prompt_token_ids": tokenizer.encode(text, add_special_tokens=False)}
+
+
+def media_loaders(vllm: Vllm, engine_args: Mapping[str, Any]) -> dict[str, Callable[[bytes], Any]]:
+    """Return a decoder of file contents for each modality that this vLLM knows, set up by `media_io_kwargs`."""
+    options = engine_args.get("media_io_kwargs") or {}
+    io = vllm.media_io
+    made: dict[str, Any] = {}
+    if io["image"] is not None:
+        made["image"] = io["image"](**options.get("image", {}))
+    if io["audio"] is not None:
+        made["audio"] = io["audio"](**options.get("audio", {}))
+    if io["video"] is not None and "image" in made:
+        made["video"] = io["video"](made["image"], **options.get("video", {}))
+    return {name: item.load_bytes for name, item in made.items()}
+
+
+def child_environment() -> dict[str, str]:
+    """Return variables that vLLM's processes need, unless the operator has set them.
+
+    On CPU vLLM compiles the ranks of log probabilities with a C++ compiler at the first request that asks for them;
+    without one, or without torch's headers, the engine dies. With this it goes on uncompiled.
+    """
+    platform = importlib.import_module("vllm.platforms").current_platform
+    return {"TORCHDYNAMO_SUPPRESS_ERRORS": "1"} if platform.is_cpu() else {}
+
+
+def prometheus_families() -> Any:
+    """Return what vLLM and others have in this process's Prometheus registry."""
+    from prometheus_client import REGISTRY
+
+    return REGISTRY.collect()
+
+
+def is_dead(llm: Any) -> bool:
+    """Whether the engine has died; costs no round trip."""
+    return bool(getattr(llm, "errored", False))
+
+
+def attach(collector: Any, put: Callable[[Any], None]) -> None:
+    """Send everything that vLLM puts into a request's collector to `put` (outputs and exceptions, in order).
+
+    vLLM wakes a task per request and token otherwise; called in the engine's loop, this costs one call.
+    """
+    collector.put = put
+    try:
+        early = collector.get_nowait()
+    except Exception as error:  # noqa: BLE001 - whatever vLLM put there is the request's outcome
+        early = error
+    if early is not None:
+        put(early)

@@ -1,0 +1,51 @@
+"""What can go wrong with a request, and the Triton status code each becomes.
+
+AdapterError
+├── InvalidRequestError   INVALID_ARG    the request itself is wrong
+├── UnsupportedError      UNSUPPORTED    right, but not for this model
+├── UnavailableError      UNAVAILABLE    the engine is dead, full or stopping, or the deadline has passed
+├── CancelledError        CANCELLED      the client asked for it, or went away
+└── InternalError         INTERNAL       a fault of vLLM or of this adapter; details are in the server's log only
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class AdapterError(Exception):
+    """An error with a text for the client and the name of a `TritonError` code."""
+
+    code: ClassVar[str] = "INTERNAL"
+
+
+class InvalidRequestError(AdapterError):
+    """The request is malformed; the text says which input, why, and what would be right."""
+
+    code = "INVALID_ARG"
+
+
+class UnsupportedError(AdapterError):
+    """The request is well formed but this model or vLLM cannot do it."""
+
+    code = "UNSUPPORTED"
+
+
+class UnavailableError(AdapterError):
+    """The engine cannot take or finish the request now; the same request may succeed later."""
+
+    code = "UNAVAILABLE"
+
+
+class CancelledError(AdapterError):
+    """The request was cancelled."""
+
+    code = "CANCELLED"
+
+
+class InternalError(AdapterError):
+    """Something unexpected; carries no internals to the client."""
+
+
+class ConfigError(Exception):
+    """The model's configuration is wrong: load fails with this text as Triton's reason."""

@@ -1,0 +1,96 @@
+"""The only module that talks to Triton: reads requests, sends responses, logs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import triton_python_backend_utils as pb_utils
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from triton_vllm.errors import AdapterError
+    from triton_vllm.metrics import Sample
+    from triton_vllm.request import Inputs
+    from triton_vllm.response import Tensors
+
+FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+
+
+def inputs(request: Any) -> Inputs:
+    """Return the request's tensors by name."""
+    return {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
+
+
+def send(reply: Any, tensors: Tensors, *, final: bool) -> None:
+    """Send one response; blocks for a handshake with the server."""
+    response = pb_utils.InferenceResponse([pb_utils.Tensor(name, array) for name, array in tensors])
+    reply.send(response, FINAL if final else 0)
+
+
+def send_error(reply: Any, error: AdapterError) -> None:
+    """Send an error as the final response."""
+    code = getattr(pb_utils.TritonError, error.code, pb_utils.TritonError.UNKNOWN)
+    reply.send(pb_utils.InferenceResponse(error=pb_utils.TritonError(str(error), code)), FINAL)
+
+
+def cancelled(reply: Any) -> bool:
+    """Whether the client has cancelled the request or gone away; a round trip to the server."""
+    return bool(reply.is_cancelled())
+
+
+def timeout_us(request: Any) -> int:
+    """Return the request's `timeout` parameter in microseconds; Triton keeps it apart from the other parameters."""
+    return int(request.timeout()) if hasattr(request, "timeout") else 0
+
+
+def unload(name: str) -> None:
+    """Ask the server to unload a model; returns at once."""
+    pb_utils.unload_model(name)
+
+
+class TritonMetrics:
+    """Makes metrics in the server; `create` raises TritonModelException where the server has none."""
+
+    def __init__(self) -> None:
+        self._families: dict[str, Any] = {}
+
+    def create(self, sample: Sample, labels: Mapping[str, str]) -> Any:
+        """Return a new metric of the family that the sample belongs to."""
+        if sample.name not in self._families:
+            kind = pb_utils.MetricFamily.COUNTER if sample.counter else pb_utils.MetricFamily.GAUGE
+            self._families[sample.name] = pb_utils.MetricFamily(
+                name=sample.name, description=sample.help or sample.name, kind=kind
+            )
+        return self._families[sample.name].Metric(labels=dict(labels))
+
+    def add(self, metric: Any, amount: float) -> None:
+        """Raise a counter; a round trip."""
+        metric.increment(amount)
+
+    def set(self, metric: Any, value: float) -> None:
+        """Set a gauge; a round trip."""
+        metric.set(value)
+
+    def clear(self) -> None:
+        """Drop the families: each holds its metrics, and the server shows them for as long."""
+        self._families.clear()
+
+
+class Log:
+    """Triton's log, with a prefix."""
+
+    def __init__(self, name: str) -> None:
+        self._prefix = f"[{name}] "
+
+    def info(self, text: str) -> None:
+        """Log what happens in normal running."""
+        pb_utils.Logger.log_info(self._prefix + text)
+
+    def warning(self, text: str) -> None:
+        """Log what an operator should look at."""
+        pb_utils.Logger.log_warn(self._prefix + text)
+
+    def error(self, text: str) -> None:
+        """Log what has failed."""
+        pb_utils.Logger.log_error(self._prefix + text)

@@ -1,0 +1,71 @@
+"""Notices cancelled requests, with one thread for all of them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from triton_vllm.job import Job
+
+PERIOD_S = 0.08
+MAX_SHARE = 0.05
+"""Share of the thread's time that may go into asking: a question costs 60 us. At a quarter of the time, with 256 in flight
+on an H200, asking was two thirds of what a whole answer cost the stub beyond the engine's own work."""
+
+
+class CancellationWatch:
+    """Asks the server about each request in flight every 80 ms.
+
+    Triton tells a model nothing: it has to ask, one round trip a request. Asking here and not once per token keeps that
+    off the token path. With more than about 70 in flight the period grows, to 0.3 s at 256, so that asking stays cheap.
+
+    Args:
+        jobs: returns the jobs in flight; called in the watch's thread.
+        is_cancelled: asks the server about a job; blocks for a round trip.
+        cancel: called once for a job that the client cancelled.
+    """
+
+    def __init__(
+        self, jobs: Callable[[], Iterable[Job]], is_cancelled: Callable[[Job], bool], cancel: Callable[[Job], None]
+    ) -> None:
+        self._jobs = jobs
+        self._is_cancelled = is_cancelled
+        self._cancel = cancel
+        self._wake = threading.Event()
+        self._ended = False
+        self._thread = threading.Thread(target=self._run, name="triton-cancel", daemon=True)
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Say that there is a request in flight; idle, the thread sleeps until then."""
+        if not self._wake.is_set():
+            self._wake.set()
+
+    def close(self) -> None:
+        """End the thread."""
+        self._ended = True
+        self._wake.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._ended:
+            self._wake.wait()
+            began = time.monotonic()
+            # Cleared before looking: a request that comes meanwhile sets it again.
+            self._wake.clear()
+            busy = False
+            for job in self._jobs():
+                with job.closing:
+                    asked = not job.closed
+                    cancelled = asked and self._is_cancelled(job)
+                busy = busy or asked
+                if cancelled:
+                    self._cancel(job)
+            spent = time.monotonic() - began
+            time.sleep(max(PERIOD_S - spent, spent * (1 / MAX_SHARE - 1)))
+            if busy:
+                self._wake.set()
