@@ -1,0 +1,179 @@
+#!/usr/bin/env python3
+"""Asks a vLLM model served by Triton to complete the prompts of a file.
+
+    python3 client/client.py --iterations 10
+
+Exit codes: 0 every request was answered, 1 one failed or none could be sent, 2 wrong usage, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import os
+import re
+import sys
+from collections import defaultdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from progress_line import ProgressLine
+from prompt_file import Answer, ClientError, check_writable, load_prompts, number_prompts, store_results
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from prompt_file import Prompt
+
+# Greedy, so that the same prompt gives the same answer every time; the length is the tutorial's.
+SAMPLING_PARAMETERS = {"temperature": 0, "max_tokens": 100}
+TOOLS_PYTHON = Path(__file__).resolve().parent.parent / ".tools" / "venv" / "bin" / "python"
+_REEXECUTED = "VLLM_ENV_CLIENT_REEXECUTED"
+_HOST_AND_PORT = re.compile(r"(?P<host>[^\s/:]+|\[[0-9a-fA-F:.%]+\]):(?P<port>\d{1,5})")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the client with the given arguments (``sys.argv`` by default) and returns the exit code."""
+    flags = _parser().parse_args(argv)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # an answer may hold what an ASCII terminal cannot show
+    try:
+        passed = _run(flags)
+    except ClientError as error:
+        print(f"error: {error}", file=sys.stderr)
+        passed = False
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    print("PASS: vLLM example" if passed else "FAIL: vLLM example", flush=True)
+    return 0 if passed else 1
+
+
+def _run(flags: argparse.Namespace) -> bool:
+    print(f"Loading inputs from `{flags.input_prompts}`...", flush=True)
+    prompts = number_prompts(load_prompts(flags.input_prompts), iterations=flags.iterations, offset=flags.offset)
+    check_writable(flags.results_file)
+    progress = ProgressLine(total=len(prompts), stream=sys.stderr)
+    try:
+        answers = _ask(flags, prompts, progress)
+    finally:
+        progress.clear()
+    print(f"Storing results into `{flags.results_file}`...", flush=True)
+    store_results(flags.results_file, answers)
+    if flags.verbose:
+        _print_answers(answers)
+    return _report_failures(answers)
+
+
+def _ask(flags: argparse.Namespace, prompts: Sequence[Prompt], progress: ProgressLine) -> list[Answer]:
+    try:
+        import asyncio
+
+        from triton_stream import Session, ask_all
+    except ImportError as error:
+        raise ClientError(
+            f"{sys.executable} cannot import {error.name}; pip install 'tritonclient[grpc]', "
+            "or run ./gen_vllm_env.sh, which makes an environment that this client finds by itself"
+        ) from error
+    session = Session(flags.url, flags.model, flags.streaming_mode, flags.stream_timeout, SAMPLING_PARAMETERS)
+    return asyncio.run(ask_all(session, prompts, progress.advance))
+
+
+def _print_answers(answers: Sequence[Answer]) -> None:
+    for answer in answers:
+        print(f"{_quoted(answer.prompt.text)} -> {_quoted(answer.text)}")
+
+
+def _report_failures(answers: Sequence[Answer]) -> bool:
+    """Prints each reason once, with the prompts that it hit; returns True if there was none."""
+    failed: dict[str, list[Answer]] = defaultdict(list)
+    for answer in answers:
+        if answer.error:
+            failed[answer.error].append(answer)
+    for reason, hit in failed.items():
+        first = hit[0].prompt
+        more = f" and {len(hit) - 1} more" if len(hit) > 1 else ""
+        shown = first.text if len(first.text) <= 60 else f"{first.text[:57]}..."
+        print(f"error: request {first.request_id} ({_quoted(shown)}){more}: {reason}", file=sys.stderr)
+    return not failed
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="client.py", description="Asks a vLLM model served by Triton to complete the prompts of a file."
+    )
+    add = parser.add_argument
+    add("-m", "--model", default="vllm", help="name of the model (default: %(default)s)")
+    add("-v", "--verbose", action="store_true", help="also print every answer")
+    add("-u", "--url", type=_url, default="localhost:8001", help="host:port of gRPC (default: %(default)s)")
+    add(
+        "-t",
+        "--stream-timeout",
+        type=_seconds,
+        metavar="SECONDS",
+        help="give up on a request after this (default: never)",
+    )
+    add("--offset", type=int, default=0, metavar="N", help="number of the first request (default: %(default)s)")
+    add(
+        "--input-prompts",
+        type=Path,
+        default=Path("prompts.txt"),
+        metavar="FILE",
+        help="one prompt a line (default: %(default)s)",
+    )
+    add(
+        "--results-file",
+        type=Path,
+        default=Path("results.txt"),
+        metavar="FILE",
+        help="where answers go (default: %(default)s)",
+    )
+    add("--iterations", type=_count, default=1, metavar="N", help="times through the prompts (default: %(default)s)")
+    add("-s", "--streaming-mode", action="store_true", help="receive each answer token by token")
+    return parser
+
+
+def _url(text: str) -> str:
+    match = _HOST_AND_PORT.fullmatch(text)
+    if match is None or not 0 < int(match["port"]) < 65536:
+        raise argparse.ArgumentTypeError(f"{text!r} is not host:port; give for example localhost:8001, without http://")
+    return text
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number of seconds")
+    return seconds
+
+
+def _use_tools_environment() -> None:
+    """Starts this program again under the project's own Python if this one lacks tritonclient and that one exists."""
+    try:
+        import triton_stream  # noqa: F401
+    except ImportError:
+        if _REEXECUTED not in os.environ and os.access(TOOLS_PYTHON, os.X_OK):
+            environment = {**os.environ, _REEXECUTED: "1"}
+            os.execve(TOOLS_PYTHON, [str(TOOLS_PYTHON), __file__, *sys.argv[1:]], environment)  # noqa: S606 - no shell is the point
+
+
+if __name__ == "__main__":
+    try:
+        _use_tools_environment()
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)
