@@ -1,0 +1,219 @@
+"""Launch to ready and to the first token, phase by phase, of this project's repository and of what one would make first.
+
+    python3 benchmarks/cold_start.py --repository BUILT --triton-root ROOT --prefix PREFIX
+
+Cases: `archive`, the repository as `gen_vllm_env.sh` built it; `directory`, the same environment unpacked; `baseline`,
+a plain conda-pack archive of the same prefix with a model.py that imports vLLM at its top. Cases alternate; the first
+start of each finds vLLM's caches empty, the later ones find them filled. Writes a table and a figure to `--out`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from pathlib import Path
+from statistics import median
+
+from harness import machine, phases, svg
+from harness.load import Load, Measurement
+from harness.servers import Setting, set_parameter
+from harness.shapes import SHAPES, write_checkpoint
+from harness.targets import TritonTarget
+
+_CPU = {"dtype": "float32", "enforce_eager": True, "max_model_len": 512}
+_GPU = {"dtype": "float16", "max_model_len": 512, "gpu_memory_utilization": 0.5}
+ARCHIVE = "vllm_env.tar.gz"
+
+
+@dataclass(frozen=True)
+class Start:
+    """One start of one case, in seconds since the launch."""
+
+    case: str
+    number: int
+    ready_s: float
+    first_token_s: float
+    phases: list[phases.Phase]
+
+
+class PreparedTriton(TritonTarget):
+    """A server for a model store that exists already."""
+
+    def __init__(self, setting: Setting, store: Path) -> None:
+        super().__init__(setting)
+        self._store = store
+
+    def prepare(self) -> Path:
+        """Return the store."""
+        return self._store
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    """Return the options."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--repository", type=Path, default=Path("model_repository"), metavar="DIR", help="built by gen_vllm_env.sh")
+    add("--prefix", type=Path, metavar="DIR", help="the conda prefix it was packed from; without it no baseline")
+    add("--directory", type=Path, metavar="DIR", help="unpacked environment; default: the archive, unpacked")
+    add("--triton-root", type=Path, default=Path("/opt/tritonserver"), metavar="DIR")
+    add("--shape", choices=sorted(SHAPES), default="tiny-opt")
+    add("--device", choices=("cpu", "gpu"), default="cpu")
+    add("--starts", type=int, default=3, help="of each case")
+    add("--cases", nargs="+", default=["baseline", "archive", "directory"])
+    add("--out", type=Path, default=Path("benchmarks/results/cold_start"), metavar="PATH", help="without suffix")
+    add(
+        "--work", type=Path, metavar="DIR", help="default a new temporary directory; needs twice the environment's size"
+    )
+    add("--commit", default="")
+    return parser.parse_args(arguments)
+
+
+def prepare(case: str, options: argparse.Namespace, work: Path, engine: dict[str, object]) -> Path:
+    """Make the model store of a case; returns it."""
+    model = work / f"store-{case}" / "vllm"
+    archive = options.repository.absolute() / "vllm" / ARCHIVE
+    shutil.rmtree(model, ignore_errors=True)
+    shutil.copytree(archive.parent, model, ignore=shutil.ignore_patterns(ARCHIVE, "vllm_env", "__pycache__"))
+    (model / "vllm_engine_args.json").write_text(json.dumps(engine), encoding="utf-8")
+    if case == "archive":
+        shutil.copy2(archive, model / ARCHIVE)
+        environment = f"$$TRITON_MODEL_DIRECTORY/{ARCHIVE}"
+    elif case == "directory":
+        environment = str(options.directory.absolute() if options.directory else unpack(archive, work / "unpacked"))
+    elif case == "baseline":
+        if options.prefix is None:
+            raise SystemExit("the case baseline needs --prefix")
+        shutil.rmtree(model / "1")
+        (model / "1").mkdir()
+        shutil.copy(Path(__file__).with_name("harness") / "baseline_model.py", model / "1" / "model.py")
+        (model / "vllm_env.json").unlink(missing_ok=True)
+        environment = str(conda_pack(options.prefix, work / "baseline.tar.gz"))
+    else:
+        raise SystemExit(f"case {case!r}: choose of baseline, archive, directory")
+    set_parameter(model / "config.pbtxt", "EXECUTION_ENV_PATH", environment)
+    return model.parent
+
+
+def unpack(archive: Path, destination: Path) -> Path:
+    """Unpack an archive."""
+    with tarfile.open(archive) as tar:
+        tar.extractall(destination, filter="fully_trusted")
+    return destination
+
+
+def conda_pack(prefix: Path, archive: Path) -> Path:
+    """Pack a prefix with conda-pack as it comes, on two threads."""
+    program = "import sys, conda_pack; conda_pack.pack(prefix=sys.argv[1], output=sys.argv[2], n_threads=2, force=True)"
+    environment = {**os.environ, "PYTHONWARNINGS": "ignore"}
+    command = [sys.executable, "-c", program, str(prefix), str(archive)]
+    subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL)
+    return archive
+
+
+def start_once(case: str, number: int, store: Path, setting: Setting, vocabulary: int) -> Start:
+    """Start the server, ask for one token, stop it."""
+    server = PreparedTriton(setting, store)
+    launched, began = datetime.now(), time.monotonic()  # noqa: DTZ005 - compared with a log without zones
+    try:
+        ready = server.start()
+        ask(server, Load(1, 1, 32, 1, stream=case != "baseline", vocabulary=vocabulary, seed=number))
+        first_token = time.monotonic() - began
+    finally:
+        server.stop()
+    log = server.log.read_text(encoding="utf-8", errors="replace")
+    server.log.rename(server.log.with_name(f"{case}-{number}.log"))
+    return Start(case, number, ready, first_token, phases.parse(log, launched))
+
+
+def ask(server: TritonTarget, load: Load) -> Measurement:
+    """Put a load on the server."""
+    return server.measure(load)
+
+
+def table(starts: list[Start]) -> str:
+    """Return launch to ready and to the first token of each case, first and later starts, and the ratio of them."""
+    base = [entry.ready_s for entry in starts if entry.case == "baseline"]
+    lines = ["| case | start | ready s | first token s | ready / baseline |", "|---|---|---|---|---|"]
+    for case in dict.fromkeys(entry.case for entry in starts):
+        for name, mine in (
+            ("first", [entry for entry in starts if entry.case == case and entry.number == 0]),
+            ("later, median", [entry for entry in starts if entry.case == case and entry.number]),
+        ):
+            if mine:
+                ready = median(entry.ready_s for entry in mine)
+                basis = base[:1] if name == "first" else base[1:]
+                shown = f"{ready / median(basis):.2f}" if basis else "-"
+                token = median(entry.first_token_s for entry in mine)
+                lines.append(f"| {case} | {name} | {ready:.1f} | {token:.1f} | {shown} |")
+    return "\n".join(lines)
+
+
+def phase_table(starts: list[Start]) -> str:
+    """Return median seconds by phase and case."""
+    cases = list(dict.fromkeys(entry.case for entry in starts))
+    names = dict.fromkeys(phase.name for entry in starts for phase in entry.phases)
+    lines = [f"| phase | {' | '.join(cases)} |", "|---" * (len(cases) + 1) + "|"]
+    for name in names:
+        columns = []
+        for case in cases:
+            found = [p.seconds for entry in starts if entry.case == case for p in entry.phases if p.name == name]
+            columns.append(f"{median(found):.1f}" if found else "-")
+        lines.append(f"| {name} | {' | '.join(columns)} |")
+    return "\n".join(lines)
+
+
+def write(out: Path, described: machine.Machine, notes: list[str], starts: list[Start]) -> None:
+    """Write `out`.md, .svg and .json."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    head = "\n".join([*described.lines(), *(f"- {note}" for note in notes)])
+    parts = ["# Cold start", head, table(starts), "## By phase, median seconds", phase_table(starts)]
+    text = "\n\n".join([*parts, f"![launch to ready]({out.name}.svg)"])
+    out.with_name(f"{out.name}.md").write_text(text + "\n", encoding="utf-8")
+    cases = list(dict.fromkeys(entry.case for entry in starts))
+    groups = sorted({entry.number for entry in starts})
+    found = {(entry.case, entry.number): entry for entry in starts}
+    ready = {case: [found[case, n].ready_s if (case, n) in found else None for n in groups] for case in cases}
+    panel = svg.Panel("launch to ready", "s", [f"start {n + 1}" for n in groups], ready)
+    out.with_name(f"{out.name}.svg").write_text(svg.draw("Cold start", [panel]), encoding="utf-8")
+    content = {"machine": asdict(described), "notes": notes, "starts": [asdict(entry) for entry in starts]}
+    out.with_name(f"{out.name}.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Prepare the cases, start them in turns, write the report after each turn."""
+    given = sys.argv[1:] if arguments is None else arguments
+    options = parse(given)
+    work = (options.work or Path(tempfile.mkdtemp(prefix="cold_start_"))).absolute()
+    shape = SHAPES[options.shape]
+    gpu = options.device == "gpu"
+    engine: dict[str, object] = {"model": str(write_checkpoint(shape, work / shape.name)), "load_format": "dummy"}
+    engine.update(_GPU if gpu else _CPU)
+    stores = {case: prepare(case, options, work, engine) for case in options.cases}
+    python = options.directory or (work / "unpacked" if (work / "unpacked").exists() else options.prefix)
+    described = machine.describe(python or Path("/usr"), options.triton_root, commit=options.commit)
+    notes = [f"command: `python3 benchmarks/cold_start.py {shlex.join(given)}`"]
+    starts: list[Start] = []
+    for number in range(options.starts):
+        for case, store in stores.items():
+            variables = {"VLLM_CACHE_ROOT": str(work / f"cache-{case}")}
+            variables |= {"VLLM_USE_FLASHINFER_SAMPLER": "0"} if gpu else {"VLLM_CPU_KVCACHE_SPACE": "1"}
+            setting = Setting(Path(), options.triton_root.absolute(), options.repository, engine, variables, work)
+            starts.append(start_once(case, number, store, setting, shape.vocabulary))
+            print(starts[-1], file=sys.stderr, flush=True)
+        write(options.out, described, notes, starts)
+    print(table(starts), phase_table(starts), sep="\n\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

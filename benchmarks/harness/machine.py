@@ -1,0 +1,83 @@
+"""What a figure was measured on: machine, versions, commit."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+
+_PROBE = "import torch, vllm; print(vllm.__version__, torch.__version__)"
+
+
+@dataclass(frozen=True)
+class Machine:
+    """One line each in the head of a report."""
+
+    processor: str
+    memory: str
+    gpus: str
+    system: str
+    python: str
+    vllm: str
+    torch: str
+    triton: str
+    commit: str
+    when: str
+
+    def lines(self) -> list[str]:
+        """Return the report's head."""
+        versions = (
+            f"vLLM {self.vllm}, torch {self.torch}, tritonserver {self.triton}, load generator Python {self.python}"
+        )
+        hardware = f"{self.processor}, {self.memory}{f', {self.gpus}' if self.gpus else ''}, {self.system}"
+        return [f"- machine: {hardware}", f"- versions: {versions}", f"- commit {self.commit}, {self.when}"]
+
+
+def describe(environment: Path, triton_root: Path, *, commit: str = "") -> Machine:
+    """Read the machine's and the versions' names; `commit` is for a copy that has no git history."""
+    vllm, torch = [*_output([str(environment / "bin" / "python"), "-c", _PROBE]).split()[-2:], "?", "?"][:2]
+    return Machine(
+        processor=f"{os.cpu_count()} cores of {_processor()}",
+        memory=f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.0f} GiB",
+        gpus=_output(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]).replace("\n", ", "),
+        system=f"Linux {platform.release()}",
+        python=platform.python_version(),
+        vllm=vllm,
+        torch=torch,
+        triton=_triton_version(triton_root),
+        commit=commit or _commit(),
+        when=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+    )
+
+
+def _processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.machine()
+
+
+def _triton_version(root: Path) -> str:
+    """Read the version from the server's own usage text or, failing that, from a VERSION file beside it."""
+    for name in ("TRITON_VERSION", "VERSION"):
+        if (root / name).is_file():
+            return (root / name).read_text(encoding="utf-8").strip()
+    return os.environ.get("TRITON_SERVER_VERSION", "2.51.0 (nvidia-pytriton 0.7.0)")
+
+
+def _commit() -> str:
+    here = str(Path(__file__).resolve().parent)
+    commit = _output(["git", "-C", here, "rev-parse", "--short", "HEAD"])
+    changed = _output(["git", "-C", here, "status", "--porcelain", "--untracked-files=no"])
+    return f"{commit or 'unknown'}{' with changes' if changed else ''}"
+
+
+def _output(command: list[str]) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=180)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""

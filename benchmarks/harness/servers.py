@@ -1,0 +1,134 @@
+"""Server processes: start one in a session of its own, wait until it is ready, account for it, end all of it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import re
+import shutil
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from dataclasses import dataclass
+from typing import IO, TYPE_CHECKING
+
+from harness import processes
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_START_LIMIT_S = 600
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What all targets share: the environment, the checkpoint (inside the arguments), where logs go."""
+
+    environment: Path
+    triton_root: Path
+    model_repository: Path
+    arguments: dict[str, object]
+    variables: dict[str, str]
+    work: Path
+
+
+class StartFailedError(Exception):
+    """A target did not become ready; the message names its log."""
+
+
+class Server:
+    """A server process in a session of its own, with its log in a file."""
+
+    name = ""
+
+    def __init__(self, setting: Setting) -> None:
+        self.setting = setting
+        self.log = setting.work / f"{self.name}.log"
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def launch(self, command: list[str], *, stdin: int | None = None, stdout: IO[bytes] | int | None = None) -> None:
+        """Start the process; its output goes to the log."""
+        variables = {**os.environ, "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", **self.setting.variables}
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                command, stdin=stdin, stdout=stdout or log, stderr=log, env=variables, start_new_session=True
+            )
+
+    def wait_for(self, url: str) -> None:
+        """Return when `url` answers 200."""
+        limit = time.monotonic() + _START_LIMIT_S
+        while time.monotonic() < limit:
+            if self.running().poll() is not None:
+                break
+            try:
+                with urllib.request.urlopen(url, timeout=5):
+                    return
+            except (urllib.error.URLError, OSError):
+                time.sleep(0.1)
+        raise StartFailedError(f"{self.name} did not become ready at {url}; see {self.log}")
+
+    def running(self) -> subprocess.Popen[bytes]:
+        """Return the started process."""
+        if self.process is None:
+            raise StartFailedError(f"{self.name} was not started")
+        return self.process
+
+    def cpu(self) -> dict[str, float]:
+        """CPU seconds used so far, by role."""
+        return processes.cpu_by_role(self.running().pid)
+
+    def resident(self) -> dict[str, int]:
+        """Resident bytes, by role."""
+        return processes.resident_by_role(self.running().pid)
+
+    def stop(self) -> None:
+        """End every process of it."""
+        if self.process is not None:
+            processes.end_session(self.process.pid)
+            self.process.wait()
+
+
+def place_model(model: Path, destination: Path, arguments: dict[str, object], environment: str) -> Path:
+    """Copy a model without its archive, set its engine arguments and EXECUTION_ENV_PATH; returns the model store."""
+    shutil.rmtree(destination, ignore_errors=True)
+    shutil.copytree(model, destination, ignore=shutil.ignore_patterns("*.tar.gz", "*.tar", "__pycache__"))
+    (destination / "vllm_engine_args.json").write_text(json.dumps(arguments), encoding="utf-8")
+    set_parameter(destination / "config.pbtxt", "EXECUTION_ENV_PATH", environment)
+    return destination.parent
+
+
+def set_parameter(config: Path, key: str, value: str) -> None:
+    """Set a string parameter in a `config.pbtxt`, in the place of the one that is there."""
+    text = config.read_text(encoding="utf-8")
+    old = re.compile(r'\{\s*key:\s*"' + key + r'"\s*value:?\s*\{\s*string_value:\s*"[^"]*"\s*\}\s*\},?')
+    entry = f'{{ key: "{key}" value: {{ string_value: "{value}" }} }}'
+    if old.search(text):
+        text = old.sub(lambda _: entry, text)
+    else:
+        text += f"\nparameters {entry}\n"
+    config.write_text(text, encoding="utf-8")
+
+
+def as_flags(arguments: dict[str, object]) -> list[str]:
+    """Return engine arguments as the command line of vLLM's server has them."""
+    flags = []
+    for key, value in arguments.items():
+        name = key.replace("_", "-")
+        if isinstance(value, bool):
+            flags.append(f"--{name}" if value else f"--no-{name}")
+        else:
+            flags += [f"--{name}", json.dumps(value) if isinstance(value, dict) else str(value)]
+    return flags
+
+
+def free_port() -> int:
+    """Return a port that is free now, below those that the system hands out: nobody else takes it by chance."""
+    while True:
+        port = random.randrange(20000, 32000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port

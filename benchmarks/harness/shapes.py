@@ -1,0 +1,111 @@
+"""Checkpoints of a given shape without weights, for engines that load dummy ones.
+
+A checkpoint is `config.json` plus a WordLevel tokenizer whose every token is one word that starts with `MARK`. So the
+number of tokens in any text is the number of marks in it, whichever target wrote the text and however it was cut up.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import random
+    from pathlib import Path
+
+MARK = "w"
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A model's architecture: what vLLM needs to make dummy weights of it."""
+
+    name: str
+    vocabulary: int
+    positions: int
+    config: dict[str, object]
+
+
+def _opt(name: str, *, hidden: int, heads: int, layers: int, vocabulary: int, positions: int) -> Shape:
+    config: dict[str, object] = {
+        "architectures": ["OPTForCausalLM"],
+        "model_type": "opt",
+        "activation_function": "relu",
+        "do_layer_norm_before": True,
+        "ffn_dim": 4 * hidden,
+        "hidden_size": hidden,
+        "word_embed_proj_dim": hidden,
+        "num_attention_heads": heads,
+        "num_hidden_layers": layers,
+        "max_position_embeddings": positions,
+        "vocab_size": vocabulary,
+        "pad_token_id": 1,
+        "bos_token_id": 2,
+        "eos_token_id": 2,
+        "torch_dtype": "float16",
+    }
+    return Shape(name, vocabulary, positions, config)
+
+
+def _llama(name: str, *, hidden: int, heads: int, layers: int, inner: int, vocabulary: int, positions: int) -> Shape:
+    config: dict[str, object] = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_act": "silu",
+        "hidden_size": hidden,
+        "intermediate_size": inner,
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads,
+        "num_hidden_layers": layers,
+        "max_position_embeddings": positions,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": False,
+        "vocab_size": vocabulary,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "torch_dtype": "float16",
+    }
+    return Shape(name, vocabulary, positions, config)
+
+
+SHAPES = {
+    shape.name: shape
+    for shape in (
+        _opt("tiny-opt", hidden=64, heads=2, layers=2, vocabulary=2048, positions=8192),
+        _opt("opt-125m", hidden=768, heads=12, layers=12, vocabulary=50272, positions=2048),
+        _llama("llama-7b", hidden=4096, heads=32, layers=32, inner=11008, vocabulary=32000, positions=4096),
+    )
+}
+
+
+def write_checkpoint(shape: Shape, folder: Path) -> Path:
+    """Write `config.json` and the tokenizer of `shape` into `folder`; returns `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    vocabulary = {f"{MARK}{i}": i for i in range(shape.vocabulary)}
+    tokenizer: dict[str, object] = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [],
+        "normalizer": None,
+        "pre_tokenizer": {"type": "WhitespaceSplit"},
+        "post_processor": None,
+        "decoder": None,
+        "model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": f"{MARK}3"},
+    }
+    # PreTrainedTokenizerFast is the one class name that transformers 4 and 5 both know.
+    about = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": shape.positions}
+    for name, content in (
+        ("config.json", shape.config),
+        ("tokenizer.json", tokenizer),
+        ("tokenizer_config.json", {**about, "clean_up_tokenization_spaces": False}),
+    ):
+        (folder / name).write_text(json.dumps(content), encoding="utf-8")
+    return folder
+
+
+def make_prompt(source: random.Random, tokens: int, vocabulary: int) -> str:
+    """Return a prompt of exactly `tokens` tokens; random, so that no prefix cache answers for the model."""
+    return " ".join(f"{MARK}{source.randrange(4, vocabulary)}" for _ in range(tokens))

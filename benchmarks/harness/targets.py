@@ -1,0 +1,214 @@
+"""The ways to serve one model that are compared, each behind the same methods."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from harness.grpc_client import GrpcConnection, TritonGrpcClient
+from harness.http_client import HttpConnection, OpenAIClient, TritonHttpClient
+from harness.load import Client, Load, Measurement, run_load
+from harness.servers import Server, Setting, StartFailedError, as_flags, free_port, place_model
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine, Sequence
+
+
+class Target(Protocol):
+    """Something that serves."""
+
+    name: str
+
+    def start(self) -> float:
+        """Start it, wait until it is ready; returns the seconds that took."""
+
+    def measure(self, load: Load) -> Measurement:
+        """Put a load on it."""
+
+    def cpu(self) -> dict[str, float]:
+        """CPU seconds used so far, by role."""
+
+    def stop(self) -> None:
+        """End every process of it."""
+
+
+class EngineTarget(Server):
+    """AsyncLLM in process: no server, no wire."""
+
+    name = "engine"
+
+    def start(self) -> float:
+        """See `Target`."""
+        started = time.monotonic()
+        worker = Path(__file__).with_name("engine_worker.py")
+        python = str(self.setting.environment / "bin" / "python")
+        self.launch(
+            [python, str(worker), json.dumps(self.setting.arguments)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        self._reply()
+        return time.monotonic() - started
+
+    def measure(self, load: Load) -> Measurement:
+        """See `Target`."""
+        stdin = self.running().stdin
+        assert stdin is not None
+        stdin.write(json.dumps(asdict(load)).encode() + b"\n")
+        stdin.flush()
+        return Measurement(**self._reply())
+
+    def _reply(self) -> dict[str, Any]:
+        stdout = self.running().stdout
+        assert stdout is not None
+        line = stdout.readline()
+        if not line:
+            raise StartFailedError(f"{self.name} ended; see {self.log}")
+        reply: dict[str, Any] = json.loads(line)
+        return reply
+
+
+class OpenAITarget(Server):
+    """vLLM's own server, completions endpoint, without a line in the log for each request."""
+
+    name = "openai"
+
+    def start(self) -> float:
+        """See `Target`."""
+        started = time.monotonic()
+        self.port = free_port()
+        python = str(self.setting.environment / "bin" / "python")
+        command = [python, "-m", "vllm.entrypoints.openai.api_server", "--host", "127.0.0.1", "--port", str(self.port)]
+        self.launch([*command, "--disable-uvicorn-access-log", *as_flags(self.setting.arguments)])
+        self.wait_for(f"http://127.0.0.1:{self.port}/health")
+        return time.monotonic() - started
+
+    def measure(self, load: Load) -> Measurement:
+        """See `Target`."""
+        return run(self._measure(load))
+
+    async def _measure(self, load: Load) -> Measurement:
+        model = str(self.setting.arguments["model"])
+        connections = [await HttpConnection.open(self.port) for _ in range(load.in_flight)]
+        return await measure_and_close([OpenAIClient(connection, model) for connection in connections], load)
+
+
+class TritonTarget(Server):
+    """This project's model under the real tritonserver, the environment given as EXECUTION_ENV_PATH."""
+
+    name = "triton"
+    model = "vllm"
+
+    def start(self) -> float:
+        """See `Target`."""
+        started = time.monotonic()
+        self.http, self.grpc, metrics = free_port(), free_port(), free_port()
+        repository = self.prepare()
+        self.launch(
+            [
+                str(self.setting.triton_root / "bin" / "tritonserver"),
+                f"--model-store={repository}",
+                f"--backend-directory={self.setting.triton_root / 'backends'}",
+                *(
+                    f"--{kind}-port={port}"
+                    for kind, port in (("http", self.http), ("grpc", self.grpc), ("metrics", metrics))
+                ),
+                "--http-address=127.0.0.1",
+                "--grpc-address=127.0.0.1",
+                "--metrics-address=127.0.0.1",
+            ]
+        )
+        self.metrics = metrics
+        self.wait_for(f"http://127.0.0.1:{self.http}/v2/health/ready")
+        return time.monotonic() - started
+
+    def prepare(self) -> Path:
+        """Copy the model beside the logs, with the benchmark's engine arguments and environment; returns its store."""
+        return place_model(
+            self.setting.model_repository / self.model,
+            self.setting.work / f"store-{self.name}" / self.model,
+            self.setting.arguments,
+            str(self.setting.environment),
+        )
+
+    def measure(self, load: Load) -> Measurement:
+        """See `Target`."""
+        return run(self._measure(load))
+
+    async def _measure(self, load: Load) -> Measurement:
+        connection = await GrpcConnection.open(self.grpc)
+        try:
+            clients = [TritonGrpcClient(connection, self.model) for _ in range(load.in_flight)]
+            return await measure_and_close(clients, load)
+        finally:
+            connection.close()
+
+
+class TritonHttpTarget(Server):
+    """The same server as `triton`, asked through Triton's HTTP generate endpoints."""
+
+    name = "triton-http"
+
+    def __init__(self, setting: Setting, served: TritonTarget) -> None:
+        super().__init__(setting)
+        self.served = served
+
+    def start(self) -> float:
+        """See `Target`."""
+        self.process = self.served.process
+        return 0.0
+
+    def measure(self, load: Load) -> Measurement:
+        """See `Target`."""
+        return run(self._measure(load))
+
+    async def _measure(self, load: Load) -> Measurement:
+        connections = [await HttpConnection.open(self.served.http) for _ in range(load.in_flight)]
+        clients = [TritonHttpClient(connection, self.served.model) for connection in connections]
+        return await measure_and_close(clients, load)
+
+    def stop(self) -> None:
+        """`triton` stops it."""
+
+
+def make_targets(names: list[str], setting: Setting) -> list[Target]:
+    """Return the targets of these names, in the order to start them.
+
+    Raises:
+        ValueError: an unknown name, or `triton-http` without `triton`, whose server it uses.
+    """
+    made: dict[str, Target] = {}
+    for name in names:
+        if name == "engine":
+            made[name] = EngineTarget(setting)
+        elif name == "openai":
+            made[name] = OpenAITarget(setting)
+        elif name == "triton":
+            made[name] = TritonTarget(setting)
+        elif name == "triton-http" and isinstance(made.get("triton"), TritonTarget):
+            made[name] = TritonHttpTarget(setting, made["triton"])  # type: ignore[arg-type]
+        else:
+            raise ValueError(f"target {name!r}: choose of engine, openai, triton, triton-http (after triton)")
+    return list(made.values())
+
+
+async def measure_and_close(clients: Sequence[Client], load: Load) -> Measurement:
+    """Run the load, then close the clients whatever happened."""
+    try:
+        return await run_load(clients, load)
+    finally:
+        for client in clients:
+            await client.close()
+
+
+def run(work: Coroutine[None, None, Measurement]) -> Measurement:
+    """Run a coroutine, on uvloop where the benchmark's Python has it."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.run(work)
+    result: Measurement = uvloop.run(work)
+    return result

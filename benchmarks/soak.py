@@ -1,0 +1,94 @@
+"""Memory of the server's processes over very many requests: what a leak per request would make grow.
+
+    python3 benchmarks/soak.py --environment ENV --triton-root ROOT
+
+Sends `--requests` short answers, half of them streamed, and notes the resident memory of each process on the way. The
+growth is counted from the first tenth on, when pools and caches have reached their size. Exits 1 if the stub has grown
+by more than `--limit-mb`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from harness import machine
+from harness.load import Load
+from harness.servers import Setting
+from harness.shapes import SHAPES, write_checkpoint
+from harness.targets import TritonTarget
+
+_ENGINE = {"load_format": "dummy", "dtype": "float32", "enforce_eager": True, "max_model_len": 512}
+_VARIABLES = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    """Return the options."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--environment", type=Path, required=True, metavar="DIR")
+    add("--triton-root", type=Path, default=Path("/opt/tritonserver"), metavar="DIR")
+    add("--model-repository", type=Path, default=Path("model_repository"), metavar="DIR")
+    add("--requests", type=int, default=100_000)
+    add("--in-flight", type=int, default=64)
+    add("--tokens", type=int, default=4, help="an answer")
+    add("--steps", type=int, default=20, help="times that memory is noted")
+    add("--limit-mb", type=float, default=30)
+    add("--out", type=Path, default=Path("benchmarks/results/soak"), metavar="PATH", help="without suffix")
+    add("--work", type=Path, metavar="DIR")
+    return parser.parse_args(arguments)
+
+
+def soak(server: TritonTarget, options: argparse.Namespace, vocabulary: int) -> list[tuple[int, dict[str, int]]]:
+    """Return (requests so far, resident bytes by role) after each step."""
+    each = options.requests // options.steps
+    seen = []
+    for step in range(options.steps):
+        load = Load(options.in_flight, each, 16, options.tokens, bool(step % 2), vocabulary, seed=step)
+        server.measure(load)
+        time.sleep(0.5)
+        seen.append(((step + 1) * each, server.resident()))
+        print(seen[-1], file=sys.stderr, flush=True)
+    return seen
+
+
+def write(out: Path, head: list[str], seen: list[tuple[int, dict[str, int]]], growth: float) -> None:
+    """Write the table."""
+    roles = sorted(seen[-1][1])
+    lines = [f"| requests | {' | '.join(f'{role} MB' for role in roles)} |", "|---" * (len(roles) + 1) + "|"]
+    lines += [
+        f"| {count:,} | {' | '.join(f'{used.get(role, 0) / 1e6:.1f}' for role in roles)} |" for count, used in seen
+    ]
+    out.parent.mkdir(parents=True, exist_ok=True)
+    text = ["# Memory over many requests", "\n".join(head), f"The stub grew by {growth:.1f} MB.", "\n".join(lines)]
+    out.with_name(f"{out.name}.md").write_text("\n\n".join(text) + "\n", encoding="utf-8")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Soak, report, judge."""
+    given = sys.argv[1:] if arguments is None else arguments
+    options = parse(given)
+    work, shape = options.work or Path(tempfile.mkdtemp(prefix="soak_")), SHAPES["tiny-opt"]
+    engine: dict[str, object] = {"model": str(write_checkpoint(shape, work / shape.name)), **_ENGINE}
+    environment, root = options.environment.absolute(), options.triton_root.absolute()
+    server = TritonTarget(Setting(environment, root, options.model_repository.absolute(), engine, _VARIABLES, work))
+    head = machine.describe(environment, root).lines()
+    head.append(f"- command: `python3 benchmarks/soak.py {shlex.join(given)}`")
+    try:
+        server.start()
+        seen = soak(server, options, shape.vocabulary)
+    finally:
+        server.stop()
+    settled = seen[max(0, options.steps // 10 - 1)][1]["stub"]
+    growth = (seen[-1][1]["stub"] - settled) / 1e6
+    write(options.out, head, seen, growth)
+    print(f"the stub grew by {growth:.1f} MB over {seen[-1][0]:,} requests")
+    return 0 if growth <= options.limit_mb else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
