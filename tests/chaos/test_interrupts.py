@@ -1,0 +1,100 @@
+"""SIGINT, SIGTERM and SIGKILL at each stage and at random moments of a real build."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import signal
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from support import small_build
+from support.chaos_lab import STAGES, Lab
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from support.small_fixtures import Channel
+
+# the rest of the table takes minutes: --slow
+_QUICK = {
+    ("SIGINT", "lock"),
+    ("SIGINT", "prefix"),
+    ("SIGTERM", "archive"),
+    ("SIGKILL", "prefix"),
+    ("SIGKILL", "archive"),
+}
+_CASES = [
+    pytest.param(name, stage, marks=[] if (name, stage) in _QUICK else [pytest.mark.slow])
+    for name in ("SIGINT", "SIGTERM", "SIGKILL")
+    for stage in STAGES
+]
+
+
+@pytest.fixture(scope="module")
+def lab(channel: Channel, small_wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Lab:
+    """A repository with a published set, and a cache that has the interpreter."""
+    place = tmp_path_factory.mktemp("chaos")
+    shutil.copytree(channel.root / "conda/channel", place / "cache/conda/channel")
+    lab = Lab(place, small_build.make_spec(place / "spec", small_wheel))
+    lab.finish()
+    return lab
+
+
+def _interrupt(lab: Lab, number: signal.Signals, stage: str, delay: float) -> None:
+    """Interrupts a cold build and checks all that must hold afterwards."""
+    before = lab.published()
+    lab.make_cold()
+    build = lab.start()
+    build.wait_for(f"{stage} …")
+    time.sleep(delay)
+    status = build.signal(number)
+    moment = f"{number.name} {delay:.2f} s into {stage}: status {status}\n{build.text()}"
+    after = lab.published()  # whole, whatever happened
+    if number is signal.SIGKILL:
+        assert status in (-signal.SIGKILL, 0), moment
+    else:
+        assert status in (130, 0), moment
+        assert lab.stray_files() == [], moment
+        assert "Traceback" not in build.text(), moment
+    if status != 0 and stage != "publish":
+        assert after == before, moment
+    assert lab.stray_processes() == [], moment
+
+
+@pytest.mark.parametrize(("name", "stage"), _CASES)
+def test_a_stage_is_interrupted(lab: Lab, name: str, stage: str) -> None:
+    """What stood there is whole; no stray process; no stray file but after SIGKILL; the next run ends well and tidies up."""
+    _interrupt(lab, signal.Signals[name], stage, random.uniform(0.05, 0.4))
+    lab.finish()
+    assert lab.stray_files() == []
+    assert lab.stray_processes(0) == []
+
+
+@pytest.mark.parametrize("count", [2, pytest.param(50, marks=pytest.mark.slow)])
+def test_random_moments(lab: Lab, count: int) -> None:
+    """Interrupts one after the other, each on what the one before left; after all of them a run ends well."""
+    for _ in range(count):
+        number = random.choice([signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+        _interrupt(lab, number, random.choice(STAGES), random.uniform(0, 3))
+    lab.finish()
+    assert lab.stray_files() == []
+
+
+@pytest.mark.slow
+def test_a_second_interrupt_while_tidying_up(lab: Lab) -> None:
+    """An impatient person presses Ctrl-C twice: the repository is whole all the same, and the next run ends well."""
+    before = lab.published()
+    lab.make_cold()
+    build = lab.start()
+    build.wait_for("prefix …")
+    time.sleep(1)
+    build.child.send_signal(signal.SIGINT)
+    time.sleep(0.02)
+    assert build.signal(signal.SIGINT) in (130, -signal.SIGINT, 1)
+    assert lab.published() == before
+    assert lab.stray_processes() == []
+    lab.finish()
+    assert lab.stray_files() == []

@@ -1,0 +1,104 @@
+"""Options and fixtures of all tests; the end-to-end ones share one build and one server."""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from support import repositories
+from support.leftovers import leftovers
+from support.serving import Parts, Serve, serve
+from support.small_fixtures import bare_prefix, channel, small_cache, small_spec, small_tree, small_wheel  # noqa: F401 - fixtures
+from vllm_env.cache import cache_root
+from vllm_env.standin import ensure_standin
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from vllm_env.server import TritonServer
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--slow", action="store_true", help="also run tests that take minutes")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Skips what this machine or this run is not for, each with its reason."""
+    for item in items:
+        if item.get_closest_marker("slow") and not config.getoption("--slow"):
+            item.add_marker(pytest.mark.skip(reason="takes minutes; run with --slow"))
+        if item.get_closest_marker("gpu") and not Path("/proc/driver/nvidia/version").exists():
+            item.add_marker(pytest.mark.skip(reason="no NVIDIA GPU in this machine"))
+
+
+@pytest.fixture(scope="session")
+def checkout() -> Path:
+    """The root of this repository."""
+    return repositories.CHECKOUT
+
+
+@pytest.fixture(scope="session")
+def session_folder() -> Iterator[Path]:
+    """A folder for gigabytes, gone at the end; pytest keeps its own temporary folders for three sessions."""
+    folder = Path(tempfile.mkdtemp(prefix="vllm_env_test_"))
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def built_repository(session_folder: Path) -> Path:
+    """A model repository that the real gen_vllm_env.sh built, once for all tests; read it, do not change it."""
+    return repositories.build(session_folder / "model_repository")
+
+
+@pytest.fixture(scope="session")
+def triton_root(built_repository: Path) -> Path:
+    """The Triton root that the build used."""
+    return repositories.triton_root()
+
+
+@pytest.fixture(scope="session")
+def unpacked_environment(built_repository: Path, session_folder: Path) -> Path:
+    """The built environment as a folder, with ``bin/python``."""
+    return repositories.unpacked_environment(built_repository / "vllm", session_folder / "environment")
+
+
+@pytest.fixture(scope="session")
+def standin_model(unpacked_environment: Path) -> Path:
+    """A tiny model that knows the answers to prompts.txt."""
+    return ensure_standin(unpacked_environment / "bin" / "python", cache_root())
+
+
+@pytest.fixture(scope="session")
+def parts(built_repository: Path, triton_root: Path, unpacked_environment: Path, standin_model: Path) -> Parts:
+    """What servers are made of."""
+    binary = triton_root / "bin" / "tritonserver"
+    return Parts(binary, built_repository / "vllm", unpacked_environment, standin_model)
+
+
+@pytest.fixture(scope="session")
+def serving(parts: Parts) -> Serve:
+    """Starts a server of a test's own: ``with serving({"max_model_len": 128}) as server:``."""
+    return functools.partial(serve, parts)
+
+
+@pytest.fixture(scope="session")
+def server(serving: Serve) -> Iterator[TritonServer]:
+    """A server with the stand-in, shared by all tests that leave it as they found it."""
+    with serving() as running:
+        yield running
+
+
+@pytest.fixture
+def no_leftovers() -> Iterator[None]:
+    """Fails the test if it leaves a process of a server, an extracted environment or shared memory behind."""
+    before = leftovers(os.getpid())
+    yield
+    left = leftovers(os.getpid()) - before
+    assert not left, f"left behind: {sorted(left)}"

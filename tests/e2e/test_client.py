@@ -1,0 +1,57 @@
+"""The client against stock tritonserver, with the built environment and the stand-in model."""
+
+from __future__ import annotations
+
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+
+from support.repositories import CHECKOUT, client_command
+from vllm_env.standin import FACTS
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from vllm_env.server import TritonServer
+
+pytestmark = pytest.mark.e2e
+
+
+def run(server: TritonServer, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    argv = client_command("-u", server.grpc_url, *arguments)
+    return subprocess.run(argv, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+
+
+@pytest.mark.parametrize("mode", [[], ["--streaming-mode"]])
+def test_forty_results_in_the_order_of_the_prompts(server: TritonServer, tmp_path: Path, mode: list[str]) -> None:
+    """Four prompts, ten times, whole and streamed: every answer is the one that was taught, in its place."""
+    prompts = CHECKOUT / "prompts.txt"
+    done = run(server, tmp_path, "--iterations", "10", "--input-prompts", str(prompts), *mode)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == [
+        f"Loading inputs from `{prompts}`...",
+        "Storing results into `results.txt`...",
+        "PASS: vLLM example",
+    ]
+    results = (tmp_path / "results.txt").read_text().split("\n\n=========\n\n")
+    assert results == [*(answer for _, answer in FACTS * 10), ""]
+
+
+def test_failed_request_does_not_spoil_the_others(server: TritonServer, tmp_path: Path) -> None:
+    """A prompt longer than the model takes fails alone: FAIL, its number and reason, and the answer before it."""
+    (tmp_path / "prompts.txt").write_text("The capital of France is\n" + "word " * 2000 + "\n")
+    done = run(server, tmp_path, "--verbose")
+    assert done.returncode == 1
+    assert done.stdout.splitlines()[-1] == "FAIL: vLLM example"
+    assert '"The capital of France is" -> " Paris' in done.stdout
+    assert "error: request 1 (" in done.stderr
+    assert "request 0" not in done.stderr
+
+
+def test_server_still_answers_after_a_client_gave_up(server: TritonServer, tmp_path: Path) -> None:
+    """A stream that times out costs the next client nothing."""
+    prompts = str(CHECKOUT / "prompts.txt")
+    run(server, tmp_path, "--iterations", "50", "--stream-timeout", "0.05", "--input-prompts", prompts)
+    done = run(server, tmp_path, "--input-prompts", prompts)
+    assert done.returncode == 0, done.stderr

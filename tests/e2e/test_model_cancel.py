@@ -1,0 +1,143 @@
+"""A request that nobody waits for any more is stopped in the engine, in whatever state it is."""
+
+from __future__ import annotations
+
+import http.client
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from support.clock import now
+from support.model_requests import ask, prompt
+from support.open_stream import OpenStream
+from vllm_env.standin import FACTS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from vllm_env.server import TritonServer
+
+pytestmark = pytest.mark.e2e
+PROMPT, ANSWER = FACTS[2]
+SLOTS = 2  # as conftest.py gives the engine
+LONG = {"temperature": 0, "max_tokens": 60_000, "ignore_eos": True}
+# An engine with both slots taken for more than half a minute answers only after one is free. The model stops a request
+# within 0.1 s; what it takes to see that on a busy machine is more, and far less than the request would have lasted.
+SOON = 3.0
+
+
+@pytest.fixture
+def occupied(long_server: TritonServer) -> Iterator[list[OpenStream]]:
+    """Streams that fill every slot of the engine, each with tokens coming in."""
+    with ExitStack() as stack:
+        requests = [OpenStream(long_server.grpc_url, prompt(PROMPT, LONG, stream=True)) for _ in range(SLOTS)]
+        streams = [stack.enter_context(request) for request in requests]
+        for one in streams:
+            one.wait(3)
+        yield streams
+    assert free_within(long_server, 60.0) < 30.0
+
+
+def free_within(server: TritonServer, limit: float) -> float:
+    """Returns the seconds that one token takes: little when a slot is free."""
+    began = now()
+    with OpenStream(server.grpc_url, prompt(PROMPT, {"max_tokens": 1}, stream=True)) as short:
+        short.wait(1, limit)
+    return now() - began
+
+
+def test_a_full_engine_makes_others_wait(long_server: TritonServer, occupied: list[OpenStream]) -> None:
+    """What the other tests stand on: without a cancellation the next request gets nothing."""
+    with pytest.raises(TimeoutError):
+        free_within(long_server, 2 * SOON)
+
+
+def test_cancelled_stream_frees_its_slot(long_server: TritonServer, occupied: list[OpenStream]) -> None:
+    """The client is told CANCELLED, and the engine takes the next request at once."""
+    occupied[0].cancel()
+    assert free_within(long_server, 60.0) < SOON
+    assert "CANCELLED" in occupied[0].wait_end().status
+    assert not occupied[1].ended
+
+
+def test_cancelled_waiting_request_is_never_begun(long_server: TritonServer, occupied: list[OpenStream]) -> None:
+    """A request that waits for a slot is dropped from the queue: the one behind it is next."""
+    with OpenStream(long_server.grpc_url, prompt(PROMPT, LONG, stream=True)) as waiting:
+        time.sleep(0.3)
+        assert waiting.events == []
+        waiting.cancel()
+        assert "CANCELLED" in waiting.wait_end().status
+    time.sleep(0.3)
+    occupied[0].cancel()
+    assert free_within(long_server, 60.0) < SOON
+    assert [event.text for event in waiting.events] == [""]
+
+
+def test_cancelled_whole_answer_frees_its_slot(long_server: TritonServer) -> None:
+    """A request that is not streamed, of which nothing has been sent, is stopped the same."""
+    with ExitStack() as stack:
+        request = prompt(PROMPT, LONG)
+        streams = [stack.enter_context(OpenStream(long_server.grpc_url, request)) for _ in range(SLOTS)]
+        time.sleep(0.5)
+        streams[0].cancel()
+        assert free_within(long_server, 60.0) < SOON
+
+
+CLIENT = """
+import sys, tritonclient.grpc as g
+sys.path.insert(0, sys.argv[2])
+from support.open_stream import OpenStream
+from support.clock import now
+from support.model_requests import prompt
+with OpenStream(sys.argv[1], prompt(sys.argv[3], eval(sys.argv[4]), stream=True)) as one:
+    one.wait(3); print("streaming", flush=True); one.wait_end(60)
+"""
+
+
+def test_client_that_dies_frees_its_slot(long_server: TritonServer, occupied: list[OpenStream], checkout: Any) -> None:
+    """A gRPC client killed in the middle of its stream counts as a cancellation."""
+    occupied[0].cancel()
+    argv = [sys.executable, "-c", CLIENT, long_server.grpc_url, str(checkout / "tests"), PROMPT, repr(LONG)]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as client:
+        assert client.stdout
+        assert client.stdout.readline() == "streaming\n"
+        client.kill()
+    assert free_within(long_server, 60.0) < SOON
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_deadline_ends_a_request(long_server: TritonServer, streaming: bool) -> None:
+    """`timeout` (microseconds) stops a request that takes longer: an error in time, and its slot is free."""
+    request = prompt(PROMPT, {**LONG, "timeout": 500_000}, stream=streaming)
+    with OpenStream(long_server.grpc_url, request) as late:
+        end = late.wait_end()
+        assert "timeout of 500000 us expired" in end.error
+        assert end.at - late.sent < 0.5 + SOON
+    assert free_within(long_server, 60.0) < SOON
+
+
+def test_deadline_of_a_waiting_request(long_server: TritonServer, occupied: list[OpenStream]) -> None:
+    """A request whose time is over before it is begun is answered in time, not when its turn comes."""
+    with OpenStream(long_server.grpc_url, prompt(PROMPT, {"timeout": 300_000})) as late:
+        end = late.wait_end()
+    assert "timeout of 300000 us expired" in end.error
+    assert end.at - late.sent < 0.3 + SOON
+
+
+def test_deadline_that_is_met_changes_nothing(long_server: TritonServer) -> None:
+    """A request that ends in time is answered as ever."""
+    assert ask(long_server, PROMPT, {"temperature": 0, "timeout": 20_000_000}).text == PROMPT + ANSWER
+
+
+def test_http_client_that_goes_away(long_server: TritonServer) -> None:
+    """Closing the connection of an HTTP request harms nobody: the model goes on answering."""
+    connection = http.client.HTTPConnection(urlsplit(long_server.http_url).netloc)
+    connection.request("POST", "/v2/models/vllm/generate", f'{{"text_input": "{PROMPT}", "max_tokens": 200}}')
+    time.sleep(0.05)
+    connection.close()
+    assert ask(long_server, PROMPT, {"temperature": 0}).text == PROMPT + ANSWER

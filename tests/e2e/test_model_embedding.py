@@ -1,0 +1,87 @@
+"""Embeddings: `embedding_request` in, numbers as JSON out."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from support.model_requests import Answer, ask
+from support.reference import ONE_THREAD, run_reference
+from support.triton_client import stream
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from support.models import MadeModels
+    from support.serving import Parts, Serve
+    from vllm_env.server import TritonServer
+
+pytestmark = pytest.mark.e2e
+TEXT = "The capital of France is"
+WIDTH = 64  # hidden size of the model
+FLAGS = {"return_num_input_tokens": True, "return_num_output_tokens": True}
+
+
+@pytest.fixture(scope="module")
+def embedding_server(serving: Serve, made_models: MadeModels) -> Iterator[TritonServer]:
+    """A server with the BERT."""
+    engine = {"model": str(made_models.embedding), "runner": "pooling", "max_model_len": 128}
+    with serving(engine, environment=ONE_THREAD) as running:
+        yield running
+
+
+def embed(server: TritonServer, source: Any, pooling: dict[str, Any] | None = None, **tensors: Any) -> Answer:
+    """Asks for an embedding."""
+    request = {"input": source, **({"pooling_params": pooling} if pooling else {})}
+    found = stream(server.grpc_url, [{"embedding_request": json.dumps(request), **tensors}])
+    return Answer(tuple(r for r in found if r.tensors or r.error))
+
+
+def test_embedding_equals_that_of_transformers(
+    embedding_server: TritonServer, made_models: MadeModels, parts: Parts
+) -> None:
+    """The vector is the model's own, normalised: the reference is transformers on the same checkpoint."""
+    answer = embed(embedding_server, TEXT, **FLAGS)
+    vector = json.loads(answer.text)
+    request = {"model": str(made_models.embedding), "texts": [TEXT]}
+    (reference,) = run_reference(parts.environment, "reference_embedding.py", request)
+    assert len(vector) == WIDTH
+    assert vector == pytest.approx(reference["vector"], abs=1e-3)
+    assert answer.values("num_input_tokens") == [[len(reference["token_ids"])]]
+    assert answer.values("num_output_tokens") == [[0]]
+
+
+def test_token_ids_and_text_give_the_same(
+    embedding_server: TritonServer, made_models: MadeModels, parts: Parts
+) -> None:
+    """A list of token ids is an input as good as their text."""
+    request = {"model": str(made_models.embedding), "texts": [TEXT]}
+    (reference,) = run_reference(parts.environment, "reference_embedding.py", request)
+    by_ids = json.loads(embed(embedding_server, reference["token_ids"]).text)
+    assert by_ids == pytest.approx(json.loads(embed(embedding_server, TEXT).text), abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("request_json", "text"),
+    [
+        ('{"input": ""}', "embedding_request.input must be a non-empty string"),
+        ('{"input": "x", "pooling_params": {"dimension": 3}}', "did you mean 'dimensions'?"),
+        ('{"input": "x", "pooling_params": {"dimensions": 3}}', "dimensions"),
+        ('{"input": "x", "pooling_params": []}', None),
+        ('{"input": "%s"}' % ("long " * 300), "maximum"),
+    ],
+)
+def test_bad_embedding_requests(embedding_server: TritonServer, request_json: str, text: str | None) -> None:
+    """An error names the trouble, and the next request is served."""
+    found = stream(embedding_server.grpc_url, [{"embedding_request": request_json}])
+    error = "".join(response.error for response in found)
+    if text is not None:
+        assert text in error
+    assert len(json.loads(embed(embedding_server, TEXT).text)) == WIDTH
+
+
+def test_generating_is_not_for_this_model(embedding_server: TritonServer) -> None:
+    """A prompt to an embedding model is refused in the official backend's words."""
+    assert "does not support 'generate' request" in ask(embedding_server, TEXT, {"max_tokens": 3}).error

@@ -1,0 +1,116 @@
+"""Processes of the model are killed: who is told, what comes back by itself, and what is left behind."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+import pytest
+
+from support.clock import now
+from support.model_requests import ask, prompt
+from support.open_stream import OpenStream
+from support.reference import ONE_THREAD
+from support.triton_client import generate, get
+from vllm_env import server_processes
+from vllm_env.standin import FACTS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from support.serving import Serve
+    from vllm_env.server import TritonServer
+    from vllm_env.server_processes import Process
+
+pytestmark = pytest.mark.e2e
+PROMPT, ANSWER = FACTS[2]
+LONG = {"temperature": 0, "max_tokens": 60_000, "ignore_eos": True}
+# with the status UNAVAILABLE; test_model_errors.py sees how statuses come out
+DEAD = "Model is unavailable due to unhealthy vLLM engine"
+TOLD_SECONDS = 5.0
+BACK_SECONDS = 10.0  # beyond what the first start took
+LEFT_SECONDS = 10.0
+
+
+@pytest.fixture(scope="module")
+def doomed(serving: Serve, long_arguments: dict[str, object]) -> Iterator[TritonServer]:
+    """A server that these tests may break; the last of them does."""
+    with serving(long_arguments, environment=ONE_THREAD) as running:
+        yield running
+
+
+def below(server: TritonServer) -> list[Process]:
+    """Returns the server's living descendants."""
+    everyone = [process for process in server_processes.processes() if not process.zombie]
+    chosen = {server.pid}
+    while more := {p.pid for p in everyone if p.parent in chosen} - chosen:
+        chosen |= more
+    return [p for p in everyone if p.pid in chosen - {server.pid}]
+
+
+def engine_parts(server: TritonServer, name: str = "VLLM::") -> list[Process]:
+    """Returns the processes of vLLM, or those whose name begins so (`VLLM::EngineCor` is how the kernel has it)."""
+    return [process for process in below(server) if process.name.startswith(name)]
+
+
+def first_start(server: TritonServer) -> float:
+    """Returns how long the engine took to start, as the model has logged it."""
+    found = re.search(r"ready after ([\d.]+) s", server.log.read_text(errors="replace"))
+    assert found
+    return float(found[1])
+
+
+@pytest.mark.parametrize("victim", ["VLLM::EngineCor", pytest.param("VLLM::Worker", marks=pytest.mark.slow)])
+def test_killed_engine_is_told_to_all_and_comes_back(doomed: TritonServer, victim: str) -> None:
+    """Running, waiting and whole requests are told within 5 s; then the engine is there again by itself."""
+    (process,) = engine_parts(doomed, victim)
+    with ExitStack() as stack:
+        requests = [prompt(PROMPT, LONG, stream=number % 2 == 0) for number in range(6)]
+        streams = [stack.enter_context(OpenStream(doomed.grpc_url, one)) for one in requests]
+        streams[0].wait(3)
+        killed = now()
+        os.kill(process.pid, signal.SIGKILL)
+        ends = [stream.wait_end(30) for stream in streams]
+    assert {end.error for end in ends} == {DEAD}
+    assert max(end.at for end in ends) - killed < TOLD_SECONDS
+    _refuses_at_once(doomed)
+    limit = first_start(doomed) + BACK_SECONDS
+    assert _served_after(doomed, killed, limit) < limit
+    assert ask(doomed, PROMPT, {"temperature": 0}).text == PROMPT + ANSWER
+
+
+def _refuses_at_once(server: TritonServer) -> None:
+    with OpenStream(server.grpc_url, prompt(PROMPT)) as refused:
+        end = refused.wait_end()
+    assert end.error == DEAD
+    assert end.at - refused.sent < 2.0  # not the time of a restart, though that keeps the machine busy
+
+
+def _served_after(server: TritonServer, since: float, limit: float) -> float:
+    """Asks twice a second until an answer comes; returns the seconds since then."""
+    while now() - since < 2 * limit:
+        status, _ = generate(server.http_url, {"text_input": PROMPT, "max_tokens": 1})
+        if status == 200:
+            return now() - since
+        time.sleep(0.5)
+    return now() - since
+
+
+def test_killed_stub_takes_its_engine_along(doomed: TritonServer) -> None:
+    """vLLM's processes do not outlive the process that owns them, so their memory is free for the next one."""
+    parts = engine_parts(doomed)
+    assert len(parts) >= 2, parts
+    (stub,) = [process for process in below(doomed) if process.name.startswith("triton_python_b")]
+    os.kill(stub.pid, signal.SIGKILL)
+    until = now() + LEFT_SECONDS
+    alive = parts
+    while alive and now() < until:
+        time.sleep(0.2)
+        running = {(p.pid, p.started) for p in server_processes.processes() if not p.zombie}
+        alive = [p for p in parts if (p.pid, p.started) in running]
+    assert not alive
+    assert get(doomed.http_url, "/v2/health/live")[0] == 200

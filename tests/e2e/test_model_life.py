@@ -1,0 +1,109 @@
+"""Loads, unloads and neighbours: what a model leaves behind, and whom it disturbs."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from support.model_requests import STRANGE, ask_all, prompt
+from support.reference import ONE_THREAD
+from support.triton_client import get, post, stream, text_of
+from vllm_env import server_processes
+from vllm_env.standin import FACTS
+
+if TYPE_CHECKING:
+    from support.serving import Serve
+    from vllm_env.server import TritonServer
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+PROMPT, ANSWER = FACTS[2]
+CYCLES = 10
+SLACK_MB = 64  # of the server's own memory over all cycles; an engine that stayed would be hundreds
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """What a server holds: its memory in MB, its processes and threads, and its files in shared memory."""
+
+    memory: float
+    processes: tuple[str, ...]
+    threads: int
+    shared: frozenset[str]
+
+
+def footprint(server: TritonServer) -> Footprint:
+    """Looks at a server."""
+    status = Path(f"/proc/{server.pid}/status").read_text()
+    fields = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
+    names = tuple(sorted(process.name for process in server.members()))
+    # psm_ and sem.mp- are made by Python's multiprocessing for vLLM
+    ours = ("vllm_env_", "psm_", "sem.mp-")
+    shared = frozenset(path.name for path in Path("/dev/shm").iterdir() if path.name.startswith(ours))
+    return Footprint(int(fields["VmRSS"].split()[0]) / 1024, names, int(fields["Threads"]), shared)
+
+
+def control(server: TritonServer, verb: str, model: str = "vllm") -> None:
+    """Loads or unloads a model and waits until it is done."""
+    status, body = post(server.http_url, f"/v2/repository/models/{model}/{verb}", {}, timeout=300)
+    assert status == 200, body
+    ready = verb == "load"
+    until = time.monotonic() + 120
+    while (get(server.http_url, f"/v2/models/{model}/ready")[0] == 200) != ready:
+        assert time.monotonic() < until
+        time.sleep(0.2)
+
+
+def test_ten_cycles_leak_nothing(serving: Serve) -> None:
+    """After each unload no process, no thread and no shared memory of the model is left, and memory stays bounded."""
+    explicit = ("--model-control-mode=explicit", "--load-model=vllm")
+    with serving(environment=ONE_THREAD, arguments=explicit) as server:
+        seen: list[Footprint] = []
+        for cycle in range(CYCLES):
+            if cycle:
+                control(server, "load")
+            answers = ask_all(
+                server, [prompt(text, {"temperature": 0}, stream=True) for text in (PROMPT, *STRANGE)] * 4
+            )
+            assert answers[0].text == ANSWER
+            control(server, "unload")
+            _wait_alone(server)
+            seen.append(footprint(server))
+    assert {one.processes for one in seen} == {seen[0].processes}
+    assert max(one.threads for one in seen[1:]) <= seen[1].threads + 2, seen
+    assert max(len(one.shared - seen[0].shared) for one in seen) == 0, seen
+    assert seen[-1].memory - seen[1].memory < SLACK_MB, [one.memory for one in seen]
+
+
+def _wait_alone(server: TritonServer) -> None:
+    """An unloaded model's stub and engine end a moment after Triton calls the model unloaded."""
+    until = time.monotonic() + 60
+    while [p for p in server.members() if p.name.startswith(("VLLM::", "triton_python_b"))]:
+        assert time.monotonic() < until, [str(p) for p in server.members()]
+        time.sleep(0.2)
+
+
+def test_two_models_with_one_environment(serving: Serve) -> None:
+    """Both answer at the same time, and when the engine of one is killed the other goes on undisturbed."""
+
+    def second(model: Path) -> None:
+        shutil.copytree(model, model.parent / "other")
+
+    with serving(environment=ONE_THREAD, prepare=second) as server:
+        request = prompt(PROMPT, {"temperature": 0}, stream=True)
+        with ThreadPoolExecutor(8) as clients:
+            names = ["vllm", "other"] * 8
+            found = list(
+                clients.map(lambda name: text_of(stream(server.grpc_url, [request] * 4, model=name), 3), names)
+            )
+        assert found == [ANSWER] * 16
+        engines = [p for p in server.members() if p.name.startswith("VLLM::EngineCor")]
+        assert len(engines) == 2
+        server_processes.end(engines[:1], grace=0)
+        texts = [text_of(stream(server.grpc_url, [request], model=name)) for name in ("vllm", "other")]
+        assert ANSWER in texts

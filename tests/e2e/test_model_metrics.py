@@ -1,0 +1,114 @@
+"""vLLM's metrics on Triton's metrics endpoint, against those of vLLM's own server under the same load."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from support.metrics_page import read_metrics
+from support.model_requests import STRANGE, ask, ask_all, prompt
+from support.openai_server import openai_server
+from support.reference import ONE_THREAD
+from support.serving import CPU_ARGUMENTS
+from support.settings import with_metrics
+from support.triton_client import get, post
+from vllm_env.standin import FACTS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from support.metrics_page import Metrics
+    from support.serving import Parts, Serve
+    from vllm_env.server import TritonServer
+
+pytestmark = pytest.mark.e2e
+PROMPT, ANSWER = FACTS[2]
+TEXTS = [*(text for text, _ in FACTS), *STRANGE]
+LOAD = {"temperature": 0, "max_tokens": 16, "ignore_eos": True}
+COUNTS = ("vllm:prompt_tokens_total", "vllm:generation_tokens_total", "vllm:e2e_request_latency_seconds_count")
+DOCUMENTED = (  # by the official backend; `best_of` is no longer in vLLM
+    "vllm:prompt_tokens_total",
+    "vllm:generation_tokens_total",
+    "vllm:time_to_first_token_seconds_bucket",
+    "vllm:e2e_request_latency_seconds_bucket",
+    "vllm:request_prompt_tokens_bucket",
+    "vllm:request_generation_tokens_bucket",
+    "vllm:request_params_n_bucket",
+)
+
+
+@pytest.fixture(scope="module")
+def metrics_server(serving: Serve) -> Iterator[TritonServer]:
+    """A server that publishes metrics and loads and unloads its model when told."""
+    control = ("--model-control-mode=explicit", "--load-model=vllm")
+    with serving(environment=ONE_THREAD, prepare=with_metrics, arguments=control) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def openai_metrics(parts: Parts, tmp_path_factory: pytest.TempPathFactory) -> Metrics:
+    """What vLLM's own server exports after the load, with the same engine arguments."""
+    arguments = {"model": str(parts.standin), **CPU_ARGUMENTS}
+    with openai_server(parts.environment, arguments, tmp_path_factory.mktemp("openai") / "server.log") as url:
+        for text in TEXTS:
+            status, body = post(
+                url, "/v1/completions", {"model": arguments["model"], "prompt": text, **LOAD}, timeout=60
+            )
+            assert status == 200, body
+        return _settled(url + "/metrics")
+
+
+def _settled(url: str) -> Metrics:
+    """Returns the metrics once all requests of the load are in them: both servers write them with a delay."""
+    until = time.monotonic() + 15
+    while True:
+        metrics = read_metrics(url)
+        if metrics.total("vllm:e2e_request_latency_seconds_count") >= len(TEXTS) or time.monotonic() > until:
+            time.sleep(1.5)
+            return read_metrics(url)
+        time.sleep(0.3)
+
+
+def test_all_of_vllms_metrics_with_equal_counts(metrics_server: TritonServer, openai_metrics: Metrics) -> None:
+    """Every sample that vLLM's server exports is there, labelled with the model; tokens and requests are counted alike."""
+    answers = ask_all(metrics_server, [prompt(text, LOAD, stream=i % 2 == 0) for i, text in enumerate(TEXTS)])
+    assert not [answer.error for answer in answers if answer.error]
+    metrics = _settled(metrics_server.metrics_url)
+    # one of vLLM's, in its HTTP server's process, which there is none of here
+    assert openai_metrics.names("vllm:") - metrics.names("vllm:") == set()
+    assert set(DOCUMENTED) <= metrics.names("vllm:")
+    assert {name: metrics.total(name) for name in COUNTS} == {name: openai_metrics.total(name) for name in COUNTS}
+    assert metrics.total("vllm:generation_tokens_total") == 16 * len(TEXTS)
+    assert all(labels["model"] == "vllm" and labels["version"] == "1" for labels in metrics.labels("vllm:"))
+    assert metrics.total("vllm:num_requests_running") == metrics.total("vllm:num_requests_waiting") == 0
+
+
+def test_metrics_leave_with_the_model_and_come_back_with_it(metrics_server: TritonServer) -> None:
+    """An unload lets the request in flight finish and removes the metrics; a load brings the model and them back."""
+    request = prompt(PROMPT, {**LOAD, "max_tokens": 200}, return_num_output_tokens=True)
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(ask_all, metrics_server, [request])
+        time.sleep(0.05)
+        assert _control(metrics_server, "unload") == 200
+        (answer,) = running.result(60)
+    assert answer.error or answer.values("num_output_tokens") == [[200]]
+    _wait_for(lambda: get(metrics_server.http_url, "/v2/models/vllm/ready")[0] != 200, 60)
+    _wait_for(lambda: not read_metrics(metrics_server.metrics_url).names("vllm:"), 30)
+    assert _control(metrics_server, "load") == 200
+    assert ask(metrics_server, PROMPT, {"temperature": 0}).text == PROMPT + ANSWER
+    _wait_for(lambda: read_metrics(metrics_server.metrics_url).total("vllm:generation_tokens_total") > 0, 10)
+
+
+def _control(server: TritonServer, verb: str) -> int:
+    return post(server.http_url, f"/v2/repository/models/vllm/{verb}", {}, timeout=300)[0]
+
+
+def _wait_for(condition: Any, seconds: float) -> None:
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.2)

@@ -1,0 +1,114 @@
+"""No space left, on real small file systems: at the cache, at the repository, at TMPDIR."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import shutil
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+
+from support import small_build
+from support.chaos_lab import Lab
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from support.small_fixtures import Channel
+
+
+@contextlib.contextmanager
+def _small_disk(folder: Path, size: str) -> Iterator[Path]:
+    """Mounts a tmpfs of ``size``; skips the test where that is not permitted."""
+    folder.mkdir(parents=True)
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", folder], capture_output=True, text=True, check=False
+    )
+    if done.returncode != 0:
+        pytest.skip(f"a tmpfs cannot be mounted here: {done.stderr.strip()}")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", folder], check=False)
+
+
+@pytest.fixture
+def lab(channel: Channel, small_wheel: Path, tmp_path: Path) -> Lab:
+    """A spec, and no cache yet."""
+    return Lab(tmp_path, small_build.make_spec(tmp_path / "spec", small_wheel))
+
+
+def _fill_cache(lab: Lab, channel: Channel) -> None:
+    shutil.copytree(channel.root / "conda/channel", lab.cache / "conda/channel")
+
+
+def _digests(folder: Path) -> dict[str, str]:
+    return {
+        str(p.relative_to(folder)): hashlib.sha256(p.read_bytes()).hexdigest() for p in folder.rglob("*") if p.is_file()
+    }
+
+
+def test_a_cache_that_is_too_small_is_refused_before_the_long_work(lab: Lab, channel: Channel) -> None:
+    """Both figures and the remedy; no prefix is begun; the repository is not even made."""
+    with _small_disk(lab.cache, "300m"):
+        _fill_cache(lab, channel)
+        build = lab.start()
+        assert build.wait() == 1
+        assert "No space: the environment needs" in build.text()
+        assert "VLLM_ENV_CACHE" in build.text()
+        assert lab.stray_files() == []
+    assert not lab.repository.exists()
+
+
+def test_a_cache_that_fills_up_meanwhile_is_a_clean_error(lab: Lab, channel: Channel) -> None:
+    """Somebody else takes the space during the prefix stage: exit 1, the cause, nothing left; with space it goes on."""
+    with _small_disk(lab.cache, "7g"):
+        _fill_cache(lab, channel)
+        build = lab.start()
+        build.wait_for("prefix …")
+        shrunk = subprocess.run(["mount", "-o", "remount,size=60m", lab.cache], check=False)
+        assert shrunk.returncode == 0
+        assert build.wait() == 1
+        assert "No space left" in build.text() or "file system is full" in build.text()
+        assert "  fix: " in build.text()
+        assert "Traceback" not in build.text()
+        assert lab.stray_files() == []
+        subprocess.run(["mount", "-o", "remount,size=7g", lab.cache], check=True)
+        lab.finish()
+
+
+def test_a_repository_without_space_is_as_before(lab: Lab, channel: Channel) -> None:
+    """The old set stands on another file system that has no room for a second one: exit 1, and not a byte has changed."""
+    _fill_cache(lab, channel)
+    with _small_disk(lab.repository, "70m"):  # the archive is 44 MB
+        lab.finish()
+        before = _digests(lab.repository)
+        lab.targets.reverse()
+        build = lab.start()
+        assert build.wait() == 1
+        assert "No space" in build.text()
+        assert str(lab.repository) in build.text()
+        assert _digests(lab.repository) == before
+        assert lab.stray_files() == []
+
+
+@pytest.mark.slow
+def test_a_full_folder_for_temporary_files_is_named_or_not_needed(lab: Lab, channel: Channel) -> None:
+    """TMPDIR has no byte left: the build says so, or ends well because it stages in the cache."""
+    _fill_cache(lab, channel)
+    with _small_disk(lab.temporary, "64k"):
+        with contextlib.suppress(OSError), (lab.temporary / "fill").open("wb") as sink:
+            sink.write(b"x" * 2**20)
+        build = lab.start()
+        status = build.wait()
+        assert status in {0, 1}
+        assert "Traceback" not in build.text()
+        if status == 1:
+            assert "No space left" in build.text() or "file system is full" in build.text()
+            assert "  fix: " in build.text()
+            assert not lab.model.exists()
+        else:
+            assert lab.published()

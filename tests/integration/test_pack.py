@@ -1,0 +1,146 @@
+"""The archive and the build's incremental stages, on the small vLLM, by the real command line."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+import subprocess
+import tarfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from support import small_build
+from vllm_env import cache
+from vllm_env.errors import VllmEnvError
+from vllm_env.pack import plan_archive
+
+if TYPE_CHECKING:
+    from support.small_fixtures import Channel
+
+
+def _archive(repository: Path) -> Path:
+    return repository / "vllm" / "vllm_env.tar.gz"
+
+
+def _manifest(repository: Path) -> dict[str, Any]:
+    return dict(json.loads((repository / "vllm/vllm_env.json").read_text()))
+
+
+@dataclass(frozen=True)
+class Built:
+    """A build's cache, spec and repository."""
+
+    cache: Path
+    spec: Path
+    models: Path
+
+
+def _build(channel: Channel, wheel: Path, folder: Path) -> Built:
+    shutil.copytree(channel.root / "conda/channel", folder / "cache/conda/channel")
+    spec = small_build.make_spec(folder / "spec", wheel)
+    done = small_build.build(folder / "cache", folder / "models", "--spec", spec)
+    assert done.returncode == 0, done.stderr
+    return Built(folder / "cache", spec, folder / "models")
+
+
+@pytest.fixture(scope="module")
+def built(channel: Channel, small_wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Built:
+    """One build, which the tests read."""
+    return _build(channel, small_wheel, tmp_path_factory.mktemp("built"))
+
+
+def test_two_clean_builds_of_one_lock_are_equal(
+    built: Built, channel: Channel, small_wheel: Path, tmp_path: Path
+) -> None:
+    """Another cache, another place, another time, another copy of the spec: the same SHA-256."""
+    other = _build(channel, small_wheel, tmp_path / "a/longer/path/for/the/second")
+    assert cache.file_sha256(_archive(other.models)) == cache.file_sha256(_archive(built.models))
+    assert _manifest(other.models)["built_at"] != _manifest(built.models)["built_at"]
+    assert _manifest(other.models)["key"] == _manifest(built.models)["key"]
+
+
+def test_a_changed_requirement_runs_only_the_stages_after_it(built: Built, tmp_path: Path) -> None:
+    """Nothing changed: nothing is built. --with: another key; back again: prefix and archive come from the cache."""
+    models = tmp_path / "models"
+    shutil.copytree(built.models, models)
+    key, digest = _manifest(models)["key"], cache.file_sha256(_archive(models))
+
+    again = small_build.build(built.cache, models, "--spec", built.spec)
+    assert "is up to date; nothing to build" in again.stderr
+    assert "prefix" not in again.stderr
+
+    other = small_build.build(built.cache, models, "--spec", built.spec, "--with", "packaging")
+    assert other.returncode == 0, other.stderr
+    assert _manifest(models)["key"] != key
+    with tarfile.open(_archive(models)) as archive:
+        assert any(name.startswith("lib/python3.11/site-packages/packaging/") for name in archive.getnames())
+
+    back = small_build.build(built.cache, models, "--spec", built.spec)
+    assert "bytecode compiled" not in back.stderr
+    assert back.stderr.count("reused") >= 2
+    assert _manifest(models)["key"] == key
+    assert cache.file_sha256(_archive(models)) == digest
+
+
+def test_the_archive_holds_what_triton_needs_and_nothing_of_the_build(built: Built) -> None:
+    """bin/activate, libpython, the hook; no conda-unpack; no place of the build; the manifest tells the truth."""
+    with tarfile.open(_archive(built.models)) as archive:
+        members = {m.name: m for m in archive}
+    assert {"bin/activate", "bin/python", "lib/libpython3.11.so.1.0"} <= set(members)
+    assert "lib/python3.11/site-packages/00_vllm_env.pth" in members
+    assert not any("conda-unpack" in name for name in members)
+    assert not any(name.startswith("/") or ".." in name.split("/") for name in members)
+    data = gzip.decompress(_archive(built.models).read_bytes())
+    for place in (built.cache.parent, Path.home() / ".cache"):
+        assert str(place).encode() not in data
+    facts = _manifest(built.models)["archive"]
+    assert facts["members"] == len(members)
+    assert facts["sha256"] == cache.file_sha256(_archive(built.models))
+
+
+def test_the_cache_knows_the_archive_with_its_size(built: Built) -> None:
+    """What pack.py writes is what cache.py measures and evicts."""
+    found = [e for e in cache.entries(built.cache) if e.paths[0].parent.name == "archives"]
+    assert found
+    for entry in found:
+        assert entry.size > 10**7
+        assert all(path.is_file() for path in entry.paths)
+
+
+def test_an_extracted_archive_runs(built: Built, tmp_path: Path) -> None:
+    """Unpacked elsewhere by tar, vLLM is imported from there, and no bytecode is written."""
+    place = tmp_path / "extracted"
+    place.mkdir()
+    subprocess.run(["tar", "-xzf", _archive(built.models), "-C", place], check=True)
+    before = {p for p in place.rglob("*") if p.is_file()}
+    output = subprocess.check_output([place / "bin/python", "-c", "import vllm; print(vllm.__file__)"], text=True)
+    assert output.strip() == str(place / "lib/python3.11/site-packages/vllm/__init__.py")
+    assert {p for p in place.rglob("*") if p.is_file()} == before
+
+
+def test_a_repository_whose_archive_was_cut_off_is_built_again(built: Built, tmp_path: Path) -> None:
+    """The words "up to date" are not said of files that are not the manifest's."""
+    models = tmp_path / "models"
+    shutil.copytree(built.models, models)
+    with _archive(models).open("r+b") as stream:
+        stream.truncate(1000)
+    done = small_build.build(built.cache, models, "--spec", built.spec)
+    assert done.returncode == 0, done.stderr
+    assert cache.file_sha256(_archive(models)) == _manifest(models)["archive"]["sha256"]
+
+
+def test_an_editable_install_is_refused(bare_prefix: Path, tmp_path: Path) -> None:
+    """It only points to a tree that is not in the archive: conda-pack says so, and we say what to do."""
+    prefix = tmp_path / "env"
+    shutil.copytree(bare_prefix, prefix, symlinks=True)
+    tree = small_build.make_tree(tmp_path / "tree")
+    uv = Path(small_build.sys.executable).parent / "uv"
+    install = [uv, "pip", "install", "--quiet", "--no-deps", "--python", prefix / "bin/python", "--editable", tree]
+    subprocess.run(install, check=True)
+    with pytest.raises(VllmEnvError, match="conda-pack refuses") as caught:
+        plan_archive(prefix)
+    assert "editable" in caught.value.remedy

@@ -1,0 +1,203 @@
+"""Every way to pin a vLLM, by the real command line: file, URL, source tree, commit with and without a ready wheel."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import http.server
+import json
+import shutil
+import subprocess
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from support import small_build
+from vllm_env import cache
+from vllm_env.errors import UsageError, VllmEnvError
+from vllm_env.pins import resolve_pin
+from vllm_env.pipconfig import read_pip_config
+from vllm_env.spec import Pin, Spec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from vllm_env.pins import PinnedVllm
+
+
+class _Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@contextlib.contextmanager
+def _serve(folder: Path) -> Iterator[str]:
+    """Serves a folder on a free port of 127.0.0.1 and yields its address."""
+    handler = functools.partial(_Quiet, directory=str(folder))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.fixture
+def index(small_tree: Path, small_wheel: Path, tmp_path: Path) -> Iterator[str]:
+    """A per-commit wheel index that has the small tree's commit and no other."""
+    folder = tmp_path / "index" / small_build.head(small_tree) / "vllm"
+    folder.mkdir(parents=True)
+    shutil.copy(small_wheel, folder)
+    (folder / "index.html").write_text(f'<a href="{small_wheel.name}">{small_wheel.name}</a>')
+    with _serve(tmp_path / "index") as url:
+        yield url
+
+
+def _resolve(root: Path, pin: Pin, *, offline: bool = False, **fields: str) -> PinnedVllm:
+    spec = Spec("cpu", pin, "vllm", "3.11", **fields)  # type: ignore[arg-type]
+    pip = read_pip_config()
+    return resolve_pin(spec, root, pip, pip.uv_arguments(), offline=offline)
+
+
+def _manifest(repository: Path) -> dict[str, Any]:
+    return dict(json.loads((repository / "vllm/vllm_env.json").read_text()))
+
+
+def test_a_commit_is_taken_from_the_index_and_stands_in_the_manifest(
+    index: str, small_tree: Path, small_spec: Path, small_cache: Path, tmp_path: Path
+) -> None:
+    """The whole build with --vllm-commit and --wheel-index: SHA, version and origin are told."""
+    sha = small_build.head(small_tree)
+    options = ["--spec", small_spec, "--vllm-commit", sha, "--wheel-index", index, "--git-url", "file:///nonexistent"]
+    done = small_build.build(small_cache, tmp_path / "models", *options)
+    assert done.returncode == 0, done.stderr
+    vllm = _manifest(tmp_path / "models")["vllm"]
+    assert vllm["commit"] == sha
+    assert vllm["version"] == small_build.VERSION
+    assert index in vllm["origin"]
+
+
+def test_a_commit_without_a_wheel_is_built_from_git(index: str, small_tree: Path, tmp_path: Path) -> None:
+    """The index has no such commit: the repository of --git-url is fetched at that very commit and built."""
+    tree = tmp_path / "tree"
+    shutil.copytree(small_tree, tree)
+    (tree / "vllm/__init__.py").write_text('__version__ = "1.0.0"\n')
+    (tree / "pyproject.toml").write_text((tree / "pyproject.toml").read_text().replace("0.99.0", "1.0.0"))
+    commit = [
+        "-c",
+        "user.name=test",
+        "-c",
+        "user.email=test@localhost",
+        "commit",
+        "--quiet",
+        "--all",
+        "--message=Newer",
+    ]
+    subprocess.run(["git", "-C", tree, *commit], check=True)
+    old, new = small_build.head(small_tree), small_build.head(tree)
+    pinned = _resolve(tmp_path / "cache", Pin("commit", new), wheel_index=index, git_url=tree.as_uri())
+    assert pinned.commit == new
+    assert "vllm-1.0.0-" in pinned.requirement
+    assert pinned.origin == f"git {tree.as_uri()} at {new}"
+    # an older commit of the same repository is that one, and not the tip
+    older = _resolve(tmp_path / "cache", Pin("commit", old), wheel_index=f"{index}/none", git_url=tree.as_uri())
+    assert "vllm-0.99.0-" in older.requirement
+    assert older.commit == old
+
+
+def test_what_was_fetched_once_is_there_offline(index: str, small_tree: Path, tmp_path: Path) -> None:
+    """--offline takes a commit's wheel from the cache, and refuses what was never fetched."""
+    sha = small_build.head(small_tree)
+    with pytest.raises(VllmEnvError, match=r"--offline: --vllm-commit .* is not in the cache"):
+        _resolve(tmp_path / "cache", Pin("commit", sha), wheel_index=index, offline=True)
+    first = _resolve(tmp_path / "cache", Pin("commit", sha), wheel_index=index)
+    assert _resolve(tmp_path / "cache", Pin("commit", sha), wheel_index=index, offline=True) == first
+
+
+def test_a_variant_of_the_index_goes_first(index: str, small_tree: Path, small_wheel: Path, tmp_path: Path) -> None:
+    """The folder of the torch backend holds another build of the same commit."""
+    sha = small_build.head(small_tree)
+    folder = tmp_path / "index" / sha / "cpu" / "vllm"
+    folder.mkdir(parents=True)
+    name = small_wheel.name.replace("0.99.0-", "0.99.0-1-")  # a build number: the same wheel, by another name
+    shutil.copy(small_wheel, folder / name)
+    (folder / "index.html").write_text(f'<a href="{name}">{name}</a>')
+    pinned = _resolve(tmp_path / "cache", Pin("commit", sha), wheel_index=index, torch_backend="cpu")
+    assert pinned.wheel
+    assert pinned.wheel.name == name
+
+
+def test_an_unknown_commit_names_sha_and_repository(index: str, small_tree: Path, tmp_path: Path) -> None:
+    """Neither index nor git has it."""
+    with pytest.raises(VllmEnvError, match=f"fetch commit {'f' * 40} from {small_tree.as_uri()}"):
+        _resolve(tmp_path / "cache", Pin("commit", "f" * 40), wheel_index=index, git_url=small_tree.as_uri())
+    assert list((tmp_path / "cache" / "build").iterdir()) == []
+
+
+def test_a_source_tree_is_built_with_its_commit(small_tree: Path, tmp_path: Path) -> None:
+    """Clean: the commit is known, also the second time; two builds give one wheel. Changed: no commit is claimed."""
+    tree = tmp_path / "tree"
+    shutil.copytree(small_tree, tree)
+    first = _resolve(tmp_path / "cache", Pin("source", str(tree)))
+    assert first.commit == small_build.head(tree)
+    assert _resolve(tmp_path / "cache", Pin("source", str(tree))) == first
+    (tree / "vllm/__init__.py").write_text('__version__ = "0.99.0"  # changed\n')
+    changed = _resolve(tmp_path / "cache", Pin("source", str(tree)))
+    assert changed.commit == ""
+    assert changed.requirement != first.requirement
+
+
+def test_a_tree_that_does_not_build_says_so(tmp_path: Path) -> None:
+    """The build's own last lines, and that an editable install would not help."""
+    tree = small_build.make_tree(tmp_path / "tree")
+    (tree / "pyproject.toml").write_text("[build-system]\nrequires = []\nbuild-backend = 'nonexistent'\n")
+    with pytest.raises(VllmEnvError, match="Could not build a wheel of") as caught:
+        _resolve(tmp_path / "cache", Pin("source", str(tree)))
+    assert "editable" in caught.value.remedy
+    assert "nonexistent" in str(getattr(caught.value, "tail", ""))
+
+
+def test_a_wheel_file_is_pinned_by_its_digest(small_wheel: Path, tmp_path: Path) -> None:
+    """The requirement names the file and its SHA-256."""
+    pinned = _resolve(tmp_path / "cache", Pin("wheel", str(small_wheel)))
+    assert pinned.requirement == f"vllm @ {small_wheel.as_uri()}#sha256={cache.file_sha256(small_wheel)}"
+    assert pinned.wheel == small_wheel
+
+
+def test_a_wheel_by_url_is_fetched_once(small_wheel: Path, tmp_path: Path) -> None:
+    """Then it is in the cache: the server may be gone, and --offline is enough."""
+    with _serve(small_wheel.parent) as url:
+        address = f"{url}/{small_wheel.name}"
+        first = _resolve(tmp_path / "cache", Pin("wheel", address))
+    assert first.wheel
+    assert cache.file_sha256(first.wheel) == cache.file_sha256(small_wheel)
+    assert _resolve(tmp_path / "cache", Pin("wheel", address), offline=True) == first
+    with pytest.raises(VllmEnvError, match="--offline"):
+        _resolve(tmp_path / "other", Pin("wheel", address), offline=True)
+
+
+@pytest.mark.parametrize("case", ["cut off", "another package", "misnamed", "no zip"])
+def test_files_that_are_no_wheel_of_vllm_are_refused(case: str, small_wheel: Path, tmp_path: Path) -> None:
+    """Wrong usage, with the file's name and what is wrong about it."""
+    file = tmp_path / small_wheel.name
+    shutil.copy(small_wheel, file)
+    if case == "cut off":
+        file.write_bytes(small_wheel.read_bytes()[:-100])
+    elif case == "misnamed":
+        file = file.rename(tmp_path / "vllm.whl")
+    elif case == "no zip":
+        file.write_text("<html>not found</html>")
+    else:
+        tree = small_build.make_tree(tmp_path / "tree")
+        (tree / "vllm").rename(tree / "other")
+        (tree / "pyproject.toml").write_text((tree / "pyproject.toml").read_text().replace('["vllm"]', '["other"]'))
+        file.unlink()
+        file = small_build.make_wheel(tmp_path, tree)
+    with pytest.raises(UsageError) as caught:
+        _resolve(tmp_path / "cache", Pin("wheel", str(file)))
+    assert str(file) in caught.value.what
+    assert caught.value.remedy

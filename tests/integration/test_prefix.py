@@ -1,0 +1,107 @@
+"""From a lock to a prefix: real uv, py-rattler and compiler of bytecode, on the small vLLM."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from support import small_build
+from vllm_env.errors import CommandError
+from vllm_env.lock import LockOptions, make_lock
+from vllm_env.pipconfig import read_pip_config
+from vllm_env.prefix import make_prefix, prefix_key
+from vllm_env.relocate import EPOCH
+from vllm_env.spec import Overrides, load_spec
+from vllm_env.triton import rules_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from support.small_fixtures import Channel
+    from vllm_env.lock import Lock
+    from vllm_env.prefix import Prefix
+
+
+@pytest.fixture(scope="module")
+def lock(channel: Channel, small_wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Lock:
+    """The lock of the small vLLM."""
+    file = small_build.make_spec(tmp_path_factory.mktemp("spec"), small_wheel)
+    spec = load_spec("cpu", Overrides(), file)
+    return make_lock(spec, rules_of("24.10"), channel.root, read_pip_config(), LockOptions())
+
+
+@pytest.fixture(scope="module")
+def prefix(lock: Lock, channel: Channel) -> Prefix:
+    """Its prefix."""
+    return make_prefix(lock, channel.root, read_pip_config(), LockOptions())
+
+
+def test_the_prefix_holds_what_the_lock_says(prefix: Prefix, lock: Lock) -> None:
+    """Every wheel of the lock and nothing else is installed, in the locked version."""
+    code = "import importlib.metadata as m, json; print(json.dumps({d.name.lower(): d.version for d in m.distributions()}))"
+    installed = json.loads(subprocess.check_output([prefix.python, "-c", code]))
+    assert installed == lock.versions()
+    assert installed["vllm"] == small_build.VERSION
+
+
+def test_every_source_has_bytecode_that_the_interpreter_accepts(prefix: Prefix) -> None:
+    """Nothing is compiled at run time: the modules come from their .pyc, whose times fit."""
+    code = "import numpy, vllm, json, sys; print(numpy.__cached__)"
+    answer = subprocess.run([prefix.python, "-v", "-c", code], capture_output=True, text=True, check=True)
+    # -v names each .pyc that was accepted ("matches") and each one that was written
+    assert "# wrote" not in answer.stderr
+    assert "bytecode is stale" not in answer.stderr
+    assert f"matches {prefix.path}/lib/python3.11/site-packages/numpy/__init__.py" in answer.stderr
+
+
+def test_no_file_names_the_folder_of_the_build(prefix: Prefix, channel: Channel) -> None:
+    """Scripts, bytecode and metadata are free of the staging folder and of the cache."""
+    found = subprocess.run(
+        ["grep", "-rlF", str(channel.root), prefix.path], capture_output=True, text=True, check=False
+    )
+    assert found.stdout == ""
+
+
+def test_scripts_start_at_any_place(prefix: Prefix, tmp_path: Path) -> None:
+    """An entry point runs through the moved environment's own interpreter."""
+    subprocess.run(["cp", "-r", prefix.path, tmp_path / "moved"], check=True)
+    assert subprocess.check_output([tmp_path / "moved/bin/vllm"], text=True).strip() == small_build.VERSION
+
+
+def test_all_times_are_the_epoch(prefix: Prefix) -> None:
+    """Bytecode stays valid because its source's time is the one that Triton restores."""
+    files = [p for p in prefix.path.rglob("*.py*") if p.is_file()]
+    assert files
+    assert {p.stat().st_mtime for p in files} == {EPOCH}
+
+
+def test_a_second_call_reuses_it(prefix: Prefix, lock: Lock, channel: Channel) -> None:
+    """Nothing is installed twice, and the report of what was left out is the same."""
+    again = make_prefix(lock, channel.root, read_pip_config(), LockOptions())
+    assert again == replace(prefix, reused=True)
+    assert prefix.pruned
+
+
+def test_the_key_follows_lock_and_rules(lock: Lock) -> None:
+    """Another requirement or another set of rules is another prefix; where the wheel lies is not."""
+    key = prefix_key(lock, ())
+    assert prefix_key(lock, ("tests",)) != key
+    assert prefix_key(replace(lock, requirements=lock.requirements.replace("numpy==", "numpy==9")), ()) != key
+    assert prefix_key(replace(lock, requirements=lock.requirements.replace("file:///", "file:///other/")), ()) == key
+
+
+def test_a_wheel_that_is_not_the_locks_is_refused(lock: Lock, channel: Channel) -> None:
+    """A file with another digest is not installed, and nothing of the attempt stays."""
+    changed = replace(
+        lock, requirements=lock.requirements.replace(lock.requirements.split("sha256:")[1][:64], "0" * 64)
+    )
+    before = {p.name for p in (channel.root / "prefixes").glob("*")}
+    with pytest.raises(CommandError, match="Could not install the wheels of the lock") as caught:
+        make_prefix(changed, channel.root, read_pip_config(), LockOptions())
+    assert "ash" in caught.value.tail  # uv: "Hash mismatch", or no file with such a hash
+    assert {p.name for p in (channel.root / "prefixes").glob("*")} == before
+    assert list((channel.root / "build").iterdir()) == []

@@ -1,0 +1,130 @@
+"""The environment started as both generations of Triton's launcher start it: a real interpreter, small packages in it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from vllm_env.archive_rules import Expected, check_tree, unpack
+from vllm_env.errors import CommandError, VllmEnvError
+from vllm_env.pack import plan_archive, write_archive
+from vllm_env.runtime import install_runtime, site_packages
+from vllm_env.start_check import check_start, start
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PACKAGES = {"numpy": "1.26.4", "torch": "2.13.0", "vllm": "0.32.0", "setuptools": "80.9.0"}
+EXPECTED = Expected("3.11", "24.10", PACKAGES, "vllm", complete=True)
+
+
+def _add(prefix: Path, name: str, version: str, source: str) -> None:
+    """Place a module and its distribution's metadata, as the installation of a wheel leaves them."""
+    packages = site_packages(prefix)
+    info = packages / f"{name}-{version}.dist-info"
+    for folder in (packages / name, info):
+        folder.mkdir()
+    (packages / name / "__init__.py").write_text(source, "utf-8")
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n", "utf-8")
+
+
+@pytest.fixture
+def prefix(bare_prefix: Path, tmp_path: Path) -> Path:
+    """A prefix of the test's own; its torch imports setuptools, as torch.utils.cpp_extension does."""
+    own = tmp_path / "env"
+    shutil.copytree(bare_prefix, own, symlinks=True)
+    install_runtime(own)
+    for name, version in PACKAGES.items():
+        imports = "import setuptools\n" if name == "torch" else ""
+        _add(own, name, version, f"{imports}__version__ = {version!r}\n")
+    return own
+
+
+@pytest.fixture
+def unpacked(prefix: Path, tmp_path: Path) -> Path:
+    """The same after conda-pack and libarchive, in a folder whose name has a space."""
+    archive, environment = tmp_path / "vllm_env.tar.gz", tmp_path / "python env" / "0"
+    write_archive(plan_archive(prefix), archive)
+    unpack(archive, environment, tmp_path / "cache")
+    shutil.rmtree(prefix)
+    return environment
+
+
+def test_starts_under_both_generations_of_the_launcher(unpacked: Path, tmp_path: Path) -> None:
+    """An unpacked archive imports in the C locale, sourced or not, from itself alone, and hands UTF-8 to its children."""
+    check_tree(unpacked, EXPECTED)
+    sourced, bare = check_start(unpacked, EXPECTED, tmp_path / "cache")
+    for started in (sourced, bare):
+        assert started.encoding == "UTF-8"
+        assert started.prefix == str(unpacked)
+        assert started.environment["PYTHONUTF8"] == "1"
+        assert started.environment["PATH"].split(os.pathsep)[0] == f"{unpacked}/bin"
+        assert "PYTHONPATH" not in started.environment
+        assert "LD_LIBRARY_PATH" not in started.environment
+        assert started.distributions["vllm"] == "0.32.0"
+    assert sourced.environment["CONDA_PREFIX"] == str(unpacked)
+    assert "CONDA_PREFIX" not in bare.environment
+    assert bare.environment["VIRTUAL_ENV"] == str(unpacked)
+    assert set(sourced.imported) == {"numpy", "torch", "vllm"}
+    assert set(bare.imported) == {"numpy"}
+    assert list((tmp_path / "cache" / "build").iterdir()) == []
+
+
+def test_a_newer_release_is_imported_without_activation(unpacked: Path, tmp_path: Path) -> None:
+    """Since 25.08 it is the generation without activation that must import vLLM."""
+    bare, sourced = check_start(unpacked, replace(EXPECTED, release="25.08"), tmp_path / "cache")
+    assert "vllm" in bare.imported
+    assert "VIRTUAL_ENV" in bare.environment
+    assert "CONDA_PREFIX" in sourced.environment
+
+
+def test_refuses_an_environment_without_its_hook(prefix: Path, tmp_path: Path) -> None:
+    """Without 00_vllm_env.pth the planted PYTHONPATH shadows numpy; without that too, files are read as ASCII."""
+    (site_packages(prefix) / "00_vllm_env.pth").unlink()
+    with pytest.raises(CommandError, match=r"00_vllm_env\.pth did not run"):
+        start(prefix, tmp_path / "cache", ("numpy",), activates=False)
+    started = start(prefix, tmp_path / "cache", (), activates=False)
+    assert started.encoding == "ANSI_X3.4-1968"
+    assert any(path.endswith("/foreign") for path in started.path)
+
+
+def test_refuses_an_import_that_fails_for_want_of_setuptools(prefix: Path, tmp_path: Path) -> None:
+    """The remedy is the option that adds it, and the last lines of the traceback come with the error."""
+    shutil.rmtree(site_packages(prefix) / "setuptools")
+    with pytest.raises(CommandError, match="--with setuptools") as caught:
+        start(prefix, tmp_path / "cache", ("torch",), activates=False)
+    assert "No module named 'setuptools'" in caught.value.tail
+
+
+def test_refuses_another_version_than_the_locks(prefix: Path, tmp_path: Path) -> None:
+    """What numpy says of itself must be what is locked, although its metadata is right."""
+    (prefix / "bin" / "activate").touch()
+    (site_packages(prefix) / "numpy" / "__init__.py").write_text("__version__ = '1.26.3'\n")
+    with pytest.raises(VllmEnvError, match=r"numpy is 1\.26\.3, the lock has 1\.26\.4"):
+        check_start(prefix, EXPECTED, tmp_path / "cache")
+
+
+def test_tells_bytecode_that_does_not_fit_its_source(prefix: Path, tmp_path: Path) -> None:
+    """Bytecode of an older source would be compiled anew at each start; the probe leaves it as it finds it."""
+    source = site_packages(prefix) / "numpy" / "__init__.py"
+    subprocess.run([prefix / "bin" / "python", "-I", "-S", "-m", "py_compile", source], check=True)
+    assert "numpy" not in start(prefix, tmp_path / "cache", ("numpy",), activates=False).stale
+    os.utime(source, (1_577_836_800, 1_577_836_800))
+    for _ in range(2):
+        assert "numpy" in start(prefix, tmp_path / "cache", ("numpy",), activates=False).stale
+
+
+def test_conda_pack_refuses_an_editable_install(prefix: Path) -> None:
+    """The packer does not even begin with an environment whose code lies elsewhere."""
+    record = {"url": "file:///home/me/vllm", "dir_info": {"editable": True}}
+    (site_packages(prefix) / "vllm-0.32.0.dist-info" / "direct_url.json").write_text(json.dumps(record))
+    with pytest.raises(VllmEnvError, match="conda-pack refuses") as caught:
+        plan_archive(prefix)
+    assert "editable" in caught.value.cause
+    assert "as wheels" in caught.value.remedy

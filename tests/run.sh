@@ -1,0 +1,31 @@
+#!/usr/bin/env bash
+# Lint, types, and all tests that need no GPU: tests/run.sh [pytest's arguments]
+# Makes its own environment in .tools/tests; needs Python 3.10 or newer, a compiler and the package registries.
+# The end-to-end tests build the default environment once, about 4 minutes, unless the cache has it.
+#   tests/run.sh --slow         everything, about two hours
+#   tests/run.sh tests/unit     the fast ones, a minute
+set -euo pipefail
+
+root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
+tools=$root/.tools/tests
+lock=$root/tests/requirements.txt
+python=${PYTHON:-python3}
+cd "$root"
+
+stamp=$("$python" -c 'import hashlib, sys; print(sys.executable, sys.version.split()[0], hashlib.sha256(open(sys.argv[1], "rb").read()).hexdigest())' "$lock")
+if [[ $(cat "$tools/.stamp" 2>/dev/null) != "$stamp" ]]; then
+  echo "making the tests' environment in $tools" >&2
+  "$python" -m venv --clear --without-pip "$tools"
+  "$python" -m pip --python "$tools/bin/python" install -qq --no-input --require-hashes --requirement "$lock"
+  printf '%s\n' "$stamp" >"$tools/.stamp"
+fi
+export PATH=$tools/bin:$PATH
+
+if [[ ${1:-} != --no-lint ]]; then
+  ruff check .
+  ruff format --check .
+  mypy
+else
+  shift
+fi
+exec python -m pytest "$@"

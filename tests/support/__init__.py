@@ -1,0 +1,1 @@
+"""What the tests share: a served repository, requests to it, and a look at what is left behind."""

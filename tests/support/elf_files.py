@@ -1,0 +1,36 @@
+"""Small real ELF files, compiled for a test: libraries with a name and symbol versions, and programs that need them."""
+
+from __future__ import annotations
+
+import subprocess
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def make_library(folder: Path, soname: str, version: str = "", *, symbol: str = "answer") -> Path:
+    """Compile a library that defines one function, at a symbol version such as ``GLIBCXX_3.4.99`` if one is given."""
+    folder.mkdir(parents=True, exist_ok=True)
+    script = folder / f"{soname}.map"
+    script.write_text(f"{version or 'NONE'} {{ global: {symbol}; }};\n")
+    options = [f"-Wl,--version-script={script}"] if version else []
+    return _compile(
+        folder / soname, f"int {symbol}(void) {{ return 42; }}\n", "-shared", "-fPIC", f"-Wl,-soname,{soname}", *options
+    )
+
+
+def make_program(
+    target: Path, libraries: tuple[Path, ...] = (), *, run_path: str = "", body: str = "return answer() != 42;"
+) -> Path:
+    """Compile a program that calls ``answer()`` of the libraries."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    options = ["-Wl,--no-as-needed", "-Wl,--allow-shlib-undefined", *map(str, libraries)]
+    options += [f"-Wl,--enable-new-dtags,-rpath,{run_path}"] if run_path else []
+    declared = "int answer(void);" if libraries else ""
+    return _compile(target, f"#include <stdio.h>\n{declared}\nint main(void) {{ {body} }}\n", *options)
+
+
+def _compile(target: Path, source: str, *options: str) -> Path:
+    subprocess.run(["cc", "-x", "c", "-", "-x", "none", *options, "-o", target], input=source.encode(), check=True)
+    return target

@@ -1,0 +1,65 @@
+"""A program with tritonserver's options that is ready at once; for tests of what starts, watches and stops it.
+
+What else it does is told by FAKE_TRITON, words in any order:
+
+    orphan    starts a child in a session of its own, with no marker in its environment, that outlives it
+    child     starts a child that outlives it
+    deaf      does not end at SIGTERM
+    broken    prints an error line and ends with 1
+    never     is never ready
+    crash     aborts as tritonserver does when its stub dies at start-up; with crash-once only the first time
+"""
+
+from __future__ import annotations
+
+import http.server
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
+
+
+class Ready(http.server.BaseHTTPRequestHandler):
+    """Answers 200 to everything."""
+
+    def do_GET(self) -> None:
+        """Answers."""
+        self.send_response(200)
+        self.end_headers()
+
+
+def main() -> None:
+    """Does what it is told, then serves."""
+    words = os.environ.get("FAKE_TRITON", "").split()
+    options = dict(argument[2:].split("=", 1) for argument in sys.argv[1:] if argument.startswith("--"))
+    if "broken" in words:
+        print("I1120 10:00:00.000000 1 model_lifecycle.cc:472] loading: vllm:1")
+        print('E1120 10:00:00.000000 1 model_lifecycle.cc:642] "failed to load vllm: no such model"', flush=True)
+        sys.exit(1)
+    log = Path("/proc/self/fd/1").readlink()
+    if "crash" in words or ("crash-once" in words and "lock_exception" not in log.read_text()):
+        print("  what():  boost::interprocess::lock_exception", flush=True)
+        os.abort()
+    prefix = options["backend-config"].rpartition("=")[2]
+    Path("/dev/shm", f"{prefix}region").write_text("left")
+    Path(os.environ["TMPDIR"], "socket").write_text("left")
+    if "child" in words:
+        subprocess.Popen(SLEEP)
+    if "orphan" in words:
+        unmarked = {name: value for name, value in os.environ.items() if name != "VLLM_ENV_SERVER_ID"}
+        subprocess.Popen(SLEEP, start_new_session=True, env=unmarked)
+    if "deaf" in words:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    print(json.dumps(options), flush=True)
+    if "never" in words:
+        time.sleep(600)
+    http.server.HTTPServer((options["http-address"], int(options["http-port"])), Ready).serve_forever()
+
+
+if __name__ == "__main__":
+    main()

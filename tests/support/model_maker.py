@@ -1,0 +1,78 @@
+"""Makes LoRA adapters and an embedding model: ``python model_maker.py REQUEST.json ANSWER.json``.
+
+The request names the folders: that of a Llama, those of two adapters for it and that of a BERT.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+RANK = 8
+PROJECTIONS = ("q_proj", "v_proj")
+
+
+def main(request_file: str, answer_file: str) -> None:
+    """Makes all of them."""
+    request = json.loads(Path(request_file).read_text(encoding="utf-8"))
+    base = Path(request["llama"])
+    for seed, folder in enumerate(request["adapters"]):
+        make_adapter(base, Path(folder), seed)
+    make_embedding(base, Path(request["embedding"]))
+    Path(answer_file).write_text("{}", encoding="utf-8")
+
+
+def make_adapter(base: Path, folder: Path, seed: int) -> None:
+    """Writes an adapter in PEFT's layout, strong enough to change every answer."""
+    import torch
+    from safetensors.torch import save_file
+
+    config = json.loads((base / "config.json").read_text(encoding="utf-8"))
+    size = config["hidden_size"]
+    random = torch.Generator().manual_seed(seed)
+    weights = {}
+    for layer in range(config["num_hidden_layers"]):
+        for name in PROJECTIONS:
+            key = f"base_model.model.model.layers.{layer}.self_attn.{name}"
+            weights[f"{key}.lora_A.weight"] = torch.randn(RANK, size, generator=random)
+            weights[f"{key}.lora_B.weight"] = torch.randn(size, RANK, generator=random)
+    folder.mkdir(parents=True)
+    save_file(weights, str(folder / "adapter_model.safetensors"))
+    settings: dict[str, Any] = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": str(base),
+        "target_modules": list(PROJECTIONS),
+        "r": RANK,
+        "lora_alpha": RANK,
+        "lora_dropout": 0.0,
+        "bias": "none",
+    }
+    (folder / "adapter_config.json").write_text(json.dumps(settings), encoding="utf-8")
+
+
+def make_embedding(base: Path, folder: Path) -> None:
+    """Writes a BERT with random weights and the tokenizer of ``base``."""
+    import torch
+    from transformers import BertConfig, BertModel
+
+    torch.manual_seed(0)
+    vocabulary = json.loads((base / "config.json").read_text(encoding="utf-8"))["vocab_size"]
+    config = BertConfig(
+        vocab_size=vocabulary,
+        hidden_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=128,
+        max_position_embeddings=256,
+    )
+    BertModel(config).eval().save_pretrained(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(base / name, folder / name)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

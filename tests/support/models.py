@@ -1,0 +1,46 @@
+"""Models made for the tests: tiny, in seconds, with the packed environment's torch and transformers."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+from support.reference import run_reference
+from vllm_env.cache import cache_root
+from vllm_env.standin import Recipe, ensure_standin
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+LONG_POSITIONS = 65_536
+
+
+@dataclass(frozen=True)
+class MadeModels:
+    """Folders in Hugging Face format; the adapters are for the Llama."""
+
+    llama: Path
+    adapters: tuple[Path, Path]
+    embedding: Path
+
+
+def long_standin(environment: Path) -> Path:
+    """Returns a stand-in whose answers can last more than half a minute: for tests of what happens in the middle of one."""
+    return ensure_standin(environment / "bin" / "python", cache_root(), recipe=Recipe(positions=LONG_POSITIONS))
+
+
+def llama(environment: Path) -> Path:
+    """Returns a stand-in of Llama's architecture."""
+    return ensure_standin(environment / "bin" / "python", cache_root(), recipe=Recipe(architecture="llama", hidden=128))
+
+
+def make_models(environment: Path, folder: Path) -> MadeModels:
+    """Makes a Llama with two LoRA adapters and a BERT, with random weights but for the Llama's."""
+    base = llama(environment)
+    made = MadeModels(base, (folder / "adapter_one", folder / "adapter_two"), folder / "embedding")
+    request = {
+        name: [str(p) for p in value] if isinstance(value, tuple) else str(value)
+        for name, value in asdict(made).items()
+    }
+    run_reference(environment, "model_maker.py", request)
+    return made

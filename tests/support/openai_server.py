@@ -1,0 +1,67 @@
+"""vLLM's own OpenAI server, as it comes with the packed environment: what ours is compared with."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+from support.reference import ONE_THREAD
+from support.serving import CPU_ENVIRONMENT, READY_SECONDS
+from vllm_env.server import free_ports
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+
+@contextmanager
+def openai_server(environment: Path, engine_args: Mapping[str, Any], log: Path) -> Iterator[str]:
+    """Serves until the block ends; yields ``http://127.0.0.1:PORT``.
+
+    Raises:
+        RuntimeError: it ended, or was not ready in time; the message holds the end of its log.
+    """
+    port = free_ports().http
+    argv = [environment / "bin" / "python", "-m", "vllm.entrypoints.openai.api_server", "--host=127.0.0.1"]
+    argv += [f"--port={port}", *(_option(name, value) for name, value in engine_args.items())]
+    variables = {**os.environ, **CPU_ENVIRONMENT, **ONE_THREAD, "PYTHONPATH": ""}
+    with log.open("wb") as sink:
+        server = subprocess.Popen(argv, stdout=sink, stderr=sink, env=variables, start_new_session=True)
+    try:
+        url = f"http://127.0.0.1:{port}"
+        _wait_ready(server, url, log)
+        yield url
+    finally:
+        server.terminate()
+        try:
+            server.wait(20)
+        finally:
+            _end_group(server.pid)
+            server.wait()
+
+
+def _option(name: str, value: Any) -> str:
+    option = f"--{name.replace('_', '-')}"
+    return option if value is True else f"{option}={value}"
+
+
+def _wait_ready(server: subprocess.Popen[bytes], url: str, log: Path) -> None:
+    until = time.monotonic() + READY_SECONDS
+    while server.poll() is None and time.monotonic() < until:
+        try:
+            with urllib.request.urlopen(f"{url}/health", timeout=2):
+                return
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.5)
+    raise RuntimeError(f"vLLM's server is not ready:\n{log.read_text(errors='replace')[-3000:]}")
+
+
+def _end_group(leader: int) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(leader, signal.SIGKILL)

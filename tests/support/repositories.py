@@ -1,0 +1,89 @@
+"""Where the tests' Triton root, built repository and interpreter come from.
+
+By default the real ``gen_vllm_env.sh`` builds them. Three variables take what is there already, for work on a part:
+
+    VLLM_ENV_TEST_REPOSITORY    a model repository built before
+    VLLM_ENV_TEST_ENVIRONMENT   an unpacked environment: serves the working tree's model with it, builds nothing
+    VLLM_ENV_TEST_TRITON_ROOT   a Triton root; the default is /opt/tritonserver, else .triton of this checkout
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+BUILD_SECONDS = 1200
+
+
+def triton_root() -> Path:
+    """Returns the Triton root to test with; it may not be there before the first build provisions it."""
+    named = os.environ.get("VLLM_ENV_TEST_TRITON_ROOT")
+    if named:
+        return Path(named).resolve()
+    installed = Path("/opt/tritonserver")
+    return installed if (installed / "bin" / "tritonserver").is_file() else CHECKOUT / ".triton"
+
+
+def build(repository: Path) -> Path:
+    """Returns a model repository with a complete model ``vllm``, built into ``repository`` unless a variable says so.
+
+    Raises:
+        RuntimeError: the build failed; the message holds what it printed.
+    """
+    ready = os.environ.get("VLLM_ENV_TEST_REPOSITORY")
+    if ready:
+        return Path(ready).resolve()
+    environment = os.environ.get("VLLM_ENV_TEST_ENVIRONMENT")
+    if environment:
+        return _assemble(repository, Path(environment).resolve())
+    argv = [CHECKOUT / "gen_vllm_env.sh", "--no-smoke-run", "--model-repository", repository]
+    if "VLLM_ENV_TEST_TRITON_ROOT" in os.environ:
+        argv += ["--triton-root", triton_root()]
+    done = subprocess.run(argv, cwd=CHECKOUT, capture_output=True, text=True, timeout=BUILD_SECONDS, check=False)
+    if done.returncode != 0:
+        raise RuntimeError(f"gen_vllm_env.sh ended with {done.returncode}:\n{done.stderr[-4000:]}{done.stdout[-1000:]}")
+    return repository
+
+
+def _assemble(repository: Path, environment: Path) -> Path:
+    source = CHECKOUT / "model_repository" / "vllm"
+    model = repository / "vllm"
+    shutil.copytree(source, model, ignore=shutil.ignore_patterns("__pycache__", "vllm_env*", "triton_python*"))
+    engine_args = source / "vllm_engine_args.json"
+    shutil.copy(engine_args, model / engine_args.name)
+    point_to_environment(model, environment)
+    return repository
+
+
+def point_to_environment(model: Path, environment: Path) -> None:
+    """Makes a model's ``config.pbtxt`` name an unpacked environment, which starts faster than an archive."""
+    config = model / "config.pbtxt"
+    text = config.read_text(encoding="utf-8")
+    changed, count = re.subn(r'(EXECUTION_ENV_PATH"\s+value: *\{ *string_value: *")[^"]+', rf"\g<1>{environment}", text)
+    if count != 1:
+        raise RuntimeError(f"{config} names no EXECUTION_ENV_PATH")
+    config.write_text(changed, encoding="utf-8")
+
+
+def unpacked_environment(model: Path, target: Path) -> Path:
+    """Returns the environment of a built model as a folder; an archive is extracted to ``target``."""
+    text = (model / "config.pbtxt").read_text(encoding="utf-8")
+    named = re.search(r'EXECUTION_ENV_PATH"\s+value: *\{ *string_value: *"([^"]+)"', text)
+    if named is None:
+        raise RuntimeError(f"{model}/config.pbtxt names no EXECUTION_ENV_PATH")
+    path = Path(named[1].replace("$$TRITON_MODEL_DIRECTORY", str(model)))
+    if path.is_dir():
+        return path
+    target.mkdir(parents=True, exist_ok=True)
+    subprocess.run(["tar", "-xf", path, "-C", target], check=True, timeout=300)
+    return target
+
+
+def client_command(*arguments: str) -> list[str]:
+    """Returns the command line of ``client/client.py`` under the interpreter that runs the tests."""
+    return [sys.executable, str(CHECKOUT / "client" / "client.py"), *arguments]

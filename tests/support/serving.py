@@ -1,0 +1,74 @@
+"""Serves a built model with other engine arguments, on free ports, from a temporary copy."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from support.repositories import point_to_environment
+from vllm_env.server import TritonServer
+from vllm_env.smoke import copy_model
+
+Serve = Callable[..., AbstractContextManager[TritonServer]]
+CPU_ARGUMENTS = {"dtype": "float32", "enforce_eager": True, "max_model_len": 256}
+CPU_ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
+READY_SECONDS = 300.0
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a server is made of: the program, the built model, its unpacked environment, a model for the engine."""
+
+    binary: Path
+    model: Path
+    environment: Path
+    standin: Path
+
+
+@contextmanager
+def serve(
+    parts: Parts,
+    engine_args: Mapping[str, Any] | None = None,
+    *,
+    environment: Mapping[str, str] | None = None,
+    arguments: tuple[str, ...] = (),
+    as_built: bool = False,
+    prepare: Callable[[Path], None] | None = None,
+    ready_timeout: float = READY_SECONDS,
+) -> Iterator[TritonServer]:
+    """Serves a copy of the built model and yields the server when it is ready.
+
+    Args:
+        parts: what to serve.
+        engine_args: added to those of the stand-in on CPU; None removes one.
+        environment: variables for the server, added to those of a run on CPU.
+        arguments: more arguments for tritonserver.
+        as_built: keep the EXECUTION_ENV_PATH of the built model, where it is an archive that the server extracts.
+        prepare: called with the copied model's folder before the server starts.
+        ready_timeout: seconds until the server must be ready.
+    """
+    chosen = {"model": str(parts.standin), **CPU_ARGUMENTS, **(engine_args or {})}
+    folder = Path(tempfile.mkdtemp(prefix="vllm_env_test_"))
+    try:
+        model = folder / "models" / "vllm"
+        copy_model(parts.model, model, {name: value for name, value in chosen.items() if value is not None})
+        if not as_built:
+            point_to_environment(model, parts.environment)
+        if prepare:
+            prepare(model)
+        with TritonServer(
+            parts.binary,
+            model.parent,
+            log=folder / "server.log",
+            environment={**CPU_ENVIRONMENT, **(environment or {})},
+            arguments=arguments,
+            ready_timeout=ready_timeout,
+        ) as server:
+            yield server
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,23 @@
+"""Changes to a copied model's files before it is served."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def with_parameter(model: Path, name: str, value: str) -> None:
+    """Sets a parameter in a model's config.pbtxt, in place of the one that is there."""
+    config = model / "config.pbtxt"
+    text = config.read_text(encoding="utf-8")
+    without = re.sub(rf'parameters\s*{{\s*key: "{name}".*?}}\s*}}\s*', "", text, flags=re.DOTALL)
+    entry = f'parameters {{\n  key: "{name}"\n  value: {{ string_value: "{value}" }}\n}}\n'
+    config.write_text(f"{without}\n{entry}", encoding="utf-8")
+
+
+def with_metrics(model: Path) -> None:
+    """Turns REPORT_CUSTOM_METRICS on."""
+    with_parameter(model, "REPORT_CUSTOM_METRICS", "yes")

@@ -1,0 +1,67 @@
+"""Fixtures around the small vLLM: an interpreter's channel that is made once, and a cache that starts with it."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pytest
+
+from support import small_build
+from vllm_env import conda
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PYTHON = "3.11"
+
+
+@dataclass(frozen=True)
+class Channel:
+    """A cache folder with the local channel of this machine's interpreter, and what it resolves to."""
+
+    root: Path
+    layer: conda.CondaLayer
+
+
+@pytest.fixture(scope="session")
+def channel(tmp_path_factory: pytest.TempPathFactory) -> Channel:
+    """Made from an interpreter of this machine as on a machine without conda-forge; read it, do not change it."""
+    root = tmp_path_factory.mktemp("channel")
+    layer = conda.solve_layer(PYTHON, root, offline=True)
+    return Channel(root, layer)
+
+
+@pytest.fixture(scope="session")
+def bare_prefix(channel: Channel, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A conda prefix with the interpreter alone; read it, do not change it."""
+    prefix = tmp_path_factory.mktemp("bare") / "env"
+    conda.install_layer(channel.layer, prefix, channel.root)
+    return prefix
+
+
+@pytest.fixture
+def small_cache(channel: Channel, tmp_path: Path) -> Path:
+    """A cache of a test's own that need not make the interpreter's package again."""
+    root = tmp_path / "cache"
+    shutil.copytree(channel.root / "conda" / "channel", root / "conda" / "channel")
+    return root
+
+
+@pytest.fixture(scope="session")
+def small_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A source tree of a small vLLM in a git repository with one commit."""
+    return small_build.make_tree(tmp_path_factory.mktemp("source") / "vllm", git=True)
+
+
+@pytest.fixture(scope="session")
+def small_wheel(small_tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A wheel of the small vLLM."""
+    return small_build.make_wheel(tmp_path_factory.mktemp("wheels"), small_tree)
+
+
+@pytest.fixture
+def small_spec(small_wheel: Path, tmp_path: Path) -> Path:
+    """A spec file of a test's own that pins the small wheel."""
+    return small_build.make_spec(tmp_path / "spec", small_wheel)

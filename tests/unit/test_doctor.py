@@ -1,0 +1,81 @@
+"""Doctor looks at the machine it runs on; what it says follows from that machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+from vllm_env.doctor import examine
+from vllm_env.spec import Overrides, load_spec
+from vllm_env.triton import TritonRoot, rules_of
+
+ENV = Path(__file__).resolve().parents[2] / "env"
+
+
+def triton(tmp_path: Path, release: str = "24.10", stubs: dict[str, Path] | None = None) -> TritonRoot:
+    return TritonRoot(tmp_path, release, rules_of(release), stubs or {})
+
+
+def found(name: str, root: TritonRoot | None) -> tuple[str, str, str]:
+    finding = next(f for f in examine(root, load_spec("cpu", Overrides())) if f.name == name)
+    return finding.state, finding.what, finding.remedy
+
+
+def test_a_missing_stub_names_those_there_are(tmp_path: Path):
+    """A Triton with a stub for 3.12 only: the finding names it and the way out."""
+    state, what, remedy = found("stub", triton(tmp_path, stubs={"3.12": tmp_path}))
+    assert state == "warning"
+    assert "3.11" in what
+    assert "3.12" in what
+    assert "--stub source" in remedy
+
+
+def test_a_release_newer_than_the_table_is_told():
+    """Nobody has checked the rules for it, so that is said."""
+    assert found("Triton", triton(Path("/t"), "39.01"))[0] == "warning"
+    assert found("Triton", triton(Path("/t"), "25.08"))[0] == "ok"
+    assert "NumPy 2" in found("Triton", triton(Path("/t"), "24.10"))[1]
+
+
+def test_a_taken_port_is_found():
+    """With something listening on 8001 the finding names that port and the option."""
+    with socket.socket() as server:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            server.bind(("127.0.0.1", 8001))
+            server.listen()
+        except OSError:
+            pass  # something else listens there: as good
+        state, what, remedy = found("ports", None)
+    assert state == "warning"
+    assert "8001" in what
+    assert "--grpc-port" in remedy
+
+
+def test_a_low_limit_of_open_files_is_found():
+    """The limit is this process's own."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1000, hard))
+    try:
+        assert found("open files", None)[0] == "warning"
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_json_lists_every_finding():
+    """``doctor --json`` prints a list with state, name and remedy; nothing else on stdout."""
+    done = subprocess.run(
+        [sys.executable, "-m", "vllm_env", "doctor", "--json", "--profile", "cpu"],
+        env={**os.environ, "PYTHONPATH": str(ENV)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    findings = json.loads(done.stdout)
+    assert {"Triton", "stub", "GPU", "ports"} <= {f["name"] for f in findings}
+    assert done.returncode == int(any(f["state"] == "problem" for f in findings))
