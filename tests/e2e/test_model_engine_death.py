@@ -37,9 +37,10 @@ LEFT_SECONDS = 10.0
 
 
 @pytest.fixture(scope="module")
-def doomed(serving: Serve, long_arguments: dict[str, object]) -> Iterator[TritonServer]:
+def doomed(serving: Serve, long_arguments: dict[str, object], executor: str) -> Iterator[TritonServer]:
     """A server that these tests may break; the last of them does."""
-    with serving(long_arguments, environment=ONE_THREAD) as running:
+    chosen = {} if executor == "chosen" else {"distributed_executor_backend": executor}
+    with serving({**long_arguments, **chosen}, environment=ONE_THREAD) as running:
         yield running
 
 
@@ -64,7 +65,11 @@ def first_start(server: TritonServer) -> float:
     return float(found[1])
 
 
-@pytest.mark.parametrize("victim", ["VLLM::EngineCor", pytest.param("VLLM::Worker", marks=pytest.mark.slow)])
+# few cores: the worker is a part of EngineCore; else, and with "mp", a process of its own
+_SEPARATE = pytest.param("mp", "VLLM::Worker", marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("executor", "victim"), [("chosen", "VLLM::EngineCor"), _SEPARATE], scope="module")
 def test_killed_engine_is_told_to_all_and_comes_back(doomed: TritonServer, victim: str) -> None:
     """Running, waiting and whole requests are told within 5 s; then the engine is there again by itself."""
     (process,) = engine_parts(doomed, victim)
@@ -100,10 +105,13 @@ def _served_after(server: TritonServer, since: float, limit: float) -> float:
     return now() - since
 
 
-def test_killed_stub_takes_its_engine_along(doomed: TritonServer) -> None:
+@pytest.mark.parametrize(
+    ("executor", "count"), [("chosen", 1), pytest.param("mp", 2, marks=pytest.mark.slow)], scope="module"
+)
+def test_killed_stub_takes_its_engine_along(doomed: TritonServer, count: int) -> None:
     """vLLM's processes do not outlive the process that owns them, so their memory is free for the next one."""
     parts = engine_parts(doomed)
-    assert len(parts) >= 2, parts
+    assert len(parts) >= count, parts
     (stub,) = [process for process in below(doomed) if process.name.startswith("triton_python_b")]
     os.kill(stub.pid, signal.SIGKILL)
     until = now() + LEFT_SECONDS

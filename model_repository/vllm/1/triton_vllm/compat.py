@@ -41,6 +41,7 @@ OPTIONAL_PLACES: Mapping[str, tuple[str, ...]] = {
     "ImageMediaIO": ("vllm.multimodal.media", "vllm.multimodal.image"),
     "AudioMediaIO": ("vllm.multimodal.media", "vllm.multimodal.audio"),
     "VideoMediaIO": ("vllm.multimodal.media", "vllm.multimodal.video"),
+    "UniProcExecutor": ("vllm.v1.executor.uniproc_executor",),
 }
 
 
@@ -63,6 +64,7 @@ class Vllm:
     busy_errors: tuple[type[Exception], ...]
     parse_model_prompt: Callable[[Any, Any], Any] | None
     ChatParams: Any
+    UniProcExecutor: Any
     media_io: Mapping[str, Any]
 
 
@@ -84,6 +86,7 @@ def load() -> Vllm:
         busy_errors=tuple(e for e in [optional["GracefulHTTPError"]] if e),
         parse_model_prompt=optional["parse_model_prompt"],
         ChatParams=optional["ChatParams"],
+        UniProcExecutor=optional["UniProcExecutor"],
         media_io={name: optional[f"{name.capitalize()}MediaIO"] for name in ("image", "audio", "video")},
     )
 
@@ -200,8 +203,12 @@ def child_environment() -> dict[str, str]:
     On CPU vLLM compiles the ranks of log probabilities with a C++ compiler at the first request that asks for them;
     without one, or without torch's headers, the engine dies. With this it goes on uncompiled.
     """
-    platform = importlib.import_module("vllm.platforms").current_platform
-    return {"TORCHDYNAMO_SUPPRESS_ERRORS": "1"} if platform.is_cpu() else {}
+    return {"TORCHDYNAMO_SUPPRESS_ERRORS": "1"} if runs_on_cpu() else {}
+
+
+def runs_on_cpu() -> bool:
+    """Whether this vLLM computes on the CPU."""
+    return bool(importlib.import_module("vllm.platforms").current_platform.is_cpu())
 
 
 def prometheus_families() -> Any:

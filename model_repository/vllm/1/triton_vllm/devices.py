@@ -28,7 +28,7 @@ def visible(
     Raises:
         ConfigError: the parallel sizes do not fit the instance kind or the GPUs.
     """
-    sizes = {name: _size(engine_args, f"{name}_parallel_size") for name in ("tensor", "pipeline", "data")}
+    sizes = parallel_sizes(engine_args)
     world = sizes["tensor"] * sizes["pipeline"] * sizes["data"]
     if kind == "GPU":
         if world > 1:
@@ -45,6 +45,15 @@ def visible(
         shown = " * ".join(f"{name}_parallel_size({size})" for name, size in sizes.items())
         raise ConfigError(f"GPU_DEVICE_IDS names {len(gpu_ids)} GPU(s), but the engine needs {shown} = {world}")
     return ",".join(map(str, gpu_ids))
+
+
+def parallel_sizes(engine_args: Mapping[str, Any]) -> dict[str, int]:
+    """Return how many ways the engine is split, by kind: tensor, pipeline, data.
+
+    Raises:
+        ConfigError: a size is no positive integer.
+    """
+    return {name: _size(engine_args, f"{name}_parallel_size") for name in ("tensor", "pipeline", "data")}
 
 
 def _size(engine_args: Mapping[str, Any], name: str) -> int:

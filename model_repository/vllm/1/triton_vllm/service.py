@@ -14,7 +14,19 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from triton_vllm import compat, devices, engine_args, guard, lora, manifest, pooling, sampling, settings, transport
+from triton_vllm import (
+    compat,
+    devices,
+    engine_args,
+    executor,
+    guard,
+    lora,
+    manifest,
+    pooling,
+    sampling,
+    settings,
+    transport,
+)
 from triton_vllm.engine import DEAD, Engine
 from triton_vllm.errors import AdapterError, ConfigError, InternalError, UnavailableError, UnsupportedError
 from triton_vllm.job import Job
@@ -109,11 +121,14 @@ class Service:
         progress.phase("importing vLLM")
         vllm = compat.load()
         self._log.info(f"vLLM {vllm.version} from {vllm.path}")
-        for name, value in compat.child_environment().items():
-            os.environ.setdefault(name, value)
         fitted = engine_args.fit(given, compat.engine_arg_types(vllm))
         if fitted.warning:
             self._log.warning(fitted.warning)
+        in_engine_core = vllm.UniProcExecutor if compat.runs_on_cpu() else None
+        cores = len(os.sched_getaffinity(0))
+        self._defaults, variables = executor.defaults(fitted.values, os.environ, cores, in_engine_core)
+        for name, value in (compat.child_environment() | variables).items():
+            os.environ.setdefault(name, value)
         enabled = bool(fitted.values.get("enable_lora", False))
         return vllm, fitted, lora.read(model_dir, version_dir, enabled=enabled, make=vllm.LoRARequest)
 
@@ -125,7 +140,7 @@ class Service:
         self._outbox = Outbox(self._deliver, self._settings.senders or (2 if (os.cpu_count() or 1) >= 8 else 1))
         self._engine = Engine(
             vllm,
-            fitted.values,
+            {**self._defaults, **fitted.values},
             Prompter(vllm, compat.media_loaders(vllm, fitted.values)),
             put=self._outbox.put,
             log=self._log,
