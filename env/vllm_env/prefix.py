@@ -50,9 +50,8 @@ class Prefix:
 
 def prefix_key(lock: Lock, keep: tuple[str, ...]) -> str:
     """Return the content key of a lock's prefix: what is installed, and how this version of the tool treats it."""
-    sources = [
-        Path(__file__).with_name(f"{m}.py") for m in ("runtime_hook", "runtime", "prune", "relocate", "compile_tree")
-    ]
+    modules = ("runtime_hook", "runtime", "prune", "strip", "relocate", "compile_tree")
+    sources = [Path(__file__).with_name(f"{module}.py") for module in modules]
     rules = [r.name for r in RULES if lock.spec.profile in r.profiles and r.name not in keep]
     return cache.key_of(_FORMAT, lock.digest, lock.spec.profile, rules, [cache.file_sha256(s) for s in sources])
 

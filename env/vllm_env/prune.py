@@ -1,5 +1,7 @@
 """What is left out of an environment because its profile cannot use it; each rule with its reason.
 
+A rule takes away whole files and folders, or part of what is in a file.
+
 ``--keep NAME`` turns a rule off.
 """
 
@@ -10,22 +12,37 @@ import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .strip import strip_symbols
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 @dataclass(frozen=True)
 class Rule:
-    """Files and folders to leave out: ``pattern`` is matched against the whole path relative to the prefix."""
+    """Files and folders to leave out: ``pattern`` is matched against the whole path relative to the prefix.
+
+    Of a rule with ``inside`` the files stay, without their symbol tables and debug information.
+    """
 
     name: str
     reason: str
     pattern: re.Pattern[str]
     profiles: tuple[str, ...] = ("cpu", "cuda")
+    inside: bool = False
 
 
 RULES = (
     Rule("static-libraries", "nothing links against them at run time", re.compile(r".*\.(a|la)")),
     Rule("debug-symbols", "a debugger reads them, a server does not", re.compile(r".*\.(dbg|debug|pdb)")),
     Rule("tests", "packages carry their own tests", re.compile(r"lib/python3\.\d+/site-packages/.+/tests?")),
+    Rule(
+        "test-programs",
+        "PyTorch's wheel carries its C++ unit tests",
+        re.compile(r"lib/python3\.\d+/site-packages/torch/bin/(test_[^/]+|[^/]+StoreTest)"),
+    ),
     Rule(
         "intel-offload",
         "drivers with which Intel's OpenMP offloads to Intel GPUs; vLLM on a CPU only needs libiomp5",
@@ -34,6 +51,12 @@ RULES = (
     ),
     Rule("pkg-config", "only builds read them", re.compile(r"(lib|share)/pkgconfig")),
     Rule("manuals", "nobody reads manuals in a server's environment", re.compile(r"share/(man|doc|info)")),
+    Rule(
+        "symbols",
+        "tables in programs and libraries that a debugger reads and the loader does not; a fifth of vLLM's CPU environment",
+        re.compile(r".+"),
+        inside=True,
+    ),
 )  # fmt: skip
 
 
@@ -50,19 +73,30 @@ def prune(prefix: Path, profile: str, keep: tuple[str, ...] = ()) -> tuple[Prune
     """Remove from a prefix what the rules of its profile name, and return what that was."""
     rules = [rule for rule in RULES if profile in rule.profiles and rule.name not in keep]
     counts = {rule.name: [0, 0] for rule in rules}
+    for path, rule in _matches(prefix, rules):
+        count, size = _strip(path) if rule.inside else _remove(path)
+        counts[rule.name][0] += count
+        counts[rule.name][1] += size
+    return tuple(Pruned(name, files, size) for name, (files, size) in counts.items() if files)
+
+
+def _matches(prefix: Path, rules: list[Rule]) -> Iterator[tuple[Path, Rule]]:
+    """Yield files and folders with the first rule that names them; a folder to remove is not entered."""
     for folder, folders, files in os.walk(prefix):
         relative = os.path.relpath(folder, prefix)
         for name in [*files, *folders]:
             path = name if relative == "." else f"{relative}/{name}"
             rule = next((r for r in rules if r.pattern.fullmatch(path)), None)
-            if rule is None:
+            if rule is None or (rule.inside and name in folders):
                 continue
-            count, size = _remove(Path(folder) / name)
-            counts[rule.name][0] += count
-            counts[rule.name][1] += size
             if name in folders:
                 folders.remove(name)
-    return tuple(Pruned(name, files, size) for name, (files, size) in counts.items() if files)
+            yield Path(folder) / name, rule
+
+
+def _strip(path: Path) -> tuple[int, int]:
+    saved = strip_symbols(path)
+    return bool(saved), saved
 
 
 def _remove(path: Path) -> tuple[int, int]:

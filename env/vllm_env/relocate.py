@@ -13,6 +13,7 @@ import json
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 EPOCH = 1_577_836_800
 """Time of every file in an environment, s since 1970 (2020-01-01): bytecode stays valid because Triton restores it."""
@@ -88,18 +89,28 @@ def _rewrite_conda_record(file: Path, prefix: Path) -> None:
     kept["link"] = {"source": "", "type": 1}
     kept["files"] = [name for name in record["files"] if os.path.lexists(prefix / name)]
     paths, present = record.get("paths_data", {}), set(kept["files"])
-    kept["paths_data"] = paths | {"paths": [p for p in paths.get("paths", []) if p["_path"] in present]}
+    kept["paths_data"] = paths | {
+        "paths": [_as_it_is(p, prefix / p["_path"]) for p in paths.get("paths", []) if p["_path"] in present]
+    }
     _replace(file, json.dumps(kept, indent=1, sort_keys=True).encode())
 
 
+def _as_it_is(entry: dict[str, Any], file: Path) -> dict[str, Any]:
+    """Return conda's entry of a file, with its digest of now if its size is another one (prune.py takes symbols out)."""
+    if entry.get("path_type") == "softlink" or entry.get("size_in_bytes") == file.stat().st_size:
+        return entry
+    data = file.read_bytes()
+    return entry | {"sha256_in_prefix": hashlib.sha256(data).hexdigest(), "size_in_bytes": len(data)}
+
+
 def _rewrite_record(record: Path, packages: Path, changed: set[Path]) -> None:
-    """Sort the rows, leave out files that are gone, and digest anew those that changed."""
+    """Sort the rows, leave out files that are gone, and digest anew those that changed or have another size."""
     rows = []
     for row in csv.reader(io.StringIO(record.read_text("utf-8"))):
         file = Path(os.path.normpath(packages / row[0]))
         if not file.exists() and not row[0].endswith(".pyc"):
             continue
-        if file in changed:
+        if file in changed or (row[2] and int(row[2]) != file.stat().st_size):
             data = file.read_bytes()
             digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
             row = [row[0], f"sha256={digest}", str(len(data))]  # noqa: PLW2901

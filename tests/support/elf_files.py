@@ -9,15 +9,22 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def make_library(folder: Path, soname: str, version: str = "", *, symbol: str = "answer") -> Path:
-    """Compile a library that defines one function, at a symbol version such as ``GLIBCXX_3.4.99`` if one is given."""
+def make_library(folder: Path, soname: str, version: str = "", *, symbol: str = "answer", debug: bool = False) -> Path:
+    """Compile a library that defines one function, at a symbol version such as ``GLIBCXX_3.4.99`` if one is given.
+
+    With ``debug`` it has debug information and a symbol table of over 64 KiB.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     script = folder / f"{soname}.map"
     script.write_text(f"{version or 'NONE'} {{ global: {symbol}; }};\n")
     options = [f"-Wl,--version-script={script}"] if version else []
-    return _compile(
-        folder / soname, f"int {symbol}(void) {{ return 42; }}\n", "-shared", "-fPIC", f"-Wl,-soname,{soname}", *options
-    )
+    source = f"int {symbol}(void) {{ return 42; }}\n"
+    if debug:
+        options.append("-g")
+        source += "".join(
+            f"static __attribute__((used)) int local_function_{i}(int x) {{ return x + {i}; }}\n" for i in range(3000)
+        )
+    return _compile(folder / soname, source, "-shared", "-fPIC", f"-Wl,-soname,{soname}", *options)
 
 
 def make_program(

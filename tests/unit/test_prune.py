@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from support.elf_files import make_library
 from vllm_env.prune import RULES, prune
 
 if TYPE_CHECKING:
@@ -15,11 +16,13 @@ _SITE = "lib/python3.11/site-packages"
 _KEPT = (
     "bin/python", "lib/libpython3.11.so.1.0", "lib/libiomp5.so", f"{_SITE}/numpy/core/a.so", f"{_SITE}/torch/testing/a.py",
     f"{_SITE}/pkg/contest.py", f"{_SITE}/tests.py", f"{_SITE}/torch/include/a.h", "include/python3.11/Python.h",
+    f"{_SITE}/torch/bin/torch_shm_manager", f"{_SITE}/pkg/bin/test_tool",
 )  # fmt: skip
 _LEFT_OUT = {
     "static-libraries": f"{_SITE}/torch/lib/libx.a",
     "debug-symbols": "lib/libx.so.debug",
     "tests": f"{_SITE}/numpy/core/tests/test_a.py",
+    "test-programs": f"{_SITE}/torch/bin/test_api",
     "intel-offload": "lib/libomptarget.so",
     "pkg-config": "lib/pkgconfig/a.pc",
     "manuals": "share/man/man1/a.1",
@@ -42,7 +45,7 @@ def _files(prefix: Path) -> set[str]:
 
 def test_every_rule_has_a_reason_and_a_case_here() -> None:
     """A new rule needs a case in this file and a reason for the person who reads the manifest."""
-    assert {rule.name for rule in RULES} == set(_LEFT_OUT)
+    assert {rule.name for rule in RULES} == {*_LEFT_OUT, "symbols"}
     assert all(rule.reason for rule in RULES)
 
 
@@ -75,3 +78,16 @@ def test_a_link_is_removed_and_not_what_it_points_to(prefix: Path, tmp_path_fact
     prune(prefix, "cpu")
     assert (outside / "file").exists()
     assert not (prefix / _SITE / "pkg/tests").is_symlink()
+
+
+def test_symbols_are_taken_out_of_a_library_that_stays(tmp_path: Path) -> None:
+    """One file, smaller by what the report says; --keep symbols leaves it; the rule that removes a file comes first."""
+    kept, gone = tmp_path / "lib/libanswer.so.1", tmp_path / "lib/libanswer.so.debug"
+    make_library(tmp_path / "lib", "libanswer.so.1", debug=True)
+    gone.write_bytes(kept.read_bytes())
+    before = kept.stat().st_size
+    assert [p.rule for p in prune(tmp_path, "cpu", ("symbols",))] == ["debug-symbols"]
+    assert kept.stat().st_size == before
+    (pruned,) = prune(tmp_path, "cpu")
+    assert (pruned.rule, pruned.files, pruned.size) == ("symbols", 1, before - kept.stat().st_size)
+    assert pruned.size > 0

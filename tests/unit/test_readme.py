@@ -8,6 +8,7 @@ from pathlib import Path
 from triton_vllm.settings import Settings
 from vllm_env.cli import build_parser
 from vllm_env.commands import COMMANDS
+from vllm_env.prune import RULES
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -44,6 +45,13 @@ def test_the_parameters_table_is_that_of_the_adapter():
     plain = {name: getattr(Settings, field) for name, field in read.items()}
     defaults = {n: "" if v == () else str(v).lower() if isinstance(v, bool) else f"{v:g}" for n, v in plain.items()}
     assert documented == defaults
+
+
+def test_the_rules_table_is_that_of_the_program():
+    """Every rule by which something is left out stands in the README with its profiles and its reason, and no other."""
+    table = (ROOT / "README.md").read_text("utf-8").split("<!-- rules")[1].split("<!-- end of rules")[0]
+    documented = re.findall(r"^\| `(.+?)` \| (.+?) \| (.+) \|$", table, re.MULTILINE)
+    assert documented == [(rule.name, ", ".join(rule.profiles), rule.reason) for rule in RULES]
 
 
 def test_every_subcommand_is_named():

@@ -42,7 +42,9 @@ def prefix(tmp_path: Path) -> Path:
     for name in ("INSTALLER", "REQUESTED", "direct_url.json", "uv_cache.json", "METADATA"):
         (info / name).write_text("x")
     rows = ["../../../bin/tool,sha256=old,1", "demo-1.dist-info/direct_url.json,sha256=x,1", "demo/gone.py,,"]
-    rows += ["demo-1.dist-info/METADATA,sha256=kept,1", "demo-1.dist-info/RECORD,,"]
+    rows += ["demo-1.dist-info/METADATA,sha256=kept,1", "demo-1.dist-info/RECORD,,", "demo/stripped.so,sha256=old,9"]
+    (info.parent / "demo").mkdir()
+    (info.parent / "demo/stripped.so").write_bytes(b"shorter")
     (info / "RECORD").write_text("\n".join(rows) + "\n")
     return prefix
 
@@ -91,6 +93,8 @@ def test_record_has_the_digest_of_what_was_rewritten(prefix: Path) -> None:
     digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
     assert rows["../../../bin/tool"] == [f"sha256={digest}", str(len(data))]
     assert rows["demo-1.dist-info/METADATA"] == ["sha256=kept", "1"]
+    assert rows["demo/stripped.so"][1] == "7"
+    assert rows["demo/stripped.so"][0] != "sha256=old"
     assert list(rows) == sorted(rows)
     assert "demo/gone.py" not in rows
     assert "demo-1.dist-info/direct_url.json" not in rows
@@ -111,7 +115,11 @@ def test_condas_record_tells_of_no_place_and_of_no_file_that_is_gone(prefix: Pat
     assert "/build" not in text
     assert "timestamp" not in record
     assert record["files"] == ["bin/tool"]
-    assert record["paths_data"] == {"paths": [{"_path": "bin/tool"}]}
+    data = (prefix / "bin/tool").read_bytes()
+    digest = hashlib.sha256(data).hexdigest()
+    assert record["paths_data"] == {
+        "paths": [{"_path": "bin/tool", "size_in_bytes": len(data), "sha256_in_prefix": digest}]
+    }
 
 
 def test_a_hard_link_into_a_cache_is_not_written_through(prefix: Path, tmp_path: Path) -> None:

@@ -1,0 +1,208 @@
+"""Takes symbol tables and debug information out of ELF files, and moves nothing that is loaded.
+
+GNU strip lays a file out anew, which breaks libraries that patchelf or auditwheel has changed ("ELF load command
+address/offset not properly aligned"), and binutils is not in every container. Here all bytes up to the end of what a
+loader maps stay where they are; behind them some sections go and the table of sections is written anew. A file that is
+laid out in any other way stays as it is.
+"""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import struct
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from typing import BinaryIO
+
+_LEAST = 64 * 2**10  # bytes; below this a file is not worth writing anew
+
+# ELF-64, little-endian: the file's header, a segment's and a section's (System V gABI 4.1, elf(5))
+_FILE = struct.Struct("<16sHHIQQQIHHHHHH")
+_SEGMENT = struct.Struct("<IIQQQQQQ")
+_SECTION = struct.Struct("<IIQQQQIIQQ")
+_MAGIC = b"\x7fELF\x02\x01"  # 64 bits, little-endian
+_PROGRAM, _LIBRARY = 2, 3
+_SYMBOLS, _STRINGS, _RELA, _NO_BITS, _REL, _GROUP, _SYMBOL_SECTIONS = 2, 3, 4, 8, 9, 17, 18
+_IS_LOADED, _INFO_IS_SECTION = 0x2, 0x40
+_PAGE = 4096  # bytes; nothing that is not loaded is aligned to more
+_RESERVED = 0xFF00  # from here on a count of sections or an index is an escape
+_DEBUG = (".debug_", ".zdebug_", ".rela.debug_", ".gnu_debug", ".gdb_index")
+
+
+class _Section(NamedTuple):
+    """A section's header, field by field as in the file."""
+
+    name: int
+    kind: int
+    flags: int
+    address: int
+    offset: int
+    size: int
+    link: int
+    info: int
+    alignment: int
+    entry_size: int
+
+    @property
+    def end(self) -> int:
+        return self.offset + (0 if self.kind == _NO_BITS else self.size)
+
+    @property
+    def is_loaded(self) -> bool:
+        return bool(self.flags & _IS_LOADED)
+
+
+@dataclass(frozen=True)
+class _Elf:
+    """A file's header, its sections with their names, and where that ends which must not move."""
+
+    header: tuple[bytes | int, ...]
+    sections: list[_Section]
+    names: list[bytes]
+    fixed: int
+    table: int
+    names_at: int
+    size: int
+
+
+class _UnusualError(Exception):
+    """The file is not laid out as compilers and linkers do it."""
+
+
+def strip_symbols(file: Path) -> int:
+    """Take the symbol table and debug information out of an ELF file and return the bytes saved; 0: it is as it was.
+
+    The file is replaced by rename, with its mode and times: it may be a hard link into a cache.
+    """
+    if file.is_symlink() or file.stat().st_size < _LEAST:
+        return 0
+    with file.open("rb") as stream:
+        try:
+            elf = _read(stream)
+            dropped = _droppable(elf)
+            if sum(elf.sections[i].size for i in dropped) < _LEAST:
+                return 0
+            _require_known(elf, stream)
+            rest = _remaining(elf, dropped)
+        except (_UnusualError, IndexError, ValueError):  # the latter two: an index or a name that is not there
+            return 0
+        temporary = file.with_name(f".{file.name}.new")
+        with temporary.open("wb") as sink:
+            _write(rest, stream, sink)
+    shutil.copystat(file, temporary)
+    saved = elf.size - temporary.stat().st_size
+    temporary.replace(file)
+    return saved
+
+
+def _require(condition: bool) -> None:  # noqa: FBT001 - reads as the sentence that it is
+    if not condition:
+        raise _UnusualError
+
+
+def _read(stream: BinaryIO) -> _Elf:
+    size = stream.seek(0, 2)
+    header = _FILE.unpack(_at(stream, 0, _FILE.size))
+    ident, kind, _, _, _, segments_at, table, _, _, segment_size, segments, section_size, count, names_at = header
+    _require(ident.startswith(_MAGIC) and kind in (_PROGRAM, _LIBRARY))
+    _require((segment_size, section_size) == (_SEGMENT.size, _SECTION.size))
+    _require(segments > 0 and 0 < names_at < count < _RESERVED)
+    sections = [_Section(*row) for row in _SECTION.iter_unpack(_at(stream, table, count * _SECTION.size))]
+    strings = _at(stream, sections[names_at].offset, sections[names_at].size)
+    names = [strings[s.name : strings.index(b"\0", s.name)] for s in sections]
+    mapped = [s[2] + s[5] for s in _SEGMENT.iter_unpack(_at(stream, segments_at, segments * _SEGMENT.size))]
+    loaded = [s.end for s in sections if s.is_loaded and s.kind != _NO_BITS]
+    fixed = max(_FILE.size, segments_at + segments * _SEGMENT.size, *mapped, *loaded)
+    return _Elf(header, sections, names, fixed, table, names_at, size)
+
+
+def _at(stream: BinaryIO, offset: int, length: int) -> bytes:
+    _require(offset + length <= stream.seek(0, 2))
+    stream.seek(offset)
+    return stream.read(length)
+
+
+def _droppable(elf: _Elf) -> set[int]:
+    """Return the indices of symbol tables, of their strings and of debug information."""
+    sections = elf.sections
+    free = {i for i, s in enumerate(sections) if i and not s.is_loaded}
+    symbols = {i for i in free if sections[i].kind == _SYMBOLS}
+    strings = {sections[i].link for i in symbols if sections[sections[i].link].kind == _STRINGS} - {elf.names_at}
+    extended = {i for i in free if sections[i].kind == _SYMBOL_SECTIONS}
+    debug = {i for i in free if elf.names[i].decode("latin-1").startswith(_DEBUG)}
+    return (symbols | strings | extended | debug) & free
+
+
+def _require_known(elf: _Elf, stream: BinaryIO) -> None:
+    """Make sure that behind what is loaded there are sections and their table, and nothing else.
+
+    Something else may be data that a program looks for at its own end.
+    """
+    behind = [
+        (s.offset, s.end, s.alignment) for s in elf.sections[1:] if s.kind != _NO_BITS and s.size and s.end > elf.fixed
+    ]
+    behind.append((elf.table, elf.table + len(elf.sections) * _SECTION.size, 8))
+    position = elf.fixed
+    for start, end, alignment in sorted(behind):
+        gap = start - position
+        _require(0 <= gap < max(alignment, 1) and _at(stream, position, gap) == bytes(gap))
+        position = end
+    _require(position == elf.size)
+
+
+def _remaining(elf: _Elf, dropped: set[int]) -> _Elf:
+    """Return what stays, with its references renumbered; nothing that stays may refer to what goes."""
+    _require(all(elf.sections[i].offset >= elf.fixed for i in dropped))
+    # symbols of the dynamic table name their section by its number, so the loaded sections keep theirs
+    _require(min(dropped) > max(i for i, s in enumerate(elf.sections) if s.is_loaded))
+    kept = [i for i in range(len(elf.sections)) if i not in dropped]
+    number = {old: new for new, old in enumerate(kept)}
+    sections = []
+    for section in (elf.sections[i] for i in kept):
+        _require(section.is_loaded or section.alignment <= _PAGE)
+        refers = section.kind in (_REL, _RELA) or section.flags & _INFO_IS_SECTION
+        _require(section.kind != _GROUP and section.link in number and (not refers or section.info in number))
+        info = number[section.info] if refers else section.info
+        sections.append(section._replace(link=number[section.link], info=info))
+    return replace(elf, sections=sections, names=[elf.names[i] for i in kept], names_at=number[elf.names_at])
+
+
+def _write(elf: _Elf, source: BinaryIO, sink: BinaryIO) -> None:
+    """Write what is loaded as it was, the sections behind it in their order, and a new table of sections."""
+    source.seek(0)
+    _copy(source, sink, elf.fixed)
+    strings = b"".join(name + b"\0" for name in elf.names)
+    starts = [0, *itertools.accumulate(len(name) + 1 for name in elf.names)]
+    sections = [s._replace(name=start) for s, start in zip(elf.sections, starts, strict=False)]
+    for i in sorted(range(1, len(sections)), key=lambda i: sections[i].offset):
+        section = sections[i]
+        if i == elf.names_at:
+            sections[i] = section._replace(offset=sink.tell(), size=len(strings))
+            sink.write(strings)
+        elif section.offset >= elf.fixed and not section.is_loaded:
+            source.seek(section.offset)
+            sections[i] = section._replace(offset=_pad(sink, section.alignment))
+            _copy(source, sink, section.end - section.offset)
+    table = _pad(sink, 8)
+    sink.writelines(_SECTION.pack(*section) for section in sections)
+    sink.seek(0)
+    sink.write(_FILE.pack(*elf.header[:6], table, *elf.header[7:12], len(sections), elf.names_at))
+
+
+def _pad(sink: BinaryIO, alignment: int) -> int:
+    """Write zeros up to a multiple of ``alignment`` and return the position."""
+    sink.write(bytes(-sink.tell() % max(alignment, 1)))
+    return sink.tell()
+
+
+def _copy(source: BinaryIO, sink: BinaryIO, length: int) -> None:
+    while length:
+        data = source.read(min(length, 2**20))
+        if not data:
+            raise OSError(f"{source.name} changed while it was stripped")
+        sink.write(data)
+        length -= len(data)
