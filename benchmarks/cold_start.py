@@ -1,10 +1,11 @@
 """Launch to ready and to the first token, phase by phase, of this project's repository and of what one would make first.
 
-    python3 benchmarks/cold_start.py --repository BUILT --triton-root ROOT --prefix PREFIX
+    .tools/venv/bin/python benchmarks/cold_start.py --repository BUILT --triton-root ROOT
 
 Cases: `archive`, the repository as `gen_vllm_env.sh` built it; `directory`, the same environment unpacked; `baseline`,
-a plain conda-pack archive of the same prefix with a model.py that imports vLLM at its top. Cases alternate; the first
-start of each finds vLLM's caches empty, the later ones find them filled. Writes a table and a figure to `--out`.
+what a person would make without this project: the same wheels installed into a conda prefix, packed by conda-pack, both
+with their defaults (no bytecode, nothing left out), and a model.py that imports vLLM at its top. Cases alternate; the
+first start of each finds vLLM's caches empty, the later ones find them filled. Writes a table and a figure to `--out`.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from harness.targets import TritonTarget
 
 _CPU = {"dtype": "float32", "enforce_eager": True, "max_model_len": 512}
 _GPU = {"dtype": "float16", "max_model_len": 512, "gpu_memory_utilization": 0.5}
-ARCHIVE = "vllm_env.tar.gz"
+ARCHIVE, BASELINE = "vllm_env.tar.gz", "baseline.tar.gz"
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,9 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--repository", type=Path, default=Path("model_repository"), metavar="DIR", help="built by gen_vllm_env.sh")
-    add("--prefix", type=Path, metavar="DIR", help="the conda prefix it was packed from; without it no baseline")
+    add(
+        "--baseline-prefix", type=Path, metavar="DIR", help="made if it is not there, which takes the packager's Python"
+    )
     add("--directory", type=Path, metavar="DIR", help="unpacked environment; default: the archive, unpacked")
     add("--triton-root", type=Path, default=Path("/opt/tritonserver"), metavar="DIR")
     add("--shape", choices=sorted(SHAPES), default="tiny-opt")
@@ -72,7 +75,10 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     add("--cases", nargs="+", default=["baseline", "archive", "directory"])
     add("--out", type=Path, default=Path("benchmarks/results/cold_start"), metavar="PATH", help="without suffix")
     add(
-        "--work", type=Path, metavar="DIR", help="default a new temporary directory; needs twice the environment's size"
+        "--work",
+        type=Path,
+        metavar="DIR",
+        help="default a new temporary directory; needs thrice the environment's size",
     )
     add("--commit", default="")
     return parser.parse_args(arguments)
@@ -91,13 +97,11 @@ def prepare(case: str, options: argparse.Namespace, work: Path, engine: dict[str
     elif case == "directory":
         environment = str(options.directory.absolute() if options.directory else unpack(archive, work / "unpacked"))
     elif case == "baseline":
-        if options.prefix is None:
-            raise SystemExit("the case baseline needs --prefix")
         shutil.rmtree(model / "1")
         (model / "1").mkdir()
         shutil.copy(Path(__file__).with_name("harness") / "baseline_model.py", model / "1" / "model.py")
         (model / "vllm_env.json").unlink(missing_ok=True)
-        environment = str(conda_pack(options.prefix, work / "baseline.tar.gz"))
+        environment = str(conda_pack(baseline_prefix_of(options, work), work / BASELINE))
     else:
         raise SystemExit(f"case {case!r}: choose of baseline, archive, directory")
     set_parameter(model / "config.pbtxt", "EXECUTION_ENV_PATH", environment)
@@ -111,12 +115,48 @@ def unpack(archive: Path, destination: Path) -> Path:
     return destination
 
 
+def baseline_prefix_of(options: argparse.Namespace, work: Path) -> Path:
+    """Return the baseline's prefix, made if it is not there.
+
+    Raises:
+        SystemExit: it is one that the packager has made, or its wheels are compiled.
+    """
+    from harness import baseline_prefix
+
+    prefix: Path = (options.baseline_prefix or work / "baseline-prefix").absolute()
+    if not prefix.exists():
+        baseline_prefix.make(prefix, options.repository.absolute() / "vllm", options.triton_root.absolute())
+    found = baseline_prefix.inspect(prefix)
+    if found.hooked or found.compiled:
+        raise SystemExit(
+            f"{prefix} is no baseline: it has {found.compiled} compiled modules of vLLM, hook: {found.hooked}"
+        )
+    return prefix
+
+
+def baseline_notes(options: argparse.Namespace, work: Path) -> list[str]:
+    """Return the lines of the report that say what the baseline is, from what was packed."""
+    from harness import baseline_prefix
+
+    found = baseline_prefix.inspect(baseline_prefix_of(options, work))
+    packed = (work / BASELINE).stat().st_size
+    made = (
+        "baseline: the repository's locked wheels put into a conda prefix by `uv pip install` and packed by `conda-pack`, "
+        "both with their defaults; `benchmarks/harness/baseline_model.py` imports vLLM at its top"
+    )
+    holds = (
+        f"baseline's prefix: {found.distributions} distributions, {found.size / 1e9:.2f} GB, nothing left out, "
+        f"{found.compiled} of vLLM's modules compiled and all of the standard library's, as from conda-forge; "
+        f"packed {packed / 1e9:.2f} GB"
+    )
+    return [made, holds]
+
+
 def conda_pack(prefix: Path, archive: Path) -> Path:
-    """Pack a prefix with conda-pack as it comes, on two threads."""
-    program = "import sys, conda_pack; conda_pack.pack(prefix=sys.argv[1], output=sys.argv[2], n_threads=2, force=True)"
-    environment = {**os.environ, "PYTHONWARNINGS": "ignore"}
-    command = [sys.executable, "-c", program, str(prefix), str(archive)]
-    subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL)
+    """Pack a prefix with conda-pack as it comes."""
+    program = str(Path(sys.executable).with_name("conda-pack"))
+    command = [program, "--quiet", "--force", "--prefix", str(prefix), "--output", str(archive)]
+    subprocess.run(command, check=True, env={**os.environ, "PYTHONWARNINGS": "ignore"})
     return archive
 
 
@@ -199,13 +239,23 @@ def main(arguments: list[str] | None = None) -> int:
     engine: dict[str, object] = {"model": str(write_checkpoint(shape, work / shape.name)), "load_format": "dummy"}
     engine.update(_GPU if gpu else _CPU)
     stores = {case: prepare(case, options, work, engine) for case in options.cases}
-    python = options.directory or (work / "unpacked" if (work / "unpacked").exists() else options.prefix)
-    described = machine.describe(python or Path("/usr"), options.triton_root, commit=options.commit)
+    environments = (
+        options.directory,
+        work / "unpacked",
+        options.baseline_prefix,
+        work / "baseline-prefix",
+        Path("/usr"),
+    )
+    python = next(place for place in environments if place and place.exists())
+    described = machine.describe(python, options.triton_root, commit=options.commit)
     notes = [f"command: `python3 benchmarks/cold_start.py {shlex.join(given)}`"]
+    if "baseline" in options.cases:
+        notes += baseline_notes(options, work)
     starts: list[Start] = []
     for number in range(options.starts):
         for case, store in stores.items():
-            variables = {"VLLM_CACHE_ROOT": str(work / f"cache-{case}")}
+            # a server may write bytecode, as it may in a container, whatever this shell is set to
+            variables = {"VLLM_CACHE_ROOT": str(work / f"cache-{case}"), "PYTHONDONTWRITEBYTECODE": ""}
             variables |= {"VLLM_USE_FLASHINFER_SAMPLER": "0"} if gpu else {"VLLM_CPU_KVCACHE_SPACE": "1"}
             setting = Setting(Path(), options.triton_root.absolute(), options.repository, engine, variables, work)
             starts.append(start_once(case, number, store, setting, shape.vocabulary))

@@ -7,16 +7,21 @@ from __future__ import annotations
 
 import asyncio
 import json
+import locale
 import threading
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import triton_python_backend_utils as pb_utils
-from vllm import SamplingParams
-from vllm.engine.arg_utils import AsyncEngineArgs
-from vllm.sampling_params import RequestOutputKind
-from vllm.v1.engine.async_llm import AsyncLLM
+# What everybody needs to start at all: the stub embeds Python without a locale, open() means ASCII, and torch's import
+# dies of it with UnicodeDecodeError.
+locale.setlocale(locale.LC_ALL, "C.UTF-8")
+
+import numpy as np  # noqa: E402
+import triton_python_backend_utils as pb_utils  # noqa: E402
+from vllm import SamplingParams  # noqa: E402
+from vllm.engine.arg_utils import AsyncEngineArgs  # noqa: E402
+from vllm.sampling_params import RequestOutputKind  # noqa: E402
+from vllm.v1.engine.async_llm import AsyncLLM  # noqa: E402
 
 
 class TritonPythonModel:

@@ -38,7 +38,8 @@ class Machine:
 
 def describe(environment: Path, triton_root: Path, *, commit: str = "") -> Machine:
     """Read the machine's and the versions' names; `commit` is for a copy that has no git history."""
-    vllm, torch = [*_output([str(environment / "bin" / "python"), "-c", _PROBE]).split()[-2:], "?", "?"][:2]
+    # -B: this must not leave bytecode in an environment whose starts are then measured
+    vllm, torch = [*_output([str(environment / "bin" / "python"), "-B", "-c", _PROBE]).split()[-2:], "?", "?"][:2]
     return Machine(
         processor=f"{os.cpu_count()} cores of {_processor()}",
         memory=f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.0f} GiB",
