@@ -121,8 +121,7 @@ def make_plan(request: BuildRequest, root: Path, pip: PipConfig, console: Consol
     triton = find_triton(request.triton_root, console)
     spec = load_spec(request.profile or default_profile(triton), request.overrides, request.spec_file)
     if request.smoke and request.layout == "archive":
-        # hard-coded in Triton's pb_env.cc: TMPDIR does not move it
-        cache.require_space(Path("/tmp"), _EXTRACTED[spec.profile], "Triton's extraction for the smoke run")  # noqa: S108
+        _require_space_to_extract(spec.profile)
     options = dataclasses.replace(request.stub_options, gpu=spec.profile == "cuda")
     stub = plan_stub(triton, spec.python, request.stub, options)
     with console.stage("lock") as stage:
@@ -133,6 +132,16 @@ def make_plan(request: BuildRequest, root: Path, pip: PipConfig, console: Consol
     prefix = prefix_key(lock, request.keep)
     key = cache.key_of(archive_key(prefix), stub_identity(stub, triton, lock.python, options), request.layout)
     return Plan(spec, triton, lock, stub, options, key, prefix)
+
+
+def _require_space_to_extract(profile: str) -> None:
+    cache.require_space(
+        Path("/tmp"),  # noqa: S108 - hard-coded in Triton's pb_env.cc: TMPDIR does not move it
+        _EXTRACTED[profile],
+        "Triton's extraction for the smoke run",
+        remedy="Free some space in /tmp or mount a larger file system there (Triton extracts nowhere else); "
+        "--layout directory needs none, and --no-smoke-run leaves it to the server that will load the model.",
+    )
 
 
 def build(request: BuildRequest, console: Console, *, dry_run: bool = False) -> BuildResult | Plan:

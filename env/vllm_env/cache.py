@@ -183,7 +183,7 @@ def filelock_of(file: Path, waiting: Callable[[], None]) -> Iterator[None]:
         os.close(handle)
 
 
-def require_space(folder: Path, needed: int, purpose: str) -> None:
+def require_space(folder: Path, needed: int, purpose: str, remedy: str = SPACE_REMEDY) -> None:
     """Refuse early when a file system has less than ``needed`` bytes free.
 
     Raises:
@@ -196,5 +196,5 @@ def require_space(folder: Path, needed: int, purpose: str) -> None:
     if free < needed:
         raise VllmEnvError(
             f"No space: {purpose} needs {needed / 1e9:.1f} GB in {folder}, and {free / 1e9:.1f} GB are free.",
-            remedy=SPACE_REMEDY,
+            remedy=remedy,
         )

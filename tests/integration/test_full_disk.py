@@ -1,4 +1,4 @@
-"""No space left, on real small file systems: at the cache, at the repository, at TMPDIR."""
+"""No space left, on real small file systems: at the cache, at the repository, at TMPDIR, at the server's /tmp."""
 
 from __future__ import annotations
 
@@ -18,6 +18,19 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from support.small_fixtures import Channel
+
+# In a mount namespace of its own /tmp is a file system of 1 GB, and the folders of the real one are where they were.
+_MOUNT_SMALL_TMP = """\
+mount --bind /tmp /media
+mount -t tmpfs -o size=1g tmpfs /tmp
+for folder in /media/*/; do
+    name=${folder#/media/}
+    mkdir "/tmp/$name"
+    mount --bind "$folder" "/tmp/$name" || rmdir "/tmp/$name"  # gone meanwhile
+done
+exec "$@"
+"""
+_SMALL_TMP = ["unshare", "--mount", "sh", "-ec", _MOUNT_SMALL_TMP, "sh"]
 
 
 @contextlib.contextmanager
@@ -93,6 +106,28 @@ def test_a_repository_without_space_is_as_before(lab: Lab, channel: Channel) -> 
         assert str(lab.repository) in build.text()
         assert _digests(lab.repository) == before
         assert lab.stray_files() == []
+
+
+def test_a_tmp_too_small_for_the_smoke_run_is_refused_before_the_long_work(lab: Lab, channel: Channel) -> None:
+    """Triton extracts to /tmp, which TMPDIR does not move: /tmp and the ways out are named, and what stood stays."""
+    may = subprocess.run([*_SMALL_TMP, "true"], capture_output=True, text=True, check=False)
+    if may.returncode != 0:
+        pytest.skip(f"a /tmp of its own cannot be mounted here: {may.stderr.strip()}")
+    _fill_cache(lab, channel)
+    lab.finish()
+    before = _digests(lab.repository)
+    lab.make_cold()
+    build = lab.start(*_SMALL_TMP, smoke=True)
+    assert build.wait() == 1
+    assert "No space: Triton's extraction for the smoke run needs 2.5 GB in /tmp, and 1.1 GB are free." in build.text()
+    assert "  fix: Free some space in /tmp" in build.text()
+    assert "--layout directory" in build.text()
+    assert "lock …" not in build.text()
+    assert _digests(lab.repository) == before
+    assert lab.stray_files() == []
+    without = lab.start(*_SMALL_TMP)  # as the message says, --no-smoke-run needs no room there
+    assert without.wait() == 0, without.text()
+    assert _digests(lab.repository) != before
 
 
 @pytest.mark.slow

@@ -54,13 +54,15 @@ class Lab:
             shutil.rmtree(self.cache / name, ignore_errors=True)
         self.targets.reverse()
 
-    def start(self, **variables: str) -> Build:
-        """Starts a build of the current target."""
+    def start(self, *launcher: str, smoke: bool = False, **variables: str) -> Build:
+        """Starts a build of the current target; ``launcher`` is a program that runs the command after it."""
         self.temporary.mkdir(parents=True, exist_ok=True)
         environment = small_build.environment(self.cache, **{"TMPDIR": str(self.temporary), **variables})
-        argv = small_build.command(self.repository, "--spec", self.spec, "--with", self.targets[0])
+        argv = small_build.command(self.repository, "--spec", self.spec, "--with", self.targets[0], smoke=smoke)
         return Build(
-            subprocess.Popen(argv, env=environment, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+            subprocess.Popen(
+                [*launcher, *argv], env=environment, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+            )
         )
 
     def finish(self) -> str:
