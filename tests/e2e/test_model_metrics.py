@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -28,15 +29,22 @@ PROMPT, ANSWER = FACTS[2]
 TEXTS = [*(text for text, _ in FACTS), *STRANGE]
 LOAD = {"temperature": 0, "max_tokens": 16, "ignore_eos": True}
 COUNTS = ("vllm:prompt_tokens_total", "vllm:generation_tokens_total", "vllm:e2e_request_latency_seconds_count")
-DOCUMENTED = (  # by the official backend; `best_of` is no longer in vLLM
-    "vllm:prompt_tokens_total",
-    "vllm:generation_tokens_total",
-    "vllm:time_to_first_token_seconds_bucket",
-    "vllm:e2e_request_latency_seconds_bucket",
-    "vllm:request_prompt_tokens_bucket",
-    "vllm:request_generation_tokens_bucket",
-    "vllm:request_params_n_bucket",
-)
+DOCUMENTED = {  # by the official backend, with the names that vLLM has given them in turn, without a sample's suffix
+    "prompt tokens": ("prompt_tokens",),
+    "generation tokens": ("generation_tokens",),
+    "time to first token": ("time_to_first_token_seconds",),
+    "time per output token": (
+        "time_per_output_token_seconds",  # deprecated in 0.11 for the next one, then removed
+        "inter_token_latency_seconds",
+        "request_time_per_output_token_seconds",
+    ),
+    "end-to-end latency": ("e2e_request_latency_seconds",),
+    "prompt tokens per request": ("request_prompt_tokens",),
+    "generation tokens per request": ("request_generation_tokens",),
+    "best_of": ("request_params_best_of",),
+    "n": ("request_params_n",),
+}
+GONE = {"best_of"}  # from vLLM's V1 engine
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +68,14 @@ def openai_metrics(parts: Parts, tmp_path_factory: pytest.TempPathFactory) -> Me
         return _settled(url + "/metrics")
 
 
+@pytest.fixture(scope="module")
+def triton_metrics(metrics_server: TritonServer) -> Metrics:
+    """What Triton exports after the same load, half of it streamed."""
+    answers = ask_all(metrics_server, [prompt(text, LOAD, stream=i % 2 == 0) for i, text in enumerate(TEXTS)])
+    assert not [answer.error for answer in answers if answer.error]
+    return _settled(metrics_server.metrics_url)
+
+
 def _settled(url: str) -> Metrics:
     """Returns the metrics once all requests of the load are in them: both servers write them with a delay."""
     until = time.monotonic() + 15
@@ -71,18 +87,31 @@ def _settled(url: str) -> Metrics:
         time.sleep(0.3)
 
 
-def test_all_of_vllms_metrics_with_equal_counts(metrics_server: TritonServer, openai_metrics: Metrics) -> None:
+def test_all_of_vllms_metrics_with_equal_counts(triton_metrics: Metrics, openai_metrics: Metrics) -> None:
     """Every sample that vLLM's server exports is there, labelled with the model; tokens and requests are counted alike."""
-    answers = ask_all(metrics_server, [prompt(text, LOAD, stream=i % 2 == 0) for i, text in enumerate(TEXTS)])
-    assert not [answer.error for answer in answers if answer.error]
-    metrics = _settled(metrics_server.metrics_url)
+    metrics = triton_metrics
     # one of vLLM's, in its HTTP server's process, which there is none of here
     assert openai_metrics.names("vllm:") - metrics.names("vllm:") == set()
-    assert set(DOCUMENTED) <= metrics.names("vllm:")
     assert {name: metrics.total(name) for name in COUNTS} == {name: openai_metrics.total(name) for name in COUNTS}
     assert metrics.total("vllm:generation_tokens_total") == 16 * len(TEXTS)
     assert all(labels["model"] == "vllm" and labels["version"] == "1" for labels in metrics.labels("vllm:"))
     assert metrics.total("vllm:num_requests_running") == metrics.total("vllm:num_requests_waiting") == 0
+
+
+@pytest.mark.parametrize("meaning", DOCUMENTED)
+def test_a_documented_metric_has_vllms_name_and_count(
+    meaning: str, triton_metrics: Metrics, openai_metrics: Metrics
+) -> None:
+    """All samples of the metric, under the names that this vLLM gives it, and as much counted as by vLLM's own server."""
+    family = re.compile(rf"vllm:(?:{'|'.join(DOCUMENTED[meaning])})_(total|bucket|sum|count)")
+    samples = {name for name in openai_metrics.names("vllm:") if family.fullmatch(name)}
+    assert samples or meaning in GONE
+    assert {name for name in triton_metrics.names("vllm:") if family.fullmatch(name)} == samples
+    exact = re.compile(r".*(_total|_count|_tokens_sum|_params_\w+_sum)")  # other sums are seconds
+    counts = {name: triton_metrics.total(name) for name in samples if exact.fullmatch(name)}
+    assert counts == {name: openai_metrics.total(name) for name in counts}
+    assert all(counts.values())
+    assert bool(counts) == bool(samples)
 
 
 def test_metrics_leave_with_the_model_and_come_back_with_it(metrics_server: TritonServer) -> None:

@@ -16,6 +16,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from vllm_env.triton import STUB_NAME, open_root
+
 CHECKOUT = Path(__file__).resolve().parents[2]
 BUILD_SECONDS = 1200
 
@@ -56,6 +58,11 @@ def _assemble(repository: Path, environment: Path) -> Path:
     shutil.copytree(source, model, ignore=shutil.ignore_patterns("__pycache__", "vllm_env*", "triton_python*"))
     engine_args = source / "vllm_engine_args.json"
     shutil.copy(engine_args, model / engine_args.name)
+    # the Triton root's own stub is for its container's Python; with another the server never becomes ready
+    python = next(environment.glob("lib/python3.*")).name.removeprefix("python")
+    stub = open_root(triton_root()).stubs.get(python)
+    if stub:
+        shutil.copy(stub, model / STUB_NAME)
     point_to_environment(model, environment)
     return repository
 
