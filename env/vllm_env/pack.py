@@ -10,7 +10,6 @@ import concurrent.futures
 import dataclasses
 import hashlib
 import json
-import multiprocessing
 import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -20,7 +19,6 @@ from conda_pack.core import CondaPackException, Packer
 
 from . import cache
 from .errors import VllmEnvError
-from .process import become_worker
 from .tar_plan import Piece, TarPlan, compress_chunk
 
 if TYPE_CHECKING:
@@ -29,7 +27,7 @@ if TYPE_CHECKING:
 
     from .prefix import Prefix
 
-_FORMAT = 2  # raise it when the bytes of an archive change
+_FORMAT = 3  # raise it when the bytes of an archive change
 # Nobody runs conda-unpack under Triton, and there is nothing for it to do: no file holds the prefix's place.
 _LEFT_OUT = frozenset({"bin/conda-unpack", "bin/conda_unpack_progress.py"})
 
@@ -116,8 +114,12 @@ def _unlisted_bytecode(prefix: Path, listed: set[str]) -> list[str]:
     It takes bytecode beside a conda package's sources for conda's own, which is made when a package is installed, and
     drops it (core.py, ``find_py_source``); the standard library would be compiled anew at every start.
     """
-    found = (file.relative_to(prefix).as_posix() for file in prefix.glob("lib/python3.*/**/__pycache__/*.pyc"))
-    return sorted(set(found) - listed)
+    found: set[str] = set()
+    for folder, _, files in os.walk(prefix / "lib"):
+        if folder.endswith("/__pycache__"):
+            inside = folder[len(str(prefix)) + 1 :]
+            found.update(f"{inside}/{name}" for name in files if name.endswith(".pyc"))
+    return sorted(found - listed)
 
 
 def write_archive(
@@ -126,13 +128,8 @@ def write_archive(
     """Write a planned archive and return its SHA-256; all cores compress."""
     chunks = plan.chunks()
     digest = hashlib.sha256()
-    # "spawn" would import this program anew in each worker; a fork has it, and the workers only read and compress
-    context = multiprocessing.get_context("fork")
     workers = os.cpu_count() or 1
-    with (
-        concurrent.futures.ProcessPoolExecutor(workers, mp_context=context, initializer=become_worker) as pool,
-        target.open("wb") as sink,
-    ):
+    with concurrent.futures.ThreadPoolExecutor(workers) as pool, target.open("wb") as sink:
         for number, member in enumerate(_in_order(pool, chunks, 4 * workers), 1):
             sink.write(member)
             digest.update(member)
@@ -142,7 +139,7 @@ def write_archive(
     return digest.hexdigest()
 
 
-def _in_order(pool: concurrent.futures.Executor, chunks: list[list[Piece]], ahead: int) -> Iterator[bytes]:
+def _in_order(pool: concurrent.futures.Executor, chunks: list[list[Piece]], ahead: int) -> Iterator[bytearray]:
     """Yield the compressed chunks in order, with no more than ``ahead`` of them waiting in memory."""
     pending = []
     for chunk in chunks:

@@ -1,8 +1,11 @@
-"""A tar archive planned before it is written, so that several processes can write it at once.
+"""A tar archive planned before it is written, so that several threads can write it at once.
 
 A plan is the archive's bytes as a list of pieces: headers and small files' bytes as they are, and ranges of files. It is
 cut into chunks at fixed places; each worker reads and compresses whole chunks to gzip members, which one after the other
 are the archive (RFC 1952, 2.2). The result depends on the plan alone, not on the number of workers.
+
+Workers are threads: reading, libdeflate and SHA-256 all run without the interpreter's lock, and nothing is copied from
+one process to another.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 import os
 import stat
 import tarfile
+import threading
 from dataclasses import dataclass, field
 
 import deflate
@@ -17,8 +21,14 @@ import deflate
 from .relocate import EPOCH
 
 _CHUNK = 4 * 2**20  # bytes; compression gains no more from larger ones
-# libdeflate's level 2 writes the size of zlib's level 4, which conda-pack uses, in 0.4 of the processor time
-_LEVEL = 2
+# libdeflate's level 2 writes the size of zlib's level 4, which conda-pack uses, in 0.4 of the processor time; level 1
+# takes 0.75 of that again. What level 2 gains is 4.5 % on libraries, and 2-3 % on Python's sources and bytecode. All
+# unpack in the same time.
+_LEVEL, _LEVEL_INSIDE_A_FILE = 1, 2
+
+_NAME = 100  # bytes; a longer name is in a member of its own before it
+_END = tarfile.TarInfo().tobuf(tarfile.GNU_FORMAT)[257:]  # no owner and no device
+_local = threading.local()
 
 Piece = bytes | tuple[str, int, int]
 """Bytes, or a file's path with the offset and the length of a range of it."""
@@ -56,9 +66,7 @@ class TarPlan:
         self._append(data + b"\0" * (-len(data) % tarfile.BLOCKSIZE))
 
     def _header(self, name: str, kind: bytes, mode: int, size: int, link: str = "") -> None:
-        member = tarfile.TarInfo(name)
-        member.type, member.mode, member.size, member.linkname, member.mtime = kind, mode, size, link, EPOCH
-        self._append(member.tobuf(tarfile.GNU_FORMAT))
+        self._append(header(name, kind, mode, size, link))
         self.members += 1
 
     def _append(self, piece: Piece, length: int | None = None) -> None:
@@ -82,6 +90,34 @@ class TarPlan:
         return [chunk for chunk in chunks if chunk]
 
 
+def header(name: str, kind: bytes, mode: int, size: int, link: str = "") -> bytes:
+    """Return a member's header, the bytes that :mod:`tarfile` writes in GNU format, in a fifth of its time."""
+    target, source = (
+        _encoded(text) for text in (name + "/" * (kind == tarfile.DIRTYPE and not name.endswith("/")), link)
+    )
+    long = b"".join(
+        _block(b"././@LongLink", mark, 0, len(text) + 1, b"", 0) + text.ljust(_rounded(len(text) + 1), b"\0")
+        for mark, text in ((tarfile.GNUTYPE_LONGLINK, source), (tarfile.GNUTYPE_LONGNAME, target))
+        if len(text) > _NAME
+    )
+    return long + _block(target[:_NAME], kind, mode, size, source[:_NAME], EPOCH)
+
+
+def _block(name: bytes, kind: bytes, mode: int, size: int, link: bytes, mtime: int) -> bytes:
+    length = b"%011o\0" % size if size < 8**11 else b"\x80" + size.to_bytes(11, "big")
+    start = b"%s%07o\0%s%s%011o\0" % (name.ljust(_NAME, b"\0"), mode, b"0000000\0" * 2, length, mtime)
+    end = kind + link.ljust(_NAME, b"\0") + _END
+    return b"%s%06o\0 %s" % (start, sum(start) + 8 * ord(" ") + sum(end), end)
+
+
+def _encoded(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")
+
+
+def _rounded(length: int) -> int:
+    return length + -length % tarfile.BLOCKSIZE
+
+
 def _mode(mode: int) -> int:
     return 0o755 if mode & stat.S_IXUSR else 0o644
 
@@ -95,22 +131,35 @@ def _cut(piece: Piece, room: int) -> tuple[Piece, Piece, int]:
     return (path, offset, taken), (path, offset + taken, length - taken) if length > taken else b"", taken
 
 
-def compress_chunk(chunk: list[Piece]) -> bytes:
+def compress_chunk(chunk: list[Piece]) -> bytearray:
     """Return a chunk as one gzip member.
 
     Raises:
         OSError: a file has changed or gone since the plan was made.
     """
-    parts = []
+    if not hasattr(_local, "buffer"):  # kept by each thread: new memory costs as much as reading into it
+        _local.buffer = memoryview(bytearray(_CHUNK))
+    position = 0
     for piece in chunk:
+        length = len(piece) if isinstance(piece, bytes) else piece[2]
+        place = _local.buffer[position : position + length]
         if isinstance(piece, bytes):
-            parts.append(piece)
-            continue
-        path, offset, length = piece
-        with open(path, "rb", buffering=0) as stream:
-            stream.seek(offset)
-            data = stream.read(length)
-        if len(data) != length:
-            raise OSError(f"{path} changed while it was packed")
-        parts.append(data)
-    return bytes(deflate.gzip_compress(b"".join(parts), _LEVEL))
+            place[:] = piece
+        else:
+            _read(piece[0], piece[1], place)
+        position += length
+    level = _LEVEL_INSIDE_A_FILE if len(chunk) == 1 else _LEVEL
+    return deflate.gzip_compress(_local.buffer[:position], level)
+
+
+def _read(path: str, offset: int, place: memoryview) -> None:
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        done = 0
+        while done < len(place):
+            read = os.preadv(file, [place[done:]], offset + done)
+            if not read:
+                raise OSError(f"{path} changed while it was packed")
+            done += read
+    finally:
+        os.close(file)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import itertools
 import os
 import tarfile
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +14,7 @@ import libarchive
 import pytest
 
 from vllm_env.relocate import EPOCH
-from vllm_env.tar_plan import TarPlan, compress_chunk
+from vllm_env.tar_plan import TarPlan, compress_chunk, header
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -65,6 +66,19 @@ def test_any_number_of_workers_writes_the_same_bytes(tree: Path) -> None:
     with ThreadPoolExecutor(4) as pool:
         parallel = b"".join(pool.map(compress_chunk, plan.chunks()))
     assert parallel == _archive(plan) == _archive(_plan(tree))
+
+
+@pytest.mark.parametrize(
+    "name", ["a", "x" * 100, "x" * 101, "\u00e9" * 50, "\u00e9" * 51, "y" * 511, "y" * 512, "d/" * 300, "\udcff" * 3]
+)
+def test_a_header_is_what_tarfile_writes(name: str) -> None:
+    """Names and links of any length, bytes that are no UTF-8, folders, sizes that octal digits cannot hold."""
+    links = ("", "l" * 100, "l" * 101, "\u00e9" * 70)
+    kinds = (tarfile.REGTYPE, tarfile.SYMTYPE, tarfile.DIRTYPE)
+    for link, kind, size in itertools.product(links, kinds, (0, 7, 8**11 - 1, 8**11, 10**12)):
+        member = tarfile.TarInfo(name)
+        member.type, member.mode, member.size, member.linkname, member.mtime = kind, 0o644, size, link, EPOCH
+        assert header(name, kind, 0o644, size, link) == member.tobuf(tarfile.GNU_FORMAT)
 
 
 def test_times_and_owners_of_the_tree_do_not_count(tree: Path) -> None:
