@@ -67,6 +67,7 @@ def pack_once(packer: str, prefix: Path, folder: Path, threads: int) -> Run:
     """Pack in a process of its own, then unpack with the system's libarchive."""
     target = folder / f"{packer}.tar.gz"
     code = _CODE[packer].format(prefix=str(prefix), target=str(target), threads=threads)
+    os.sync()  # vllm-env ends with fsync(), which would also wait for what the run before has left to be written
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     began = time.monotonic()
     measured = (
@@ -88,6 +89,7 @@ def unpack(archive: Path, folder: Path) -> float:
     """Return the seconds that libarchive takes to unpack an archive."""
     place = folder / "unpacked"
     place.mkdir()
+    os.sync()
     code = f"import os, libarchive; os.chdir({str(place)!r}); libarchive.extract_file({str(archive)!r})"
     began = time.monotonic()
     # the C locale of a server's process cannot hold every name; as Triton, libarchive then keeps the bytes
