@@ -7,7 +7,6 @@ started, and dies with the packager even when that is killed with SIGKILL (see `
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import json
 import os
@@ -24,21 +23,8 @@ from .errors import SPACE_REMEDY, CommandError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-_LIBC = ctypes.CDLL(None, use_errno=True)
-_PR_SET_PDEATHSIG = 1
 _TAIL_LINES = 40
 _LAUNCHER = Path(__file__).with_name("launch.py")
-
-
-def become_worker() -> None:
-    """Initialise a forked pool worker: it dies with the packager, and leaves Ctrl-C to it.
-
-    A worker holds both ends of its pool's pipe, so it would wait for ever for a packager that was killed, and keep the
-    cache's lock.
-    """
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def run(

@@ -121,26 +121,3 @@ def test_the_program_dies_with_a_packager_that_is_killed(tmp_path: Path) -> None
     assert _wait(lambda: not _alive(shell))
     if _alive(child):  # only the program itself is tied to the packager; what a shell forked is the shell's
         os.kill(child, signal.SIGKILL)
-
-
-_POOL = """
-import concurrent.futures, multiprocessing, os, sys, time
-from vllm_env.process import become_worker
-pool = concurrent.futures.ProcessPoolExecutor(2, multiprocessing.get_context("fork"), initializer=become_worker)
-print(*{f.result() for f in [pool.submit(os.getpid) for _ in range(8)]}, flush=True)
-time.sleep(60)
-"""
-
-
-def test_pool_workers_die_with_a_packager_that_is_killed() -> None:
-    """A forked worker holds both ends of its pipe: without become_worker() it would wait for ever."""
-    packager = subprocess.Popen(
-        [sys.executable, "-c", _POOL], env={**os.environ, "PYTHONPATH": str(_ENV)}, stdout=subprocess.PIPE, text=True
-    )
-    assert packager.stdout
-    workers = [int(pid) for pid in packager.stdout.readline().split()]
-    packager.stdout.close()
-    assert workers
-    packager.kill()
-    packager.wait()
-    assert _wait(lambda: not any(map(_alive, workers)))
