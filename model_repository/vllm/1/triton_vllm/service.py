@@ -126,8 +126,8 @@ class Service:
             self._log.warning(fitted.warning)
         in_engine_core = vllm.UniProcExecutor if compat.runs_on_cpu() else None
         cores = len(os.sched_getaffinity(0))
-        self._defaults, variables = executor.defaults(fitted.values, os.environ, cores, in_engine_core)
-        for name, value in (compat.child_environment() | variables).items():
+        self._processes = executor.choose(fitted.values, os.environ, cores, in_engine_core)
+        for name, value in (compat.child_environment() | self._processes.variables).items():
             os.environ.setdefault(name, value)
         enabled = bool(fitted.values.get("enable_lora", False))
         return vllm, fitted, lora.read(model_dir, version_dir, enabled=enabled, make=vllm.LoRARequest)
@@ -140,11 +140,12 @@ class Service:
         self._outbox = Outbox(self._deliver, self._settings.senders or (2 if (os.cpu_count() or 1) >= 8 else 1))
         self._engine = Engine(
             vllm,
-            {**self._defaults, **fitted.values},
+            {**self._processes.arguments, **fitted.values},
             Prompter(vllm, compat.media_loaders(vllm, fitted.values)),
             put=self._outbox.put,
             log=self._log,
             restart=self._settings.restart,
+            forked_threads=self._processes.threads,
         )
         progress.phase("starting the engine and loading the model")
         try:
