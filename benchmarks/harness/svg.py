@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from html import escape
 
@@ -43,13 +44,13 @@ def draw(title: str, panels: list[Panel]) -> str:
 
 def _panel(panel: Panel, colours: dict[str, str]) -> list[str]:
     known = [value for values in panel.values.values() for value in values if value is not None]
-    top = max(known, default=1.0) * 1.1 or 1.0
+    top = 4 * _step(max(known, default=1.0) / 4)
     inner = _HEIGHT - _TOP - _BOTTOM
     parts = [_text(_LEFT, _TOP - 16, f"{panel.title} ({panel.unit})", 'style="font-weight: bold"')]
     for step in range(5):
         y = _TOP + inner * (1 - step / 4)
         parts.append(f'<line x1="{_LEFT}" y1="{y:.1f}" x2="{_WIDTH - 12}" y2="{y:.1f}" stroke="#ddd"/>')
-        parts.append(_text(_LEFT - 6, y + 4, f"{top * step / 4:,.4g}", 'text-anchor="end"'))
+        parts.append(_text(_LEFT - 6, y + 4, _number(top * step / 4), 'text-anchor="end"'))
     slot = (_WIDTH - 12 - _LEFT) / max(1, len(panel.groups))
     bar = slot * 0.8 / max(1, len(panel.values))
     for g, group in enumerate(panel.groups):
@@ -61,9 +62,21 @@ def _panel(panel: Panel, colours: dict[str, str]) -> list[str]:
                 continue
             high = inner * value / top
             box = f'x="{left + slot * 0.1 + bar * s:.1f}" y="{_TOP + inner - high:.1f}" width="{bar * 0.94:.1f}"'
-            tip = f"<title>{escape(name)}, {escape(group)}: {value:,.4g} {escape(panel.unit)}</title>"
+            tip = f"<title>{escape(name)}, {escape(group)}: {_number(value)} {escape(panel.unit)}</title>"
             parts.append(f'<rect {box} height="{high:.1f}" fill="{colours[name]}">{tip}</rect>')
     return parts
+
+
+def _step(least: float) -> float:
+    """Return the next round number of at least ``least``, so that ticks are easy to read."""
+    if least <= 0:
+        return 0.25
+    power = 10.0 ** math.floor(math.log10(least))
+    return next(factor * power for factor in (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10) if factor * power >= least)
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
 
 
 def _text(x: float, y: float, text: str, style: str = "") -> str:
