@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from .prefix import Prefix
 
 _FORMAT = 3  # raise it when the bytes of an archive change
+_MOST_WORKERS = 16  # each has a chunk in memory and two on their way; the disk is the limit before that
 # Nobody runs conda-unpack under Triton, and there is nothing for it to do: no file holds the prefix's place.
 _LEFT_OUT = frozenset({"bin/conda-unpack", "bin/conda_unpack_progress.py"})
 
@@ -128,12 +129,16 @@ def write_archive(
     """Write a planned archive and return its SHA-256; all cores compress."""
     chunks = plan.chunks()
     digest = hashlib.sha256()
-    workers = os.cpu_count() or 1
+    workers = min(_MOST_WORKERS, len(os.sched_getaffinity(0)))
     with concurrent.futures.ThreadPoolExecutor(workers) as pool, target.open("wb") as sink:
-        for number, member in enumerate(_in_order(pool, chunks, 4 * workers), 1):
-            sink.write(member)
-            digest.update(member)
-            progress(number / len(chunks), f"{sink.tell() / 1e6:.0f} MB")
+        try:
+            for number, member in enumerate(_in_order(pool, chunks, 3 * workers), 1):
+                sink.write(member)
+                digest.update(member)
+                progress(number / len(chunks), f"{sink.tell() / 1e6:.0f} MB")
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)  # nobody wants what is still in the queue
+            raise
         sink.flush()
         os.fsync(sink.fileno())
     return digest.hexdigest()

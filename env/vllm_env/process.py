@@ -82,6 +82,8 @@ def start(
 ) -> subprocess.Popen[str]:
     """Start a program in a session of its own and return at once.
 
+    It ends with the thread that has started it, as the kernel counts parents.
+
     Args:
         argv: the program and its arguments.
         stdout: where its stdout and stderr go; ``subprocess.PIPE`` gives UTF-8 text.
@@ -108,7 +110,7 @@ def start(
             start_new_session=True,
             pass_fds=(writer,),
         )
-    except OSError:
+    except BaseException:
         os.close(reader)
         raise
     finally:

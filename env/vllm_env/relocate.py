@@ -97,7 +97,7 @@ def _rewrite_conda_record(file: Path, prefix: Path) -> None:
 
 def _as_it_is(entry: dict[str, Any], file: Path) -> dict[str, Any]:
     """Return conda's entry of a file, with its digest of now if its size is another one (prune.py takes symbols out)."""
-    if entry.get("path_type") == "softlink" or entry.get("size_in_bytes") == file.stat().st_size:
+    if file.is_symlink() or not file.is_file() or entry.get("size_in_bytes") == file.stat().st_size:
         return entry
     data = file.read_bytes()
     return entry | {"sha256_in_prefix": hashlib.sha256(data).hexdigest(), "size_in_bytes": len(data)}
@@ -110,7 +110,7 @@ def _rewrite_record(record: Path, packages: Path, changed: set[Path]) -> None:
         file = Path(os.path.normpath(packages / row[0]))
         if not file.exists() and not row[0].endswith(".pyc"):
             continue
-        if file in changed or (row[2] and int(row[2]) != file.stat().st_size):
+        if file in changed or (row[2:] and row[2].isdecimal() and int(row[2]) != file.stat().st_size):
             data = file.read_bytes()
             digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
             row = [row[0], f"sha256={digest}", str(len(data))]  # noqa: PLW2901

@@ -26,6 +26,7 @@ _SEGMENT = struct.Struct("<IIQQQQQQ")
 _SECTION = struct.Struct("<IIQQQQIIQQ")
 _MAGIC = b"\x7fELF\x02\x01"  # 64 bits, little-endian
 _PROGRAM, _LIBRARY = 2, 3
+_MACHINES = (62, 183)  # x86-64 and AArch64; a GPU's code is an ELF file too, and its driver reads the symbols
 _SYMBOLS, _STRINGS, _RELA, _NO_BITS, _REL, _GROUP, _SYMBOL_SECTIONS = 2, 3, 4, 8, 9, 17, 18
 _IS_LOADED, _INFO_IS_SECTION = 0x2, 0x40
 _PAGE = 4096  # bytes; nothing that is not loaded is aligned to more
@@ -107,8 +108,8 @@ def _require(condition: bool) -> None:  # noqa: FBT001 - reads as the sentence t
 def _read(stream: BinaryIO) -> _Elf:
     size = stream.seek(0, 2)
     header = _FILE.unpack(_at(stream, 0, _FILE.size))
-    ident, kind, _, _, _, segments_at, table, _, _, segment_size, segments, section_size, count, names_at = header
-    _require(ident.startswith(_MAGIC) and kind in (_PROGRAM, _LIBRARY))
+    ident, kind, machine, _, _, segments_at, table, _, _, segment_size, segments, section_size, count, names_at = header
+    _require(ident.startswith(_MAGIC) and kind in (_PROGRAM, _LIBRARY) and machine in _MACHINES)
     _require((segment_size, section_size) == (_SEGMENT.size, _SECTION.size))
     _require(segments > 0 and 0 < names_at < count < _RESERVED)
     sections = [_Section(*row) for row in _SECTION.iter_unpack(_at(stream, table, count * _SECTION.size))]

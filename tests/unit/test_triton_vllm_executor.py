@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from triton_vllm.errors import ConfigError
-from triton_vllm.executor import FEW_CORES, Processes, choose
+from triton_vllm.executor import FEW_CORES, Processes, available_cores, choose
 
 EXECUTOR = object()
+ONE_PROCESS = {"distributed_executor_backend": EXECUTOR}
 
 
-def test_few_cores_put_the_worker_into_engine_core():
-    """One core is left to the server; one core in all is still one thread; the operator's number stays."""
-    assert choose({}, {}, 2, EXECUTOR) == Processes({"distributed_executor_backend": EXECUTOR}, 1)
-    assert choose({}, {}, 1, EXECUTOR).variables == {"OMP_NUM_THREADS": "1"}
-    assert choose({}, {}, 4, EXECUTOR).threads == 3
-    assert choose({}, {"OMP_NUM_THREADS": "2"}, 2, EXECUTOR).threads == 2
+@pytest.mark.parametrize("cores", [1, FEW_CORES])
+def test_few_cores_put_the_worker_into_a_forked_engine_core(cores):
+    """One thread computes, bound to nothing, so one core is left to the server."""
+    variables = {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    assert choose({}, {"VLLM_CPU_OMP_THREADS_BIND": ""}, cores, EXECUTOR) == Processes(
+        ONE_PROCESS, variables, fork=True
+    )
+
+
+@pytest.mark.parametrize("environment", [{"OMP_NUM_THREADS": "2"}, {"VLLM_WORKER_MULTIPROC_METHOD": "spawn"}])
+def test_several_threads_or_the_operators_word_forbid_a_fork(environment):
+    """OpenMP's threads are not there after a fork; the number stays."""
+    chosen = choose({}, environment, 2, EXECUTOR)
+    assert (chosen.arguments, chosen.fork) == (ONE_PROCESS, False)
+    assert chosen.variables["OMP_NUM_THREADS"] == environment.get("OMP_NUM_THREADS", "1")
 
 
 @pytest.mark.parametrize(
@@ -24,8 +36,11 @@ def test_few_cores_put_the_worker_into_engine_core():
         ({"distributed_executor_backend": "mp"}, {}, 2, EXECUTOR),
         ({"tensor_parallel_size": "2"}, {}, 2, EXECUTOR),
         ({"data_parallel_size": 2}, {}, 2, EXECUTOR),
+        ({"prefill_context_parallel_size": 2}, {}, 2, EXECUTOR),
+        ({"kv_transfer_config": {"kv_connector": "x"}}, {}, 2, EXECUTOR),
         ({}, {"VLLM_CPU_OMP_THREADS_BIND": "0-1"}, 2, EXECUTOR),
         ({}, {"VLLM_CPU_OMP_THREADS_BIND": "auto"}, 2, EXECUTOR),
+        ({}, {"VLLM_CPU_NUM_OF_RESERVED_CPU": "1"}, 2, EXECUTOR),
         ({}, {}, FEW_CORES + 1, EXECUTOR),
         ({}, {}, 2, None),
     ],
@@ -33,12 +48,11 @@ def test_few_cores_put_the_worker_into_engine_core():
 def test_the_operators_choice_many_cores_and_gpus_leave_it_to_vllm(engine_args, environment, cores, executor):
     """Nothing is added."""
     assert choose(engine_args, environment, cores, executor) == Processes()
-    assert not Processes().variables
 
 
-def test_no_binding_is_no_choice_of_processes():
-    """What leaves the threads to the scheduler fits one process as well."""
-    assert choose({}, {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}, 2, EXECUTOR).arguments
+def test_no_more_cores_than_the_process_may_use():
+    """The affinity is an upper bound, a container's quota may be lower."""
+    assert 1 <= available_cores() <= len(os.sched_getaffinity(0))
 
 
 def test_a_wrong_size_is_named():

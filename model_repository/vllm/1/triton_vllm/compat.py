@@ -14,6 +14,7 @@ import os
 import sys
 import typing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from triton_vllm.sampling import Schema
@@ -150,38 +151,55 @@ def _resolve(hint: Any, namespace: Mapping[str, Any]) -> Any:
         return Any
 
 
-def start(vllm: Vllm, values: Mapping[str, Any], *, forked_threads: int | None = None) -> Any:
+def start(vllm: Vllm, values: Mapping[str, Any], *, fork: bool = False) -> Any:
     """Start AsyncLLM; call it inside the running event loop that will serve it. Blocks until the model is loaded.
 
     Args:
         vllm: the loaded vLLM.
         values: engine arguments.
-        forked_threads: fork EngineCore from this process and let it compute with so many threads. vLLM does so by itself
-            for a GPU. For a CPU it starts a fresh interpreter, because OpenMP reads the number and the places of its
-            threads only when it is loaded; where the number is all that is set, 5 s of imports can be saved. Only for
-            the first start: OpenMP's threads do not survive a fork, so nothing may have computed here before.
+        fork: fork EngineCore from this process, to compute with one thread. vLLM does so by itself for a GPU. For a CPU
+            it starts a fresh interpreter, because OpenMP reads the number and the places of its threads only when it is
+            loaded; with one thread, bound to nothing, 5 s of imports can be saved. Only for the first start: nothing may
+            have computed with more threads here before.
     """
     args = vllm.AsyncEngineArgs(**values)
-    with _forked(args, forked_threads) if forked_threads else contextlib.nullcontext():
+    with _forked(args) if fork else contextlib.nullcontext():
         return vllm.AsyncLLM.from_engine_args(args, usage_context=vllm.UsageContext.API_SERVER)
 
 
 @contextlib.contextmanager
-def _forked(args: Any, threads: int) -> Iterator[None]:
+def _forked(args: Any) -> Iterator[None]:
     method = "VLLM_WORKER_MULTIPROC_METHOD"
     create = args.create_engine_config
 
     def create_and_choose(*positional: Any, **named: Any) -> Any:
         config = create(*positional, **named)
-        os.environ[method] = "fork"  # vLLM's CPU platform has just set it to "spawn"
+        if _may_fork(config):
+            os.environ[method] = "fork"  # vLLM's CPU platform has just set it to "spawn"
         return config
 
     args.create_engine_config = create_and_choose
-    importlib.import_module("torch").set_num_threads(threads)  # the forked process has those of this thread
+    torch = importlib.import_module("torch")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # the forked process has what this thread has
     try:
         yield
     finally:
         os.environ[method] = "spawn"
+        torch.set_num_threads(threads)
+
+
+def _may_fork(config: Any) -> bool:
+    """Whether EngineCore works as a fork.
+
+    vLLM knows of media models that hang then, tracing brings gRPC's threads, and a fork does not load what the platform has
+    named in LD_PRELOAD meanwhile.
+    """
+    media = getattr(config.model_config, "multimodal_config", None)
+    traces = getattr(getattr(config, "observability_config", None), "otlp_traces_endpoint", None)
+    loaded = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
+    preloads = os.environ.get("LD_PRELOAD", "").replace(":", " ").split()
+    return media is None and traces is None and all(os.path.realpath(item) in loaded for item in preloads)
 
 
 async def render(vllm: Vllm, llm: Any, prompt: Mapping[str, Any]) -> Any:

@@ -36,7 +36,7 @@ class Engine:
         put: takes each output of a job, an exception as its last one.
         log: tells what goes on.
         restart: whether a dead engine is started anew.
-        forked_threads: for the first start, see `compat.start`.
+        fork: for the first start, see `compat.start`.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Engine:
         put: Callable[[Job, Any], None],
         log: Log,
         restart: bool,
-        forked_threads: int | None = None,
+        fork: bool = False,
     ) -> None:
         self._vllm = vllm
         self._values = values
@@ -56,7 +56,7 @@ class Engine:
         self._put = put
         self._log = log
         self._restart = restart
-        self._forked_threads = forked_threads
+        self._fork = fork
         self._adapters: tuple[Any, ...] = ()
         self._jobs: dict[str, Job] = {}
         self._llm: Any = None
@@ -124,8 +124,8 @@ class Engine:
 
     async def _load(self) -> None:
         # Blocks the loop, as in vLLM's own server: there is nothing else to do until the model is loaded.
-        forked_threads, self._forked_threads = self._forked_threads, None
-        self._llm = compat.start(self._vllm, self._values, forked_threads=forked_threads)
+        fork, self._fork = self._fork, False
+        self._llm = compat.start(self._vllm, self._values, fork=fork)
         self.tasks = tuple(await self._llm.get_supported_tasks())
         for adapter in self._adapters:
             await self._llm.add_lora(adapter)

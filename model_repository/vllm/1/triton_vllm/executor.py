@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import os
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from triton_vllm.devices import parallel_sizes
@@ -10,11 +13,14 @@ from triton_vllm.devices import parallel_sizes
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-FEW_CORES = 4
+FEW_CORES = 2
 """Up to here EngineCore and a Worker of its own, which spin while they wait for each other, leave no core to the server:
-on two cores one process for both streamed 1.4 times as fast, never stalled, and was up 6 s sooner."""
-_NAME = "distributed_executor_backend"
-_BINDING = "VLLM_CPU_OMP_THREADS_BIND"
+with 32 in flight on two cores, one process for both streamed 1.4 times as fast and never stalled. More was not measured."""
+THREADS = "OMP_NUM_THREADS"
+BINDING = "VLLM_CPU_OMP_THREADS_BIND"
+START_METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
+_CHOICES = ("distributed_executor_backend", "kv_transfer_config", "numa_bind")
+_CONTEXT_PARALLEL = ("prefill_context_parallel_size", "decode_context_parallel_size")
 
 
 @dataclass(frozen=True)
@@ -23,17 +29,13 @@ class Processes:
 
     Attributes:
         arguments: engine arguments to add.
-        threads: how many threads compute in an EngineCore that is forked from this process, which has imported vLLM
-            already; None leaves process and threads to vLLM.
+        variables: environment variables to set.
+        fork: whether EngineCore may be forked from this process, which has imported vLLM already.
     """
 
     arguments: dict[str, Any] = field(default_factory=dict)
-    threads: int | None = None
-
-    @property
-    def variables(self) -> dict[str, str]:
-        """What an EngineCore in an interpreter of its own, as after a restart, must find in its environment."""
-        return {} if self.threads is None else {"OMP_NUM_THREADS": str(self.threads)}
+    variables: dict[str, str] = field(default_factory=dict)
+    fork: bool = False
 
 
 def choose(
@@ -45,16 +47,31 @@ def choose(
     worker's threads to cores. With few cores there is nothing to gain by that.
 
     Args:
-        engine_args: an executor or a parallel size in them is the operator's choice, which stays.
-        environment: the process's variables; so is a binding of threads. OMP_NUM_THREADS is respected.
+        engine_args: an executor, a parallel size, or what takes cores in them is the operator's choice, which stays.
+        environment: the process's variables; so is a binding or a reservation of cores. The number of threads and the
+            start method are respected.
         cores: how many the process may use.
         in_engine_core: vLLM's executor that runs the worker in EngineCore, None where vLLM does not run on a CPU.
     """
     alone = all(size == 1 for size in parallel_sizes(engine_args).values())
-    chosen = engine_args.get(_NAME) or environment.get(_BINDING, "nobind") not in ("", "nobind")
+    alone = alone and all(str(engine_args.get(name) or 1) == "1" for name in _CONTEXT_PARALLEL)
+    binds = environment.get(BINDING, "") not in ("", "nobind") or bool(environment.get("VLLM_CPU_NUM_OF_RESERVED_CPU"))
+    chosen = binds or any(engine_args.get(name) for name in _CHOICES)
     if in_engine_core is None or cores > FEW_CORES or chosen or not alone:
         return Processes()
-    given = environment.get("OMP_NUM_THREADS", "")
     # one core is left to tokenising and the server, as vLLM's own binding does
-    threads = int(given) if given.isdigit() and int(given) else max(1, cores - 1)
-    return Processes({_NAME: in_engine_core}, threads)
+    threads = environment.get(THREADS, "") or "1"
+    # OpenMP's threads do not survive a fork: with one there are none. "spawn" is vLLM's own remedy for what a fork breaks.
+    fork = threads == "1" and environment.get(START_METHOD) != "spawn"
+    # some vLLM bind in the worker itself unless told not to
+    return Processes({_CHOICES[0]: in_engine_core}, {THREADS: threads, BINDING: "nobind"}, fork)
+
+
+def available_cores() -> int:
+    """Return how many cores this process may use: its affinity, and its container's quota where there is one."""
+    cores = len(os.sched_getaffinity(0))
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="utf-8").split()
+        return min(cores, max(1, math.ceil(int(quota) / int(period))))
+    except (OSError, ValueError):  # no cgroup of version 2, or "max"
+        return cores

@@ -125,9 +125,10 @@ class Service:
         if fitted.warning:
             self._log.warning(fitted.warning)
         in_engine_core = vllm.UniProcExecutor if compat.runs_on_cpu() else None
-        cores = len(os.sched_getaffinity(0))
+        cores = executor.available_cores()
         self._processes = executor.choose(fitted.values, os.environ, cores, in_engine_core)
-        for name, value in (compat.child_environment() | self._processes.variables).items():
+        os.environ.update(self._processes.variables)
+        for name, value in compat.child_environment().items():
             os.environ.setdefault(name, value)
         enabled = bool(fitted.values.get("enable_lora", False))
         return vllm, fitted, lora.read(model_dir, version_dir, enabled=enabled, make=vllm.LoRARequest)
@@ -145,7 +146,7 @@ class Service:
             put=self._outbox.put,
             log=self._log,
             restart=self._settings.restart,
-            forked_threads=self._processes.threads,
+            fork=self._processes.fork,
         )
         progress.phase("starting the engine and loading the model")
         try:
