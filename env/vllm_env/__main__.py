@@ -1,7 +1,14 @@
 """``python -m vllm_env``: what gen_vllm_env.sh runs."""
 
+import signal
 import sys
 
 from .cli import main
 
-sys.exit(main())
+try:
+    status = main()
+    for number in (signal.SIGINT, signal.SIGTERM):  # the work is done; the interpreter's end would let them kill it
+        signal.signal(number, signal.SIG_IGN)
+except KeyboardInterrupt:
+    status = 130
+sys.exit(status)
