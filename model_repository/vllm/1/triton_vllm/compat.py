@@ -159,8 +159,8 @@ def start(vllm: Vllm, values: Mapping[str, Any], *, fork: bool = False) -> Any:
         values: engine arguments.
         fork: fork EngineCore from this process, to compute with one thread. vLLM does so by itself for a GPU. For a CPU
             it starts a fresh interpreter, because OpenMP reads the number and the places of its threads only when it is
-            loaded; with one thread, bound to nothing, 5 s of imports can be saved. Only for the first start: nothing may
-            have computed with more threads here before.
+            loaded; with one thread, bound to nothing, 5 s of imports can be saved. Only for the first start: as a
+            fork of a process that had served, a restart failed in two of six tries, on a busy machine.
     """
     args = vllm.AsyncEngineArgs(**values)
     with _forked(args) if fork else contextlib.nullcontext():
