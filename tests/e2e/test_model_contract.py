@@ -134,6 +134,19 @@ def test_thirty_two_streams_at_once_say_what_they_say_alone(server: TritonServer
     assert together == [alone] * 4
 
 
+def test_short_prompts_beside_ones_that_are_tokenized_in_a_thread(long_server: TritonServer) -> None:
+    """Both ways of tokenizing use one tokenizer at once, and each prompt is answered as it is alone."""
+    parameters = {"temperature": 0, "max_tokens": 4, "ignore_eos": True}
+    pair = [prompt(text, parameters, stream=True, return_num_input_tokens=True) for text in (PROMPT, "Seine " * 800)]
+    alone = [ask_all(long_server, [request])[0] for request in pair]
+    with ThreadPoolExecutor(4) as clients:
+        loads = list(clients.map(lambda _: ask_all(long_server, pair * 8), range(4)))
+    for answers in loads:
+        assert [answer.error for answer in answers] == [""] * 16
+        assert [answer.text for answer in answers] == [answer.text for answer in alone] * 8
+    assert alone[1].values("num_input_tokens")[-1][0] >= 800
+
+
 def test_text_of_many_alphabets_comes_back_as_it_was(server: TritonServer) -> None:
     """UTF-8 goes in and out unchanged, and a character of several tokens is streamed once it is whole."""
     text = "Größe 🙂 東京 \u202eא"

@@ -59,8 +59,14 @@ SINCE = {
     "ImageMediaIO": "0.11.2",
     "AudioMediaIO": "0.11.2",
     "VideoMediaIO": "0.11.2",
+    "enable_envs_cache": "0.14.1",
+    "disable_envs_cache": "0.20.2",
 }
-RENDERER = {"render_cmpl_async": ("prompts",), "render_chat_async": ("conversations", "chat_params")}
+RENDERER = {
+    "render_cmpl": ("prompts",),
+    "render_cmpl_async": ("prompts",),
+    "render_chat_async": ("conversations", "chat_params"),
+}
 
 
 class Sources:

@@ -104,6 +104,8 @@ def started():
             EngineDeadError=DeadError,
             client_errors=(ValueError,),
             busy_errors=(),
+            enable_envs_cache=None,
+            disable_envs_cache=None,
         )
         got = queue.Queue()
         engine = Engine(vllm, {}, Prompter(), put=lambda j, item: got.put((j, item)), log=Log(), restart=restart)
@@ -249,7 +251,11 @@ def test_a_failed_start_is_raised_and_leaves_no_thread():
     """What vLLM says about the model reaches Triton."""
     Llm.started, Llm.fail_starts = [], 1
     vllm = SimpleNamespace(
-        AsyncEngineArgs=lambda **_: None, AsyncLLM=Llm, UsageContext=SimpleNamespace(API_SERVER=None)
+        AsyncEngineArgs=lambda **_: None,
+        AsyncLLM=Llm,
+        UsageContext=SimpleNamespace(API_SERVER=None),
+        enable_envs_cache=None,
+        disable_envs_cache=None,
     )
     engine = Engine(vllm, {}, Prompter(), put=lambda *_: None, log=Log(), restart=True)
     with pytest.raises(RuntimeError, match="no memory"):
