@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 import time
 
@@ -122,3 +123,25 @@ def test_a_single_stream_is_not_merged():
     assert (
         len(sent) >= 80
     )  # a busy machine may hold the thread up now and then; paced like many streams it would be half
+
+
+def test_what_comes_during_a_pause_goes_out_by_itself():
+    """Outputs that do not wake the sender are sent when the pause is over, though nothing follows them."""
+    seed = random.Random(3)
+    sent: dict[str, list[int]] = {}
+    outbox = Outbox(lambda j, items: sent.setdefault(j.id, []).extend(items))
+    jobs = [job() for _ in range(64)]
+    for j in jobs:
+        outbox.assign(j)
+        outbox.put(j, 0)
+    for i in range(1, 60):
+        for j in jobs:
+            outbox.put(j, i)
+        time.sleep(seed.choice((0, 0, 0.001, 0.02)))
+        if i % 10 == 0:
+            limit = time.monotonic() + 5
+            while any(sent[j.id][-1] != i for j in jobs) and time.monotonic() < limit:
+                time.sleep(0.001)
+            assert {sent[j.id][-1] for j in jobs} == {i}
+    outbox.close()
+    assert all(sent[j.id] == list(range(60)) for j in jobs)

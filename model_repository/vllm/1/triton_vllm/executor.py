@@ -19,7 +19,8 @@ with 32 in flight on two cores, one process for both streamed 1.4 times as fast 
 THREADS = "OMP_NUM_THREADS"
 BINDING = "VLLM_CPU_OMP_THREADS_BIND"
 START_METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
-_CHOICES = ("distributed_executor_backend", "kv_transfer_config", "numa_bind")
+EXECUTOR = "distributed_executor_backend"
+_CHOICES = (EXECUTOR, "kv_transfer_config", "numa_bind")
 _CONTEXT_PARALLEL = ("prefill_context_parallel_size", "decode_context_parallel_size")
 
 
@@ -64,7 +65,7 @@ def choose(
     # OpenMP's threads do not survive a fork: with one there are none. "spawn" is vLLM's own remedy for what a fork breaks.
     fork = threads == "1" and environment.get(START_METHOD) != "spawn"
     # some vLLM bind in the worker itself unless told not to
-    return Processes({_CHOICES[0]: in_engine_core}, {THREADS: threads, BINDING: "nobind"}, fork)
+    return Processes({EXECUTOR: in_engine_core}, {THREADS: threads, BINDING: "nobind"}, fork)
 
 
 def available_cores() -> int:
