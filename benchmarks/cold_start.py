@@ -81,6 +81,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         help="default a new temporary directory; needs thrice the environment's size",
     )
     add("--commit", default="")
+    add("--note", action="append", default=[], metavar="TEXT", help="a line for the head of the report (repeatable)")
     return parser.parse_args(arguments)
 
 
@@ -248,7 +249,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     python = next(place for place in environments if place and place.exists())
     described = machine.describe(python, options.triton_root, commit=options.commit)
-    notes = [f"command: `python3 benchmarks/cold_start.py {shlex.join(given)}`"]
+    notes = [f"command: `python3 benchmarks/cold_start.py {shlex.join(given)}`", *options.note]
     if "baseline" in options.cases:
         notes += baseline_notes(options, work)
     starts: list[Start] = []

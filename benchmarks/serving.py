@@ -58,6 +58,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     add("--out", type=Path, default=Path("benchmarks/results/serving"), metavar="PATH", help="without suffix")
     add("--work", type=Path, metavar="DIR", help="logs and checkpoint; default a new temporary directory")
     add("--commit", default="", help="for a copy without git history")
+    add("--note", action="append", default=[], metavar="TEXT", help="a line for the head of the report (repeatable)")
     return parser.parse_args(arguments)
 
 
@@ -123,7 +124,7 @@ def main(arguments: list[str] | None = None) -> int:
     described = machine.describe(setting.environment, setting.triton_root, commit=options.commit)
     command = f"python3 benchmarks/serving.py {shlex.join(sys.argv[1:] if arguments is None else arguments)}"
     notes = [f"command: `{command}`", f"engine arguments: `{json.dumps({**engine, 'model': options.shape})}`"]
-    notes.append(f"environment of all targets: `{json.dumps(variables)}`")
+    notes += [f"environment of all targets: `{json.dumps(variables)}`", *options.note]
     title = f"Serving, {options.shape} shape, dummy weights"
     rounds: list[report.Round] = []
     try:
