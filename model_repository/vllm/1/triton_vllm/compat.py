@@ -6,21 +6,18 @@ Import of this module is free; `load()` imports vLLM, which takes 10 s and more.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import importlib
 import inspect
-import os
 import sys
 import typing
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from triton_vllm.sampling import Schema
 
 if typing.TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
 
 # (attribute, modules in the order tried: newest place first)
 PLACES: Mapping[str, tuple[str, ...]] = {
@@ -162,62 +159,17 @@ def _resolve(hint: Any, namespace: Mapping[str, Any]) -> Any:
         return Any
 
 
-def start(vllm: Vllm, values: Mapping[str, Any], *, fork: bool = False) -> Any:
-    """Start AsyncLLM; call it inside the running event loop that will serve it. Blocks until the model is loaded.
-
-    Args:
-        vllm: the loaded vLLM.
-        values: engine arguments.
-        fork: fork EngineCore from this process, to compute with one thread. vLLM does so by itself for a GPU. For a CPU
-            it starts a fresh interpreter, because OpenMP reads the number and the places of its threads only when it is
-            loaded; with one thread, bound to nothing, 5 s of imports can be saved. Only for the first start: as a
-            fork of a process that had served, a restart failed in two of six tries, on a busy machine.
-    """
+def start(vllm: Vllm, values: Mapping[str, Any]) -> Any:
+    """Start AsyncLLM; call it inside the running event loop that will serve it. Blocks until the model is loaded."""
     args = vllm.AsyncEngineArgs(**values)
     if vllm.disable_envs_cache is not None:
         vllm.disable_envs_cache()
-    with _forked(args) if fork else contextlib.nullcontext():
-        llm = vllm.AsyncLLM.from_engine_args(args, usage_context=vllm.UsageContext.API_SERVER)
+    llm = vllm.AsyncLLM.from_engine_args(args, usage_context=vllm.UsageContext.API_SERVER)
     # vLLM looks an environment variable up for every token: a tenth of the event loop's time with 256 streams on an H200.
     # It switches this cache on itself where the model runs, and says that its variables must not change after that.
     if vllm.enable_envs_cache is not None:
         vllm.enable_envs_cache()
     return llm
-
-
-@contextlib.contextmanager
-def _forked(args: Any) -> Iterator[None]:
-    method = "VLLM_WORKER_MULTIPROC_METHOD"
-    create = args.create_engine_config
-
-    def create_and_choose(*positional: Any, **named: Any) -> Any:
-        config = create(*positional, **named)
-        if _may_fork(config):
-            os.environ[method] = "fork"  # vLLM's CPU platform has just set it to "spawn"
-        return config
-
-    args.create_engine_config = create_and_choose
-    torch = importlib.import_module("torch")
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # the forked process has what this thread has
-    try:
-        yield
-    finally:
-        os.environ[method] = "spawn"
-        torch.set_num_threads(threads)
-
-
-def _may_fork(config: Any) -> bool:
-    """Whether EngineCore works as a fork.
-
-    vLLM knows of media models that hang then, tracing brings gRPC's threads, and a fork does not load what the platform has
-    named in LD_PRELOAD meanwhile.
-    """
-    media = getattr(config.model_config, "multimodal_config", None)
-    traces = getattr(getattr(config, "observability_config", None), "otlp_traces_endpoint", None)
-    loaded = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
-    preloads = os.environ.get("LD_PRELOAD", "").replace(":", " ").split()
-    return media is None and traces is None and all(os.path.realpath(item) in loaded for item in preloads)
 
 
 async def render(vllm: Vllm, llm: Any, prompt: Mapping[str, Any]) -> Any:

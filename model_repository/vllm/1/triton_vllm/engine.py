@@ -36,7 +36,6 @@ class Engine:
         put: takes each output of a job, an exception as its last one.
         log: tells what goes on.
         restart: whether a dead engine is started anew.
-        fork: for the first start, see `compat.start`.
     """
 
     def __init__(
@@ -48,7 +47,6 @@ class Engine:
         put: Callable[[Job, Any], None],
         log: Log,
         restart: bool,
-        fork: bool = False,
     ) -> None:
         self._vllm = vllm
         self._values = values
@@ -56,7 +54,6 @@ class Engine:
         self._put = put
         self._log = log
         self._restart = restart
-        self._fork = fork
         self._adapters: tuple[Any, ...] = ()
         self._jobs: dict[str, Job] = {}
         self._llm: Any = None
@@ -124,8 +121,7 @@ class Engine:
 
     async def _load(self) -> None:
         # Blocks the loop, as in vLLM's own server: there is nothing else to do until the model is loaded.
-        fork, self._fork = self._fork, False
-        self._llm = compat.start(self._vllm, self._values, fork=fork)
+        self._llm = compat.start(self._vllm, self._values)
         self.tasks = tuple(await self._llm.get_supported_tasks())
         for adapter in self._adapters:
             await self._llm.add_lora(adapter)

@@ -18,7 +18,6 @@ FEW_CORES = 2
 with 32 in flight on two cores, one process for both streamed 1.4 times as fast and never stalled. More was not measured."""
 THREADS = "OMP_NUM_THREADS"
 BINDING = "VLLM_CPU_OMP_THREADS_BIND"
-START_METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
 EXECUTOR = "distributed_executor_backend"
 _CHOICES = (EXECUTOR, "kv_transfer_config", "numa_bind")
 _CONTEXT_PARALLEL = ("prefill_context_parallel_size", "decode_context_parallel_size")
@@ -31,12 +30,10 @@ class Processes:
     Attributes:
         arguments: engine arguments to add.
         variables: environment variables to set.
-        fork: whether EngineCore may be forked from this process, which has imported vLLM already.
     """
 
     arguments: dict[str, Any] = field(default_factory=dict)
     variables: dict[str, str] = field(default_factory=dict)
-    fork: bool = False
 
 
 def choose(
@@ -45,12 +42,13 @@ def choose(
     """Return one process for EngineCore and its worker where vLLM runs on few CPU cores.
 
     vLLM gives a CPU engine a process more for its one worker, and imports itself anew in each, so that it can bind the
-    worker's threads to cores. With few cores there is nothing to gain by that.
+    worker's threads to cores. With few cores there is nothing to gain by that. EngineCore stays a fresh interpreter, as
+    vLLM has it on a CPU: forked, it started 5 s sooner and hung at its first request in 2 of 60 tries, in an OpenMP kernel.
 
     Args:
         engine_args: an executor, a parallel size, or what takes cores in them is the operator's choice, which stays.
-        environment: the process's variables; so is a binding or a reservation of cores. The number of threads and the
-            start method are respected.
+        environment: the process's variables; so is a binding or a reservation of cores. The number of threads
+            is respected.
         cores: how many the process may use.
         in_engine_core: vLLM's executor that runs the worker in EngineCore, None where vLLM does not run on a CPU.
     """
@@ -62,10 +60,8 @@ def choose(
         return Processes()
     # one core is left to tokenising and the server, as vLLM's own binding does
     threads = environment.get(THREADS, "") or "1"
-    # OpenMP's threads do not survive a fork: with one there are none. "spawn" is vLLM's own remedy for what a fork breaks.
-    fork = threads == "1" and environment.get(START_METHOD) != "spawn"
     # some vLLM bind in the worker itself unless told not to
-    return Processes({EXECUTOR: in_engine_core}, {THREADS: threads, BINDING: "nobind"}, fork)
+    return Processes({EXECUTOR: in_engine_core}, {THREADS: threads, BINDING: "nobind"})
 
 
 def available_cores() -> int:

@@ -146,7 +146,6 @@ class Service:
             put=self._outbox.put,
             log=self._log,
             restart=self._settings.restart,
-            fork=self._processes.fork,
         )
         progress.phase("starting the engine and loading the model")
         try:
