@@ -9,8 +9,6 @@ last.
 
 from __future__ import annotations
 
-import ctypes
-import errno
 import os
 import re
 import shutil
@@ -21,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from . import cache
 from .errors import VllmEnvError
+from .exchange import STAGING, exchange, remove_abandoned_staging
 from .manifest import ARCHIVE_NAME, DIRECTORY_NAME, MANIFEST_NAME, SBOM_NAME
 from .triton import STUB_NAME
 
@@ -29,9 +28,6 @@ if TYPE_CHECKING:
 
 BUILT_NAMES = (STUB_NAME, ARCHIVE_NAME, DIRECTORY_NAME, SBOM_NAME, MANIFEST_NAME)  # in the order of renaming
 _CONFIG = "config.pbtxt"
-_STAGING = ".vllm_env.staging-"
-_RENAME_EXCHANGE = 2
-_AT_FDCWD = -100
 
 
 @dataclass(frozen=True)
@@ -104,18 +100,6 @@ def publish(
     return target
 
 
-def remove_abandoned_staging(repository: Path) -> list[Path]:
-    """Remove the staging folders of dead builds beside and inside the repository; return what was removed."""
-    candidates = [*repository.absolute().parent.glob(f"{_STAGING}*"), *repository.glob(f"*/{_STAGING}*")]
-    removed = []
-    for folder in candidates:
-        owner = folder.name[len(_STAGING) :].split("-")[0]
-        if owner.isdigit() and (int(owner) == os.getpid() or not Path(f"/proc/{owner}").exists()):
-            cache.remove_tree(folder)
-            removed.append(folder)
-    return removed
-
-
 def _bytes_to_copy(built: BuiltSet, repository: Path) -> int:
     """Return what the repository's file system must take; an archive is linked where it is the cache's."""
     linked = built.layout == "archive" and built.environment.stat().st_dev == repository.stat().st_dev
@@ -130,14 +114,14 @@ def _staging_place(repository: Path) -> Path | None:
 
 
 def _publish_by_exchange(built: BuiltSet, target: Path, template: Path, place: Path) -> None:
-    staging = place / f"{_STAGING}{os.getpid()}"
+    staging = place / f"{STAGING}{os.getpid()}"
     new = staging / target.name
     try:
         stage_model(built, target, template, new)
         _sync_folder(new)
         if not target.exists():
             new.rename(target)
-        elif not _exchange(new, target):
+        elif not exchange(new, target):
             _publish_in_place(built, target, template)
         _sync_folder(target.parent)
     finally:
@@ -158,7 +142,7 @@ def stage_model(built: BuiltSet, current: Path, template: Path, new: Path, *, li
 
 def _publish_in_place(built: BuiltSet, target: Path, template: Path) -> None:
     _copy_template(template, target)
-    staging = target / f"{_STAGING}{os.getpid()}"
+    staging = target / f"{STAGING}{os.getpid()}"
     try:
         _write_set(built, staging)
         _set_environment_path(target, built.environment_name)
@@ -178,7 +162,7 @@ def _link_tree(source: Path, target: Path) -> None:
     skip = {*BUILT_NAMES}
 
     def ignore(folder: str, names: list[str]) -> list[str]:
-        return [n for n in names if Path(folder) == source and (n in skip or n.startswith(_STAGING))]
+        return [n for n in names if Path(folder) == source and (n in skip or n.startswith(STAGING))]
 
     shutil.copytree(source, target, symlinks=True, ignore=ignore, copy_function=_link)
     shutil.copystat(source, target)
@@ -195,7 +179,7 @@ def _copy_template(template: Path, target: Path) -> None:
     """Complete a model's folder that has no config.pbtxt, the mark of a whole one, which is copied last."""
     if (target / _CONFIG).exists():
         return
-    ignore = shutil.ignore_patterns("__pycache__", "*.pyc", *BUILT_NAMES, f"{_STAGING}*", _CONFIG)
+    ignore = shutil.ignore_patterns("__pycache__", "*.pyc", *BUILT_NAMES, f"{STAGING}*", _CONFIG)
     shutil.copytree(template, target, ignore=ignore, dirs_exist_ok=True)
     shutil.copy2(template / _CONFIG, target / _CONFIG)
 
@@ -236,17 +220,6 @@ def _set_environment_path(model: Path, name: str) -> None:
         temporary.write_text(new, "utf-8")
         temporary.chmod(stat.S_IMODE(config.stat().st_mode))
         temporary.replace(config)
-
-
-def _exchange(one: Path, other: Path) -> bool:
-    """Exchange two folders in one step; False if this file system cannot."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.renameat2(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0:
-        return True
-    code = ctypes.get_errno()
-    if code in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EXDEV, errno.EBUSY):
-        return False
-    raise OSError(code, os.strerror(code), str(other))
 
 
 def _sync(file: Path) -> None:

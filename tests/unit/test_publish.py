@@ -64,7 +64,7 @@ def _no_strays(repository: Path) -> bool:
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Both ways of placing; a file system that cannot exchange is stood in for by the call's own answer."""
     if request.param == "in place":
-        monkeypatch.setattr(module, "_exchange", lambda *_: False)
+        monkeypatch.setattr(module, "exchange", lambda *_: False)
         monkeypatch.setattr(module, "_staging_place", lambda _: None)
     return str(request.param)
 
