@@ -6,6 +6,7 @@
     archives/KEY.tar.gz   packed prefixes
     stubs/KEY/            stubs built from source
     standins/KEY/         models for the smoke run
+    warm/KEY/             served models' private copies of vLLM's caches (triton_vllm/warm_cache.py)
     build/                what a running build stages; left behind only by SIGKILL
 
 An entry appears by rename, so it is whole or not there.
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 _LIMIT_BYTES = 40 * 2**30
-_KINDS = ("prefixes/*", "archives/*.json", "stubs/*", "standins/*", "wheels/*", "sources/*", "verified/*")
+_KINDS = ("prefixes/*", "archives/*.json", "stubs/*", "standins/*", "wheels/*", "sources/*", "verified/*", "warm/*")
 
 
 def cache_root() -> Path:

@@ -26,6 +26,7 @@ from triton_vllm import (
     sampling,
     settings,
     transport,
+    warm_cache,
 )
 from triton_vllm.engine import DEAD, Engine
 from triton_vllm.errors import AdapterError, ConfigError, InternalError, UnavailableError, UnsupportedError
@@ -118,6 +119,7 @@ class Service:
         guard.own()
         guard.follow_parent()
         _use_environment_python()
+        warm_cache.use(model_dir, os.environ, self._log)
         progress.phase("importing vLLM")
         vllm = compat.load()
         self._log.info(f"vLLM {vllm.version} from {vllm.path}")
