@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import archive_rules, cache, verify
+from .errors import VllmEnvError
 from .lock import Lock, LockOptions, make_lock
 from .manifest import ARCHIVE_NAME, DIRECTORY_NAME, Manifest, describe_build, read_manifest
 from .pack import Archive, archive_key, make_archive
@@ -25,6 +26,7 @@ from .spec import Overrides, Spec, load_spec
 from .standin import FACTS, ensure_standin
 from .stub import Stub, StubOptions, make_stub, plan_stub, stub_identity
 from .triton import TritonRoot, open_root
+from .warm import Warmed, warm
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -53,17 +55,19 @@ class BuildRequest:
     keep: tuple[str, ...] = ()
     smoke: bool = True
     smoke_model: str = ""
+    warm: bool = False
 
 
 @dataclass(frozen=True)
 class BuildResult:
-    """What a build left: the model's folder and manifest, and the smoke run's answers if there was one."""
+    """What a build left: the model's folder and manifest, the smoke run's answers and vLLM's caches if asked for."""
 
     model: Path
     manifest: Manifest
     rebuilt: bool
     triton: TritonRoot
     smoke: SmokeResult | None = None
+    warmed: Warmed | None = None
 
 
 @dataclass(frozen=True)
@@ -120,7 +124,13 @@ def make_plan(request: BuildRequest, root: Path, pip: PipConfig, console: Consol
     check_writable(request.repository, request.model)
     triton = find_triton(request.triton_root, console)
     spec = load_spec(request.profile or default_profile(triton), request.overrides, request.spec_file)
-    if request.smoke and request.layout == "archive":
+    if request.warm and spec.profile == "cuda" and not has_gpu():
+        raise VllmEnvError(
+            "--warm: this machine has no GPU that programs here can use, and the profile is cuda.",
+            cause="What vLLM compiles is for the very GPU that it runs on.",
+            remedy="Run it where the model will be served (docker run --gpus all), or leave --warm away.",
+        )
+    if (request.smoke or request.warm) and request.layout == "archive":
         _require_space_to_extract(spec.profile)
     options = dataclasses.replace(request.stub_options, gpu=spec.profile == "cuda")
     stub = plan_stub(triton, spec.python, request.stub, options)
@@ -138,7 +148,7 @@ def _require_space_to_extract(profile: str) -> None:
     cache.require_space(
         Path("/tmp"),  # noqa: S108 - hard-coded in Triton's pb_env.cc: TMPDIR does not move it
         _EXTRACTED[profile],
-        "Triton's extraction for the smoke run",
+        "Triton's extraction for the smoke run or --warm",
         remedy="Free some space in /tmp or mount a larger file system there (Triton extracts nowhere else); "
         "--layout directory needs none, and --no-smoke-run leaves it to the server that will load the model.",
     )
@@ -176,8 +186,10 @@ def _build(request: BuildRequest, root: Path, console: Console, *, dry_run: bool
                 if request.smoke
                 else None
             )
-            return BuildResult(target, published, rebuilt=False, triton=plan.triton, smoke=smoke)
-        return _build_anew(request, plan, root, pip, console, waiting)
+            result = BuildResult(target, published, rebuilt=False, triton=plan.triton, smoke=smoke)
+        else:
+            result = _build_anew(request, plan, root, pip, console, waiting)
+        return dataclasses.replace(result, warmed=_warm(result, root, console)) if request.warm else result
 
 
 def _build_anew(
@@ -319,3 +331,15 @@ def _smoke(request: BuildRequest, plan: Plan, model: Path, prefix: Prefix, root:
         )
         stage.detail(f"ready after {smoke.ready_seconds:.0f} s, {len(smoke.answers)} answers")
     return smoke
+
+
+def _warm(result: BuildResult, root: Path, console: Console) -> Warmed:
+    with console.stage("warm") as stage:
+        done = warm(
+            result.triton.binary,
+            result.model,
+            log=root / "warm-server.log",
+            on_wait=lambda seconds: stage.detail(f"tritonserver loads {result.model.name}, {seconds:.0f} s"),
+        )
+        stage.detail(f"ready after {done.ready_seconds:.0f} s, {done.files} files, {done.size / 1e6:.0f} MB")
+    return done

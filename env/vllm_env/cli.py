@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NoReturn
 from . import __version__
 from .console import Console
 from .errors import CommandError, UsageError, VllmEnvError
+from .warm import CACHE_NAME
 
 if TYPE_CHECKING:
     from .build import BuildRequest, BuildResult, Plan
@@ -91,6 +92,11 @@ def build_parser() -> argparse.ArgumentParser:
     run.add_argument("--no-smoke-run", action="store_true", help="do not serve the result and query it")
     run.add_argument(
         "--smoke-model", metavar="MODEL", default="", help="serve this model in the smoke run, not the stand-in"
+    )
+    run.add_argument(
+        "--warm",
+        action="store_true",
+        help="load the model once with its own engine arguments and keep the caches that vLLM fills",
     )
     add_common(parser)
     parser.add_argument("--version", action="version", version=f"vllm-env {__version__}")
@@ -197,6 +203,7 @@ def request_of(options: argparse.Namespace) -> BuildRequest:
         keep=tuple(options.keep),
         smoke=not options.no_smoke_run,
         smoke_model=options.smoke_model,
+        warm=options.warm,
     )
 
 
@@ -216,7 +223,7 @@ def _build(request: BuildRequest, options: argparse.Namespace, console: Console)
 
     result = build(request, console, dry_run=options.dry_run)
     if isinstance(result, Plan):
-        _print_plan(result, console, as_json=options.json)
+        _print_plan(result, request, console, as_json=options.json)
     elif options.json:
         smoke = [{"prompt": p, "answer": a} for p, a in result.smoke.answers] if result.smoke else None
         console.result(
@@ -225,6 +232,9 @@ def _build(request: BuildRequest, options: argparse.Namespace, console: Console)
                     "model": str(result.model),
                     "rebuilt": result.rebuilt,
                     "smoke_run": smoke,
+                    "warm": {"folder": str(result.warmed.folder), "bytes": result.warmed.size}
+                    if result.warmed
+                    else None,
                     "manifest": json.loads(result.manifest.to_json()),
                 },
                 indent=2,
@@ -235,7 +245,7 @@ def _build(request: BuildRequest, options: argparse.Namespace, console: Console)
     return 0
 
 
-def _print_plan(plan: Plan, console: Console, *, as_json: bool) -> None:
+def _print_plan(plan: Plan, request: BuildRequest, console: Console, *, as_json: bool) -> None:
     facts = {
         "profile": plan.spec.profile,
         "vllm": plan.lock.vllm.requirement,
@@ -246,6 +256,9 @@ def _print_plan(plan: Plan, console: Console, *, as_json: bool) -> None:
         "stub": f"{plan.stub.origin}, {plan.stub.path}" if plan.stub else "to be built from source",
         "key": plan.key,
     }
+    if request.warm:
+        model = request.repository / request.model
+        facts["warm"] = f"load {model} once, with its vllm_engine_args.json, and fill {model / CACHE_NAME}"
     if as_json:
         console.result(json.dumps(facts, indent=2))
         return
@@ -265,6 +278,8 @@ def _print_result(result: BuildResult, request: BuildRequest, console: Console) 
     binary = result.triton.binary
     shown = binary.relative_to(CHECKOUT) if binary.is_relative_to(CHECKOUT) else binary
     console.result(f"{result.model}: {state}, vLLM {vllm} for Triton {result.manifest.triton_release}")
+    if result.warmed:
+        console.result(f"{result.warmed.folder}: {result.warmed.files} files, {result.warmed.size / 1e6:.0f} MB")
     console.result("Next:")
     console.result(f"  {shown} --model-store={request.repository}")
     console.result("  python3 client/client.py --iterations 10")

@@ -22,6 +22,7 @@ from .errors import VllmEnvError
 from .exchange import STAGING, exchange, remove_abandoned_staging
 from .manifest import ARCHIVE_NAME, DIRECTORY_NAME, MANIFEST_NAME, SBOM_NAME
 from .triton import STUB_NAME
+from .warm import CACHE_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -179,7 +180,7 @@ def _copy_template(template: Path, target: Path) -> None:
     """Complete a model's folder that has no config.pbtxt, the mark of a whole one, which is copied last."""
     if (target / _CONFIG).exists():
         return
-    ignore = shutil.ignore_patterns("__pycache__", "*.pyc", *BUILT_NAMES, f"{STAGING}*", _CONFIG)
+    ignore = shutil.ignore_patterns("__pycache__", "*.pyc", *BUILT_NAMES, CACHE_NAME, f"{STAGING}*", _CONFIG)
     shutil.copytree(template, target, ignore=ignore, dirs_exist_ok=True)
     shutil.copy2(template / _CONFIG, target / _CONFIG)
 

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from support.repositories import CHECKOUT
+from support.repositories import CHECKOUT, triton_root
+from support.serving import CPU_ARGUMENTS, CPU_ENVIRONMENT
 from support.triton_client import generate, generate_stream
 from vllm_env.errors import CommandError
 from vllm_env.manifest import read_manifest
@@ -68,6 +69,27 @@ def test_smoke_run_ends_with_the_answers(built_repository: Path, no_leftovers: N
     assert len([line for line in lines if " -> " in line]) == 4
     assert "PASS: vLLM example" in lines
     assert lines[-2].endswith(f"--model-store={built_repository}")
+
+
+@pytest.mark.slow
+def test_warm_keeps_the_caches(parts: Parts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model's own arguments are loaded, also when nothing had to be built, and a build without --warm keeps them."""
+    options = ("--no-smoke-run", "--model-repository", str(tmp_path / "models"), "--triton-root", str(triton_root()))
+    assert build(*options).returncode == 0
+    model = tmp_path / "models" / "vllm"
+    arguments = {**CPU_ARGUMENTS, "model": str(parts.standin), "enforce_eager": False}
+    (model / "vllm_engine_args.json").write_text(json.dumps(arguments))
+    for name, value in CPU_ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+    done = build(*options, "--warm", "--json")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert (result["rebuilt"], result["warm"]["folder"]) == (False, str(model / "vllm_cache"))
+    assert list((model / "vllm_cache").rglob("*.so"))
+    record = json.loads((model / "vllm_cache" / "warm.json").read_text())
+    assert record["environment"] == result["manifest"]["lock_digest"]
+    assert build(*options, "--layout", "directory").returncode == 0  # places the model's folder anew
+    assert json.loads((model / "vllm_cache" / "warm.json").read_text()) == record
 
 
 def test_verify_accepts_what_was_built(built_repository: Path) -> None:

@@ -111,6 +111,19 @@ def test_the_cache_knows_the_archive_with_its_size(built: Built) -> None:
         assert all(path.is_file() for path in entry.paths)
 
 
+def test_a_dry_run_says_what_would_be_warmed(built: Built) -> None:
+    """The model, its arguments and the folder; nothing is started, and nothing is written."""
+    before = sorted(p.name for p in (built.models / "vllm").iterdir())
+    done = small_build.build(built.cache, built.models, "--spec", built.spec, "--warm", "--dry-run")
+    assert done.returncode == 0, done.stderr
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("warm ")]
+    model = built.models / "vllm"
+    assert str(model) in line
+    assert str(model / "vllm_cache") in line
+    assert "vllm_engine_args.json" in line
+    assert sorted(p.name for p in model.iterdir()) == before
+
+
 def test_an_extracted_archive_runs(built: Built, tmp_path: Path) -> None:
     """Unpacked elsewhere by tar, vLLM is imported from there, and no bytecode is written."""
     place = tmp_path / "extracted"

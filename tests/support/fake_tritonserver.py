@@ -5,6 +5,7 @@ What else it does is told by FAKE_TRITON, words in any order:
     orphan    starts a child in a session of its own, with no marker in its environment, that outlives it
     child     starts a child that outlives it
     deaf      does not end at SIGTERM
+    fills     writes caches where a model that is warmed does
     broken    prints an error line and ends with 1
     never     is never ready
     crash     aborts as tritonserver does when its stub dies at start-up; with crash-once only the first time
@@ -33,10 +34,21 @@ class Ready(http.server.BaseHTTPRequestHandler):
         self.end_headers()
 
 
+def fill(folder: Path) -> None:
+    """Writes a record, a kernel that only its owner may read, and what vLLM notes of this machine's GPUs."""
+    (folder / "kernels").mkdir(mode=0o700)
+    (folder / "kernels" / "one").write_text("one")
+    (folder / "kernels" / "one").chmod(0o600)
+    (folder / "gpu_p2p_access_cache_for_0,1.json").write_text("{}")
+    (folder / "warm.json").write_text("new")
+
+
 def main() -> None:
     """Does what it is told, then serves."""
     words = os.environ.get("FAKE_TRITON", "").split()
     options = dict(argument[2:].split("=", 1) for argument in sys.argv[1:] if argument.startswith("--"))
+    if "fills" in words:
+        fill(Path(os.environ["TRITON_VLLM_WARM"]))
     if "broken" in words:
         print("I1120 10:00:00.000000 1 model_lifecycle.cc:472] loading: vllm:1")
         print('E1120 10:00:00.000000 1 model_lifecycle.cc:642] "failed to load vllm: no such model"', flush=True)

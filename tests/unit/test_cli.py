@@ -26,7 +26,17 @@ if TYPE_CHECKING:
 _OPTIONS = {
     *("--vllm", "--vllm-commit", "--vllm-wheel", "--vllm-source", "--profile", "--python", "--with", "--spec"),
     *("--triton-root", "--stub", "--layout", "--model-repository", "--model", "--locked", "--upgrade", "--offline"),
-    *("--wheelhouse", "--dry-run", "--no-smoke-run", "--json", "--quiet", "--verbose", "--wheel-index", "--git-url"),
+    *(
+        "--warm",
+        "--wheelhouse",
+        "--dry-run",
+        "--no-smoke-run",
+        "--json",
+        "--quiet",
+        "--verbose",
+        "--wheel-index",
+        "--git-url",
+    ),
     *("--keep", "--smoke-model"),
 }
 
@@ -138,6 +148,20 @@ def test_a_python_without_a_stub_names_those_that_there_are(tmp_path: Path, caps
     err = capsys.readouterr().err
     assert "--python 3.12" in err
     assert "3.11" in err
+
+
+def test_warming_for_a_gpu_needs_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Said before the build, not after it: what is compiled is for the very GPU."""
+    monkeypatch.setattr("vllm_env.build.has_gpu", lambda: False)
+    monkeypatch.setenv("VLLM_ENV_CACHE", str(tmp_path / "cache"))
+    root, models = _triton_root(tmp_path / "triton"), tmp_path / "models"
+    assert _run("--warm", "--profile", "cuda", "--triton-root", root, "--model-repository", models) == 1
+    error = capsys.readouterr().err
+    assert "--warm: this machine has no GPU" in error
+    assert "--gpus all" in error
+    assert not models.exists()
 
 
 def test_help_has_every_option_of_the_design(capsys: pytest.CaptureFixture[str]) -> None:

@@ -97,11 +97,14 @@ def test_the_persons_files_stay_as_they_are(built: BuiltSet, repository: Path, w
     (model / "1" / "own.py").write_text("mine")
     (model / "1" / "own.py").chmod(0o600)
     (model / "link").symlink_to("1/own.py")
+    (model / "vllm_cache").mkdir()
+    (model / "vllm_cache" / "warm.json").write_text("mine")
     publish(_built(tmp_path / "cache", "two"), repository, "vllm", _TEMPLATE)
     assert _tags(model) == {"two"}
     assert (model / "vllm_engine_args.json").read_text() == '{"model": "mine"}'
     assert _mode(model / "1/own.py") == 0o600
     assert (model / "link").readlink() == Path("1/own.py")
+    assert (model / "vllm_cache/warm.json").read_text() == "mine"
     assert _no_strays(repository)
 
 
@@ -121,6 +124,17 @@ def test_a_half_made_model_is_completed(built: BuiltSet, repository: Path, way: 
     assert (model / "1/model.py").exists()
     assert (model / "config.pbtxt").exists()
     assert (model / "1/kept.py").exists()
+
+
+def test_a_new_model_does_not_get_the_templates_caches(
+    built: BuiltSet, repository: Path, way: str, tmp_path: Path
+) -> None:
+    """The template is a model that may have been warmed itself, for another environment and other arguments."""
+    template = tmp_path / "template"
+    shutil.copytree(_TEMPLATE, template, ignore=shutil.ignore_patterns("vllm_cache", "vllm_env*"))
+    (template / "vllm_cache").mkdir()
+    (template / "vllm_cache" / "warm.json").write_text("the template's")
+    assert not (publish(built, repository, "vllm", template) / "vllm_cache").exists()
 
 
 def test_a_reader_sees_the_old_set_or_the_new(repository: Path, tmp_path: Path) -> None:

@@ -1,0 +1,109 @@
+"""env/vllm_env/warm.py: what is kept, where, and what a failure leaves. The server here only does what it is told."""
+
+from __future__ import annotations
+
+import stat
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from support import fake_tritonserver
+from vllm_env import warm as module
+from vllm_env.errors import CommandError, VllmEnvError
+from vllm_env.warm import Warmed, warm
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture
+def binary(tmp_path: Path) -> Path:
+    """A server that is ready at once; FAKE_TRITON=fills makes it fill caches."""
+    program = tmp_path / "tritonserver"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} {fake_tritonserver.__file__} "$@"\n')
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    return program
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    folder = tmp_path / "models" / "mine"
+    folder.mkdir(parents=True)
+    (folder / "config.pbtxt").write_text("")
+    return folder
+
+
+@pytest.fixture(params=[None, "older"])
+def older(request: pytest.FixtureRequest, model: Path) -> str | None:
+    """Caches of an earlier warm run, or none."""
+    if request.param:
+        (model / "vllm_cache").mkdir()
+        (model / "vllm_cache" / "warm.json").write_text(request.param)
+    return request.param
+
+
+def run(binary: Path, model: Path) -> Warmed:
+    return warm(binary, model, log=model.parent.parent / "server.log", ready_timeout=20)
+
+
+def names(model: Path) -> list[str]:
+    return sorted(str(p.relative_to(model)) for p in model.rglob("*") if p.is_file())
+
+
+@pytest.mark.parametrize("exchanges", [True, False])
+@pytest.mark.usefixtures("older")
+def test_what_was_filled_is_kept(binary: Path, model: Path, exchanges: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In place of older caches, readable for every user, without what is true of this machine only."""
+    if not exchanges:
+        monkeypatch.setattr(module, "exchange", lambda *_: False)
+    monkeypatch.setenv("FAKE_TRITON", "fills")
+    done = run(binary, model)
+    assert names(model) == ["config.pbtxt", "vllm_cache/kernels/one", "vllm_cache/warm.json"]
+    assert (model / "vllm_cache/warm.json").read_text() == "new"
+    assert stat.S_IMODE((model / "vllm_cache/kernels/one").stat().st_mode) == 0o644
+    assert stat.S_IMODE((model / "vllm_cache/kernels").stat().st_mode) == 0o755
+    assert (done.folder, done.files, done.size) == (model / "vllm_cache", 2, 6)
+    log = (model.parent.parent / "server.log").read_text()
+    assert '"load-model": "mine"' in log  # and no other of the repository
+    assert '"model-control-mode": "explicit"' in log
+
+
+def test_a_load_that_fails_leaves_what_was_there(
+    binary: Path, model: Path, older: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error has the input, the server's reason and the remedy; no staging folder stays."""
+    monkeypatch.setenv("FAKE_TRITON", "fills broken")
+    with pytest.raises(CommandError) as caught:
+        run(binary, model)
+    error = caught.value
+    assert "mine did not load with its own vllm_engine_args.json" in error.what
+    assert "no such model" in error.tail
+    assert str(model / "vllm_engine_args.json") in error.remedy
+    assert [p.name for p in model.iterdir() if p.name != "config.pbtxt"] == (["vllm_cache"] if older else [])
+    assert not older or (model / "vllm_cache/warm.json").read_text() == older
+
+
+def test_a_model_that_fills_nothing_is_refused(
+    binary: Path, model: Path, older: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An older 1/model.py knows nothing of warming: its caches lie elsewhere, and an empty folder would be no cache."""
+    monkeypatch.setenv("FAKE_TRITON", "")
+    with pytest.raises(VllmEnvError, match="left no caches"):
+        run(binary, model)
+    assert not older or (model / "vllm_cache/warm.json").read_text() == older
+
+
+def test_a_folder_that_cannot_be_written_is_named(binary: Path, tmp_path: Path) -> None:
+    """Not a traceback."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(VllmEnvError, match="cannot be written"):
+        run(binary, tmp_path / "file")
+
+
+def test_the_staging_of_a_killed_run_is_removed(binary: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It lies inside the model's folder, where nobody else would look for it."""
+    (model / ".vllm_env.staging-999999999" / "vllm_cache").mkdir(parents=True)
+    monkeypatch.setenv("FAKE_TRITON", "fills")
+    run(binary, model)
+    assert sorted(p.name for p in model.iterdir()) == ["config.pbtxt", "vllm_cache"]
