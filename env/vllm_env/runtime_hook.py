@@ -68,6 +68,8 @@ def _die_with_owner() -> None:
     owner = os.environ.get("TRITON_VLLM_OWNER_PID", "")
     if not owner.isdigit() or int(owner) == os.getpid() or not hasattr(os, "pidfd_open"):
         return
+    if os.environ.get("TRITON_VLLM_OWNER_PLACE", _place()) != _place():
+        return  # Ray has brought the variables to another machine, whose process ids are others
     try:
         handle = os.pidfd_open(int(owner))
     except ProcessLookupError:
@@ -77,6 +79,15 @@ def _die_with_owner() -> None:
     import _thread
 
     _thread.start_new_thread(_wait_for_end, (handle,))
+
+
+def _place() -> str:
+    """Where a process id means the same process; what the adapter's `guard.place` returns."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as boot:
+            return f"{boot.read().strip()} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return ""
 
 
 def _wait_for_end(handle: int) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from triton_vllm import guard
 from vllm_env.runtime import activation_variables, install_runtime, site_packages
 
 _ASCII = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}  # as in the stub: nothing mends the locale
@@ -166,6 +167,17 @@ def test_the_owner_itself_and_strangers_live_on(prefix: Path) -> None:
     """Without an owner, or as the owner, nothing is watched."""
     assert _run(prefix, "print('lives')") == "lives"
     assert _run(prefix, "print('lives')", TRITON_VLLM_OWNER_PID="not a pid") == "lives"
+
+
+def test_an_owner_of_another_machine_is_nobodys(prefix: Path) -> None:
+    """A Ray worker has the owner's variables of another machine: the id is taken for that of a process here otherwise."""
+    owner = subprocess.Popen([sys.executable, "-c", ""])
+    owner.wait()
+    named = {"TRITON_VLLM_OWNER_PID": str(owner.pid)}
+    assert _run(prefix, "print('lives')", **named, TRITON_VLLM_OWNER_PLACE="another boot") == "lives"
+    here = _start(prefix, "print('lives')", **named, TRITON_VLLM_OWNER_PLACE=guard.place())
+    here.communicate()
+    assert here.returncode == 1
 
 
 def test_a_child_whose_owner_is_already_dead_ends_at_once(prefix: Path) -> None:

@@ -12,15 +12,30 @@ import select
 import signal
 import threading
 import time
+from pathlib import Path
 
 OWNER_VARIABLE = "TRITON_VLLM_OWNER_PID"
+PLACE_VARIABLE = "TRITON_VLLM_OWNER_PLACE"
 
 
 def own() -> None:
     """Make this process the owner of every process that it starts from now on."""
     if os.environ.get(OWNER_VARIABLE) != str(os.getpid()):
         os.environ[OWNER_VARIABLE] = str(os.getpid())
+        os.environ[PLACE_VARIABLE] = place()
         os.register_at_fork(after_in_child=watch)
+
+
+def place() -> str:
+    """Return where a process id means the same process: a boot of a machine and a namespace of process ids.
+
+    vLLM gives its workers on other machines of a Ray cluster all variables of EngineCore, where the owner's id is nobody's.
+    """
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
+    except OSError:
+        return ""
 
 
 def follow_parent() -> None:
