@@ -11,6 +11,7 @@ from support.model_requests import ask, ask_all, prompt
 from support.open_stream import OpenStream
 from support.reference import ONE_THREAD
 from support.triton_client import generate, post, stream, text_of
+from vllm_env.errors import CommandError
 from vllm_env.standin import FACTS
 
 if TYPE_CHECKING:
@@ -163,3 +164,12 @@ def test_hundred_bad_requests_in_a_row(server: TritonServer) -> None:
     bad = [BAD["bad regex"][0], BAD["long prompt"][0], BAD["unknown"][0], BAD["ill-formed JSON"][0]] * 25
     answers = ask_all(server, [*bad, GOOD])
     assert answers[-1].text == ANSWER
+
+
+def test_a_load_that_vllm_cannot_do_tells_why(serving: Serve) -> None:
+    """vLLM finds out in EngineCore that it has no Ray workers on a CPU; Triton's reason for the failed load says it too."""
+    with pytest.raises(CommandError) as failed, serving({"distributed_executor_backend": "ray"}):
+        pass
+    status = next(line for line in failed.value.tail.splitlines() if "failed to load 'vllm'" in line)
+    assert "distributed_executor_backend: vLLM" in status
+    assert "does not support ray" in status

@@ -232,6 +232,15 @@ def runs_on_cpu() -> bool:
     return bool(importlib.import_module("vllm.platforms").current_platform.is_cpu())
 
 
+def supports_ray() -> bool:
+    """Whether this vLLM's platform can have workers in a Ray cluster; its CPU platform cannot.
+
+    vLLM finds out in EngineCore, whose error reaches the log alone.
+    """
+    platform = importlib.import_module("vllm.platforms").current_platform
+    return bool(getattr(platform, "ray_device_key", "not said"))
+
+
 def prometheus_families() -> Any:
     """Return what vLLM and others have in this process's Prometheus registry."""
     from prometheus_client import REGISTRY

@@ -126,6 +126,11 @@ class Service:
         fitted = engine_args.fit(given, compat.engine_arg_types(vllm))
         if fitted.warning:
             self._log.warning(fitted.warning)
+        if fitted.values.get("distributed_executor_backend") == "ray" and not compat.supports_ray():
+            raise ConfigError(
+                f"{engine_args.FILE_NAME}: distributed_executor_backend: vLLM {vllm.version} does not support ray on the "
+                "platform that it runs on here (its CPU build never does); use mp, or leave it out"
+            )
         in_engine_core = vllm.UniProcExecutor if compat.runs_on_cpu() else None
         cores = executor.available_cores()
         self._processes = executor.choose(fitted.values, os.environ, cores, in_engine_core)
