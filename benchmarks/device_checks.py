@@ -1,15 +1,18 @@
 """What a GPU host is to show beside speed: answers, metrics and cancellation under the real tritonserver.
 
-    python3 benchmarks/device_checks.py --environment ENV --triton-root ROOT --device gpu [--tensor-parallel-size 2]
+    python3 benchmarks/device_checks.py --environment ENV --triton-root ROOT --device gpu [--tensor-parallel-size 2 [--ray]]
 
-Writes what was seen to `--out` (markdown and JSON) and exits 1 if anything is missing.
+With `--ray` vLLM's workers are actors of a Ray cluster of as many nodes as there are ranks, all on this host with one GPU
+each, and one of them is killed at the end. Writes what was seen to `--out` and exits 1 if anything is missing.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import queue
+import signal
 import sys
 import tempfile
 import time
@@ -22,6 +25,7 @@ import tritonclient.grpc as grpcclient
 
 from harness import machine
 from harness.load import Load
+from harness.ray_cluster import RayCluster
 from harness.servers import Setting, set_parameter
 from harness.shapes import MARK, SHAPES, Shape, write_checkpoint
 from harness.targets import TritonTarget
@@ -31,6 +35,11 @@ if TYPE_CHECKING:
 
 _CPU = {"dtype": "float32", "enforce_eager": True, "max_model_len": 2048}
 _GPU = {"dtype": "float16", "max_model_len": 2048, "gpu_memory_utilization": 0.5}
+# Both nodes share this host's /dev/shm, by which vLLM takes them for one whose GPUs all workers see, and tries ways to
+# add up that need this. Between two machines it would not.
+_RAY_ENGINE = {"distributed_executor_backend": "ray", "disable_custom_all_reduce": True}
+_RAY_VARIABLES = {"VLLM_ALLREDUCE_USE_SYMM_MEM": "0"}
+_RESTART_LIMIT_S = 90
 
 
 class ChecksFailedError(Exception):
@@ -162,8 +171,110 @@ def check_metrics(server: MetricsTriton, _shape: Shape) -> list[str]:
     return [f"{len(families)} families of vLLM on Triton's metrics endpoint; generation_tokens_total {tokens:.0f}"]
 
 
+def check_workers(cluster: RayCluster, nodes: list[str]) -> list[str]:
+    """Ask Ray where the workers are: one on each node."""
+    actors = cluster.actors()
+    if sorted(actor.node for actor in actors) != nodes:
+        raise ChecksFailedError(f"workers are not one on each of {nodes}: {actors}")
+    return [f"Ray's actor {actor.name}, process {actor.pid}, on node {actor.node}" for actor in actors]
+
+
+def check_killed_worker(cluster: RayCluster, server: MetricsTriton, nodes: list[str]) -> list[str]:
+    """Kill the last node's worker while it answers: the request must get an error, and later ones answers again."""
+    stream = Stream(server.grpc, f"{MARK}11 {MARK}12", 1900)
+    stream.replies.get(timeout=60)
+    (victim,) = (actor.pid for actor in cluster.actors() if actor.node == nodes[-1])
+    os.kill(victim, signal.SIGKILL)
+    began = time.monotonic()
+    error = None
+    while error is None:
+        _, _, error = stream.replies.get(timeout=60)
+    told = time.monotonic() - began
+    stream.cancel()
+    while True:
+        stream = Stream(server.grpc, f"{MARK}11 {MARK}12", 8)
+        try:
+            _texts(stream)
+            break
+        except ChecksFailedError:
+            if time.monotonic() > began + _RESTART_LIMIT_S:
+                raise
+            time.sleep(0.5)
+        finally:
+            stream.cancel()
+    back = time.monotonic() - began
+    check_workers(cluster, nodes)
+    return [
+        f"a worker killed in the midst of an answer: after {told:.1f} s `{error}`; answers again after {back:.0f} s"
+    ]
+
+
+def check_end(cluster: RayCluster) -> list[str]:
+    """After the server's end: no actor may live, and the cluster must leave no process."""
+    limit = time.monotonic() + 15
+    while (actors := cluster.actors()) and time.monotonic() < limit:
+        time.sleep(0.5)
+    left = cluster.stop()
+    if actors or left:
+        raise ChecksFailedError(f"left after the end: actors {actors}, {left} processes of the cluster")
+    return ["after the server's end Ray has no actor, after the cluster's end there is no process of it"]
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Start the server, run every check, report all."""
+    options = _options(arguments)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that whoever stops this leaves no server and no cluster
+    work = options.work or Path(tempfile.mkdtemp(prefix="device_checks_"))
+    gpu, shape = options.device == "gpu", SHAPES[options.shape]
+    engine: dict[str, object] = {"model": str(write_checkpoint(shape, work / shape.name)), "load_format": "dummy"}
+    engine.update(_GPU if gpu else _CPU)
+    engine["tensor_parallel_size"] = options.tensor_parallel_size
+    variables = {"VLLM_USE_FLASHINFER_SAMPLER": "0"} if gpu else {"VLLM_CPU_KVCACHE_SPACE": "1"}
+    environment, root = options.environment.absolute(), options.triton_root.absolute()
+    seen: list[str] = []
+    failed: list[str] = []
+
+    def attempt(check: Callable[..., list[str]], *what: object) -> None:
+        try:
+            seen.extend(check(*what))
+        except Exception as error:  # noqa: BLE001 - the other checks are worth as much
+            failed.append(f"FAILED: {type(error).__name__}: {error}")
+
+    cluster, nodes = None, []
+    if options.ray:
+        engine.update(_RAY_ENGINE)
+        variables.update(_RAY_VARIABLES)
+        cluster = RayCluster(environment / "bin" / "python", work, options.tensor_parallel_size, variables, gpus=gpu)
+        variables.update({"RAY_ADDRESS": cluster.address, "CUDA_VISIBLE_DEVICES": "0"})
+    server = MetricsTriton(Setting(environment, root, options.model_repository.absolute(), engine, variables, work))
+    try:
+        if cluster is not None:
+            nodes = cluster.start()
+            seen.append(f"Ray cluster of nodes {', '.join(nodes)}, a raylet and a GPU each")
+        took = server.start()
+        seen.append(
+            f"tensor_parallel_size {options.tensor_parallel_size}, {shape.name} shape: ready after {took:.1f} s"
+        )
+        for check in (check_answers, check_greedy, check_metrics, check_cancellation):
+            attempt(check, server, shape)
+        if cluster is not None:
+            attempt(check_workers, cluster, nodes)
+            attempt(check_killed_worker, cluster, server, nodes)
+    finally:
+        server.stop()
+        if cluster is not None:
+            attempt(check_end, cluster)
+            cluster.stop()
+    described = machine.describe(environment, root, commit=options.commit)
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    lines = [f"# Seen on the device, {shape.name} shape", "\n".join(described.lines())]
+    lines.append("\n".join(f"- {line}" for line in [*seen, *failed]))
+    options.out.with_name(f"{options.out.name}.md").write_text("\n\n".join(lines) + "\n", encoding="utf-8")
+    print("\n".join([*seen, *failed]))
+    return 1 if failed else 0
+
+
+def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--environment", type=Path, required=True, metavar="DIR")
@@ -172,40 +283,11 @@ def main(arguments: list[str] | None = None) -> int:
     add("--shape", choices=sorted(SHAPES), default="tiny-opt")
     add("--device", choices=("cpu", "gpu"), default="cpu")
     add("--tensor-parallel-size", type=int, default=1)
+    add("--ray", action="store_true", help="on a Ray cluster made for it; the environment needs ray")
     add("--out", type=Path, default=Path("benchmarks/results/device_checks"), metavar="PATH", help="without suffix")
     add("--work", type=Path, metavar="DIR")
     add("--commit", default="")
-    options = parser.parse_args(arguments)
-    work = options.work or Path(tempfile.mkdtemp(prefix="device_checks_"))
-    gpu, shape = options.device == "gpu", SHAPES[options.shape]
-    engine: dict[str, object] = {"model": str(write_checkpoint(shape, work / shape.name)), "load_format": "dummy"}
-    engine.update(_GPU if gpu else _CPU)
-    engine["tensor_parallel_size"] = options.tensor_parallel_size
-    variables = {"VLLM_USE_FLASHINFER_SAMPLER": "0"} if gpu else {"VLLM_CPU_KVCACHE_SPACE": "1"}
-    environment, root = options.environment.absolute(), options.triton_root.absolute()
-    server = MetricsTriton(Setting(environment, root, options.model_repository.absolute(), engine, variables, work))
-    seen, failed = [], []
-    try:
-        took = server.start()
-        seen.append(
-            f"tensor_parallel_size {options.tensor_parallel_size}, {shape.name} shape: ready after {took:.1f} s"
-        )
-        checks: tuple[Callable[[MetricsTriton, Shape], list[str]], ...]
-        checks = (check_answers, check_greedy, check_metrics, check_cancellation)
-        for check in checks:
-            try:
-                seen += check(server, shape)
-            except Exception as error:  # noqa: BLE001 - the other checks are worth as much
-                failed.append(f"FAILED: {type(error).__name__}: {error}")
-    finally:
-        server.stop()
-    described = machine.describe(environment, root, commit=options.commit)
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    lines = [f"# Seen on the device, {shape.name} shape", "\n".join(described.lines())]
-    lines.append("\n".join(f"- {line}" for line in [*seen, *failed]))
-    options.out.with_name(f"{options.out.name}.md").write_text("\n\n".join(lines) + "\n", encoding="utf-8")
-    print("\n".join([*seen, *failed]))
-    return 1 if failed else 0
+    return parser.parse_args(arguments)
 
 
 if __name__ == "__main__":
