@@ -176,7 +176,9 @@ def check_workers(cluster: RayCluster, nodes: list[str]) -> list[str]:
     actors = cluster.actors()
     if sorted(actor.node for actor in actors) != nodes:
         raise ChecksFailedError(f"workers are not one on each of {nodes}: {actors}")
-    return [f"Ray's actor {actor.name}, process {actor.pid}, on node {actor.node}" for actor in actors]
+    seen = [f"Ray's actor {actor.name}, process {actor.pid}, on node {actor.node}" for actor in actors]
+    used = machine.gpu_memory()
+    return [*seen, f"memory in use by GPU: {used}"] if used else seen
 
 
 def check_killed_worker(cluster: RayCluster, server: MetricsTriton, nodes: list[str]) -> list[str]:

@@ -55,7 +55,8 @@ class RayCluster:
         self._gpus = gpus
         # Ray's sockets lie below it, and the path of a socket has 107 characters at most
         self._folder = Path(tempfile.mkdtemp(prefix="ray", dir="/tmp"))
-        self._variables = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0", **variables}
+        # Each node takes the whole host's memory for its own, and kills workers when that is nearly used up
+        self._variables = {**os.environ, **variables, "RAY_memory_monitor_refresh_ms": "0"}
         self._leaders: list[subprocess.Popen[bytes]] = []
         self.address = f"127.0.0.2:{free_port()}"
 
@@ -122,7 +123,10 @@ class RayCluster:
             variables["CUDA_VISIBLE_DEVICES"] = str(index)
         log: IO[bytes]
         with (self._logs / f"ray_{index}.log").open("wb") as log:
-            node = subprocess.Popen(command, stdout=log, stderr=log, env=variables, start_new_session=True)
+            # Python looks into the working folder first, where this repository has packages of common names
+            node = subprocess.Popen(
+                command, stdout=log, stderr=log, env=variables, cwd=self._folder, start_new_session=True
+            )
         self._leaders.append(node)
 
     def _listens(self) -> bool:
@@ -139,6 +143,7 @@ class RayCluster:
             check=True,
             timeout=_PROBE_LIMIT_S,
             env=self._variables,
+            cwd=self._folder,
         )
         found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
         return found
