@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine, Sequence
 
 
+_OPENED_S = 0.2
+"""Time for the servers to take the connections and streams, which clients keep open from load to load, s."""
+
+
 class Target(Protocol):
     """Something that serves."""
 
@@ -197,6 +201,7 @@ def make_targets(names: list[str], setting: Setting) -> list[Target]:
 
 async def measure_and_close(clients: Sequence[Client], load: Load) -> Measurement:
     """Run the load, then close the clients whatever happened."""
+    await asyncio.sleep(_OPENED_S)
     try:
         return await run_load(clients, load)
     finally:
