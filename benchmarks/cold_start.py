@@ -164,6 +164,7 @@ def conda_pack(prefix: Path, archive: Path) -> Path:
 def start_once(case: str, number: int, store: Path, setting: Setting, vocabulary: int) -> Start:
     """Start the server, ask for one token, stop it."""
     server = PreparedTriton(setting, store)
+    os.sync()  # the gigabytes that the start before has extracted are not this one's to write
     launched, began = datetime.now(), time.monotonic()  # noqa: DTZ005 - compared with a log without zones
     try:
         ready = server.start()

@@ -190,11 +190,17 @@ def test_a_child_whose_owner_is_already_dead_ends_at_once(prefix: Path) -> None:
     assert "lives" not in output
 
 
+def test_imports_are_not_held_up_by_garbage_collection(prefix: Path, bare_prefix: Path) -> None:
+    """A list that grows is walked less than a tenth as often as without the hook."""
+    code = "import gc; kept = [[] for _ in range(500_000)]; print(sum(s['collections'] for s in gc.get_stats()))"
+    assert int(_run(prefix, code)) * 10 < int(_run(bare_prefix, code))
+
+
 def test_the_hook_costs_little(prefix: Path, bare_prefix: Path) -> None:
     """It runs in every interpreter, so it must load next to nothing."""
     code = "import sys; print(*sys.modules)"
     added = set(_run(prefix, code).split()) - set(_run(bare_prefix, code).split())
-    assert added <= {"_vllm_env_runtime", "_locale"}
+    assert added <= {"_vllm_env_runtime", "_locale", "gc"}  # the last two are part of the interpreter
 
 
 def test_compiled_kernels_are_kept_per_environment(tmp_path: Path):
