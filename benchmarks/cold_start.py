@@ -255,7 +255,9 @@ def main(arguments: list[str] | None = None) -> int:
         notes += baseline_notes(options, work)
     starts: list[Start] = []
     for case in options.cases:
-        shutil.rmtree(work / f"cache-{case}", ignore_errors=True)  # an earlier run's would make the first start a later one
+        shutil.rmtree(
+            work / f"cache-{case}", ignore_errors=True
+        )  # an earlier run's would make the first start a later one
     for number in range(options.starts):
         for case, store in stores.items():
             # a server may write bytecode, as it may in a container, whatever this shell is set to
