@@ -131,7 +131,7 @@ def make_plan(request: BuildRequest, root: Path, pip: PipConfig, console: Consol
             remedy="Run it where the model will be served (docker run --gpus all), or leave --warm away.",
         )
     if (request.smoke or request.warm) and request.layout == "archive":
-        _require_space_to_extract(spec.profile)
+        _require_space_to_extract(spec.profile, "the smoke run" if request.smoke else "--warm")
     options = dataclasses.replace(request.stub_options, gpu=spec.profile == "cuda")
     stub = plan_stub(triton, spec.python, request.stub, options)
     with console.stage("lock") as stage:
@@ -144,11 +144,11 @@ def make_plan(request: BuildRequest, root: Path, pip: PipConfig, console: Consol
     return Plan(spec, triton, lock, stub, options, key, prefix)
 
 
-def _require_space_to_extract(profile: str) -> None:
+def _require_space_to_extract(profile: str, what: str) -> None:
     cache.require_space(
         Path("/tmp"),  # noqa: S108 - hard-coded in Triton's pb_env.cc: TMPDIR does not move it
         _EXTRACTED[profile],
-        "Triton's extraction for the smoke run or --warm",
+        f"Triton's extraction for {what}",
         remedy="Free some space in /tmp or mount a larger file system there (Triton extracts nowhere else); "
         "--layout directory needs none, and --no-smoke-run leaves it to the server that will load the model.",
     )
