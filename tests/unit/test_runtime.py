@@ -51,6 +51,14 @@ def _run(prefix: Path, code: str, **variables: str) -> str:
     return output.strip()
 
 
+def _lives(pid: int) -> bool:
+    """Whether a process is there and no zombie: an orphan's belongs to init, which may take its time."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text("utf-8").rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
 def _environ(prefix: Path, **variables: str) -> dict[str, str]:
     return dict(json.loads(_run(prefix, "import json, os; print(json.dumps(dict(os.environ)))", **variables)))
 
@@ -154,9 +162,9 @@ def test_engine_processes_end_with_their_owner(prefix: Path, how: str) -> None:
         owner.wait()
         assert child.wait(5) == -signal.SIGKILL
         end = time.monotonic() + 5
-        while Path(f"/proc/{pid}").exists() and time.monotonic() < end:
+        while _lives(pid) and time.monotonic() < end:
             time.sleep(0.05)
-        assert not Path(f"/proc/{pid}").exists()
+        assert not _lives(pid)
     finally:
         child.stdout.close()
         child.kill()
