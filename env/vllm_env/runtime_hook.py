@@ -8,6 +8,10 @@ This file is copied into site-packages as ``_vllm_env_runtime.py``; it imports w
 import os
 import sys
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import select
+
 
 def _use_utf8() -> None:
     """The stub initialises Python without a locale, so open() would decode ASCII and ``import torch`` fail."""
@@ -76,9 +80,13 @@ def _die_with_owner() -> None:
         os._exit(1)
     except OSError:  # another pid namespace, or no permission: the owner's death cannot be seen from here
         return
+    # Imported here and not in the thread: a fork in the midst of that would leave the child's thread waiting for the import.
     import _thread
+    import select
 
-    _thread.start_new_thread(_wait_for_end, (handle,))
+    poll = select.poll()
+    poll.register(handle, select.POLLIN)
+    _thread.start_new_thread(_wait_for_end, (poll,))
 
 
 def _place() -> str:
@@ -90,15 +98,10 @@ def _place() -> str:
         return ""
 
 
-def _wait_for_end(handle: int) -> None:
-    import select
-    import signal
-
-    poll = select.poll()
-    poll.register(handle, select.POLLIN)
+def _wait_for_end(poll: "select.poll") -> None:
     while not poll.poll(None):
         pass
-    os.kill(os.getpid(), signal.SIGKILL)
+    os.kill(os.getpid(), 9)  # SIGKILL
 
 
 def _collect_seldom() -> None:
