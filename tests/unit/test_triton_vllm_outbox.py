@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 import threading
 import time
 
@@ -145,3 +146,41 @@ def test_what_comes_during_a_pause_goes_out_by_itself():
             assert {sent[j.id][-1] for j in jobs} == {i}
     outbox.close()
     assert all(sent[j.id] == list(range(60)) for j in jobs)
+
+
+def test_streams_are_paced_where_the_sender_would_keep_up():
+    """64 streams, sends of a sixth of a millisecond: there is time for each output by itself, and they are merged all the same."""
+    sends = 0
+
+    def deliver(_, items):
+        nonlocal sends
+        sends += 1
+        time.sleep(0.0001)
+
+    outbox = Outbox(deliver)
+    jobs = [job() for _ in range(64)]
+    for j in jobs:
+        outbox.assign(j)
+    for i in range(40):
+        for j in jobs:
+            outbox.put(j, i)
+        time.sleep(0.02)
+    outbox.close()
+    assert sends < 64 * 40 / 2
+
+
+def test_no_output_is_left_behind_when_the_sender_goes_to_sleep():
+    """Each output comes just as the sender has nothing left to do; one that it overlooks would wait for ever."""
+    sent = threading.Semaphore(0)
+    outbox = Outbox(lambda *_: sent.release())
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for number in range(5000):
+            j = job()
+            outbox.assign(j)
+            outbox.put(j, number)
+            assert sent.acquire(timeout=5)
+    finally:
+        sys.setswitchinterval(interval)
+        outbox.close()
