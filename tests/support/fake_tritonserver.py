@@ -17,6 +17,7 @@ import http.server
 import json
 import os
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -41,6 +42,14 @@ def fill(folder: Path) -> None:
     (folder / "kernels" / "one").chmod(0o600)
     (folder / "gpu_p2p_access_cache_for_0,1.json").write_text("{}")
     (folder / "warm.json").write_text("new")
+
+
+def launcher(folder: Path) -> Path:
+    """Makes a launcher like that of the provisioned Triton, a shell script that becomes the program; returns its path."""
+    path = folder / "tritonserver"
+    path.write_text(f'#!/bin/sh\nexec {sys.executable} {__file__} "$@"\n')
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return path
 
 
 def main() -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import stat
-import sys
 import time
 from pathlib import Path
 
@@ -21,11 +19,8 @@ from vllm_env.server_processes import processes
 
 @pytest.fixture
 def binary(tmp_path: Path) -> Path:
-    """A launcher like that of the provisioned Triton: a shell script that becomes the program."""
-    path = tmp_path / "tritonserver"
-    path.write_text(f'#!/bin/sh\nexec {sys.executable} {fake_tritonserver.__file__} "$@"\n')
-    path.chmod(path.stat().st_mode | stat.S_IXUSR)
-    return path
+    """A launcher like that of the provisioned Triton."""
+    return fake_tritonserver.launcher(tmp_path)
 
 
 def make(binary: Path, words: str = "", **options: object) -> TritonServer:

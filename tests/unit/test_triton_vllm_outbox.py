@@ -149,7 +149,7 @@ def test_what_comes_during_a_pause_goes_out_by_itself():
 
 
 def test_streams_are_paced_where_the_sender_would_keep_up():
-    """64 streams, sends of a sixth of a millisecond: there is time for each output by itself, and they are merged all the same."""
+    """64 streams, sends of a sixth of a millisecond: time for each output by itself, yet they are merged."""
     sends = 0
 
     def deliver(_, items):

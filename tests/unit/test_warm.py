@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import stat
-import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -20,10 +19,7 @@ if TYPE_CHECKING:
 @pytest.fixture
 def binary(tmp_path: Path) -> Path:
     """A server that is ready at once; FAKE_TRITON=fills makes it fill caches."""
-    program = tmp_path / "tritonserver"
-    program.write_text(f'#!/bin/sh\nexec {sys.executable} {fake_tritonserver.__file__} "$@"\n')
-    program.chmod(program.stat().st_mode | stat.S_IXUSR)
-    return program
+    return fake_tritonserver.launcher(tmp_path)
 
 
 @pytest.fixture
