@@ -4,13 +4,16 @@
 
 Cases: `archive`, the repository as `gen_vllm_env.sh` built it; `directory`, the same environment unpacked; `baseline`,
 what a person would make without this project: the same wheels installed into a conda prefix, packed by conda-pack, both
-with their defaults (no bytecode, nothing left out), and a model.py that imports vLLM at its top. Cases alternate; the
-first start of each finds vLLM's caches empty, the later ones find them filled. Writes a table and a figure to `--out`.
+with their defaults (no bytecode, nothing left out), and a model.py that imports vLLM at its top; `archive-warm` and
+`directory-warm`, with the caches that `gen_vllm_env.sh --warm` keeps beside the model. Cases alternate; the first start of
+each finds an empty home, as in a new container, the later ones find what vLLM has cached there. Writes a table and a
+figure to `--out`.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import shlex
@@ -34,6 +37,8 @@ from harness.targets import TritonTarget
 _CPU = {"dtype": "float32", "enforce_eager": True, "max_model_len": 512}
 _GPU = {"dtype": "float16", "max_model_len": 512, "gpu_memory_utilization": 0.5}
 ARCHIVE, BASELINE = "vllm_env.tar.gz", "baseline.tar.gz"
+_LAYOUTS = ("archive", "directory")
+_PACKAGER = Path(__file__).resolve().parents[1] / "env"
 
 
 @dataclass(frozen=True)
@@ -71,8 +76,11 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     add("--triton-root", type=Path, default=Path("/opt/tritonserver"), metavar="DIR")
     add("--shape", choices=sorted(SHAPES), default="tiny-opt")
     add("--device", choices=("cpu", "gpu"), default="cpu")
+    add("--engine-arguments", type=json.loads, default={}, metavar="JSON", help="added to the defaults")
     add("--starts", type=int, default=3, help="of each case")
-    add("--cases", nargs="+", default=["baseline", "archive", "directory"])
+    add(
+        "--cases", nargs="+", default=["baseline", *_LAYOUTS], metavar="CASE", help="also: archive-warm, directory-warm"
+    )
     add("--out", type=Path, default=Path("benchmarks/results/cold_start"), metavar="PATH", help="without suffix")
     add(
         "--work",
@@ -90,13 +98,16 @@ def prepare(case: str, options: argparse.Namespace, work: Path, engine: dict[str
     model = work / f"store-{case}" / "vllm"
     archive = options.repository.absolute() / "vllm" / ARCHIVE
     shutil.rmtree(model, ignore_errors=True)
-    shutil.copytree(archive.parent, model, ignore=shutil.ignore_patterns(ARCHIVE, "vllm_env", "__pycache__"))
+    shutil.copytree(
+        archive.parent, model, ignore=shutil.ignore_patterns(ARCHIVE, "vllm_env", "vllm_cache", "__pycache__")
+    )
     (model / "vllm_engine_args.json").write_text(json.dumps(engine), encoding="utf-8")
-    if case == "archive":
+    layout, _, warmed = case.partition("-")
+    if layout == "archive":
         shutil.copy2(archive, model / ARCHIVE)
         environment = f"$$TRITON_MODEL_DIRECTORY/{ARCHIVE}"
-    elif case == "directory":
-        environment = str(options.directory.absolute() if options.directory else unpack(archive, work / "unpacked"))
+    elif layout == "directory":
+        environment = str(options.directory.absolute() if options.directory else unpacked(archive, work))
     elif case == "baseline":
         shutil.rmtree(model / "1")
         (model / "1").mkdir()
@@ -104,13 +115,42 @@ def prepare(case: str, options: argparse.Namespace, work: Path, engine: dict[str
         (model / "vllm_env.json").unlink(missing_ok=True)
         environment = str(conda_pack(baseline_prefix_of(options, work), work / BASELINE))
     else:
-        raise SystemExit(f"case {case!r}: choose of baseline, archive, directory")
+        raise SystemExit(f"case {case!r}: choose of baseline, {', '.join(_LAYOUTS)}, each also with -warm")
     set_parameter(model / "config.pbtxt", "EXECUTION_ENV_PATH", environment)
+    if warmed:
+        fill_caches(model, options, work)
     return model.parent
 
 
-def unpack(archive: Path, destination: Path) -> Path:
-    """Unpack an archive."""
+def fill_caches(model: Path, options: argparse.Namespace, work: Path) -> None:
+    """Do what `gen_vllm_env.sh --warm` does to a built repository, with a home of its own."""
+    code = (
+        "import sys; from pathlib import Path; from vllm_env.warm import warm; "
+        "print(warm(Path(sys.argv[1]), Path(sys.argv[2]), log=Path(sys.argv[3])))"
+    )
+    command = [sys.executable, "-c", code, str(options.triton_root.absolute() / "bin" / "tritonserver"), str(model)]
+    home = fresh_home(work / f"home-filling-{model.parent.name}")
+    variables = {**os.environ, **engine_variables(options.device), **home, "PYTHONPATH": str(_PACKAGER)}
+    subprocess.run([*command, str(work / f"warm-{model.parent.name}.log")], check=True, env=variables)
+
+
+def fresh_home(folder: Path) -> dict[str, str]:
+    """Make an empty home, and return the variables with which vLLM, inductor and Triton keep their caches in it."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    return {"HOME": str(folder), "XDG_CACHE_HOME": str(folder / ".cache")}
+
+
+def engine_variables(device: str) -> dict[str, str]:
+    """Return what vLLM needs on a device."""
+    return {"VLLM_USE_FLASHINFER_SAMPLER": "0"} if device == "gpu" else {"VLLM_CPU_KVCACHE_SPACE": "1"}
+
+
+@functools.cache
+def unpacked(archive: Path, work: Path) -> Path:
+    """Return the archive's environment, unpacked once in a run."""
+    destination = work / "unpacked"
+    shutil.rmtree(destination, ignore_errors=True)
     with tarfile.open(archive) as tar:
         tar.extractall(destination, filter="fully_trusted")
     return destination
@@ -237,9 +277,9 @@ def main(arguments: list[str] | None = None) -> int:
     options = parse(given)
     work = (options.work or Path(tempfile.mkdtemp(prefix="cold_start_"))).absolute()
     shape = SHAPES[options.shape]
-    gpu = options.device == "gpu"
     engine: dict[str, object] = {"model": str(write_checkpoint(shape, work / shape.name)), "load_format": "dummy"}
-    engine.update(_GPU if gpu else _CPU)
+    engine.update(_GPU if options.device == "gpu" else _CPU)
+    engine.update(options.engine_arguments)
     stores = {case: prepare(case, options, work, engine) for case in options.cases}
     environments = (
         options.directory,
@@ -254,15 +294,11 @@ def main(arguments: list[str] | None = None) -> int:
     if "baseline" in options.cases:
         notes += baseline_notes(options, work)
     starts: list[Start] = []
-    for case in options.cases:
-        shutil.rmtree(
-            work / f"cache-{case}", ignore_errors=True
-        )  # an earlier run's would make the first start a later one
+    homes = {case: fresh_home(work / f"home-{case}") for case in options.cases}
     for number in range(options.starts):
         for case, store in stores.items():
             # a server may write bytecode, as it may in a container, whatever this shell is set to
-            variables = {"VLLM_CACHE_ROOT": str(work / f"cache-{case}"), "PYTHONDONTWRITEBYTECODE": ""}
-            variables |= {"VLLM_USE_FLASHINFER_SAMPLER": "0"} if gpu else {"VLLM_CPU_KVCACHE_SPACE": "1"}
+            variables = {**homes[case], **engine_variables(options.device), "PYTHONDONTWRITEBYTECODE": ""}
             setting = Setting(Path(), options.triton_root.absolute(), options.repository, engine, variables, work)
             starts.append(start_once(case, number, store, setting, shape.vocabulary))
             print(starts[-1], file=sys.stderr, flush=True)

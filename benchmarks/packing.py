@@ -1,10 +1,11 @@
 """Packing: the tool's own pack stage against conda-pack, on the same prefix.
 
-    python benchmarks/packing.py --prefix ~/.cache/vllm_env/prefixes/KEY/env --rounds 3
+    python benchmarks/packing.py --prefix ~/.cache/vllm_env/prefixes/KEY/env --rounds 3 --cores 1 2 --shares 0.25 0.5 1
 
 Both pack the very same files in turn, so that what is left out of an environment (prune.py; it is left out before either
 packs) is not counted as better compression. Measured: wall and processor time, size, peak memory of the packing process
 and its workers, and how long libarchive takes to unpack the result on one core, which is what Triton does at a start.
+With more than one number of cores or share of the prefix, a table shows how both packers scale.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import argparse
 import json
 import os
 import resource
+import shlex
 import shutil
 import statistics
 import subprocess
@@ -26,6 +28,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "env"), str(ROOT / "benchmarks")]
 
 from harness import machine, svg  # noqa: E402
+from vllm_env.cache import tree_size  # noqa: E402
 
 OURS, CONDA_PACK = "vllm-env", "conda-pack"
 _CODE = {
@@ -41,9 +44,24 @@ _CODE = {
 
 
 @dataclass(frozen=True)
+class Cell:
+    """A prefix, the bytes in it, and the number of cores to pack it with."""
+
+    prefix: Path
+    content: int
+    cores: int
+
+    @property
+    def title(self) -> str:
+        """Return the row's or the table's name."""
+        return f"{self.cores} {'core' if self.cores == 1 else 'cores'}, {self.content / 1e9:.2f} GB"
+
+
+@dataclass(frozen=True)
 class Run:
     """One packing: seconds of wall and processor time, size in bytes, peak memory in bytes, seconds to unpack."""
 
+    cell: Cell
     packer: str
     wall: float
     processor: float
@@ -53,20 +71,73 @@ class Run:
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
+    """Return the options."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prefix", type=Path, required=True, help="a finished conda prefix")
     parser.add_argument("--rounds", type=int, default=3, help="interleaved rounds (default: 3)")
-    parser.add_argument("--threads", type=int, default=2, help="threads of conda-pack (default: 2)")
+    parser.add_argument("--cores", type=int, nargs="+", default=[2], help="threads of conda-pack, too (default: 2)")
+    parser.add_argument(
+        "--shares", type=float, nargs="+", default=[1.0], metavar="SHARE", help="of the prefix, by size (default: 1)"
+    )
+    parser.add_argument("--triton-root", type=Path, default=ROOT / ".triton", metavar="DIR", help="for its version")
+    parser.add_argument("--work", type=Path, metavar="DIR", help="for archives; default the folder for temporary files")
+    parser.add_argument("--note", action="append", default=[], metavar="TEXT", help="a line for the report's head")
+    parser.add_argument("--commit", default="", help="for a copy without git history")
     parser.add_argument(
         "--out", type=Path, default=ROOT / "benchmarks/results/packing", help="result files, without suffix"
     )
     return parser.parse_args(arguments)
 
 
-def pack_once(packer: str, prefix: Path, folder: Path, threads: int) -> Run:
+def cells(options: argparse.Namespace, folder: Path) -> list[Cell]:
+    """Return what to measure, the whole prefix with the most cores last.
+
+    Raises:
+        SystemExit: this process may not use that many cores.
+    """
+    usable = len(os.sched_getaffinity(0))
+    if max(options.cores) > usable:
+        raise SystemExit(f"--cores {max(options.cores)}: this machine has {usable}; give fewer")
+    prefix = options.prefix.expanduser().resolve()
+    prefixes = [
+        prefix if share >= 1 else part_of(prefix, share, folder / f"part-{share}") for share in sorted(options.shares)
+    ]
+    return [Cell(place, tree_size(place), cores) for place in prefixes for cores in sorted(options.cores)]
+
+
+def part_of(prefix: Path, share: float, target: Path) -> Path:
+    """Return a prefix of hard links with the interpreter and as many packages as make up a share of the bytes."""
+    packages = next(prefix.glob("lib/python3.*/site-packages"))
+    sizes = {entry: tree_size(entry) if entry.is_dir() else entry.stat().st_size for entry in packages.iterdir()}
+    room = int(share * tree_size(prefix)) - (tree_size(prefix) - sum(sizes.values()))
+    left_out = set()
+    for entry, size in sorted(sizes.items(), key=lambda item: (-item[1], item[0].name)):
+        if size > room:
+            left_out.add(entry.name)
+        else:
+            room -= size
+
+    def ignored(place: str, names: list[str]) -> list[str]:
+        return [name for name in names if name in left_out] if place == str(packages) else []
+
+    shutil.copytree(prefix, target, symlinks=True, copy_function=link, ignore=ignored)
+    return target
+
+
+def link(source: str, target: str) -> None:
+    """Link a file, or copy it to another file system."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
+
+
+def pack_once(packer: str, cell: Cell, folder: Path) -> Run:
     """Pack in a process of its own, then unpack with the system's libarchive."""
     target = folder / f"{packer}.tar.gz"
-    code = _CODE[packer].format(prefix=str(prefix), target=str(target), threads=threads)
+    cpus = sorted(os.sched_getaffinity(0))[: cell.cores]
+    code = f"import os; os.sched_setaffinity(0, {cpus}); "
+    code += _CODE[packer].format(prefix=str(cell.prefix), target=str(target), threads=cell.cores)
     os.sync()  # vllm-env ends with fsync(), which would also wait for what the run before has left to be written
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     began = time.monotonic()
@@ -79,7 +150,13 @@ def pack_once(packer: str, prefix: Path, folder: Path, threads: int) -> Run:
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     processor = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     run = Run(
-        packer, wall, processor, target.stat().st_size, int(done.stdout.split()[-1]) * 1024, unpack(target, folder)
+        cell,
+        packer,
+        wall,
+        processor,
+        target.stat().st_size,
+        int(done.stdout.split()[-1]) * 1024,
+        unpack(target, folder),
     )
     target.unlink()
     return run
@@ -99,6 +176,23 @@ def unpack(archive: Path, folder: Path) -> float:
     seconds = time.monotonic() - began
     shutil.rmtree(place)
     return seconds
+
+
+def scaling_table(runs: list[Run]) -> str:
+    """Return a row for each number of cores and size: both packers' seconds and what that is in MB/s, and ratios."""
+    rows = [
+        f"| cores, unpacked size | {CONDA_PACK} s | {OURS} s | ratio | {CONDA_PACK} MB/s | {OURS} MB/s | ratio of sizes |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for cell in dict.fromkeys(run.cell for run in runs):
+        theirs, ours = ([r for r in runs if r.cell == cell and r.packer == p] for p in (CONDA_PACK, OURS))
+        walls = _median(theirs, "wall"), _median(ours, "wall")
+        speeds = [cell.content / 1e6 / wall for wall in walls]
+        rows.append(
+            f"| {cell.title} | {walls[0]:.1f} | {walls[1]:.1f} | {walls[1] / walls[0]:.2f} "
+            f"| {speeds[0]:.0f} | {speeds[1]:.0f} | {_median(ours, 'size') / _median(theirs, 'size'):.2f} |"
+        )
+    return "\n".join(rows)
 
 
 def table(runs: list[Run]) -> str:
@@ -144,23 +238,41 @@ def left_out(prefix: Path) -> str:
     return f"{total / 1e6:.0f} MB before packing (" + ", ".join(f"{n} {int(s) / 1e6:.0f}" for n, _, s in rules) + ")"
 
 
-def main(arguments: list[str]) -> None:
-    options = parse(arguments)
+def report(options: argparse.Namespace, arguments: list[str], runs: list[Run]) -> str:
+    """Return the report: the whole prefix with the most cores, and how that scales if there is more than one cell."""
     prefix = options.prefix.expanduser().resolve()
+    measured = list(dict.fromkeys(run.cell for run in runs))
+    here = machine.describe(prefix, options.triton_root, commit=options.commit)
+    head = [
+        *here.lines(),
+        f"- left out of the prefix: {left_out(prefix)}",
+        f"- command: `python benchmarks/packing.py {shlex.join(arguments)}`",
+        *(f"- {note}" for note in options.note),
+    ]
+    last = [run for run in runs if run.cell == measured[-1]]
+    parts = ["# Packing the same prefix", "\n".join(head), f"## {measured[-1].title}", table(last)]
+    if len(measured) > 1:
+        parts += ["## By cores and size", scaling_table(runs)]
+    return "\n\n".join([*parts, f"![time and size]({options.out.name}.svg)"]) + "\n"
+
+
+def main(arguments: list[str]) -> None:
+    """Pack every cell in rounds, write the report."""
+    options = parse(arguments)
     runs: list[Run] = []
-    with tempfile.TemporaryDirectory(prefix="vllm_env_packing_") as folder:
-        for number in range(options.rounds):
-            for packer in (CONDA_PACK, OURS):
-                runs.append(pack_once(packer, prefix, Path(folder), options.threads))
-                print(f"round {number + 1}: {runs[-1]}", file=sys.stderr, flush=True)
-    here = machine.describe(prefix, ROOT / ".triton")
-    text = f"# Packing the same prefix\n\n{chr(10).join(here.lines())}\n- left out of the prefix: {left_out(prefix)}\n"
-    text += f"- command: `python benchmarks/packing.py {' '.join(arguments)}`\n\n{table(runs)}\n\n"
-    text += f"![time and size]({options.out.name}.svg)\n"
+    with tempfile.TemporaryDirectory(prefix="vllm_env_packing_", dir=options.work) as name:
+        folder = Path(name)
+        for cell in cells(options, folder):
+            for number in range(options.rounds):
+                for packer in (CONDA_PACK, OURS):
+                    runs.append(pack_once(packer, cell, folder))
+                    print(f"{cell.title}, round {number + 1}: {runs[-1]}", file=sys.stderr, flush=True)
+    text = report(options, arguments, runs)
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.with_suffix(".md").write_text(text, "utf-8")
-    options.out.with_suffix(".svg").write_text(figure(runs), "utf-8")
-    options.out.with_suffix(".json").write_text(json.dumps([vars(r) for r in runs], indent=1), "utf-8")
+    options.out.with_suffix(".svg").write_text(figure([run for run in runs if run.cell == runs[-1].cell]), "utf-8")
+    rows = [{**vars(r), "cell": {"content": r.cell.content, "cores": r.cell.cores}} for r in runs]
+    options.out.with_suffix(".json").write_text(json.dumps(rows, indent=1), "utf-8")
     print(text)
 
 
