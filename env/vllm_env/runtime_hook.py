@@ -25,6 +25,10 @@ def _use_utf8() -> None:
                 continue
             os.environ["LC_ALL"] = name
             break
+    # They were opened before this runs: what vLLM logs with a dash or an arrow in it, also in a fork, would be lost.
+    for stream in (sys.stdout, sys.stderr):
+        if getattr(stream, "encoding", "utf-8").lower() != "utf-8" and hasattr(stream, "reconfigure"):
+            stream.reconfigure(encoding="utf-8", errors="backslashreplace")
     os.environ["PYTHONUTF8"] = "1"
 
 

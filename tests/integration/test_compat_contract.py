@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from triton_vllm.compat import OPTIONAL_PLACES, PLACES
+from triton_vllm.inspector import REGISTRY
 from vllm_env.cache import cache_root
 
 VERSIONS = ("0.11.2", "0.14.1", "0.17.1", "0.20.2", "0.22.1", "0.24.0", "0.33.0")
@@ -62,6 +63,12 @@ SINCE = {
     "enable_envs_cache": "0.14.1",
     "disable_envs_cache": "0.20.2",
 }
+# What `triton_vllm.inspector` counts on; without it a first start is only slower.
+INSPECTION = (
+    "_SUBPROCESS_COMMAND = [sys.executable, '-m', 'vllm.model_executor.models.registry']",
+    "subprocess.run(_SUBPROCESS_COMMAND, input=input_bytes, capture_output=True)",
+    "/ 'modelinfos'",
+)
 RENDERER = {
     "render_cmpl": ("prompts",),
     "render_cmpl_async": ("prompts",),
@@ -80,6 +87,12 @@ class Sources:
         base = self._root.joinpath(*name.split("."))
         path = next((p for p in (base.with_suffix(".py"), base / "__init__.py") if p.is_file()), None)
         return ast.parse(path.read_text(encoding="utf-8")) if path else None
+
+    def lacks(self, module: str, texts: tuple[str, ...]) -> list[str]:
+        """Return which statements or calls the module does not have."""
+        tree = self.module(module)
+        written = ast.unparse(tree) if tree else ""
+        return [text for text in texts if text not in written]
 
     def find(self, module: str, name: str) -> tuple[str, ast.AST] | None:
         """Return the module and node that define a name, following re-exports."""
@@ -163,6 +176,7 @@ def problems(sources: Sources, version: str) -> list[str]:
     for owner, fields in FIELDS.items():
         members = sources.members(owner)
         found.extend(f"{owner}.{field}" for field in fields if field not in members)
+    found.extend(f"{REGISTRY}: {text}" for text in sources.lacks(REGISTRY, INSPECTION))
     return found
 
 

@@ -78,6 +78,24 @@ def test_without_the_hook_it_would_fail(bare_prefix: Path, tmp_path: Path) -> No
     assert "UnicodeDecodeError" in output
 
 
+_SAY = r"""
+import os, sys
+print("out \u2014", flush=True)
+print("err \u2014 \udcff", file=sys.stderr, flush=True)
+if os.fork() == 0:
+    print("fork \u2014", flush=True)
+    os._exit(0)
+os.wait()
+"""
+
+
+def test_what_is_printed_is_utf8(prefix: Path, bare_prefix: Path) -> None:
+    """vLLM logs dashes, also from the EngineCore that it forks on a GPU; without the hook such lines end in a traceback."""
+    assert _run(prefix, _SAY, **_ASCII).splitlines() == ["out \u2014", "err \u2014 \\udcff", "fork \u2014"]
+    output, _ = _start(bare_prefix, _SAY, **_ASCII).communicate()
+    assert "UnicodeEncodeError" in output
+
+
 def test_children_are_utf8_too(prefix: Path) -> None:
     """A spawned child inherits what makes it UTF-8 from its first line on."""
     assert _environ(prefix, **_ASCII)["PYTHONUTF8"] == "1"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import importlib
 import json
 import multiprocessing
 import os
@@ -20,6 +21,7 @@ from triton_vllm import (
     engine_args,
     executor,
     guard,
+    inspector,
     lora,
     manifest,
     pooling,
@@ -65,11 +67,14 @@ class Service:
         self._labels = {"model": self._name, "version": args["model_version"]}
         began = time.monotonic()
         progress = _Progress(self._log)
+        self._ahead: inspector.Inspector | None = None
         try:
             vllm, fitted, adapters = self._prepare(args, progress)
             self._start(vllm, fitted, adapters, progress)
         finally:
             progress.close()
+            if self._ahead is not None:
+                self._ahead.close()
         _tune_interpreter()
         self._log.info(f"ready after {time.monotonic() - began:.1f} s, tasks: {', '.join(self._engine.tasks)}")
 
@@ -121,7 +126,10 @@ class Service:
         _use_environment_python()
         warm_cache.use(model_dir, os.environ, self._log)
         progress.phase("importing vLLM")
+        self._ahead = inspector.start(os.environ)
         vllm = compat.load()
+        if self._ahead is not None:
+            self._ahead.lend(importlib.import_module(inspector.REGISTRY))
         self._log.info(f"vLLM {vllm.version} from {vllm.path}")
         fitted = engine_args.fit(given, compat.engine_arg_types(vllm))
         if fitted.warning:
