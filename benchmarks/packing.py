@@ -75,6 +75,12 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prefix", type=Path, required=True, help="a finished conda prefix")
     parser.add_argument("--rounds", type=int, default=3, help="interleaved rounds (default: 3)")
+    parser.add_argument(
+        "--scaling-rounds",
+        type=int,
+        default=2,
+        help="rounds of all but the whole prefix with the most cores (default: 2)",
+    )
     parser.add_argument("--cores", type=int, nargs="+", default=[2], help="threads of conda-pack, too (default: 2)")
     parser.add_argument(
         "--shares", type=float, nargs="+", default=[1.0], metavar="SHARE", help="of the prefix, by size (default: 1)"
@@ -132,8 +138,8 @@ def link(source: str, target: str) -> None:
         shutil.copy2(source, target)
 
 
-def pack_once(packer: str, cell: Cell, folder: Path) -> Run:
-    """Pack in a process of its own, then unpack with the system's libarchive."""
+def pack_once(packer: str, cell: Cell, folder: Path, *, unpacking: bool) -> Run:
+    """Pack in a process of its own, then unpack with the system's libarchive if that is asked for."""
     target = folder / f"{packer}.tar.gz"
     cpus = sorted(os.sched_getaffinity(0))[: cell.cores]
     code = f"import os; os.sched_setaffinity(0, {cpus}); "
@@ -156,7 +162,7 @@ def pack_once(packer: str, cell: Cell, folder: Path) -> Run:
         processor,
         target.stat().st_size,
         int(done.stdout.split()[-1]) * 1024,
-        unpack(target, folder),
+        unpack(target, folder) if unpacking else 0.0,
     )
     target.unlink()
     return run
@@ -262,10 +268,12 @@ def main(arguments: list[str]) -> None:
     runs: list[Run] = []
     with tempfile.TemporaryDirectory(prefix="vllm_env_packing_", dir=options.work) as name:
         folder = Path(name)
-        for cell in cells(options, folder):
-            for number in range(options.rounds):
+        measured = cells(options, folder)
+        for cell in measured:
+            whole = cell == measured[-1]
+            for number in range(options.rounds if whole else options.scaling_rounds):
                 for packer in (CONDA_PACK, OURS):
-                    runs.append(pack_once(packer, cell, folder))
+                    runs.append(pack_once(packer, cell, folder, unpacking=whole))
                     print(f"{cell.title}, round {number + 1}: {runs[-1]}", file=sys.stderr, flush=True)
     text = report(options, arguments, runs)
     options.out.parent.mkdir(parents=True, exist_ok=True)
