@@ -38,6 +38,7 @@ _CPU = {"dtype": "float32", "enforce_eager": True, "max_model_len": 512}
 _GPU = {"dtype": "float16", "max_model_len": 512, "gpu_memory_utilization": 0.5}
 ARCHIVE, BASELINE = "vllm_env.tar.gz", "baseline.tar.gz"
 _LAYOUTS = ("archive", "directory")
+_CASES = ("baseline", *_LAYOUTS, "archive-warm", "directory-warm")
 _PACKAGER = Path(__file__).resolve().parents[1] / "env"
 
 
@@ -78,9 +79,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     add("--device", choices=("cpu", "gpu"), default="cpu")
     add("--engine-arguments", type=json.loads, default={}, metavar="JSON", help="added to the defaults")
     add("--starts", type=int, default=3, help="of each case")
-    add(
-        "--cases", nargs="+", default=["baseline", *_LAYOUTS], metavar="CASE", help="also: archive-warm, directory-warm"
-    )
+    add("--cases", nargs="+", choices=_CASES, default=["baseline", *_LAYOUTS], metavar="CASE", help=", ".join(_CASES))
     add("--out", type=Path, default=Path("benchmarks/results/cold_start"), metavar="PATH", help="without suffix")
     add(
         "--work",
@@ -108,14 +107,12 @@ def prepare(case: str, options: argparse.Namespace, work: Path, engine: dict[str
         environment = f"$$TRITON_MODEL_DIRECTORY/{ARCHIVE}"
     elif layout == "directory":
         environment = str(options.directory.absolute() if options.directory else unpacked(archive, work))
-    elif case == "baseline":
+    else:
         shutil.rmtree(model / "1")
         (model / "1").mkdir()
         shutil.copy(Path(__file__).with_name("harness") / "baseline_model.py", model / "1" / "model.py")
         (model / "vllm_env.json").unlink(missing_ok=True)
         environment = str(conda_pack(baseline_prefix_of(options, work), work / BASELINE))
-    else:
-        raise SystemExit(f"case {case!r}: choose of baseline, {', '.join(_LAYOUTS)}, each also with -warm")
     set_parameter(model / "config.pbtxt", "EXECUTION_ENV_PATH", environment)
     if warmed:
         fill_caches(model, options, work)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from harness import svg
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from harness.load import Measurement
@@ -104,29 +105,34 @@ def by_cell(rounds: list[Round]) -> dict[Cell, list[Round]]:
 
 
 def figure(title: str, rounds: list[Round]) -> str:
-    """Return bar charts by requests in flight: throughput of each mode and answer length, TTFT of streaming."""
+    """Return bar charts by requests in flight, one row for each mode, answer and prompt length."""
     panels = []
-    kinds = dict.fromkeys((cell.stream, cell.answer_tokens) for cell in by_cell(rounds))
-    for stream, tokens in kinds:
-        mode = "streaming" if stream else "whole"
-        panels.append(
-            _panel(f"{mode}, {tokens} tokens an answer", "tokens/s", "tokens_per_s", rounds, (stream, tokens))
-        )
-    for stream, tokens in kinds:
+    kinds = dict.fromkeys(_kind(cell) for cell in by_cell(rounds))
+    for kind in kinds:
+        stream, answer, prompt = kind
+        mine = [entry for entry in rounds if _kind(entry.cell) == kind]
+        load = f"{'streaming' if stream else 'whole'}, {prompt} + {answer} tokens"
+        panels.append(_panel(load, "tokens/s", mine, lambda entry: entry.measured.tokens_per_s))
+        panels.append(_panel(f"cost, {load}", "CPU s per 1000 tokens", mine, _cost))
         if stream:
-            panels.append(_panel(f"TTFT p50, {tokens} tokens an answer", "s", "ttft_p50", rounds, (stream, tokens)))
+            panels.append(_panel(f"TTFT p50, {load}", "s", mine, lambda entry: entry.measured.ttft_p50))
     return svg.draw(title, panels)
 
 
-def _panel(title: str, unit: str, name: str, rounds: list[Round], kind: tuple[bool, int]) -> svg.Panel:
-    mine = [entry for entry in rounds if (entry.cell.stream, entry.cell.answer_tokens) == kind]
-    groups = sorted({entry.cell.in_flight for entry in mine})
+def _kind(cell: Cell) -> tuple[bool, int, int]:
+    return cell.stream, cell.answer_tokens, cell.prompt_tokens
+
+
+def _cost(entry: Round) -> float:
+    """Return the processor seconds of all processes of the target, without the load generator's."""
+    return sum(used for role, used in entry.cpu_s.items() if role != "load") / entry.measured.tokens * 1000
+
+
+def _panel(title: str, unit: str, rounds: list[Round], value: Callable[[Round], float]) -> svg.Panel:
+    groups = sorted({entry.cell.in_flight for entry in rounds})
     values: dict[str, list[float | None]] = {}
-    for target in dict.fromkeys(entry.target for entry in mine):
-        found = [
-            [getattr(e.measured, name) for e in mine if e.target == target and e.cell.in_flight == group]
-            for group in groups
-        ]
+    for target in dict.fromkeys(entry.target for entry in rounds):
+        found = [[value(e) for e in rounds if e.target == target and e.cell.in_flight == group] for group in groups]
         values[target] = [median(each) if each else None for each in found]
     return svg.Panel(title, unit, [f"{group} in flight" for group in groups], values)
 

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import subprocess
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from support.repositories import CHECKOUT
+from vllm_env.errors import CommandError
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Iterator
 
-    from support.serving import Parts
+    from support.serving import Parts, Serve
 
 pytestmark = pytest.mark.e2e
 
@@ -24,7 +31,7 @@ sys.path.insert(0, sys.argv[1])
 from triton_vllm import inspector
 ahead = inspector.start(os.environ)
 registry = importlib.import_module(inspector.REGISTRY)
-ahead.lend(registry)
+ahead.lend()
 real = subprocess.run
 
 def run(command, *others, **options):
@@ -52,3 +59,86 @@ def test_vllms_own_look_at_a_model_uses_the_process_started_ahead(parts: Parts, 
     assert found == alone
     assert found["architecture"] == "OPTForCausalLM"
     assert kept
+
+
+INSPECTION = "-m vllm.model_executor.models.registry"
+
+
+@dataclass(frozen=True)
+class Sighting:
+    """A process: its command line, its parent, and its start in seconds since the machine's."""
+
+    command: str
+    parent: int
+    began: float
+
+
+class Sightings:
+    """The processes of the machine that were there at some time, by id."""
+
+    def __init__(self) -> None:
+        self.seen: dict[int, Sighting] = {}
+
+    def look(self) -> None:
+        """Note what is there now."""
+        for folder in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                command = (folder / "cmdline").read_bytes().decode(errors="replace").replace("\0", " ").strip()
+                fields = (folder / "stat").read_text().rpartition(")")[2].split()
+                began = int(fields[19]) / os.sysconf("SC_CLK_TCK")
+                self.seen[int(folder.name)] = Sighting(command, int(fields[1]), began)
+
+    def stub(self) -> int:
+        """Return the id of the model's stub: the first of its command line, for it forks."""
+        return min((s.began, pid) for pid, s in self.seen.items() if " vllm_0_0 " in f"{s.command} ")[1]
+
+    def inspections(self) -> list[int]:
+        """Return the ids of the stub's children that look at a model's class; theirs do so only until they run something."""
+        stub = self.stub()
+        return [pid for pid, s in self.seen.items() if s.command.endswith(INSPECTION) and s.parent == stub]
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Look ten times a second."""
+        ended = threading.Event()
+
+        def run() -> None:
+            while not ended.wait(0.1):
+                self.look()
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+
+
+def gone(process: int) -> bool:
+    """Whether a process has ended."""
+    return not Path(f"/proc/{process}").exists()
+
+
+def test_a_first_start_begins_the_look_at_once_and_leaves_nothing(serving: Serve, tmp_path: Path) -> None:
+    """One process looks at the class, started with the import of vLLM and not after it; the next start has none."""
+    cache = {"VLLM_CACHE_ROOT": str(tmp_path / "cache")}
+    first, later = Sightings(), Sightings()
+    with first.watching(), serving(environment=cache):
+        ready = time.clock_gettime(time.CLOCK_BOOTTIME)
+        (inspection,) = first.inspections()
+        stub = first.seen[first.stub()].began
+        assert first.seen[inspection].began - stub < (ready - stub) / 4
+        assert gone(inspection)
+    with later.watching(), serving(environment=cache):
+        assert later.inspections() == []
+
+
+def test_a_load_that_fails_leaves_no_process(serving: Serve, tmp_path: Path) -> None:
+    """The process that was started ahead ends with the load for which it was started."""
+    seen = Sightings()
+    cache = {"VLLM_CACHE_ROOT": str(tmp_path / "cache")}
+    with seen.watching(), pytest.raises(CommandError), serving({"max_model_len": 10**9}, environment=cache):
+        pytest.fail("it loaded")
+    (inspection,) = seen.inspections()
+    assert gone(inspection)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
+from statistics import median
+from typing import Any
 
 from triton_vllm.settings import Settings
 from vllm_env.cli import build_parser
@@ -11,6 +14,52 @@ from vllm_env.commands import COMMANDS
 from vllm_env.prune import RULES
 
 ROOT = Path(__file__).resolve().parent.parent.parent
+# first words of a row of the README's tables -> the report with its figures, in benchmarks/results
+SERVING = {
+    "H200, Llama-7B": "serving_h200_llama-7b",
+    "H200, OPT-125M": "serving_h200_opt-125m",
+    "2 CPU cores, tiny OPT": "serving",
+}
+STARTS = {
+    "H200, archive": ("cold_start_h200", "archive"),
+    "H200, archive, `--warm`": ("cold_start_h200_warm", "archive-warm"),
+    "H200, `--layout directory`": ("cold_start_h200", "directory"),
+    "H200, `--layout directory`, `--warm`": ("cold_start_h200_warm", "directory-warm"),
+    "2 CPU cores, plain conda-pack archive": ("cold_start", "baseline"),
+    "2 CPU cores, archive": ("cold_start", "archive"),
+    "2 CPU cores, `--layout directory`": ("cold_start", "directory"),
+}
+
+
+def speed_rows(columns: int) -> dict[str, list[str]]:
+    """Return the rows of the README's speed table with this many columns of figures, by their first column."""
+    section = (ROOT / "README.md").read_text("utf-8").split("<!-- speed")[1].split("<!-- end of speed")[0]
+    rows = [
+        [cell.strip() for cell in line.strip("| ").split("|")] for line in section.splitlines() if line.startswith("| ")
+    ]
+    return {row[0]: row[1:] for row in rows if len(row) == columns + 1 and not row[0].startswith("machine")}
+
+
+def measured(report: str) -> dict[str, Any]:
+    """Return a report's content."""
+    content: dict[str, Any] = json.loads((ROOT / "benchmarks/results" / f"{report}.json").read_text("utf-8"))
+    return content
+
+
+def speed_ratio(report: str, in_flight: int, *, stream: bool, to: str) -> str:
+    """Return our tokens per second over another's, the median over rounds."""
+    speeds: dict[tuple[str, int], float] = {}
+    for entry in measured(report)["rounds"]:
+        if (entry["cell"]["in_flight"], entry["cell"]["stream"]) == (in_flight, stream):
+            speeds[entry["target"], entry["number"]] = entry["measured"]["tokens_per_s"]
+    rounds = [number for target, number in speeds if target == "triton"]
+    return f"{median(speeds['triton', n] / speeds[to, n] for n in rounds):.2f}"
+
+
+def ready_seconds(report: str, case: str, *, first: bool) -> str:
+    """Return the seconds from launch to ready of a first start, or the median of later ones."""
+    starts = [s for s in measured(report)["starts"] if s["case"] == case and (s["number"] == 0) == first]
+    return f"{median(s['ready_s'] for s in starts):.0f} s"
 
 
 def test_the_options_table_is_that_of_help():
@@ -59,3 +108,24 @@ def test_every_subcommand_is_named():
     readme = (ROOT / "README.md").read_text("utf-8")
     section = readme.split("Subcommands:")[1].split("Exit codes")[0]
     assert all(re.search(rf"`(\./gen_vllm_env\.sh )?{name}[ `]", section) for name in COMMANDS), COMMANDS
+
+
+def test_the_speed_table_is_that_of_the_benchmarks():
+    """Every ratio in the README is that of the newest report, and every load of the report's table is in the README."""
+    expected = {}
+    for label, report in SERVING.items():
+        for in_flight in {entry["cell"]["in_flight"] for entry in measured(report)["rounds"]}:
+            expected[f"{label}, {in_flight}"] = [
+                speed_ratio(report, in_flight, stream=stream, to=to)
+                for to in ("openai", "engine")
+                for stream in (True, False)
+            ]
+    assert speed_rows(4) == expected
+
+
+def test_the_table_of_starts_is_that_of_the_benchmarks():
+    """Every launch to ready in the README is that of the newest report."""
+    assert speed_rows(2) == {
+        label: [ready_seconds(report, case, first=first) for first in (True, False)]
+        for label, (report, case) in STARTS.items()
+    }

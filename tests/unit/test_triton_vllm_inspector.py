@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
+import os
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -13,6 +14,7 @@ from triton_vllm import inspector
 from triton_vllm.inspector import Inspector
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
     from types import ModuleType
 
@@ -30,15 +32,13 @@ def _command(code: str = _ANSWER) -> list[str]:
     return [sys.executable, "-c", code]
 
 
-def _registry(folder: Path, command: list[str]) -> ModuleType:
-    file = folder / "registry.py"
-    file.write_text(_REGISTRY.format(command=command))
-    spec = importlib.util.spec_from_file_location("registry", file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+@pytest.fixture
+def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """A registry whose command is that of the process ahead."""
+    (tmp_path / "registry_like.py").write_text(_REGISTRY.format(command=_command()))
+    monkeypatch.syspath_prepend(tmp_path)
+    yield importlib.import_module("registry_like")
+    del sys.modules["registry_like"]
 
 
 @pytest.fixture
@@ -52,10 +52,10 @@ def _pid(ahead: Inspector) -> int:
     return ahead._process.pid
 
 
-def test_the_first_question_goes_to_the_process_that_is_there(ahead: Inspector, tmp_path: Path) -> None:
+def test_the_first_question_goes_to_the_process_that_is_there(ahead: Inspector, registry: ModuleType) -> None:
     """The registry gets the answer of the process that was started ahead, and the next time that of a new one."""
-    registry, pid = _registry(tmp_path, _command()), _pid(ahead)
-    ahead.lend(registry)
+    pid = _pid(ahead)
+    ahead.lend("registry_like")
     first, second = registry.inspect(b"one"), registry.inspect(b"two")
     assert first.stdout.split() == [str(pid).encode(), b"one"]
     assert second.stdout.split()[1] == b"two"
@@ -63,30 +63,54 @@ def test_the_first_question_goes_to_the_process_that_is_there(ahead: Inspector, 
     assert (first.returncode, first.stderr) == (0, b"")
 
 
-def test_another_question_is_left_alone(ahead: Inspector, tmp_path: Path) -> None:
-    """A registry that runs another command keeps the module `subprocess`."""
-    registry = _registry(tmp_path, _command("print('another')"))
-    ahead.lend(registry)
+def test_another_question_is_left_alone(ahead: Inspector, registry: ModuleType) -> None:
+    """A registry that runs another command, or that names none, keeps the module `subprocess`."""
+    registry._SUBPROCESS_COMMAND = _command("print('another')")
+    ahead.lend("registry_like")
     assert registry.subprocess is subprocess
-    ahead.close()
-
-
-def test_a_registry_without_these_names_is_left_alone(ahead: Inspector, tmp_path: Path) -> None:
-    """A vLLM that does it in another way is not touched."""
-    registry = _registry(tmp_path, _command())
     del registry._SUBPROCESS_COMMAND
-    ahead.lend(registry)
+    ahead.lend("registry_like")
     assert registry.subprocess is subprocess
     ahead.close()
 
 
-def test_the_rest_of_subprocess_is_there(ahead: Inspector, tmp_path: Path) -> None:
+def test_a_vllm_without_such_a_module_is_left_alone(ahead: Inspector) -> None:
+    """A vLLM that has moved the module loads as if nothing had been started."""
+    ahead.lend("vllm_of_the_future.registry")
+    ahead.close()
+
+
+def test_a_call_with_other_options_is_vllms_own(ahead: Inspector, registry: ModuleType) -> None:
+    """What the process ahead cannot do as asked is done by a new one, whatever the options are."""
+    pid = _pid(ahead)
+    ahead.lend("registry_like")
+    done = registry.subprocess.run(_command(), input=b"one", stdout=subprocess.PIPE, check=True)
+    assert done.stdout.split()[1] == b"one"
+    assert done.stdout.split()[0] != str(pid).encode()
+
+
+def test_the_rest_of_subprocess_is_there(ahead: Inspector, registry: ModuleType) -> None:
     """What else the registry takes from the module is the module's."""
-    registry = _registry(tmp_path, _command())
-    ahead.lend(registry)
+    ahead.lend("registry_like")
     assert registry.subprocess.PIPE == subprocess.PIPE
     assert registry.subprocess.CalledProcessError is subprocess.CalledProcessError
     ahead.close()
+
+
+def test_a_fork_asks_a_process_of_its_own(ahead: Inspector, registry: ModuleType) -> None:
+    """EngineCore is a fork on a GPU: it could wait for ever on a process whose input this one holds open too."""
+    ahead.lend("registry_like")
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(writer, registry.inspect(b"one").stdout)
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as answer:
+        assert answer.read().split()[0] != str(_pid(ahead)).encode()
+    os.waitpid(child, 0)
+    pid = _pid(ahead)
+    assert registry.inspect(b"two").stdout.split() == [str(pid).encode(), b"two"]
 
 
 def test_an_unneeded_process_is_ended(ahead: Inspector) -> None:
@@ -101,12 +125,11 @@ def test_an_unneeded_process_is_ended(ahead: Inspector) -> None:
 @pytest.mark.parametrize(
     "code", ["raise SystemExit(3)", "import os; os.kill(os.getpid(), 9)", "import sys; sys.stdin.read(); 1/0"]
 )
-def test_a_process_that_failed_is_made_up_for(tmp_path: Path, code: str) -> None:
+def test_a_process_that_failed_is_made_up_for(registry: ModuleType, code: str) -> None:
     """vLLM gets the answer of a process of its own when the one started ahead has failed."""
     ahead = Inspector(_command(code))
     ahead._command = _command()
-    registry = _registry(tmp_path, _command())
-    ahead.lend(registry)
+    ahead.lend("registry_like")
     assert registry.inspect(b"x" * 1_000_000).stdout.split()[1] == b"x" * 1_000_000
 
 
@@ -134,3 +157,12 @@ def test_a_machine_that_starts_no_processes_is_no_reason_to_fail(
     """What cannot be started ahead is left to vLLM."""
     monkeypatch.setattr(sys, "executable", str(tmp_path / "missing"))
     assert inspector.start({"VLLM_CACHE_ROOT": str(tmp_path)}) is None
+
+
+def test_a_user_without_a_home_is_no_reason_to_fail(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A container may run as a user that no passwd file names, and with no HOME."""
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(os, "getuid", lambda: 54321)
+    assert inspector.start({}) is None
+    monkeypatch.setattr(inspector, "Inspector", list)
+    assert inspector.start({"VLLM_CACHE_ROOT": str(tmp_path)}) is not None

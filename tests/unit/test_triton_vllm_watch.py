@@ -6,7 +6,7 @@ import threading
 import time
 
 from triton_vllm.job import Job
-from triton_vllm.watch import CancellationWatch
+from triton_vllm.watch import LONGEST_S, CancellationWatch
 
 
 def job():
@@ -72,3 +72,28 @@ def test_an_idle_watch_asks_nothing_until_woken():
     time.sleep(0.2)
     assert len(calls) == 1
     watch.close()
+
+
+def test_a_late_answer_costs_other_requests_a_second_at_most_and_an_unload_nothing():
+    """After a question that took 0.5 s the next comes within about a second, and closing does not wait for that."""
+    times: list[float] = []
+
+    def is_cancelled(_):
+        times.append(time.monotonic())
+        if len(times) == 1:
+            time.sleep(0.5)
+        return False
+
+    jobs = [job()]
+    watch = CancellationWatch(lambda: jobs, is_cancelled, lambda _: None)
+    watch.wake()
+    while len(times) < 2:
+        time.sleep(0.01)
+    assert times[1] - times[0] < 0.5 + LONGEST_S + 0.3
+    times.clear()
+    while not times:
+        time.sleep(0.01)
+    time.sleep(0.55)
+    began = time.monotonic()
+    watch.close()
+    assert time.monotonic() - began < 0.3

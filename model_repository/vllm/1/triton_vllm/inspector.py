@@ -10,6 +10,8 @@ missing, or the process fails, vLLM does it all by itself.
 from __future__ import annotations
 
 import contextlib
+import importlib
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from types import ModuleType
 
 REGISTRY = "vllm.model_executor.models.registry"
 _ANSWERS = "modelinfos"
@@ -32,20 +33,25 @@ class Inspector:
 
     def __init__(self, command: list[str]) -> None:
         self._command = command
+        self._owner = os.getpid()
         pipe = subprocess.PIPE
         self._process: subprocess.Popen[bytes] | None = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe)
 
-    def lend(self, registry: ModuleType) -> None:
-        """Let the registry's own call find this process; does nothing if that call is another one."""
-        if (
-            vars(registry).get("_SUBPROCESS_COMMAND") == self._command
-            and vars(registry).get("subprocess") is subprocess
-        ):
-            vars(registry)["subprocess"] = _Lender(self)
+    def lend(self, registry: str = REGISTRY) -> None:
+        """Let the call in the module `registry` find this process; does nothing if that module or that call is another."""
+        with contextlib.suppress(ImportError):
+            names = vars(importlib.import_module(registry))
+            if names.get("_SUBPROCESS_COMMAND") == self._command and names.get("subprocess") is subprocess:
+                names["subprocess"] = _Lender(self)
 
     def run(self, command: list[str], **options: Any) -> subprocess.CompletedProcess[bytes]:
-        """Do as `subprocess.run` does, the first time in the process that is there already."""
-        process, self._process = self._process, None
+        """Do as `subprocess.run` does, the first time in the process that is there already.
+
+        A fork of this process, such as EngineCore, is no owner of that one: it could not close the process's standard input.
+        """
+        process = None
+        if os.getpid() == self._owner:
+            process, self._process = self._process, None
         if process is not None:
             with process:
                 if command == self._command and options.keys() == {"input", "capture_output"}:
@@ -54,7 +60,7 @@ class Inspector:
                         if process.returncode == 0:
                             return subprocess.CompletedProcess(command, 0, out, err)
                 process.kill()
-        return subprocess.run(command, check=False, **options)
+        return subprocess.run(command, **options)  # noqa: PLW1510 - vLLM looks at the status itself
 
     def close(self) -> None:
         """End the process, if it was not needed."""
@@ -82,7 +88,7 @@ def start(environment: Mapping[str, str]) -> Inspector | None:
     Args:
         environment: the process's variables.
     """
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, RuntimeError):  # RuntimeError: this user has no home
         if not any((_cache_root(environment) / _ANSWERS).glob("*.json")):
             return Inspector([sys.executable, "-m", REGISTRY])
     return None
@@ -90,5 +96,6 @@ def start(environment: Mapping[str, str]) -> Inspector | None:
 
 def _cache_root(environment: Mapping[str, str]) -> Path:
     """Return where vLLM keeps its caches (vllm/envs.py)."""
-    home = environment.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(environment.get("VLLM_CACHE_ROOT") or Path(home, "vllm")).expanduser()
+    if environment.get("VLLM_CACHE_ROOT"):
+        return Path(environment["VLLM_CACHE_ROOT"]).expanduser()
+    return Path(environment.get("XDG_CACHE_HOME") or Path("~/.cache"), "vllm").expanduser()

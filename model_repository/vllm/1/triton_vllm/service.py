@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import importlib
 import json
 import multiprocessing
 import os
@@ -129,7 +128,7 @@ class Service:
         self._ahead = inspector.start(os.environ)
         vllm = compat.load()
         if self._ahead is not None:
-            self._ahead.lend(importlib.import_module(inspector.REGISTRY))
+            self._ahead.lend()
         self._log.info(f"vLLM {vllm.version} from {vllm.path}")
         fitted = engine_args.fit(given, compat.engine_arg_types(vllm))
         if fitted.warning:

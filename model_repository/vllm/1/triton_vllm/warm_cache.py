@@ -245,9 +245,8 @@ def _write(root: Path, record: Record) -> None:
 
 
 def _writable_place(environment: Mapping[str, str]) -> Path:
-    home = environment.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
-    place = Path(home, "vllm_env", "warm")
-    with contextlib.suppress(OSError, RuntimeError):
+    with contextlib.suppress(OSError, RuntimeError):  # RuntimeError: this user has no home
+        place = Path(environment.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser(), "vllm_env", "warm")
         place.mkdir(parents=True, exist_ok=True)
         if os.access(place, os.W_OK | os.X_OK):
             return place

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from triton_vllm.job import Job
 
 PERIOD_S = 0.08
+LONGEST_S = 1.0
+"""What a client that has left may cost at most: a question that the server answered late once must not stop all others."""
 MAX_SHARE = 0.05
 """Share of the thread's time that may go into asking: a question costs 60 us. At a quarter of the time, with 256 in flight
 on an H200, asking was two thirds of what a whole answer cost the stub beyond the engine's own work."""
@@ -36,7 +38,7 @@ class CancellationWatch:
         self._is_cancelled = is_cancelled
         self._cancel = cancel
         self._wake = threading.Event()
-        self._ended = False
+        self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, name="triton-cancel", daemon=True)
         self._thread.start()
 
@@ -47,12 +49,12 @@ class CancellationWatch:
 
     def close(self) -> None:
         """End the thread."""
-        self._ended = True
+        self._end.set()
         self._wake.set()
         self._thread.join()
 
     def _run(self) -> None:
-        while not self._ended:
+        while not self._end.is_set():
             self._wake.wait()
             began = time.monotonic()
             # Cleared before looking: a request that comes meanwhile sets it again.
@@ -66,6 +68,6 @@ class CancellationWatch:
                 if cancelled:
                     self._cancel(job)
             spent = time.monotonic() - began
-            time.sleep(max(PERIOD_S - spent, spent * (1 / MAX_SHARE - 1)))
+            self._end.wait(min(max(PERIOD_S - spent, spent * (1 / MAX_SHARE - 1)), LONGEST_S))
             if busy:
                 self._wake.set()
