@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 
 _ENGINE_ARGS = "vllm_engine_args.json"
 _MODEL_DIRECTORY = "$$TRITON_MODEL_DIRECTORY"
+_GAP = r"(?:\s|,|;|#[^\n]*\n)*"  # what protobuf's text format allows between fields, comments too
+_GPU_IDS = re.compile(
+    r"""(\bkey : (["'])GPU_DEVICE_IDS\2 value :? [{<] string_value : (["'])[^"',]*),[^"']*(?=\3)""".replace(" ", _GAP)
+)
 _COPIED = ("config.pbtxt", "triton_python_backend_stub", "vllm_env.json")
 _RESULTS = "results.txt"
 _SEPARATOR = "\n=========\n\n"  # between the answers in the client's results file
@@ -135,6 +139,9 @@ def copy_model(folder: Path, copy: Path, arguments: Mapping[str, Any]) -> None:
 
     An archive is hard-linked. Where that is not possible, and for an unpacked environment, the copy's ``config.pbtxt``
     names the original by its absolute path: newer releases of Triton follow no link out of the model's folder.
+
+    GPU_DEVICE_IDS is cut down to its first GPU in the copy: the person's parallel sizes are among the arguments that are
+    replaced, and the model refuses several GPUs for an engine that takes one.
     """
     copy.mkdir(parents=True)
     for name in _COPIED:
@@ -142,7 +149,15 @@ def copy_model(folder: Path, copy: Path, arguments: Mapping[str, Any]) -> None:
             shutil.copy2(folder / name, copy / name)
     shutil.copytree(folder / "1", copy / "1", ignore=shutil.ignore_patterns("__pycache__"))
     (copy / _ENGINE_ARGS).write_text(json.dumps(arguments, indent=2) + "\n", encoding="utf-8")
+    _keep_one_gpu(copy / "config.pbtxt")
     _link_environment(folder, copy)
+
+
+def _keep_one_gpu(config: Path) -> None:
+    text = config.read_text(encoding="utf-8")
+    one = _GPU_IDS.sub(r"\1", text)
+    if one != text:
+        config.write_text(one, encoding="utf-8")
 
 
 def _link_environment(folder: Path, copy: Path) -> None:

@@ -147,6 +147,37 @@ def test_unpacked_environment_is_named_by_its_path(model: Path, tmp_path: Path) 
     assert not any(path.is_symlink() for path in copy.rglob("*"))
 
 
+@pytest.mark.parametrize(
+    ("entry", "given", "copied"),
+    [
+        ('parameters { key: "GPU_DEVICE_IDS" value: { string_value: @ } }', '"0,1"', '"0"'),
+        (
+            'parameters: [\n  {\n    key: "GPU_DEVICE_IDS"\n    value {\n string_value:@\n }\n  }\n]',
+            '" 3 , 1, 2"',
+            '" 3 "',
+        ),
+        ("parameters{key:'GPU_DEVICE_IDS',value:{string_value:@}}", "'1,0'", "'1'"),
+        (
+            'parameters {\n key: "GPU_DEVICE_IDS" # the "fast", near ones\n value: { string_value: @ }\n}',
+            '"2,3"',
+            '"2"',
+        ),
+        ('parameters { key: "GPU_DEVICE_IDS" value: { string_value: @ } }', '"5"', '"5"'),
+        ('parameters { key: "OTHER" value: { string_value: @ } }', '"0,1"', '"0,1"'),
+    ],
+)
+def test_the_copy_takes_the_first_of_several_gpus(
+    model: Path, tmp_path: Path, entry: str, given: str, copied: str
+) -> None:
+    """The smoke run's engine takes one GPU, whatever tensor_parallel_size the person's own arguments have."""
+    text = CONFIG.format("vllm_env.tar.gz") + entry + "\nversion_policy { specific: { versions: [1, 2] } }\n"
+    (model / "config.pbtxt").write_text(text.replace("@", given))
+    copy = tmp_path / "copy" / "vllm"
+    copy_model(model, copy, {"model": "x"})
+    assert (copy / "config.pbtxt").read_text() == text.replace("@", copied)
+    assert (model / "config.pbtxt").read_text() == text.replace("@", given)
+
+
 def test_local_model_is_served_without_the_hub(request_: SmokeRequest) -> None:
     """A folder needs no network and says so; a name on the hub may be fetched."""
     assert server_environment(request_)["HF_HUB_OFFLINE"] == "1"
