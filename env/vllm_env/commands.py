@@ -165,10 +165,11 @@ def wheelhouse(arguments: list[str], console: Console) -> int:
     )
     parser.add_argument("folder", metavar="DIR", type=Path)
     options = parser.parse_args(arguments)
-    lock = fill_wheelhouse(request_of(options), options.folder, console)
-    size = cache.tree_size(options.folder)
-    facts = {"wheelhouse": str(options.folder), "wheels": len(lock.versions()), "bytes": size}
-    console.result(json.dumps(facts) if options.json else f"{options.folder}: {size / 1e6:.0f} MB")
+    lock = fill_wheelhouse(request_of(options), options.folder, console, dry_run=options.dry_run)
+    wheels, size = len(lock.versions()), cache.tree_size(options.folder)
+    state = f"would get {wheels} wheels" if options.dry_run else f"{size / 1e6:.0f} MB"
+    facts = {"wheelhouse": str(options.folder), "fetched": not options.dry_run, "wheels": wheels, "bytes": size}
+    console.result(json.dumps(facts) if options.json else f"{options.folder}: {state}")
     return 0
 
 

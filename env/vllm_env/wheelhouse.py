@@ -6,6 +6,7 @@ DIR/conda/             a conda channel with the packages of the lock
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from typing import TYPE_CHECKING
 
@@ -23,16 +24,22 @@ if TYPE_CHECKING:
     from .pipconfig import PipConfig
 
 
-def fill_wheelhouse(request: BuildRequest, folder: Path, console: Console) -> Lock:
-    """Resolve what a build of ``request`` would install, fetch it into ``folder``, and return its lock.
+def fill_wheelhouse(request: BuildRequest, folder: Path, console: Console, *, dry_run: bool = False) -> Lock:
+    """Resolve what a build of ``request`` would install, fetch it into ``folder`` unless told not to, and return its lock.
+
+    Nothing is served here, so neither a GPU for --warm nor the smoke run's space is asked for: the machine that fills a
+    wheelhouse is seldom the one that serves.
 
     Raises:
         VllmEnvError: a file cannot be fetched, or is not the lock's.
     """
     root = cache.cache_root()
+    fetched_only = dataclasses.replace(request, smoke=False, warm=False)
     with cache.exclusive(root, lambda: console.note("a build is running; waiting for it to end")):
         pip = read_pip_config()
-        lock = make_plan(request, root, pip, console).lock
+        lock = make_plan(fetched_only, root, pip, console).lock
+        if dry_run:
+            return lock
         folder.mkdir(parents=True, exist_ok=True)
         with console.stage("wheels") as stage:
             _fetch_wheels(lock, folder, root, pip)

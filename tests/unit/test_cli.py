@@ -15,12 +15,17 @@ from typing import TYPE_CHECKING
 import pytest
 
 from support.repositories import CHECKOUT
+from vllm_env import lock
 from vllm_env.cli import main
 from vllm_env.interpreter import find_interpreter
 from vllm_env.manifest import Manifest
+from vllm_env.spec import Overrides, load_spec
+from vllm_env.triton import open_root
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from support.small_fixtures import Channel
 
 # DESIGN's table of options
 _OPTIONS = {
@@ -162,6 +167,59 @@ def test_warming_for_a_gpu_needs_one(
     assert "--warm: this machine has no GPU" in error
     assert "--gpus all" in error
     assert not models.exists()
+
+
+@pytest.fixture
+def locked(channel: Channel, tmp_path: Path) -> list[object]:
+    """Options of a build of both profiles whose lock is there, so that nothing is resolved; its wheels are nowhere."""
+    root = _triton_root(tmp_path / "triton")
+    shutil.copytree(channel.root / "conda/channel", tmp_path / "cache/conda/channel")
+    file = tmp_path / "spec.toml"
+    table = 'vllm = "0.99.0"\ndistribution = "vllm"\npython = "3.11"\nrequirements = ["setuptools"]\n'
+    file.write_text(f"[profile.cpu]\n{table}[profile.cuda]\n{table}")
+    for profile in ("cpu", "cuda"):
+        spec = load_spec(profile, Overrides(), file)
+        pinned = lock.PinnedVllm("vllm==0.99.0", origin="release")
+        wheels = "".join(
+            f"{name} \\\n    --hash=sha256:{'2' * 64}\n" for name in ("setuptools==84.2.1", "vllm==0.99.0")
+        )
+        inputs = lock._inputs(spec, open_root(root).rules, pinned)
+        lock._write(lock.Lock(spec, pinned, channel.layer, wheels, inputs), tmp_path / f"spec.{profile}.lock")
+    options = [
+        "--spec",
+        file,
+        "--triton-root",
+        root,
+        "--model-repository",
+        tmp_path / "models",
+        "--locked",
+        "--offline",
+    ]
+    return [*options, "--dry-run"]
+
+
+def test_a_wheelhouse_is_filled_where_nothing_could_be_served(
+    locked: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A machine with a small /tmp and no GPU, which refuses the build, is good enough to download on."""
+    monkeypatch.setattr("vllm_env.build.has_gpu", lambda: False)
+    monkeypatch.setattr("vllm_env.build._EXTRACTED", {"cuda": 10**18, "cpu": 10**18})
+    for options in (["--profile", "cuda", "--warm"], ["--profile", "cuda"]):
+        assert _run(*locked, *options) == 1
+        assert _run("wheelhouse", tmp_path / "house", *locked, *options) == 0, capsys.readouterr().err
+    assert "No space: Triton's extraction for the smoke run" in capsys.readouterr().err
+
+
+def test_a_dry_run_of_a_wheelhouse_fetches_nothing(
+    locked: list[object], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It says how many wheels there would be, and the folder is not even made."""
+    assert _run("wheelhouse", tmp_path / "house", *locked, "--profile", "cpu") == 0
+    assert capsys.readouterr().out == f"{tmp_path / 'house'}: would get 2 wheels\n"
+    assert _run("wheelhouse", tmp_path / "house", *locked, "--profile", "cpu", "--json") == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts == {"wheelhouse": str(tmp_path / "house"), "fetched": False, "wheels": 2, "bytes": 0}
+    assert not (tmp_path / "house").exists()
 
 
 def test_help_has_every_option_of_the_design(capsys: pytest.CaptureFixture[str]) -> None:
