@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import resource
 import shutil
 import socket
@@ -24,8 +26,9 @@ if TYPE_CHECKING:
 
 _GB = 10**9
 _EXTRACTED = 10  # GB that a CUDA environment takes in the server's /tmp
-# First driver that runs a CUDA version without a compatibility package (NVIDIA's CUDA toolkit release notes, Linux).
-_DRIVERS = {"11": (450, 80), "12": (525, 60), "13": (580, 65)}
+# First driver that runs CUDA 13 without a compatibility package (NVIDIA's CUDA toolkit release notes, Linux).
+_DRIVER = (580, 65)
+_SMI_SECONDS = 30.0  # nvidia-smi wakes each GPU where no persistence daemon runs, and never ends if the driver hangs
 
 
 @dataclass(frozen=True)
@@ -105,26 +108,27 @@ def _gpu(spec: Spec) -> Finding:
         return Finding(
             "GPU", state, "none that this machine can use", "docker run needs --gpus all." if state != "ok" else ""
         )
-    query = [program, "--query-gpu=name,driver_version,compute_cap,memory.total", "--format=csv,noheader"]
-    answer = subprocess.run(query, capture_output=True, text=True, check=False, timeout=30)
-    if answer.returncode != 0:
+    try:
+        name, driver, capability, memory = _first_gpu(program)
+    except VllmEnvError as error:
+        return Finding("GPU", "problem", error.what, error.remedy)
+    what = f"{name}, {memory}, driver {driver}, compute capability {capability}"
+    version, compute = _numbers(driver), _numbers(capability)
+    if not version or not compute:
         return Finding(
             "GPU",
             "problem",
-            f"nvidia-smi fails: {answer.stdout.strip()[:200]}",
-            "Check the driver; docker run needs --gpus all.",
+            f"{what}: the driver gives no number for one of these",
+            "Restart the machine or its driver; if that does not help, update the driver.",
         )
-    name, driver, capability, memory = [part.strip() for part in answer.stdout.splitlines()[0].split(",")]
-    what = f"{name}, {memory}, driver {driver}, compute capability {capability}"
-    version = tuple(int(n) for n in driver.split(".")[:2])
-    if version < _DRIVERS["13"]:
+    if version < _DRIVER:
         return Finding(
             "GPU",
             "warning",
-            f"{what}: older than CUDA 13 asks for ({'.'.join(map(str, _DRIVERS['13']))})",
+            f"{what}: older than CUDA 13 asks for ({'.'.join(map(str, _DRIVER))})",
             "Pin a vLLM whose torch is built for CUDA 12, or update the driver.",
         )
-    if float(capability) < 7.5:
+    if compute < (7, 5):
         return Finding(
             "GPU",
             "problem",
@@ -132,6 +136,62 @@ def _gpu(spec: Spec) -> Finding:
             "Use a newer GPU, or an older vLLM.",
         )
     return Finding("GPU", "ok", what)
+
+
+def _first_gpu(program: str) -> list[str]:
+    """Return name, driver, compute capability and memory of the first GPU as nvidia-smi prints them.
+
+    Raises:
+        VllmEnvError: it does not start, does not end, fails, or names no GPU.
+    """
+    query = [program, "--query-gpu=name,driver_version,compute_cap,memory.total", "--format=csv,noheader"]
+    status, output = _output(query, _SMI_SECONDS)
+    said = " ".join(output.split())[:200] or "nothing"
+    if status != 0:
+        raise VllmEnvError(
+            f"nvidia-smi fails with status {status} and says: {said}",
+            remedy="Check the driver; docker run needs --gpus all.",
+        )
+    lines = [line.rsplit(",", 3) for line in output.splitlines() if line.count(",") >= 3]
+    if not lines:
+        raise VllmEnvError(
+            f"nvidia-smi names no GPU; it says: {said}",
+            remedy="Check the driver (dmesg | grep NVRM); docker run needs --gpus all.",
+        )
+    return [part.strip() for part in lines[0]]
+
+
+def _output(command: list[str], seconds: float) -> tuple[int, str]:
+    """Return status and output of a program that may hang.
+
+    A process that waits inside a driver does not end when it is killed, so that is not waited for.
+
+    Raises:
+        VllmEnvError: it does not start, or has not ended after ``seconds``.
+    """
+    try:
+        child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
+    except OSError as error:
+        raise VllmEnvError(
+            f"{command[0]} does not start: {error.strerror}.",
+            remedy="Install the driver's own nvidia-smi, or take this one off PATH.",
+        ) from error
+    try:
+        output, _ = child.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired as error:
+        child.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(1)
+        raise VllmEnvError(
+            f"nvidia-smi has not answered for {seconds:.0f} s: the driver hangs.",
+            remedy="Restart the machine, or the driver; its reason is in dmesg (grep NVRM).",
+        ) from error
+    return child.returncode, output
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """Return a version's first two numbers, or nothing for a text such as "[N/A]"."""
+    return tuple(int(n) for n in version.split(".")[:2]) if re.fullmatch(r"\d+(\.\d+)+", version) else ()
 
 
 def _space(name: str, folder: Path, gigabytes: int) -> Finding:

@@ -8,8 +8,12 @@ import resource
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import pytest
+
+from vllm_env import doctor
 from vllm_env.doctor import examine
 from vllm_env.spec import Overrides, load_spec
 from vllm_env.triton import TritonRoot, rules_of
@@ -65,6 +69,64 @@ def test_a_low_limit_of_open_files_is_found():
         assert found("open files", None)[0] == "warning"
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def gpu(folder: Path, monkeypatch: pytest.MonkeyPatch, program: str) -> doctor.Finding:
+    """What doctor says where nvidia-smi is the given program."""
+    file = folder / "nvidia-smi"
+    file.write_text(program)
+    file.chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
+    return doctor._gpu(load_spec("cuda", Overrides()))
+
+
+@pytest.mark.parametrize(
+    ("prints", "state", "says"),
+    [
+        ("NVIDIA H200, 580.95.05, 9.0, 143771 MiB", "ok", "compute capability 9.0"),
+        (
+            "ERROR: ld.so: ignored.\nNVIDIA H200, 580.95.05, 9.0, 143771 MiB",
+            "ok",
+            "NVIDIA H200, 143771 MiB, driver 580",
+        ),
+        ("NVIDIA H200, 550.54, 9.0, 143771 MiB", "warning", "older than CUDA 13 asks for (580.65)"),
+        ("Tesla V100, 580.95.05, 7.0, 16384 MiB", "problem", "begin with 7.5"),
+        ("NVIDIA B300, 580.95.05, 10.3, 16384 MiB", "ok", "10.3"),
+        ("NVIDIA H200, 580.95.05, [N/A], 143771 MiB", "problem", "compute capability [N/A]"),
+        ("NVIDIA H200, [N/A], 9.0, 143771 MiB", "problem", "driver [N/A]"),
+        ("", "problem", "names no GPU; it says: nothing"),
+        ("No devices were found", "problem", "names no GPU; it says: No devices were found"),
+    ],
+)
+def test_what_nvidia_smi_prints_becomes_a_finding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prints: str, state: str, says: str
+):
+    """Also when it ends with 0 and names no GPU, or has no number where there is usually one."""
+    finding = gpu(tmp_path, monkeypatch, f"#!/bin/sh\ncat <<'END'\n{prints}\nEND\n")
+    assert finding.state == state
+    assert says in finding.what
+    assert bool(finding.remedy) == (state != "ok")
+
+
+@pytest.mark.parametrize(
+    ("program", "says"),
+    [
+        ("#!/bin/sh\necho 'Failed to initialize NVML'\nexit 9\n", "status 9 and says: Failed to initialize NVML"),
+        ("#!/bin/sh\nexec sleep 60\n", "has not answered for 0 s"),
+        ("#!/nonexistent/sh\n", "does not start: No such file"),
+    ],
+)
+def test_an_nvidia_smi_that_fails_or_hangs_is_a_problem(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, says: str
+):
+    """A hanging driver must not hang doctor, which is what a person runs then."""
+    monkeypatch.setattr(doctor, "_SMI_SECONDS", 0.4)
+    began = time.monotonic()
+    finding = gpu(tmp_path, monkeypatch, program)
+    assert time.monotonic() - began < 10
+    assert finding.state == "problem"
+    assert says in finding.what
+    assert finding.remedy
 
 
 def test_json_lists_every_finding():
