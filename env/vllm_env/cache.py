@@ -39,8 +39,11 @@ _KINDS = ("prefixes/*", "archives/*.json", "stubs/*", "standins/*", "wheels/*", 
 def cache_root() -> Path:
     """Return the cache folder: ``VLLM_ENV_CACHE``, else ``vllm_env`` below ``XDG_CACHE_HOME`` or ``~/.cache``."""
     own = os.environ.get("VLLM_ENV_CACHE")
-    if own:
-        return Path(own).absolute()
+    return Path(own).absolute() if own else default_root()
+
+
+def default_root() -> Path:
+    """Return the cache folder that served models take, which know nothing of ``VLLM_ENV_CACHE``."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").absolute() / "vllm_env"
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from . import cache
 from .archive_rules import expected_of_manifest
-from .dead_servers import find_abandoned
+from .dead_servers import find_abandoned, find_private_caches, server_runs
 from .errors import VllmEnvError
 from .manifest import read_manifest
 from .verify import check_files, check_stub_release, verify_archive, verify_directory
@@ -112,7 +112,12 @@ def clean(arguments: list[str], console: Console) -> int:
         ]
         found += [(f, cache.tree_size(f), partial(cache.remove_tree, f)) for f in cache.abandoned(root)]
         if not options.keep_cache:
-            found += [(entry.paths[0], entry.size, entry.remove) for entry in cache.entries(root)]
+            built = [entry for entry in cache.entries(root) if entry.paths[0].parent != root / "warm"]
+            found += [(entry.paths[0], entry.size, entry.remove) for entry in built]
+            private = find_private_caches({root, cache.default_root()})
+            found += [(entry.path, entry.size, entry.remove) for entry in private]
+            if server_runs():
+                console.note("a tritonserver runs: the copies of vLLM's caches that served models made stay")
         for path, size, remove in found:
             console.note(f"{size / 1e6:10.1f} MB  {path}")
             if not options.dry_run:

@@ -1,14 +1,19 @@
 """What dead servers left behind: environments extracted to ``/tmp``, shared memory, their temporary folders.
 
 Triton removes these on a clean exit only. Nothing is touched that a running process has mapped, nor anything younger than
-the oldest tritonserver that runs: that may be about to use it.
+the oldest tritonserver that runs: that may be about to use it. The private copies of vLLM's caches that served models make
+(triton_vllm/warm_cache.py) outlive their server on purpose, and are freed only while no tritonserver of this user runs: one
+reads a file there whenever a shape first comes up, and holds none open.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
+import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +21,7 @@ _PLACES = (  # Triton's own names, hard-coded in pb_env.cc and shm_manager; and 
     (Path("/tmp"), re.compile(r"python_env_\w{6}|vllm_env_server_\w+")),  # noqa: S108
     (Path("/dev/shm"), re.compile(r"triton_python_backend_shm_region_.*|vllm_env_[0-9a-f]{12}_.*")),  # noqa: S108
 )
+_WARM = re.compile(r"vllm_env_warm_\d+")  # of a user by number, below the folder for temporary files; a cache has warm/
 
 
 @dataclass(frozen=True)
@@ -45,6 +51,25 @@ def find_abandoned(places: tuple[tuple[Path, re.Pattern[str]], ...] = _PLACES) -
     return found
 
 
+def find_private_caches(roots: set[Path]) -> list[Abandoned]:
+    """Return the private copies of vLLM's caches, of this user or, for root, of all; none while a server runs.
+
+    Args:
+        roots: cache folders; the folders for temporary files are looked at as well.
+    """
+    if server_runs():
+        return []
+    found = [path for root in sorted(roots) for path in sorted((root / "warm").glob("*"))]
+    for folder in sorted({Path(tempfile.gettempdir()), Path("/tmp")}):  # noqa: S108 - a server need not have our TMPDIR
+        found += [path for path in sorted(folder.glob("*")) if _WARM.fullmatch(path.name) and _is_ours(path)]
+    return [Abandoned(path, _size(path)) for path in found]
+
+
+def server_runs() -> bool:
+    """Tell whether a tritonserver of this user or, for root, of anybody runs."""
+    return any(os.getuid() in (0, owner) for owner, _ in _servers())
+
+
 def _is_ours(path: Path) -> bool:
     return os.getuid() in (0, path.lstat().st_uid)
 
@@ -68,11 +93,21 @@ def _used_paths() -> set[str]:
 
 def _oldest_server() -> float:
     """Return when the oldest running tritonserver began, s since 1970, or infinity if none runs."""
-    began = [float("inf")]
+    return min((began for _, began in _servers()), default=float("inf"))
+
+
+def _servers() -> list[tuple[int, float]]:
+    """Return of each running tritonserver its user's number and when it began, s since 1970.
+
+    The times of a folder in /proc are those of the kernel's first look at it (all of them now, in a new mount of /proc on
+    Linux 6.18), which may be long after the start; so ``stat`` is read, whose fields proc(5) gives.
+    """
+    booted = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+    found = []
     for process in Path("/proc").glob("[0-9]*"):
-        try:
-            if "tritonserver" in (process / "comm").read_text():
-                began.append(process.stat().st_mtime)
-        except OSError:
-            continue
-    return min(began)
+        with contextlib.suppress(OSError):  # it has just ended
+            name, _, rest = (process / "stat").read_text(errors="replace").rpartition(")")
+            fields = rest.split()
+            if "tritonserver" in name and fields[0] != "Z":
+                found.append((process.stat().st_uid, booted + int(fields[19]) / os.sysconf("SC_CLK_TCK")))
+    return found

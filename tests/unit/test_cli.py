@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -23,8 +24,6 @@ from vllm_env.spec import Overrides, load_spec
 from vllm_env.triton import open_root
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from support.small_fixtures import Channel
 
 # DESIGN's table of options
@@ -297,3 +296,27 @@ def test_an_interrupt_exits_with_130(tmp_path: Path, number: signal.Signals) -> 
     assert message.startswith("Interrupted")
     assert "Traceback" not in message
     assert not (tmp_path / "models").exists()
+
+
+def test_cleaning_leaves_a_running_servers_caches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """vLLM's caches go with the cache, also those in the home while VLLM_ENV_CACHE is set; but not under a server."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    standin = tmp_path / "cache/standins/k"
+    own = tmp_path / f"temporary/vllm_env_warm_{os.getuid()}"
+    private = {tmp_path / "cache/warm/k", tmp_path / "home/vllm_env/warm/k", own}
+    for folder in (standin, *private):
+        folder.mkdir(parents=True)
+
+    def cleaned(*options: str) -> set[Path]:
+        assert _run("clean", "--dry-run", "--json", *options) == 0
+        paths = map(Path, json.loads(capsys.readouterr().out)["paths"])
+        return {path for path in paths if path.is_relative_to(tmp_path)}
+
+    monkeypatch.setattr("vllm_env.dead_servers._servers", list)
+    assert cleaned() == {standin, *private}
+    assert cleaned("--keep-cache") == set()
+    monkeypatch.setattr("vllm_env.dead_servers._servers", lambda: [(os.getuid(), 0.0)])
+    assert cleaned() == {standin}

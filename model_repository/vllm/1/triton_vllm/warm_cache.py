@@ -177,7 +177,7 @@ def private_copy(filled: Path, made: Record, environment: Mapping[str, str]) -> 
     """Return a copy of filled caches that belongs to this user; the one of an earlier start, if it is still there.
 
     It lies in the user's cache folder, or below the folder for temporary files where that cannot be written. It appears by
-    rename, so several models may start at once. `gen_vllm_env.sh clean` frees it.
+    rename, so several models may start at once. `gen_vllm_env.sh clean` frees it while no server of this user runs.
 
     Raises:
         OSError: no folder can be written, or the files cannot be read.
