@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .errors import SPACE_REMEDY, VllmEnvError
+from .mounts import mounts_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -85,8 +86,12 @@ def staging(root: Path) -> Iterator[Path]:
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a folder and all it holds; nothing happens when it is not there."""
-    shutil.rmtree(path, ignore_errors=True)
+    """Remove a folder and all it holds; nothing happens when it is not there, or when something is mounted in it.
+
+    A volume that a person has mounted there would be emptied, and its mount point would stay all the same.
+    """
+    if not mounts_in(path):
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def abandoned(root: Path) -> list[Path]:

@@ -38,5 +38,5 @@ def remove_abandoned_staging(repository: Path) -> list[Path]:
         owner = folder.name[len(STAGING) :].split("-")[0]
         if owner.isdigit() and (int(owner) == os.getpid() or not Path(f"/proc/{owner}").exists()):
             cache.remove_tree(folder)
-            removed.append(folder)
+            removed += [] if folder.exists() else [folder]
     return removed

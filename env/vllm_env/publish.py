@@ -4,7 +4,7 @@ The new model folder is staged beside the repository: links to what the person h
 folders are exchanged by one renameat2(2) call, so that a reader sees the old set or the new. Staging inside the repository
 is not possible, because Triton takes every folder in it for a model, hidden ones too (seen with 24.10). Where the folder
 beside it is on another file system, or the file system cannot exchange, the files are renamed one by one, the manifest
-last.
+last; and so where a volume is mounted inside the model's folder, because the volume would go with the old folder.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from . import cache
 from .errors import VllmEnvError
 from .exchange import STAGING, exchange, remove_abandoned_staging
 from .manifest import ARCHIVE_NAME, DIRECTORY_NAME, MANIFEST_NAME, SBOM_NAME
+from .mounts import mounts_in
 from .triton import STUB_NAME
 from .warm import CACHE_NAME
 
@@ -51,7 +52,7 @@ def check_writable(repository: Path, model: str) -> None:
     """Refuse early a repository that cannot be written.
 
     Raises:
-        VllmEnvError: the folder cannot be created or written, or is no folder.
+        VllmEnvError: the folder cannot be created or written, or is no folder, or a volume is mounted over what is built.
     """
     place = repository / model
     while not os.path.lexists(place):  # not exists(), which raises where a folder above may not be entered
@@ -62,6 +63,17 @@ def check_writable(repository: Path, model: str) -> None:
         raise VllmEnvError(
             f"--model-repository {repository} cannot be written: no permission in {place}.",
             remedy="Change its permissions, or name another folder with --model-repository.",
+        )
+    _refuse_mounts(repository / model, BUILT_NAMES)
+
+
+def _refuse_mounts(target: Path, names: tuple[str, ...]) -> None:
+    """Refuse what can be neither replaced nor removed without emptying somebody's volume."""
+    for point in (p for name in names for p in mounts_in(target / name)):
+        raise VllmEnvError(
+            f"{target} cannot be built anew: {point} is a mount point.",
+            cause="A build replaces what lies there, and would remove what the mounted volume holds.",
+            remedy=f"Take the mount away (umount {point}, or leave out its -v or --mount), or name another --model.",
         )
 
 
@@ -74,7 +86,8 @@ def publish(
     EXECUTION_ENV_PATH in config.pbtxt when the layout changes.
 
     Raises:
-        VllmEnvError: the repository cannot be written or its file system is full; it is as it was then.
+        VllmEnvError: the repository cannot be written, its file system is full, or a volume is mounted over what is
+            to be replaced; it is as it was then.
     """
     target = repository / model
     if target.is_symlink():  # the person keeps the model elsewhere: it is placed there, and the link stays
@@ -83,8 +96,10 @@ def publish(
         repository.mkdir(parents=True, exist_ok=True)
         with cache.filelock_of(repository, waiting):
             remove_abandoned_staging(repository)
-            cache.require_space(repository, _bytes_to_copy(built, repository), f"the environment in {target}")
-            place = _staging_place(repository)
+            _refuse_mounts(target, BUILT_NAMES)
+            receiver = target if target.exists() else repository
+            cache.require_space(receiver, _bytes_to_copy(built, receiver), f"the environment in {target}")
+            place = _staging_place(target)
             if place is None:
                 _publish_in_place(built, target, template)
             else:
@@ -101,16 +116,18 @@ def publish(
     return target
 
 
-def _bytes_to_copy(built: BuiltSet, repository: Path) -> int:
-    """Return what the repository's file system must take; an archive is linked where it is the cache's."""
-    linked = built.layout == "archive" and built.environment.stat().st_dev == repository.stat().st_dev
+def _bytes_to_copy(built: BuiltSet, receiver: Path) -> int:
+    """Return what the receiving folder's file system must take; an archive is linked where it is the cache's."""
+    linked = built.layout == "archive" and built.environment.stat().st_dev == receiver.stat().st_dev
     return 0 if linked else cache.tree_size(built.environment)
 
 
-def _staging_place(repository: Path) -> Path | None:
-    """Return the folder beside the repository if a rename between them is possible, else None."""
-    parent = repository.absolute().parent
-    same = parent.stat().st_dev == repository.stat().st_dev and not os.path.ismount(repository)
+def _staging_place(target: Path) -> Path | None:
+    """Return the folder beside the repository if the model's folder can be exchanged with one there, else None."""
+    repository, parent = target.parent, target.parent.absolute().parent
+    if mounts_in(target) or repository.resolve() in mounts_in(repository):
+        return None
+    same = parent.stat().st_dev == repository.stat().st_dev
     return parent if same and all(os.access(f, os.W_OK | os.X_OK) for f in (parent, repository)) else None
 
 
@@ -180,7 +197,12 @@ def _copy_template(template: Path, target: Path) -> None:
     """Complete a model's folder that has no config.pbtxt, the mark of a whole one, which is copied last."""
     if (target / _CONFIG).exists():
         return
-    ignore = shutil.ignore_patterns("__pycache__", "*.pyc", *BUILT_NAMES, CACHE_NAME, f"{STAGING}*", _CONFIG)
+    patterns = shutil.ignore_patterns("__pycache__", "*.pyc", *BUILT_NAMES, CACHE_NAME, f"{STAGING}*", _CONFIG)
+    volumes = mounts_in(template)
+
+    def ignore(folder: str, names: list[str]) -> set[str]:
+        return patterns(folder, names) | {n for n in names if volumes and Path(folder, n).resolve() in volumes}
+
     shutil.copytree(template, target, ignore=ignore, dirs_exist_ok=True)
     shutil.copy2(template / _CONFIG, target / _CONFIG)
 

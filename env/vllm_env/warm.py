@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from . import cache
 from .errors import CommandError, VllmEnvError
 from .exchange import STAGING, exchange, remove_abandoned_staging
+from .mounts import mounts_in
 from .server import TritonServer
 
 if TYPE_CHECKING:
@@ -66,6 +67,12 @@ def warm(
         VllmEnvError: the model left no caches, or they cannot be written. They are as they were.
     """
     model = model.absolute()
+    for point in mounts_in(model / CACHE_NAME):
+        raise VllmEnvError(
+            f"--warm: {model / CACHE_NAME} cannot be replaced: {point} is a mount point.",
+            cause="The caches are filled beside the old ones and exchanged with them, which would empty the mounted volume.",
+            remedy=f"Warm without that mount (umount {point}, or leave out its -v or --mount).",
+        )
     remove_abandoned_staging(model.parent)
     staging = model / f"{STAGING}{os.getpid()}"
     filled = staging / CACHE_NAME
