@@ -22,6 +22,7 @@ from .errors import VllmEnvError
 from .exchange import STAGING, exchange, remove_abandoned_staging
 from .manifest import ARCHIVE_NAME, DIRECTORY_NAME, MANIFEST_NAME, SBOM_NAME
 from .mounts import mounts_in
+from .ownership import give, give_as, give_tree, owner_of
 from .triton import STUB_NAME
 from .warm import CACHE_NAME
 
@@ -93,7 +94,7 @@ def publish(
     if target.is_symlink():  # the person keeps the model elsewhere: it is placed there, and the link stays
         repository, target = target.resolve().parent, target.resolve()
     try:
-        repository.mkdir(parents=True, exist_ok=True)
+        _make_folder(repository)
         with cache.filelock_of(repository, waiting):
             remove_abandoned_staging(repository)
             _refuse_mounts(target, BUILT_NAMES)
@@ -116,6 +117,14 @@ def publish(
     return target
 
 
+def _make_folder(folder: Path) -> None:
+    """Make a folder and those above it, which belong to the owner of what was there."""
+    owner, missing = owner_of(folder), [f for f in (folder, *folder.parents) if not f.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for made in missing:
+        give(made, owner)
+
+
 def _bytes_to_copy(built: BuiltSet, receiver: Path) -> int:
     """Return what the receiving folder's file system must take; an archive is linked where it is the cache's."""
     linked = built.layout == "archive" and built.environment.stat().st_dev == receiver.stat().st_dev
@@ -135,6 +144,9 @@ def _publish_by_exchange(built: BuiltSet, target: Path, template: Path, place: P
     staging = place / f"{STAGING}{os.getpid()}"
     new = staging / target.name
     try:
+        if not target.exists():
+            new.mkdir(parents=True)
+            give(new, owner_of(target))
         stage_model(built, target, template, new)
         _sync_folder(new)
         if not target.exists():
@@ -159,9 +171,12 @@ def stage_model(built: BuiltSet, current: Path, template: Path, new: Path, *, li
 
 
 def _publish_in_place(built: BuiltSet, target: Path, template: Path) -> None:
+    _make_folder(target)
     _copy_template(template, target)
     staging = target / f"{STAGING}{os.getpid()}"
     try:
+        staging.mkdir()
+        give(staging, owner_of(target))
         _write_set(built, staging)
         _set_environment_path(target, built.environment_name)
         for name in BUILT_NAMES:
@@ -184,6 +199,7 @@ def _link_tree(source: Path, target: Path) -> None:
 
     shutil.copytree(source, target, symlinks=True, ignore=ignore, copy_function=_link)
     shutil.copystat(source, target)
+    give_as(target, source)
 
 
 def _link(source: str, target: str) -> None:
@@ -194,20 +210,29 @@ def _link(source: str, target: str) -> None:
 
 
 def _copy_template(template: Path, target: Path) -> None:
-    """Complete a model's folder that has no config.pbtxt, the mark of a whole one, which is copied last."""
+    """Complete a model's folder that has no config.pbtxt, the mark of a whole one, which is copied last.
+
+    What is copied belongs to the folder's owner.
+    """
     if (target / _CONFIG).exists():
         return
     patterns = shutil.ignore_patterns("__pycache__", "*.pyc", *BUILT_NAMES, CACHE_NAME, f"{STAGING}*", _CONFIG)
     volumes = mounts_in(template)
+    copied = [target / _CONFIG]
 
     def ignore(folder: str, names: list[str]) -> set[str]:
-        return patterns(folder, names) | {n for n in names if volumes and Path(folder, n).resolve() in volumes}
+        left = patterns(folder, names) | {n for n in names if volumes and Path(folder, n).resolve() in volumes}
+        copied.extend(target / Path(folder, n).relative_to(template) for n in names if n not in left)
+        return left
 
     shutil.copytree(template, target, ignore=ignore, dirs_exist_ok=True)
     shutil.copy2(template / _CONFIG, target / _CONFIG)
+    for path in copied:
+        give(path, owner_of(target))
 
 
 def _write_set(built: BuiltSet, folder: Path, *, linked: bool = False) -> None:
+    """Write the set into a folder; it belongs to the folder's owner."""
     folder.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(built.stub, folder / STUB_NAME)
     (folder / STUB_NAME).chmod(0o755)
@@ -224,6 +249,9 @@ def _write_set(built: BuiltSet, folder: Path, *, linked: bool = False) -> None:
             if file.name != STUB_NAME:
                 file.chmod(0o644)  # whatever the umask: the server may be another user's
             _sync(file)
+    for name in BUILT_NAMES:
+        if (folder / name).exists():
+            give_tree(folder / name, owner_of(folder))
 
 
 def _remove_other_layout(built: BuiltSet, target: Path) -> None:
@@ -242,6 +270,7 @@ def _set_environment_path(model: Path, name: str) -> None:
         temporary = model / ".config.pbtxt.new"  # not in place: it may be a link to the person's file
         temporary.write_text(new, "utf-8")
         temporary.chmod(stat.S_IMODE(config.stat().st_mode))
+        give(temporary, owner_of(config))
         temporary.replace(config)
 
 

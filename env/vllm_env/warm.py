@@ -17,6 +17,7 @@ from . import cache
 from .errors import CommandError, VllmEnvError
 from .exchange import STAGING, exchange, remove_abandoned_staging
 from .mounts import mounts_in
+from .ownership import give_tree, owner_of
 from .server import TritonServer
 
 if TYPE_CHECKING:
@@ -80,6 +81,7 @@ def warm(
         filled.mkdir(parents=True)
         seconds = _load(binary, model, filled, log, ready_timeout, on_wait)
         files, size = _finish(filled, log)
+        give_tree(filled, owner_of(model.resolve()))
         _place(filled, model / CACHE_NAME)
     except CommandError as error:
         raise CommandError(

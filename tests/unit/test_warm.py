@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import stat
 from typing import TYPE_CHECKING
 
@@ -103,3 +104,16 @@ def test_the_staging_of_a_killed_run_is_removed(binary: Path, model: Path, monke
     monkeypatch.setenv("FAKE_TRITON", "fills")
     run(binary, model)
     assert sorted(p.name for p in model.iterdir()) == ["config.pbtxt", "vllm_cache"]
+
+
+@pytest.mark.usefixtures("older")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes files for others")
+def test_the_caches_belong_to_the_owner_of_the_models_folder(
+    binary: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Warmed as root in a container: a host user can remove them."""
+    os.chown(model, 12345, 23456)
+    monkeypatch.setenv("FAKE_TRITON", "fills")
+    done = run(binary, model)
+    owners = {(p.stat().st_uid, p.stat().st_gid) for p in (done.folder, *done.folder.rglob("*"))}
+    assert owners == {(12345, 23456)}
