@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import archive_rules, cache, verify
+from .candidate import stage_candidate
 from .errors import VllmEnvError
 from .lock import Lock, LockOptions, make_lock
 from .manifest import ARCHIVE_NAME, DIRECTORY_NAME, Manifest, describe_build, read_manifest
@@ -19,7 +20,7 @@ from .pack import Archive, archive_key, make_archive
 from .pipconfig import PipConfig, read_pip_config
 from .prefix import Prefix, make_prefix, prefix_key
 from .provision import provision
-from .publish import BuiltSet, check_writable, publish, stage_model
+from .publish import BuiltSet, check_writable, publish
 from .sbom import render_sbom
 from .smoke import SmokeRequest, SmokeResult, smoke_run
 from .spec import Overrides, Spec, load_spec
@@ -207,7 +208,7 @@ def _build_anew(
     if request.smoke:
         with cache.staging(root) as staging:
             candidate = staging / request.model
-            stage_model(built, request.repository / request.model, template, candidate, linked=True)
+            stage_candidate(built, request.repository / request.model, template, candidate)
             smoke = _smoke(request, plan, candidate, prefix, root, console)
     with console.stage("publish") as stage:
         model = publish(built, request.repository, request.model, template, waiting)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 BUILT_NAMES = (STUB_NAME, ARCHIVE_NAME, DIRECTORY_NAME, SBOM_NAME, MANIFEST_NAME)  # in the order of renaming
-_CONFIG = "config.pbtxt"
+CONFIG_NAME = "config.pbtxt"
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ def _publish_by_exchange(built: BuiltSet, target: Path, template: Path, place: P
         if not target.exists():
             new.mkdir(parents=True)
             give(new, owner_of(target))
-        stage_model(built, target, template, new)
+        _stage_model(built, target, template, new)
         _sync_folder(new)
         if not target.exists():
             new.rename(target)
@@ -158,16 +158,13 @@ def _publish_by_exchange(built: BuiltSet, target: Path, template: Path, place: P
         cache.remove_tree(staging)
 
 
-def stage_model(built: BuiltSet, current: Path, template: Path, new: Path, *, linked: bool = False) -> None:
-    """Make ``new`` what ``current`` will be once the set is published; the smoke run serves such a folder too.
-
-    ``linked`` makes the files of an unpacked environment hard links, for a folder that nobody will edit.
-    """
+def _stage_model(built: BuiltSet, current: Path, template: Path, new: Path) -> None:
+    """Make ``new`` what ``current`` will be once the set is published."""
     if current.exists():
         _link_tree(current, new)
     _copy_template(template, new)
-    _write_set(built, new, linked=linked)
-    _set_environment_path(new, built.environment_name)
+    write_set(built, new)
+    set_environment_path(new, built.environment_name)
 
 
 def _publish_in_place(built: BuiltSet, target: Path, template: Path) -> None:
@@ -177,8 +174,8 @@ def _publish_in_place(built: BuiltSet, target: Path, template: Path) -> None:
     try:
         staging.mkdir()
         give(staging, owner_of(target))
-        _write_set(built, staging)
-        _set_environment_path(target, built.environment_name)
+        write_set(built, staging)
+        set_environment_path(target, built.environment_name)
         for name in BUILT_NAMES:
             if (staging / name).is_dir():
                 cache.remove_tree(target / name)
@@ -214,11 +211,11 @@ def _copy_template(template: Path, target: Path) -> None:
 
     What is copied belongs to the folder's owner.
     """
-    if (target / _CONFIG).exists():
+    if (target / CONFIG_NAME).exists():
         return
-    patterns = shutil.ignore_patterns("__pycache__", "*.pyc", *BUILT_NAMES, CACHE_NAME, f"{STAGING}*", _CONFIG)
+    patterns = shutil.ignore_patterns("__pycache__", "*.pyc", *BUILT_NAMES, CACHE_NAME, f"{STAGING}*", CONFIG_NAME)
     volumes = mounts_in(template)
-    copied = [target / _CONFIG]
+    copied = [target / CONFIG_NAME]
 
     def ignore(folder: str, names: list[str]) -> set[str]:
         left = patterns(folder, names) | {n for n in names if volumes and Path(folder, n).resolve() in volumes}
@@ -226,13 +223,16 @@ def _copy_template(template: Path, target: Path) -> None:
         return left
 
     shutil.copytree(template, target, ignore=ignore, dirs_exist_ok=True)
-    shutil.copy2(template / _CONFIG, target / _CONFIG)
+    shutil.copy2(template / CONFIG_NAME, target / CONFIG_NAME)
     for path in copied:
         give(path, owner_of(target))
 
 
-def _write_set(built: BuiltSet, folder: Path, *, linked: bool = False) -> None:
-    """Write the set into a folder; it belongs to the folder's owner."""
+def write_set(built: BuiltSet, folder: Path, *, linked: bool = False) -> None:
+    """Write the set into a folder; it belongs to the folder's owner.
+
+    ``linked`` makes the files of an unpacked environment hard links, for a folder that nobody will edit.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(built.stub, folder / STUB_NAME)
     (folder / STUB_NAME).chmod(0o755)
@@ -259,9 +259,9 @@ def _remove_other_layout(built: BuiltSet, target: Path) -> None:
     cache.remove_tree(other) if other.is_dir() else other.unlink(missing_ok=True)
 
 
-def _set_environment_path(model: Path, name: str) -> None:
+def set_environment_path(model: Path, name: str) -> None:
     """Point EXECUTION_ENV_PATH to the layout's name; nothing is written when it already does."""
-    config = model / _CONFIG
+    config = model / CONFIG_NAME
     text = config.read_text("utf-8")
     new = re.sub(
         rf"\$\$TRITON_MODEL_DIRECTORY/({ARCHIVE_NAME}|{DIRECTORY_NAME})(?=\")", f"$$TRITON_MODEL_DIRECTORY/{name}", text

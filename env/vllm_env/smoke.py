@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .cache import staging
+from .candidate import CODE, copy_code
 from .errors import CommandError, VllmEnvError
 from .process import run
 from .server import TritonServer
@@ -137,8 +138,9 @@ def server_environment(request: SmokeRequest) -> dict[str, str]:
 def copy_model(folder: Path, copy: Path, arguments: Mapping[str, Any]) -> None:
     """Copies a built model's folder with other engine arguments.
 
-    An archive is hard-linked. Where that is not possible, and for an unpacked environment, the copy's ``config.pbtxt``
-    names the original by its absolute path: newer releases of Triton follow no link out of the model's folder.
+    Of the version folder only the code is taken. An archive is hard-linked. Where that is not possible, and for an
+    unpacked environment, the copy's ``config.pbtxt`` names the original by its absolute path: newer releases of Triton
+    follow no link out of the model's folder.
 
     GPU_DEVICE_IDS is cut down to its first GPU in the copy: the person's parallel sizes are among the arguments that are
     replaced, and the model refuses several GPUs for an engine that takes one.
@@ -147,7 +149,7 @@ def copy_model(folder: Path, copy: Path, arguments: Mapping[str, Any]) -> None:
     for name in _COPIED:
         if (folder / name).is_file():
             shutil.copy2(folder / name, copy / name)
-    shutil.copytree(folder / "1", copy / "1", ignore=shutil.ignore_patterns("__pycache__"))
+    copy_code(folder / CODE, copy / CODE)
     (copy / _ENGINE_ARGS).write_text(json.dumps(arguments, indent=2) + "\n", encoding="utf-8")
     _keep_one_gpu(copy / "config.pbtxt")
     _link_environment(folder, copy)

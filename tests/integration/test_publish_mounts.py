@@ -33,6 +33,12 @@ if early:
 publish(BuiltSet(cache / f"stub-{tag}", environment, layout, json.dumps({"tag": tag}), "{}"), repository, "vllm", template)
 """
 _REMOVE = "import sys; from pathlib import Path; from vllm_env import cache; cache.remove_tree(Path(sys.argv[1]))"
+_COPY_CODE = """
+import sys
+from pathlib import Path
+from vllm_env.candidate import copy_code
+copy_code(Path(sys.argv[1]), Path(sys.argv[2]))
+"""
 _WARM = """
 import sys
 from pathlib import Path
@@ -172,6 +178,17 @@ def test_nothing_is_removed_beyond_a_mount_point(volume: Path, tmp_path: Path) -
     assert _is_whole(volume)
     assert _run(_REMOVE, tmp_path / "staging", before=[]).returncode == 0
     assert not (tmp_path / "staging").exists()
+
+
+def test_the_smoke_run_takes_no_volume_of_data(repository: Path, volume: Path, tmp_path: Path) -> None:
+    """Files without a weight's suffix, as a hub's cache has them, in a volume inside the version folder."""
+    (volume / "deep" / "blob").write_text("weights")
+    point = repository / "vllm" / "1" / "hub"
+    point.mkdir()
+    done = _run(_COPY_CODE, repository / "vllm" / "1", tmp_path / "copy", before=with_mounts((volume, point)))
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "copy" / "model.py").is_file()
+    assert not (tmp_path / "copy" / "hub").exists()
 
 
 @pytest.mark.parametrize("point", ["vllm_cache", "vllm_cache/torch_compile_cache"])
