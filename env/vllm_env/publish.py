@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from . import cache
 from .errors import VllmEnvError
-from .exchange import STAGING, exchange, remove_abandoned_staging
+from .exchange import STAGING, exchange, remove_abandoned_staging, staging_in
 from .manifest import ARCHIVE_NAME, DIRECTORY_NAME, MANIFEST_NAME, SBOM_NAME
 from .mounts import mounts_in
 from .ownership import give, give_as, give_tree, owner_of
@@ -132,20 +132,22 @@ def _bytes_to_copy(built: BuiltSet, receiver: Path) -> int:
 
 
 def _staging_place(target: Path) -> Path | None:
-    """Return the folder beside the repository if the model's folder can be exchanged with one there, else None."""
+    """Return the folder beside the repository if the model's folder can be exchanged with one there, else None.
+
+    What another process stages inside the model's folder, as --warm does for minutes, would go with the old one.
+    """
     repository, parent = target.parent, target.parent.absolute().parent
-    if mounts_in(target) or repository.resolve() in mounts_in(repository):
+    if mounts_in(target) or repository.resolve() in mounts_in(repository) or any(target.glob(f"{STAGING}*")):
         return None
     same = parent.stat().st_dev == repository.stat().st_dev
     return parent if same and all(os.access(f, os.W_OK | os.X_OK) for f in (parent, repository)) else None
 
 
 def _publish_by_exchange(built: BuiltSet, target: Path, template: Path, place: Path) -> None:
-    staging = place / f"{STAGING}{os.getpid()}"
-    new = staging / target.name
-    try:
+    with staging_in(place) as staging:
+        new = staging / target.name
         if not target.exists():
-            new.mkdir(parents=True)
+            new.mkdir()
             give(new, owner_of(target))
         _stage_model(built, target, template, new)
         _sync_folder(new)
@@ -154,8 +156,6 @@ def _publish_by_exchange(built: BuiltSet, target: Path, template: Path, place: P
         elif not exchange(new, target):
             _publish_in_place(built, target, template)
         _sync_folder(target.parent)
-    finally:
-        cache.remove_tree(staging)
 
 
 def _stage_model(built: BuiltSet, current: Path, template: Path, new: Path) -> None:
@@ -170,9 +170,7 @@ def _stage_model(built: BuiltSet, current: Path, template: Path, new: Path) -> N
 def _publish_in_place(built: BuiltSet, target: Path, template: Path) -> None:
     _make_folder(target)
     _copy_template(template, target)
-    staging = target / f"{STAGING}{os.getpid()}"
-    try:
-        staging.mkdir()
+    with staging_in(target) as staging:
         give(staging, owner_of(target))
         write_set(built, staging)
         set_environment_path(target, built.environment_name)
@@ -183,8 +181,6 @@ def _publish_in_place(built: BuiltSet, target: Path, template: Path) -> None:
                 (staging / name).rename(target / name)
         _remove_other_layout(built, target)
         _sync_folder(target)
-    finally:
-        cache.remove_tree(staging)
 
 
 def _link_tree(source: Path, target: Path) -> None:

@@ -8,6 +8,7 @@ itself (``triton_vllm/warm_cache.py``) points vLLM at the folder to fill and wri
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from . import cache
 from .errors import CommandError, VllmEnvError
-from .exchange import STAGING, exchange, remove_abandoned_staging
+from .exchange import exchange, remove_abandoned_staging, staging_in
 from .mounts import mounts_in
 from .ownership import give_tree, owner_of
 from .server import TritonServer
@@ -74,15 +75,17 @@ def warm(
             cause="The caches are filled beside the old ones and exchanged with them, which would empty the mounted volume.",
             remedy=f"Warm without that mount (umount {point}, or leave out its -v or --mount).",
         )
-    remove_abandoned_staging(model.parent)
-    staging = model / f"{STAGING}{os.getpid()}"
-    filled = staging / CACHE_NAME
     try:
-        filled.mkdir(parents=True)
-        seconds = _load(binary, model, filled, log, ready_timeout, on_wait)
-        files, size = _finish(filled, log)
-        give_tree(filled, owner_of(model.resolve()))
-        _place(filled, model / CACHE_NAME)
+        with contextlib.ExitStack() as stack:
+            with _unpublished(model):
+                remove_abandoned_staging(model.parent)
+                filled = stack.enter_context(staging_in(model)) / CACHE_NAME
+                filled.mkdir()
+            seconds = _load(binary, model, filled, log, ready_timeout, on_wait)
+            files, size = _finish(filled, log)
+            give_tree(filled, owner_of(model.resolve()))
+            with _unpublished(model):
+                _place(filled, model / CACHE_NAME)
     except CommandError as error:
         raise CommandError(
             f"--warm: {model.name} did not load with its own {ENGINE_ARGS_NAME}: {error.what}",
@@ -96,9 +99,12 @@ def warm(
             cause="Older caches are as they were.",
             remedy="Free space or change the permissions, and try again.",
         ) from error
-    finally:
-        cache.remove_tree(staging)
     return Warmed(model / CACHE_NAME, files, size, seconds)
+
+
+def _unpublished(model: Path) -> contextlib.AbstractContextManager[None]:
+    """Hold the lock of publishing: a build in another container does not replace the folder meanwhile."""
+    return cache.filelock_of(model.resolve().parent, lambda: None)
 
 
 def _load(
