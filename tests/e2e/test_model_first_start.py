@@ -74,14 +74,17 @@ class Sighting:
 
 
 class Sightings:
-    """The processes of the machine that were there at some time, by id."""
+    """The machine's processes that have come since this was made, by id: other tests' servers run meanwhile."""
 
     def __init__(self) -> None:
         self.seen: dict[int, Sighting] = {}
+        self._before = {folder.name for folder in Path("/proc").glob("[0-9]*")}
 
     def look(self) -> None:
         """Note what is there now."""
         for folder in Path("/proc").glob("[0-9]*"):
+            if folder.name in self._before:
+                continue
             with contextlib.suppress(OSError):
                 command = (folder / "cmdline").read_bytes().decode(errors="replace").replace("\0", " ").strip()
                 fields = (folder / "stat").read_text().rpartition(")")[2].split()
@@ -123,13 +126,14 @@ def gone(process: int) -> bool:
 def test_a_first_start_begins_the_look_at_once_and_leaves_nothing(serving: Serve, tmp_path: Path) -> None:
     """One process looks at the class, started with the import of vLLM and not after it; the next start has none."""
     cache = {"VLLM_CACHE_ROOT": str(tmp_path / "cache")}
-    first, later = Sightings(), Sightings()
+    first = Sightings()
     with first.watching(), serving(environment=cache):
         ready = time.clock_gettime(time.CLOCK_BOOTTIME)
         (inspection,) = first.inspections()
         stub = first.seen[first.stub()].began
         assert first.seen[inspection].began - stub < (ready - stub) / 4
         assert gone(inspection)
+    later = Sightings()
     with later.watching(), serving(environment=cache):
         assert later.inspections() == []
 
