@@ -78,18 +78,19 @@ class Sightings:
 
     def __init__(self) -> None:
         self.seen: dict[int, Sighting] = {}
-        self._before = {folder.name for folder in Path("/proc").glob("[0-9]*")}
+        self._before = {folder.name for folder in Path("/proc").iterdir()}
 
     def look(self) -> None:
         """Note what is there now."""
-        for folder in Path("/proc").glob("[0-9]*"):
-            if folder.name in self._before:
+        for folder in Path("/proc").iterdir():
+            if not folder.name.isdigit() or folder.name in self._before:
                 continue
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, IndexError):  # it ends meanwhile
                 command = (folder / "cmdline").read_bytes().decode(errors="replace").replace("\0", " ").strip()
-                fields = (folder / "stat").read_text().rpartition(")")[2].split()
+                fields = (folder / "stat").read_bytes().rpartition(b")")[2].split()
                 began = int(fields[19]) / os.sysconf("SC_CLK_TCK")
-                self.seen[int(folder.name)] = Sighting(command, int(fields[1]), began)
+                if command:  # a zombie has none
+                    self.seen[int(folder.name)] = Sighting(command, int(fields[1]), began)
 
     def stub(self) -> int:
         """Return the id of the model's stub: the first of its command line, for it forks."""
@@ -142,7 +143,8 @@ def test_a_load_that_fails_leaves_no_process(serving: Serve, tmp_path: Path) -> 
     """The process that was started ahead ends with the load for which it was started."""
     seen = Sightings()
     cache = {"VLLM_CACHE_ROOT": str(tmp_path / "cache")}
-    with seen.watching(), pytest.raises(CommandError), serving({"max_model_len": 10**9}, environment=cache):
+    with seen.watching(), pytest.raises(CommandError) as failed, serving({"max_model_len": 10**9}, environment=cache):
         pytest.fail("it loaded")
+    assert "max_model_len" in failed.value.tail, (failed.value, failed.value.tail)
     (inspection,) = seen.inspections()
     assert gone(inspection)
