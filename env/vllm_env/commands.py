@@ -114,10 +114,11 @@ def clean(arguments: list[str], console: Console) -> int:
         if not options.keep_cache:
             built = [entry for entry in cache.entries(root) if entry.paths[0].parent != root / "warm"]
             found += [(entry.paths[0], entry.size, entry.remove) for entry in built]
-            private = find_private_caches({root, cache.default_root()})
-            found += [(entry.path, entry.size, entry.remove) for entry in private]
             if server_runs():
                 console.note("a tritonserver runs: the copies of vLLM's caches that served models made stay")
+            else:
+                private = find_private_caches({root, cache.default_root()})
+                found += [(entry.path, entry.size, entry.remove) for entry in private]
         for path, size, remove in found:
             console.note(f"{size / 1e6:10.1f} MB  {path}")
             if not options.dry_run:

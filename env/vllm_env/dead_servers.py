@@ -52,13 +52,11 @@ def find_abandoned(places: tuple[tuple[Path, re.Pattern[str]], ...] = _PLACES) -
 
 
 def find_private_caches(roots: set[Path]) -> list[Abandoned]:
-    """Return the private copies of vLLM's caches, of this user or, for root, of all; none while a server runs.
+    """Return the private copies of vLLM's caches, of this user or, for root, of all; in use while a server runs.
 
     Args:
         roots: cache folders; the folders for temporary files are looked at as well.
     """
-    if server_runs():
-        return []
     found = [path for root in sorted(roots) for path in sorted((root / "warm").glob("*"))]
     for folder in sorted({Path(tempfile.gettempdir()), Path("/tmp")}):  # noqa: S108 - a server need not have our TMPDIR
         found += [path for path in sorted(folder.glob("*")) if _WARM.fullmatch(path.name) and _is_ours(path)]

@@ -320,3 +320,19 @@ def test_cleaning_leaves_a_running_servers_caches(
     assert cleaned("--keep-cache") == set()
     monkeypatch.setattr("vllm_env.dead_servers._servers", lambda: [(os.getuid(), 0.0)])
     assert cleaned() == {standin}
+
+
+def test_cleaning_asks_once_whether_a_server_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What it says is what it does, also where the server ends in between."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    private = tmp_path / "home/vllm_env/warm/k"
+    private.mkdir(parents=True)
+    one = [(os.getuid(), 0.0)]
+    answers = [[], one, one]  # from the end: for what dead servers left, for the copies, and after that
+    monkeypatch.setattr("vllm_env.dead_servers._servers", answers.pop)
+    assert _run("clean", "--dry-run") == 0
+    shown = capsys.readouterr().err
+    assert "a tritonserver runs" in shown
+    assert str(private) not in shown
