@@ -341,6 +341,7 @@ def _warm(result: BuildResult, root: Path, console: Console) -> Warmed:
             result.model,
             log=root / "warm-server.log",
             on_wait=lambda seconds: stage.detail(f"tritonserver loads {result.model.name}, {seconds:.0f} s"),
+            waiting=lambda: console.note(f"another build publishes in {result.model.parent}; waiting for it to end"),
         )
         stage.detail(f"ready after {done.ready_seconds:.0f} s, {done.files} files, {done.size / 1e6:.0f} MB")
     return done

@@ -51,6 +51,7 @@ def warm(
     log: Path,
     ready_timeout: float = READY_SECONDS,
     on_wait: Callable[[float], None] | None = None,
+    waiting: Callable[[], None] = lambda: None,
 ) -> Warmed:
     """Load a model once with its own engine arguments and keep the caches that vLLM filled, in ``model/vllm_cache``.
 
@@ -63,6 +64,7 @@ def warm(
         log: receives all that the server prints; what it holds is replaced.
         ready_timeout: seconds until the model must be ready.
         on_wait: called a few times per second, while the server loads, with the seconds since its start.
+        waiting: called at once when a build in another container publishes in the model's repository.
 
     Raises:
         CommandError: the model did not load; ``tail`` says why. The caches are as they were.
@@ -77,14 +79,14 @@ def warm(
         )
     try:
         with contextlib.ExitStack() as stack:
-            with _unpublished(model):
+            with _unpublished(model, waiting):
                 remove_abandoned_staging(model.parent)
                 filled = stack.enter_context(staging_in(model)) / CACHE_NAME
                 filled.mkdir()
             seconds = _load(binary, model, filled, log, ready_timeout, on_wait)
             files, size = _finish(filled, log)
             give_tree(filled, owner_of(model.resolve()))
-            with _unpublished(model):
+            with _unpublished(model, waiting):
                 _place(filled, model / CACHE_NAME)
     except CommandError as error:
         raise CommandError(
@@ -102,9 +104,9 @@ def warm(
     return Warmed(model / CACHE_NAME, files, size, seconds)
 
 
-def _unpublished(model: Path) -> contextlib.AbstractContextManager[None]:
+def _unpublished(model: Path, waiting: Callable[[], None]) -> contextlib.AbstractContextManager[None]:
     """Hold the lock of publishing: a build in another container does not replace the folder meanwhile."""
-    return cache.filelock_of(model.resolve().parent, lambda: None)
+    return cache.filelock_of(model.resolve().parent, waiting)
 
 
 def _load(

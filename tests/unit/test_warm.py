@@ -5,12 +5,16 @@ from __future__ import annotations
 import fcntl
 import os
 import stat
+import threading
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
 
 from support import fake_tritonserver
+from vllm_env import build
 from vllm_env import warm as module
+from vllm_env.console import Console
 from vllm_env.errors import CommandError, VllmEnvError
 from vllm_env.warm import Warmed, warm
 
@@ -142,3 +146,24 @@ def test_it_waits_for_a_publish_of_another_container(
     monkeypatch.setenv("FAKE_TRITON", "fills")
     run(binary, model)
     assert held == [True]
+
+
+@pytest.mark.parametrize("step", ["mounts_in", "_finish"])
+def test_it_says_whom_it_waits_for(
+    binary: Path, model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], step: str
+) -> None:
+    """A publish of another container, before the load and after it: copying an environment takes minutes on a slow disk."""
+    real = getattr(module, step)
+
+    def publishing(*arguments: object) -> object:
+        handle = os.open(model.parent, os.O_RDONLY)
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        threading.Timer(0.3, os.close, [handle]).start()
+        return real(*arguments)
+
+    monkeypatch.setattr(module, step, publishing)
+    monkeypatch.setenv("FAKE_TRITON", "fills")
+    result = SimpleNamespace(triton=SimpleNamespace(binary=binary), model=model)
+    build._warm(result, model.parent.parent, Console())
+    said = capsys.readouterr().err
+    assert said.count(f"another build publishes in {model.parent}; waiting for it to end") == 1
