@@ -165,7 +165,7 @@ def build(request: BuildRequest, console: Console, *, dry_run: bool = False) -> 
     try:
         return _build(request, root, console, dry_run=dry_run)
     except KeyboardInterrupt:
-        cache.remove_own(root)
+        cache.remove_abandoned(root)  # it may have hit the very code that removes a staging folder
         raise
 
 

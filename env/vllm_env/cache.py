@@ -20,6 +20,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
 import tempfile
 import time
@@ -35,6 +36,9 @@ if TYPE_CHECKING:
 
 _LIMIT_BYTES = 40 * 2**30
 _KINDS = ("prefixes/*", "archives/*.json", "stubs/*", "standins/*", "wheels/*", "sources/*", "verified/*", "warm/*")
+_STAGED = "vllm_env-"
+# Once the owner's process id stood there and nothing was locked: two such builds are kept apart by build.lock
+_STAGED_NAME = re.compile(rf"({_STAGED}|\d+-)\w{{8}}")
 
 
 def cache_root() -> Path:
@@ -69,20 +73,64 @@ def _digest(stream: Any) -> str:  # Python 3.10 has no hashlib.file_digest
 
 @contextlib.contextmanager
 def staging(root: Path) -> Iterator[Path]:
-    """Give a new folder below ``root/build`` that is removed afterwards; it names its owner's process id."""
+    """Give a new folder below ``root/build``, locked as long as it is used, that is removed afterwards."""
     build = root / "build"
     build.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix=f"{os.getpid()}-", dir=build))
-    try:
+    with locked_folder(build, _STAGED) as folder:
+        try:
+            yield folder
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            raise VllmEnvError(
+                f"No space left in {root}.", cause=f"{error.strerror}: {error.filename or folder}.", remedy=SPACE_REMEDY
+            ) from error
+
+
+@contextlib.contextmanager
+def locked_folder(place: Path, prefix: str) -> Iterator[Path]:
+    """Give a new folder in ``place``, locked (flock) as long as it is used, and remove it afterwards.
+
+    The lock tells a living owner from a dead one. The id of its process would not: two containers that share a repository
+    or a cache do not see each other's processes, and the builder is often process 1 in both.
+    """
+    with contextlib.ExitStack() as stack:
+        folder = place
+        while folder == place or not folder.exists():  # until it is locked, another build may take it for abandoned
+            folder = Path(tempfile.mkdtemp(prefix=prefix, dir=place))
+            stack.callback(remove_tree, folder)
+            with contextlib.suppress(FileNotFoundError):
+                stack.callback(os.close, _lock(folder, fcntl.LOCK_EX))
         yield folder
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        raise VllmEnvError(
-            f"No space left in {root}.", cause=f"{error.strerror}: {error.filename or folder}.", remedy=SPACE_REMEDY
-        ) from error
+
+
+def _lock(folder: Path, operation: int) -> int:
+    """Lock a folder and return the handle that holds it.
+
+    Raises:
+        OSError: it is gone, may not be read, or is locked and ``operation`` has LOCK_NB.
+    """
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fcntl.flock(handle, operation)
+    except BaseException:
+        os.close(handle)
+        raise
+    return handle
+
+
+def remove_unlocked(folder: Path, *, dry_run: bool = False) -> bool:
+    """Remove a folder that ``locked_folder`` gave to a process which has ended; return whether it is gone, or would be."""
+    try:
+        handle = _lock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    try:
+        if not dry_run:
+            remove_tree(folder)
     finally:
-        remove_tree(folder)
+        os.close(handle)
+    return dry_run or not folder.exists()
 
 
 def remove_tree(path: Path) -> None:
@@ -97,22 +145,12 @@ def remove_tree(path: Path) -> None:
 def abandoned(root: Path) -> list[Path]:
     """Return the staging folders whose owner no longer runs."""
     folders = (root / "build").glob("*-*")
-    owners = [(folder, folder.name.split("-", 1)[0]) for folder in folders]
-    return [folder for folder, pid in owners if pid.isdigit() and not Path(f"/proc/{pid}").exists()]
+    return [f for f in folders if _STAGED_NAME.fullmatch(f.name) and remove_unlocked(f, dry_run=True)]
 
 
 def remove_abandoned(root: Path) -> list[Path]:
     """Remove staging folders whose owner no longer runs; return what was removed."""
-    removed = abandoned(root)
-    for folder in removed:
-        remove_tree(folder)
-    return removed
-
-
-def remove_own(root: Path) -> None:
-    """Remove this process's own staging folders, in case an interrupt hit the very code that does so."""
-    for folder in (root / "build").glob(f"{os.getpid()}-*"):
-        remove_tree(folder)
+    return [folder for folder in abandoned(root) if remove_unlocked(folder)]
 
 
 def touch(path: Path) -> None:

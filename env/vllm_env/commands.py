@@ -107,10 +107,10 @@ def clean(arguments: list[str], console: Console) -> int:
     options = parser.parse_args(arguments)
     root = cache.cache_root()
     with cache.exclusive(root, lambda: console.note("a build is running; waiting for it to end")):
-        found: list[tuple[Path, int, Callable[[], None]]] = [
+        found: list[tuple[Path, int, Callable[[], object]]] = [
             (entry.path, entry.size, entry.remove) for entry in find_abandoned()
         ]
-        found += [(f, cache.tree_size(f), partial(cache.remove_tree, f)) for f in cache.abandoned(root)]
+        found += [(f, cache.tree_size(f), partial(cache.remove_unlocked, f)) for f in cache.abandoned(root)]
         if not options.keep_cache:
             built = [entry for entry in cache.entries(root) if entry.paths[0].parent != root / "warm"]
             found += [(entry.paths[0], entry.size, entry.remove) for entry in built]

@@ -1,4 +1,4 @@
-"""Two containers on one model repository: neither sees the other's processes, and in both the builder is process 1."""
+"""Two containers on one model repository or cache: neither sees the other's processes, and in both the builder is process 1."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import pytest
 from support import fake_tritonserver
 from support.namespaces import with_own_processes
 from support.repositories import CHECKOUT
+from vllm_env import cache
 from vllm_env.exchange import remove_abandoned_staging
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 _STAGES = """
 import os, sys
 from pathlib import Path
+from vllm_env import cache
 from vllm_env.exchange import staging_in
 assert os.getpid() == 1
 with staging_in(Path(sys.argv[1])) as folder:
@@ -35,6 +37,7 @@ with staging_in(Path(sys.argv[1])) as folder:
 _STAGES_OFTEN = """
 import sys
 from pathlib import Path
+from vllm_env import cache
 from vllm_env.exchange import staging_in
 for _ in range(1000):
     with staging_in(Path(sys.argv[1])) as folder:
@@ -58,6 +61,21 @@ from pathlib import Path
 from vllm_env.warm import warm
 assert os.getpid() == 1
 warm(Path(sys.argv[1]), Path(sys.argv[2]), log=Path(sys.argv[3]), ready_timeout=60)
+"""
+
+_STAGES_IN_CACHE = """
+import sys
+from pathlib import Path
+from vllm_env import cache
+with cache.staging(Path(sys.argv[1])) as folder:
+    print(folder.name, flush=True)
+    sys.stdin.read()
+"""
+_TIDIES_CACHE = """
+import sys
+from pathlib import Path
+from vllm_env import cache
+print(*(folder.name for folder in cache.remove_abandoned(Path(sys.argv[1]))))
 """
 
 
@@ -152,3 +170,21 @@ def test_no_folder_is_taken_between_its_making_and_its_lock(repository: Path) ->
             remove_abandoned_staging(repository)
         assert other.returncode == 0
     assert _strays(repository) == []
+
+
+def test_what_is_staged_in_a_shared_cache_stays_until_its_owner_is_dead(tmp_path: Path) -> None:
+    """`verify` in one container while another builds; process 1 of the other, which runs here as well, tells nothing."""
+    with cache.staging(tmp_path) as ours, _container(_STAGES_IN_CACHE, tmp_path) as other:
+        assert other.stdout
+        theirs = other.stdout.readline().strip()
+        assert _tidied(tmp_path) == []
+        assert ours.is_dir()
+        other.kill()
+        assert other.stdout.read() == ""  # until it has ended
+        assert _tidied(tmp_path) == [theirs]
+        assert [*ours.parent.iterdir()] == [ours]
+
+
+def _tidied(root: Path) -> list[str]:
+    with _container(_TIDIES_CACHE, root) as child:
+        return child.communicate(timeout=30)[0].split()

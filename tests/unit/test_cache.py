@@ -33,12 +33,6 @@ def _archive(root: Path, key: str, size: int, used: float) -> Path:
     return folder / f"{key}.tar.gz"
 
 
-def _dead_pid() -> int:
-    child = subprocess.Popen(["true"])
-    child.wait()
-    return child.pid
-
-
 def test_root_follows_the_variables(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """VLLM_ENV_CACHE, else XDG_CACHE_HOME, else ~/.cache."""
     monkeypatch.setenv("VLLM_ENV_CACHE", str(tmp_path / "own"))
@@ -119,25 +113,37 @@ def test_no_space_in_staging_is_an_error_with_a_remedy(tmp_path: Path) -> None:
     assert "VLLM_ENV_CACHE" in caught.value.remedy
 
 
-def test_abandoned_staging_goes_and_that_of_a_living_build_stays(tmp_path: Path) -> None:
-    """A folder names its owner: only those of dead processes are removed."""
-    build = tmp_path / "build"
-    dead, alive = build / f"{_dead_pid()}-abc", build / f"{os.getppid()}-abc"
-    for folder in (dead, alive):
-        folder.mkdir(parents=True)
-    assert cache.remove_abandoned(tmp_path) == [dead]
-    assert alive.exists()
+@pytest.mark.parametrize("name", ["vllm_env-abcd_123", "7-abcd_123"])
+def test_abandoned_staging_goes_and_that_of_a_living_build_stays(tmp_path: Path, name: str) -> None:
+    """Only what nobody has locked is removed; also what an older version left, whose process id another one has by now."""
+    dead = tmp_path / "build" / name.replace("7", str(os.getppid()))
+    dead.mkdir(parents=True)
+    with cache.staging(tmp_path) as alive:
+        assert cache.abandoned(tmp_path) == [dead]
+        assert dead.exists()
+        assert cache.remove_abandoned(tmp_path) == [dead]
+        assert [*alive.parent.iterdir()] == [alive]
 
 
-def test_own_staging_is_removed_and_no_others(tmp_path: Path) -> None:
-    """After an interrupt only this process's folders go."""
-    build = tmp_path / "build"
-    own, other = build / f"{os.getpid()}-a", build / f"{os.getppid()}-a"
-    for folder in (own, other):
-        folder.mkdir(parents=True)
-    cache.remove_own(tmp_path)
-    assert not own.exists()
-    assert other.exists()
+def test_a_build_folder_that_is_not_ours_is_left_alone(tmp_path: Path) -> None:
+    """VLLM_ENV_CACHE may name a folder in which a person builds something."""
+    mine = tmp_path / "build" / "release-static"
+    mine.mkdir(parents=True)
+    assert cache.remove_abandoned(tmp_path) == []
+    assert mine.exists()
+
+
+def test_staging_goes_where_an_interrupt_hits_its_removal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interrupted build looks once more, and need not know which folders were its own."""
+
+    def interrupted(*_: object) -> None:
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cache, "remove_tree", interrupted)
+    with pytest.raises(KeyboardInterrupt), cache.staging(tmp_path) as folder:
+        pass
+    assert cache.remove_abandoned(tmp_path) == [folder]
 
 
 def test_a_second_build_waits_and_says_so(tmp_path: Path) -> None:
