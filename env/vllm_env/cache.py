@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .dead_servers import server_runs
 from .errors import SPACE_REMEDY, VllmEnvError
 from .mounts import mounts_in
 
@@ -190,17 +191,21 @@ def tree_size(path: Path) -> int:
 
 
 def evict(root: Path, keep: set[Path], limit: int = _LIMIT_BYTES) -> None:
-    """Free the least recently used entries, but none that holds one of ``keep``, until ``limit`` bytes are left."""
+    """Free the least recently used entries, but none that holds one of ``keep``, until ``limit`` bytes are left.
+
+    While a server runs, its private copies of vLLM's caches stay: they are marked as used at its start only.
+    """
     marker = root / ".evicted"
     with contextlib.suppress(OSError):
         if time.time() - marker.stat().st_mtime < 3600:  # measuring tens of GB takes seconds: once an hour is enough
             return
     known = entries(root)
     total = sum(entry.size for entry in known)
+    kept = keep.union((root / "warm").glob("*") if server_runs() else ())
     for entry in known:
         if total <= limit:
             break
-        if not keep.intersection(entry.paths):
+        if not kept.intersection(entry.paths):
             entry.remove()
             total -= entry.size
     marker.touch()

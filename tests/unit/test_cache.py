@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from triton_vllm import warm_cache
 from vllm_env import cache
 from vllm_env.errors import VllmEnvError
 
@@ -84,6 +85,23 @@ def test_touch_saves_an_entry_from_eviction(tmp_path: Path) -> None:
     cache.evict(tmp_path, set(), limit=1500)
     assert first.exists()
     assert not second.exists()
+
+
+@pytest.mark.parametrize("serves", [True, False])
+def test_eviction_leaves_a_running_servers_caches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, serves: bool
+) -> None:
+    """A start marks its copy as used, and weeks later vLLM still reads a file there whenever it meets a new shape."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr("vllm_env.dead_servers._servers", lambda: [(os.getuid(), 0.0)] if serves else [])
+    filled = tmp_path / "vllm_cache"
+    filled.mkdir()
+    (filled / warm_cache.RECORD).write_bytes(b"x" * 1000)
+    copy = warm_cache.private_copy(filled, warm_cache.Record("", "", (), ""), os.environ)
+    os.utime(copy, (1, 1))
+    prefix = _prefix(cache.default_root(), "newer", 1000, 2)
+    cache.evict(cache.default_root(), set(), limit=1000)
+    assert (copy.exists(), prefix.exists()) == (serves, not serves)
 
 
 def test_eviction_measures_once_an_hour(tmp_path: Path) -> None:
