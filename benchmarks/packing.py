@@ -29,6 +29,7 @@ sys.path[:0] = [str(ROOT / "env"), str(ROOT / "benchmarks")]
 
 from harness import machine, svg  # noqa: E402
 from vllm_env.cache import tree_size  # noqa: E402
+from vllm_env.publish import link_or_copy  # noqa: E402
 
 OURS, CONDA_PACK = "vllm-env", "conda-pack"
 _CODE = {
@@ -126,16 +127,8 @@ def part_of(prefix: Path, share: float, target: Path) -> Path:
     def ignored(place: str, names: list[str]) -> list[str]:
         return [name for name in names if name in left_out] if place == str(packages) else []
 
-    shutil.copytree(prefix, target, symlinks=True, copy_function=link, ignore=ignored)
+    shutil.copytree(prefix, target, symlinks=True, copy_function=link_or_copy, ignore=ignored)
     return target
-
-
-def link(source: str, target: str) -> None:
-    """Link a file, or copy it to another file system."""
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copy2(source, target)
 
 
 def pack_once(packer: str, cell: Cell, folder: Path, *, unpacking: bool) -> Run:

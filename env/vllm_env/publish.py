@@ -190,12 +190,13 @@ def _link_tree(source: Path, target: Path) -> None:
     def ignore(folder: str, names: list[str]) -> list[str]:
         return [n for n in names if Path(folder) == source and (n in skip or n.startswith(STAGING))]
 
-    shutil.copytree(source, target, symlinks=True, ignore=ignore, copy_function=_link)
+    shutil.copytree(source, target, symlinks=True, ignore=ignore, copy_function=link_or_copy)
     shutil.copystat(source, target)
     give_as(target, source)
 
 
-def _link(source: str, target: str) -> None:
+def link_or_copy(source: str, target: str) -> None:
+    """Hard-link a file, or a link itself; copy it where that is not possible."""
     try:
         os.link(source, target, follow_symlinks=False)
     except OSError:  # no hard links here, or a file of another owner under fs.protected_hardlinks
@@ -234,9 +235,9 @@ def write_set(built: BuiltSet, folder: Path, *, linked: bool = False) -> None:
     (folder / STUB_NAME).chmod(0o755)
     environment = folder / built.environment_name
     if built.layout == "archive":
-        _link(str(built.environment), str(environment))
+        link_or_copy(str(built.environment), str(environment))
     else:  # a copy, not links: a person may edit what lies there, and the cache must not change with it
-        copy = _link if linked else shutil.copy2
+        copy = link_or_copy if linked else shutil.copy2
         shutil.copytree(built.environment, environment, symlinks=True, copy_function=copy)
     (folder / SBOM_NAME).write_text(built.sbom, "utf-8")
     (folder / MANIFEST_NAME).write_text(built.manifest, "utf-8")
