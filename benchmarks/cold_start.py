@@ -30,7 +30,7 @@ from statistics import median
 
 from harness import machine, phases, svg
 from harness.load import Load, Measurement
-from harness.servers import Setting, set_parameter
+from harness.servers import Setting, StartFailedError, set_parameter
 from harness.shapes import SHAPES, write_checkpoint
 from harness.targets import TritonTarget
 
@@ -55,6 +55,8 @@ class Start:
 
 class PreparedTriton(TritonTarget):
     """A server for a model store that exists already."""
+
+    stall_limit_s = 150.0  # as vllm_env/smoke.py: extraction and the import of vLLM are silent for tens of seconds each
 
     def __init__(self, setting: Setting, store: Path) -> None:
         super().__init__(setting)
@@ -214,6 +216,22 @@ def start_once(case: str, number: int, store: Path, setting: Setting, vocabulary
     return Start(case, number, ready, first_token, phases.parse(log, launched))
 
 
+def start(case: str, number: int, store: Path, setting: Setting, vocabulary: int, notes: list[str]) -> Start:
+    """Start once; a start that fails is repeated once, and noted.
+
+    tritonserver 24.10 now and then hangs or aborts in its own start, before the model has any part in it (vllm_env/server.py).
+    """
+    try:
+        return start_once(case, number, store, setting, vocabulary)
+    except StartFailedError as error:
+        notes.append(f"{case}, start {number + 1}: repeated, because {str(error).partition(';')[0]}")
+        print(notes[-1], file=sys.stderr, flush=True)
+        (setting.work / f"{PreparedTriton.name}.log").rename(setting.work / f"{case}-{number}-failed.log")
+        if number == 0:
+            fresh_home(Path(setting.variables["HOME"]))
+        return start_once(case, number, store, setting, vocabulary)
+
+
 def ask(server: TritonTarget, load: Load) -> Measurement:
     """Put a load on the server."""
     return server.measure(load)
@@ -297,7 +315,7 @@ def main(arguments: list[str] | None = None) -> int:
             # a server may write bytecode, as it may in a container, whatever this shell is set to
             variables = {**homes[case], **engine_variables(options.device), "PYTHONDONTWRITEBYTECODE": ""}
             setting = Setting(Path(), options.triton_root.absolute(), options.repository, engine, variables, work)
-            starts.append(start_once(case, number, store, setting, shape.vocabulary))
+            starts.append(start(case, number, store, setting, shape.vocabulary, notes))
             print(starts[-1], file=sys.stderr, flush=True)
         write(options.out, described, notes, starts)
     print(table(starts), phase_table(starts), sep="\n\n")

@@ -44,6 +44,8 @@ class Server:
     """A server process in a session of its own, with its log in a file."""
 
     name = ""
+    stall_limit_s: float = _START_LIMIT_S
+    """Seconds without a line in the log after which a start counts as stuck."""
 
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
@@ -61,15 +63,21 @@ class Server:
     def wait_for(self, url: str) -> None:
         """Return when `url` answers 200."""
         limit = time.monotonic() + _START_LIMIT_S
-        while time.monotonic() < limit:
-            if self.running().poll() is not None:
-                break
+        while not (why := self._failed(limit)):
             try:
                 with urllib.request.urlopen(url, timeout=5):
                     return
             except (urllib.error.URLError, OSError):
                 time.sleep(0.1)
-        raise StartFailedError(f"{self.name} did not become ready at {url}; see {self.log}")
+        raise StartFailedError(f"{self.name} {why} before it was ready; see {self.log}")
+
+    def _failed(self, limit: float) -> str:
+        status = self.running().poll()
+        if status is not None:
+            return f"ended with status {status}"
+        if time.time() - self.log.stat().st_mtime > self.stall_limit_s:
+            return f"said nothing for {self.stall_limit_s:.0f} s"
+        return f"took {_START_LIMIT_S} s" if time.monotonic() > limit else ""
 
     def running(self) -> subprocess.Popen[bytes]:
         """Return the started process."""
