@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from support.model_requests import STRANGE, ask_all, prompt
 from support.reference import run_reference
+from triton_vllm.compat import MEDIUM_TEXT, SHORT_TEXT
 from vllm_env.standin import FACTS
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from support.model_requests import Answer
     from support.serving import Parts
     from vllm_env.server import TritonServer
@@ -47,7 +47,7 @@ def checked(request: pytest.FixtureRequest) -> Checked:
 
 def test_greedy_answers_equal_those_of_transformers(checked: Checked, parts: Parts) -> None:
     """Token by token, whole and streamed, alone or in a batch, with log probabilities within 0.001."""
-    wanted = _transformers(parts, checked.model)
+    wanted = _transformers(parts, checked.model, TEXTS, TOKENS)
     parameters = {"temperature": 0, "max_tokens": TOKENS, "logprobs": 0}
     if checked.prompts:
         parameters["prompt_logprobs"] = 0
@@ -60,8 +60,21 @@ def test_greedy_answers_equal_those_of_transformers(checked: Checked, parts: Par
             _compare(answer, reference, prompts=checked.prompts)
 
 
-def _transformers(parts: Parts, model: Path) -> list[dict[str, Any]]:
-    request = {"model": str(model), "prompts": TEXTS, "max_tokens": TOKENS}
+def test_prompts_of_any_length_are_read_alike(
+    long_server: TritonServer, long_arguments: dict[str, object], parts: Parts
+) -> None:
+    """Where a prompt is tokenized depends on its length (compat.render); short and long ones arrive together."""
+    lengths = [100, SHORT_TEXT, SHORT_TEXT + 1, MEDIUM_TEXT, MEDIUM_TEXT + 1]
+    texts = [("The Seine flows through Paris. " * 1000)[:length] for length in lengths]
+    wanted = _transformers(parts, Path(str(long_arguments["model"])), texts, tokens=4)
+    parameters = {"temperature": 0, "max_tokens": 4, "logprobs": 0}
+    requests = [prompt(text, parameters, exclude_input_in_output=True, **FLAGS) for text in texts]
+    for answer, reference in zip(ask_all(long_server, requests), wanted, strict=True):
+        _compare(answer, reference, prompts=False)
+
+
+def _transformers(parts: Parts, model: Path, texts: list[str], tokens: int) -> list[dict[str, Any]]:
+    request = {"model": str(model), "prompts": texts, "max_tokens": tokens}
     found: list[dict[str, Any]] = run_reference(parts.environment, "reference_transformers.py", request)
     return found
 

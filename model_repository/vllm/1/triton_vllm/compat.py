@@ -6,6 +6,7 @@ Import of this module is free; `load()` imports vLLM, which takes 10 s and more.
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import importlib
 import inspect
@@ -48,8 +49,11 @@ OPTIONAL_PLACES: Mapping[str, tuple[str, ...]] = {
 
 
 SHORT_TEXT = 4096
-"""Characters of a prompt that are tokenized in the event loop, about 1 ms. Another thread costs two hand-overs of Python's
-lock for each request: with 256 arriving at once, a fifth of all that was spent on taking them in."""
+"""Characters of a prompt that are tokenized in the event loop at once, about 1 ms. Another thread costs two hand-overs of
+Python's lock for each request: with 256 arriving at once, a fifth of all that was spent on taking them in."""
+MEDIUM_TEXT = 16384
+"""Characters of a prompt that are tokenized in the event loop, about 5 ms, one prompt between two looks at the engine's
+outputs."""
 
 
 @dataclass(frozen=True)
@@ -172,16 +176,24 @@ def start(vllm: Vllm, values: Mapping[str, Any]) -> Any:
     return llm
 
 
-async def render(vllm: Vllm, llm: Any, prompt: Mapping[str, Any]) -> Any:
-    """Tokenize a prompt, a long one off the event loop, where this vLLM can (0.20 on); else `add_request` will do it."""
+async def render(vllm: Vllm, llm: Any, prompt: Mapping[str, Any], turn: asyncio.Lock) -> Any:
+    """Tokenize a prompt where this vLLM can (0.20 on), else `add_request` will do it.
+
+    A long prompt is tokenized off the event loop; of those of medium length the loop does one in a round, with `turn` held.
+    """
     renderer = getattr(llm, "renderer", None)
     if renderer is None or vllm.parse_model_prompt is None or not hasattr(renderer, "render_cmpl_async"):
         return prompt
     parsed = vllm.parse_model_prompt(llm.model_config, prompt)
-    if "multi_modal_data" not in prompt and len(prompt.get("prompt", "")) <= SHORT_TEXT:
-        (rendered,) = renderer.render_cmpl([parsed])
-    else:
+    size = len(prompt.get("prompt", ""))
+    if "multi_modal_data" in prompt or size > MEDIUM_TEXT:
         (rendered,) = await renderer.render_cmpl_async([parsed])
+    elif size > SHORT_TEXT:
+        async with turn:
+            await asyncio.sleep(0)  # lets others queue for the lock, and the loop see to outputs
+            (rendered,) = renderer.render_cmpl([parsed])
+    else:
+        (rendered,) = renderer.render_cmpl([parsed])
     return rendered
 
 

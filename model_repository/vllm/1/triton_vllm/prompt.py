@@ -24,6 +24,7 @@ class Prompter:
     def __init__(self, vllm: compat.Vllm, loaders: Mapping[str, Callable[[bytes], Any]]) -> None:
         self._vllm = vllm
         self._loaders = loaders
+        self._turn = asyncio.Lock()
 
     async def make(self, llm: Any, request: Request) -> Any:
         """Return what `add_request` takes; runs in the engine's event loop.
@@ -40,7 +41,7 @@ class Prompter:
         if isinstance(request, GenerateRequest) and request.media:
             # Decoding a picture or a film takes long: not in the event loop.
             prompt["multi_modal_data"] = await asyncio.to_thread(media.decode, request.media, self._loaders)
-        return await compat.render(self._vllm, llm, prompt)
+        return await compat.render(self._vllm, llm, prompt, self._turn)
 
     async def _chat(self, llm: Any, chat: Chat) -> Any:
         kwargs = dict(chat.template_kwargs)

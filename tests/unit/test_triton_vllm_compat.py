@@ -1,0 +1,63 @@
+"""Where a prompt is tokenized depends on its length.
+
+vLLM's renderer is replaced by a small stand-in here; the event loop is real. test_model_exact.py has the real one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
+from triton_vllm import compat
+
+
+class Renderer:
+    """In place of vLLM's; keeps what was asked of it and in which round of the loop."""
+
+    def __init__(self):
+        self.round = 0
+        self.done: list[tuple[str, int]] = []
+
+    def render_cmpl(self, prompts):
+        self.done.append(("loop", self.round))
+        return prompts
+
+    async def render_cmpl_async(self, prompts):
+        self.done.append(("thread", self.round))
+        return prompts
+
+
+async def rendered(sizes):
+    """Render prompts of these sizes, all of which arrive at once; returns where and when each was tokenized."""
+    renderer = Renderer()
+    vllm = SimpleNamespace(parse_model_prompt=lambda _config, prompt: prompt)
+    llm = SimpleNamespace(renderer=renderer, model_config=None)
+    turn = asyncio.Lock()
+    prompts = [{"prompt": "x" * size} for size in sizes]
+    tasks = [asyncio.create_task(compat.render(vllm, llm, prompt, turn)) for prompt in prompts]
+    while not all(task.done() for task in tasks):
+        await asyncio.sleep(0)
+        renderer.round += 1
+    assert [task.result() for task in tasks] == prompts
+    return renderer.done
+
+
+@pytest.mark.parametrize(
+    ("size", "place"),
+    [(0, "loop"), (compat.MEDIUM_TEXT, "loop"), (compat.MEDIUM_TEXT + 1, "thread")],
+)
+def test_only_a_long_prompt_goes_to_another_thread(size, place):
+    ((where, _),) = asyncio.run(rendered([size]))
+    assert where == place
+
+
+def test_short_prompts_are_tokenized_together():
+    assert asyncio.run(rendered([compat.SHORT_TEXT] * 5)) == [("loop", 0)] * 5
+
+
+def test_the_loop_turns_between_prompts_of_medium_length():
+    """Else the streams of others would stand still until all of a burst are tokenized."""
+    rounds = [number for _, number in asyncio.run(rendered([compat.SHORT_TEXT + 1] * 5))]
+    assert len(set(rounds)) == 5, rounds
