@@ -72,6 +72,7 @@ INSPECTION = (
 RENDERER = {
     "render_cmpl": ("prompts",),
     "render_cmpl_async": ("prompts",),
+    "render_chat": ("conversations", "chat_params"),
     "render_chat_async": ("conversations", "chat_params"),
 }
 

@@ -28,6 +28,14 @@ class Renderer:
         self.done.append(("thread", self.round))
         return prompts
 
+    def render_chat(self, conversations, params):
+        self.done.append(("loop", self.round))
+        return conversations, conversations
+
+    async def render_chat_async(self, conversations, params):
+        self.done.append(("thread", self.round))
+        return conversations, conversations
+
 
 async def rendered(sizes):
     """Render prompts of these sizes, all of which arrive at once; returns where and when each was tokenized."""
@@ -61,3 +69,21 @@ def test_the_loop_turns_between_prompts_of_medium_length():
     """Else the streams of others would stand still until all of a burst are tokenized."""
     rounds = [number for _, number in asyncio.run(rendered([compat.SHORT_TEXT + 1] * 5))]
     assert len(set(rounds)) == 5, rounds
+
+
+@pytest.mark.parametrize(
+    ("contents", "place"),
+    [
+        (["Be brief.", "Where is Paris?"], "loop"),
+        (["x" * compat.SHORT_TEXT], "loop"),
+        (["x" * compat.SHORT_TEXT, "y"], "thread"),
+        (["Be brief.", [{"type": "image_url", "image_url": {"url": "http://elsewhere/picture.png"}}]], "thread"),
+        (["Call it.", None], "thread"),
+    ],
+)
+def test_only_a_short_conversation_of_text_is_rendered_in_the_loop(contents, place):
+    renderer = Renderer()
+    vllm = SimpleNamespace(ChatParams=lambda **kwargs: kwargs)
+    messages = [{"role": "user", "content": content} for content in contents]
+    assert asyncio.run(compat.render_chat(vllm, SimpleNamespace(renderer=renderer), messages, {})) == messages
+    assert [where for where, _ in renderer.done] == [place]

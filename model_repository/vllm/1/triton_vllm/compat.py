@@ -206,7 +206,11 @@ async def render_chat(vllm: Vllm, llm: Any, messages: list[Any], template_kwargs
     renderer = getattr(llm, "renderer", None)
     if renderer is not None and vllm.ChatParams is not None and hasattr(renderer, "render_chat_async"):
         params = vllm.ChatParams(chat_template_kwargs={"add_generation_prompt": True, **template_kwargs})
-        _, (prompt,) = await renderer.render_chat_async([messages], params)
+        texts = [message.get("content") for message in messages]
+        if all(isinstance(text, str) for text in texts) and sum(map(len, texts)) <= SHORT_TEXT:
+            _, (prompt,) = renderer.render_chat([messages], params)
+        else:  # what is not text may have to be fetched
+            _, (prompt,) = await renderer.render_chat_async([messages], params)
         return prompt
     tokenizer = llm.get_tokenizer()
     tokenizer = await tokenizer if inspect.isawaitable(tokenizer) else tokenizer
