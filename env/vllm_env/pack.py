@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from .prefix import Prefix
 
-_FORMAT = 3  # raise it when the bytes of an archive change
+_FORMAT = 4  # raise it when the bytes of an archive change
 _MOST_WORKERS = 16  # each has a chunk in memory and two on their way; the disk is the limit before that
 # Nobody runs conda-unpack under Triton, and there is nothing for it to do: no file holds the prefix's place.
 _LEFT_OUT = frozenset({"bin/conda-unpack", "bin/conda_unpack_progress.py"})
