@@ -38,8 +38,7 @@ if TYPE_CHECKING:
 _LIMIT_BYTES = 40 * 2**30
 _KINDS = ("prefixes/*", "archives/*.json", "stubs/*", "standins/*", "wheels/*", "sources/*", "verified/*", "warm/*")
 _STAGED = "vllm_env-"
-# Once the owner's process id stood there and nothing was locked: two such builds are kept apart by build.lock
-_STAGED_NAME = re.compile(rf"({_STAGED}|\d+-)\w{{8}}")
+_STAGED_NAME = re.compile(rf"{_STAGED}\w{{8}}")
 
 
 def cache_root() -> Path:
@@ -193,7 +192,7 @@ def tree_size(path: Path) -> int:
 def evict(root: Path, keep: set[Path], limit: int = _LIMIT_BYTES) -> None:
     """Free the least recently used entries, but none that holds one of ``keep``, until ``limit`` bytes are left.
 
-    While a server runs, its private copies of vLLM's caches stay: they are marked as used at its start only.
+    While a server runs in this container, its private copies of vLLM's caches stay: they are marked as used at its start only.
     """
     marker = root / ".evicted"
     with contextlib.suppress(OSError):

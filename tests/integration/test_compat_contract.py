@@ -62,6 +62,7 @@ SINCE = {
     "VideoMediaIO": "0.11.2",
     "enable_envs_cache": "0.14.1",
     "disable_envs_cache": "0.20.2",
+    "ThreadSafeHFTokenizerMixin": "0.22.1",
 }
 # What `triton_vllm.inspector` counts on; without it a first start is only slower.
 INSPECTION = (
@@ -72,7 +73,6 @@ INSPECTION = (
 RENDERER = {
     "render_cmpl": ("prompts",),
     "render_cmpl_async": ("prompts",),
-    "render_chat": ("conversations", "chat_params"),
     "render_chat_async": ("conversations", "chat_params"),
 }
 

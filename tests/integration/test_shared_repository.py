@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 _STAGES = """
 import os, sys
 from pathlib import Path
-from vllm_env import cache
 from vllm_env.exchange import staging_in
 assert os.getpid() == 1
 with staging_in(Path(sys.argv[1])) as folder:
@@ -37,7 +36,6 @@ with staging_in(Path(sys.argv[1])) as folder:
 _STAGES_OFTEN = """
 import sys
 from pathlib import Path
-from vllm_env import cache
 from vllm_env.exchange import staging_in
 for _ in range(1000):
     with staging_in(Path(sys.argv[1])) as folder:

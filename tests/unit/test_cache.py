@@ -9,11 +9,12 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
 from triton_vllm import warm_cache
-from vllm_env import cache
+from vllm_env import build, cache
 from vllm_env.errors import VllmEnvError
 
 
@@ -131,10 +132,9 @@ def test_no_space_in_staging_is_an_error_with_a_remedy(tmp_path: Path) -> None:
     assert "VLLM_ENV_CACHE" in caught.value.remedy
 
 
-@pytest.mark.parametrize("name", ["vllm_env-abcd_123", "7-abcd_123"])
-def test_abandoned_staging_goes_and_that_of_a_living_build_stays(tmp_path: Path, name: str) -> None:
-    """Only what nobody has locked is removed; also what an older version left, whose process id another one has by now."""
-    dead = tmp_path / "build" / name.replace("7", str(os.getppid()))
+def test_abandoned_staging_goes_and_that_of_a_living_build_stays(tmp_path: Path) -> None:
+    """Only what nobody has locked is removed."""
+    dead = tmp_path / "build" / "vllm_env-abcd_123"
     dead.mkdir(parents=True)
     with cache.staging(tmp_path) as alive:
         assert cache.abandoned(tmp_path) == [dead]
@@ -143,9 +143,10 @@ def test_abandoned_staging_goes_and_that_of_a_living_build_stays(tmp_path: Path,
         assert [*alive.parent.iterdir()] == [alive]
 
 
-def test_a_build_folder_that_is_not_ours_is_left_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["release-static", "2024-snapshot"])
+def test_a_build_folder_that_is_not_ours_is_left_alone(tmp_path: Path, name: str) -> None:
     """VLLM_ENV_CACHE may name a folder in which a person builds something."""
-    mine = tmp_path / "build" / "release-static"
+    mine = tmp_path / "build" / name
     mine.mkdir(parents=True)
     assert cache.remove_abandoned(tmp_path) == []
     assert mine.exists()
@@ -162,6 +163,21 @@ def test_staging_goes_where_an_interrupt_hits_its_removal(tmp_path: Path, monkey
     with pytest.raises(KeyboardInterrupt), cache.staging(tmp_path) as folder:
         pass
     assert cache.remove_abandoned(tmp_path) == [folder]
+
+
+def test_an_interrupted_build_looks_once_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """See above; the interrupt may come at any moment."""
+    left = tmp_path / "build" / "vllm_env-abcd_123"
+
+    def interrupted(*_: object, **__: object) -> None:
+        left.mkdir(parents=True)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(build, "_build", interrupted)
+    monkeypatch.setenv("VLLM_ENV_CACHE", str(tmp_path))
+    with pytest.raises(KeyboardInterrupt):
+        build.build(cast("Any", None), cast("Any", None))
+    assert not left.exists()
 
 
 def test_a_second_build_waits_and_says_so(tmp_path: Path) -> None:

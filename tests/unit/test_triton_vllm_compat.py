@@ -13,10 +13,15 @@ import pytest
 from triton_vllm import compat
 
 
+class Pooled:
+    """In place of the tokenizers that vLLM pools."""
+
+
 class Renderer:
     """In place of vLLM's; keeps what was asked of it and in which round of the loop."""
 
-    def __init__(self):
+    def __init__(self, tokenizer):
+        self.tokenizer = tokenizer
         self.round = 0
         self.done: list[tuple[str, int]] = []
 
@@ -28,19 +33,11 @@ class Renderer:
         self.done.append(("thread", self.round))
         return prompts
 
-    def render_chat(self, conversations, params):
-        self.done.append(("loop", self.round))
-        return conversations, conversations
 
-    async def render_chat_async(self, conversations, params):
-        self.done.append(("thread", self.round))
-        return conversations, conversations
-
-
-async def rendered(sizes):
+async def rendered(sizes, tokenizer=None, pooled=Pooled):
     """Render prompts of these sizes, all of which arrive at once; returns where and when each was tokenized."""
-    renderer = Renderer()
-    vllm = SimpleNamespace(parse_model_prompt=lambda _config, prompt: prompt)
+    renderer = Renderer(tokenizer or Pooled())
+    vllm = SimpleNamespace(parse_model_prompt=lambda _config, prompt: prompt, ThreadSafeHFTokenizerMixin=pooled)
     llm = SimpleNamespace(renderer=renderer, model_config=None)
     turn = asyncio.Lock()
     prompts = [{"prompt": "x" * size} for size in sizes]
@@ -71,19 +68,9 @@ def test_the_loop_turns_between_prompts_of_medium_length():
     assert len(set(rounds)) == 5, rounds
 
 
-@pytest.mark.parametrize(
-    ("contents", "place"),
-    [
-        (["Be brief.", "Where is Paris?"], "loop"),
-        (["x" * compat.SHORT_TEXT], "loop"),
-        (["x" * compat.SHORT_TEXT, "y"], "thread"),
-        (["Be brief.", [{"type": "image_url", "image_url": {"url": "http://elsewhere/picture.png"}}]], "thread"),
-        (["Call it.", None], "thread"),
-    ],
-)
-def test_only_a_short_conversation_of_text_is_rendered_in_the_loop(contents, place):
-    renderer = Renderer()
-    vllm = SimpleNamespace(ChatParams=lambda **kwargs: kwargs)
-    messages = [{"role": "user", "content": content} for content in contents]
-    assert asyncio.run(compat.render_chat(vllm, SimpleNamespace(renderer=renderer), messages, {})) == messages
-    assert [where for where, _ in renderer.done] == [place]
+@pytest.mark.parametrize(("size", "place"), [(0, "loop"), (1, "thread")])
+@pytest.mark.parametrize(("tokenizer", "pooled"), [(object(), Pooled), (Pooled(), None)])
+def test_a_tokenizer_that_is_not_pooled_stays_with_one_thread(size, place, tokenizer, pooled):
+    """Token ids need none."""
+    ((where, _),) = asyncio.run(rendered([size], tokenizer, pooled))
+    assert where == place

@@ -102,6 +102,11 @@ def test_several_images():
 @pytest.mark.parametrize(
     ("given", "parameters", "says"),
     [
+        (
+            {"messages": '[{"role": "user", "content": "x"}]', "chat_template_kwargs": '{"chat_template": "{{ 1 }}"}'},
+            "",
+            "chat_template_kwargs cannot hold a chat_template",
+        ),
         ({}, "", "exactly one of text_input, messages, prompt_token_ids is required, found none"),
         ({"text_input": "a", "prompt_token_ids": [1]}, "", "found text_input and prompt_token_ids"),
         ({"text_input": ""}, "", "text_input is empty"),

@@ -39,6 +39,7 @@ OPTIONAL_PLACES: Mapping[str, tuple[str, ...]] = {
     "VLLMValidationError": ("vllm.exceptions",),
     "GracefulHTTPError": ("vllm.exceptions",),  # queue overflow (503), 0.32
     "ChatParams": ("vllm.renderers.params", "vllm.renderers"),  # since 0.20
+    "ThreadSafeHFTokenizerMixin": ("vllm.tokenizers.hf",),  # since 0.22
     "ImageMediaIO": ("vllm.multimodal.media", "vllm.multimodal.image"),
     "AudioMediaIO": ("vllm.multimodal.media", "vllm.multimodal.audio"),
     "VideoMediaIO": ("vllm.multimodal.media", "vllm.multimodal.video"),
@@ -52,8 +53,8 @@ SHORT_TEXT = 4096
 """Characters of a prompt that are tokenized in the event loop at once, about 1 ms. Another thread costs two hand-overs of
 Python's lock for each request: with 256 arriving at once, a fifth of all that was spent on taking them in."""
 MEDIUM_TEXT = 16384
-"""Characters of a prompt that are tokenized in the event loop, about 5 ms, one prompt between two looks at the engine's
-outputs."""
+"""Characters of a prompt that are tokenized in the event loop, about 5 ms for English, one prompt between two looks at
+the engine's outputs."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,7 @@ class Vllm:
     busy_errors: tuple[type[Exception], ...]
     parse_model_prompt: Callable[[Any, Any], Any] | None
     ChatParams: Any
+    ThreadSafeHFTokenizerMixin: Any
     UniProcExecutor: Any
     enable_envs_cache: Callable[[], None] | None
     disable_envs_cache: Callable[[], None] | None
@@ -99,6 +101,7 @@ def load() -> Vllm:
         busy_errors=tuple(e for e in [optional["GracefulHTTPError"]] if e),
         parse_model_prompt=optional["parse_model_prompt"],
         ChatParams=optional["ChatParams"],
+        ThreadSafeHFTokenizerMixin=optional["ThreadSafeHFTokenizerMixin"],
         UniProcExecutor=optional["UniProcExecutor"],
         enable_envs_cache=optional["enable_envs_cache"],
         disable_envs_cache=optional["disable_envs_cache"],
@@ -186,7 +189,7 @@ async def render(vllm: Vllm, llm: Any, prompt: Mapping[str, Any], turn: asyncio.
         return prompt
     parsed = vllm.parse_model_prompt(llm.model_config, prompt)
     size = len(prompt.get("prompt", ""))
-    if "multi_modal_data" in prompt or size > MEDIUM_TEXT:
+    if "multi_modal_data" in prompt or size > MEDIUM_TEXT or (size and not _may_share(vllm, renderer)):
         (rendered,) = await renderer.render_cmpl_async([parsed])
     elif size > SHORT_TEXT:
         async with turn:
@@ -195,6 +198,16 @@ async def render(vllm: Vllm, llm: Any, prompt: Mapping[str, Any], turn: asyncio.
     else:
         (rendered,) = renderer.render_cmpl([parsed])
     return rendered
+
+
+def _may_share(vllm: Vllm, renderer: Any) -> bool:
+    """Whether the loop may tokenize beside vLLM's own thread: vLLM pools most tokenizers, with a copy for another thread.
+
+    One that is not pooled keeps what was asked of it last, such as truncation, and fails ("Already borrowed") when asked for
+    something else meanwhile; one in Python is slow.
+    """
+    pooled = vllm.ThreadSafeHFTokenizerMixin
+    return pooled is not None and isinstance(getattr(renderer, "tokenizer", None), pooled)
 
 
 async def render_chat(vllm: Vllm, llm: Any, messages: list[Any], template_kwargs: Mapping[str, Any]) -> Any:
@@ -206,11 +219,7 @@ async def render_chat(vllm: Vllm, llm: Any, messages: list[Any], template_kwargs
     renderer = getattr(llm, "renderer", None)
     if renderer is not None and vllm.ChatParams is not None and hasattr(renderer, "render_chat_async"):
         params = vllm.ChatParams(chat_template_kwargs={"add_generation_prompt": True, **template_kwargs})
-        texts = [message.get("content") for message in messages]
-        if all(isinstance(text, str) for text in texts) and sum(map(len, texts)) <= SHORT_TEXT:
-            _, (prompt,) = renderer.render_chat([messages], params)
-        else:  # what is not text may have to be fetched
-            _, (prompt,) = await renderer.render_chat_async([messages], params)
+        _, (prompt,) = await renderer.render_chat_async([messages], params)  # vLLM bounds the template's time (0.32)
         return prompt
     tokenizer = llm.get_tokenizer()
     tokenizer = await tokenizer if inspect.isawaitable(tokenizer) else tokenizer

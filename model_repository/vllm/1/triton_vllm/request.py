@@ -196,6 +196,8 @@ def _chat(inputs: Inputs) -> Chat:
     kwargs: Mapping[str, Any] = {}
     if "chat_template_kwargs" in inputs:
         kwargs = json_object(str(_scalar(inputs, "chat_template_kwargs")), "chat_template_kwargs")
+        if "chat_template" in kwargs:  # a program, which would run in the server for as long as it likes
+            raise InvalidRequestError("chat_template_kwargs cannot hold a chat_template; the model's own is used")
     return Chat(tuple(messages), tuple(tools) if tools else None, kwargs)
 
 
