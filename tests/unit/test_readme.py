@@ -22,9 +22,11 @@ SERVING = {
 }
 STARTS = {
     "H200, archive": ("cold_start_h200", "archive"),
-    "H200, archive, `--warm`": ("cold_start_h200_warm", "archive-warm"),
     "H200, `--layout directory`": ("cold_start_h200", "directory"),
-    "H200, `--layout directory`, `--warm`": ("cold_start_h200_warm", "directory-warm"),
+    "H200, another run, archive": ("cold_start_h200_warm", "archive"),
+    "H200, another run, archive, `--warm`": ("cold_start_h200_warm", "archive-warm"),
+    "H200, another run, `--layout directory`": ("cold_start_h200_warm", "directory"),
+    "H200, another run, `--layout directory`, `--warm`": ("cold_start_h200_warm", "directory-warm"),
     "2 CPU cores, plain conda-pack archive": ("cold_start", "baseline"),
     "2 CPU cores, archive": ("cold_start", "archive"),
     "2 CPU cores, `--layout directory`": ("cold_start", "directory"),
