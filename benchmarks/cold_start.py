@@ -124,7 +124,7 @@ def prepare(case: str, options: argparse.Namespace, work: Path, engine: dict[str
 def fill_caches(model: Path, options: argparse.Namespace, work: Path) -> None:
     """Do what `gen_vllm_env.sh --warm` does to a built repository, with a home of its own."""
     code = (
-        "import sys; from pathlib import Path; from vllm_env.warm import warm; "
+        "import sys; from pathlib import Path; from vllm_env.serve.warm import warm; "
         "print(warm(Path(sys.argv[1]), Path(sys.argv[2]), log=Path(sys.argv[3])))"
     )
     command = [sys.executable, "-c", code, str(options.triton_root.absolute() / "bin" / "tritonserver"), str(model)]

@@ -28,13 +28,13 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "env"), str(ROOT / "benchmarks")]
 
 from harness import machine, svg  # noqa: E402
-from vllm_env.cache import tree_size  # noqa: E402
-from vllm_env.publish import link_or_copy  # noqa: E402
+from vllm_env.base.cache import tree_size  # noqa: E402
+from vllm_env.publish.publish import link_or_copy  # noqa: E402
 
 OURS, CONDA_PACK = "vllm-env", "conda-pack"
 _CODE = {
     OURS: (
-        "from pathlib import Path; from vllm_env.pack import plan_archive, write_archive; "
+        "from pathlib import Path; from vllm_env.archive.pack import plan_archive, write_archive; "
         "write_archive(plan_archive(Path({prefix!r})), Path({target!r}))"
     ),
     CONDA_PACK: (

@@ -16,13 +16,13 @@ from support import repositories
 from support.leftovers import leftovers
 from support.serving import Parts, Serve, serve
 from support.small_fixtures import bare_prefix, channel, small_cache, small_spec, small_tree, small_wheel  # noqa: F401 - fixtures
-from vllm_env.cache import cache_root
-from vllm_env.standin import ensure_standin
+from vllm_env.base.cache import cache_root
+from vllm_env.serve.standin import ensure_standin
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from vllm_env.server import TritonServer
+    from vllm_env.serve.server import TritonServer
 
 
 def pytest_configure() -> None:

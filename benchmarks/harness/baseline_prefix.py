@@ -14,14 +14,14 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "env"))
 
-from vllm_env.cache import cache_root, tree_size
-from vllm_env.conda import install_layer
-from vllm_env.lock import Lock, LockOptions, make_lock, source_arguments
-from vllm_env.manifest import read_manifest
-from vllm_env.pipconfig import PipConfig, read_pip_config
-from vllm_env.process import run
-from vllm_env.spec import Overrides, load_spec
-from vllm_env.triton import open_root
+from vllm_env.base.cache import cache_root, tree_size
+from vllm_env.base.process import run
+from vllm_env.interpreter.layer import install_layer
+from vllm_env.lock.lock import Lock, LockOptions, make_lock, source_arguments
+from vllm_env.lock.pip_config import PipConfig, read_pip_config
+from vllm_env.lock.spec import Overrides, load_spec
+from vllm_env.publish.manifest import read_manifest
+from vllm_env.triton.root import open_root
 
 
 @dataclass(frozen=True)

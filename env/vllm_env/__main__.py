@@ -3,7 +3,7 @@
 import signal
 import sys
 
-from .cli import main
+from vllm_env.cli.main import main
 
 try:
     status = main()

@@ -11,28 +11,30 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import archive_rules, cache, verify
-from .candidate import stage_candidate
-from .errors import VllmEnvError
-from .lock import Lock, LockOptions, make_lock
-from .manifest import ARCHIVE_NAME, DIRECTORY_NAME, Manifest, describe_build, read_manifest
-from .pack import Archive, archive_key, make_archive
-from .pipconfig import PipConfig, read_pip_config
-from .prefix import Prefix, make_prefix, prefix_key
-from .provision import provision
-from .publish import BuiltSet, check_writable, publish
-from .sbom import render_sbom
-from .smoke import SmokeRequest, SmokeResult, smoke_run
-from .spec import Overrides, Spec, load_spec
-from .standin import FACTS, ensure_standin
-from .stub import Stub, StubOptions, make_stub, plan_stub, stub_identity
-from .triton import TritonRoot, open_root
-from .warm import Warmed, warm
+from vllm_env.archive.pack import Archive, archive_key, make_archive
+from vllm_env.base import cache
+from vllm_env.base.errors import VllmEnvError
+from vllm_env.lock.lock import Lock, LockOptions, make_lock
+from vllm_env.lock.pip_config import PipConfig, read_pip_config
+from vllm_env.lock.spec import Overrides, Spec, load_spec
+from vllm_env.prefix.prefix import Prefix, make_prefix, prefix_key
+from vllm_env.publish.manifest import ARCHIVE_NAME, DIRECTORY_NAME, Manifest, describe_build, read_manifest
+from vllm_env.publish.model_folder import stage_candidate
+from vllm_env.publish.publish import BuiltSet, check_writable, publish
+from vllm_env.publish.sbom import render_sbom
+from vllm_env.serve.smoke import SmokeRequest, SmokeResult, smoke_run
+from vllm_env.serve.standin import FACTS, ensure_standin
+from vllm_env.serve.warm import Warmed, warm
+from vllm_env.triton.provision import provision
+from vllm_env.triton.root import TritonRoot, open_root
+from vllm_env.triton.stub import Stub, StubOptions, make_stub, plan_stub, stub_identity
+from vllm_env.verify import tree_rules as archive_rules
+from vllm_env.verify import verify
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .console import Console
+    from vllm_env.base.console import Console
 
 CHECKOUT = Path(__file__).resolve().parent.parent.parent
 _EXTRACTED = {"cpu": 25 * 10**8, "cuda": 10**10}  # bytes that an environment of the profile unpacks to

@@ -10,18 +10,21 @@ import dataclasses
 import sys
 from typing import TYPE_CHECKING
 
-from . import cache, conda
+from vllm_env.base import cache
+from vllm_env.base.process import run
+from vllm_env.interpreter import layer as conda
+from vllm_env.lock.pip_config import read_pip_config
+
 from .build import make_plan
-from .pipconfig import read_pip_config
-from .process import run
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from vllm_env.base.console import Console
+    from vllm_env.lock.lock import Lock
+    from vllm_env.lock.pip_config import PipConfig
+
     from .build import BuildRequest
-    from .console import Console
-    from .lock import Lock
-    from .pipconfig import PipConfig
 
 
 def fill_wheelhouse(request: BuildRequest, folder: Path, console: Console, *, dry_run: bool = False) -> Lock:

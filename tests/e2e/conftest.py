@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from support.serving import Parts, Serve
-    from vllm_env.server import TritonServer
+    from vllm_env.serve.server import TritonServer
 
 SLOTS = 2  # max_num_seqs of `long_server`: a third request waits
 

@@ -16,12 +16,12 @@ import pytest
 from support.repositories import CHECKOUT, triton_root
 from support.serving import CPU_ARGUMENTS, CPU_ENVIRONMENT
 from support.triton_client import generate, generate_stream
-from vllm_env.errors import CommandError
-from vllm_env.manifest import read_manifest
+from vllm_env.base.errors import CommandError
+from vllm_env.publish.manifest import read_manifest
 
 if TYPE_CHECKING:
     from support.serving import Parts, Serve
-    from vllm_env.server import TritonServer
+    from vllm_env.serve.server import TritonServer
 
 pytestmark = [
     pytest.mark.e2e,

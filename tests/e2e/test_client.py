@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from support.repositories import CHECKOUT, client_command
-from vllm_env.standin import FACTS
+from vllm_env.serve.standin import FACTS
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from vllm_env.server import TritonServer
+    from vllm_env.serve.server import TritonServer
 
 pytestmark = pytest.mark.e2e
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from support.repositories import CHECKOUT
-from vllm_env.manifest import read_manifest
+from vllm_env.publish.manifest import read_manifest
 
 if TYPE_CHECKING:
     from pathlib import Path

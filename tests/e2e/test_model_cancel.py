@@ -15,12 +15,12 @@ import pytest
 from support.clock import now
 from support.model_requests import ask, prompt
 from support.open_stream import OpenStream
-from vllm_env.standin import FACTS
+from vllm_env.serve.standin import FACTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from vllm_env.server import TritonServer
+    from vllm_env.serve.server import TritonServer
 
 pytestmark = pytest.mark.e2e
 PROMPT, ANSWER = FACTS[2]

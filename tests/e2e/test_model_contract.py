@@ -11,10 +11,10 @@ import pytest
 
 from support.model_requests import STRANGE, ask, ask_all, finals, prompt
 from support.triton_client import generate, generate_stream
-from vllm_env.standin import FACTS
+from vllm_env.serve.standin import FACTS
 
 if TYPE_CHECKING:
-    from vllm_env.server import TritonServer
+    from vllm_env.serve.server import TritonServer
 
 pytestmark = pytest.mark.e2e
 PROMPT, ANSWER = FACTS[2]

@@ -16,15 +16,15 @@ from support.model_requests import ask, prompt
 from support.open_stream import OpenStream
 from support.reference import ONE_THREAD
 from support.triton_client import generate, get
-from vllm_env import server_processes
-from vllm_env.standin import FACTS
+from vllm_env.serve import processes as server_processes
+from vllm_env.serve.standin import FACTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from support.serving import Serve
-    from vllm_env.server import TritonServer
-    from vllm_env.server_processes import Process
+    from vllm_env.serve.processes import Process
+    from vllm_env.serve.server import TritonServer
 
 pytestmark = pytest.mark.e2e
 PROMPT, ANSWER = FACTS[2]

@@ -11,14 +11,14 @@ from support.model_requests import ask, ask_all, prompt
 from support.open_stream import OpenStream
 from support.reference import ONE_THREAD
 from support.triton_client import generate, post, stream, text_of
-from vllm_env.errors import CommandError
-from vllm_env.standin import FACTS
+from vllm_env.base.errors import CommandError
+from vllm_env.serve.standin import FACTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from support.serving import Serve
-    from vllm_env.server import TritonServer
+    from vllm_env.serve.server import TritonServer
 
 pytestmark = pytest.mark.e2e
 PROMPT, ANSWER = FACTS[2]

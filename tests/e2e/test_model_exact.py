@@ -12,12 +12,12 @@ import pytest
 from support.model_requests import STRANGE, ask_all, prompt
 from support.reference import run_reference
 from triton_vllm.compat import MEDIUM_TEXT, SHORT_TEXT
-from vllm_env.standin import FACTS
+from vllm_env.serve.standin import FACTS
 
 if TYPE_CHECKING:
     from support.model_requests import Answer
     from support.serving import Parts
-    from vllm_env.server import TritonServer
+    from vllm_env.serve.server import TritonServer
 
 pytestmark = pytest.mark.e2e
 TEXTS = [*(text for text, _ in FACTS), *STRANGE, "a", "Seine Seine Seine"]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from support.repositories import CHECKOUT
-from vllm_env.errors import CommandError
+from vllm_env.base.errors import CommandError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

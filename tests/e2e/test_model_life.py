@@ -14,12 +14,12 @@ import pytest
 from support.model_requests import STRANGE, ask_all, prompt
 from support.reference import ONE_THREAD
 from support.triton_client import get, post, stream, text_of
-from vllm_env import server_processes
-from vllm_env.standin import FACTS
+from vllm_env.serve import processes as server_processes
+from vllm_env.serve.standin import FACTS
 
 if TYPE_CHECKING:
     from support.serving import Serve
-    from vllm_env.server import TritonServer
+    from vllm_env.serve.server import TritonServer
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 PROMPT, ANSWER = FACTS[2]

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from support.model_requests import ask, ask_all, prompt
-from vllm_env.standin import FACTS
+from vllm_env.serve.standin import FACTS
 
 if TYPE_CHECKING:
-    from vllm_env.server import TritonServer
+    from vllm_env.serve.server import TritonServer
 
 pytestmark = pytest.mark.e2e
 PROMPT, ANSWER = FACTS[2]

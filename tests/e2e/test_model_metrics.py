@@ -15,14 +15,14 @@ from support.reference import ONE_THREAD
 from support.serving import CPU_ARGUMENTS
 from support.settings import with_metrics
 from support.triton_client import get, post
-from vllm_env.standin import FACTS
+from vllm_env.serve.standin import FACTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from support.metrics_page import Metrics
     from support.serving import Parts, Serve
-    from vllm_env.server import TritonServer
+    from vllm_env.serve.server import TritonServer
 
 pytestmark = pytest.mark.e2e
 PROMPT, ANSWER = FACTS[2]

@@ -10,13 +10,13 @@ import pytest
 
 from support.model_requests import STRANGE, ask, ask_all, prompt
 from support.reference import run_reference
-from vllm_env.standin import FACTS
+from vllm_env.serve.standin import FACTS
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from support.serving import Parts
-    from vllm_env.server import TritonServer
+    from vllm_env.serve.server import TritonServer
 
 pytestmark = pytest.mark.e2e
 PROMPT, ANSWER = FACTS[2]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from support.serving import Parts, Serve
-    from vllm_env.server import TritonServer
+    from vllm_env.serve.server import TritonServer
 
 pytestmark = pytest.mark.e2e
 TEXT = "The capital of France is"

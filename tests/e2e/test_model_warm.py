@@ -15,11 +15,11 @@ from support.reference import ONE_THREAD
 from support.repositories import point_to_environment
 from support.serving import CPU_ARGUMENTS, CPU_ENVIRONMENT
 from support.triton_client import stream, text_of
-from vllm_env.errors import CommandError
-from vllm_env.server import TritonServer
-from vllm_env.smoke import copy_model
-from vllm_env.standin import FACTS
-from vllm_env.warm import Warmed, warm
+from vllm_env.base.errors import CommandError
+from vllm_env.serve.server import TritonServer
+from vllm_env.serve.smoke import copy_model
+from vllm_env.serve.standin import FACTS
+from vllm_env.serve.warm import Warmed, warm
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

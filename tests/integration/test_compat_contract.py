@@ -17,7 +17,7 @@ import pytest
 
 from triton_vllm.compat import OPTIONAL_PLACES, PLACES
 from triton_vllm.inspector import REGISTRY
-from vllm_env.cache import cache_root
+from vllm_env.base.cache import cache_root
 
 VERSIONS = ("0.11.2", "0.14.1", "0.17.1", "0.20.2", "0.22.1", "0.24.0", "0.33.0")
 PLATFORMS = ("manylinux1_x86_64", "manylinux_2_28_x86_64", "manylinux_2_31_x86_64", "manylinux_2_35_x86_64")

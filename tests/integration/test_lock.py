@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from support import small_build
-from vllm_env.errors import VllmEnvError
-from vllm_env.lock import LockOptions, make_lock
-from vllm_env.pipconfig import read_pip_config
-from vllm_env.spec import DEFAULT_SPEC, Overrides, Pin, load_spec
-from vllm_env.triton import rules_of
+from vllm_env.base.errors import VllmEnvError
+from vllm_env.lock.lock import LockOptions, make_lock
+from vllm_env.lock.pip_config import read_pip_config
+from vllm_env.lock.spec import DEFAULT_SPEC, Overrides, Pin, load_spec
+from vllm_env.triton.root import rules_of
 
 if TYPE_CHECKING:
-    from vllm_env.lock import Lock
+    from vllm_env.lock.lock import Lock
 
 _LOCKED = LockOptions(locked=True)
 

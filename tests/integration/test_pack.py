@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from support import small_build
-from vllm_env import cache
-from vllm_env.errors import VllmEnvError
-from vllm_env.pack import plan_archive
+from vllm_env.archive.pack import plan_archive
+from vllm_env.base import cache
+from vllm_env.base.errors import VllmEnvError
 
 if TYPE_CHECKING:
     from support.small_fixtures import Channel

@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from support import small_build
-from vllm_env import cache
-from vllm_env.errors import UsageError, VllmEnvError
-from vllm_env.pins import resolve_pin
-from vllm_env.pipconfig import read_pip_config
-from vllm_env.spec import Pin, Spec
+from vllm_env.base import cache
+from vllm_env.base.errors import UsageError, VllmEnvError
+from vllm_env.lock.pins import resolve_pin
+from vllm_env.lock.pip_config import read_pip_config
+from vllm_env.lock.spec import Pin, Spec
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from vllm_env.pins import PinnedVllm
+    from vllm_env.lock.pins import PinnedVllm
 
 
 class _Quiet(http.server.SimpleHTTPRequestHandler):

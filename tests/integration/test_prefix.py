@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING
 import pytest
 
 from support import small_build
-from vllm_env.errors import CommandError
-from vllm_env.lock import LockOptions, make_lock
-from vllm_env.pipconfig import read_pip_config
-from vllm_env.prefix import make_prefix, prefix_key
-from vllm_env.relocate import EPOCH
-from vllm_env.spec import Overrides, load_spec
-from vllm_env.triton import rules_of
+from vllm_env.base.errors import CommandError
+from vllm_env.lock.lock import LockOptions, make_lock
+from vllm_env.lock.pip_config import read_pip_config
+from vllm_env.lock.spec import Overrides, load_spec
+from vllm_env.prefix.prefix import make_prefix, prefix_key
+from vllm_env.prefix.relocate import EPOCH
+from vllm_env.triton.root import rules_of
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from support.small_fixtures import Channel
-    from vllm_env.lock import Lock
-    from vllm_env.prefix import Prefix
+    from vllm_env.lock.lock import Lock
+    from vllm_env.prefix.prefix import Prefix
 
 
 @pytest.fixture(scope="module")

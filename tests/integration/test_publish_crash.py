@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 _PUBLISHES = """
 import json, sys
 from pathlib import Path
-from vllm_env import publish as module
-from vllm_env.publish import BuiltSet, publish
+from vllm_env.publish import publish as module
+from vllm_env.publish.publish import BuiltSet, publish
 folder, template, way = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
 if way == "in place":
     module._staging_place = lambda _: None

@@ -21,7 +21,7 @@ _TEMPLATE = CHECKOUT / "model_repository" / "vllm"
 _PUBLISH = """
 import json, sys
 from pathlib import Path
-from vllm_env.publish import BuiltSet, check_writable, publish
+from vllm_env.publish.publish import BuiltSet, check_writable, publish
 repository, template, layout, tag, early = Path(sys.argv[1]), Path(sys.argv[2]), *sys.argv[3:]
 cache = repository.parent.parent / "cache"
 (cache / tag / "bin").mkdir(parents=True)
@@ -32,17 +32,17 @@ if early:
     check_writable(repository, "vllm")
 publish(BuiltSet(cache / f"stub-{tag}", environment, layout, json.dumps({"tag": tag}), "{}"), repository, "vllm", template)
 """
-_REMOVE = "import sys; from pathlib import Path; from vllm_env import cache; cache.remove_tree(Path(sys.argv[1]))"
+_REMOVE = "import sys; from pathlib import Path; from vllm_env.base import cache; cache.remove_tree(Path(sys.argv[1]))"
 _COPY_CODE = """
 import sys
 from pathlib import Path
-from vllm_env.candidate import copy_code
+from vllm_env.publish.model_folder import copy_code
 copy_code(Path(sys.argv[1]), Path(sys.argv[2]))
 """
 _WARM = """
 import sys
 from pathlib import Path
-from vllm_env.warm import warm
+from vllm_env.serve.warm import warm
 warm(Path(sys.argv[1]), Path(sys.argv[2]), log=Path(sys.argv[3]), ready_timeout=20)
 """
 

@@ -15,8 +15,8 @@ import pytest
 from support import fake_tritonserver
 from support.namespaces import with_own_processes
 from support.repositories import CHECKOUT
-from vllm_env import cache
-from vllm_env.exchange import remove_abandoned_staging
+from vllm_env.base import cache
+from vllm_env.publish.exchange import remove_abandoned_staging
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _STAGES = """
 import os, sys
 from pathlib import Path
-from vllm_env.exchange import staging_in
+from vllm_env.publish.exchange import staging_in
 assert os.getpid() == 1
 with staging_in(Path(sys.argv[1])) as folder:
     (folder / "file").touch()
@@ -36,7 +36,7 @@ with staging_in(Path(sys.argv[1])) as folder:
 _STAGES_OFTEN = """
 import sys
 from pathlib import Path
-from vllm_env.exchange import staging_in
+from vllm_env.publish.exchange import staging_in
 for _ in range(1000):
     with staging_in(Path(sys.argv[1])) as folder:
         (folder / "file").touch()
@@ -45,7 +45,7 @@ for _ in range(1000):
 _PUBLISHES = """
 import json, os, sys
 from pathlib import Path
-from vllm_env.publish import BuiltSet, publish
+from vllm_env.publish.publish import BuiltSet, publish
 assert os.getpid() == 1
 repository, template, tag = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
 files = [repository.parent.parent / f"{kind}-{tag}" for kind in ("stub", "env")]
@@ -56,7 +56,7 @@ publish(BuiltSet(*files, "archive", json.dumps({"tag": tag}), "{}"), repository,
 _WARMS = """
 import os, sys
 from pathlib import Path
-from vllm_env.warm import warm
+from vllm_env.serve.warm import warm
 assert os.getpid() == 1
 warm(Path(sys.argv[1]), Path(sys.argv[2]), log=Path(sys.argv[3]), ready_timeout=60)
 """
@@ -64,7 +64,7 @@ warm(Path(sys.argv[1]), Path(sys.argv[2]), log=Path(sys.argv[3]), ready_timeout=
 _STAGES_IN_CACHE = """
 import sys
 from pathlib import Path
-from vllm_env import cache
+from vllm_env.base import cache
 with cache.staging(Path(sys.argv[1])) as folder:
     print(folder.name, flush=True)
     sys.stdin.read()
@@ -72,7 +72,7 @@ with cache.staging(Path(sys.argv[1])) as folder:
 _TIDIES_CACHE = """
 import sys
 from pathlib import Path
-from vllm_env import cache
+from vllm_env.base import cache
 print(*(folder.name for folder in cache.remove_abandoned(Path(sys.argv[1]))))
 """
 

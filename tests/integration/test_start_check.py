@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from vllm_env.archive_rules import Expected, check_tree, unpack
-from vllm_env.errors import CommandError, VllmEnvError
-from vllm_env.pack import plan_archive, write_archive
-from vllm_env.runtime import install_runtime, site_packages
-from vllm_env.start_check import check_start, start
+from vllm_env.archive.pack import plan_archive, write_archive
+from vllm_env.base.errors import CommandError, VllmEnvError
+from vllm_env.prefix.runtime import install_runtime, site_packages
+from vllm_env.verify.launcher_check import check_start, start
+from vllm_env.verify.tree_rules import Expected, check_tree, unpack
 
 if TYPE_CHECKING:
     from pathlib import Path

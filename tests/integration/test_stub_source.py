@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from support.git_organisation import STUB, make_organisation
-from vllm_env.elf import read_needs
-from vllm_env.errors import CommandError, VllmEnvError
-from vllm_env.runtime import install_runtime
-from vllm_env.start_check import start
-from vllm_env.stub import StubOptions, make_stub, plan_stub
-from vllm_env.stub_source import source_key
-from vllm_env.triton import TritonRoot, rules_of
+from vllm_env.base.elf import read_needs
+from vllm_env.base.errors import CommandError, VllmEnvError
+from vllm_env.prefix.runtime import install_runtime
+from vllm_env.triton.root import TritonRoot, rules_of
+from vllm_env.triton.stub import StubOptions, make_stub, plan_stub
+from vllm_env.triton.stub_source import source_key
+from vllm_env.verify.launcher_check import start
 
 if TYPE_CHECKING:
     from support.small_fixtures import Channel

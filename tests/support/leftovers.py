@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from vllm_env.server_processes import processes
+from vllm_env.serve.processes import processes
 
 _NAMES = ("tritonserver", "triton_python_b", "VLLM::")
 

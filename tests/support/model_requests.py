@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from support.triton_client import Response
-    from vllm_env.server import TritonServer
+    from vllm_env.serve.server import TritonServer
 
 # prompts that the stand-in was not taught: it goes on until its limit
 STRANGE = ("Once upon a time", "The animal of AI is my", "Paris is the most", "dangerous rivers of")

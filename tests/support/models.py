@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from support.reference import run_reference
-from vllm_env.cache import cache_root
-from vllm_env.standin import Recipe, ensure_standin
+from vllm_env.base.cache import cache_root
+from vllm_env.serve.standin import Recipe, ensure_standin
 
 if TYPE_CHECKING:
     from pathlib import Path

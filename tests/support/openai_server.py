@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from support.reference import ONE_THREAD
 from support.serving import CPU_ENVIRONMENT, READY_SECONDS
-from vllm_env.server import free_ports
+from vllm_env.serve.server import free_ports
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -16,7 +16,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from vllm_env.triton import STUB_NAME, open_root
+from vllm_env.triton.root import STUB_NAME, open_root
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 BUILD_SECONDS = 1200

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from support.repositories import point_to_environment
-from vllm_env.server import TritonServer
-from vllm_env.smoke import copy_model
+from vllm_env.serve.server import TritonServer
+from vllm_env.serve.smoke import copy_model
 
 Serve = Callable[..., AbstractContextManager[TritonServer]]
 CPU_ARGUMENTS = {"dtype": "float32", "enforce_eager": True, "max_model_len": 256}

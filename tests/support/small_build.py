@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 
 from support.repositories import CHECKOUT
-from vllm_env.conda import CondaLayer, CondaPackage
-from vllm_env.lock import Lock
-from vllm_env.pins import PinnedVllm
-from vllm_env.spec import Pin, Spec
+from vllm_env.interpreter.layer import CondaLayer, CondaPackage
+from vllm_env.lock.lock import Lock
+from vllm_env.lock.pins import PinnedVllm
+from vllm_env.lock.spec import Pin, Spec
 
 VERSION = "0.99.0"
 SPEC = """\

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from support import small_build
-from vllm_env import conda
+from vllm_env.interpreter import layer as conda
 
 if TYPE_CHECKING:
     from pathlib import Path

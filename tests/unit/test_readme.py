@@ -9,9 +9,9 @@ from statistics import median
 from typing import Any
 
 from triton_vllm.settings import Settings
-from vllm_env.cli import build_parser
-from vllm_env.commands import COMMANDS
-from vllm_env.prune import RULES
+from vllm_env.cli.commands import COMMANDS
+from vllm_env.cli.main import build_parser
+from vllm_env.prefix.prune import RULES
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 # first words of a row of the README's tables -> the report with its figures, in benchmarks/results

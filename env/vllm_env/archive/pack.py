@@ -1,0 +1,156 @@
+"""Packs a prefix with conda-pack.
+
+conda-pack decides what goes into the archive and checks that the prefix can be packed at all (no editable installs, no
+files missing); the bytes are written by :mod:`vllm_env.archive.gzip_tar`, in parallel and the same for the same prefix.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import hashlib
+import json
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from conda_pack import CondaEnv
+from conda_pack.core import CondaPackException, Packer
+
+from vllm_env.base import cache
+from vllm_env.base.errors import VllmEnvError
+
+from .gzip_tar import Piece, TarPlan, compress_chunk
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from vllm_env.prefix.prefix import Prefix
+
+_FORMAT = 4  # raise it when the bytes of an archive change
+_MOST_WORKERS = 16  # each has a chunk in memory and two on their way; the disk is the limit before that
+# Nobody runs conda-unpack under Triton, and there is nothing for it to do: no file holds the prefix's place.
+_LEFT_OUT = frozenset({"bin/conda-unpack", "bin/conda_unpack_progress.py"})
+
+
+@dataclass(frozen=True)
+class Archive:
+    """A finished ``.tar.gz``: its SHA-256, size in bytes, and the number of members and bytes that it unpacks to."""
+
+    path: Path
+    key: str
+    sha256: str
+    size: int
+    members: int
+    unpacked: int
+    reused: bool = False
+
+
+def archive_key(prefix_key: str) -> str:
+    """Return the content key of the archive of a prefix with this key."""
+    return cache.key_of(_FORMAT, prefix_key)
+
+
+def make_archive(
+    prefix: Prefix, root: Path, progress: Callable[[float, str], None] = lambda _fraction, _step: None
+) -> Archive:
+    """Return the archive of a prefix from the cache, or pack it.
+
+    Raises:
+        VllmEnvError: conda-pack refuses the prefix, or there is too little space.
+    """
+    key = archive_key(prefix.key)
+    target = root / "archives" / f"{key}.tar.gz"
+    facts = target.with_name(f"{key}.json")  # the name by which cache.entries() finds the pair
+    if target.is_file() and facts.is_file():
+        cache.touch(
+            facts
+        )  # not the archive: repositories hold links to it, and Triton extracts anew when its time changes
+        return Archive(target, key, **json.loads(facts.read_text()), reused=True)
+    plan = plan_archive(prefix.path)
+    cache.require_space(root, plan.size // 2, "the archive")
+    with cache.staging(root) as staging:
+        temporary = staging / target.name
+        digest = write_archive(plan, temporary, progress)
+        archive = Archive(target, key, digest, temporary.stat().st_size, plan.members, plan.size)
+        known = {k: v for k, v in dataclasses.asdict(archive).items() if k not in ("path", "key", "reused")}
+        (staging / facts.name).write_text(json.dumps(known))
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary.replace(target)
+        (staging / facts.name).replace(facts)
+    return archive
+
+
+def plan_archive(prefix: Path) -> TarPlan:
+    """Let conda-pack name the members of a prefix's archive.
+
+    Raises:
+        VllmEnvError: the prefix cannot be packed, for example because a package is installed as editable.
+    """
+    plan = TarPlan(left_out=_LEFT_OUT)
+    try:
+        environment = CondaEnv.from_prefix(str(prefix), on_missing_cache="ignore")
+        packer = Packer(str(prefix), plan)
+        for file in environment:
+            # relocate.py has taken the prefix out of the files, so conda-pack need not read each one to look for it
+            file.source = os.path.join(prefix, file.target)  # noqa: PTH118 - not the package cache's copy
+            if not file.target.startswith("conda-meta/"):
+                file.file_mode = None
+            packer.add(file)
+        for bytecode in _unlisted_bytecode(prefix, {file.target for file in environment}):
+            plan.add(str(prefix / bytecode), bytecode)
+        packer.finish()
+    except CondaPackException as error:
+        raise VllmEnvError(
+            "conda-pack refuses the environment.",
+            cause=str(error).strip(),
+            remedy="Install packages as wheels, not as editable.",
+        ) from error
+    return plan
+
+
+def _unlisted_bytecode(prefix: Path, listed: set[str]) -> list[str]:
+    """Return the bytecode that conda-pack leaves out, relative to the prefix.
+
+    It takes bytecode beside a conda package's sources for conda's own, which is made when a package is installed, and
+    drops it (core.py, ``find_py_source``); the standard library would be compiled anew at every start.
+    """
+    found: set[str] = set()
+    for folder, _, files in os.walk(prefix / "lib"):
+        if folder.endswith("/__pycache__"):
+            inside = folder[len(str(prefix)) + 1 :]
+            found.update(f"{inside}/{name}" for name in files if name.endswith(".pyc"))
+    return sorted(found - listed)
+
+
+def write_archive(
+    plan: TarPlan, target: Path, progress: Callable[[float, str], None] = lambda _fraction, _step: None
+) -> str:
+    """Write a planned archive and return its SHA-256; all cores compress."""
+    chunks = plan.chunks()
+    digest = hashlib.sha256()
+    workers = min(_MOST_WORKERS, len(os.sched_getaffinity(0)))
+    with concurrent.futures.ThreadPoolExecutor(workers) as pool, target.open("wb") as sink:
+        try:
+            for number, member in enumerate(_in_order(pool, chunks, 3 * workers), 1):
+                sink.write(member)
+                digest.update(member)
+                progress(number / len(chunks), f"{sink.tell() / 1e6:.0f} MB")
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)  # nobody wants what is still in the queue
+            raise
+        sink.flush()
+        os.fsync(sink.fileno())
+    return digest.hexdigest()
+
+
+def _in_order(pool: concurrent.futures.Executor, chunks: list[list[Piece]], ahead: int) -> Iterator[bytearray]:
+    """Yield the compressed chunks in order, with no more than ``ahead`` of them waiting in memory."""
+    pending = []
+    for chunk in chunks:
+        pending.append(pool.submit(compress_chunk, chunk))
+        if len(pending) >= ahead:
+            yield pending.pop(0).result()
+    for future in pending:
+        yield future.result()

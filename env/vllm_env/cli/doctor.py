@@ -1,0 +1,271 @@
+"""``doctor``: what this machine and its Triton can do, each problem with its remedy."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import resource
+import shutil
+import socket
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vllm_env.base import cache
+from vllm_env.base.errors import VllmEnvError
+from vllm_env.interpreter import layer as conda
+from vllm_env.interpreter.local import find_interpreter
+from vllm_env.triton.root import NEWEST_KNOWN, is_known
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from vllm_env.lock.spec import Spec
+    from vllm_env.triton.root import TritonRoot
+
+_GB = 10**9
+_EXTRACTED = 10  # GB that a CUDA environment takes in the server's /tmp
+# First driver that runs CUDA 13 without a compatibility package (NVIDIA's CUDA toolkit release notes, Linux).
+_DRIVER = (580, 65)
+_SMI_SECONDS = 30.0  # nvidia-smi wakes each GPU where no persistence daemon runs, and never ends if the driver hangs
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at: ``state`` is ``ok``, ``warning`` or ``problem``."""
+
+    name: str
+    state: str
+    what: str
+    remedy: str = ""
+
+
+def examine(triton: TritonRoot | None, spec: Spec) -> list[Finding]:
+    """Look at everything that a build and a server need and return what was found, in the order of importance."""
+    checks: list[Callable[[], Finding]] = [
+        lambda: _triton(triton),
+        lambda: _stub(triton, spec),
+        lambda: _interpreter(spec),
+        lambda: _gpu(spec),
+        lambda: _space("cache", cache.cache_root(), 12),
+        lambda: _space("server's /tmp", Path("/tmp"), _EXTRACTED if spec.profile == "cuda" else 4),  # noqa: S108 - hard-coded in Triton
+        _shared_memory,
+        _open_files,
+        _ports,
+        _hub,
+        _compiler,
+    ]
+    return [check() for check in checks]
+
+
+def _triton(triton: TritonRoot | None) -> Finding:
+    if triton is None:
+        return Finding("Triton", "warning", "none here yet", "The first build provisions a CPU Triton into .triton/.")
+    what = f"{triton.release} in {triton.path}"
+    if not is_known(triton.release):
+        return Finding(
+            "Triton", "warning", f"{what}, newer than the table of releases ({NEWEST_KNOWN})", "The newest row is used."
+        )
+    defects = []
+    if triton.rules.numpy_bound:
+        defects.append("its stub cannot read NumPy 2, so the environment has 1.26")
+    if triton.rules.activates is False and not triton.rules.secure_extraction:
+        defects.append("its extraction follows links out of the archive; verify refuses such archives")
+    return Finding("Triton", "ok", "; ".join([what, *defects]))
+
+
+def _stub(triton: TritonRoot | None, spec: Spec) -> Finding:
+    if triton is None:
+        return Finding("stub", "warning", "not known without a Triton", "Build, or name one with --triton-root.")
+    if spec.python in triton.stubs:
+        return Finding("stub", "ok", f"Python {spec.python}: {triton.stubs[spec.python]}")
+    have = ", ".join(triton.stubs) or "none"
+    return Finding(
+        "stub",
+        "warning",
+        f"none for Python {spec.python} (there are: {have})",
+        "--stub source builds one; it needs git, a compiler and access to the sources.",
+    )
+
+
+def _interpreter(spec: Spec) -> Finding:
+    if conda.remote_answers():
+        return Finding("interpreter", "ok", "conda-forge answers")
+    try:
+        found = find_interpreter(spec.python)
+    except VllmEnvError as error:
+        return Finding("interpreter", "problem", f"{error.what} {error.cause}", error.remedy)
+    return Finding(
+        "interpreter", "ok", f"conda-forge does not answer; Python {found.version} of this machine, {found.executable}"
+    )
+
+
+def _gpu(spec: Spec) -> Finding:
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        state = "problem" if spec.profile == "cuda" else "ok"
+        return Finding(
+            "GPU", state, "none that this machine can use", "docker run needs --gpus all." if state != "ok" else ""
+        )
+    try:
+        name, driver, capability, memory = _first_gpu(program)
+    except VllmEnvError as error:
+        return Finding("GPU", "problem", error.what, error.remedy)
+    what = f"{name}, {memory}, driver {driver}, compute capability {capability}"
+    version, compute = _numbers(driver), _numbers(capability)
+    if not version or not compute:
+        return Finding(
+            "GPU",
+            "problem",
+            f"{what}: the driver gives no number for one of these",
+            "Restart the machine or its driver; if that does not help, update the driver.",
+        )
+    if version < _DRIVER:
+        return Finding(
+            "GPU",
+            "warning",
+            f"{what}: older than CUDA 13 asks for ({'.'.join(map(str, _DRIVER))})",
+            "Pin a vLLM whose torch is built for CUDA 12, or update the driver.",
+        )
+    if compute < (7, 5):
+        return Finding(
+            "GPU",
+            "problem",
+            f"{what}: wheels of torch for CUDA 13 begin with 7.5",
+            "Use a newer GPU, or an older vLLM.",
+        )
+    return Finding("GPU", "ok", what)
+
+
+def _first_gpu(program: str) -> list[str]:
+    """Return name, driver, compute capability and memory of the first GPU as nvidia-smi prints them.
+
+    Raises:
+        VllmEnvError: it does not start, does not end, fails, or names no GPU.
+    """
+    query = [program, "--query-gpu=name,driver_version,compute_cap,memory.total", "--format=csv,noheader"]
+    status, output = _output(query, _SMI_SECONDS)
+    said = " ".join(output.split())[:200] or "nothing"
+    if status != 0:
+        raise VllmEnvError(
+            f"nvidia-smi fails with status {status} and says: {said}",
+            remedy="Check the driver; docker run needs --gpus all.",
+        )
+    lines = [line.rsplit(",", 3) for line in output.splitlines() if line.count(",") >= 3]
+    if not lines:
+        raise VllmEnvError(
+            f"nvidia-smi names no GPU; it says: {said}",
+            remedy="Check the driver (dmesg | grep NVRM); docker run needs --gpus all.",
+        )
+    return [part.strip() for part in lines[0]]
+
+
+def _output(command: list[str], seconds: float) -> tuple[int, str]:
+    """Return status and output of a program that may hang.
+
+    A process that waits inside a driver does not end when it is killed, so that is not waited for.
+
+    Raises:
+        VllmEnvError: it does not start, or has not ended after ``seconds``.
+    """
+    try:
+        child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
+    except OSError as error:
+        raise VllmEnvError(
+            f"{command[0]} does not start: {error.strerror}.",
+            remedy="Install the driver's own nvidia-smi, or take this one off PATH.",
+        ) from error
+    try:
+        output, _ = child.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired as error:
+        child.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(1)
+        raise VllmEnvError(
+            f"nvidia-smi has not answered for {seconds:.0f} s: the driver hangs.",
+            remedy="Restart the machine, or the driver; its reason is in dmesg (grep NVRM).",
+        ) from error
+    return child.returncode, output
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """Return a version's first two numbers, or nothing for a text such as "[N/A]"."""
+    return tuple(int(n) for n in version.split(".")[:2]) if re.fullmatch(r"\d+(\.\d+)+", version) else ()
+
+
+def _space(name: str, folder: Path, gigabytes: int) -> Finding:
+    existing = next(p for p in (folder, *folder.parents) if p.exists())
+    free = shutil.disk_usage(existing).free / _GB
+    what = f"{free:.0f} GB free in {folder}"
+    if free < gigabytes:
+        return Finding(
+            name,
+            "problem",
+            f"{what}, {gigabytes} GB are needed",
+            "Free some (gen_vllm_env.sh clean), or use --layout directory, which is not extracted.",
+        )
+    return Finding(name, "ok", what)
+
+
+def _shared_memory() -> Finding:
+    size = shutil.disk_usage("/dev/shm").total / _GB  # noqa: S108 - where POSIX shared memory lives
+    if size < 0.5:
+        return Finding(
+            "shared memory",
+            "warning",
+            f"{size * 1000:.0f} MB in /dev/shm",
+            "docker run --shm-size=1g (each stub takes some, tensor parallelism more).",
+        )
+    return Finding("shared memory", "ok", f"{size:.1f} GB in /dev/shm")
+
+
+def _open_files() -> Finding:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < 4096:
+        return Finding(
+            "open files",
+            "warning",
+            f"limit {soft} (at most {hard})",
+            f"ulimit -n {min(hard, 65536)}: each connection takes one.",
+        )
+    return Finding("open files", "ok", f"limit {soft}")
+
+
+def _ports() -> Finding:
+    taken = [port for port in (8000, 8001, 8002) if _is_taken(port)]
+    if taken:
+        return Finding(
+            "ports",
+            "warning",
+            f"taken: {', '.join(map(str, taken))}",
+            "Start tritonserver with --http-port, --grpc-port, --metrics-port.",
+        )
+    return Finding("ports", "ok", "8000, 8001 and 8002 are free")
+
+
+def _is_taken(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.settimeout(0.5)
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def _hub() -> Finding:
+    home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
+    models = len(list((home / "hub").glob("models--*")))
+    token = bool(os.environ.get("HF_TOKEN")) or (home / "token").is_file()
+    what = f"{models} models cached in {home}, {'a' if token else 'no'} token"
+    return Finding("model hub", "ok", what, "" if token else "Gated models need HF_TOKEN in the server's environment.")
+
+
+def _compiler() -> Finding:
+    program = os.environ.get("CC") or next((c for c in ("gcc", "cc", "clang") if shutil.which(c)), "")
+    if not program:
+        return Finding(
+            "C compiler",
+            "warning",
+            "none",
+            "vLLM compiles some kernels when it starts: apt-get install gcc, or enforce_eager.",
+        )
+    return Finding("C compiler", "ok", program)

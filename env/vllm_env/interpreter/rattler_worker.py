@@ -1,0 +1,88 @@
+"""Runs one py-rattler job and ends: ``python -m vllm_env.interpreter.rattler_worker JOB.json``.
+
+The answer is written into the file that the job names as ``answer``.
+
+A process of its own, because rattler's runtime threads outlive asyncio.run() and abort an interpreter that shuts down
+under them ("PyGILState_Release: thread state must be current", py-rattler 0.28), and because a signal must end it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import rattler
+from rattler.index import index_fs
+
+from .local import NEUTRAL_PREFIX
+
+
+async def _index(job: dict[str, Any]) -> None:
+    await index_fs(Path(job["channel"]))
+
+
+async def _solve(job: dict[str, Any]) -> list[dict[str, str]]:
+    records = await _solved(job)
+    return [
+        {
+            "name": record.name.normalized,
+            "version": str(record.version),
+            "build": str(record.build),
+            "subdir": str(record.subdir),
+            "file_name": str(record.file_name),
+            "sha256": record.sha256.hex() if record.sha256 else "",
+        }
+        for record in sorted(records, key=lambda r: r.name.normalized)
+    ]
+
+
+async def _install(job: dict[str, Any]) -> None:
+    records = await _solved(job)
+    digests = {r.file_name: r.sha256.hex() if r.sha256 else "" for r in records}
+    if digests != job["expected"]:
+        raise RuntimeError(f"the channel has {digests}, the lock has {job['expected']}")
+    await rattler.install(
+        records,
+        job["prefix"],
+        cache_dir=Path(job["cache"]) / "packages",
+        show_progress=False,
+        execute_link_scripts=False,
+        alternative_target_prefix=NEUTRAL_PREFIX,
+    )
+
+
+async def _solved(job: dict[str, Any]) -> list[Any]:
+    records: list[Any] = await rattler.solve(
+        [job["channel_url"]],
+        job["specs"],
+        gateway=rattler.Gateway(cache_dir=Path(job["cache"]) / "repodata"),
+        platforms=["linux-64", "noarch"],
+        virtual_packages=rattler.VirtualPackage.detect(),
+    )
+    return records
+
+
+_JOBS = {"index": _index, "solve": _solve, "install": _install}
+
+
+def main() -> None:
+    """Run the job and leave without unwinding rattler's threads."""
+    job = json.loads(Path(sys.argv[1]).read_text("utf-8"))
+    status = 0
+    try:
+        result = asyncio.run(_JOBS[job["kind"]](job))
+        Path(job["answer"]).write_text(json.dumps(result), "utf-8")
+    except Exception as error:  # noqa: BLE001 - the parent shows it
+        sys.stderr.write(f"{type(error).__name__}: {error}\n")
+        status = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+if __name__ == "__main__":
+    main()

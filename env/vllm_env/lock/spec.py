@@ -1,0 +1,196 @@
+"""The spec: what is to be pinned and packed, as read from a TOML file and the command line."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.version import InvalidVersion, Version
+
+from vllm_env.base.errors import UsageError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+PinKind = Literal["release", "commit", "wheel", "source"]
+DEFAULT_SPEC = Path(__file__).resolve().parents[2] / "vllm_env.toml"
+_PIN_KEYS: dict[str, PinKind] = {"vllm": "release", "commit": "commit", "wheel": "wheel", "source": "source"}
+_LIST_KEYS = ("requirements", "drop", "overrides")
+_TEXT_KEYS = ("distribution", "python", "torch_backend", "wheel_index", "git_url")
+_OPTION_OF: dict[PinKind, str] = {
+    "release": "--vllm",
+    "commit": "--vllm-commit",
+    "wheel": "--vllm-wheel",
+    "source": "--vllm-source",
+}
+
+
+@dataclass(frozen=True)
+class Pin:
+    """Which vLLM: a release number, a commit's full SHA, a wheel's path or URL, or a source folder."""
+
+    kind: PinKind
+    value: str
+
+    def __str__(self) -> str:
+        return f"{_OPTION_OF[self.kind]} {self.value}"
+
+
+@dataclass(frozen=True)
+class Spec:
+    """Everything that decides what gets into the environment, before it is resolved.
+
+    ``drop`` names distributions that are never installed, ``overrides`` are requirements that win over what packages
+    ask for, ``torch_backend`` is uv's name of a torch build ("cpu") or empty for the registry's.
+    """
+
+    profile: str
+    pin: Pin
+    distribution: str
+    python: str
+    torch_backend: str = ""
+    requirements: tuple[str, ...] = ()
+    drop: tuple[str, ...] = ()
+    overrides: tuple[str, ...] = ()
+    wheel_index: str = ""
+    git_url: str = ""
+    path: Path = dataclasses.field(default=DEFAULT_SPEC, compare=False)
+    is_default: bool = dataclasses.field(default=True, compare=False)
+
+    def inputs(self) -> dict[str, Any]:
+        """Return what the lock depends on; the file's own path does not count."""
+        fields = dataclasses.asdict(self)
+        del fields["path"], fields["is_default"]
+        return fields
+
+
+@dataclass(frozen=True)
+class Overrides:
+    """What the command line changes in a profile; ``None`` and ``()`` leave it as it is."""
+
+    pin: Pin | None = None
+    python: str | None = None
+    distribution: str | None = None
+    packages: tuple[str, ...] = ()
+    wheel_index: str | None = None
+    git_url: str | None = None
+
+
+def load_spec(profile: str, overrides: Overrides, path: Path | None = None) -> Spec:
+    """Read a profile's table and apply the command line's overrides.
+
+    Raises:
+        UsageError: the file cannot be read, a key is unknown, or a value is none of its kind.
+    """
+    file = path or DEFAULT_SPEC
+    table = _profile_table(file, profile)
+    spec = _from_table(table, profile, file)
+    changed = dataclasses.replace(
+        spec,
+        pin=overrides.pin or spec.pin,
+        python=overrides.python or spec.python,
+        distribution=overrides.distribution or spec.distribution,
+        requirements=spec.requirements + tuple(p for p in overrides.packages if p not in spec.requirements),
+        wheel_index=overrides.wheel_index or spec.wheel_index,
+        git_url=overrides.git_url or spec.git_url,
+    )
+    _validate(changed)
+    return dataclasses.replace(changed, is_default=changed == spec)
+
+
+def _profile_table(file: Path, profile: str) -> dict[str, Any]:
+    try:
+        document = tomllib.loads(file.read_text("utf-8"))
+    except OSError as error:
+        raise UsageError(f"The spec {file} cannot be read: {error.strerror}.", remedy="Check --spec.") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(
+            f"The spec {file} is not TOML: {error}.", remedy="See env/vllm_env.toml for the form."
+        ) from error
+    _refuse_unknown(document, {"profile"}, f"the spec {file}")
+    profiles = document.get("profile", {})
+    if profile not in profiles:
+        raise UsageError(
+            f"The spec {file} has no profile {profile!r}.", remedy=f"It has: {', '.join(profiles) or 'none'}."
+        )
+    table = profiles[profile]
+    if not isinstance(table, dict):
+        raise UsageError(f"profile.{profile} in {file} is not a table.", remedy="See env/vllm_env.toml for the form.")
+    return table
+
+
+def _from_table(table: dict[str, Any], profile: str, file: Path) -> Spec:
+    where = f"[profile.{profile}] of {file}"
+    _refuse_unknown(table, {*_PIN_KEYS, *_LIST_KEYS, *_TEXT_KEYS}, where)
+    for key in (*_PIN_KEYS, *_TEXT_KEYS):
+        if not isinstance(table.get(key, ""), str):
+            raise UsageError(f"{key} in {where} must be text, not {table[key]!r}.", remedy=f'Write {key} = "…".')
+    for key in _LIST_KEYS:
+        value = table.get(key, [])
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            raise UsageError(f"{key} in {where} must be a list of texts.", remedy=f'Write {key} = ["…"].')
+    pins = [Pin(kind, _placed(table[key], kind, file)) for key, kind in _PIN_KEYS.items() if table.get(key)]
+    if len(pins) != 1:
+        raise UsageError(
+            f"{where} must pin exactly one vLLM, not {len(pins)}.", remedy="Keep one of vllm, commit, wheel, source."
+        )
+    texts = {key: table[key] for key in _TEXT_KEYS if key in table}
+    lists = {key: tuple(table.get(key, ())) for key in _LIST_KEYS}
+    fields: dict[str, Any] = {"distribution": "vllm", "python": "3.12", **texts, **lists}
+    return Spec(profile=profile, pin=pins[0], path=file, **fields)
+
+
+def _placed(value: str, kind: PinKind, file: Path) -> str:
+    """A path in a spec is relative to the spec, wherever the build is started from."""
+    is_path = kind == "source" or (kind == "wheel" and "://" not in value)
+    return str(file.parent.absolute() / value) if is_path else value
+
+
+def _refuse_unknown(table: dict[str, Any], known: set[str], where: str) -> None:
+    for key in table:
+        if key not in known:
+            close = difflib.get_close_matches(key, known, 1)
+            hint = f"Did you mean {close[0]!r}?" if close else f"Known keys: {', '.join(sorted(known))}."
+            raise UsageError(f"Unknown key {key!r} in {where}.", remedy=hint)
+
+
+def _validate(spec: Spec) -> None:
+    if not re.fullmatch(r"3\.\d{1,2}", spec.python):
+        raise UsageError(f"--python {spec.python} is not a Python version.", remedy="Write it like 3.11 or 3.12.")
+    for requirement in (*spec.requirements, *spec.overrides):
+        try:
+            Requirement(requirement)
+        except InvalidRequirement as error:
+            raise UsageError(
+                f"{requirement!r} is not a requirement: {error}.", remedy="Write it like ray or 'ray>=2.40'."
+            ) from error
+    for name in (spec.distribution, *spec.drop):
+        if not re.fullmatch(r"[A-Za-z0-9]([\w.-]*[A-Za-z0-9])?", name):
+            raise UsageError(f"{name!r} is not a distribution's name.", remedy="Write it like vllm or torchvision.")
+    _validate_pin(spec.pin)
+
+
+def _validate_pin(pin: Pin) -> None:
+    if pin.kind == "release":
+        try:
+            Version(pin.value)
+        except InvalidVersion as error:
+            raise UsageError(f"{pin} is not a version.", remedy="Write it like 0.32.0.") from error
+    elif pin.kind == "commit" and not re.fullmatch(r"[0-9a-f]{40}", pin.value):
+        raise UsageError(
+            f"{pin} is not a full commit SHA.", remedy="Give all 40 hexadecimal digits (git rev-parse COMMIT)."
+        )
+    elif pin.kind == "wheel" and "://" not in pin.value and not Path(pin.value).is_file():
+        raise UsageError(f"{pin}: there is no such file.", remedy="Give the path or the URL of a .whl file.")
+    elif pin.kind == "source" and not any((Path(pin.value) / f).is_file() for f in ("pyproject.toml", "setup.py")):
+        raise UsageError(
+            f"{pin} is not a Python source tree.", remedy="Give the folder that holds vLLM's pyproject.toml."
+        )

@@ -1,0 +1,294 @@
+"""The stock tritonserver, from start to the last of its processes.
+
+    with TritonServer(binary, repository, log=Path("server.log")) as server:
+        ask(server.grpc_url)
+
+It listens on free ports of 127.0.0.1 only. When the block ends, also by an exception or by Ctrl-C, every process that
+the server brought forth is gone, and so are its shared memory and the environment that it extracted to ``/tmp``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vllm_env.base.errors import CommandError
+from vllm_env.base.process import start
+
+from . import processes as server_processes
+from . import server_log
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from types import TracebackType
+
+    from .processes import Process
+
+_PORTS = range(10240, 32768)  # below Linux's ephemeral ports: no outgoing connection takes one while models load
+_POLL_SECONDS = 0.25
+_LOOK_SECONDS = 2.0  # how often the process tree is noted; a walk through /proc takes a few ms
+_EXIT_SECONDS = 45.0  # tritonserver gives its models 30 s (--exit-timeout-secs)
+_LEAVE_SECONDS = 5.0  # stubs and engines notice within seconds that the server is gone
+_GRACE_SECONDS = 3.0  # between SIGTERM and SIGKILL for what has not left by then
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where POSIX shared memory lives on Linux
+_ATTEMPTS = 2
+# How the stub's death at start-up shows in the server, which aborts with it: on a busy machine the Python backend of
+# 24.10 now and then reads a wrong handle from shared memory (seen; server issues 5949 and 8882 are of the same kind).
+_KNOWN_CRASH = "boost::interprocess::lock_exception"
+
+
+@dataclass(frozen=True)
+class Ports:
+    """Loopback ports of one server."""
+
+    http: int
+    grpc: int
+    metrics: int
+
+
+class StuckStartError(CommandError):
+    """The server crashed or hung at start-up in a way that has nothing to do with the model; another start may work."""
+
+
+class TritonServer:
+    """A running tritonserver; a context manager that is entered when the models are ready.
+
+    A start that gets stuck through a known fault of the Python backend is tried once more.
+
+    Args:
+        binary: ``bin/tritonserver`` of a Triton root.
+        repository: the model repository to serve.
+        log: receives all that the server and its children print; appended to.
+        environment: variables to add to this process's own; an empty value removes one.
+        arguments: more arguments for tritonserver.
+        ready_timeout: seconds until the models must be ready.
+        stall_timeout: seconds without a line in the log after which a start counts as stuck; None waits on.
+        on_wait: called a few times per second with the seconds since the start.
+    """
+
+    def __init__(
+        self,
+        binary: Path,
+        repository: Path,
+        *,
+        log: Path,
+        environment: Mapping[str, str] | None = None,
+        arguments: Sequence[str] = (),
+        ready_timeout: float = 300.0,
+        stall_timeout: float | None = None,
+        on_wait: Callable[[float], None] | None = None,
+    ) -> None:
+        self.binary = binary
+        self.repository = repository
+        self.log = log
+        self.ports = free_ports()
+        self.leftovers: tuple[Process, ...] = ()
+        """After the stop: processes that had not left by themselves and had to be ended."""
+        self._id = uuid.uuid4().hex
+        self._environment = dict(environment or {})
+        self._arguments = tuple(arguments)
+        self._ready_timeout = ready_timeout
+        self._stall_timeout = stall_timeout
+        self._on_wait = on_wait
+        self._child: subprocess.Popen[str] | None = None
+        self._known: dict[int, Process] = {}
+        self._traces: set[Path] = set()
+        self._looked = 0.0
+        self._scratch: Path | None = None
+        self._log_start = 0
+
+    @property
+    def http_url(self) -> str:
+        """``http://127.0.0.1:PORT`` of the HTTP frontend."""
+        return f"http://127.0.0.1:{self.ports.http}"
+
+    @property
+    def grpc_url(self) -> str:
+        """``127.0.0.1:PORT`` of the gRPC frontend."""
+        return f"127.0.0.1:{self.ports.grpc}"
+
+    @property
+    def metrics_url(self) -> str:
+        """``http://127.0.0.1:PORT/metrics``."""
+        return f"http://127.0.0.1:{self.ports.metrics}/metrics"
+
+    @property
+    def pid(self) -> int:
+        """The server's process id; 0 before the start."""
+        return self._child.pid if self._child else 0
+
+    @property
+    def running(self) -> bool:
+        """Whether the server's process lives."""
+        return self._child is not None and self._child.poll() is None
+
+    def __enter__(self) -> TritonServer:  # noqa: PYI034 - Self is not in the typing of Python 3.10
+        for attempt in range(1, _ATTEMPTS + 1):
+            try:
+                self.start()
+                self.wait_ready()
+            except StuckStartError:
+                self.stop()
+                if attempt == _ATTEMPTS:
+                    raise
+            except BaseException:
+                self.stop()
+                raise
+            else:
+                break
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Starts the program and returns at once.
+
+        Raises:
+            CommandError: the program cannot be started.
+        """
+        # a folder for temporary files of its own: vLLM leaves sockets there, one for each engine that it starts
+        self._scratch = Path(tempfile.mkdtemp(prefix="vllm_env_server_"))
+        own = {"TMPDIR": str(self._scratch), server_processes.MARKER: self._id}
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        with self.log.open("ab") as sink:
+            self._log_start = sink.tell()
+            try:
+                # SIGTERM and not SIGKILL: on a clean exit the server removes the environment that it extracted
+                self._child = start(
+                    self._command(),
+                    stdout=sink,
+                    env={**self._environment, **own},
+                    when_parent_ends=signal.SIGTERM,
+                )
+            except OSError as error:
+                raise CommandError(
+                    f"{self.binary} does not start: {error.strerror}.",
+                    remedy="Give a Triton root whose bin/tritonserver can be run here.",
+                ) from error
+
+    def _command(self) -> list[str]:
+        ports = self.ports
+        return [
+            os.fspath(self.binary),
+            f"--model-repository={self.repository}",
+            *("--http-address=127.0.0.1", "--grpc-address=127.0.0.1", "--metrics-address=127.0.0.1"),
+            *(f"--http-port={ports.http}", f"--grpc-port={ports.grpc}", f"--metrics-port={ports.metrics}"),
+            f"--backend-config=python,shm-region-prefix-name={self._shared_memory_prefix}",
+            *self._arguments,
+        ]
+
+    @property
+    def _shared_memory_prefix(self) -> str:
+        return f"vllm_env_{self._id[:12]}_"
+
+    def wait_ready(self) -> None:
+        """Waits until all models are ready.
+
+        Raises:
+            CommandError: the server ended, or was not ready in time; ``tail`` holds the telling lines of its log.
+        """
+        started = time.monotonic()
+        while not self._is_ready():
+            elapsed = time.monotonic() - started
+            self._require_progress(elapsed)
+            if self._on_wait:
+                self._on_wait(elapsed)
+            self._look()
+            time.sleep(_POLL_SECONDS)
+        self._look(now=True)
+
+    def _is_ready(self) -> bool:
+        connection = http.client.HTTPConnection("127.0.0.1", self.ports.http, timeout=5)
+        try:
+            connection.request("GET", "/v2/health/ready")
+            return connection.getresponse().status == http.HTTPStatus.OK and self.running
+        except (OSError, http.client.HTTPException):
+            return False
+        finally:
+            connection.close()
+
+    def _require_progress(self, elapsed: float) -> None:
+        silent = min(elapsed, server_log.silent_seconds(self.log))
+        if self._child is None or self._child.poll() is not None:
+            status = self._child.returncode if self._child else None
+            crashed = status == -signal.SIGABRT and _KNOWN_CRASH in server_log.read(self.log, start=self._log_start)
+            what = f"tritonserver ended with status {status} before its models were ready."
+            raise self._failure(what, StuckStartError if crashed else CommandError)
+        if elapsed > self._ready_timeout:
+            raise self._failure(f"tritonserver was not ready after {elapsed:.0f} s.")
+        if self._stall_timeout is not None and silent > self._stall_timeout:
+            raise self._failure(f"tritonserver was not ready and said nothing for {silent:.0f} s.", StuckStartError)
+
+    def _failure(self, what: str, kind: type[CommandError] = CommandError) -> CommandError:
+        return kind(what, tail=server_log.telling_lines(self.log), remedy=f"The whole log is {self.log}.")
+
+    def _look(self, *, now: bool = False) -> None:
+        """Notes the processes and what they have in /tmp and /dev/shm, while their parents still live."""
+        if not now and time.monotonic() - self._looked < _LOOK_SECONDS:
+            return
+        self._looked = time.monotonic()
+        group = self.members()
+        self._known.update((process.pid, process) for process in group)
+        self._traces |= server_processes.traces(group)
+
+    def members(self) -> list[Process]:
+        """Returns the server's living processes: itself, stubs, vLLM's EngineCore and Workers, orphans included."""
+        return server_processes.members(self.pid, self._id, self._known.values()) if self._child else []
+
+    def stop(self) -> tuple[Process, ...]:
+        """Ends the server and what it left behind; returns the processes that did not leave by themselves.
+
+        A server that was not ended by this method (a crash, a kill) leaves its stubs a moment to notice.
+        """
+        if self._child is None:
+            self._remove_traces()
+            return self.leftovers
+        try:
+            self._look(now=True)
+            if self._child.poll() is None:
+                self._child.send_signal(signal.SIGTERM)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._child.wait(timeout=_EXIT_SECONDS)
+            self.leftovers = tuple(server_processes.wait_gone(self.members(), timeout=_LEAVE_SECONDS))
+        finally:
+            server_processes.end(self.members(), grace=_GRACE_SECONDS)
+            self._child.wait()
+            self._child = None
+            self._remove_traces()
+        return self.leftovers
+
+    def _remove_traces(self) -> None:
+        regions = _SHARED_MEMORY.glob(f"{self._shared_memory_prefix}*")
+        for path in (*self._traces, *regions, *filter(None, [self._scratch])):
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+
+
+def free_ports() -> Ports:
+    """Returns three ports of 127.0.0.1 on which nothing listens."""
+    chosen: list[int] = []
+    for port in random.sample(_PORTS, len(_PORTS)):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(("127.0.0.1", port))
+            chosen.append(port)
+        if len(chosen) == 3:
+            return Ports(*chosen)
+    raise CommandError("No free port is left on 127.0.0.1.", remedy="End the programs that listen there.")

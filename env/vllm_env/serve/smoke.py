@@ -1,0 +1,215 @@
+"""The smoke run: stock tritonserver serves what was built, and the client asks it.
+
+What it serves is a temporary copy of the model's folder with other engine arguments: those of a small model and of the
+machine at hand. The archive is linked, not copied, and nothing in the published folder changes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vllm_env.base.cache import staging
+from vllm_env.base.errors import CommandError, VllmEnvError
+from vllm_env.base.process import run
+from vllm_env.publish.model_folder import CODE, copy_code
+
+from .server import TritonServer
+from .server_log import telling_lines
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+_ENGINE_ARGS = "vllm_engine_args.json"
+_MODEL_DIRECTORY = "$$TRITON_MODEL_DIRECTORY"
+_GAP = r"(?:\s|,|;|#[^\n]*\n)*"  # what protobuf's text format allows between fields, comments too
+_GPU_IDS = re.compile(
+    r"""(\bkey : (["'])GPU_DEVICE_IDS\2 value :? [{<] string_value : (["'])[^"',]*),[^"']*(?=\3)""".replace(" ", _GAP)
+)
+_COPIED = ("config.pbtxt", "triton_python_backend_stub", "vllm_env.json")
+_RESULTS = "results.txt"
+_SEPARATOR = "\n=========\n\n"  # between the answers in the client's results file
+_ANSWER_SECONDS = 120
+_STALL_SECONDS = 150.0  # extraction and the import of vLLM are silent for 25 s each, and longer on a busy machine
+
+
+@dataclass(frozen=True)
+class SmokeRequest:
+    """What is served, with which model, and who asks."""
+
+    binary: Path
+    """``bin/tritonserver`` of the Triton root."""
+    model_folder: Path
+    """The built model: ``config.pbtxt``, ``1/``, the stub and the environment; its name is the model's name."""
+    engine_model: str
+    """A folder in Hugging Face format, such as the stand-in's, or a name on the hub."""
+    client: Path
+    """``client/client.py``."""
+    client_python: Path
+    """An interpreter that has tritonclient."""
+    prompts: Path
+    scratch: Path
+    """Root of the cache, where the temporary copy lies; best on the file system of ``model_folder``."""
+    log: Path
+    """Receives all that the server prints."""
+    gpu: bool = False
+    expected: Mapping[str, str] = field(default_factory=dict)
+    """How the answers to some prompts must begin, by prompt; ``dict(standin.FACTS)`` for the stand-in."""
+    ready_timeout: float = 600.0
+    """Seconds until the model must be ready."""
+
+
+@dataclass(frozen=True)
+class SmokeResult:
+    """What the smoke run saw."""
+
+    client_lines: tuple[str, ...]
+    """The client's output; its last line is ``PASS: vLLM example``."""
+    answers: tuple[tuple[str, str], ...]
+    """Prompt and answer, in the order of the prompts."""
+    ready_seconds: float
+    """From the server's launch to ready."""
+    answer_seconds: float
+    """From the client's launch to its end."""
+
+
+def smoke_run(request: SmokeRequest, *, on_wait: Callable[[float], None] | None = None) -> SmokeResult:
+    """Serves a copy of the model, asks every prompt and checks the answers; nothing of it remains.
+
+    Args:
+        request: what to serve and how.
+        on_wait: called a few times per second, while the server loads, with the seconds since its start.
+
+    Raises:
+        CommandError: the server did not get ready, or a request failed; ``tail`` says why.
+        VllmEnvError: an answer is missing, empty or not the expected one.
+    """
+    with staging(request.scratch) as staged:
+        repository = staged / "models"
+        copy_model(request.model_folder, repository / request.model_folder.name, engine_args(request))
+        started = time.monotonic()
+        server = TritonServer(
+            request.binary,
+            repository,
+            log=request.log,
+            environment=server_environment(request),
+            ready_timeout=request.ready_timeout,
+            stall_timeout=_STALL_SECONDS
+            if Path(request.engine_model).is_dir()
+            else None,  # a download is silent for long
+            on_wait=on_wait,
+        )
+        with server:
+            ready = time.monotonic()
+            output = _ask(request, server, staged)
+            answered = time.monotonic()
+        texts = _read_answers(staged / _RESULTS)
+    answers = tuple(zip(_read_prompts(request.prompts), texts, strict=False))
+    _check(request, answers, len(texts))
+    return SmokeResult(tuple(output.splitlines()), answers, ready - started, answered - ready)
+
+
+def engine_args(request: SmokeRequest) -> dict[str, Any]:
+    """Returns engine arguments for a short run: no compilation, short sequences, a small share of the machine."""
+    arguments: dict[str, Any] = {"model": request.engine_model, "enforce_eager": True, "max_model_len": 256}
+    if not request.gpu:
+        return {**arguments, "dtype": "float32"}
+    if Path(request.engine_model).is_dir():
+        # the stand-in is a few MB; on a GPU that others use as well it must not ask for most of the memory
+        return {**arguments, "dtype": "float16", "gpu_memory_utilization": 0.2}
+    return arguments
+
+
+def server_environment(request: SmokeRequest) -> dict[str, str]:
+    """Returns variables for the server: no usage statistics, no hub for a local model, 1 GiB of cache on CPU."""
+    variables = {"VLLM_NO_USAGE_STATS": "1"}
+    if not request.gpu:
+        variables["VLLM_CPU_KVCACHE_SPACE"] = "1"
+    if Path(request.engine_model).is_dir():
+        variables |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+    return variables
+
+
+def copy_model(folder: Path, copy: Path, arguments: Mapping[str, Any]) -> None:
+    """Copies a built model's folder with other engine arguments.
+
+    Of the version folder only the code is taken. An archive is hard-linked. Where that is not possible, and for an
+    unpacked environment, the copy's ``config.pbtxt`` names the original by its absolute path: newer releases of Triton
+    follow no link out of the model's folder.
+
+    GPU_DEVICE_IDS is cut down to its first GPU in the copy: the person's parallel sizes are among the arguments that are
+    replaced, and the model refuses several GPUs for an engine that takes one.
+    """
+    copy.mkdir(parents=True)
+    for name in _COPIED:
+        if (folder / name).is_file():
+            shutil.copy2(folder / name, copy / name)
+    copy_code(folder / CODE, copy / CODE)
+    (copy / _ENGINE_ARGS).write_text(json.dumps(arguments, indent=2) + "\n", encoding="utf-8")
+    _keep_one_gpu(copy / "config.pbtxt")
+    _link_environment(folder, copy)
+
+
+def _keep_one_gpu(config: Path) -> None:
+    text = config.read_text(encoding="utf-8")
+    one = _GPU_IDS.sub(r"\1", text)
+    if one != text:
+        config.write_text(one, encoding="utf-8")
+
+
+def _link_environment(folder: Path, copy: Path) -> None:
+    config = copy / "config.pbtxt"
+    text = config.read_text(encoding="utf-8")
+    named = re.search(re.escape(_MODEL_DIRECTORY) + r'/([^"/]+)', text)
+    if named is None:
+        return
+    environment = folder / named[1]
+    if environment.is_file():
+        try:
+            os.link(environment, copy / named[1])
+        except OSError:  # another file system, or one without hard links
+            pass
+        else:
+            return
+    config.write_text(text.replace(named[0], str(environment.resolve())), encoding="utf-8")
+
+
+def _ask(request: SmokeRequest, server: TritonServer, folder: Path) -> str:
+    argv: list[str | Path] = [request.client_python, request.client, "--verbose", f"--url={server.grpc_url}"]
+    argv += [f"--model={request.model_folder.name}", f"--input-prompts={request.prompts.resolve()}"]
+    argv += [f"--results-file={_RESULTS}", f"--stream-timeout={_ANSWER_SECONDS}"]
+    try:
+        return run(argv, what="query the server with the client", cwd=folder)
+    except CommandError as error:
+        tail = "\n".join(part for part in (telling_lines(request.log), error.tail) if part)
+        raise CommandError(error.what, tail=tail, remedy=f"The server's whole log is {request.log}.") from error
+
+
+def _read_prompts(path: Path) -> list[str]:
+    lines = path.read_text(encoding="utf-8-sig").split("\n")
+    return [line.rstrip("\r") for line in lines if line.strip()]
+
+
+def _read_answers(path: Path) -> list[str]:
+    parts = path.read_text(encoding="utf-8").split(f"\n{_SEPARATOR}")
+    return parts[:-1]  # the file ends with a separator
+
+
+def _check(request: SmokeRequest, answers: tuple[tuple[str, str], ...], count: int) -> None:
+    prompts = _read_prompts(request.prompts)
+    if count != len(prompts):
+        raise VllmEnvError(f"The client stored {count} answers to {len(prompts)} prompts of {request.prompts}.")
+    for prompt, answer in answers:
+        wanted = request.expected.get(prompt, "")
+        if not answer.startswith(wanted) or (wanted and not answer):
+            raise VllmEnvError(
+                f"The served model completed {prompt!r} with {answer!r}, not with {wanted!r}.",
+                cause="The environment computes something else than the one that trained the stand-in model.",
+                remedy=f"The server's log is {request.log}; if the environment is as you want it, use --no-smoke-run.",
+            )

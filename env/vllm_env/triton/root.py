@@ -1,0 +1,146 @@
+"""The Triton root: which release it is, which stubs it has and what its Python backend asks of an environment."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from vllm_env.base.errors import UsageError, VllmEnvError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+STUB_NAME = "triton_python_backend_stub"
+
+
+@dataclass(frozen=True)
+class ReleaseRules:
+    """What one Triton release asks of an environment.
+
+    Sources: CMakeLists.txt, src/pb_env.cc and src/stub_launcher.cc of python_backend, a branch ``rYY.MM`` per release.
+    """
+
+    since: str
+    python: str
+    """The container's own Python, for which its stub is built."""
+    numpy_bound: str
+    """Requirement that NumPy must meet: a stub with pybind11 2.10 cannot read arrays of NumPy 2."""
+    activates: bool
+    """Whether ``bin/activate`` is sourced; since 25.08 only PATH, LD_LIBRARY_PATH and VIRTUAL_ENV are set."""
+    secure_extraction: bool
+    """Whether the extraction refuses ``..``, absolute paths and writing through symlinks (26.06)."""
+    cmake: str
+    """Oldest CMake that configures the stub."""
+
+
+# Oldest first; a release takes the last row that is not newer than it.
+RELEASES = (
+    ReleaseRules("23.01", "3.8", "numpy<2", activates=True, secure_extraction=False, cmake="3.17"),
+    ReleaseRules("23.05", "3.10", "numpy<2", activates=True, secure_extraction=False, cmake="3.17"),
+    ReleaseRules("24.11", "3.12", "", activates=True, secure_extraction=False, cmake="3.17"),
+    ReleaseRules("25.08", "3.12", "", activates=False, secure_extraction=False, cmake="3.31.8"),
+    ReleaseRules("26.06", "3.12", "", activates=False, secure_extraction=True, cmake="3.31.8"),
+)
+NEWEST_KNOWN = "26.07"
+
+# NVIDIA's release notes: server 2.51 is 24.10 and a minor version follows each month, but 25.07 came as 2.59.1, so that
+# 2.60 is 25.08 and 2.69 is 26.05.
+_KNOWN_MINOR, _KNOWN_RELEASE = 51, (24, 10)
+_OLDEST_MINOR = 30
+
+
+@dataclass(frozen=True)
+class TritonRoot:
+    """A Triton installation: ``bin/tritonserver``, ``backends/python`` and its release, such as ``24.10``."""
+
+    path: Path
+    release: str
+    rules: ReleaseRules
+    stubs: dict[str, Path] = field(default_factory=dict)
+    """Ready-made stubs by Python version, such as ``3.11``."""
+
+    @property
+    def binary(self) -> Path:
+        """The server's program."""
+        return self.path / "bin" / "tritonserver"
+
+
+def rules_of(release: str) -> ReleaseRules:
+    """Return the newest row that is not newer than ``release`` (``YY.MM``); an older release takes the first row."""
+    return next((row for row in reversed(RELEASES) if _ordinal(row.since) <= _ordinal(release)), RELEASES[0])
+
+
+def is_known(release: str) -> bool:
+    """Tell whether the table was checked against this release, or the newest row stands in for it."""
+    return _ordinal(RELEASES[0].since) <= _ordinal(release) <= _ordinal(NEWEST_KNOWN)
+
+
+def _ordinal(release: str) -> tuple[int, int]:
+    year, month = release.split(".")[:2]
+    return int(year), int(month)
+
+
+def release_of_server(version: str) -> str:
+    """Return the container release (``24.10``) of a server version (``2.51.0``).
+
+    Raises:
+        VllmEnvError: the version is older than the table.
+    """
+    numbers = [int(n) for n in version.split(".")[:3]]
+    minor = numbers[1]
+    months = (_KNOWN_RELEASE[0] * 12 + _KNOWN_RELEASE[1] - 1) + (minor - _KNOWN_MINOR)
+    if numbers > [2, 59, 0]:
+        months += 1
+    if minor < _OLDEST_MINOR:
+        raise VllmEnvError(
+            f"tritonserver {version} is older than this tool knows.", remedy="Use Triton 23.01 or newer."
+        )
+    return f"{months // 12}.{months % 12 + 1:02d}"
+
+
+def open_root(path: Path) -> TritonRoot:
+    """Read a Triton root.
+
+    Raises:
+        UsageError: the folder holds no tritonserver with a Python backend.
+    """
+    for needed in ("bin/tritonserver", "backends/python/libtriton_python.so"):
+        if not (path / needed).is_file():
+            raise UsageError(
+                f"--triton-root {path} is not a Triton installation: it has no {needed}.",
+                remedy="Give the folder that holds bin/ and backends/ (in a Triton container /opt/tritonserver), "
+                "or leave the option away and a CPU Triton is provisioned into .triton/.",
+            )
+    release = _release(path)
+    return TritonRoot(path, release, rules_of(release), _stubs(path))
+
+
+def _release(path: Path) -> str:
+    recorded = path / "RELEASE"  # written by provision.py
+    named = recorded.read_text().strip() if recorded.is_file() else os.environ.get("NVIDIA_TRITON_SERVER_VERSION", "")
+    if re.fullmatch(r"\d\d\.\d\d", named):
+        return named
+    version_file = path / "TRITON_VERSION"
+    variable = os.environ.get("TRITON_VERSION") or os.environ.get("TRITON_SERVER_VERSION", "")
+    version = version_file.read_text().strip() if version_file.is_file() else variable
+    if re.match(r"\d+\.\d+", version):
+        return release_of_server(version)
+    raise UsageError(
+        f"The release of the Triton in {path} is not known: there is no TRITON_VERSION file in it.",
+        cause="NVIDIA_TRITON_SERVER_VERSION, which its containers set, is not set either.",
+        remedy="Set NVIDIA_TRITON_SERVER_VERSION to its release, such as 26.06.",
+    )
+
+
+def _stubs(path: Path) -> dict[str, Path]:
+    from vllm_env.base.elf import needed_python
+
+    candidates = [path / "backends" / "python" / STUB_NAME, *path.glob(f"python_backend_stubs/*/{STUB_NAME}")]
+    found = {}
+    for stub in candidates:
+        version = needed_python(stub) if stub.is_file() else None
+        if version:
+            found[version] = stub
+    return found

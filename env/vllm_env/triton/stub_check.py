@@ -1,0 +1,118 @@
+"""Checks a stub before it is used: as an ELF file against the libraries that it will meet, and by starting it."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from elftools.common.exceptions import ELFError
+from elftools.elf.elffile import ELFFile
+from elftools.elf.gnuversions import GNUVerDefSection
+
+from vllm_env.base.elf import newest_version, read_needs
+from vllm_env.base.errors import VllmEnvError
+from vllm_env.base.process import run
+
+if TYPE_CHECKING:
+    from .root import TritonRoot
+
+_SYSTEM_FOLDERS = ("/lib/x86_64-linux-gnu", "/usr/lib/x86_64-linux-gnu", "/lib64", "/usr/lib64", "/usr/lib")
+_CPP = "libstdc++.so.6"
+
+
+def check_stub(stub: Path, python: str, triton: TritonRoot, environment: Path) -> None:
+    """Refuse a stub that would not start in an environment.
+
+    Args:
+        stub: the program.
+        python: the environment's Python, such as ``3.11``.
+        triton: the server's root, whose libraries it finds.
+        environment: the prefix, or the unpacked environment.
+
+    Raises:
+        VllmEnvError: it needs another Python, a newer C or C++ library than it will meet, or does not start.
+    """
+    needs = read_needs(stub)
+    if needs is None:
+        raise VllmEnvError(f"The stub {stub} is not a dynamic ELF program.", remedy="Use --stub source.")
+    wanted = next((name for name in needs.libraries if name.startswith("libpython")), "no libpython")
+    if not re.match(rf"libpython{re.escape(python)}\.", wanted) or not (environment / "lib" / wanted).exists():
+        raise VllmEnvError(
+            f"The stub {stub} needs {wanted}, the environment has Python {python}.",
+            cause="A stub loads the libpython that it was built for from the environment's lib/.",
+            remedy="Use the --python that it was built for, or --stub source.",
+        )
+    _check_newest(stub, newest_version(needs, "GLIBC_"), _libc_version(), "GLIBC", "this machine's C library")
+    library = cpp_library(environment)
+    if library:
+        provided = newest_defined(library, "GLIBCXX_")
+        _check_newest(stub, newest_version(needs, "GLIBCXX_"), provided, "GLIBCXX", str(library))
+    start_stub(stub, triton, environment)
+
+
+def _check_newest(stub: Path, needed: tuple[int, ...], provided: tuple[int, ...], name: str, by: str) -> None:
+    if provided and needed > provided:
+        shown, has = (".".join(map(str, version)) for version in (needed, provided))
+        remedy = (
+            "Build it here with --stub source, or run in the container that will serve it."
+            if name == "GLIBC"
+            else "Add a newer libstdcxx-ng to the environment's conda packages, or build the stub here: --stub source."
+        )
+        raise VllmEnvError(
+            f"The stub {stub} needs {name} {shown}, and {by} has {has}.",
+            cause="The environment's lib/ comes first in LD_LIBRARY_PATH, then the system's."
+            if name == "GLIBCXX"
+            else "",
+            remedy=remedy,
+        )
+
+
+def _libc_version() -> tuple[int, ...]:
+    text = os.confstr("CS_GNU_LIBC_VERSION") or ""  # "glibc 2.36"; empty where the C library is another one
+    return tuple(int(n) for n in re.findall(r"\d+", text))
+
+
+def cpp_library(environment: Path) -> Path | None:
+    """Return the libstdc++ that wins in an environment: its own, else the system's; None if neither is found."""
+    candidates = [environment / "lib" / _CPP, *(Path(folder) / _CPP for folder in _SYSTEM_FOLDERS)]
+    return next((path for path in candidates if path.exists()), None)
+
+
+def newest_defined(library: Path, prefix: str) -> tuple[int, ...]:
+    """Return the newest symbol version with ``prefix`` that a library defines, as numbers; () for none."""
+    try:
+        with library.open("rb") as stream:
+            sections = ELFFile(stream).iter_sections()
+            defined = next((s for s in sections if isinstance(s, GNUVerDefSection)), None)
+            names = [aux.name for _, auxes in defined.iter_versions() for aux in auxes] if defined else []
+    except (ELFError, OSError):
+        return ()
+    numbers = [name[len(prefix) :] for name in names if re.fullmatch(rf"{prefix}[\d.]+", name)]
+    return max((tuple(int(n) for n in number.split(".")) for number in numbers), default=())
+
+
+def start_stub(stub: Path, triton: TritonRoot, environment: Path) -> None:
+    """Start a stub without arguments: it says that it wants some and ends with status 1, as tritonserver expects.
+
+    Raises:
+        VllmEnvError: the dynamic loader could not start it, or it ended in another way.
+    """
+    inherited = os.environ.get("LD_LIBRARY_PATH", "")
+    folders = [str(environment / "lib"), str(triton.path / "lib"), *inherited.split(":")]
+    path = ":".join(dict.fromkeys(f for f in folders if f))
+    # bash itself runs without the environment's libraries, which may not fit it
+    text = 'LD_LIBRARY_PATH=$1 "$0"; printf "\\nstatus %s\\n" $?'
+    output = run(["bash", "-c", text, stub, path], what=f"start the stub {stub}")
+    *said, status = output.strip().splitlines()
+    if status == "status 1" and "error while loading shared libraries" not in output:
+        return
+    missing = re.search(r"(\S+): cannot open shared object file", output)
+    raise VllmEnvError(
+        f"The stub {stub} does not start ({status}): {' '.join(said)[-300:] or 'it printed nothing'}",
+        cause=f"{missing.group(1).strip(':')} is not found."
+        if missing
+        else "It is not a stub of the Python backend, or is damaged.",
+        remedy="Build one here: --stub source.",
+    )

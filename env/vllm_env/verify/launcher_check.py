@@ -1,0 +1,189 @@
+"""Starts an environment's interpreter as Triton's launcher starts the stub, and looks at what it finds.
+
+Two generations of the launcher (src/stub_launcher.cc): up to 25.07 bash sources ``bin/activate``; since 25.08 PATH,
+LD_LIBRARY_PATH and VIRTUAL_ENV are all that an environment gets. The interpreter that the stub embeds does not configure
+the locale, which a stand-alone one does unless it is told not to.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from packaging.utils import canonicalize_name
+
+from vllm_env.base import cache
+from vllm_env.base.errors import CommandError, VllmEnvError
+from vllm_env.base.process import run
+from vllm_env.triton.root import rules_of
+
+from .tree_rules import REBUILD, differing, is_same_version
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from .tree_rules import Expected
+
+_PROBE = Path(__file__).with_name("start_probe.py")
+_MARK = "vllm_env-probe "
+_SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"
+# What initialising Python without a configured locale comes to (PEP 538 and 540 off, C locale).
+_AS_EMBEDDED = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+# The probe changes nothing in the environment, and sees the bytecode as it was packed.
+_QUIET = {
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+}
+
+
+@dataclass(frozen=True)
+class Started:
+    """What the probe found in an interpreter of the environment; ``imported`` has file and version by module name."""
+
+    encoding: str
+    prefix: str
+    path: tuple[str, ...]
+    environment: Mapping[str, str]
+    imported: Mapping[str, tuple[str, str]]
+    files: tuple[str, ...]
+    stale: tuple[str, ...]
+    distributions: Mapping[str, str]
+
+
+def start(environment: Path, root: Path, modules: tuple[str, ...], *, activates: bool) -> Started:
+    """Start the environment's interpreter by one generation of the launcher and import modules in it.
+
+    A folder in PYTHONPATH and one in the user's site are laid out to see that neither is looked at. ``root`` is the
+    cache's folder, in which they lie.
+
+    Raises:
+        VllmEnvError: it does not start, or an import fails; the last lines that it printed are in the error.
+    """
+    with cache.staging(root) as scratch:
+        foreign, home = scratch / "foreign", scratch / "home"
+        python = next(iter(sorted(environment.glob("lib/python3.*"))), environment).name
+        for folder in (foreign, home / ".local" / "lib" / python / "site-packages"):
+            folder.mkdir(parents=True)
+            (folder / "numpy.py").write_text("raise ImportError('a numpy from outside the environment')\n")
+        variables = {"HOME": str(home), "PATH": _SYSTEM_PATH, "PYTHONPATH": str(foreign), **_AS_EMBEDDED, **_QUIET}
+        generation = "up to 25.07" if activates else "since 25.08"
+        try:
+            output = run(
+                _command(environment, variables, modules, activates=activates),
+                what=f"start the environment as Triton {generation} does",
+                cwd=scratch,
+                remedy="A package breaks the import: pin another version of it (--with PACKAGE==VERSION), or of vLLM.",
+            )
+        except CommandError as error:
+            raise _explained(error) from error
+    line = next((line for line in reversed(output.splitlines()) if line.startswith(_MARK)), None)
+    if line is None:
+        raise CommandError(
+            "The environment's interpreter ended without an answer.", tail=output[-4000:], remedy=REBUILD
+        )
+    return _read(json.loads(line[len(_MARK) :]))
+
+
+def _command(
+    environment: Path, variables: Mapping[str, str], modules: tuple[str, ...], *, activates: bool
+) -> list[str]:
+    """Return the command line that leaves no variable of this process; the interpreter is found through PATH."""
+    probe = ["python3", "-c", _PROBE.read_text("utf-8"), json.dumps(modules)]
+    clean = ["env", "-i", *(f"{name}={value}" for name, value in variables.items())]
+    library = environment / "lib"
+    if activates:
+        sourced = f"source {shlex.quote(f'{environment}/bin/activate')}"
+        text = f"{sourced} && exec env LD_LIBRARY_PATH={shlex.quote(str(library))}:$LD_LIBRARY_PATH {shlex.join(probe)}"
+        return [*clean, "bash", "-c", text]
+    given = (f"PATH={environment}/bin:{_SYSTEM_PATH}", f"LD_LIBRARY_PATH={library}", f"VIRTUAL_ENV={environment}")
+    return [*clean, *given, *probe]
+
+
+def _explained(error: CommandError) -> CommandError:
+    reasons = (
+        ("No module named 'setuptools'", "torch.utils.cpp_extension imports it.", "Add it: --with setuptools."),
+        ("UnicodeDecodeError", "The embedded interpreter decodes files as ASCII: 00_vllm_env.pth did not run.", REBUILD),
+        ("outside the environment", "PYTHONPATH or the user's site shadow it: 00_vllm_env.pth did not run.", REBUILD),
+        ("GLIBC", "A library needs a newer C or C++ library than there is.", "Build it in the container that will serve it."),
+    )  # fmt: skip
+    for sign, cause, remedy in reasons:
+        if sign in error.tail:
+            return CommandError(error.what, tail=error.tail, cause=cause, remedy=remedy)
+    return error
+
+
+def _read(answer: dict[str, Any]) -> Started:
+    return Started(
+        encoding=answer["encoding"],
+        prefix=answer["prefix"],
+        path=tuple(answer["path"]),
+        environment=answer["environment"],
+        imported={name: (file, version) for name, (file, version) in answer["imported"].items()},
+        files=tuple(answer["files"]),
+        stale=tuple(answer["stale"]),
+        distributions={str(canonicalize_name(n)): v for n, v in answer["distributions"].items()},
+    )
+
+
+def judge(started: Started, environment: Path, expected: Expected) -> None:
+    """Refuse what an interpreter found if it would go wrong under Triton.
+
+    Raises:
+        VllmEnvError: naming the rule and the remedy.
+    """
+    if started.encoding.upper().replace("_", "-") != "UTF-8":
+        raise VllmEnvError(
+            f"The environment's interpreter reads files as {started.encoding} under Triton.",
+            cause="The stub does not configure the locale, and 00_vllm_env.pth in site-packages did not mend it.",
+            remedy=REBUILD,
+        )
+    outside = [p for p in started.path if p and not _is_inside(p, environment)]
+    outside += [f for f in started.files if not _is_inside(f, environment)]
+    if outside or not _is_inside(started.prefix, environment):
+        raise VllmEnvError(
+            f"The environment looks outside of itself: {', '.join((outside or [started.prefix])[:3])}.",
+            cause="PYTHONPATH, the user's site or another Python would shadow what is pinned here.",
+            remedy=REBUILD,
+        )
+    for name, (file, version) in started.imported.items():
+        locked = expected.versions.get(name)
+        if name in ("numpy", "torch") and locked and not is_same_version(version, locked):
+            raise VllmEnvError(
+                f"{name} is {version}, the lock has {locked}.", cause=f"Imported from {file}.", remedy=REBUILD
+            )
+    wrong = differing(started.distributions, expected.versions)
+    if wrong:
+        raise VllmEnvError(
+            f"The environment is not what its lock says: {'; '.join(wrong[:5])}.",
+            cause="Its metadata is what importlib.metadata finds first on sys.path.",
+            remedy=REBUILD,
+        )
+
+
+def _is_inside(path: str, environment: Path) -> bool:
+    return Path(path).resolve().is_relative_to(environment.resolve())
+
+
+def check_start(environment: Path, expected: Expected, root: Path) -> tuple[Started, Started]:
+    """Import vLLM as the launcher of the stub's release would, and look around as the other generation would.
+
+    Returns:
+        What the interpreter found, under the release's generation of the launcher and under the other.
+
+    Raises:
+        VllmEnvError: an import fails, something comes from outside the environment or is not the lock's.
+    """
+    activates = rules_of(expected.release).activates
+    asked = tuple(name for name in ("numpy", "torch") if name in expected.versions)
+    full = start(environment, root, (*asked, "vllm", "vllm.v1.engine.async_llm"), activates=activates)
+    judge(full, environment, expected)
+    if "vllm" not in full.imported:
+        raise VllmEnvError("The environment has no module vllm.", remedy="Pin a distribution that has one.")
+    other = start(environment, root, tuple(name for name in asked if name == "numpy"), activates=not activates)
+    judge(other, environment, expected)
+    return full, other

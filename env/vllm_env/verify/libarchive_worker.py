@@ -1,0 +1,112 @@
+"""Unpacks an archive as Triton's Python backend does: ``python -m vllm_env.verify.libarchive_worker JOB.json``.
+
+The same libarchive calls in the same order as src/pb_env.cc of python_backend: gzip or no compression, tar, the working
+folder changed to the destination, times restored, and any status other than ARCHIVE_OK the end. The SECURE flags are
+those of 26.06; they are used for every release, because an archive that writes outside its folder is not to be unpacked
+here at all.
+
+A process of its own, because it changes the working folder and the locale: tritonserver runs in the C locale, in which
+libarchive cannot convert some names.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import locale
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from libarchive import ffi
+
+# archive.h
+_EXTRACT_TIME = 0x0004
+_EXTRACT_SECURE_SYMLINKS = 0x0100
+_EXTRACT_SECURE_NODOTDOT = 0x0200
+_EXTRACT_SECURE_NOABSOLUTEPATHS = 0x10000
+_FLAGS = _EXTRACT_TIME | _EXTRACT_SECURE_SYMLINKS | _EXTRACT_SECURE_NODOTDOT | _EXTRACT_SECURE_NOABSOLUTEPATHS
+_OK, _EOF = 0, 1
+_BLOCK = 10240  # bytes; what Triton reads at once
+
+
+class Refused(Exception):  # noqa: N818 - it is what libarchive did
+    """libarchive did not answer ARCHIVE_OK: the call, its status and message, and the member it was at."""
+
+    def __init__(self, call: str, status: int, message: str, member: str) -> None:
+        super().__init__(message)
+        self.answer = {"call": call, "status": status, "message": message, "member": member}
+
+
+def _plain(status: int, *_: Any) -> int:
+    return status
+
+
+# the binding turns warnings into log lines and errors into exceptions; Triton compares with ARCHIVE_OK
+for _function in ("read_next_header", "read_data_block", "write_header", "write_data_block", "write_finish_entry"):
+    getattr(ffi, _function).errcheck = _plain
+
+
+def _check(call: str, status: int, handle: int, member: str) -> bool:
+    """Return whether there is more, as the status of a libarchive call says.
+
+    Raises:
+        Refused: the status is neither ARCHIVE_OK nor ARCHIVE_EOF.
+    """
+    if status not in (_OK, _EOF):
+        message = ffi.error_string(handle) or b""
+        raise Refused(f"archive_{call}", status, message.decode("utf-8", "replace"), member)
+    return status == _OK
+
+
+def unpack(archive: str, folder: str) -> dict[str, int]:
+    """Unpack an archive into an existing folder and return its number of members and bytes of data.
+
+    Raises:
+        Refused: where Triton would stop.
+    """
+    source, sink = ffi.read_new(), ffi.write_disk_new()
+    ffi.write_disk_set_options(sink, _FLAGS)
+    ffi.get_read_filter_function("gzip")(source)
+    ffi.get_read_format_function("tar")(source)
+    handle = os.open(archive, os.O_RDONLY | os.O_CLOEXEC)
+    os.chdir(folder)
+    ffi.read_open_fd(source, handle, _BLOCK)
+    entry, members, total, name = ctypes.c_void_p(), 0, 0, ""
+    while _check("read_next_header", ffi.read_next_header(source, ctypes.byref(entry)), source, name):
+        name = (ffi.entry_pathname(entry) or b"").decode("utf-8", "replace")
+        _check("write_header", ffi.write_header(sink, entry), sink, name)
+        total += _copy_data(source, sink, name)
+        _check("write_finish_entry", ffi.write_finish_entry(sink), sink, name)
+        members += 1
+    ffi.read_free(source)
+    ffi.write_free(sink)  # restores the times of folders
+    return {"members": members, "size": total}
+
+
+def _copy_data(source: int, sink: int, name: str) -> int:
+    data, size, offset, total = ctypes.c_void_p(), ctypes.c_size_t(), ctypes.c_longlong(), 0
+    block = (ctypes.byref(data), ctypes.byref(size), ctypes.byref(offset))
+    while _check("read_data_block", ffi.read_data_block(source, *block), source, name):
+        _check("write_data_block", ffi.write_data_block(sink, data, size, offset), sink, name)
+        total += size.value
+    return total
+
+
+def main() -> None:
+    """Do the job and write what came of it into the job's ``answer``."""
+    job = json.loads(Path(sys.argv[1]).read_text("utf-8"))
+    locale.setlocale(locale.LC_ALL, "C")
+    answer: dict[str, Any]
+    try:
+        answer = unpack(job["archive"], job["folder"])
+    except Refused as refused:
+        answer = {"refused": refused.answer}
+    except ffi.ArchiveError as error:
+        answer = {"refused": Refused("archive_read_open_filename", error.retcode, str(error), "").answer}
+    Path(job["answer"]).write_text(json.dumps(answer), "utf-8")
+
+
+if __name__ == "__main__":
+    main()

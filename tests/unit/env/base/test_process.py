@@ -1,0 +1,123 @@
+"""The boundary to other programs: output, failures, and that nothing outlives the packager."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from vllm_env.base.errors import CommandError
+from vllm_env.base.process import run
+
+_ENV = Path(__file__).resolve().parents[4] / "env"
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def _wait(condition, seconds: float = 10.0) -> bool:
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def test_output_lines_and_log(tmp_path: Path) -> None:
+    """stdout and stderr are returned, handed over line by line, and logged."""
+    lines: list[str] = []
+    output = run(["sh", "-c", "echo a; echo b >&2"], what="x", on_line=lines.append, log=tmp_path / "log")
+    assert output == "a\nb\n"
+    assert lines == ["a", "b"]
+    assert (tmp_path / "log").read_text() == output
+
+
+def test_a_failure_names_purpose_program_status_and_last_lines() -> None:
+    """The error says what was wanted, and keeps what the program said."""
+    with pytest.raises(CommandError) as caught:
+        run(["sh", "-c", "seq 100; exit 7"], what="count", remedy="Count less.")
+    error = caught.value
+    assert error.what == "Could not count: sh ended with status 7."
+    assert error.tail.splitlines()[-1] == "100"
+    assert len(error.tail.splitlines()) == 40
+    assert error.remedy == "Count less."
+
+
+def test_a_missing_program_is_no_traceback() -> None:
+    """A program that is not installed is named."""
+    with pytest.raises(CommandError, match="/nonexistent/program does not start"):
+        run(["/nonexistent/program"], what="x", remedy="Install it.")
+
+
+def test_a_full_file_system_is_the_named_cause() -> None:
+    """A program that found no space left: the remedy is about space, whatever the caller's would be."""
+    with pytest.raises(CommandError) as caught:
+        run(["sh", "-c", "echo 'write: No space left on device'; exit 1"], what="x", remedy="Check the network.")
+    assert "full" in caught.value.cause
+    assert "space" in caught.value.remedy
+
+
+def test_empty_values_remove_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty text is not the same as an unset variable to pip or Python."""
+    monkeypatch.setenv("SOME_VARIABLE", "1")
+    shown = run(["env"], what="x", env={"SOME_VARIABLE": "", "OTHER": "2"})
+    assert "SOME_VARIABLE" not in shown
+    assert "OTHER=2" in shown.splitlines()
+
+
+def test_a_closed_pipe_ends_the_program() -> None:
+    """Python, which starts it, ignores SIGPIPE for itself, and an ignored signal would be inherited."""
+    status = run(["cat", "/proc/self/status"], what="x")
+    ignored = next(line for line in status.splitlines() if line.startswith("SigIgn:")).split()[1]
+    assert int(ignored, 16) & 1 << signal.SIGPIPE - 1 == 0
+
+
+def test_undecodable_output_is_kept() -> None:
+    """Bytes that are no UTF-8 do not break a build."""
+    assert "\ufffd" in run(["printf", r"\377"], what="x")
+
+
+_RUNS = """
+import sys
+from vllm_env.base.process import run
+run(["sh", "-c", "sleep 60 & echo $! > $0.child; echo $$ > $0.shell; wait", sys.argv[1]], what="x")
+"""
+
+
+def _start(tmp_path: Path) -> tuple[subprocess.Popen[bytes], int, int]:
+    packager = subprocess.Popen(
+        [sys.executable, "-c", _RUNS, str(tmp_path / "pid")],
+        env={**os.environ, "PYTHONPATH": str(_ENV)},
+        stderr=subprocess.DEVNULL,
+    )
+    shell = tmp_path / "pid.shell"
+    assert _wait(lambda: shell.exists() and shell.read_text().strip())
+    return packager, int(shell.read_text()), int((tmp_path / "pid.child").read_text())
+
+
+def test_ctrl_c_ends_the_program_and_all_that_it_started(tmp_path: Path) -> None:
+    """SIGINT to the packager alone: the program's whole session goes, grandchildren included."""
+    packager, shell, child = _start(tmp_path)
+    packager.send_signal(signal.SIGINT)
+    assert packager.wait(10) != 0
+    assert _wait(lambda: not _alive(shell) and not _alive(child))
+
+
+def test_the_program_dies_with_a_packager_that_is_killed(tmp_path: Path) -> None:
+    """SIGKILL leaves the packager no chance to clean up: the kernel ends the program."""
+    packager, shell, child = _start(tmp_path)
+    packager.kill()
+    packager.wait()
+    assert _wait(lambda: not _alive(shell))
+    if _alive(child):  # only the program itself is tied to the packager; what a shell forked is the shell's
+        os.kill(child, signal.SIGKILL)

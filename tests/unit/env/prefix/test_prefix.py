@@ -1,0 +1,52 @@
+"""The prefix's key, and what a cached prefix tells; making one is tested with the real tools in tests/integration."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+import pytest
+
+from support.small_build import small_lock
+from vllm_env.base.errors import VllmEnvError
+from vllm_env.lock.lock import LockOptions
+from vllm_env.lock.pip_config import PipConfig
+from vllm_env.prefix.prefix import make_prefix, prefix_key
+from vllm_env.prefix.prune import Pruned
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_the_key_is_of_lock_profile_and_rules() -> None:
+    """What changes the prefix's bytes changes the key, and nothing else does."""
+    lock = small_lock()
+    key = prefix_key(lock, ())
+    assert prefix_key(small_lock(folder="/elsewhere", commit="c" * 40), ()) == key
+    assert prefix_key(lock, ("tests",)) != key
+    assert prefix_key(lock, ("no-such-rule",)) == key
+    assert prefix_key(dataclasses.replace(lock, requirements=lock.requirements + "x==1\n"), ()) != key
+    cuda = dataclasses.replace(lock, spec=dataclasses.replace(lock.spec, profile="cuda"))
+    assert prefix_key(cuda, ()) != key
+
+
+def test_a_cached_prefix_is_taken_with_its_report(tmp_path: Path) -> None:
+    """Nothing is installed; what the rules had removed is still known for the manifest."""
+    lock = small_lock()
+    folder = tmp_path / "prefixes" / prefix_key(lock, ())
+    (folder / "env").mkdir(parents=True)
+    (folder / ".complete").write_text("tests 470 6049853\nmanuals 1 10")
+    prefix = make_prefix(lock, tmp_path, PipConfig(), LockOptions(offline=True))
+    assert prefix.reused
+    assert prefix.path == folder / "env"
+    assert prefix.python == folder / "env/bin/python"
+    assert prefix.pruned == (Pruned("tests", 470, 6049853), Pruned("manuals", 1, 10))
+
+
+def test_a_prefix_without_its_mark_is_not_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is made anew, and that needs space, which is asked for first."""
+    lock = small_lock()
+    (tmp_path / "prefixes" / prefix_key(lock, ()) / "env").mkdir(parents=True)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": 10**9}))
+    with pytest.raises(VllmEnvError, match=r"the environment needs 6\.0 GB"):
+        make_prefix(lock, tmp_path, PipConfig(), LockOptions(offline=True))

@@ -1,0 +1,93 @@
+"""What is left out, by which rule, and how it is turned off."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from support.elf_files import make_library
+from vllm_env.prefix.prune import RULES, prune
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_SITE = "lib/python3.11/site-packages"
+_KEPT = (
+    "bin/python", "lib/libpython3.11.so.1.0", "lib/libiomp5.so", f"{_SITE}/numpy/core/a.so", f"{_SITE}/torch/testing/a.py",
+    f"{_SITE}/pkg/contest.py", f"{_SITE}/tests.py", f"{_SITE}/torch/include/a.h", "include/python3.11/Python.h",
+    f"{_SITE}/torch/bin/torch_shm_manager", f"{_SITE}/pkg/bin/test_tool",
+)  # fmt: skip
+_LEFT_OUT = {
+    "static-libraries": f"{_SITE}/torch/lib/libx.a",
+    "debug-symbols": "lib/libx.so.debug",
+    "tests": f"{_SITE}/numpy/core/tests/test_a.py",
+    "test-programs": f"{_SITE}/torch/bin/test_api",
+    "intel-offload": "lib/libomptarget.so",
+    "pkg-config": "lib/pkgconfig/a.pc",
+    "manuals": "share/man/man1/a.1",
+}
+
+
+@pytest.fixture
+def prefix(tmp_path: Path) -> Path:
+    """A prefix with a file for each rule and files that must stay."""
+    for name in (*_KEPT, *_LEFT_OUT.values()):
+        file = tmp_path / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(b"0123456789")
+    return tmp_path
+
+
+def _files(prefix: Path) -> set[str]:
+    return {p.relative_to(prefix).as_posix() for p in prefix.rglob("*") if p.is_file()}
+
+
+def test_every_rule_has_a_reason_and_a_case_here() -> None:
+    """A new rule needs a case in this file and a reason for the person who reads the manifest."""
+    assert {rule.name for rule in RULES} == {*_LEFT_OUT, "symbols"}
+    assert all(rule.reason for rule in RULES)
+
+
+def test_rules_take_what_they_name_and_nothing_else(prefix: Path) -> None:
+    """The interpreter, libraries, headers and look-alikes stay; each rule reports what it took."""
+    pruned = prune(prefix, "cpu")
+    assert _files(prefix) == set(_KEPT)
+    assert {p.rule: (p.files, p.size) for p in pruned} == dict.fromkeys(_LEFT_OUT, (1, 10))
+
+
+@pytest.mark.parametrize("rule", _LEFT_OUT)
+def test_keep_turns_one_rule_off(prefix: Path, rule: str) -> None:
+    """--keep NAME leaves that rule's files and no others."""
+    pruned = prune(prefix, "cpu", (rule,))
+    assert _files(prefix) == {*_KEPT, _LEFT_OUT[rule]}
+    assert rule not in {p.rule for p in pruned}
+
+
+def test_profiles_have_rules_of_their_own(prefix: Path) -> None:
+    """What a CPU cannot use may be needed on a GPU."""
+    prune(prefix, "cuda")
+    assert (prefix / _LEFT_OUT["intel-offload"]).exists()
+
+
+def test_a_link_is_removed_and_not_what_it_points_to(prefix: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """A folder named `tests` may be a link out of the prefix."""
+    outside = tmp_path_factory.mktemp("outside")
+    (outside / "file").touch()
+    (prefix / _SITE / "pkg/tests").symlink_to(outside)
+    prune(prefix, "cpu")
+    assert (outside / "file").exists()
+    assert not (prefix / _SITE / "pkg/tests").is_symlink()
+
+
+def test_symbols_are_taken_out_of_a_library_that_stays(tmp_path: Path) -> None:
+    """One file, smaller by what the report says; --keep symbols leaves it; the rule that removes a file comes first."""
+    kept, gone = tmp_path / "lib/libanswer.so.1", tmp_path / "lib/libanswer.so.debug"
+    make_library(tmp_path / "lib", "libanswer.so.1", debug=True)
+    gone.write_bytes(kept.read_bytes())
+    before = kept.stat().st_size
+    assert [p.rule for p in prune(tmp_path, "cpu", ("symbols",))] == ["debug-symbols"]
+    assert kept.stat().st_size == before
+    (pruned,) = prune(tmp_path, "cpu")
+    assert (pruned.rule, pruned.files, pruned.size) == ("symbols", 1, before - kept.stat().st_size)
+    assert pruned.size > 0

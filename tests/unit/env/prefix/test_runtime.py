@@ -1,0 +1,248 @@
+"""The environment without activation: a real interpreter in a prefix with the hook, started as Triton starts it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from triton_vllm import guard
+from vllm_env.prefix.runtime import activation_variables, install_runtime, site_packages
+
+_ASCII = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}  # as in the stub: nothing mends the locale
+
+
+@pytest.fixture(scope="module")
+def prefix(bare_prefix: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A prefix with the hook, and with a package's activate.d script that ran at build time elsewhere."""
+    built = tmp_path_factory.mktemp("built") / "env"
+    shutil.copytree(bare_prefix, built, symlinks=True)
+    scripts = built / "etc/conda/activate.d"
+    scripts.mkdir(parents=True)
+    (scripts / "a.sh").write_text('export DEMO_HOME="$CONDA_PREFIX/share/demo"\nexport DEMO_MODE=fast\nexport PS1=x\n')
+    (scripts / "b.sh").write_text('export DEMO_TWO="$DEMO_MODE-er"\nexport DEMO_LINES="a\nb"\n')
+    install_runtime(built)
+    moved = tmp_path_factory.mktemp("moved") / "env"
+    built.rename(moved)
+    return moved
+
+
+def _start(prefix: Path, code: str, **variables: str) -> subprocess.Popen[str]:
+    environment = {"PATH": "/usr/bin:/bin", "HOME": "/root", **variables}
+    return subprocess.Popen(
+        [prefix / "bin/python", "-c", code],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def _run(prefix: Path, code: str, **variables: str) -> str:
+    child = _start(prefix, code, **variables)
+    output, _ = child.communicate(timeout=20)
+    assert child.returncode == 0, output
+    return output.strip()
+
+
+def _lives(pid: int) -> bool:
+    """Whether a process is there and no zombie: an orphan's belongs to init, which may take its time."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text("utf-8").rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def _environ(prefix: Path, **variables: str) -> dict[str, str]:
+    return dict(json.loads(_run(prefix, "import json, os; print(json.dumps(dict(os.environ)))", **variables)))
+
+
+def test_files_are_utf8_in_the_c_locale(prefix: Path, tmp_path: Path) -> None:
+    """open() without an encoding decodes ASCII in the stub, and `import torch` dies of it: the hook mends that."""
+    (tmp_path / "text").write_bytes("naïve €".encode())
+    code = f"print(ascii(open({str(tmp_path / 'text')!r}).read()))"
+    assert _run(prefix, code, **_ASCII) == ascii("naïve €")
+
+
+def test_without_the_hook_it_would_fail(bare_prefix: Path, tmp_path: Path) -> None:
+    """The case is real: the same interpreter without the hook cannot read that file."""
+    (tmp_path / "text").write_bytes("naïve €".encode())
+    child = _start(bare_prefix, f"open({str(tmp_path / 'text')!r}).read()", **_ASCII)
+    output, _ = child.communicate()
+    assert "UnicodeDecodeError" in output
+
+
+_SAY = r"""
+import os, sys
+print("out \u2014", flush=True)
+print("err \u2014 \udcff", file=sys.stderr, flush=True)
+if os.fork() == 0:
+    print("fork \u2014", flush=True)
+    os._exit(0)
+os.wait()
+"""
+
+
+def test_what_is_printed_is_utf8(prefix: Path, bare_prefix: Path) -> None:
+    """vLLM logs dashes, also from the EngineCore that it forks on a GPU; without the hook such lines end in a traceback."""
+    assert _run(prefix, _SAY, **_ASCII).splitlines() == ["out \u2014", "err \u2014 \\udcff", "fork \u2014"]
+    output, _ = _start(bare_prefix, _SAY, **_ASCII).communicate()
+    assert "UnicodeEncodeError" in output
+
+
+def test_children_are_utf8_too(prefix: Path) -> None:
+    """A spawned child inherits what makes it UTF-8 from its first line on."""
+    assert _environ(prefix, **_ASCII)["PYTHONUTF8"] == "1"
+    assert _environ(prefix, **_ASCII)["LC_ALL"].upper().replace("-", "").endswith("UTF8")
+
+
+@pytest.mark.parametrize("form", ["{}", "{}/", "{}:/nonexistent", "../{.name}"])
+def test_pythonpath_does_not_leak_in(prefix: Path, tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module of the server's or the person's PYTHONPATH does not shadow the pinned one, however it is written."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "numpy.py").write_text("raise SystemExit('leaked')")
+    code = "import importlib.util, os; print(importlib.util.find_spec('numpy'), os.environ.get('PYTHONPATH'))"
+    code = "import sys; sys.path.remove('') if '' in sys.path else None\n" + code
+    assert _run(prefix, code, PYTHONPATH=form.format(tmp_path)) == "None None"
+
+
+def test_the_users_site_does_not_leak_in(prefix: Path, tmp_path: Path) -> None:
+    """Packages in ~/.local are not those of the lock."""
+    site = tmp_path / ".local/lib/python3.11/site-packages"
+    site.mkdir(parents=True)
+    (site / "leaked.py").touch()
+    code = "import importlib.util; print(importlib.util.find_spec('leaked'))"
+    assert _run(prefix, code, HOME=str(tmp_path)) == "None"
+
+
+def test_an_environment_below_the_home_folder_keeps_its_own_packages(prefix: Path, tmp_path: Path) -> None:
+    """An environment that is unpacked below ~/.local/lib is not taken for the user's site."""
+    home = tmp_path / "home"
+    (home / ".local/lib").mkdir(parents=True)
+    (home / ".local/lib/env").symlink_to(prefix)
+    code = "import _vllm_env_runtime; print('own')"
+    assert _run(home / ".local/lib/env", code, HOME=str(home)) == "own"
+
+
+def test_children_do_not_get_the_environments_libraries(prefix: Path) -> None:
+    """LD_LIBRARY_PATH with env/lib breaks system programs; what else was in it stays."""
+    assert "LD_LIBRARY_PATH" not in _environ(prefix, LD_LIBRARY_PATH=f"{prefix}/lib")
+    both = _environ(prefix, LD_LIBRARY_PATH=f"{prefix}/bin/../lib:/opt/cuda/lib")
+    assert both["LD_LIBRARY_PATH"] == "/opt/cuda/lib"
+
+
+def test_the_environments_programs_come_first(prefix: Path) -> None:
+    """ninja and ptxas of the environment are found, and nothing of PATH is lost."""
+    path = _environ(prefix, PATH=f"/usr/bin:{prefix}/bin:/bin")["PATH"]
+    assert path == f"{prefix}/bin:/usr/bin:/bin"
+
+
+def test_variables_of_activation_scripts_are_applied_at_the_new_place(prefix: Path) -> None:
+    """What activate.d would set is set, with the prefix of now and not of the build; a person's value wins."""
+    variables = _environ(prefix)
+    assert variables["DEMO_HOME"] == f"{prefix}/share/demo"
+    assert variables["DEMO_TWO"] == "fast-er"
+    assert "PS1" not in variables
+    assert "DEMO_LINES" not in variables
+    assert _environ(prefix, DEMO_MODE="slow")["DEMO_MODE"] == "slow"
+
+
+def test_no_scripts_no_variables(bare_prefix: Path) -> None:
+    """A prefix without activate.d has nothing to apply."""
+    assert activation_variables(bare_prefix) == {}
+
+
+def test_the_hook_runs_before_the_packages_own(prefix: Path) -> None:
+    """.pth files run in the order of their names; packages' ones already need UTF-8."""
+    names = sorted(p.name for p in site_packages(prefix).glob("*.pth"))
+    assert names[0] == "00_vllm_env.pth"
+
+
+@pytest.mark.parametrize("how", ["spawned", "forked"])
+def test_engine_processes_end_with_their_owner(prefix: Path, how: str) -> None:
+    """The stub is killed with SIGKILL: the processes that name it as owner end within seconds, forked ones too."""
+    owner = subprocess.Popen(["sleep", "60"])
+    code = "import os, time\n" + ("pid = os.fork()\n" if how == "forked" else "pid = 0\n")
+    code += "print(os.getpid(), flush=True) if pid == 0 else None\ntime.sleep(60)"
+    child = _start(prefix, code, TRITON_VLLM_OWNER_PID=str(owner.pid))
+    assert child.stdout
+    pid = int(child.stdout.readline())
+    try:
+        time.sleep(0.2)
+        assert Path(f"/proc/{pid}").exists()
+        owner.kill()
+        owner.wait()
+        assert child.wait(5) == -signal.SIGKILL
+        end = time.monotonic() + 5
+        while _lives(pid) and time.monotonic() < end:
+            time.sleep(0.05)
+        assert not _lives(pid)
+    finally:
+        child.stdout.close()
+        child.kill()
+        child.wait()
+
+
+def test_the_owner_itself_and_strangers_live_on(prefix: Path) -> None:
+    """Without an owner, or as the owner, nothing is watched."""
+    assert _run(prefix, "print('lives')") == "lives"
+    assert _run(prefix, "print('lives')", TRITON_VLLM_OWNER_PID="not a pid") == "lives"
+
+
+def test_an_owner_of_another_machine_is_nobodys(prefix: Path) -> None:
+    """A Ray worker has the owner's variables of another machine: the id is taken for that of a process here otherwise."""
+    owner = subprocess.Popen([sys.executable, "-c", ""])
+    owner.wait()
+    named = {"TRITON_VLLM_OWNER_PID": str(owner.pid)}
+    assert _run(prefix, "print('lives')", **named, TRITON_VLLM_OWNER_PLACE="another boot") == "lives"
+    here = _start(prefix, "print('lives')", **named, TRITON_VLLM_OWNER_PLACE=guard.place())
+    here.communicate()
+    assert here.returncode == 1
+
+
+def test_a_child_whose_owner_is_already_dead_ends_at_once(prefix: Path) -> None:
+    """The stub died while its child was starting."""
+    owner = subprocess.Popen([sys.executable, "-c", ""])
+    owner.wait()
+    child = _start(prefix, "print('lives')", TRITON_VLLM_OWNER_PID=str(owner.pid))
+    output, _ = child.communicate()
+    assert child.returncode == 1
+    assert "lives" not in output
+
+
+def test_imports_are_not_held_up_by_garbage_collection(prefix: Path, bare_prefix: Path) -> None:
+    """A list that grows is walked less than a tenth as often as without the hook."""
+    code = "import gc; kept = [[] for _ in range(500_000)]; print(sum(s['collections'] for s in gc.get_stats()))"
+    assert int(_run(prefix, code)) * 10 < int(_run(bare_prefix, code))
+
+
+def test_the_hook_costs_little(prefix: Path, bare_prefix: Path) -> None:
+    """It runs in every interpreter, so it must load next to nothing."""
+    code = "import sys; print(*sys.modules)"
+    added = set(_run(prefix, code).split()) - set(_run(bare_prefix, code).split())
+    assert added <= {"_vllm_env_runtime", "_locale", "gc"}  # the last two are part of the interpreter
+
+
+def test_compiled_kernels_are_kept_per_environment(tmp_path: Path):
+    """Two environments get folders of their own below the user's cache, the same one wherever they are extracted."""
+    found = []
+    for name, identity in (("one", "a" * 64), ("elsewhere", "a" * 64), ("two", "b" * 64)):
+        prefix = tmp_path / name
+        (prefix / "lib" / "python3.11" / "site-packages").mkdir(parents=True)
+        (prefix / "bin").mkdir()
+        install_runtime(prefix, identity)
+        code = f"import os, sys; sys.path.insert(0, {str(site_packages(prefix))!r}); import _vllm_env_runtime; "
+        code += "print(os.environ['TORCHINDUCTOR_CACHE_DIR'])"
+        environment = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path / "home")}
+        done = subprocess.run(
+            [sys.executable, "-I", "-c", code], env=environment, capture_output=True, text=True, check=True
+        )
+        found.append(done.stdout.strip())
+    assert found[0] == found[1] == str(tmp_path / "home" / ".cache" / "vllm_env" / "inductor" / ("a" * 16))
+    assert found[2].endswith("b" * 16)

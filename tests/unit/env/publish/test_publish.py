@@ -1,0 +1,309 @@
+"""Publishing: one step, the person's files as they were, nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+import threading
+from pathlib import Path
+
+import pytest
+
+from support.repositories import CHECKOUT
+from vllm_env.base.errors import VllmEnvError
+from vllm_env.publish import publish as module
+from vllm_env.publish.publish import BUILT_NAMES, BuiltSet, check_writable, publish, remove_abandoned_staging
+
+_TEMPLATE = CHECKOUT / "model_repository" / "vllm"
+_STAGING = ".vllm_env.staging-"
+
+
+@pytest.fixture
+def built(tmp_path: Path) -> BuiltSet:
+    """A set whose archive, stub and manifest say "one"."""
+    return _built(tmp_path / "cache", "one")
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """Where it goes; beside it lies nothing else."""
+    (tmp_path / "place").mkdir()
+    return tmp_path / "place" / "models"
+
+
+def _built(folder: Path, tag: str, layout: str = "archive") -> BuiltSet:
+    folder.mkdir(parents=True, exist_ok=True)
+    stub, environment = folder / f"stub-{tag}", folder / f"environment-{tag}"
+    stub.write_text(tag)
+    if layout == "archive":
+        environment.write_text(tag)
+        environment.chmod(0o600)
+    else:
+        (environment / "bin").mkdir(parents=True, exist_ok=True)
+        (environment / "bin" / "activate").write_text(tag)
+    return BuiltSet(stub, environment, layout, json.dumps({"tag": tag}), json.dumps({"sbom": tag}))
+
+
+def _tags(model: Path) -> set[str]:
+    manifest = json.loads((model / "vllm_env.json").read_text())["tag"]
+    return {manifest, (model / "vllm_env.tar.gz").read_text(), (model / "triton_python_backend_stub").read_text()}
+
+
+def _mode(file: Path) -> int:
+    return file.stat().st_mode & 0o777
+
+
+def _no_strays(repository: Path) -> bool:
+    return not [p for p in repository.parent.rglob("*") if p.name.startswith(_STAGING) or p.name.endswith(".new")]
+
+
+@pytest.fixture(params=["exchange", "in place"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Both ways of placing; a file system that cannot exchange is stood in for by the call's own answer."""
+    if request.param == "in place":
+        monkeypatch.setattr(module, "exchange", lambda *_: False)
+        monkeypatch.setattr(module, "_staging_place", lambda _: None)
+    return str(request.param)
+
+
+def test_a_new_repository_gets_the_whole_model(built: BuiltSet, repository: Path, way: str) -> None:
+    """The template's files and the set, and no staging beside or inside."""
+    model = publish(built, repository, "vllm", _TEMPLATE)
+    assert (model / "1/model.py").read_bytes() == (_TEMPLATE / "1/model.py").read_bytes()
+    assert _tags(model) == {"one"}
+    assert [p.name for p in repository.iterdir()] == ["vllm"]
+    assert _no_strays(repository)
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o077])
+def test_modes_let_the_servers_user_read(built: BuiltSet, repository: Path, way: str, umask: int) -> None:
+    """Archive, manifest and SBOM 0644, stub 0755, whatever the umask and the cache's modes are."""
+    before = os.umask(umask)
+    try:
+        model = publish(built, repository, "vllm", _TEMPLATE)
+    finally:
+        os.umask(before)
+    assert _mode(model / "triton_python_backend_stub") == 0o755
+    assert {_mode(model / n) for n in ("vllm_env.tar.gz", "vllm_env.json", "vllm_env.cdx.json")} == {0o644}
+
+
+def test_the_persons_files_stay_as_they_are(built: BuiltSet, repository: Path, way: str, tmp_path: Path) -> None:
+    """Edited engine arguments, own files, links and modes survive; what was built is replaced."""
+    model = publish(built, repository, "vllm", _TEMPLATE)
+    (model / "vllm_engine_args.json").write_text('{"model": "mine"}')
+    (model / "1" / "own.py").write_text("mine")
+    (model / "1" / "own.py").chmod(0o600)
+    (model / "link").symlink_to("1/own.py")
+    (model / "vllm_cache").mkdir()
+    (model / "vllm_cache" / "warm.json").write_text("mine")
+    publish(_built(tmp_path / "cache", "two"), repository, "vllm", _TEMPLATE)
+    assert _tags(model) == {"two"}
+    assert (model / "vllm_engine_args.json").read_text() == '{"model": "mine"}'
+    assert _mode(model / "1/own.py") == 0o600
+    assert (model / "link").readlink() == Path("1/own.py")
+    assert (model / "vllm_cache/warm.json").read_text() == "mine"
+    assert _no_strays(repository)
+
+
+def test_a_missing_file_of_the_person_is_not_put_back(built: BuiltSet, repository: Path, way: str) -> None:
+    """A whole model is the person's: the template does not come back into it."""
+    model = publish(built, repository, "vllm", _TEMPLATE)
+    (model / "vllm_engine_args.json").unlink()
+    publish(built, repository, "vllm", _TEMPLATE)
+    assert not (model / "vllm_engine_args.json").exists()
+
+
+def test_a_half_made_model_is_completed(built: BuiltSet, repository: Path, way: str) -> None:
+    """A first publish that was cut off left some files; without config.pbtxt they are no model, and the rest is added."""
+    (repository / "vllm" / "1").mkdir(parents=True)
+    (repository / "vllm" / "1" / "kept.py").touch()
+    model = publish(built, repository, "vllm", _TEMPLATE)
+    assert (model / "1/model.py").exists()
+    assert (model / "config.pbtxt").exists()
+    assert (model / "1/kept.py").exists()
+
+
+def test_a_new_model_does_not_get_the_templates_caches(
+    built: BuiltSet, repository: Path, way: str, tmp_path: Path
+) -> None:
+    """The template is a model that may have been warmed itself, for another environment and other arguments."""
+    template = tmp_path / "template"
+    shutil.copytree(_TEMPLATE, template, ignore=shutil.ignore_patterns("vllm_cache", "vllm_env*"))
+    (template / "vllm_cache").mkdir()
+    (template / "vllm_cache" / "warm.json").write_text("the template's")
+    assert not (publish(built, repository, "vllm", template) / "vllm_cache").exists()
+
+
+def test_a_reader_sees_the_old_set_or_the_new(repository: Path, tmp_path: Path) -> None:
+    """While sets are exchanged many times, an opened folder never holds a mix of manifest, archive and stub."""
+    sets = [_built(tmp_path / "cache", tag) for tag in ("one", "two")]
+    model = publish(sets[0], repository, "vllm", _TEMPLATE)
+    seen: list[set[str]] = []
+    done = threading.Event()
+
+    def read() -> None:
+        while not done.is_set():
+            folder = os.open(model, os.O_RDONLY | os.O_DIRECTORY)  # as a reader that opened the folder once
+            try:
+                texts = [
+                    _read(name, folder) for name in ("vllm_env.json", "vllm_env.tar.gz", "triton_python_backend_stub")
+                ]
+            except FileNotFoundError:  # the old folder is removed after the exchange
+                continue
+            finally:
+                os.close(folder)
+            seen.append({json.loads(texts[0])["tag"], *texts[1:]})
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    for number in range(60):
+        publish(sets[number % 2], repository, "vllm", _TEMPLATE)
+        assert model.is_dir()
+    done.set()
+    reader.join()
+    assert len(seen) > 20
+    assert all(len(tags) == 1 for tags in seen)
+    assert {"one"} in seen
+    assert {"two"} in seen
+
+
+def _read(name: str, folder: int) -> str:
+    handle = os.open(name, os.O_RDONLY, dir_fd=folder)
+    with os.fdopen(handle) as stream:
+        return stream.read()
+
+
+def test_the_layout_switch_edits_config_and_removes_the_other(repository: Path, way: str, tmp_path: Path) -> None:
+    """EXECUTION_ENV_PATH follows the layout, the rest of config.pbtxt stays, and only one environment lies there."""
+    model = publish(_built(tmp_path / "cache", "one"), repository, "vllm", _TEMPLATE)
+    config = model / "config.pbtxt"
+    config.write_text(config.read_text() + "# mine\n")
+    publish(_built(tmp_path / "cache", "two", "directory"), repository, "vllm", _TEMPLATE)
+    assert '"$$TRITON_MODEL_DIRECTORY/vllm_env"' in config.read_text()
+    assert config.read_text().endswith("# mine\n")
+    assert (model / "vllm_env/bin/activate").read_text() == "two"
+    assert not (model / "vllm_env.tar.gz").exists()
+    publish(_built(tmp_path / "cache", "three"), repository, "vllm", _TEMPLATE)
+    assert '"$$TRITON_MODEL_DIRECTORY/vllm_env.tar.gz"' in config.read_text()
+    assert not (model / "vllm_env").exists()
+
+
+def test_an_own_environment_path_is_not_touched(built: BuiltSet, repository: Path) -> None:
+    """A person who points EXECUTION_ENV_PATH elsewhere keeps that."""
+    model = publish(built, repository, "vllm", _TEMPLATE)
+    text = (
+        (model / "config.pbtxt")
+        .read_text()
+        .replace("$$TRITON_MODEL_DIRECTORY/vllm_env.tar.gz", "/elsewhere/env.tar.gz")
+    )
+    (model / "config.pbtxt").write_text(text)
+    publish(built, repository, "vllm", _TEMPLATE)
+    assert (model / "config.pbtxt").read_text() == text
+
+
+def test_staging_of_dead_builds_goes_and_of_living_ones_stays(built: BuiltSet, repository: Path) -> None:
+    """Beside the repository and inside a model; the name has the owner's process id."""
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    model = publish(built, repository, "vllm", _TEMPLATE)
+    stale = [repository.parent / f"{_STAGING}{dead.pid}", model / f"{_STAGING}{dead.pid}"]
+    living = repository.parent / f"{_STAGING}{os.getppid()}"
+    for folder in (*stale, living):
+        (folder / "vllm").mkdir(parents=True)
+    assert sorted(remove_abandoned_staging(repository)) == sorted(stale)
+    assert living.exists()
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
+def test_a_failure_leaves_the_old_set_and_no_trace(
+    built: BuiltSet, repository: Path, way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    """A full disk or Ctrl-C while files are staged: what stood there is as it was."""
+    model = publish(built, repository, "vllm", _TEMPLATE)
+    before = {p: p.stat().st_mtime_ns for p in model.rglob("*") if p.is_file()}
+
+    def fails(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(module, "_sync", fails)
+    with pytest.raises(KeyboardInterrupt if isinstance(error, KeyboardInterrupt) else VllmEnvError) as caught:
+        publish(_built(tmp_path / "cache", "two"), repository, "vllm", _TEMPLATE)
+    assert _tags(model) == {"one"}
+    assert {p: p.stat().st_mtime_ns for p in model.rglob("*") if p.is_file()} == before
+    assert _no_strays(repository)
+    if isinstance(caught.value, VllmEnvError):
+        assert "No space left" in caught.value.what
+        assert caught.value.remedy
+
+
+def test_an_archive_of_another_file_system_is_copied(
+    repository: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Where no hard link is possible the bytes are copied."""
+    shared = Path("/dev/shm")
+    if not os.access(shared, os.W_OK) or shared.stat().st_dev == tmp_path.stat().st_dev:
+        pytest.skip("/dev/shm is no other file system here")
+    folder = shared / f"vllm_env_test_{os.getpid()}"
+    try:
+        model = publish(_built(folder, "one"), repository, "vllm", _TEMPLATE)
+        assert _tags(model) == {"one"}
+        assert _mode(model / "vllm_env.tar.gz") == 0o644
+    finally:
+        shutil.rmtree(folder)
+
+
+def test_a_link_to_the_model_stays_a_link(built: BuiltSet, repository: Path, tmp_path: Path) -> None:
+    """A person may keep the model elsewhere and link it into the repository."""
+    elsewhere = publish(built, tmp_path / "elsewhere", "vllm", _TEMPLATE)
+    repository.mkdir()
+    (repository / "vllm").symlink_to(elsewhere)
+    publish(_built(tmp_path / "cache", "two"), repository, "vllm", _TEMPLATE)
+    assert (repository / "vllm").is_symlink()
+    assert _tags(elsewhere) == {"two"}
+
+
+def test_a_repository_that_is_a_file_is_refused_early(tmp_path: Path) -> None:
+    """Before the long work: the path, the reason, the remedy."""
+    (tmp_path / "file").touch()
+    with pytest.raises(VllmEnvError, match="is not a folder") as caught:
+        check_writable(tmp_path / "file" / "models", "vllm")
+    assert caught.value.remedy
+
+
+@pytest.mark.parametrize(("mode", "below"), [(0o555, "models"), (0o555, ""), (0o700, "closed/models")])
+def test_a_repository_that_cannot_be_written_is_refused_early(mode: int, below: str) -> None:
+    """No permission, or a folder above that may not be entered: known before the build."""
+    folder = Path(tempfile.mkdtemp(prefix="vllm_env_test_"))
+    try:
+        folder.chmod(mode)
+        assert _refusal_of_nobody(folder / below).startswith(f"--model-repository {folder / below} cannot be written")
+    finally:
+        folder.chmod(0o700)
+        shutil.rmtree(folder)
+
+
+def _refusal_of_nobody(repository: Path) -> str:
+    """Asks as a user without rights, in a fork: root may write everywhere."""
+    receive, send = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            if os.geteuid() == 0:
+                os.setuid(65534)
+            check_writable(repository, "vllm")
+            os.write(send, b"accepted")
+        except BaseException as error:
+            os.write(send, str(error).encode())
+        os._exit(0)
+    os.close(send)
+    os.waitpid(child, 0)
+    with os.fdopen(receive) as stream:
+        return stream.read()
+
+
+def test_the_manifest_is_placed_last() -> None:
+    """In place, the manifest is what makes the new set valid."""
+    assert BUILT_NAMES[-1] == "vllm_env.json"

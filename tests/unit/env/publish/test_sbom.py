@@ -1,0 +1,35 @@
+"""The bill of materials: every package once, with the digest that was verified."""
+
+from __future__ import annotations
+
+import json
+
+from support.small_build import small_lock
+from vllm_env.publish.sbom import render_sbom
+
+
+def test_every_package_is_a_component() -> None:
+    """The conda layer and each wheel, named by package URL."""
+    document = json.loads(render_sbom(small_lock()))
+    assert (document["bomFormat"], document["specVersion"]) == ("CycloneDX", "1.5")
+    assert {c["purl"] for c in document["components"]} == {
+        "pkg:conda/python@3.11.7?build=local_0&subdir=linux-64",
+        "pkg:pypi/numpy@1.26.4",
+        "pkg:pypi/setuptools@84.2.1",
+        "pkg:pypi/vllm@0.99.0",
+    }
+    assert len({c["bom-ref"] for c in document["components"]}) == 4
+
+
+def test_a_digest_is_given_where_it_is_the_installed_files() -> None:
+    """One digest in the lock is that file's; of several, one was installed and it is not said which."""
+    by_name = {c["name"]: c for c in json.loads(render_sbom(small_lock()))["components"]}
+    assert by_name["numpy"]["hashes"] == [{"alg": "SHA-256", "content": "1" * 64}]
+    assert by_name["python"]["hashes"] == [{"alg": "SHA-256", "content": "0" * 64}]
+    assert by_name["vllm"]["hashes"] == [{"alg": "SHA-256", "content": "4" * 64}]
+    assert "hashes" not in by_name["setuptools"]
+
+
+def test_equal_locks_give_equal_text_wherever_the_pinned_file_lies() -> None:
+    """Neither time nor place is in it."""
+    assert render_sbom(small_lock(folder="/one")) == render_sbom(small_lock(folder="/other/place"))

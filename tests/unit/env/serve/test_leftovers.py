@@ -1,0 +1,134 @@
+"""What dead servers left is found, what a running process uses is not."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from vllm_env.serve import leftovers as dead_servers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PATTERN = re.compile(r"python_env_\w{6}")
+
+
+_OWN_PROC = ["unshare", "--mount", "sh", "-c", 'mount -t proc proc /proc && exec "$@"', "sh"]
+
+
+def _may_mount() -> bool:
+    return shutil.which("unshare") is not None and not subprocess.run([*_OWN_PROC, "true"], check=False).returncode
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that the kernel names tritonserver; it ends with its input."""
+    program = tmp_path / "bin" / "tritonserver"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\necho ready\nread line\n")
+    program.chmod(0o755)
+    with subprocess.Popen([program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as running:
+        assert running.stdout
+        assert running.stdout.readline() == b"ready\n"
+        yield running
+
+
+def folder(parent: Path, name: str) -> Path:
+    made = parent / name
+    (made / "0").mkdir(parents=True)
+    (made / "0" / "data").write_bytes(b"x" * 5000)
+    old = time.time() - 10**8  # older than any server that may run here
+    os.utime(made, (old, old))
+    return made
+
+
+def test_an_unused_environment_is_found_and_removed(tmp_path: Path):
+    """Its size is that of its files, and after ``remove`` it is gone."""
+    left = folder(tmp_path, "python_env_abc123")
+    (found,) = dead_servers.find_abandoned(((tmp_path, PATTERN),))
+    assert (found.path, found.size) == (left, 5000)
+    found.remove()
+    assert not left.exists()
+
+
+def test_one_that_a_process_has_mapped_is_not(tmp_path: Path):
+    """This very process maps a file of it, as a stub maps its libraries."""
+    used = folder(tmp_path, "python_env_abc123")
+    with (used / "0" / "data").open("rb") as stream:
+        mapped = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+    try:
+        assert dead_servers.find_abandoned(((tmp_path, PATTERN),)) == []
+    finally:
+        mapped.close()
+    assert len(dead_servers.find_abandoned(((tmp_path, PATTERN),))) == 1
+
+
+def test_what_has_another_name_is_left_alone(tmp_path: Path):
+    """Only the names that Triton and this tool give are looked at."""
+    folder(tmp_path, "python_environment")
+    folder(tmp_path, "my_data")
+    assert dead_servers.find_abandoned(((tmp_path, PATTERN),)) == []
+
+
+def test_one_younger_than_a_running_server_is_left_alone(tmp_path: Path, monkeypatch):
+    """A server that is extracting right now has mapped nothing yet."""
+    made = folder(tmp_path, "python_env_abc123")
+    monkeypatch.setattr(dead_servers, "_oldest_server", lambda: made.lstat().st_mtime - 10)
+    assert dead_servers.find_abandoned(((tmp_path, PATTERN),)) == []
+
+
+@pytest.fixture
+def copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Private copies of vLLM's caches in both places, beside what belongs to others or has another name."""
+    temporary = tmp_path / "temporary"
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    folder(temporary, "vllm_env_warm_mine")
+    folder(tmp_path / "cache" / "standins", "1234")
+    own = f"vllm_env_warm_{os.getuid()}"
+    return [folder(tmp_path / "cache" / "warm", "1234"), folder(temporary, own)]
+
+
+def _private(root: Path) -> list[Path]:
+    below = root.parent
+    return [entry.path for entry in dead_servers.find_private_caches({root}) if entry.path.is_relative_to(below)]
+
+
+def test_private_caches_are_found_in_both_places(tmp_path: Path, copies: list[Path]):
+    """In the cache folder, and below the folder for temporary files, which is taken when the home is read-only."""
+    assert _private(tmp_path / "cache") == copies
+
+
+@pytest.mark.usefixtures("server")
+def test_a_running_server_is_seen():
+    """By what the kernel calls it; its private caches stay (tests/unit/test_cli.py)."""
+    assert dead_servers.server_runs()
+
+
+def test_a_server_that_has_ended_does_not_count(server: subprocess.Popen[bytes]):
+    """Nor while its parent has not yet asked for its status."""
+    before = len(dead_servers._servers())
+    server.kill()
+    os.waitid(os.P_PID, server.pid, os.WEXITED | os.WNOWAIT)
+    assert Path(f"/proc/{server.pid}/comm").read_text() == "tritonserver\n"
+    assert len(dead_servers._servers()) == before - 1
+
+
+@pytest.mark.skipif(not _may_mount(), reason="this user may not mount /proc")
+@pytest.mark.usefixtures("server")
+def test_a_server_began_when_it_began(tmp_path: Path):
+    """Not when its folder in /proc was first looked at, which in a new mount of /proc is now."""
+    began = time.time()
+    time.sleep(1.5)
+    code = "from vllm_env.serve import leftovers as dead_servers; print(dead_servers._oldest_server())"
+    env = {**os.environ, "PYTHONPATH": str(Path(dead_servers.__file__).parents[2])}
+    said = subprocess.check_output([*_OWN_PROC, sys.executable, "-c", code], env=env, text=True)
+    assert float(said) < began + 0.5

@@ -1,0 +1,169 @@
+"""env/vllm_env/server.py: what is started, when it counts as ready, and that nothing of it stays."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from pathlib import Path
+
+import pytest
+
+from support import fake_tritonserver
+from vllm_env.base.errors import CommandError
+from vllm_env.serve import server as server_module
+from vllm_env.serve.processes import processes
+from vllm_env.serve.server import StuckStartError, TritonServer, free_ports
+
+
+@pytest.fixture
+def binary(tmp_path: Path) -> Path:
+    """A launcher like that of the provisioned Triton."""
+    return fake_tritonserver.launcher(tmp_path)
+
+
+def make(binary: Path, words: str = "", **options: object) -> TritonServer:
+    folder = binary.parent
+    environment = {"FAKE_TRITON": words}
+    return TritonServer(binary, folder / "models", log=folder / "log", environment=environment, **options)  # type: ignore[arg-type]
+
+
+def alive(pid: int) -> bool:
+    return any(process.pid == pid and not process.zombie for process in processes())
+
+
+def traces() -> set[str]:
+    return {str(p) for p in (*Path("/dev/shm").glob("vllm_env_*"), *Path("/tmp").glob("vllm_env_server_*"))}
+
+
+def test_serves_on_loopback_and_leaves_nothing(binary: Path) -> None:
+    """All three frontends are bound to 127.0.0.1; process, shared memory and temporary files are gone afterwards."""
+    before = traces()
+    with make(binary) as server:
+        pid = server.pid
+        assert alive(pid)
+        assert traces() > before
+    options = (binary.parent / "log").read_text()
+    for frontend in ("http", "grpc", "metrics"):
+        assert f'"{frontend}-address": "127.0.0.1"' in options
+        assert f'"{frontend}-port": "{getattr(server.ports, frontend)}"' in options
+    assert not alive(pid)
+    assert server.leftovers == ()
+    assert traces() == before
+
+
+def test_children_that_outlive_the_server_are_ended_and_reported(binary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A child of its session and one that left session and marker behind: both are found, ended and named."""
+    monkeypatch.setattr(server_module, "_LEAVE_SECONDS", 0.1)
+    with make(binary, "child orphan") as server:
+        children = [process.pid for process in server.members() if process.pid != server.pid]
+        assert len(children) == 2
+    assert sorted(process.pid for process in server.leftovers) == sorted(children)
+    assert not any(alive(pid) for pid in children)
+
+
+def test_orphans_of_a_killed_server_are_ended(binary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """kill -9 of the server, as the kernel does when memory is short: its child is found without it."""
+    monkeypatch.setattr(server_module, "_LEAVE_SECONDS", 0.1)
+    with make(binary, "child") as server:
+        (child,) = [process.pid for process in server.members() if process.pid != server.pid]
+        os.kill(server.pid, signal.SIGKILL)
+        while server.running:
+            time.sleep(0.01)
+    assert not alive(child)
+
+
+def test_server_that_ignores_sigterm_is_killed(binary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hung server does not hang the caller."""
+    monkeypatch.setattr(server_module, "_EXIT_SECONDS", 0.2)
+    monkeypatch.setattr(server_module, "_GRACE_SECONDS", 0.2)
+    monkeypatch.setattr(server_module, "_LEAVE_SECONDS", 0.1)
+    with make(binary, "deaf") as server:
+        pid = server.pid
+    assert not alive(pid)
+    assert [process.pid for process in server.leftovers] == [pid]
+
+
+def test_failed_load_is_reported_at_once_with_the_log_lines_that_tell_why(binary: Path) -> None:
+    """No waiting for the timeout; the error line is in the message's tail, the line of normal running is not."""
+    before = traces()
+    started = time.monotonic()
+    with pytest.raises(CommandError, match="ended with status 1") as failed, make(binary, "broken"):
+        pass
+    assert time.monotonic() - started < 10
+    assert "failed to load vllm: no such model" in failed.value.tail
+    assert "loading: vllm:1" not in failed.value.tail
+    assert traces() == before
+
+
+def test_timeout_ends_the_server(binary: Path) -> None:
+    """A server that is never ready is stopped, and its caller heard how long it took."""
+    waited: list[float] = []
+    server = make(binary, "never", ready_timeout=0.6, on_wait=waited.append)
+    with pytest.raises(CommandError, match="not ready after"), server:
+        pass
+    assert waited
+    assert not server.running
+    assert server.members() == []
+
+
+def test_interrupt_while_loading_ends_the_server(binary: Path) -> None:
+    """Ctrl-C during the wait: the server and its child are gone before KeyboardInterrupt reaches the caller."""
+    pids: list[int] = []
+
+    def interrupt(elapsed: float) -> None:
+        if elapsed > 0.3:
+            pids.append(server.pid)
+            raise KeyboardInterrupt
+
+    server = make(binary, "never", on_wait=interrupt)
+    with pytest.raises(KeyboardInterrupt), server:
+        pass
+    assert pids
+    assert not alive(pids[0])
+
+
+def test_missing_program_is_named(tmp_path: Path) -> None:
+    """The message names the path; nothing stays in /tmp."""
+    before = traces()
+    with (
+        pytest.raises(CommandError, match="tritonserver does not start: No such file"),
+        make(tmp_path / "tritonserver"),
+    ):
+        pass
+    assert traces() == before
+
+
+def test_ports_in_use_are_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With four ports to choose from and one taken, the other three are found."""
+    taken = free_ports().http
+    monkeypatch.setattr(server_module, "_PORTS", range(taken, taken + 4))
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", taken))
+        holder.listen()
+        ports = free_ports()
+    assert taken not in (ports.http, ports.grpc, ports.metrics)
+
+
+def test_known_crash_at_start_up_is_tried_once_more(binary: Path) -> None:
+    """The Python backend's own fault costs a second start and not the build; the second one serves."""
+    with make(binary, "crash-once") as server:
+        assert server.running
+    assert (binary.parent / "log").read_text().count("lock_exception") == 1
+
+
+def test_known_crash_is_not_tried_for_ever(binary: Path) -> None:
+    """Twice the same crash is an error, with the line that names it."""
+    with pytest.raises(StuckStartError) as failed, make(binary, "crash"):
+        pass
+    assert "lock_exception" in failed.value.tail
+    assert (binary.parent / "log").read_text().count("lock_exception") == 2
+
+
+def test_start_without_a_sign_of_life_is_tried_once_more(binary: Path) -> None:
+    """A server that hangs and says nothing is not waited for until the timeout."""
+    started = time.monotonic()
+    with pytest.raises(StuckStartError, match="said nothing"), make(binary, "never", stall_timeout=0.5):
+        pass
+    assert time.monotonic() - started < 10

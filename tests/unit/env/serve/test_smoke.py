@@ -1,0 +1,193 @@
+"""env/vllm_env/smoke.py: the copy that is served, the check of the answers, and what stays as it was."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from support import fake_tritonserver
+from vllm_env.base.errors import CommandError, VllmEnvError
+from vllm_env.serve.smoke import SmokeRequest, copy_model, engine_args, server_environment, smoke_run
+
+CONFIG = 'parameters {{ key: "EXECUTION_ENV_PATH" value: {{ string_value: "$$TRITON_MODEL_DIRECTORY/{}" }} }}\n'
+CLIENT = """
+import sys
+options = dict(a[2:].split("=", 1) for a in sys.argv[1:] if "=" in a)
+answers = {answers!r}
+open(options["results-file"], "w").write("".join(a + "\\n\\n=========\\n\\n" for a in answers))
+print("model", options["model"])
+print("PASS: vLLM example")
+sys.exit({status})
+"""
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A built model with an archive, as publish leaves it."""
+    folder = tmp_path / "repository" / "vllm"
+    (folder / "1").mkdir(parents=True)
+    (folder / "1" / "model.py").write_text("# the model\n")
+    (folder / "config.pbtxt").write_text(CONFIG.format("vllm_env.tar.gz"))
+    (folder / "vllm_engine_args.json").write_text('{"model": "facebook/opt-125m"}\n')
+    (folder / "vllm_env.tar.gz").write_bytes(b"archive")
+    (folder / "triton_python_backend_stub").write_bytes(b"stub")
+    (folder / "triton_python_backend_stub").chmod(0o755)
+    return folder
+
+
+@pytest.fixture
+def request_(tmp_path: Path, model: Path) -> SmokeRequest:
+    """A smoke run with a server that is ready at once; `client` says what answers come."""
+    binary = tmp_path / "tritonserver"
+    binary.write_text(f'#!/bin/sh\nexec {sys.executable} {fake_tritonserver.__file__} "$@"\n')
+    binary.chmod(binary.stat().st_mode | stat.S_IXUSR)
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("Hello\nThe capital of France is\n")
+    return SmokeRequest(
+        binary=binary,
+        model_folder=model,
+        engine_model=str(tmp_path),
+        client=make_client(tmp_path, [" there", " Paris, of course"]),
+        client_python=Path(sys.executable),
+        prompts=prompts,
+        scratch=tmp_path / "cache",
+        log=tmp_path / "server.log",
+        expected={"The capital of France is": " Paris"},
+    )
+
+
+def make_client(folder: Path, answers: list[str], status: int = 0) -> Path:
+    path = folder / "client.py"
+    path.write_text(CLIENT.format(answers=answers, status=status))
+    return path
+
+
+def snapshot(folder: Path) -> dict[str, tuple[bytes, int]]:
+    return {
+        str(path.relative_to(folder)): (path.read_bytes(), path.stat().st_mtime_ns)
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+def test_answers_come_back_and_nothing_else_changes(request_: SmokeRequest) -> None:
+    """Answers by prompt, the client's lines; the published folder is untouched and the copy is gone."""
+    before = snapshot(request_.model_folder)
+    result = smoke_run(request_)
+    assert result.answers == (("Hello", " there"), ("The capital of France is", " Paris, of course"))
+    assert result.client_lines == ("model vllm", "PASS: vLLM example")
+    assert snapshot(request_.model_folder) == before
+    assert list((request_.scratch / "build").iterdir()) == []
+
+
+@pytest.mark.parametrize("answers", [[" there", " London"], [" there", ""], [" there"]])
+def test_wrong_or_missing_answer_fails(request_: SmokeRequest, tmp_path: Path, answers: list[str]) -> None:
+    """A model that does not say " Paris" is not the one that was trained, though every part answered."""
+    make_client(tmp_path, answers)
+    with pytest.raises(VllmEnvError, match=r"Paris|1 answers to 2 prompts"):
+        smoke_run(request_)
+    assert list((request_.scratch / "build").iterdir()) == []
+
+
+def test_failed_client_fails_with_what_it_printed(request_: SmokeRequest, tmp_path: Path) -> None:
+    """Exit 1 of the client is a failed smoke run, with the server's log named."""
+    make_client(tmp_path, [" there", " Paris"], status=1)
+    with pytest.raises(CommandError, match=r"query the server.*server\.log") as failed:
+        smoke_run(request_)
+    assert "PASS" in failed.value.tail
+
+
+def test_server_that_does_not_load_leaves_nothing(request_: SmokeRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reason is in the error's tail, and the copy is gone."""
+    monkeypatch.setenv("FAKE_TRITON", "broken")
+    with pytest.raises(CommandError) as failed:
+        smoke_run(request_)
+    assert "no such model" in failed.value.tail
+    assert list((request_.scratch / "build").iterdir()) == []
+
+
+def test_archive_is_linked_and_the_stub_stays_executable(model: Path, tmp_path: Path) -> None:
+    """A gigabyte is not copied: same file, and `$$TRITON_MODEL_DIRECTORY` still names it in the copy."""
+    copy = tmp_path / "copy" / "vllm"
+    copy_model(model, copy, {"model": "x"})
+    assert (copy / "vllm_env.tar.gz").samefile(model / "vllm_env.tar.gz")
+    assert (copy / "config.pbtxt").read_text() == (model / "config.pbtxt").read_text()
+    assert os.access(copy / "triton_python_backend_stub", os.X_OK)
+    assert json.loads((copy / "vllm_engine_args.json").read_text()) == {"model": "x"}
+    assert (copy / "1" / "model.py").is_file()
+
+
+def test_archive_on_another_file_system_is_named_by_its_path(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where no hard link can be made, the copy points to the original instead of copying it."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(18, "Invalid cross-device link")
+
+    monkeypatch.setattr(os, "link", refuse)
+    copy = tmp_path / "copy" / "vllm"
+    copy_model(model, copy, {})
+    assert f'"{model}/vllm_env.tar.gz"' in (copy / "config.pbtxt").read_text()
+
+
+def test_unpacked_environment_is_named_by_its_path(model: Path, tmp_path: Path) -> None:
+    """A folder of 60,000 files is not copied either, and no link leads out of the model's folder."""
+    (model / "vllm_env").mkdir()
+    (model / "config.pbtxt").write_text(CONFIG.format("vllm_env"))
+    copy = tmp_path / "copy" / "vllm"
+    copy_model(model, copy, {})
+    assert f'"{model}/vllm_env"' in (copy / "config.pbtxt").read_text()
+    assert not any(path.is_symlink() for path in copy.rglob("*"))
+
+
+@pytest.mark.parametrize(
+    ("entry", "given", "copied"),
+    [
+        ('parameters { key: "GPU_DEVICE_IDS" value: { string_value: @ } }', '"0,1"', '"0"'),
+        (
+            'parameters: [\n  {\n    key: "GPU_DEVICE_IDS"\n    value {\n string_value:@\n }\n  }\n]',
+            '" 3 , 1, 2"',
+            '" 3 "',
+        ),
+        ("parameters{key:'GPU_DEVICE_IDS',value:{string_value:@}}", "'1,0'", "'1'"),
+        (
+            'parameters {\n key: "GPU_DEVICE_IDS" # the "fast", near ones\n value: { string_value: @ }\n}',
+            '"2,3"',
+            '"2"',
+        ),
+        ('parameters { key: "GPU_DEVICE_IDS" value: { string_value: @ } }', '"5"', '"5"'),
+        ('parameters { key: "OTHER" value: { string_value: @ } }', '"0,1"', '"0,1"'),
+    ],
+)
+def test_the_copy_takes_the_first_of_several_gpus(
+    model: Path, tmp_path: Path, entry: str, given: str, copied: str
+) -> None:
+    """The smoke run's engine takes one GPU, whatever tensor_parallel_size the person's own arguments have."""
+    text = CONFIG.format("vllm_env.tar.gz") + entry + "\nversion_policy { specific: { versions: [1, 2] } }\n"
+    (model / "config.pbtxt").write_text(text.replace("@", given))
+    copy = tmp_path / "copy" / "vllm"
+    copy_model(model, copy, {"model": "x"})
+    assert (copy / "config.pbtxt").read_text() == text.replace("@", copied)
+    assert (model / "config.pbtxt").read_text() == text.replace("@", given)
+
+
+def test_local_model_is_served_without_the_hub(request_: SmokeRequest) -> None:
+    """A folder needs no network and says so; a name on the hub may be fetched."""
+    assert server_environment(request_)["HF_HUB_OFFLINE"] == "1"
+    assert "HF_HUB_OFFLINE" not in server_environment(replace(request_, engine_model="facebook/opt-125m"))
+
+
+def test_engine_arguments_fit_the_machine(request_: SmokeRequest) -> None:
+    """On CPU float32 and no memory fraction; on a GPU a small share for the small model."""
+    cpu, gpu = engine_args(request_), engine_args(replace(request_, gpu=True))
+    assert cpu["dtype"] == "float32"
+    assert "gpu_memory_utilization" not in cpu
+    assert gpu["gpu_memory_utilization"] < 0.5
+    assert cpu["model"] == gpu["model"] == request_.engine_model

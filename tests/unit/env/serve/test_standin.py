@@ -1,0 +1,89 @@
+"""env/vllm_env/standin.py: when a model is made, when the cached one serves, and what a failure leaves."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from support.repositories import CHECKOUT
+from vllm_env.base.errors import CommandError
+from vllm_env.serve.standin import FACTS, Recipe, ensure_standin
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture
+def python(tmp_path: Path) -> Path:
+    """An interpreter's stand-in: counts its runs and writes what the trainer would, or fails."""
+    path = tmp_path / "environment" / "bin" / "python"
+    path.parent.mkdir(parents=True)
+    path.write_text(
+        f"""#!{sys.executable}
+import pathlib, sys
+runs = pathlib.Path({str(tmp_path / "runs")!r})
+runs.write_text(runs.read_text() + "x" if runs.exists() else "x")
+out = pathlib.Path(sys.argv[3])
+(out / "tokenizer.json").write_text("{{}}")
+if pathlib.Path({str(tmp_path / "fail")!r}).exists():
+    sys.exit("error: after 1500 steps a token of an answer has probability 0.10")
+(out / "config.json").write_text(open(sys.argv[2]).read())
+(out / "config.json").chmod(0o600)
+"""
+    )
+    path.chmod(0o755)
+    return path
+
+
+def test_same_recipe_is_made_once(python: Path, tmp_path: Path) -> None:
+    """The second call takes the cached folder and says nothing."""
+    said: list[str] = []
+    first = ensure_standin(python, tmp_path / "cache", report=said.append)
+    second = ensure_standin(python, tmp_path / "cache", report=said.append)
+    assert first == second
+    assert (tmp_path / "runs").read_text() == "x"
+    assert len(said) == 1
+    assert (first / "config.json").stat().st_mode & 0o777 == 0o644
+
+
+def test_each_recipe_has_a_folder_of_its_own(python: Path, tmp_path: Path) -> None:
+    """Another seed or architecture is another model, and the recipe reaches the trainer."""
+    folders = {
+        ensure_standin(python, tmp_path / "cache", recipe=r) for r in (Recipe(), Recipe(seed=1), Recipe("llama"))
+    }
+    assert len(folders) == 3
+    assert sum('"architecture": "llama"' in (folder / "config.json").read_text() for folder in folders) == 1
+
+
+def test_other_transformers_is_another_model(python: Path, tmp_path: Path) -> None:
+    """What one release of transformers saved is not handed to an environment with another."""
+    first = ensure_standin(python, tmp_path / "cache")
+    (python.parent.parent / "lib/python3.11/site-packages/transformers-4.57.0.dist-info").mkdir(parents=True)
+    assert ensure_standin(python, tmp_path / "cache") != first
+
+
+def test_failed_training_keeps_nothing(python: Path, tmp_path: Path) -> None:
+    """The error carries what the trainer said; no half-made model is found by the next call."""
+    (tmp_path / "fail").touch()
+    with pytest.raises(CommandError, match="no-smoke-run") as failed:
+        ensure_standin(python, tmp_path / "cache")
+    assert "probability 0.10" in failed.value.tail
+    assert not list((tmp_path / "cache").glob("standins/*"))
+    assert not list((tmp_path / "cache").glob("build/*"))
+    (tmp_path / "fail").unlink()
+    assert (ensure_standin(python, tmp_path / "cache") / "config.json").is_file()
+
+
+@pytest.mark.parametrize("bad", [{"architecture": "gpt"}, {"hidden": 32, "heads": 2}, {"vocabulary": 100}])
+def test_recipe_that_vllm_cannot_run_is_refused(bad: dict[str, object]) -> None:
+    """Attention on CPU needs 32 dimensions a head; bytes need 256 tokens."""
+    with pytest.raises(ValueError, match=str(next(iter(bad.values())))):
+        Recipe(**bad)  # type: ignore[arg-type]
+
+
+def test_facts_are_the_prompts_of_the_project() -> None:
+    """The smoke run checks prompts.txt, so the stand-in must know all of it, and France's capital."""
+    assert [prompt for prompt, _ in FACTS] == (CHECKOUT / "prompts.txt").read_text().splitlines()
+    assert dict(FACTS)["The capital of France is"].startswith(" Paris")

@@ -1,0 +1,119 @@
+"""The CPU Triton out of its wheel; a small wheel of the same layout stands for the 100 MB."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import zipfile
+from typing import TYPE_CHECKING
+
+import pytest
+
+from vllm_env.base.errors import CommandError
+from vllm_env.triton import provision as module
+from vllm_env.triton.provision import provision
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_SERVER = '#!/bin/sh\necho "libraries $LD_LIBRARY_PATH"\necho "arguments $*"\n'
+
+
+@pytest.fixture
+def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A wheel of that name and layout which pip finds, and nothing else that it could take."""
+    folder = tmp_path / "wheels"
+    folder.mkdir()
+    file = folder / "nvidia_pytriton-0.7.0-py3-none-any.whl"
+    info = "nvidia_pytriton-0.7.0.dist-info"
+    files = {
+        "pytriton/tritonserver/bin/tritonserver": _SERVER,
+        "pytriton/tritonserver/backends/python/libtriton_python.so": "backend",
+        "pytriton/tritonserver/python_backend_stubs/3.10/triton_python_backend_stub": "stub 3.10",
+        "pytriton/tritonserver/python_backend_stubs/3.11/triton_python_backend_stub": "stub 3.11",
+        "pytriton/tritonserver/caches/local/libtritoncache_local.so": "cache",
+        "nvidia_pytriton.libs/libx.so": "library",
+        "pytriton/client/client.py": "not needed",
+        f"{info}/METADATA": "Metadata-Version: 2.1\nName: nvidia-pytriton\nVersion: 0.7.0\n",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        f"{info}/RECORD": "",
+    }
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, text in files.items():
+            archive.writestr(name, text)
+    for name in [n for n in os.environ if n.startswith("PIP_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
+    return file
+
+
+def test_the_root_is_laid_out_like_that_of_a_container(wheel: Path, tmp_path: Path) -> None:
+    """Server, backend with a stub, stubs by version, libraries, release; programs are executable."""
+    root = tmp_path / "triton"
+    provision(root)
+    assert (root / "RELEASE").read_text() == "24.10\n"
+    assert (root / "TRITON_VERSION").read_text() == "2.51.0\n"
+    assert (root / "backends/python/triton_python_backend_stub").read_text() == "stub 3.10"
+    assert (root / "lib/libx.so").is_file()
+    for program in ("bin/tritonserver", "libexec/tritonserver", "python_backend_stubs/3.11/triton_python_backend_stub"):
+        assert os.access(root / program, os.X_OK)
+    assert not (root / "client").exists()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["triton", "wheels"]
+
+
+def test_the_launcher_starts_it_from_anywhere(wheel: Path, tmp_path: Path) -> None:
+    """Also through a link and from a folder with a space: its libraries and backends, then the person's arguments."""
+    root = tmp_path / "a folder" / "triton"
+    root.parent.mkdir()
+    provision(root)
+    (tmp_path / "link").symlink_to(root / "bin/tritonserver")
+    answer = subprocess.check_output(
+        [tmp_path / "link", "--model-store=/x y"], text=True, env={"PATH": "/usr/bin:/bin", "LD_LIBRARY_PATH": "/own"}
+    )
+    assert answer.splitlines() == [
+        f"libraries {root}/lib:/own",
+        f"arguments --backend-directory={root}/backends --cache-directory={root}/caches --model-store=/x y",
+    ]
+
+
+def test_a_whole_root_is_left_alone(wheel: Path, tmp_path: Path) -> None:
+    """Nothing is fetched twice."""
+    root = tmp_path / "triton"
+    provision(root)
+    (root / "own").touch()
+    wheel.unlink()
+    provision(root)
+    assert (root / "own").exists()
+
+
+def test_a_torn_root_is_made_anew(wheel: Path, tmp_path: Path) -> None:
+    """RELEASE is written last: without it the root is not whole."""
+    root = tmp_path / "triton"
+    (root / "bin").mkdir(parents=True)
+    (root / "junk").touch()
+    provision(root)
+    assert (root / "RELEASE").is_file()
+    assert not (root / "junk").exists()
+
+
+def test_no_wheel_is_an_error_and_leaves_nothing(wheel: Path, tmp_path: Path) -> None:
+    """The message names the wheel and the other way, --triton-root."""
+    wheel.unlink()
+    with pytest.raises(CommandError, match="nvidia-pytriton") as caught:
+        provision(tmp_path / "triton")
+    assert "--triton-root" in caught.value.remedy
+    assert [p.name for p in tmp_path.iterdir()] == ["wheels"]
+
+
+def test_an_interrupt_leaves_nothing(wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C while it is unpacked."""
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "_lay_out", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        provision(tmp_path / "triton")
+    assert [p.name for p in tmp_path.iterdir()] == ["wheels"]
