@@ -39,7 +39,6 @@ _GPU = {"dtype": "float16", "max_model_len": 512, "gpu_memory_utilization": 0.5}
 ARCHIVE, BASELINE = "vllm_env.tar.gz", "baseline.tar.gz"
 _LAYOUTS = ("archive", "directory")
 _CASES = ("baseline", *_LAYOUTS, "archive-warm", "directory-warm")
-_PACKAGER = Path(__file__).resolve().parents[1] / "env"
 
 
 @dataclass(frozen=True)
@@ -122,15 +121,18 @@ def prepare(case: str, options: argparse.Namespace, work: Path, engine: dict[str
 
 
 def fill_caches(model: Path, options: argparse.Namespace, work: Path) -> None:
-    """Do what `gen_vllm_env.sh --warm` does to a built repository, with a home of its own."""
-    code = (
-        "import sys; from pathlib import Path; from vllm_env.serve.warm import warm; "
-        "print(warm(Path(sys.argv[1]), Path(sys.argv[2]), log=Path(sys.argv[3])))"
-    )
-    command = [sys.executable, "-c", code, str(options.triton_root.absolute() / "bin" / "tritonserver"), str(model)]
+    """Load the model once with a home of its own and keep the caches that vLLM fills, as `gen_vllm_env.sh --warm` does."""
+    filled = work / f"filled-{model.parent.name}"
+    filled.mkdir(parents=True)
     home = fresh_home(work / f"home-filling-{model.parent.name}")
-    variables = {**os.environ, **engine_variables(options.device), **home, "PYTHONPATH": str(_PACKAGER)}
-    subprocess.run([*command, str(work / f"warm-{model.parent.name}.log")], check=True, env=variables)
+    variables = {**engine_variables(options.device), **home, "TRITON_VLLM_WARM": str(filled)}
+    setting = Setting(Path(), options.triton_root.absolute(), model.parent, {}, variables, work)
+    server = PreparedTriton(setting, model.parent)
+    try:
+        server.start()
+    finally:
+        server.stop()
+    filled.rename(model / "vllm_cache")
 
 
 def fresh_home(folder: Path) -> dict[str, str]:

@@ -25,17 +25,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "env"), str(ROOT / "benchmarks")]
+sys.path[:0] = [str(ROOT / "benchmarks")]
 
 from harness import machine, svg  # noqa: E402
-from vllm_env.base.cache import tree_size  # noqa: E402
-from vllm_env.publish.publish import link_or_copy  # noqa: E402
 
 OURS, CONDA_PACK = "vllm-env", "conda-pack"
 _CODE = {
     OURS: (
-        "from pathlib import Path; from vllm_env.archive.pack import plan_archive, write_archive; "
-        "write_archive(plan_archive(Path({prefix!r})), Path({target!r}))"
+        "import runpy, sys; sys.argv[1:] = [{prefix!r}, {target!r}]; runpy.run_module('vllm_env.archive', run_name='__main__')"
     ),
     CONDA_PACK: (
         "import conda_pack; conda_pack.pack(prefix={prefix!r}, output={target!r}, n_threads={threads}, "
@@ -109,14 +106,16 @@ def cells(options: argparse.Namespace, folder: Path) -> list[Cell]:
     prefixes = [
         prefix if share >= 1 else part_of(prefix, share, folder / f"part-{share}") for share in sorted(options.shares)
     ]
-    return [Cell(place, tree_size(place), cores) for place in prefixes for cores in sorted(options.cores)]
+    return [Cell(place, machine.tree_size(place), cores) for place in prefixes for cores in sorted(options.cores)]
 
 
 def part_of(prefix: Path, share: float, target: Path) -> Path:
     """Return a prefix of hard links with the interpreter and as many packages as make up a share of the bytes."""
     packages = next(prefix.glob("lib/python3.*/site-packages"))
-    sizes = {entry: tree_size(entry) if entry.is_dir() else entry.stat().st_size for entry in packages.iterdir()}
-    room = int(share * tree_size(prefix)) - (tree_size(prefix) - sum(sizes.values()))
+    sizes = {
+        entry: machine.tree_size(entry) if entry.is_dir() else entry.stat().st_size for entry in packages.iterdir()
+    }
+    room = int(share * machine.tree_size(prefix)) - (machine.tree_size(prefix) - sum(sizes.values()))
     left_out = set()
     for entry, size in sorted(sizes.items(), key=lambda item: (-item[1], item[0].name)):
         if size > room:
@@ -127,7 +126,7 @@ def part_of(prefix: Path, share: float, target: Path) -> Path:
     def ignored(place: str, names: list[str]) -> list[str]:
         return [name for name in names if name in left_out] if place == str(packages) else []
 
-    shutil.copytree(prefix, target, symlinks=True, copy_function=link_or_copy, ignore=ignored)
+    shutil.copytree(prefix, target, symlinks=True, copy_function=os.link, ignore=ignored)
     return target
 
 

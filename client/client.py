@@ -9,6 +9,7 @@ Exit codes: 0 every request was answered, 1 one failed or none could be sent, 2 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import io
 import json
 import os
@@ -34,7 +35,7 @@ _HOST_AND_PORT = re.compile(r"(?P<host>[^\s/:]+|\[[0-9a-fA-F:.%]+\]):(?P<port>\d
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the client with the given arguments (``sys.argv`` by default) and returns the exit code."""
+    """Run the client with the given arguments (``sys.argv`` by default) and return the exit code."""
     flags = _parser().parse_args(argv)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # an answer may hold what an ASCII terminal cannot show
@@ -68,8 +69,6 @@ def _run(flags: argparse.Namespace) -> bool:
 
 def _ask(flags: argparse.Namespace, prompts: Sequence[Prompt], progress: ProgressLine) -> list[Answer]:
     try:
-        import asyncio
-
         from triton_stream import Session, ask_all
     except ImportError as error:
         raise ClientError(
@@ -86,7 +85,7 @@ def _print_answers(answers: Sequence[Answer]) -> None:
 
 
 def _report_failures(answers: Sequence[Answer]) -> bool:
-    """Prints each reason once, with the prompts that it hit; returns True if there was none."""
+    """Print each reason once, with the prompts that it hit; return True if there was none."""
     failed: dict[str, list[Answer]] = defaultdict(list)
     for answer in answers:
         if answer.error:

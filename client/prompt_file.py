@@ -34,7 +34,7 @@ class Answer:
 
 
 def load_prompts(path: Path) -> tuple[str, ...]:
-    """Returns the lines of a UTF-8 file, in order, without line ends and without blank lines.
+    """Return the lines of a UTF-8 file, in order, without line ends and without blank lines.
 
     Raises:
         ClientError: the file cannot be read, is not UTF-8, or holds no prompt.
@@ -76,7 +76,7 @@ def check_writable(path: Path) -> None:
 
 
 def store_results(path: Path, answers: Iterable[Answer]) -> None:
-    """Writes each answer's text and the separator, in the order given.
+    """Write each answer's text and the separator, in the order given.
 
     Raises:
         ClientError: the file cannot be written.

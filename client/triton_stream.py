@@ -38,7 +38,7 @@ class Session:
 
 
 async def ask_all(session: Session, prompts: Sequence[Prompt], on_answer: Callable[[], None]) -> list[Answer]:
-    """Sends every prompt and returns the answers in the order of ``prompts``; calls ``on_answer`` after each.
+    """Send every prompt and return the answers in the order of ``prompts``; call ``on_answer`` after each.
 
     Raises:
         ClientError: there is no such server or no such model; nothing was sent.

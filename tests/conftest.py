@@ -15,7 +15,7 @@ import pytest
 from support import repositories
 from support.leftovers import leftovers
 from support.serving import Parts, Serve, serve
-from support.small_fixtures import bare_prefix, channel, small_cache, small_spec, small_tree, small_wheel  # noqa: F401 - fixtures
+from support.small_fixtures import bare_prefix, channel, small_cache, small_spec, small_tree, small_wheel, workspace_in  # noqa: F401 - fixtures
 from vllm_env.base.cache import cache_root
 from vllm_env.serve.standin import ensure_standin
 
@@ -78,7 +78,7 @@ def unpacked_environment(built_repository: Path, session_folder: Path) -> Path:
 @pytest.fixture(scope="session")
 def standin_model(unpacked_environment: Path) -> Path:
     """A tiny model that knows the answers to prompts.txt."""
-    return ensure_standin(unpacked_environment / "bin" / "python", cache_root())
+    return ensure_standin(workspace_in(cache_root()), unpacked_environment / "bin" / "python")
 
 
 @pytest.fixture(scope="session")

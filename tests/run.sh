@@ -2,8 +2,9 @@
 # Lint, types, and all tests that need no GPU: tests/run.sh [pytest's arguments]
 # Makes its own environment in .tools/tests; needs Python 3.10 or newer, a compiler and the package registries.
 # The end-to-end tests build the default environment once, about 4 minutes, unless the cache has it.
+#   tests/run.sh --fast         unit tests, the contract with the pinned vLLM, one real answer if an environment is built
 #   tests/run.sh --slow         everything, about two hours
-#   tests/run.sh tests/unit     the fast ones, a minute
+#   tests/run.sh --no-lint …    tests only
 set -euo pipefail
 
 root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
@@ -25,7 +26,12 @@ if [[ ${1:-} != --no-lint ]]; then
   ruff check .
   ruff format --check .
   mypy
+  PYTHONPATH=env lint-imports --no-logo --cache-dir .tools/import-linter
 else
   shift
+fi
+if [[ ${1:-} == --fast ]]; then
+  shift
+  set -- tests/unit tests/integration/test_compat_contract.py tests/e2e/test_one_answer.py "$@"
 fi
 exec python -m pytest "$@"

@@ -87,3 +87,8 @@ def _output(command: list[str]) -> str:
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def tree_size(folder: Path) -> int:
+    """Return the bytes of all files below a folder."""
+    return sum(file.lstat().st_size for file in folder.rglob("*") if not file.is_dir())

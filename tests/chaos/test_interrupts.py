@@ -85,7 +85,7 @@ def test_random_moments(lab: Lab, count: int) -> None:
 
 @pytest.mark.slow
 def test_a_second_interrupt_while_tidying_up(lab: Lab) -> None:
-    """An impatient person presses Ctrl-C twice: the repository is whole all the same, and the next run ends well."""
+    """An impatient user presses Ctrl-C twice: the repository is whole all the same, and the next run ends well."""
     before = lab.published()
     lab.make_cold()
     build = lab.start()

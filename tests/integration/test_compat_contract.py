@@ -18,6 +18,7 @@ import pytest
 from triton_vllm.compat import OPTIONAL_PLACES, PLACES
 from triton_vllm.inspector import REGISTRY
 from vllm_env.base.cache import cache_root
+from vllm_env.lock.spec import Overrides, load_spec
 
 VERSIONS = ("0.11.2", "0.14.1", "0.17.1", "0.20.2", "0.22.1", "0.24.0", "0.33.0")
 PLATFORMS = ("manylinux1_x86_64", "manylinux_2_28_x86_64", "manylinux_2_31_x86_64", "manylinux_2_35_x86_64")
@@ -192,9 +193,9 @@ def _pip() -> list[str]:
     pytest.skip("no pip to download wheels with")
 
 
-def _fetch(version: str) -> Path:
+def _fetch(version: str, distribution: str = "vllm") -> Path:
     """Return the directory with the sources of a vLLM, downloading its wheel once."""
-    target = cache_root() / "contract" / version
+    target = cache_root() / "contract" / (version if distribution == "vllm" else f"{distribution}-{version}")
     if target.is_dir():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -202,14 +203,20 @@ def _fetch(version: str) -> Path:
         platforms = [part for p in PLATFORMS for part in ("--platform", p)]
         abis = [part for abi in ("abi3", "cp38", "cp312", "none") for part in ("--abi", abi)]
         options = ["--no-deps", "--only-binary=:all:", "--python-version", "3.12", "--implementation", "cp"]
-        command = [*_pip(), "download", "-q", *options, *platforms, *abis, "-d", scratch, f"vllm=={version}"]
-        subprocess.run(command, check=True)
-        (wheel,) = Path(scratch).glob("vllm-*.whl")
+        wanted = f"{distribution}=={version}"
+        subprocess.run([*_pip(), "download", "-q", *options, *platforms, *abis, "-d", scratch, wanted], check=True)
+        (wheel,) = Path(scratch).glob("vllm*.whl")
         with zipfile.ZipFile(wheel) as archive:
             names = [n for n in archive.namelist() if n.startswith("vllm/") and n.endswith(".py")]
             archive.extractall(Path(scratch) / "sources", names)
         (Path(scratch) / "sources").rename(target)
     return target
+
+
+def test_the_pinned_vllm_has_all_that_the_model_would_use():
+    """The default pin of the CPU profile, which is what the end-to-end tests serve."""
+    spec = load_spec("cpu", Overrides())
+    assert problems(Sources(_fetch(spec.pin.value, spec.distribution)), spec.pin.value) == []
 
 
 @pytest.mark.slow

@@ -15,8 +15,9 @@ import pytest
 
 from support import small_build
 from vllm_env.archive.pack import plan_archive
-from vllm_env.base import cache
+from vllm_env.base.cache import Cache
 from vllm_env.base.errors import VllmEnvError
+from vllm_env.base.filesystem import file_sha256
 
 if TYPE_CHECKING:
     from support.small_fixtures import Channel
@@ -58,7 +59,7 @@ def test_two_clean_builds_of_one_lock_are_equal(
 ) -> None:
     """Another cache, another place, another time, another copy of the spec: the same SHA-256."""
     other = _build(channel, small_wheel, tmp_path / "a/longer/path/for/the/second")
-    assert cache.file_sha256(_archive(other.models)) == cache.file_sha256(_archive(built.models))
+    assert file_sha256(_archive(other.models)) == file_sha256(_archive(built.models))
     assert _manifest(other.models)["built_at"] != _manifest(built.models)["built_at"]
     assert _manifest(other.models)["key"] == _manifest(built.models)["key"]
 
@@ -67,7 +68,7 @@ def test_a_changed_requirement_runs_only_the_stages_after_it(built: Built, tmp_p
     """Nothing changed: nothing is built. --with: another key; back again: prefix and archive come from the cache."""
     models = tmp_path / "models"
     shutil.copytree(built.models, models)
-    key, digest = _manifest(models)["key"], cache.file_sha256(_archive(models))
+    key, digest = _manifest(models)["key"], file_sha256(_archive(models))
 
     again = small_build.build(built.cache, models, "--spec", built.spec)
     assert "is up to date; nothing to build" in again.stderr
@@ -83,7 +84,7 @@ def test_a_changed_requirement_runs_only_the_stages_after_it(built: Built, tmp_p
     assert "bytecode compiled" not in back.stderr
     assert back.stderr.count("reused") >= 2
     assert _manifest(models)["key"] == key
-    assert cache.file_sha256(_archive(models)) == digest
+    assert file_sha256(_archive(models)) == digest
 
 
 def test_the_archive_holds_what_triton_needs_and_nothing_of_the_build(built: Built) -> None:
@@ -99,12 +100,12 @@ def test_the_archive_holds_what_triton_needs_and_nothing_of_the_build(built: Bui
         assert str(place).encode() not in data
     facts = _manifest(built.models)["archive"]
     assert facts["members"] == len(members)
-    assert facts["sha256"] == cache.file_sha256(_archive(built.models))
+    assert facts["sha256"] == file_sha256(_archive(built.models))
 
 
 def test_the_cache_knows_the_archive_with_its_size(built: Built) -> None:
     """What pack.py writes is what cache.py measures and evicts."""
-    found = [e for e in cache.entries(built.cache) if e.paths[0].parent.name == "archives"]
+    found = [e for e in Cache(built.cache).entries() if e.paths[0].parent.name == "archives"]
     assert found
     for entry in found:
         assert entry.size > 10**7
@@ -143,7 +144,7 @@ def test_a_repository_whose_archive_was_cut_off_is_built_again(built: Built, tmp
         stream.truncate(1000)
     done = small_build.build(built.cache, models, "--spec", built.spec)
     assert done.returncode == 0, done.stderr
-    assert cache.file_sha256(_archive(models)) == _manifest(models)["archive"]["sha256"]
+    assert file_sha256(_archive(models)) == _manifest(models)["archive"]["sha256"]
 
 
 def test_an_editable_install_is_refused(bare_prefix: Path, tmp_path: Path) -> None:

@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from support import small_build
-from vllm_env.base import cache
+from support.small_fixtures import workspace_in
 from vllm_env.base.errors import UsageError, VllmEnvError
+from vllm_env.base.filesystem import file_sha256
+from vllm_env.base.network import Network
+from vllm_env.base.pip_config import read_pip_config
 from vllm_env.lock.pins import resolve_pin
-from vllm_env.lock.pip_config import read_pip_config
 from vllm_env.lock.spec import Pin, Spec
 
 if TYPE_CHECKING:
@@ -59,8 +61,7 @@ def index(small_tree: Path, small_wheel: Path, tmp_path: Path) -> Iterator[str]:
 
 def _resolve(root: Path, pin: Pin, *, offline: bool = False, **fields: str) -> PinnedVllm:
     spec = Spec("cpu", pin, "vllm", "3.11", **fields)  # type: ignore[arg-type]
-    pip = read_pip_config()
-    return resolve_pin(spec, root, pip, pip.uv_arguments(), offline=offline)
+    return resolve_pin(workspace_in(root, Network(read_pip_config(), offline)), spec)
 
 
 def _manifest(repository: Path) -> dict[str, Any]:
@@ -112,7 +113,7 @@ def test_a_commit_without_a_wheel_is_built_from_git(index: str, small_tree: Path
 def test_what_was_fetched_once_is_there_offline(index: str, small_tree: Path, tmp_path: Path) -> None:
     """--offline takes a commit's wheel from the cache, and refuses what was never fetched."""
     sha = small_build.head(small_tree)
-    with pytest.raises(VllmEnvError, match=r"--offline: --vllm-commit .* is not in the cache"):
+    with pytest.raises(VllmEnvError, match=f"--offline: cannot fetch commit {sha}"):
         _resolve(tmp_path / "cache", Pin("commit", sha), wheel_index=index, offline=True)
     first = _resolve(tmp_path / "cache", Pin("commit", sha), wheel_index=index)
     assert _resolve(tmp_path / "cache", Pin("commit", sha), wheel_index=index, offline=True) == first
@@ -161,10 +162,26 @@ def test_a_tree_that_does_not_build_says_so(tmp_path: Path) -> None:
     assert "nonexistent" in str(getattr(caught.value, "tail", ""))
 
 
+def test_what_was_built_once_is_not_built_again(small_tree: Path, tmp_path: Path) -> None:
+    """A changed tree by its content, a commit by its SHA: the second time neither git nor uv is needed."""
+    tree = tmp_path / "tree"
+    shutil.copytree(small_tree, tree)
+    (tree / "vllm/__init__.py").write_text('__version__ = "0.99.0"  # changed\n')
+    source, commit = Pin("source", str(tree)), Pin("commit", small_build.head(small_tree))
+    options = {"wheel_index": "http://127.0.0.1:9", "git_url": small_tree.as_uri()}
+    first = [_resolve(tmp_path / "cache", source), _resolve(tmp_path / "cache", commit, **options)]
+    shutil.rmtree(tmp_path / "cache" / "sources")
+    again = [
+        _resolve(tmp_path / "cache", source, offline=True),
+        _resolve(tmp_path / "cache", commit, offline=True, **options),
+    ]
+    assert again == first
+
+
 def test_a_wheel_file_is_pinned_by_its_digest(small_wheel: Path, tmp_path: Path) -> None:
     """The requirement names the file and its SHA-256."""
     pinned = _resolve(tmp_path / "cache", Pin("wheel", str(small_wheel)))
-    assert pinned.requirement == f"vllm @ {small_wheel.as_uri()}#sha256={cache.file_sha256(small_wheel)}"
+    assert pinned.requirement == f"vllm @ {small_wheel.as_uri()}#sha256={file_sha256(small_wheel)}"
     assert pinned.wheel == small_wheel
 
 
@@ -174,10 +191,22 @@ def test_a_wheel_by_url_is_fetched_once(small_wheel: Path, tmp_path: Path) -> No
         address = f"{url}/{small_wheel.name}"
         first = _resolve(tmp_path / "cache", Pin("wheel", address))
     assert first.wheel
-    assert cache.file_sha256(first.wheel) == cache.file_sha256(small_wheel)
+    assert file_sha256(first.wheel) == file_sha256(small_wheel)
     assert _resolve(tmp_path / "cache", Pin("wheel", address), offline=True) == first
     with pytest.raises(VllmEnvError, match="--offline"):
         _resolve(tmp_path / "other", Pin("wheel", address), offline=True)
+
+
+def test_a_quoted_local_version_is_fetched_once(small_tree: Path, tmp_path: Path) -> None:
+    """A URL has ``%2B`` for the "+" of a local version: the cached file is found by it all the same."""
+    tree = small_build.make_tree(tmp_path / "tree", version="0.99.0+cpu")
+    wheel = small_build.make_wheel(tmp_path / "wheels", tree)
+    with _serve(wheel.parent) as url:
+        pin = Pin("wheel", f"{url}/{wheel.name.replace('+', '%2B')}")
+        first = _resolve(tmp_path / "cache", pin)
+    assert _resolve(tmp_path / "cache", pin, offline=True) == first
+    assert first.wheel
+    assert first.wheel.name == wheel.name
 
 
 @pytest.mark.parametrize("case", ["cut off", "another package", "misnamed", "no zip"])

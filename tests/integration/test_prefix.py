@@ -10,34 +10,43 @@ from typing import TYPE_CHECKING
 import pytest
 
 from support import small_build
+from support.small_fixtures import workspace_in
 from vllm_env.base.errors import CommandError
+from vllm_env.base.network import Network
+from vllm_env.base.neutral import EPOCH
+from vllm_env.base.pip_config import read_pip_config
 from vllm_env.lock.lock import LockOptions, make_lock
-from vllm_env.lock.pip_config import read_pip_config
 from vllm_env.lock.spec import Overrides, load_spec
 from vllm_env.prefix.prefix import make_prefix, prefix_key
-from vllm_env.prefix.relocate import EPOCH
 from vllm_env.triton.root import rules_of
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from support.small_fixtures import Channel
-    from vllm_env.lock.lock import Lock
+    from vllm_env.base.workspace import Workspace
+    from vllm_env.lock.locked import Lock, LockedWheel
     from vllm_env.prefix.prefix import Prefix
 
 
 @pytest.fixture(scope="module")
-def lock(channel: Channel, small_wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Lock:
-    """The lock of the small vLLM."""
-    file = small_build.make_spec(tmp_path_factory.mktemp("spec"), small_wheel)
-    spec = load_spec("cpu", Overrides(), file)
-    return make_lock(spec, rules_of("24.10"), channel.root, read_pip_config(), LockOptions())
+def workspace(channel: Channel) -> Workspace:
+    """The interpreter's channel, and the registries that pip is configured with."""
+    return workspace_in(channel.root, Network(read_pip_config()))
 
 
 @pytest.fixture(scope="module")
-def prefix(lock: Lock, channel: Channel) -> Prefix:
+def lock(workspace: Workspace, small_wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Lock:
+    """The lock of the small vLLM."""
+    file = small_build.make_spec(tmp_path_factory.mktemp("spec"), small_wheel)
+    spec = load_spec("cpu", Overrides(), file)
+    return make_lock(workspace, spec, rules_of("24.10"), LockOptions())
+
+
+@pytest.fixture(scope="module")
+def prefix(workspace: Workspace, lock: Lock) -> Prefix:
     """Its prefix."""
-    return make_prefix(lock, channel.root, read_pip_config(), LockOptions())
+    return make_prefix(workspace, lock)
 
 
 def test_the_prefix_holds_what_the_lock_says(prefix: Prefix, lock: Lock) -> None:
@@ -58,11 +67,10 @@ def test_every_source_has_bytecode_that_the_interpreter_accepts(prefix: Prefix) 
     assert f"matches {prefix.path}/lib/python3.11/site-packages/numpy/__init__.py" in answer.stderr
 
 
-def test_no_file_names_the_folder_of_the_build(prefix: Prefix, channel: Channel) -> None:
+def test_no_file_names_the_folder_of_the_build(prefix: Prefix, workspace: Workspace) -> None:
     """Scripts, bytecode and metadata are free of the staging folder and of the cache."""
-    found = subprocess.run(
-        ["grep", "-rlF", str(channel.root), prefix.path], capture_output=True, text=True, check=False
-    )
+    place = str(workspace.cache.root)
+    found = subprocess.run(["grep", "-rlF", place, prefix.path], capture_output=True, text=True, check=False)
     assert found.stdout == ""
 
 
@@ -80,8 +88,8 @@ def test_all_times_are_the_epoch(prefix: Prefix) -> None:
 
 
 def test_a_second_call_reuses_it(prefix: Prefix, lock: Lock, channel: Channel) -> None:
-    """Nothing is installed twice, and the report of what was left out is the same."""
-    again = make_prefix(lock, channel.root, read_pip_config(), LockOptions())
+    """Nothing is installed twice, no network is needed, and the report of what was left out is the same."""
+    again = make_prefix(channel.workspace, lock)
     assert again == replace(prefix, reused=True)
     assert prefix.pruned
 
@@ -90,18 +98,28 @@ def test_the_key_follows_lock_and_rules(lock: Lock) -> None:
     """Another requirement or another set of rules is another prefix; where the wheel lies is not."""
     key = prefix_key(lock, ())
     assert prefix_key(lock, ("tests",)) != key
-    assert prefix_key(replace(lock, requirements=lock.requirements.replace("numpy==", "numpy==9")), ()) != key
-    assert prefix_key(replace(lock, requirements=lock.requirements.replace("file:///", "file:///other/")), ()) == key
+    numpy, vllm = _wheel(lock, "numpy"), _wheel(lock, "vllm")
+    assert prefix_key(_with(lock, replace(numpy, version=f"9{numpy.version}")), ()) != key
+    assert vllm.url.startswith("file:///")
+    assert prefix_key(_with(lock, replace(vllm, url=vllm.url.replace("file:///", "file:///other/"))), ()) == key
 
 
-def test_a_wheel_that_is_not_the_locks_is_refused(lock: Lock, channel: Channel) -> None:
+def test_a_wheel_that_is_not_the_locks_is_refused(workspace: Workspace, lock: Lock) -> None:
     """A file with another digest is not installed, and nothing of the attempt stays."""
-    changed = replace(
-        lock, requirements=lock.requirements.replace(lock.requirements.split("sha256:")[1][:64], "0" * 64)
-    )
-    before = {p.name for p in (channel.root / "prefixes").glob("*")}
+    changed = _with(lock, replace(lock.wheels[0], sha256="0" * 64))
+    prefixes = workspace.cache.path("prefixes")
+    before = {p.name for p in prefixes.glob("*")}
     with pytest.raises(CommandError, match="Could not install the wheels of the lock") as caught:
-        make_prefix(changed, channel.root, read_pip_config(), LockOptions())
+        make_prefix(workspace, changed)
     assert "ash" in caught.value.tail  # uv: "Hash mismatch", or no file with such a hash
-    assert {p.name for p in (channel.root / "prefixes").glob("*")} == before
-    assert list((channel.root / "build").iterdir()) == []
+    assert {p.name for p in prefixes.glob("*")} == before
+    assert list(workspace.cache.path("build").iterdir()) == []
+
+
+def _wheel(lock: Lock, name: str) -> LockedWheel:
+    return next(wheel for wheel in lock.wheels if wheel.name == name)
+
+
+def _with(lock: Lock, changed: LockedWheel) -> Lock:
+    """The lock with another record of one of its wheels."""
+    return replace(lock, wheels=tuple(changed if w.name == changed.name else w for w in lock.wheels))

@@ -21,11 +21,15 @@ if TYPE_CHECKING:
 _PUBLISHES = """
 import json, sys
 from pathlib import Path
+from vllm_env.base.cache import Cache
+from vllm_env.base.workspace import Workspace
 from vllm_env.publish import publish as module
-from vllm_env.publish.publish import BuiltSet, publish
+from vllm_env.publish.model_folder import BuiltSet
+from vllm_env.publish.publish import publish
 folder, template, way = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
 if way == "in place":
     module._staging_place = lambda _: None
+workspace = Workspace(Cache(folder))
 print("starts", flush=True)
 for number in range(10**6):
     tag = str(number % 2)
@@ -33,7 +37,8 @@ for number in range(10**6):
     for file in files:
         if not file.exists():
             file.write_text(tag * 100_000)
-    publish(BuiltSet(*files, "archive", json.dumps({"tag": tag}), "{}"), folder / "place" / "models", "vllm", template)
+    built = BuiltSet(*files, "archive", json.dumps({"tag": tag}), "{}")
+    publish(workspace, built, folder / "place" / "models", "vllm", template)
 """
 
 

@@ -21,7 +21,10 @@ _TEMPLATE = CHECKOUT / "model_repository" / "vllm"
 _PUBLISH = """
 import json, sys
 from pathlib import Path
-from vllm_env.publish.publish import BuiltSet, check_writable, publish
+from vllm_env.base.cache import Cache
+from vllm_env.base.workspace import Workspace
+from vllm_env.publish.model_folder import BuiltSet
+from vllm_env.publish.publish import check_writable, publish
 repository, template, layout, tag, early = Path(sys.argv[1]), Path(sys.argv[2]), *sys.argv[3:]
 cache = repository.parent.parent / "cache"
 (cache / tag / "bin").mkdir(parents=True)
@@ -30,9 +33,15 @@ for file in (cache / f"stub-{tag}", cache / f"env-{tag}", cache / tag / "bin" / 
 environment = cache / tag if layout == "directory" else cache / f"env-{tag}"
 if early:
     check_writable(repository, "vllm")
-publish(BuiltSet(cache / f"stub-{tag}", environment, layout, json.dumps({"tag": tag}), "{}"), repository, "vllm", template)
+built = BuiltSet(cache / f"stub-{tag}", environment, layout, json.dumps({"tag": tag}), "{}")
+publish(Workspace(Cache(cache)), built, repository, "vllm", template)
 """
-_REMOVE = "import sys; from pathlib import Path; from vllm_env.base import cache; cache.remove_tree(Path(sys.argv[1]))"
+_REMOVE = """
+import sys
+from pathlib import Path
+from vllm_env.base.filesystem import remove_tree
+remove_tree(Path(sys.argv[1]))
+"""
 _COPY_CODE = """
 import sys
 from pathlib import Path
@@ -42,8 +51,11 @@ copy_code(Path(sys.argv[1]), Path(sys.argv[2]))
 _WARM = """
 import sys
 from pathlib import Path
+from vllm_env.base.cache import Cache
+from vllm_env.base.workspace import Workspace
 from vllm_env.serve.warm import warm
-warm(Path(sys.argv[1]), Path(sys.argv[2]), log=Path(sys.argv[3]), ready_timeout=20)
+binary, model, log = map(Path, sys.argv[1:])
+warm(Workspace(Cache(log.parent)), binary, model, log=log, ready_timeout=20)
 """
 
 
@@ -57,7 +69,7 @@ def repository(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def volume(tmp_path: Path) -> Path:
-    """What the person has on the host: a folder with a space in its name, 100 files and a folder."""
+    """What the user has on the host: a folder with a space in its name, 100 files and a folder."""
     folder = tmp_path / "the volume"
     (folder / "deep").mkdir(parents=True)
     for number in range(100):
@@ -159,7 +171,7 @@ def test_a_volume_where_the_environment_goes_is_refused(
 
 
 def test_a_new_model_gets_nothing_of_the_templates_volumes(repository: Path, volume: Path, tmp_path: Path) -> None:
-    """The template is a model that people use; gigabytes of weights that are mounted there belong to it alone."""
+    """The template is a model that is in use; gigabytes of weights that are mounted there belong to it alone."""
     (repository / "vllm" / "weights").mkdir()
     done = _publish(
         tmp_path / "other" / "models", (volume, repository / "vllm" / "weights"), template=repository / "vllm"

@@ -15,7 +15,7 @@ import pytest
 from support import fake_tritonserver
 from support.namespaces import with_own_processes
 from support.repositories import CHECKOUT
-from vllm_env.base import cache
+from vllm_env.base.cache import Cache
 from vllm_env.publish.exchange import remove_abandoned_staging
 
 if TYPE_CHECKING:
@@ -45,35 +45,42 @@ for _ in range(1000):
 _PUBLISHES = """
 import json, os, sys
 from pathlib import Path
-from vllm_env.publish.publish import BuiltSet, publish
+from vllm_env.base.cache import Cache
+from vllm_env.base.workspace import Workspace
+from vllm_env.publish.model_folder import BuiltSet
+from vllm_env.publish.publish import publish
 assert os.getpid() == 1
 repository, template, tag = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
 files = [repository.parent.parent / f"{kind}-{tag}" for kind in ("stub", "env")]
 for file in files:
     file.write_text(tag)
-publish(BuiltSet(*files, "archive", json.dumps({"tag": tag}), "{}"), repository, "vllm", template)
+built = BuiltSet(*files, "archive", json.dumps({"tag": tag}), "{}")
+publish(Workspace(Cache(repository.parent.parent)), built, repository, "vllm", template)
 """
 _WARMS = """
 import os, sys
 from pathlib import Path
+from vllm_env.base.cache import Cache
+from vllm_env.base.workspace import Workspace
 from vllm_env.serve.warm import warm
 assert os.getpid() == 1
-warm(Path(sys.argv[1]), Path(sys.argv[2]), log=Path(sys.argv[3]), ready_timeout=60)
+binary, model, log = map(Path, sys.argv[1:])
+warm(Workspace(Cache(log.parent)), binary, model, log=log, ready_timeout=60)
 """
 
 _STAGES_IN_CACHE = """
 import sys
 from pathlib import Path
-from vllm_env.base import cache
-with cache.staging(Path(sys.argv[1])) as folder:
+from vllm_env.base.cache import Cache
+with Cache(Path(sys.argv[1])).staging() as folder:
     print(folder.name, flush=True)
     sys.stdin.read()
 """
 _TIDIES_CACHE = """
 import sys
 from pathlib import Path
-from vllm_env.base import cache
-print(*(folder.name for folder in cache.remove_abandoned(Path(sys.argv[1]))))
+from vllm_env.base.cache import Cache
+print(*(folder.name for folder in Cache(Path(sys.argv[1])).remove_abandoned()))
 """
 
 
@@ -172,7 +179,7 @@ def test_no_folder_is_taken_between_its_making_and_its_lock(repository: Path) ->
 
 def test_what_is_staged_in_a_shared_cache_stays_until_its_owner_is_dead(tmp_path: Path) -> None:
     """`verify` in one container while another builds; process 1 of the other, which runs here as well, tells nothing."""
-    with cache.staging(tmp_path) as ours, _container(_STAGES_IN_CACHE, tmp_path) as other:
+    with Cache(tmp_path).staging() as ours, _container(_STAGES_IN_CACHE, tmp_path) as other:
         assert other.stdout
         theirs = other.stdout.readline().strip()
         assert _tidied(tmp_path) == []

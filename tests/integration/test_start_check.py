@@ -11,14 +11,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from support.listener import Listener
+from support.small_fixtures import workspace_in
 from vllm_env.archive.pack import plan_archive, write_archive
 from vllm_env.base.errors import CommandError, VllmEnvError
 from vllm_env.prefix.runtime import install_runtime, site_packages
 from vllm_env.verify.launcher_check import check_start, start
 from vllm_env.verify.tree_rules import Expected, check_tree, unpack
+from vllm_env.verify.verify import verify_archive, verify_directory
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from vllm_env.base.workspace import Workspace
 
 PACKAGES = {"numpy": "1.26.4", "torch": "2.13.0", "vllm": "0.32.0", "setuptools": "80.9.0"}
 EXPECTED = Expected("3.11", "24.10", PACKAGES, "vllm", complete=True)
@@ -47,19 +52,25 @@ def prefix(bare_prefix: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def unpacked(prefix: Path, tmp_path: Path) -> Path:
+def workspace(tmp_path: Path) -> Workspace:
+    """An empty cache and no network."""
+    return workspace_in(tmp_path / "cache")
+
+
+@pytest.fixture
+def unpacked(prefix: Path, workspace: Workspace, tmp_path: Path) -> Path:
     """The same after conda-pack and libarchive, in a folder whose name has a space."""
     archive, environment = tmp_path / "vllm_env.tar.gz", tmp_path / "python env" / "0"
     write_archive(plan_archive(prefix), archive)
-    unpack(archive, environment, tmp_path / "cache")
+    unpack(workspace, archive, environment)
     shutil.rmtree(prefix)
     return environment
 
 
-def test_starts_under_both_generations_of_the_launcher(unpacked: Path, tmp_path: Path) -> None:
+def test_starts_under_both_generations_of_the_launcher(unpacked: Path, workspace: Workspace) -> None:
     """An unpacked archive imports in the C locale, sourced or not, from itself alone, and hands UTF-8 to its children."""
     check_tree(unpacked, EXPECTED)
-    sourced, bare = check_start(unpacked, EXPECTED, tmp_path / "cache")
+    sourced, bare = check_start(workspace, unpacked, EXPECTED)
     for started in (sourced, bare):
         assert started.encoding == "UTF-8"
         assert started.prefix == str(unpacked)
@@ -73,51 +84,51 @@ def test_starts_under_both_generations_of_the_launcher(unpacked: Path, tmp_path:
     assert bare.environment["VIRTUAL_ENV"] == str(unpacked)
     assert set(sourced.imported) == {"numpy", "torch", "vllm"}
     assert set(bare.imported) == {"numpy"}
-    assert list((tmp_path / "cache" / "build").iterdir()) == []
+    assert list(workspace.cache.path("build").iterdir()) == []
 
 
-def test_a_newer_release_is_imported_without_activation(unpacked: Path, tmp_path: Path) -> None:
+def test_a_newer_release_is_imported_without_activation(unpacked: Path, workspace: Workspace) -> None:
     """Since 25.08 it is the generation without activation that must import vLLM."""
-    bare, sourced = check_start(unpacked, replace(EXPECTED, release="25.08"), tmp_path / "cache")
+    bare, sourced = check_start(workspace, unpacked, replace(EXPECTED, release="25.08"))
     assert "vllm" in bare.imported
     assert "VIRTUAL_ENV" in bare.environment
     assert "CONDA_PREFIX" in sourced.environment
 
 
-def test_refuses_an_environment_without_its_hook(prefix: Path, tmp_path: Path) -> None:
+def test_refuses_an_environment_without_its_hook(prefix: Path, workspace: Workspace) -> None:
     """Without 00_vllm_env.pth the planted PYTHONPATH shadows numpy; without that too, files are read as ASCII."""
     (site_packages(prefix) / "00_vllm_env.pth").unlink()
     with pytest.raises(CommandError, match=r"00_vllm_env\.pth did not run"):
-        start(prefix, tmp_path / "cache", ("numpy",), activates=False)
-    started = start(prefix, tmp_path / "cache", (), activates=False)
+        start(workspace, prefix, ("numpy",), activates=False)
+    started = start(workspace, prefix, (), activates=False)
     assert started.encoding == "ANSI_X3.4-1968"
     assert any(path.endswith("/foreign") for path in started.path)
 
 
-def test_refuses_an_import_that_fails_for_want_of_setuptools(prefix: Path, tmp_path: Path) -> None:
+def test_refuses_an_import_that_fails_for_want_of_setuptools(prefix: Path, workspace: Workspace) -> None:
     """The remedy is the option that adds it, and the last lines of the traceback come with the error."""
     shutil.rmtree(site_packages(prefix) / "setuptools")
     with pytest.raises(CommandError, match="--with setuptools") as caught:
-        start(prefix, tmp_path / "cache", ("torch",), activates=False)
+        start(workspace, prefix, ("torch",), activates=False)
     assert "No module named 'setuptools'" in caught.value.tail
 
 
-def test_refuses_another_version_than_the_locks(prefix: Path, tmp_path: Path) -> None:
+def test_refuses_another_version_than_the_locks(prefix: Path, workspace: Workspace) -> None:
     """What numpy says of itself must be what is locked, although its metadata is right."""
     (prefix / "bin" / "activate").touch()
     (site_packages(prefix) / "numpy" / "__init__.py").write_text("__version__ = '1.26.3'\n")
     with pytest.raises(VllmEnvError, match=r"numpy is 1\.26\.3, the lock has 1\.26\.4"):
-        check_start(prefix, EXPECTED, tmp_path / "cache")
+        check_start(workspace, prefix, EXPECTED)
 
 
-def test_tells_bytecode_that_does_not_fit_its_source(prefix: Path, tmp_path: Path) -> None:
-    """Bytecode of an older source would be compiled anew at each start; the probe leaves it as it finds it."""
+def test_tells_bytecode_that_does_not_fit_its_source(prefix: Path, workspace: Workspace) -> None:
+    """Bytecode of an older source would be compiled again at each start; the probe leaves it as it finds it."""
     source = site_packages(prefix) / "numpy" / "__init__.py"
     subprocess.run([prefix / "bin" / "python", "-I", "-S", "-m", "py_compile", source], check=True)
-    assert "numpy" not in start(prefix, tmp_path / "cache", ("numpy",), activates=False).stale
+    assert "numpy" not in start(workspace, prefix, ("numpy",), activates=False).stale
     os.utime(source, (1_577_836_800, 1_577_836_800))
     for _ in range(2):
-        assert "numpy" in start(prefix, tmp_path / "cache", ("numpy",), activates=False).stale
+        assert "numpy" in start(workspace, prefix, ("numpy",), activates=False).stale
 
 
 def test_conda_pack_refuses_an_editable_install(prefix: Path) -> None:
@@ -128,3 +139,31 @@ def test_conda_pack_refuses_an_editable_install(prefix: Path) -> None:
         plan_archive(prefix)
     assert "editable" in caught.value.cause
     assert "as wheels" in caught.value.remedy
+
+
+def test_an_archive_is_verified_from_its_bytes_to_an_import(prefix: Path, workspace: Workspace, tmp_path: Path) -> None:
+    """All checks in the order of their cost; bytecode that is missing is a note and no error; nothing is left behind."""
+    archive, console = tmp_path / "vllm_env.tar.gz", Listener()
+    plan = plan_archive(prefix)
+    write_archive(plan, archive)
+    expected = replace(EXPECTED, members=plan.members)
+    (note,) = verify_archive(replace(workspace, console=console), archive, expected)
+    assert "have no bytecode that fits" in note
+    assert console.heard == [
+        "unpacked with libarchive",
+        "rules of the loader",
+        "paths of the build",
+        "imports without activation",
+    ]
+    assert list(workspace.cache.path("build").iterdir()) == []
+    with pytest.raises(VllmEnvError, match="cut off between two members"):
+        verify_archive(workspace, archive, replace(expected, members=plan.members + 1))
+    assert list(workspace.cache.path("build").iterdir()) == []
+
+
+def test_a_folder_that_names_the_cache_is_refused(prefix: Path, workspace: Workspace) -> None:
+    """Which folders are looked for follows from the cache that is used, and not from the user's."""
+    (prefix / "etc").mkdir(exist_ok=True)
+    (prefix / "etc" / "tool.conf").write_text(f"home = {workspace.cache.root}/prefixes/x\n")
+    with pytest.raises(VllmEnvError, match=rf"etc/tool\.conf \({workspace.cache.root}\)"):
+        verify_directory(workspace, prefix, EXPECTED)

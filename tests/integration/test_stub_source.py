@@ -13,27 +13,37 @@ from typing import TYPE_CHECKING
 import pytest
 
 from support.git_organisation import STUB, make_organisation
+from support.listener import Listener
+from support.small_fixtures import workspace_in
 from vllm_env.base.elf import read_needs
 from vllm_env.base.errors import CommandError, VllmEnvError
+from vllm_env.base.network import Network
+from vllm_env.base.workspace import Workspace
 from vllm_env.prefix.runtime import install_runtime
 from vllm_env.triton.root import TritonRoot, rules_of
-from vllm_env.triton.stub import StubOptions, make_stub, plan_stub
-from vllm_env.triton.stub_source import source_key
+from vllm_env.triton.stub import make_stub, plan_stub
+from vllm_env.triton.stub_source import StubOptions
 from vllm_env.verify.launcher_check import start
 
 if TYPE_CHECKING:
     from support.small_fixtures import Channel
+    from vllm_env.triton.stub import Stub
 
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """What the tests of this module share: a prefix, its cache, its Python's version, and pybind11 from the registry."""
+    """What the tests of this module share: a prefix, a workspace, its Python's version, and pybind11 from the registry."""
 
-    root: Path
+    workspace: Workspace
     prefix: Path
     python: str
     pybind11: dict[str, Path]
     triton: TritonRoot
+
+    def build(self, options: StubOptions, release: str = "24.10") -> Stub:
+        """Plans a stub from source and makes it."""
+        triton = dataclasses.replace(self.triton, release=release, rules=rules_of(release))
+        return make_stub(self.workspace, plan_stub(self.workspace, triton, self.python, "source", options), self.prefix)
 
 
 # As in the releases' CMakeLists.txt; with 2.10 the embedded interpreter does not configure its locale.
@@ -43,50 +53,53 @@ PYBIND11 = {"24.10": "2.10.4", "24.11": "2.12.1"}
 @pytest.fixture(scope="module")
 def place(channel: Channel, bare_prefix: Path, tmp_path_factory: pytest.TempPathFactory) -> Place:
     folder = tmp_path_factory.mktemp("stub")
-    python = next(p.version for p in channel.layer.packages if p.name == "python")
     for release, version in PYBIND11.items():
         install = [sys.executable, "-m", "pip", "install", "-qq", "--no-deps", "--target", folder / release]
         subprocess.run([*install, f"pybind11=={version}"], check=True)
     triton = TritonRoot(folder / "triton", "24.10", rules_of("24.10"))
-    return Place(folder / "cache", bare_prefix, python, {r: folder / r / "pybind11" for r in PYBIND11}, triton)
+    pybind11 = {release: folder / release / "pybind11" for release in PYBIND11}
+    return Place(workspace_in(folder / "cache", Network()), bare_prefix, channel.layer.python, pybind11, triton)
 
 
 @pytest.fixture(scope="module")
 def organisation(place: Place) -> StubOptions:
-    return StubOptions(git_url=make_organisation(place.root.parent / "organisation", place.pybind11["24.10"]))
+    folder = place.workspace.cache.root.with_name("organisation")
+    return StubOptions(git_url=make_organisation(folder, place.pybind11["24.10"]))
 
 
 def test_builds_checks_starts_and_caches_a_stub(place: Place, organisation: StubOptions) -> None:
     """A stub built at the release's branch embeds the prefix's Python, keeps no build path, and is built once."""
-    assert plan_stub(place.triton, "3.11", "auto", organisation) is None
-
-    steps: list[str] = []
-    stub = make_stub(None, place.triton, place.prefix, place.python, place.root, organisation, steps.append)
+    cache, console = place.workspace.cache, Listener()
+    workspace = dataclasses.replace(place.workspace, console=console)
+    plan = plan_stub(workspace, place.triton, place.python, "auto", organisation)
+    assert plan.prebuilt is None
+    stub = make_stub(workspace, plan, place.prefix)
 
     assert (stub.origin, stub.python, stub.release) == ("source", "3.11", "24.10")
     needs = read_needs(stub.path)
     assert needs is not None
     assert any(name.startswith("libpython3.11.so") for name in needs.libraries)
     assert needs.run_paths == ()
-    assert str(place.root / "build").encode() not in stub.path.read_bytes()
-    log = next((place.root / "logs").glob("stub-r24.10-*.log")).read_text()
+    assert str(cache.path("build")).encode() not in stub.path.read_bytes()
+    log = next(cache.path("logs").glob("stub-r24.10-*.log")).read_text()
     for part in ("BACKEND", "COMMON", "CORE"):
         assert f"tag of {part}: r24.10" in log
     assert f"organisation: {organisation.git_url}" in log
     assert "gpu: OFF" in log
-    assert any(re.match(r"\[\d+/\d+\]", step) for step in steps)
-    assert list((place.root / "build").iterdir()) == []
+    assert any(re.match(r"\[\d+/\d+\]", step) for step in console.heard)
+    assert list(cache.path("build").iterdir()) == []
 
     version, prefix, _ = _embedded(stub.path, place.prefix)
     assert version == f"common {place.python}"
     assert Path(prefix) == place.prefix
 
     before = stub.path.stat().st_mtime_ns
-    steps.clear()
-    again = make_stub(None, place.triton, place.prefix, place.python, place.root, organisation, steps.append)
+    offline = Workspace(cache, Network(offline=True), console)
+    console.heard.clear()
+    again = make_stub(offline, plan_stub(offline, place.triton, place.python, "auto", organisation), place.prefix)
     assert again == stub
     assert again.path.stat().st_mtime_ns == before
-    assert steps == ["reused"]
+    assert console.heard == []
 
 
 @pytest.mark.parametrize("release", PYBIND11)
@@ -94,19 +107,18 @@ def test_the_start_check_stands_for_an_embedded_interpreter(
     release: str, place: Place, organisation: StubOptions, tmp_path: Path
 ) -> None:
     """A stub with the release's pybind11 reads files as UTF-8 with the start-up hook; without it, as the check says."""
-    triton = dataclasses.replace(place.triton, release=release, rules=rules_of(release))
     options = organisation
     if release != "24.10":
         options = StubOptions(git_url=make_organisation(tmp_path, place.pybind11[release], release=release))
-    stub = make_stub(None, triton, place.prefix, place.python, place.root, options)
-    bare = start(place.prefix, place.root, (), activates=False).encoding
+    stub = place.build(options, release)
+    bare = start(place.workspace, place.prefix, (), activates=False).encoding
     if release == "24.10":  # later ones have the interpreter configure its locale
         assert _embedded(stub.path, place.prefix)[2] == bare == "ANSI_X3.4-1968"
 
     with_hook = tmp_path / "env"
     shutil.copytree(place.prefix, with_hook, symlinks=True)
     install_runtime(with_hook)
-    assert start(with_hook, place.root, (), activates=False).encoding == "UTF-8"
+    assert start(place.workspace, with_hook, (), activates=False).encoding == "UTF-8"
     assert _embedded(stub.path, with_hook)[2].upper() == "UTF-8"
 
 
@@ -118,30 +130,17 @@ def _embedded(stub: Path, prefix: Path) -> list[str]:
     return [lines[0].partition(" (")[0], *lines[-2:]]
 
 
-def test_another_organisation_or_python_is_another_stub(place: Place, organisation: StubOptions) -> None:
-    """What decides the bytes decides the key, so that no stub is reused for what it was not built for."""
-    keys = {
-        source_key("24.10", "3.11.7", organisation),
-        source_key("24.11", "3.11.7", organisation),
-        source_key("24.10", "3.12.1", organisation),
-        source_key("24.10", "3.11.7", StubOptions()),
-        source_key("24.10", "3.11.7", dataclasses.replace(organisation, gpu=True)),
-    }
-    assert len(keys) == 5
-    assert source_key("24.10", "3.11.7", dataclasses.replace(organisation, jobs=3)) in keys
-
-
 def test_refuses_a_release_without_branch(place: Place, organisation: StubOptions) -> None:
     """A release that the organisation does not have is refused in the plan, by its branch's name and with a remedy."""
     triton = dataclasses.replace(place.triton, release="24.09")
     with pytest.raises(VllmEnvError, match=r"no branch r24\.09.*--triton-git-url"):
-        plan_stub(triton, "3.11", "source", organisation)
+        plan_stub(place.workspace, triton, place.python, "source", organisation)
 
 
 def test_refuses_an_organisation_that_is_not_there(place: Place, tmp_path: Path) -> None:
     """A mirror that does not answer is named, with git's reason and the option that names another."""
     with pytest.raises(CommandError, match=r"cannot be reached.*--triton-git-url") as caught:
-        plan_stub(place.triton, "3.11", "source", StubOptions(git_url=str(tmp_path / "nothing")))
+        place.build(StubOptions(git_url=str(tmp_path / "nothing")))
     assert str(tmp_path / "nothing") in caught.value.what
 
 
@@ -149,10 +148,10 @@ def test_keeps_and_names_the_log_of_a_failed_build(place: Place, tmp_path: Path)
     """A compile error ends in a message that names the log, the log holds the compiler's words, and nothing is cached."""
     url = make_organisation(tmp_path, place.pybind11["24.10"], stub=STUB.replace("return 1;", "return one;"))
     with pytest.raises(CommandError) as caught:
-        make_stub(None, place.triton, place.prefix, place.python, place.root, StubOptions(git_url=url))
+        place.build(StubOptions(git_url=url))
     log = Path(re.search(r"(/\S+\.log)", caught.value.cause)[1])  # type: ignore[index]
     assert "'one' was not declared" in log.read_text().replace("‘", "'").replace("’", "'")  # noqa: RUF001 - g++'s quotes
     assert caught.value.remedy
-    assert list((place.root / "build").iterdir()) == []
+    assert list(place.workspace.cache.path("build").iterdir()) == []
     with pytest.raises(CommandError):
-        make_stub(None, place.triton, place.prefix, place.python, place.root, StubOptions(git_url=url))
+        place.build(StubOptions(git_url=url))

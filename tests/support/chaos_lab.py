@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from support import small_build
-from vllm_env.base.cache import file_sha256
+from vllm_env.base.filesystem import file_sha256
 
 if TYPE_CHECKING:
     import signal

@@ -60,16 +60,19 @@ target_include_directories(common INTERFACE ${CMAKE_CURRENT_SOURCE_DIR})
 _WHO = ("-c", "user.name=test", "-c", "user.email=test@example.invalid")
 
 
-def make_organisation(folder: Path, pybind11: Path, *, release: str = "24.10", stub: str = STUB) -> str:
+def make_organisation(
+    folder: Path, pybind11: Path | None, *, release: str = "24.10", stub: str = STUB, lists: str = LISTS
+) -> str:
     """Make the bare repositories ``python_backend.git`` and ``common.git`` with a branch of a release; return their place.
 
     Args:
         folder: what they are made in.
-        pybind11: the installed package pybind11, with its headers and CMake files.
+        pybind11: the installed package pybind11, with its headers and CMake files; None if nothing is to be compiled.
         release: the release that gets a branch, such as ``24.10``.
         stub: the stub's source.
+        lists: python_backend's CMakeLists.txt.
     """
-    backend = {"CMakeLists.txt": LISTS, "src/pb_stub.cc": stub}
+    backend = {"CMakeLists.txt": lists, "src/pb_stub.cc": stub}
     _make_repository(folder / "python_backend.git", backend, f"r{release}", pybind11)
     common = {"CMakeLists.txt": _COMMON_LISTS, "common.h": '#define COMMON "common"\n'}
     _make_repository(folder / "common.git", common, f"r{release}")

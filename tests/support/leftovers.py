@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
-from vllm_env.serve.processes import processes
+import psutil
+
+from vllm_env.serve.processes import is_alive
 
 _NAMES = ("tritonserver", "triton_python_b", "VLLM::")
 
@@ -14,12 +17,16 @@ def leftovers(parent: int) -> set[str]:
 
     An orphan of somebody else's server counts as well: compare with an earlier look.
     """
-    everyone = {process.pid: process for process in processes() if not process.zombie}
-    below = {parent}
-    while children := {p.pid for p in everyone.values() if p.parent in below} - below:
-        below |= children
-    ours = {p for p in everyone.values() if p.pid in below - {parent}}
-    orphans = {p for p in everyone.values() if p.parent == 1 and p.name.startswith(_NAMES)}
-    names = {str(process) for process in ours | orphans}
+    found = psutil.Process(parent).children(recursive=True)
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            found += [process] if process.ppid() == 1 and process.name().startswith(_NAMES) else []
     files = [*Path("/dev/shm").glob("vllm_env_*"), *Path("/tmp").glob("vllm_env_server_*")]
-    return names | {str(path) for path in files}
+    return {shown(process) for process in found if is_alive(process)} | {str(path) for path in files}
+
+
+def shown(process: psutil.Process) -> str:
+    """A process by name and id."""
+    with contextlib.suppress(psutil.Error):
+        return f"{process.name()} ({process.pid})"
+    return f"({process.pid})"

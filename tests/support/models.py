@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from support.reference import run_reference
+from support.small_fixtures import workspace_in
 from vllm_env.base.cache import cache_root
 from vllm_env.serve.standin import Recipe, ensure_standin
 
@@ -26,12 +27,16 @@ class MadeModels:
 
 def long_standin(environment: Path) -> Path:
     """Returns a stand-in whose answers can last more than half a minute: for tests of what happens in the middle of one."""
-    return ensure_standin(environment / "bin" / "python", cache_root(), recipe=Recipe(positions=LONG_POSITIONS))
+    return _standin(environment, Recipe(positions=LONG_POSITIONS))
 
 
 def llama(environment: Path) -> Path:
     """Returns a stand-in of Llama's architecture."""
-    return ensure_standin(environment / "bin" / "python", cache_root(), recipe=Recipe(architecture="llama", hidden=128))
+    return _standin(environment, Recipe(architecture="llama", hidden=128))
+
+
+def _standin(environment: Path, recipe: Recipe) -> Path:
+    return ensure_standin(workspace_in(cache_root()), environment / "bin" / "python", recipe)
 
 
 def make_models(environment: Path, folder: Path) -> MadeModels:

@@ -42,7 +42,7 @@ def build(repository: Path) -> Path:
         return Path(ready).resolve()
     environment = os.environ.get("VLLM_ENV_TEST_ENVIRONMENT")
     if environment:
-        return _assemble(repository, Path(environment).resolve())
+        return assemble(repository, Path(environment).resolve())
     argv = [CHECKOUT / "gen_vllm_env.sh", "--no-smoke-run", "--model-repository", repository]
     if "VLLM_ENV_TEST_TRITON_ROOT" in os.environ:
         argv += ["--triton-root", triton_root()]
@@ -52,7 +52,8 @@ def build(repository: Path) -> Path:
     return repository
 
 
-def _assemble(repository: Path, environment: Path) -> Path:
+def assemble(repository: Path, environment: Path) -> Path:
+    """Returns a repository with the working tree's model on an unpacked environment."""
     source = CHECKOUT / "model_repository" / "vllm"
     model = repository / "vllm"
     shutil.copytree(

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from support.repositories import point_to_environment
-from vllm_env.serve.server import TritonServer
+from vllm_env.serve.server import Launch, TritonServer
 from vllm_env.serve.smoke import copy_model
 
 Serve = Callable[..., AbstractContextManager[TritonServer]]
@@ -65,9 +65,7 @@ def serve(
             parts.binary,
             model.parent,
             log=folder / "server.log",
-            environment={**CPU_ENVIRONMENT, **(environment or {})},
-            arguments=arguments,
-            ready_timeout=ready_timeout,
+            launch=Launch({**CPU_ENVIRONMENT, **(environment or {})}, arguments, ready_timeout),
         ) as server:
             yield server
     finally:

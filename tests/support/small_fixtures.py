@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from support import small_build
-from vllm_env.interpreter import layer as conda
+from vllm_env.base.cache import Cache
+from vllm_env.base.network import Network
+from vllm_env.base.workspace import Workspace
+from vllm_env.interpreter.layer import CondaLayer, install_layer, local_layer
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,22 +25,31 @@ class Channel:
     """A cache folder with the local channel of this machine's interpreter, and what it resolves to."""
 
     root: Path
-    layer: conda.CondaLayer
+    layer: CondaLayer
+
+    @property
+    def workspace(self) -> Workspace:
+        """A workspace with this cache and no network."""
+        return workspace_in(self.root)
+
+
+def workspace_in(root: Path, network: Network | None = None) -> Workspace:
+    """A workspace with the cache ``root``; without ``network``, it is offline."""
+    return Workspace(Cache(root), network or Network(offline=True))
 
 
 @pytest.fixture(scope="session")
 def channel(tmp_path_factory: pytest.TempPathFactory) -> Channel:
     """Made from an interpreter of this machine as on a machine without conda-forge; read it, do not change it."""
     root = tmp_path_factory.mktemp("channel")
-    layer = conda.solve_layer(PYTHON, root, offline=True)
-    return Channel(root, layer)
+    return Channel(root, local_layer(workspace_in(root), PYTHON))
 
 
 @pytest.fixture(scope="session")
 def bare_prefix(channel: Channel, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A conda prefix with the interpreter alone; read it, do not change it."""
     prefix = tmp_path_factory.mktemp("bare") / "env"
-    conda.install_layer(channel.layer, prefix, channel.root)
+    install_layer(channel.workspace, channel.layer, prefix)
     return prefix
 
 

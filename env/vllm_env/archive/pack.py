@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING
 from conda_pack import CondaEnv
 from conda_pack.core import CondaPackException, Packer
 
-from vllm_env.base import cache
+from vllm_env.base.cache import key_of, touch
 from vllm_env.base.errors import VllmEnvError
+from vllm_env.base.filesystem import require_space
 
 from .gzip_tar import Piece, TarPlan, compress_chunk
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from vllm_env.base.workspace import Workspace
     from vllm_env.prefix.prefix import Prefix
 
 _FORMAT = 4  # raise it when the bytes of an archive change
@@ -49,30 +51,27 @@ class Archive:
 
 def archive_key(prefix_key: str) -> str:
     """Return the content key of the archive of a prefix with this key."""
-    return cache.key_of(_FORMAT, prefix_key)
+    return key_of(_FORMAT, prefix_key)
 
 
-def make_archive(
-    prefix: Prefix, root: Path, progress: Callable[[float, str], None] = lambda _fraction, _step: None
-) -> Archive:
+def make_archive(workspace: Workspace, prefix: Prefix) -> Archive:
     """Return the archive of a prefix from the cache, or pack it.
 
     Raises:
         VllmEnvError: conda-pack refuses the prefix, or there is too little space.
     """
     key = archive_key(prefix.key)
-    target = root / "archives" / f"{key}.tar.gz"
-    facts = target.with_name(f"{key}.json")  # the name by which cache.entries() finds the pair
+    target = workspace.cache.path("archives", f"{key}.tar.gz")
+    facts = target.with_name(f"{key}.json")  # the name by which the cache finds the pair
     if target.is_file() and facts.is_file():
-        cache.touch(
-            facts
-        )  # not the archive: repositories hold links to it, and Triton extracts anew when its time changes
+        # not the archive: repositories hold links to it, and Triton extracts again when its time changes
+        touch(facts)
         return Archive(target, key, **json.loads(facts.read_text()), reused=True)
     plan = plan_archive(prefix.path)
-    cache.require_space(root, plan.size // 2, "the archive")
-    with cache.staging(root) as staging:
+    require_space(workspace.cache.root, plan.size // 2, "the archive")
+    with workspace.cache.staging() as staging:
         temporary = staging / target.name
-        digest = write_archive(plan, temporary, progress)
+        digest = write_archive(plan, temporary, workspace.console.step)
         archive = Archive(target, key, digest, temporary.stat().st_size, plan.members, plan.size)
         known = {k: v for k, v in dataclasses.asdict(archive).items() if k not in ("path", "key", "reused")}
         (staging / facts.name).write_text(json.dumps(known))
@@ -124,9 +123,7 @@ def _unlisted_bytecode(prefix: Path, listed: set[str]) -> list[str]:
     return sorted(found - listed)
 
 
-def write_archive(
-    plan: TarPlan, target: Path, progress: Callable[[float, str], None] = lambda _fraction, _step: None
-) -> str:
+def write_archive(plan: TarPlan, target: Path, step: Callable[[str, float], None] = lambda _text, _done: None) -> str:
     """Write a planned archive and return its SHA-256; all cores compress."""
     chunks = plan.chunks()
     digest = hashlib.sha256()
@@ -136,7 +133,7 @@ def write_archive(
             for number, member in enumerate(_in_order(pool, chunks, 3 * workers), 1):
                 sink.write(member)
                 digest.update(member)
-                progress(number / len(chunks), f"{sink.tell() / 1e6:.0f} MB")
+                step(f"{sink.tell() / 1e6:.0f} MB", number / len(chunks))
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)  # nobody wants what is still in the queue
             raise

@@ -1,7 +1,6 @@
-"""What a person sees: one line a stage on stderr, with its progress and its time.
+"""What the user sees: one line a stage on stderr, with its progress and its time; results on stdout.
 
-On a terminal the running stage is a live line of ``rich``; elsewhere a stage longer than two seconds says that it has
-begun, and each one says how long it took.
+On a terminal the running stage is a live line of ``rich``; elsewhere a stage says that it has begun, and how long it took.
 """
 
 from __future__ import annotations
@@ -17,26 +16,14 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-
-class Stage:
-    """A running stage; ``update`` moves its bar, ``detail`` replaces the text behind its name."""
-
-    def __init__(self, name: str, live: Progress | None) -> None:
-        self.name = name
-        self.detail_text = ""
-        self._live = live
-        self._task = live.add_task(name, total=None, detail="") if live else None
-
-    def update(self, fraction: float) -> None:
-        """Move the bar to ``fraction`` (0 to 1)."""
-        if self._live and self._task is not None:
-            self._live.update(self._task, total=1.0, completed=fraction)
-
-    def detail(self, text: str) -> None:
-        """Show ``text`` behind the stage's name, and keep it for the line that remains."""
-        self.detail_text = text
-        if self._live and self._task is not None:
-            self._live.update(self._task, detail=text)
+_COLUMNS = (
+    SpinnerColumn(),
+    TextColumn("{task.description:<10}"),
+    BarColumn(bar_width=24),
+    TaskProgressColumn(),
+    TimeElapsedColumn(),
+    TextColumn("{task.fields[detail]}"),
+)
 
 
 class Console:
@@ -46,42 +33,40 @@ class Console:
         self.quiet = quiet
         self.verbose = verbose
         self._rich = RichConsole(stderr=True, highlight=False, soft_wrap=True)
+        self._live: Progress | None = None
+        self._detail = ""
 
     @contextmanager
-    def stage(self, name: str) -> Iterator[Stage]:
-        """Show a stage while the block runs, and one line with its time when it is done."""
-        started = time.monotonic()
-        live = self._progress() if self._rich.is_terminal and not self.quiet else None
-        stage = Stage(name, live)
-        if live:
-            with live:
-                yield stage
+    def stage(self, name: str) -> Iterator[None]:
+        """Show a stage while the block runs, and one line with its time and its last step when it is done."""
+        started, self._detail = time.monotonic(), ""
+        if self._rich.is_terminal and not self.quiet:
+            self._live = Progress(*_COLUMNS, console=self._rich, transient=True)
+            self._live.add_task(name, total=None, detail="")
+            try:
+                with self._live:
+                    yield
+            finally:
+                self._live = None
         else:
             self.note(f"{name} …")
-            yield stage
-        seconds = time.monotonic() - started
-        detail = f"  {stage.detail_text}" if stage.detail_text else ""
-        self.note(f"{name:<10} {seconds:6.1f} s{detail}")
+            yield
+        detail = f"  {self._detail}" if self._detail else ""
+        self.note(f"{name:<10} {time.monotonic() - started:6.1f} s{detail}")
 
-    def _progress(self) -> Progress:
-        columns = (
-            SpinnerColumn(),
-            TextColumn("{task.description:<10}"),
-            BarColumn(bar_width=24),
-            TaskProgressColumn(),
-            TimeElapsedColumn(),
-            TextColumn("{task.fields[detail]}"),
-        )
-        return Progress(*columns, console=self._rich, transient=True)
+    def step(self, text: str, fraction: float | None = None) -> None:
+        """Say what the running stage does or has done, and how far it is (0 to 1)."""
+        self._detail = text
+        if self._live:
+            task = self._live.task_ids[0]
+            self._live.update(task, detail=text)
+            if fraction is not None:
+                self._live.update(task, total=1.0, completed=fraction)
 
     def note(self, text: str) -> None:
         """Print a line of progress, unless quiet."""
         if not self.quiet:
             self._rich.print(text, markup=False)
-
-    def warn(self, text: str) -> None:
-        """Print a warning, also when quiet."""
-        self._rich.print(f"warning: {text}", markup=False)
 
     def debug(self, text: str) -> None:
         """Print a line only with ``--verbose``."""

@@ -2,8 +2,7 @@
 
     VllmEnvError            exit 1: a build or a check failed
     ├── UsageError          exit 2: the command line or the spec is wrong
-    ├── CommandError        a program that a stage ran failed
-    └── Interrupted         exit 130: SIGINT or SIGTERM
+    └── CommandError        exit 1: a program that a stage ran failed
 
 Every message gives what failed; ``cause`` and ``remedy`` give the likely reason and the next step.
 """
@@ -40,9 +39,3 @@ class CommandError(VllmEnvError):
     def __init__(self, what: str, *, tail: str = "", cause: str = "", remedy: str = "") -> None:
         super().__init__(what, cause=cause, remedy=remedy)
         self.tail = tail
-
-
-class Interrupted(VllmEnvError):  # noqa: N818 - not an error of anything, and named like KeyboardInterrupt
-    """SIGINT or SIGTERM arrived; what was staged is removed and the repository is as it was."""
-
-    exit_code = 130

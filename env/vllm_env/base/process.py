@@ -13,16 +13,18 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from collections import deque
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 from .errors import SPACE_REMEDY, CommandError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+Child = subprocess.Popen[str]
+"""A program that :func:`start` started."""
+_QUIETLY: Any = {"stdin": subprocess.DEVNULL, "stderr": subprocess.STDOUT, "text": True, "errors": "replace"}
 _TAIL_LINES = 40
 _LAUNCHER = Path(__file__).with_name("launch.py")
 
@@ -33,18 +35,16 @@ def run(
     what: str,
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
-    log: Path | None = None,
     on_line: Callable[[str], None] | None = None,
     remedy: str = "",
 ) -> str:
     """Run a program and return what it printed (stdout and stderr together).
 
     Args:
-        argv: the program and its arguments, texts and paths.
+        argv: the program and its arguments, strings and paths.
         what: what the program does for us, for the error message ("resolve the requirements").
         env: variables to add to this process's own; an empty value removes one.
         cwd: the folder to run in.
-        log: a file that receives the output as well.
         on_line: called with each line as it is printed.
         remedy: the next step to name when it fails.
 
@@ -58,8 +58,7 @@ def run(
         raise CommandError(
             f"Could not {what}: {arguments[0]} does not start ({error.strerror}).", remedy=remedy
         ) from error
-    with _ended_with_its_session(child):
-        output = _read(child, log, on_line)
+    output = _read(child, on_line)
     if child.returncode != 0:
         tail = "\n".join(output.splitlines()[-_TAIL_LINES:])
         full = os.strerror(errno.ENOSPC) in tail
@@ -72,6 +71,34 @@ def run(
     return output
 
 
+def capture(
+    argv: Sequence[object], *, env: Mapping[str, str] | None = None, seconds: float | None = None
+) -> tuple[int, str]:
+    """Run a short program that may fail or hang, and return its status and what it printed.
+
+    Args:
+        argv: the program and its arguments.
+        env: all of its variables; None gives this process's own.
+        seconds: how long it may take. One that waits inside a driver does not end when it is killed: it is left behind.
+
+    Raises:
+        CommandError: it does not start, or has not ended in time.
+    """
+    program = str(argv[0])
+    try:
+        child = subprocess.Popen([str(a) for a in argv], env=env, stdout=subprocess.PIPE, **_QUIETLY)
+    except OSError as error:
+        raise CommandError(f"{program} does not start: {error.strerror}.") from error
+    try:
+        output, _ = child.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired as error:
+        child.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(1)
+        raise CommandError(f"{program} has not answered for {seconds:.0f} s.") from error
+    return child.returncode, output
+
+
 def start(
     argv: Sequence[str],
     *,
@@ -79,10 +106,8 @@ def start(
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
     when_parent_ends: signal.Signals = signal.SIGKILL,
-) -> subprocess.Popen[str]:
-    """Start a program in a session of its own and return at once.
-
-    It ends with the thread that has started it, as the kernel counts parents.
+) -> Child:
+    """Start a program in a session of its own and return at once; it ends with the thread that has started it.
 
     Args:
         argv: the program and its arguments.
@@ -92,81 +117,65 @@ def start(
         when_parent_ends: the signal that it gets when this process ends.
 
     Raises:
-        OSError: the program is missing or is none.
+        OSError: the program is missing or cannot be executed.
     """
-    changes = json.dumps({name: value or None for name, value in (env or {}).items()})
     reader, writer = os.pipe()
-    launcher = [sys.executable, "-I", "-S", os.fspath(_LAUNCHER)]
+    changes = json.dumps({name: value or None for name, value in (env or {}).items()})
+    head = [sys.executable, "-I", "-S", _LAUNCHER, os.getpid(), int(when_parent_ends), writer, changes]
+    options: Any = {"cwd": cwd, "start_new_session": True, "pass_fds": (writer,), "encoding": "utf-8", **_QUIETLY}
+    with open(reader, "rb") as pipe:
+        try:
+            child = subprocess.Popen([str(part) for part in (*head, *argv)], stdout=stdout, **options)
+        finally:
+            os.close(writer)
+        _require_started(child, pipe)
+    return child
+
+
+def _require_started(child: Child, pipe: IO[bytes]) -> None:
     try:
-        child = subprocess.Popen(
-            [*launcher, str(os.getpid()), str(int(when_parent_ends)), str(writer), changes, *argv],
-            cwd=cwd,
-            stdin=subprocess.DEVNULL,
-            stdout=stdout,
-            stderr=subprocess.STDOUT,
-            text=True,
-            encoding="utf-8",
-            errors="replace",
-            start_new_session=True,
-            pass_fds=(writer,),
-        )
-    except BaseException:
-        os.close(reader)
-        raise
-    finally:
-        os.close(writer)
-    try:
-        with open(reader, "rb") as pipe:
-            failure = pipe.read()  # ends when the launcher has become the program
+        failure = pipe.read()  # ends when the launcher has become the program
     except BaseException:
         end_session(child)
         raise
     if failure:
         child.communicate()
         raise OSError(int(failure), os.strerror(int(failure)))
-    return child
 
 
-def _read(child: subprocess.Popen[str], log: Path | None, on_line: Callable[[str], None] | None) -> str:
+def _read(child: Child, on_line: Callable[[str], None] | None) -> str:
+    """Read what a program prints until it ends; an exception ends it and all that it started."""
     lines: deque[str] = deque(maxlen=100_000)
-    with log.open("a", encoding="utf-8") if log else contextlib.nullcontext() as sink:
+    try:
         for line in child.stdout or ():
             lines.append(line)
-            if sink:
-                sink.write(line)
             if on_line:
                 on_line(line.rstrip("\n"))
-    child.wait()
+        child.wait()
+    except BaseException:
+        end_session(child)
+        raise
+    finally:
+        if child.stdout:
+            child.stdout.close()
     return "".join(lines)
 
 
-class _ended_with_its_session:  # noqa: N801 - reads as the clause that it is
-    """Ends the program and its session when the block is left by an exception."""
-
-    def __init__(self, child: subprocess.Popen[str]) -> None:
-        self._child = child
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None:
-            end_session(self._child)
-        if self._child.stdout:
-            self._child.stdout.close()
+def has_ended(child: Child, seconds: float) -> bool:
+    """Wait for a program for some seconds and tell whether it has ended."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        child.wait(timeout=seconds)
+    return child.returncode is not None
 
 
-def end_session(child: subprocess.Popen[str], grace: float = 3.0) -> None:
+def end_session(child: Child, grace: float = 3.0) -> None:
     """End a program that :func:`run` started and everything in its session: SIGTERM, then SIGKILL after ``grace`` s."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(child.pid, signal.SIGTERM)
-    reaper = threading.Timer(grace, _kill_group, (child.pid,))
-    reaper.start()
+    _signal_session(child, signal.SIGTERM)
+    has_ended(child, grace)
+    _signal_session(child, signal.SIGKILL)
     child.wait()
-    reaper.cancel()
-    _kill_group(child.pid)
 
 
-def _kill_group(pid: int) -> None:
+def _signal_session(child: Child, number: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError):
-        os.killpg(pid, signal.SIGKILL)
+        os.killpg(child.pid, number)

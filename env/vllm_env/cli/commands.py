@@ -1,4 +1,4 @@
-"""The subcommands beside the build: ``doctor``, ``verify``, ``inspect``, ``clean``."""
+"""The subcommands beside the build: ``doctor``, ``verify``, ``inspect``, ``wheelhouse``, ``clean``."""
 
 from __future__ import annotations
 
@@ -8,26 +8,33 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vllm_env.base import cache
+from vllm_env.base.cache import default_root
 from vllm_env.base.errors import VllmEnvError
-from vllm_env.publish.manifest import read_manifest
+from vllm_env.base.filesystem import tree_size
+from vllm_env.base.locks import remove_unlocked
+from vllm_env.lock.spec import Overrides, load_spec
+from vllm_env.plan import BuildRequest, default_profile, installed_triton
+from vllm_env.publish.manifest import check_files, read_manifest
 from vllm_env.serve.leftovers import find_abandoned, find_private_caches, server_runs
-from vllm_env.verify.tree_rules import expected_of_manifest
-from vllm_env.verify.verify import check_files, check_stub_release, verify_archive, verify_directory
+from vllm_env.triton.root import open_root
+from vllm_env.verify.verify import check_stub_release, verify_archive, verify_directory
+from vllm_env.wheelhouse import fill_wheelhouse
+
+from .doctor import examine
+from .options import CommandParser, add_common, build_parser, open_workspace, request_of
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable
 
     from vllm_env.base.console import Console
+    from vllm_env.base.workspace import Workspace
     from vllm_env.publish.manifest import Manifest
+
+_Removable = tuple[Path, int, "Callable[[], object]"]
 
 
 def _options(name: str, description: str, arguments: list[str]) -> argparse.Namespace:
-    from vllm_env.build import BuildRequest
-
-    from .main import CommandParser, add_common
-
     parser = CommandParser(prog=f"gen_vllm_env.sh {name}", allow_abbrev=False, description=description)
     parser.add_argument(
         "--model-repository",
@@ -56,14 +63,15 @@ def inspect(arguments: list[str], console: Console) -> int:
     if options.json:
         console.result(manifest.to_json().rstrip())
         return 0
+    vllm, archive, stub = manifest.vllm, manifest.archive, manifest.stub
     facts = {
-        "vLLM": f"{manifest.vllm['version']} {manifest.vllm['commit']}".strip(),
-        "from": f"{manifest.vllm['distribution']}, {manifest.vllm['origin']}",
+        "vLLM": f"{vllm.version} {vllm.commit}".strip(),
+        "from": f"{vllm.distribution}, {vllm.origin}",
         "Python": manifest.python,
         **manifest.versions,
         "Triton": manifest.triton_release,
-        "stub": f"{manifest.stub['origin']}, {manifest.stub['sha256'][:16]}",
-        "archive": f"{manifest.archive['name']}, {manifest.archive['size'] / 1e6:.0f} MB, {manifest.archive['sha256'][:16]}",
+        "stub": f"{stub.origin}, {stub.sha256[:16]}",
+        "archive": f"{archive.name}, {archive.size / 1e6:.0f} MB, {archive.sha256[:16]}",
         "lock": manifest.lock_digest[:16],
         "built": f"{manifest.built_at} by {manifest.built_by}",
     }
@@ -76,27 +84,24 @@ def verify(arguments: list[str], console: Console) -> int:
     """Check a built model against its manifest and the loader's rules."""
     options = _options("verify", "Checks a built repository as the build does before it publishes.", arguments)
     model, manifest = _manifest(options)
-    with console.stage("verify") as stage:
-        check_files(model, manifest.archive, manifest.stub)
-        check_stub_release(manifest.stub["release"], manifest.triton_release)
-        expected = expected_of_manifest(manifest)
-        environment, root = model / manifest.archive["name"], cache.cache_root()
+    workspace = open_workspace(console)
+    with console.stage("verify"):
+        check_files(model, manifest)
+        check_stub_release(manifest.stub.release, manifest.triton_release)
+        environment, expected = model / manifest.archive.name, manifest.expected()
         if manifest.layout == "archive":
-            unpacked = manifest.archive["unpacked"]
-            notes = verify_archive(environment, expected, root, unpacked=unpacked, report=stage.detail)
+            notes = verify_archive(workspace, environment, expected, unpacked=manifest.archive.unpacked)
         else:
-            notes = verify_directory(environment, expected, root, report=stage.detail)
+            notes = verify_directory(workspace, environment, expected)
         for note in notes:
             console.note(note)
-        stage.detail(str(model))
+        console.step(str(model))
     console.result(json.dumps({"model": str(model), "verified": True}) if options.json else f"{model}: verified")
     return 0
 
 
 def clean(arguments: list[str], console: Console) -> int:
     """Free what killed builds and dead servers left, and the cache."""
-    from .main import CommandParser, add_common
-
     parser = CommandParser(
         prog="gen_vllm_env.sh clean",
         allow_abbrev=False,
@@ -106,51 +111,53 @@ def clean(arguments: list[str], console: Console) -> int:
     parser.add_argument("--keep-cache", action="store_true", help="leave the cache as it is")
     add_common(parser)
     options = parser.parse_args(arguments)
-    root = cache.cache_root()
-    with cache.exclusive(root, lambda: console.note("a build is running; waiting for it to end")):
-        found: list[tuple[Path, int, Callable[[], object]]] = [
-            (entry.path, entry.size, entry.remove) for entry in find_abandoned()
-        ]
-        found += [(f, cache.tree_size(f), partial(cache.remove_unlocked, f)) for f in cache.abandoned(root)]
-        if not options.keep_cache:
-            built = [entry for entry in cache.entries(root) if entry.paths[0].parent != root / "warm"]
-            found += [(entry.paths[0], entry.size, entry.remove) for entry in built]
-            if server_runs():
-                console.note("a tritonserver runs: the copies of vLLM's caches that served models made stay")
-            else:
-                private = find_private_caches({root, cache.default_root()})
-                found += [(entry.path, entry.size, entry.remove) for entry in private]
+    workspace = open_workspace(console)
+    with workspace.exclusive():
+        found = _abandoned(workspace) + ([] if options.keep_cache else _cached(workspace))
         for path, size, remove in found:
             console.note(f"{size / 1e6:10.1f} MB  {path}")
             if not options.dry_run:
                 remove()
     total = sum(size for _, size, _ in found)
     if options.json:
-        console.result(
-            json.dumps({"removed": not options.dry_run, "paths": [str(p) for p, _, _ in found], "bytes": total})
-        )
+        facts = {"removed": not options.dry_run, "paths": [str(path) for path, _, _ in found], "bytes": total}
+        console.result(json.dumps(facts))
     else:
         console.result(f"{'would free' if options.dry_run else 'freed'} {total / 1e9:.1f} GB")
     return 0
 
 
+def _abandoned(workspace: Workspace) -> list[_Removable]:
+    """Return what killed builds and dead servers left."""
+    staged = [(folder, tree_size(folder), partial(remove_unlocked, folder)) for folder in workspace.cache.abandoned()]
+    return [*((entry.path, entry.size, entry.remove) for entry in find_abandoned()), *staged]
+
+
+def _cached(workspace: Workspace) -> list[_Removable]:
+    """Return what the cache holds, and the private copies of vLLM's caches if no server may read them."""
+    cache = workspace.cache
+    entries = [entry for entry in cache.entries() if entry.paths[0].parent != cache.path("warm")]
+    found: list[_Removable] = [(entry.paths[0], entry.size, entry.remove) for entry in entries]
+    if server_runs():
+        workspace.console.note("a tritonserver runs: the copies of vLLM's caches that served models made stay")
+        return found
+    private = find_private_caches({cache.root, default_root()})
+    return [*found, *((entry.path, entry.size, entry.remove) for entry in private)]
+
+
 def doctor(arguments: list[str], console: Console) -> int:
     """Print what this machine and its Triton can do; exit code 1 if something is a problem."""
-    from vllm_env.build import default_profile, installed_triton
-    from vllm_env.lock.spec import Overrides, load_spec
-    from vllm_env.triton.root import open_root
-
-    from .doctor import examine
-    from .main import CommandParser, add_common
-
-    parser = CommandParser(prog="gen_vllm_env.sh doctor", description="Says what this machine can do.")
+    parser = CommandParser(
+        prog="gen_vllm_env.sh doctor", allow_abbrev=False, description="Says what this machine can do."
+    )
     parser.add_argument("--triton-root", metavar="DIR", type=Path, help="default: as for the build")
     parser.add_argument("--profile", choices=("cuda", "cpu"), help="default: as for the build")
     add_common(parser)
     options = parser.parse_args(arguments)
     path = options.triton_root or installed_triton()
     triton = open_root(path) if path else None
-    findings = examine(triton, load_spec(options.profile or default_profile(triton), Overrides()))
+    spec = load_spec(options.profile or default_profile(triton), Overrides())
+    findings = examine(open_workspace(console), triton, spec)
     if options.json:
         console.result(json.dumps([dataclasses.asdict(f) for f in findings], indent=2))
     else:
@@ -163,10 +170,6 @@ def doctor(arguments: list[str], console: Console) -> int:
 
 def wheelhouse(arguments: list[str], console: Console) -> int:
     """Fill a folder with what a build would download."""
-    from vllm_env.wheelhouse import fill_wheelhouse
-
-    from .main import build_parser, request_of
-
     parser = build_parser()
     parser.prog, parser.epilog = "gen_vllm_env.sh wheelhouse", ""
     parser.description = (
@@ -174,11 +177,13 @@ def wheelhouse(arguments: list[str], console: Console) -> int:
     )
     parser.add_argument("folder", metavar="DIR", type=Path)
     options = parser.parse_args(arguments)
-    lock = fill_wheelhouse(request_of(options), options.folder, console, dry_run=options.dry_run)
-    wheels, size = len(lock.versions()), cache.tree_size(options.folder)
+    workspace, folder = open_workspace(console, options), options.folder
+    lock = fill_wheelhouse(workspace, request_of(options), folder, dry_run=options.dry_run)
+    wheels, size = len(lock.wheels), tree_size(folder)
     state = f"would get {wheels} wheels" if options.dry_run else f"{size / 1e6:.0f} MB"
-    facts = {"wheelhouse": str(options.folder), "fetched": not options.dry_run, "wheels": wheels, "bytes": size}
-    console.result(json.dumps(facts) if options.json else f"{options.folder}: {state}")
+    facts = {"wheelhouse": str(folder), "fetched": not options.dry_run, "wheels": wheels, "bytes": size}
+    facts["lock_digest"] = lock.digest
+    console.result(json.dumps(facts) if options.json else f"{folder}: {state}")
     return 0
 
 

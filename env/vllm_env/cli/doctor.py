@@ -2,31 +2,30 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import resource
 import shutil
 import socket
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vllm_env.base import cache
-from vllm_env.base.errors import VllmEnvError
-from vllm_env.interpreter import layer as conda
+from vllm_env.base.errors import CommandError, VllmEnvError
+from vllm_env.base.process import capture
+from vllm_env.interpreter.layer import remote_url
 from vllm_env.interpreter.local import find_interpreter
+from vllm_env.prefix.prefix import BUILD_SPACE, EXTRACTED_SPACE
 from vllm_env.triton.root import NEWEST_KNOWN, is_known
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from vllm_env.base.workspace import Workspace
     from vllm_env.lock.spec import Spec
     from vllm_env.triton.root import TritonRoot
 
 _GB = 10**9
-_EXTRACTED = 10  # GB that a CUDA environment takes in the server's /tmp
 # First driver that runs CUDA 13 without a compatibility package (NVIDIA's CUDA toolkit release notes, Linux).
 _DRIVER = (580, 65)
 _SMI_SECONDS = 30.0  # nvidia-smi wakes each GPU where no persistence daemon runs, and never ends if the driver hangs
@@ -42,15 +41,15 @@ class Finding:
     remedy: str = ""
 
 
-def examine(triton: TritonRoot | None, spec: Spec) -> list[Finding]:
+def examine(workspace: Workspace, triton: TritonRoot | None, spec: Spec) -> list[Finding]:
     """Look at everything that a build and a server need and return what was found, in the order of importance."""
     checks: list[Callable[[], Finding]] = [
         lambda: _triton(triton),
         lambda: _stub(triton, spec),
-        lambda: _interpreter(spec),
+        lambda: _interpreter(workspace, spec),
         lambda: _gpu(spec),
-        lambda: _space("cache", cache.cache_root(), 12),
-        lambda: _space("server's /tmp", Path("/tmp"), _EXTRACTED if spec.profile == "cuda" else 4),  # noqa: S108 - hard-coded in Triton
+        lambda: _space("cache", workspace.cache.root, BUILD_SPACE[spec.profile]),
+        lambda: _space("server's /tmp", Path("/tmp"), EXTRACTED_SPACE[spec.profile]),  # noqa: S108 - hard-coded in Triton
         _shared_memory,
         _open_files,
         _ports,
@@ -90,8 +89,8 @@ def _stub(triton: TritonRoot | None, spec: Spec) -> Finding:
     )
 
 
-def _interpreter(spec: Spec) -> Finding:
-    if conda.remote_answers():
+def _interpreter(workspace: Workspace, spec: Spec) -> Finding:
+    if workspace.network.answers(remote_url()):
         return Finding("interpreter", "ok", "conda-forge answers")
     try:
         found = find_interpreter(spec.python)
@@ -146,7 +145,11 @@ def _first_gpu(program: str) -> list[str]:
         VllmEnvError: it does not start, does not end, fails, or names no GPU.
     """
     query = [program, "--query-gpu=name,driver_version,compute_cap,memory.total", "--format=csv,noheader"]
-    status, output = _output(query, _SMI_SECONDS)
+    try:
+        status, output = capture(query, seconds=_SMI_SECONDS)
+    except CommandError as error:
+        remedy = "Restart the machine, or the driver; its reason is in dmesg (grep NVRM)."
+        raise VllmEnvError(f"{error.what} The driver hangs, or has no nvidia-smi of its own.", remedy=remedy) from error
     said = " ".join(output.split())[:200] or "nothing"
     if status != 0:
         raise VllmEnvError(
@@ -162,48 +165,20 @@ def _first_gpu(program: str) -> list[str]:
     return [part.strip() for part in lines[0]]
 
 
-def _output(command: list[str], seconds: float) -> tuple[int, str]:
-    """Return status and output of a program that may hang.
-
-    A process that waits inside a driver does not end when it is killed, so that is not waited for.
-
-    Raises:
-        VllmEnvError: it does not start, or has not ended after ``seconds``.
-    """
-    try:
-        child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
-    except OSError as error:
-        raise VllmEnvError(
-            f"{command[0]} does not start: {error.strerror}.",
-            remedy="Install the driver's own nvidia-smi, or take this one off PATH.",
-        ) from error
-    try:
-        output, _ = child.communicate(timeout=seconds)
-    except subprocess.TimeoutExpired as error:
-        child.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            child.wait(1)
-        raise VllmEnvError(
-            f"nvidia-smi has not answered for {seconds:.0f} s: the driver hangs.",
-            remedy="Restart the machine, or the driver; its reason is in dmesg (grep NVRM).",
-        ) from error
-    return child.returncode, output
-
-
 def _numbers(version: str) -> tuple[int, ...]:
     """Return a version's first two numbers, or nothing for a text such as "[N/A]"."""
     return tuple(int(n) for n in version.split(".")[:2]) if re.fullmatch(r"\d+(\.\d+)+", version) else ()
 
 
-def _space(name: str, folder: Path, gigabytes: int) -> Finding:
+def _space(name: str, folder: Path, needed: int) -> Finding:
     existing = next(p for p in (folder, *folder.parents) if p.exists())
     free = shutil.disk_usage(existing).free / _GB
     what = f"{free:.0f} GB free in {folder}"
-    if free < gigabytes:
+    if free < needed / _GB:
         return Finding(
             name,
             "problem",
-            f"{what}, {gigabytes} GB are needed",
+            f"{what}, {needed / _GB:.1f} GB are needed",
             "Free some (gen_vllm_env.sh clean), or use --layout directory, which is not extracted.",
         )
     return Finding(name, "ok", what)

@@ -6,19 +6,16 @@ machine. The same code solves and installs both.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
-import shutil
-import socket
 import sys
-import urllib.parse
-import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vllm_env.base import cache
 from vllm_env.base.errors import CommandError, VllmEnvError
+from vllm_env.base.filesystem import file_sha256, remove_tree
 from vllm_env.base.process import run
 
 from .local import BUILD, find_interpreter, make_package
@@ -26,9 +23,11 @@ from .local import BUILD, find_interpreter, make_package
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from vllm_env.base.workspace import Workspace
+
 LOCAL = "local"
-_REMOTE = "conda-forge"
-_CONNECT_TIMEOUT = 3.0  # s; a machine without access must not make a person wait
+REMOTE = "conda-forge"
+_PACKAGES = Path(__file__).resolve().parents[2]  # where ``python -m vllm_env.…`` finds this package
 
 
 @dataclass(frozen=True)
@@ -50,172 +49,186 @@ class CondaLayer:
     channel: str
     packages: tuple[CondaPackage, ...]
 
+    @property
+    def python(self) -> str:
+        """The interpreter's full version, such as ``3.11.7``."""
+        return next(p.version for p in self.packages if p.name == "python")
+
+    def __str__(self) -> str:
+        package = next(p for p in self.packages if p.name == "python")
+        return f"{package.version} {package.build} from {self.channel}"
+
 
 def remote_url() -> str:
-    """Return the address of conda-forge or of the mirror that ``VLLM_ENV_CONDA_CHANNEL`` names."""
+    """Return the URL of conda-forge or of the mirror that ``VLLM_ENV_CONDA_CHANNEL`` names."""
     return os.environ.get("VLLM_ENV_CONDA_CHANNEL") or "https://conda.anaconda.org/conda-forge"
 
 
-def remote_answers() -> bool:
-    """Tell within 3 s whether the conda channel's host can be connected to."""
-    parts = urllib.parse.urlsplit(remote_url())
-    if parts.scheme == "file":
-        return Path(parts.path).is_dir()
-    proxy = os.environ.get("https_proxy") or os.environ.get("HTTPS_PROXY")
-    if proxy:
-        parts = urllib.parse.urlsplit(proxy)
-    try:
-        socket.create_connection((parts.hostname, parts.port or 443), timeout=_CONNECT_TIMEOUT).close()
-    except OSError:
-        return False
-    return True
+def choose_layer(
+    workspace: Workspace, python: str, recorded: CondaLayer | None = None, *, upgrade: bool = False
+) -> CondaLayer:
+    """Return the layer for a Python version (``3.11``) that this machine installs.
 
-
-def solve_layer(python: str, root: Path, *, offline: bool) -> CondaLayer:
-    """Resolve the conda layer for a Python version (``3.11``).
+    The recorded one of a lock where it is available; else from conda-forge where that answers, else from an interpreter of
+    this machine. What was chosen first is kept, so that a second build is the same, until ``upgrade``.
 
     Raises:
         VllmEnvError: neither channel has such a Python.
     """
-    if not offline and remote_answers():
-        try:
-            packages = _solve(_REMOTE, [f"python {python}.*", "libstdcxx"], root)
-        except CommandError as error:
-            raise VllmEnvError(
-                f"conda-forge has no Python {python} that can be installed here.",
-                cause=error.tail,
-                remedy="Pick another with --python.",
-            ) from error
-        return CondaLayer(_REMOTE, packages)
-    make_local_channel(python, root)
-    return CondaLayer(LOCAL, _solve(LOCAL, [f"python {python}.*"], root))
+    if recorded and is_available(workspace, recorded):
+        return recorded
+    memory = workspace.cache.path("conda", f"layer-{python}.json")
+    known = None if upgrade else _remembered(memory)
+    if known and known.channel == REMOTE and is_available(workspace, known):
+        return known
+    layer = (
+        local_layer(workspace, python)
+        if known or not workspace.network.answers(remote_url())
+        else _remote_layer(workspace, python)
+    )
+    if not workspace.network.offline:  # what could not be asked for is no choice
+        memory.parent.mkdir(parents=True, exist_ok=True)
+        memory.write_text(json.dumps(dataclasses.asdict(layer)), "utf-8")
+    return layer
 
 
-def local_layer(python: str, root: Path) -> CondaLayer | None:
-    """Return the layer that this machine's interpreter gives, or None if it has none to pack."""
-    try:
-        interpreter = find_interpreter(python)
-    except VllmEnvError:
+def _remembered(memory: Path) -> CondaLayer | None:
+    if not memory.is_file():
         return None
-    file = _channel_folder(root) / "linux-64" / f"python-{interpreter.version}-{BUILD}.conda"
+    document = json.loads(memory.read_text("utf-8"))
+    return CondaLayer(document["channel"], tuple(CondaPackage(**package) for package in document["packages"]))
+
+
+def _remote_layer(workspace: Workspace, python: str) -> CondaLayer:
+    try:
+        return CondaLayer(REMOTE, _solve(workspace, remote_url(), [f"python {python}.*", "libstdcxx"]))
+    except CommandError as error:
+        raise VllmEnvError(
+            f"conda-forge has no Python {python} that can be installed here.",
+            cause=error.tail,
+            remedy="Pick another with --python.",
+        ) from error
+
+
+def local_layer(workspace: Workspace, python: str) -> CondaLayer:
+    """Return the layer that an interpreter of this machine gives.
+
+    Raises:
+        VllmEnvError: this machine has none that can be packed.
+    """
+    interpreter = find_interpreter(python)
+    file = _channel_folder(workspace, LOCAL) / "linux-64" / f"python-{interpreter.version}-{BUILD}.conda"
     if not file.is_file():
-        make_local_channel(python, root)
-    package = CondaPackage("python", interpreter.version, BUILD, "linux-64", file.name, cache.file_sha256(file))
+        make_local_channel(workspace, python)
+    package = CondaPackage("python", interpreter.version, BUILD, "linux-64", file.name, file_sha256(file))
     return CondaLayer(LOCAL, (package,))
 
 
-def is_cached(layer: CondaLayer, root: Path) -> bool:
-    """Tell whether all packages of a layer lie unpacked in the cache."""
-    folder = root / "conda" / "packages"
-    return all((folder / p.file_name.removesuffix(".conda").removesuffix(".tar.bz2")).is_dir() for p in layer.packages)
+def is_available(workspace: Workspace, layer: CondaLayer) -> bool:
+    """Tell whether this machine can install a layer: from the wheelhouse, its cache, or a channel that answers."""
+    if any(_holds(channel, layer) for channel in _channels(workspace, layer)):
+        return True
+    return layer.channel == REMOTE and workspace.network.answers(remote_url())
 
 
-def make_local_channel(python: str, root: Path) -> None:
-    """Make the local channel anew, with a package of this machine's interpreter."""
-    channel = _channel_folder(root)
+def make_local_channel(workspace: Workspace, python: str) -> None:
+    """Make the local channel again, with a package of this machine's interpreter."""
+    channel = _channel_folder(workspace, LOCAL)
     interpreter = find_interpreter(python)
-    with cache.staging(root) as staging:
+    with workspace.cache.staging() as staging:
         new = staging / "channel"
         make_package(interpreter, new / "linux-64", staging)
         (new / "noarch").mkdir()
-        _work({"kind": "index", "channel": str(new)}, "index the local conda channel", root)
-        # packages of other Python versions stay; two builds at once write the same bytes
+        # packages of other Python versions stay; two builds that run together write the same bytes
         for file in sorted(channel.glob("linux-64/python-*.conda")):
             if not (new / "linux-64" / file.name).exists():
                 os.link(file, new / "linux-64" / file.name)
-        _work({"kind": "index", "channel": str(new)}, "index the local conda channel", root)
-        cache.remove_tree(channel)
+        _index(workspace, new)
+        remove_tree(channel)
         channel.parent.mkdir(parents=True, exist_ok=True)
         new.rename(channel)
 
 
-def install_layer(layer: CondaLayer, prefix: Path, root: Path, wheelhouse: Path | None = None) -> None:
+def install_layer(workspace: Workspace, layer: CondaLayer, prefix: Path) -> None:
     """Install the exact packages of a layer into a new prefix, from the wheelhouse if that has them.
 
     Raises:
         VllmEnvError: the channel does not have these very packages.
     """
-    packed = in_wheelhouse(layer, wheelhouse)
-    if layer.channel == LOCAL and not packed and not _holds(_channel_folder(root), layer):
-        python = next(p.version for p in layer.packages if p.name == "python")
-        make_local_channel(".".join(python.split(".")[:2]), root)
+    channel = next((c for c in _channels(workspace, layer) if _holds(c, layer)), None)
+    if channel is None:
+        channel = _channel_folder(workspace, layer.channel)
+        _fill(workspace, layer, channel)
     specs = [f"{p.name} =={p.version} {p.build}" for p in layer.packages]
-    job = _job("install", layer.channel, specs, root)
+    job = _job(workspace, "install", channel.as_uri(), specs)
     job |= {"prefix": str(prefix), "expected": {p.file_name: p.sha256 for p in layer.packages}}
-    if packed:
-        job["channel_url"] = packed.as_uri()
-    _work(job, "install the conda packages of the lock", root)
+    _work(workspace, job, "install the conda packages of the lock")
 
 
-def in_wheelhouse(layer: CondaLayer, wheelhouse: Path | None) -> Path | None:
-    """Return the conda channel of a wheelhouse if it holds all packages of a layer."""
-    channel = wheelhouse.absolute() / "conda" if wheelhouse else None
-    return channel if channel and _holds(channel, layer) else None
-
-
-def copy_layer(layer: CondaLayer, wheelhouse: Path, root: Path) -> None:
-    """Put the packages of a layer into a wheelhouse, as a conda channel.
+def copy_layer(workspace: Workspace, layer: CondaLayer, folder: Path) -> None:
+    """Put the packages of a layer into ``folder/conda``, as a conda channel.
 
     Raises:
         VllmEnvError: a package cannot be fetched, or is not the lock's.
     """
-    if in_wheelhouse(layer, wheelhouse):
+    channel = folder.absolute() / "conda"
+    if not _holds(channel, layer):
+        _fill(workspace, layer, channel)
+
+
+def _fill(workspace: Workspace, layer: CondaLayer, channel: Path) -> None:
+    """Put the packages of a layer into a channel: those of conda-forge are fetched, this machine's is made."""
+    own = _channel_folder(workspace, LOCAL)
+    if layer.channel == LOCAL and not _holds(own, layer):
+        make_local_channel(workspace, ".".join(layer.python.split(".")[:2]))
+    if channel == own:
         return
-    if layer.channel == LOCAL and not _holds(_channel_folder(root), layer):
-        make_local_channel(".".join(layer.packages[0].version.split(".")[:2]), root)
-    source = _channel_folder(root).as_uri() if layer.channel == LOCAL else remote_url()
-    channel = wheelhouse.absolute() / "conda"
+    source = own.as_uri() if layer.channel == LOCAL else remote_url()
     for package in layer.packages:
-        target = channel / package.subdir / package.file_name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        _fetch(f"{source}/{package.subdir}/{package.file_name}", package.sha256, target)
+        name = f"{package.subdir}/{package.file_name}"
+        workspace.network.download(f"{source}/{name}", package.sha256, channel / name)
     (channel / "noarch").mkdir(exist_ok=True)
-    _work({"kind": "index", "channel": str(channel)}, "index the conda channel of the wheelhouse", root)
+    _index(workspace, channel)
 
 
-def _fetch(url: str, sha256: str, target: Path) -> None:
-    temporary = target.with_name(f".{target.name}.new")
-    try:
-        with urllib.request.urlopen(url) as source, temporary.open("wb") as sink:  # noqa: S310 - the channel's address
-            shutil.copyfileobj(source, sink)
-        if cache.file_sha256(temporary) != sha256:
-            raise VllmEnvError(
-                f"{url} is not the lock's: its SHA-256 is another.", remedy="Fetch it again, or --upgrade."
-            )
-        temporary.replace(target)
-    except OSError as error:
-        raise VllmEnvError(f"{url} cannot be fetched: {error}.", remedy="Check that the channel answers.") from error
-    finally:
-        temporary.unlink(missing_ok=True)
+def _channels(workspace: Workspace, layer: CondaLayer) -> list[Path]:
+    """Return the folders that may hold the packages of a layer, the wheelhouse's first."""
+    wheelhouse = workspace.network.wheelhouse
+    own = _channel_folder(workspace, layer.channel)
+    return [wheelhouse.absolute() / "conda", own] if wheelhouse else [own]
 
 
 def _holds(channel: Path, layer: CondaLayer) -> bool:
     files = [(channel / p.subdir / p.file_name, p.sha256) for p in layer.packages]
-    return all(file.is_file() and cache.file_sha256(file) == sha256 for file, sha256 in files)
+    return all(file.is_file() and file_sha256(file) == sha256 for file, sha256 in files)
 
 
-def _solve(channel: str, specs: Sequence[str], root: Path) -> tuple[CondaPackage, ...]:
-    records = _work(_job("solve", channel, specs, root), f"resolve {', '.join(specs)} from {channel}", root)
+def _solve(workspace: Workspace, channel: str, specs: Sequence[str]) -> tuple[CondaPackage, ...]:
+    records = _work(workspace, _job(workspace, "solve", channel, specs), f"resolve {', '.join(specs)} from conda-forge")
     return tuple(CondaPackage(**record) for record in records)
 
 
-def _job(kind: str, channel: str, specs: Sequence[str], root: Path) -> dict[str, Any]:
-    url = _channel_folder(root).as_uri() if channel == LOCAL else remote_url()
-    return {"kind": kind, "channel_url": url, "specs": list(specs), "cache": str(root / "conda")}
+def _index(workspace: Workspace, channel: Path) -> None:
+    _work(workspace, {"kind": "index", "channel": str(channel)}, "index the local conda channel")
 
 
-def _work(job: dict[str, Any], what: str, root: Path) -> Any:
-    with cache.staging(root) as folder:
+def _job(workspace: Workspace, kind: str, channel: str, specs: Sequence[str]) -> dict[str, Any]:
+    return {"kind": kind, "channel_url": channel, "specs": list(specs), "cache": str(workspace.cache.path("conda"))}
+
+
+def _work(workspace: Workspace, job: dict[str, Any], what: str) -> Any:
+    """Run a job of rattler_worker.py; solving asks the channel, everything else reads folders."""
+    with workspace.cache.staging() as folder:
         answer = folder / "answer.json"
         (folder / "job.json").write_text(json.dumps(job | {"answer": str(answer)}), "utf-8")
-        package_parent = str(Path(__file__).resolve().parents[2])
-        run(
-            [sys.executable, "-m", "vllm_env.interpreter.rattler_worker", folder / "job.json"],
-            what=what,
-            env={"PYTHONPATH": package_parent},
-        )
+        command = [sys.executable, "-m", "vllm_env.interpreter.rattler_worker", folder / "job.json"]
+        variables = {"PYTHONPATH": str(_PACKAGES)}
+        if job["kind"] == "solve" and not job["channel_url"].startswith("file:"):
+            workspace.network.program(command, what, env=variables)
+        else:
+            run(command, what=what, env=variables)
         return json.loads(answer.read_text("utf-8"))
 
 
-def _channel_folder(root: Path) -> Path:
-    return root / "conda" / "channel"
+def _channel_folder(workspace: Workspace, channel: str) -> Path:
+    return workspace.cache.path("conda", "channel" if channel == LOCAL else channel)

@@ -18,7 +18,7 @@ from typing import Any
 import rattler
 from rattler.index import index_fs
 
-from .local import NEUTRAL_PREFIX
+from vllm_env.base.neutral import NEUTRAL_PREFIX
 
 
 async def _index(job: dict[str, Any]) -> None:

@@ -2,14 +2,15 @@
 
 A release is ``distribution==X.Y.Z``. A commit is looked for in the vLLM project's per-commit wheel index and else built
 from git. A wheel is taken as it is. A source tree is built into a wheel, because an editable install only points to the
-tree and cannot be packed.
+tree and cannot be packed. What is fetched or built is cached by what was pinned: URL, commit or the tree's content.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
-import sys
+import urllib.parse
 import zipfile
 from dataclasses import dataclass
 from email.parser import HeaderParser
@@ -18,84 +19,96 @@ from typing import TYPE_CHECKING
 
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
-from vllm_env.base import cache
+from vllm_env.base.cache import key_of, touch
 from vllm_env.base.errors import CommandError, UsageError, VllmEnvError
+from vllm_env.base.filesystem import file_sha256, remove_tree
+from vllm_env.base.neutral import EPOCH
 from vllm_env.base.process import run
-from vllm_env.prefix.relocate import EPOCH
 
 if TYPE_CHECKING:
-    from .pip_config import PipConfig
+    from vllm_env.base.workspace import Workspace
+
     from .spec import Pin, Spec
 
 _WHEEL_INDEX = "https://wheels.vllm.ai"
 _GIT_URL = "https://github.com/vllm-project/vllm.git"
 # git refuses a tree of another owner, and in a container the mounted tree is always one
 _ANY_OWNER = {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "safe.directory", "GIT_CONFIG_VALUE_0": "*"}
+_NOT_SOURCES = frozenset({".git", "build", "dist", "__pycache__", ".venv"})
 
 
 @dataclass(frozen=True)
 class PinnedVllm:
-    """The requirement of the pinned vLLM, further options of uv for it, and what is known of where it comes from."""
+    """The requirement of the pinned vLLM, and what is known of where it comes from."""
 
     requirement: str
     commit: str = ""
     origin: str = ""
     wheel: Path | None = None
-    uv_arguments: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The distribution's name, which in a wheel may be another than the profile's."""
+        return re.split(r"[\s=@\[]", self.requirement, maxsplit=1)[0]
 
 
-def resolve_pin(spec: Spec, root: Path, pip: PipConfig, sources: list[str], *, offline: bool) -> PinnedVllm:
-    """Return what to install for a spec's pin; ``sources`` are uv's options for where build requirements come from.
+def resolve_pin(workspace: Workspace, spec: Spec) -> PinnedVllm:
+    """Return what to install for a spec's pin.
 
     Raises:
-        VllmEnvError: the wheel, tree or commit is not to be had, or not without network.
+        VllmEnvError: the wheel, tree or commit is not found, or not without network.
     """
     pin = spec.pin
     if pin.kind == "release":
         return PinnedVllm(f"{spec.distribution}=={pin.value}", origin="release")
     if pin.kind == "wheel":
-        return _from_wheel(pin, root, offline=offline)
+        return _from_wheel(workspace, pin)
     if pin.kind == "source":
         tree = Path(pin.value).resolve()
         commit = _head_of(tree)
-        wheel = _build_wheel(tree, spec, root, pip, sources, commit=commit)
+        wheel = _built_wheel(workspace, tree, spec, commit=commit, identity=commit or _tree_digest(tree))
         return _of_wheel(wheel, commit=commit, origin=f"source {tree}")
-    return _from_commit(spec, root, pip, sources, offline=offline)
+    return _from_commit(workspace, spec)
 
 
-def _from_wheel(pin: Pin, root: Path, *, offline: bool) -> PinnedVllm:
+def _from_wheel(workspace: Workspace, pin: Pin) -> PinnedVllm:
     if "://" not in pin.value:
         return _of_wheel(Path(pin.value).resolve(), origin=f"wheel {Path(pin.value).name}")
-    name = pin.value.split("#")[0].rsplit("/", 1)[-1]
-    target = root / "wheels" / cache.key_of(pin.value) / name
-    if not target.is_file():
-        if offline:
-            raise _not_offline(pin)
-        with cache.staging(root) as folder:
-            command = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet", "--dest", folder, pin.value]
-            temporary = {"TMPDIR": str(folder)}  # so that a killed pip leaves nothing elsewhere
-            run(command, what=f"download {pin.value}", env=temporary, remedy="Check the URL of the wheel.")
-            found = next(folder.glob("*.whl"), None)
-            if found is None:
-                raise VllmEnvError(f"{pin} is not a wheel.", remedy="Give the URL of a .whl file.")
-            target = target.parent / found.name
-            target.parent.mkdir(parents=True, exist_ok=True)
-            found.replace(target)
-    return _of_wheel(target, origin=f"wheel {pin.value}")
+    folder = workspace.cache.path("wheels", key_of(pin.value))
+    wheel = _known(folder)
+    if wheel is None:
+        with workspace.cache.staging() as staging:
+            command = ["download", "--no-deps", "--quiet", "--dest", staging, pin.value]
+            temporary = {"TMPDIR": str(staging)}  # so that a killed pip leaves nothing elsewhere
+            what, remedy = f"download {pin.value}", "Check the URL of the wheel."
+            workspace.network.pip_command(command, what, env=temporary, remedy=remedy)
+            wheel = _keep(staging, folder)
+        if wheel is None:
+            raise VllmEnvError(f"{pin} is not a wheel.", remedy="Give the URL of a .whl file.")
+    return _of_wheel(wheel, origin=f"wheel {urllib.parse.unquote(pin.value)}")
 
 
-def _not_offline(pin: Pin) -> VllmEnvError:
-    return VllmEnvError(
-        f"--offline: {pin} is not in the cache.",
-        cause="It was never fetched on this machine.",
-        remedy="Build once with network, or give the wheel's file: --vllm-wheel PATH.",
-    )
+def _known(folder: Path) -> Path | None:
+    """Return the wheel of a cache entry, if there is one."""
+    wheel = next(folder.glob("*.whl"), None)
+    if wheel:
+        touch(folder)
+    return wheel
+
+
+def _keep(staging: Path, folder: Path) -> Path | None:
+    """Move the wheel that was fetched or built into the cache, if there is one."""
+    found = next(staging.glob("*.whl"), None)
+    if found:
+        folder.mkdir(parents=True, exist_ok=True)
+        return found.replace(folder / found.name)
+    return None
 
 
 def _of_wheel(wheel: Path, *, origin: str, commit: str = "") -> PinnedVllm:
     """Check that a file is a whole wheel and name it as a requirement with its digest."""
     try:
-        name, _, _, _ = parse_wheel_filename(wheel.name)
+        parse_wheel_filename(wheel.name)
         with zipfile.ZipFile(wheel) as archive:
             metadata = next(n for n in archive.namelist() if re.fullmatch(r"[^/]+\.dist-info/METADATA", n))
             declared = HeaderParser().parsestr(archive.read(metadata).decode())["Name"]
@@ -106,95 +119,108 @@ def _of_wheel(wheel: Path, *, origin: str, commit: str = "") -> PinnedVllm:
             f"{wheel} is not a wheel that can be installed: {error or 'it has no metadata'}.",
             remedy="Download it again; its name must be as the wheel format has it (NAME-VERSION-PYTHON-ABI-PLATFORM.whl).",
         ) from error
-    del name
-    requirement = f"{declared} @ {wheel.as_uri()}#sha256={cache.file_sha256(wheel)}"
+    requirement = f"{declared} @ {wheel.as_uri()}#sha256={file_sha256(wheel)}"
     return PinnedVllm(requirement, commit=commit, origin=origin, wheel=wheel)
 
 
-def _from_commit(spec: Spec, root: Path, pip: PipConfig, sources: list[str], *, offline: bool) -> PinnedVllm:
+def _from_commit(workspace: Workspace, spec: Spec) -> PinnedVllm:
     sha = spec.pin.value
-    index = (spec.wheel_index or _WHEEL_INDEX).rstrip("/")
-    wheel = _wheel_of_commit(index, spec, root, pip, offline=offline)
-    if wheel:
-        return _of_wheel(wheel, commit=sha, origin=f"per-commit wheel index {index}")
-    tree = root / "sources" / sha
-    if not (tree / ".complete").is_file():
-        if offline:
-            raise _not_offline(spec.pin)
-        _clone(spec.git_url or _GIT_URL, sha, tree, root)
-    built = _build_wheel(tree, spec, root, pip, sources, commit=sha)
-    return _of_wheel(built, commit=sha, origin=f"git {spec.git_url or _GIT_URL} at {sha}")
+    index, url = (spec.wheel_index or _WHEEL_INDEX).rstrip("/"), spec.git_url or _GIT_URL
+    built = _known(_built_folder(workspace, spec, sha))
+    if built is None:
+        wheel = _wheel_of_commit(workspace, index, spec)
+        if wheel:
+            return _of_wheel(wheel, commit=sha, origin=f"per-commit wheel index {index}")
+        tree = workspace.cache.path("sources", sha)
+        if not (tree / ".complete").is_file():
+            _clone(workspace, url, sha, tree)
+        built = _built_wheel(workspace, tree, spec, commit=sha, identity=sha)
+    return _of_wheel(built, commit=sha, origin=f"git {url} at {sha}")
 
 
-def _wheel_of_commit(index: str, spec: Spec, root: Path, pip: PipConfig, *, offline: bool) -> Path | None:
+def _wheel_of_commit(workspace: Workspace, index: str, spec: Spec) -> Path | None:
     """Fetch the wheel of a commit from the per-commit index, or return None if that has none."""
-    sha = spec.pin.value
-    folder = root / "wheels" / cache.key_of(index, sha, spec.python, spec.torch_backend)
-    known = next(folder.glob("*.whl"), None)
-    if known or offline:
+    sha, pip = spec.pin.value, workspace.network.pip
+    folder = workspace.cache.path("wheels", key_of(index, sha, spec.python, spec.torch_backend))
+    known = _known(folder)
+    if known or workspace.network.offline:
         return known
     # the index keeps a folder per variant ("cpu", "cu129") beside the default build
     places = [f"{index}/{sha}/{spec.torch_backend}"] if spec.torch_backend else []
-    with cache.staging(root) as staging:
+    with workspace.cache.staging() as staging:
         for place in (*places, f"{index}/{sha}"):
             # pip's own index would answer with the newest release for a commit that has no wheel: leave it out
-            command: list[object] = [
-                sys.executable,
-                "-m",
-                "pip",
-                "download",
-                "--isolated",
-                "--no-deps",
-                "--quiet",
-                "--pre",
-            ]
-            command += ["--dest", staging, "--python-version", spec.python, "--only-binary", ":all:"]
-            command += ["--retries", "1", *(["--cert", pip.cert] if pip.cert else []), "--index-url", place, "vllm"]
+            command = [
+                "download", "--isolated", "--no-deps", "--quiet", "--pre", "--dest", staging,
+                "--python-version", spec.python, "--only-binary", ":all:", "--retries", "1",
+                *(["--cert", pip.cert] if pip.cert else []), "--index-url", place, "vllm",
+            ]  # fmt: skip
             try:
-                run(command, what=f"find the wheel of commit {sha}", env={"TMPDIR": str(staging)})
+                workspace.network.pip_command(command, f"find the wheel of commit {sha}", env={"TMPDIR": str(staging)})
             except CommandError:
                 continue
-            folder.mkdir(parents=True, exist_ok=True)
-            found = next(staging.glob("*.whl"))
-            return found.replace(folder / found.name)
+            return _keep(staging, folder)
     return None
 
 
-def _clone(url: str, sha: str, tree: Path, root: Path) -> None:
+def _clone(workspace: Workspace, url: str, sha: str, tree: Path) -> None:
     remedy = "Check the SHA and --git-url, and that the machine reaches it."
-    with cache.staging(root) as staging:
+    with workspace.cache.staging() as staging:
         work = staging / "vllm"
         run(["git", "init", "--quiet", work], what="make a git repository", remedy="Install git.")
-        fetch = ["git", "-C", work, "fetch", "--quiet", "--depth", "1", url, sha]
-        run(fetch, what=f"fetch commit {sha} from {url}", env={"GIT_TERMINAL_PROMPT": "0"}, remedy=remedy)
+        fetch = ["-C", work, "fetch", "--quiet", "--depth", "1", url, sha]
+        workspace.network.git(fetch, f"fetch commit {sha} from {url}", remedy=remedy)
         run(["git", "-C", work, "checkout", "--quiet", "FETCH_HEAD"], what=f"check out {sha}", remedy=remedy)
         (work / ".complete").touch()
         tree.parent.mkdir(parents=True, exist_ok=True)
-        cache.remove_tree(tree)
+        remove_tree(tree)
         work.rename(tree)
 
 
-def _build_wheel(tree: Path, spec: Spec, root: Path, pip: PipConfig, sources: list[str], *, commit: str) -> Path:
-    """Build a wheel of a source tree with the requested Python."""
-    with cache.staging(root) as staging:
+def _built_folder(workspace: Workspace, spec: Spec, identity: str) -> Path:
+    """Return where the wheel lies that was built from a commit or from a tree of this content, for a Python and a torch."""
+    precompiled = bool(os.environ.get("VLLM_USE_PRECOMPILED"))
+    device = os.environ.get("VLLM_TARGET_DEVICE", "")
+    return workspace.cache.path(
+        "wheels", key_of("built", identity, spec.python, spec.torch_backend, precompiled, device)
+    )
+
+
+def _built_wheel(workspace: Workspace, tree: Path, spec: Spec, *, commit: str, identity: str) -> Path:
+    """Return the wheel of a source tree, built with the requested Python unless the cache has it."""
+    folder = _built_folder(workspace, spec, identity)
+    known = _known(folder)
+    if known:
+        return known
+    with workspace.cache.staging() as staging:
         # the times in the wheel's ZIP: without it each build of the same tree would have a digest of its own
-        environment = {"SOURCE_DATE_EPOCH": str(EPOCH), "TMPDIR": str(staging), **_ANY_OWNER, **pip.uv_environment()}
+        environment = {"SOURCE_DATE_EPOCH": str(EPOCH), "TMPDIR": str(staging), **_ANY_OWNER}
         if commit:  # let vLLM's build take the compiled parts of this very commit instead of compiling them
             environment |= {"VLLM_PRECOMPILED_WHEEL_COMMIT": commit}
         if os.environ.get("VLLM_USE_PRECOMPILED"):
             environment["VLLM_USE_PRECOMPILED"] = "1"
-        uv = Path(sys.executable).parent / "uv"
-        command = [uv, "build", "--wheel", "--python", spec.python, "--out-dir", staging, *sources, tree]
-        run(
-            command,
-            what=f"build a wheel of {tree}",
+        workspace.network.uv(
+            ["build", "--wheel", "--python", spec.python, "--out-dir", staging, tree],
+            f"build a wheel of {tree}",
             env=environment,
             remedy="An editable install cannot be packed, so the tree must build; VLLM_USE_PRECOMPILED=1 spares the compiler.",
         )
-        wheel = next(staging.glob("*.whl"))
-        folder = root / "wheels" / cache.file_sha256(wheel)[:32]
-        folder.mkdir(parents=True, exist_ok=True)
-        return wheel.replace(folder / wheel.name)
+        wheel = _keep(staging, folder)
+    if wheel is None:
+        raise VllmEnvError(f"The build of {tree} left no wheel.", remedy="Try uv build --wheel in that folder.")
+    return wheel
+
+
+def _tree_digest(tree: Path) -> str:
+    """Return the SHA-256 of the content of a source tree; what builds leave in it does not count."""
+    digest = hashlib.sha256()
+    for folder, folders, files in os.walk(tree):
+        folders[:] = sorted(f for f in folders if f not in _NOT_SOURCES and not f.endswith(".egg-info"))
+        for name in sorted(files):
+            file = Path(folder, name)
+            content = str(file.readlink()) if file.is_symlink() else file_sha256(file)
+            digest.update(f"{file.relative_to(tree)}\0{content}\0".encode())
+    return digest.hexdigest()
 
 
 def _head_of(tree: Path) -> str:

@@ -14,6 +14,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.version import InvalidVersion, Version
 
 from vllm_env.base.errors import UsageError
+from vllm_env.base.workspace import CHECKOUT
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -21,7 +22,7 @@ else:
     import tomli as tomllib
 
 PinKind = Literal["release", "commit", "wheel", "source"]
-DEFAULT_SPEC = Path(__file__).resolve().parents[2] / "vllm_env.toml"
+DEFAULT_SPEC = CHECKOUT / "env" / "vllm_env.toml"
 _PIN_KEYS: dict[str, PinKind] = {"vllm": "release", "commit": "commit", "wheel": "wheel", "source": "source"}
 _LIST_KEYS = ("requirements", "drop", "overrides")
 _TEXT_KEYS = ("distribution", "python", "torch_backend", "wheel_index", "git_url")

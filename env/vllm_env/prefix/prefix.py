@@ -7,30 +7,31 @@ it independent of this build, bytecode.
 from __future__ import annotations
 
 import os
-import sys
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vllm_env.base import cache
+from vllm_env.base.cache import key_of, touch
 from vllm_env.base.errors import VllmEnvError
+from vllm_env.base.filesystem import file_sha256, remove_tree, require_space
+from vllm_env.base.neutral import NEUTRAL_PREFIX
 from vllm_env.base.process import run
 from vllm_env.interpreter.layer import install_layer
-from vllm_env.interpreter.local import NEUTRAL_PREFIX
-from vllm_env.lock.lock import LockOptions, source_arguments
 
 from .prune import RULES, Pruned, prune
 from .relocate import make_relocatable, set_times
 from .runtime import install_runtime, site_packages
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from vllm_env.lock.lock import Lock
-    from vllm_env.lock.pip_config import PipConfig
+    from vllm_env.base.workspace import Workspace
+    from vllm_env.lock.locked import Lock
 
 _FORMAT = 1  # raise it when a step below changes what it writes
-_SPACE = 12 * 10**9  # bytes; the CUDA environment unpacks to about 9 GB
+BUILD_SPACE = {"cpu": 6 * 10**9, "cuda": 12 * 10**9}
+"""Bytes that making a prefix of each profile takes; unpacked they are about 3.3 and 8.2 GB."""
+EXTRACTED_SPACE = {"cpu": 25 * 10**8, "cuda": 10**10}
+"""Bytes that Triton's extraction of an environment of each profile takes in /tmp."""
 
 
 @dataclass(frozen=True)
@@ -54,91 +55,73 @@ def prefix_key(lock: Lock, keep: tuple[str, ...]) -> str:
     modules = ("runtime_hook", "runtime", "prune", "strip", "relocate", "compile_tree")
     sources = [Path(__file__).with_name(f"{module}.py") for module in modules]
     rules = [r.name for r in RULES if lock.spec.profile in r.profiles and r.name not in keep]
-    return cache.key_of(_FORMAT, lock.digest, lock.spec.profile, rules, [cache.file_sha256(s) for s in sources])
+    return key_of(_FORMAT, lock.digest, lock.spec.profile, rules, [file_sha256(s) for s in sources])
 
 
-def make_prefix(
-    lock: Lock,
-    root: Path,
-    pip: PipConfig,
-    options: LockOptions,
-    keep: tuple[str, ...] = (),
-    progress: Callable[[float, str], None] = lambda _fraction, _step: None,
-) -> Prefix:
-    """Return the prefix of a lock from the cache, or make it.
+def make_prefix(workspace: Workspace, lock: Lock, keep: tuple[str, ...] = ()) -> Prefix:
+    """Return the prefix of a lock from the cache, or make it; ``keep`` names the rules that leave nothing out.
 
     Raises:
-        VllmEnvError: there is too little space, a wheel cannot be had or is not the lock's.
+        VllmEnvError: there is too little space, a wheel is not found or is not the lock's.
     """
     key = prefix_key(lock, keep)
-    target = root / "prefixes" / key
+    target = workspace.cache.path("prefixes", key)
     if (target / ".complete").is_file():
-        cache.touch(target)
+        touch(target)
         return Prefix(target / "env", key, lock, _read_pruned(target), reused=True)
-    cache.require_space(root, _SPACE if lock.spec.profile == "cuda" else _SPACE // 2, "the environment")
-    with cache.staging(root) as staging:
+    require_space(workspace.cache.root, BUILD_SPACE[lock.spec.profile], "the environment")
+    with workspace.cache.staging() as staging:
         prefix = staging / "env"
-        progress(0.02, f"Python {lock.python}")
-        install_layer(lock.conda, prefix, root, options.wheelhouse)
-        _install_wheels(lock, prefix, pip, options, staging, progress)
+        workspace.console.step(f"Python {lock.python}", 0.02)
+        install_layer(workspace, lock.conda, prefix)
+        _install_wheels(workspace, lock, prefix, staging)
         install_runtime(prefix, lock.digest)
         pruned = prune(prefix, lock.spec.profile, keep)
         make_relocatable(prefix, site_packages(prefix))
         set_times(prefix)
-        _compile(prefix, progress)
+        _compile(workspace, prefix)
         set_times(prefix)
         (staging / ".complete").write_text("\n".join(f"{p.rule} {p.files} {p.size}" for p in pruned))
         _move_into_place(staging, target)
     return Prefix(target / "env", key, lock, pruned, reused=False)
 
 
-def _install_wheels(
-    lock: Lock,
-    prefix: Path,
-    pip: PipConfig,
-    options: LockOptions,
-    staging: Path,
-    progress: Callable[[float, str], None],
-) -> None:
+def _install_wheels(workspace: Workspace, lock: Lock, prefix: Path, staging: Path) -> None:
     requirements = staging / "requirements.txt"
     requirements.write_text(lock.requirements, "utf-8")
-    count = len(lock.versions())
-    progress(0.05, f"{count} wheels")
+    workspace.console.step(f"{len(lock.wheels)} wheels", 0.05)
     command = [
-        Path(sys.executable).parent / "uv", "pip", "install", "--python", prefix / "bin" / "python", "--no-deps",
+        "pip", "install", "--python", prefix / "bin" / "python", "--no-deps",
         "--require-hashes", "--no-compile-bytecode", "--only-binary", ":all:", "--no-config",
         # links into uv's cache: nothing here is written in place, and 3 GB need not be copied
-        "--link-mode", "hardlink", *_backend(lock), *source_arguments(pip, options), "--requirement", requirements,
+        "--link-mode", "hardlink", "--requirement", requirements,
     ]  # fmt: skip
-    run(
+    workspace.network.uv(
         command,
-        what="install the wheels of the lock",
+        "install the wheels of the lock",
+        torch_backend=lock.spec.torch_backend,
         # TMPDIR: uv leaves a lock file there for each environment that it has seen
-        env=pip.uv_environment() | {"VIRTUAL_ENV": "", "CONDA_PREFIX": "", "TMPDIR": str(staging)},
+        env={"VIRTUAL_ENV": "", "CONDA_PREFIX": "", "TMPDIR": str(staging)},
         remedy="Check that the package registry answers; --upgrade if a locked wheel was withdrawn.",
     )
 
 
-def _backend(lock: Lock) -> list[str]:
-    """Name the PyTorch project's index only if no configured source had the torch build when it was resolved."""
-    needs_index = lock.spec.torch_backend and os.environ.get("VLLM_ENV_TORCH_INDEX") == "1"
-    return ["--torch-backend", lock.spec.torch_backend] if needs_index else []
-
-
-def _compile(prefix: Path, progress: Callable[[float, str], None]) -> None:
-    def show(line: str) -> None:
-        numbers = line.split()
-        if len(numbers) == 2 and numbers[0].isdigit():
-            progress(0.4 + 0.6 * int(numbers[0]) / max(1, int(numbers[1])), f"bytecode {numbers[0]}/{numbers[1]}")
-
+def _compile(workspace: Workspace, prefix: Path) -> None:
     script = Path(__file__).with_name("compile_tree.py")
     run(
         [prefix / "bin" / "python", "-I", "-S", script, prefix, NEUTRAL_PREFIX, str(os.cpu_count() or 1)],
         what="compile the environment to bytecode",
         # a fixed hash seed: the order of sets in constants would differ from build to build
         env={"PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": ""},
-        on_line=show,
+        on_line=partial(_show_compiled, workspace),
     )
+
+
+def _show_compiled(workspace: Workspace, line: str) -> None:
+    numbers = line.split()
+    if len(numbers) == 2 and numbers[0].isdigit():
+        done = 0.4 + 0.6 * int(numbers[0]) / max(1, int(numbers[1]))
+        workspace.console.step(f"bytecode {numbers[0]}/{numbers[1]}", done)
 
 
 def _move_into_place(staging: Path, target: Path) -> None:
@@ -150,7 +133,7 @@ def _move_into_place(staging: Path, target: Path) -> None:
     try:
         finished.rename(target)
     except OSError as error:
-        cache.remove_tree(finished)
+        remove_tree(finished)
         if not (target / ".complete").is_file():
             raise VllmEnvError(
                 f"The environment cannot be moved to {target}: {error.strerror}.", remedy="Run gen_vllm_env.sh clean."

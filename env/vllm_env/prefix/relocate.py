@@ -15,8 +15,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-EPOCH = 1_577_836_800
-"""Time of every file in an environment, s since 1970 (2020-01-01): bytecode stays valid because Triton restores it."""
+from vllm_env.base.neutral import EPOCH
 
 _ACCIDENTS = ("uv_cache.json", "direct_url.json", "REQUESTED", "INSTALLER")
 _LOCAL_FIELDS = (

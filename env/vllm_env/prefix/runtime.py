@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
 from pathlib import Path
 
 import conda_pack
+
+from vllm_env.base.process import capture
 
 _SCRIPTS = Path(conda_pack.__file__).with_name("scripts") / "posix"
 _HOOK = Path(__file__).with_name("runtime_hook.py")
@@ -49,8 +50,6 @@ def activation_variables(prefix: Path) -> dict[str, str]:
         return {}
     environment = {"PATH": "/usr/bin:/bin", "CONDA_PREFIX": str(prefix), "HOME": "/nonexistent"}
     sourced = "; ".join(f'. "{script}"' for script in scripts)
-    answer = subprocess.run(
-        ["bash", "-c", f"{sourced}; env -0"], env=environment, capture_output=True, text=True, check=False, cwd="/"
-    )
-    pairs = (item.partition("=") for item in answer.stdout.split("\0") if "\n" not in item and "=" in item)
+    _, output = capture(["bash", "-c", f"exec 2>/dev/null; cd /; {sourced}; env -0"], env=environment)
+    pairs = (item.partition("=") for item in output.split("\0") if "\n" not in item and "=" in item)
     return {n: v for n, _, v in pairs if not _NOT_BAKED.match(n) and environment.get(n) != v}

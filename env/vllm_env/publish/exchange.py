@@ -5,16 +5,16 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vllm_env.base import cache
+from vllm_env.base.locks import locked_folder, remove_unlocked
 
 if TYPE_CHECKING:
     import contextlib
+    from pathlib import Path
 
 STAGING = ".vllm_env.staging-"
-"""Followed by random letters and digits; once it was the id of the process that stages there."""
+"""Followed by random letters and digits."""
 _RENAME_EXCHANGE = 2
 _AT_FDCWD = -100
 
@@ -36,19 +36,10 @@ def exchange(one: Path, other: Path) -> bool:
 
 def staging_in(place: Path) -> contextlib.AbstractContextManager[Path]:
     """Give a new staging folder, locked (flock) as long as it is used, and remove it afterwards."""
-    return cache.locked_folder(place, STAGING)
+    return locked_folder(place, STAGING)
 
 
 def remove_abandoned_staging(repository: Path) -> list[Path]:
-    """Remove the staging folders of dead builds beside and inside the repository; return what was removed.
-
-    A folder that is locked stays; so does one of an older version, which locks nothing, while its process is seen to run.
-    """
+    """Remove the staging folders of dead builds beside and inside the repository; return what was removed."""
     candidates = [*repository.absolute().parent.glob(f"{STAGING}*"), *repository.glob(f"*/{STAGING}*")]
-    removed = []
-    for folder in candidates:
-        owner = folder.name[len(STAGING) :]
-        if owner.isdigit() and int(owner) != os.getpid() and Path(f"/proc/{owner}").exists():
-            continue
-        removed += [folder] if cache.remove_unlocked(folder) else []
-    return removed
+    return [folder for folder in candidates if remove_unlocked(folder)]

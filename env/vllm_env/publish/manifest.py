@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import json
-import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,41 +12,85 @@ from packaging.utils import canonicalize_name
 
 from vllm_env import __version__
 from vllm_env.base.errors import VllmEnvError
+from vllm_env.base.filesystem import file_sha256
+from vllm_env.triton.root import STUB_NAME
+from vllm_env.verify.tree_rules import REBUILD, Expected
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from vllm_env.lock.lock import Lock
-    from vllm_env.prefix.prune import Pruned
-    from vllm_env.triton.root import TritonRoot
+    from vllm_env.archive.pack import Archive
+    from vllm_env.prefix.prefix import Prefix
     from vllm_env.triton.stub import Stub
 
 MANIFEST_NAME = "vllm_env.json"
 ARCHIVE_NAME = "vllm_env.tar.gz"
 DIRECTORY_NAME = "vllm_env"
 SBOM_NAME = "vllm_env.cdx.json"
+CACHE_NAME = "vllm_cache"
+"""What ``--warm`` keeps beside the environment: the caches that vLLM fills."""
 FORMAT = 1
+_NAMED = ("torch", "numpy", "transformers", "setuptools", "triton")  # whose versions stand in the manifest
+
+
+@dataclass(frozen=True)
+class VllmRecord:
+    """The packed vLLM; ``commit`` is empty for a release."""
+
+    version: str
+    commit: str
+    distribution: str
+    origin: str
+
+
+@dataclass(frozen=True)
+class EnvironmentRecord:
+    """The archive, with its digest, size and unpacked size in bytes and its number of members; or a folder by ``key``."""
+
+    name: str
+    sha256: str = ""
+    size: int = 0
+    members: int = 0
+    unpacked: int = 0
+    key: str = ""
+
+
+@dataclass(frozen=True)
+class StubRecord:
+    """The stub: its digest, its size in bytes, and the Python and the Triton release that it is for."""
+
+    sha256: str
+    size: int
+    python: str
+    release: str
+    origin: str
+    name: str = STUB_NAME
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """What a rule left out of the environment: how many files and bytes."""
+
+    rule: str
+    files: int
+    size: int
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """What was built, from what, and for which Triton.
-
-    ``archive`` has name, sha256, size (bytes), members and unpacked (bytes); ``stub`` has name, sha256, size, python,
-    release and origin; ``vllm`` has version, commit, distribution and origin.
-    """
+    """What was built, from what, and for which Triton; ``spec`` holds the lock's inputs."""
 
     key: str
     layout: str
-    vllm: dict[str, str]
+    vllm: VllmRecord
     python: str
     versions: dict[str, str]
     triton_release: str
-    archive: dict[str, Any]
-    stub: dict[str, Any]
+    archive: EnvironmentRecord
+    stub: StubRecord
     spec: dict[str, Any]
     lock_digest: str
-    left_out: list[dict[str, Any]]
+    left_out: tuple[LeftOut, ...]
     built_at: str
     built_by: str = f"vllm-env {__version__}"
     format: int = FORMAT
@@ -55,48 +99,38 @@ class Manifest:
         """Return the manifest's text."""
         return json.dumps(dataclasses.asdict(self), indent=2, sort_keys=True) + "\n"
 
+    def expected(self) -> Expected:
+        """Return what the published environment must be; the manifest has the versions that matter most."""
+        name = str(canonicalize_name(self.vllm.distribution))
+        versions = {**self.versions, name: self.vllm.version}
+        return Expected(self.stub.python, self.stub.release, versions, name, members=self.archive.members)
 
-def describe_build(
-    *,
-    key: str,
-    layout: str,
-    lock: Lock,
-    triton: TritonRoot,
-    stub: Stub,
-    archive: dict[str, Any],
-    pruned: tuple[Pruned, ...],
-    built_at: str,
-) -> Manifest:
-    """Return the manifest of a build; ``built_at`` is a time in ISO 8601."""
+
+def describe_build(key: str, prefix: Prefix, stub: Stub, archive: Archive | None) -> Manifest:
+    """Return the manifest of what was built; without an archive, of the unpacked environment."""
+    lock = prefix.lock
     versions = lock.versions()
-    chosen = ("torch", "numpy", "transformers", "setuptools", "triton")
-    name = re.split(r"[\s=@\[]", lock.vllm.requirement, maxsplit=1)[0]  # a wheel may have another than the profile
+    name = lock.vllm.name
     return Manifest(
         key=key,
-        layout=layout,
-        vllm={
-            "version": versions.get(str(canonicalize_name(name)), ""),
-            "commit": lock.vllm.commit,
-            "distribution": name,
-            "origin": lock.vllm.origin,
-        },
+        layout="archive" if archive else "directory",
+        vllm=VllmRecord(versions.get(str(canonicalize_name(name)), ""), lock.vllm.commit, name, lock.vllm.origin),
         python=lock.python,
-        versions={n: versions[n] for n in chosen if n in versions},
-        triton_release=triton.release,
-        archive=archive,
-        stub={
-            "name": "triton_python_backend_stub",
-            "sha256": stub.sha256,
-            "size": stub.size,
-            "python": stub.python,
-            "release": stub.release,
-            "origin": stub.origin,
-        },
-        spec=lock.inputs,
+        versions={n: versions[n] for n in _NAMED if n in versions},
+        triton_release=stub.release,
+        archive=_environment(prefix, archive),
+        stub=StubRecord(stub.sha256, stub.size, stub.python, stub.release, stub.origin),
+        spec=dataclasses.asdict(lock.inputs),
         lock_digest=lock.digest,
-        left_out=[dataclasses.asdict(p) for p in pruned],
-        built_at=built_at,
+        left_out=tuple(LeftOut(p.rule, p.files, p.size) for p in prefix.pruned),
+        built_at=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
     )
+
+
+def _environment(prefix: Prefix, archive: Archive | None) -> EnvironmentRecord:
+    if archive is None:
+        return EnvironmentRecord(DIRECTORY_NAME, key=prefix.key)
+    return EnvironmentRecord(ARCHIVE_NAME, archive.sha256, archive.size, archive.members, archive.unpacked)
 
 
 def read_manifest(model: Path) -> Manifest | None:
@@ -111,7 +145,29 @@ def read_manifest(model: Path) -> Manifest | None:
     try:
         document = json.loads(file.read_text("utf-8"))
         if document.get("format") != FORMAT:
-            raise VllmEnvError(f"{file} has format {document.get('format')}, not {FORMAT}.", remedy="Build it again.")
+            raise VllmEnvError(f"{file} has format {document.get('format')}, not {FORMAT}.", remedy=REBUILD)
+        document["vllm"] = VllmRecord(**document["vllm"])
+        document["archive"] = EnvironmentRecord(**document["archive"])
+        document["stub"] = StubRecord(**document["stub"])
+        document["left_out"] = tuple(LeftOut(**rule) for rule in document["left_out"])
         return Manifest(**document)
-    except (ValueError, TypeError, AttributeError) as error:
-        raise VllmEnvError(f"{file} is damaged: {error}.", remedy="Build it again: ./gen_vllm_env.sh.") from error
+    except (ValueError, TypeError, AttributeError, KeyError) as error:
+        raise VllmEnvError(f"{file} is damaged: {error}.", remedy=REBUILD) from error
+
+
+def check_files(model: Path, manifest: Manifest) -> None:
+    """Compare a published model's files with its manifest.
+
+    Raises:
+        VllmEnvError: a file is missing or not the manifest's.
+    """
+    for record in (manifest.archive, manifest.stub):
+        file = model / record.name
+        if file.is_dir():
+            continue
+        if not file.is_file():
+            raise VllmEnvError(f"{file} is missing.", cause="The manifest names it.", remedy=REBUILD)
+        if file.stat().st_size != record.size or file_sha256(file) != record.sha256:
+            raise VllmEnvError(
+                f"{file} is not what {model / MANIFEST_NAME} says.", cause="It was changed or cut off.", remedy=REBUILD
+            )

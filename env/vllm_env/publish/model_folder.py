@@ -1,25 +1,135 @@
-"""The candidate: what the smoke run serves before anything is published, made from what was built and the person's model.
+"""A model's folder: what was built for it, its code and configuration, and what the user keeps there.
 
-It holds what tritonserver and ``1/model.py`` read. Weights, adapters and caches stay where they are: the smoke run serves
-another model, and in a container the cache is on another file system than the repository, where each would be a copy.
+Three folders are written: the published one, one staged beside it, and the candidate that the smoke run serves before
+anything is published. The candidate holds what tritonserver and ``1/model.py`` read. Weights, adapters and caches stay
+where they are: the smoke run serves another model, and in a container the cache is on another file system than the
+repository, where each would be a copy.
 """
 
 from __future__ import annotations
 
+import re
 import shutil
+import stat
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vllm_env.base.mounts import mounts_in
+from vllm_env.base.filesystem import link_or_copy, mounts_in, sync
+from vllm_env.base.ownership import give, give_as, give_tree, owner_of
+from vllm_env.triton.root import STUB_NAME
 
-from .publish import CONFIG_NAME, BuiltSet, set_environment_path, write_set
+from .exchange import STAGING
+from .manifest import ARCHIVE_NAME, CACHE_NAME, DIRECTORY_NAME, MANIFEST_NAME, SBOM_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+BUILT_NAMES = (STUB_NAME, ARCHIVE_NAME, DIRECTORY_NAME, SBOM_NAME, MANIFEST_NAME)  # in the order of renaming
+CONFIG_NAME = "config.pbtxt"
 CODE = "1"
 """The model's version folder, with ``model.py`` and what it imports."""
 _NOT_READ = ("__pycache__", "*.pyc", "*.safetensors", "*.bin", "*.gguf", "*.pt", "*.pth")
+
+
+@dataclass(frozen=True)
+class BuiltSet:
+    """What is to be placed: the stub, the archive or the unpacked environment, the manifest's and the SBOM's text."""
+
+    stub: Path
+    environment: Path
+    layout: str
+    manifest: str
+    sbom: str
+
+    @property
+    def environment_name(self) -> str:
+        """The environment's name in the model's folder."""
+        return ARCHIVE_NAME if self.layout == "archive" else DIRECTORY_NAME
+
+
+def stage_model(built: BuiltSet, current: Path, template: Path, new: Path) -> None:
+    """Make ``new`` what ``current`` will be once the set is published."""
+    if current.exists():
+        _link_tree(current, new)
+    complete_from(template, new)
+    write_set(built, new)
+    set_environment_path(new, built.environment_name)
+
+
+def _link_tree(source: Path, target: Path) -> None:
+    """Make ``target`` a copy of the folder ``source`` without what was built, its files as hard links."""
+    skip = {*BUILT_NAMES}
+
+    def ignore(folder: str, names: list[str]) -> list[str]:
+        return [n for n in names if Path(folder) == source and (n in skip or n.startswith(STAGING))]
+
+    shutil.copytree(source, target, symlinks=True, ignore=ignore, copy_function=link_or_copy)
+    shutil.copystat(source, target)
+    give_as(target, source)
+
+
+def complete_from(template: Path, target: Path) -> None:
+    """Complete a model's folder that has no config.pbtxt, the mark of a whole one, which is copied last.
+
+    What is copied belongs to the folder's owner.
+    """
+    if (target / CONFIG_NAME).exists():
+        return
+    patterns = shutil.ignore_patterns("__pycache__", "*.pyc", *BUILT_NAMES, CACHE_NAME, f"{STAGING}*", CONFIG_NAME)
+    volumes = mounts_in(template)
+    copied = [target / CONFIG_NAME]
+
+    def ignore(folder: str, names: list[str]) -> set[str]:
+        left = patterns(folder, names) | {n for n in names if volumes and Path(folder, n).resolve() in volumes}
+        copied.extend(target / Path(folder, n).relative_to(template) for n in names if n not in left)
+        return left
+
+    shutil.copytree(template, target, ignore=ignore, dirs_exist_ok=True)
+    shutil.copy2(template / CONFIG_NAME, target / CONFIG_NAME)
+    for path in copied:
+        give(path, owner_of(target))
+
+
+def write_set(built: BuiltSet, folder: Path, *, linked: bool = False) -> None:
+    """Write the set into a folder; it belongs to the folder's owner.
+
+    ``linked`` makes the files of an unpacked environment hard links, for a folder that nobody will edit.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(built.stub, folder / STUB_NAME)
+    (folder / STUB_NAME).chmod(0o755)
+    environment = folder / built.environment_name
+    if built.layout == "archive":
+        link_or_copy(str(built.environment), str(environment))
+    else:  # a copy, not links: a user may edit what lies there, and the cache must not change with it
+        copy = link_or_copy if linked else shutil.copy2
+        shutil.copytree(built.environment, environment, symlinks=True, copy_function=copy)
+    (folder / SBOM_NAME).write_text(built.sbom, "utf-8")
+    (folder / MANIFEST_NAME).write_text(built.manifest, "utf-8")
+    for file in folder.iterdir():
+        if file.is_file() and file.name in BUILT_NAMES:
+            if file.name != STUB_NAME:
+                file.chmod(0o644)  # whatever the umask: the server may be another user's
+            sync(file)
+    for name in BUILT_NAMES:
+        if (folder / name).exists():
+            give_tree(folder / name, owner_of(folder))
+
+
+def set_environment_path(model: Path, name: str) -> None:
+    """Point EXECUTION_ENV_PATH to the layout's name; nothing is written when it already does."""
+    config = model / CONFIG_NAME
+    text = config.read_text("utf-8")
+    new = re.sub(
+        rf"\$\$TRITON_MODEL_DIRECTORY/({ARCHIVE_NAME}|{DIRECTORY_NAME})(?=\")", f"$$TRITON_MODEL_DIRECTORY/{name}", text
+    )
+    if new != text:
+        temporary = model / ".config.pbtxt.new"  # not in place: it may be a link to the user's file
+        temporary.write_text(new, "utf-8")
+        temporary.chmod(stat.S_IMODE(config.stat().st_mode))
+        give(temporary, owner_of(config))
+        temporary.replace(config)
 
 
 def stage_candidate(built: BuiltSet, current: Path, template: Path, new: Path) -> None:

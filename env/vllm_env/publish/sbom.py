@@ -3,30 +3,21 @@
 from __future__ import annotations
 
 import json
-import re
 from typing import TYPE_CHECKING, Any
 
-from packaging.utils import canonicalize_name
-
 if TYPE_CHECKING:
-    from vllm_env.lock.lock import Lock
-
-_BLOCK = re.compile(r"^([A-Za-z0-9][\w.-]*)[^\n]*?((?:\\\n\s+--hash=sha256:[0-9a-f]{64}\s*)*)$", re.MULTILINE)
+    from vllm_env.lock.locked import Lock
 
 
 def render_sbom(lock: Lock) -> str:
-    """Return the SBOM: a component per conda package and per wheel, with package URL, version and SHA-256."""
-    hashes = {
-        str(canonicalize_name(name)): re.findall(r"sha256:([0-9a-f]{64})", block)
-        for name, block in _BLOCK.findall(lock.requirements)
-    }
+    """Return the SBOM: a component for each conda package and each wheel, with package URL, version and SHA-256."""
     conda = [
-        _component(f"pkg:conda/{p.name}@{p.version}?build={p.build}&subdir={p.subdir}", p.name, p.version, [p.sha256])
+        _component(f"pkg:conda/{p.name}@{p.version}?build={p.build}&subdir={p.subdir}", p.name, p.version, p.sha256)
         for p in lock.conda.packages
     ]
     wheels = [
-        _component(f"pkg:pypi/{name}@{version}", name, version, hashes.get(name, []))
-        for name, version in sorted(lock.versions().items())
+        _component(f"pkg:pypi/{wheel.name}@{wheel.version}", wheel.name, wheel.version, wheel.sha256)
+        for wheel in sorted(lock.wheels, key=lambda wheel: wheel.name)
     ]
     document = {
         "bomFormat": "CycloneDX",
@@ -38,8 +29,6 @@ def render_sbom(lock: Lock) -> str:
     return json.dumps(document, indent=1) + "\n"
 
 
-def _component(url: str, name: str, version: str, digests: list[str]) -> dict[str, Any]:
-    component: dict[str, Any] = {"type": "library", "bom-ref": url, "name": name, "version": version, "purl": url}
-    if len(digests) == 1:  # several digests are those of files for other platforms, of which one was installed
-        component["hashes"] = [{"alg": "SHA-256", "content": digests[0]}]
-    return component
+def _component(url: str, name: str, version: str, digest: str) -> dict[str, Any]:
+    hashes = [{"alg": "SHA-256", "content": digest}]
+    return {"type": "library", "bom-ref": url, "name": name, "version": version, "purl": url, "hashes": hashes}

@@ -13,9 +13,12 @@ import os
 import re
 import shutil
 import tempfile
-import time
 from dataclasses import dataclass
 from pathlib import Path
+
+import psutil
+
+from vllm_env.base.filesystem import tree_size
 
 _PLACES = (  # Triton's own names, hard-coded in pb_env.cc and shm_manager; and those that server.py gives
     (Path("/tmp"), re.compile(r"python_env_\w{6}|vllm_env_server_\w+")),  # noqa: S108
@@ -47,7 +50,7 @@ def find_abandoned(places: tuple[tuple[Path, re.Pattern[str]], ...] = _PLACES) -
                 continue
             in_use = any(use == str(path) or use.startswith(f"{path}/") for use in used)
             if not in_use and path.lstat().st_mtime < oldest:
-                found.append(Abandoned(path, _size(path)))
+                found.append(Abandoned(path, tree_size(path)))
     return found
 
 
@@ -60,7 +63,7 @@ def find_private_caches(roots: set[Path]) -> list[Abandoned]:
     found = [path for root in sorted(roots) for path in sorted((root / "warm").glob("*"))]
     for folder in sorted({Path(tempfile.gettempdir()), Path("/tmp")}):  # noqa: S108 - a server need not have our TMPDIR
         found += [path for path in sorted(folder.glob("*")) if _WARM.fullmatch(path.name) and _is_ours(path)]
-    return [Abandoned(path, _size(path)) for path in found]
+    return [Abandoned(path, tree_size(path)) for path in found]
 
 
 def server_runs() -> bool:
@@ -72,12 +75,8 @@ def _is_ours(path: Path) -> bool:
     return os.getuid() in (0, path.lstat().st_uid)
 
 
-def _size(path: Path) -> int:
-    return sum(f.lstat().st_size for f in path.rglob("*") if not f.is_dir()) if path.is_dir() else path.lstat().st_size
-
-
 def _used_paths() -> set[str]:
-    """Return what running processes have mapped, opened, or as their folder."""
+    """Return what running processes have mapped, opened, or as their folder; psutil's maps would take seconds."""
     used: set[str] = set()
     for process in Path("/proc").glob("[0-9]*"):
         try:
@@ -95,17 +94,10 @@ def _oldest_server() -> float:
 
 
 def _servers() -> list[tuple[int, float]]:
-    """Return of each running tritonserver its user's number and when it began, s since 1970.
-
-    The times of a folder in /proc are those of the kernel's first look at it (all of them now, in a new mount of /proc on
-    Linux 6.18), which may be long after the start; so ``stat`` is read, whose fields proc(5) gives.
-    """
-    booted = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+    """Return the user's number and the start, s since 1970, of each running tritonserver."""
     found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it has just ended
-            name, _, rest = (process / "stat").read_text(errors="replace").rpartition(")")
-            fields = rest.split()
-            if "tritonserver" in name and fields[0] != "Z":
-                found.append((process.stat().st_uid, booted + int(fields[19]) / os.sysconf("SC_CLK_TCK")))
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):  # it has just ended
+            if "tritonserver" in process.name() and process.status() != psutil.STATUS_ZOMBIE:
+                found.append((process.uids().real, process.create_time()))
     return found

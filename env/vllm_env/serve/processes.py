@@ -2,7 +2,7 @@
 
 vLLM's ``EngineCore`` and ``Worker`` outlive a dead stub as orphans and hold memory, so the parent's id is no way to
 find them. Three things are: the session that the server leads and that its children inherit; a variable in the
-environment (which setproctitle may overwrite); and the process tree as it was when somebody last looked.
+environment (which setproctitle may overwrite); and the process tree as it was at the last look.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import signal
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import psutil
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -26,72 +26,49 @@ _PROC = Path("/proc")
 _TRACES = re.compile(rb"/tmp/python_env_\w+|/dev/shm/(?:psm_|sem\.mp-)\w+")
 
 
-@dataclass(frozen=True)
-class Process:
-    """A process by id; ``started`` (clock ticks since boot) tells it from a later one with the same id."""
-
-    pid: int
-    name: str
-    parent: int
-    session: int
-    started: int
-    zombie: bool
-
-    def __str__(self) -> str:
-        return f"{self.name} ({self.pid})"
-
-
-def processes() -> list[Process]:
-    """Returns all processes that can be seen, zombies included."""
-    found = (read_process(int(entry.name)) for entry in _PROC.iterdir() if entry.name.isdigit())
-    return [process for process in found if process]
-
-
-def read_process(pid: int) -> Process | None:
-    """Returns the process with this id, or None if there is none."""
-    try:
-        stat = (_PROC / str(pid) / "stat").read_text(errors="replace")
-    except OSError:
-        return None
-    before, _, after = stat.rpartition(")")  # a name may hold spaces and brackets
-    fields = after.split()  # proc(5): state, ppid, pgrp, session, …, starttime is the 20th here
-    return Process(
-        pid=pid,
-        name=before.partition("(")[2],
-        parent=int(fields[1]),
-        session=int(fields[3]),
-        started=int(fields[19]),
-        zombie=fields[0] in "ZX",
-    )
-
-
-def members(leader: int, marker: str, known: Iterable[Process] = ()) -> list[Process]:
-    """Returns the living processes of one server, except zombies.
+def members(leader: int, marker: str, known: Iterable[psutil.Process] = ()) -> list[psutil.Process]:
+    """Return the living processes of one server, except zombies and this process.
 
     Args:
         leader: id of the server's process, which leads a session of its own.
         marker: value of the variable ``VLLM_ENV_SERVER_ID`` in the server's environment.
         known: processes that were members before.
     """
-    everyone = {process.pid: process for process in processes()}
-    chosen = {p.pid for p in known if everyone.get(p.pid) and everyone[p.pid].started == p.started}
-    chosen |= {p.pid for p in everyone.values() if p.session == leader or _is_marked(p.pid, marker)}
-    grown = True
-    while grown:
-        children = {p.pid for p in everyone.values() if p.parent in chosen} - chosen
-        chosen |= children
-        grown = bool(children)
-    return [p for p in everyone.values() if p.pid in chosen and not p.zombie and p.pid != os.getpid()]
+    chosen = {p for p in known if is_alive(p)}
+    chosen |= {p for p in psutil.process_iter() if _session_of(p) == leader or _is_marked(p, marker)}
+    for process in list(chosen):
+        with contextlib.suppress(psutil.Error):
+            chosen.update(process.children(recursive=True))
+    return [p for p in chosen if p.pid != os.getpid() and is_alive(p)]
 
 
-def _is_marked(pid: int, marker: str) -> bool:
-    with contextlib.suppress(OSError):
-        return f"{MARKER}={marker}".encode() in (_PROC / str(pid) / "environ").read_bytes().split(b"\0")
-    return False
+def is_alive(process: psutil.Process) -> bool:
+    """Tell whether a process runs and is no zombie; a later one with the same id is another process."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
 
 
-def traces(group: Iterable[Process]) -> set[Path]:
-    """Returns the folders ``/tmp/python_env_XXXXXX`` and the shared memory that these processes use or are writing."""
+def _session_of(process: psutil.Process) -> int:
+    try:
+        return os.getsid(process.pid)
+    except OSError:
+        return -1
+
+
+def _is_marked(process: psutil.Process, marker: str) -> bool:
+    try:
+        return process.environ().get(MARKER) == marker
+    except (psutil.Error, OSError):
+        return False
+
+
+def traces(group: Iterable[psutil.Process]) -> set[Path]:
+    """Return the folders ``/tmp/python_env_XXXXXX`` and the shared memory that these processes use or are writing.
+
+    The kernel's files are read here: psutil reads the maps with their sizes, which takes a second for vLLM's processes.
+    """
     found: set[bytes] = set()
     for process in group:
         folder = _PROC / str(process.pid)
@@ -103,26 +80,24 @@ def traces(group: Iterable[Process]) -> set[Path]:
     return {Path(os.fsdecode(path)) for path in found}
 
 
-def end(group: Iterable[Process], *, grace: float) -> None:
-    """Ends processes: SIGTERM, and SIGKILL to those that are still there after ``grace`` seconds."""
+def end(group: Iterable[psutil.Process], *, grace: float) -> None:
+    """End processes: SIGTERM, and SIGKILL to those that are still there after ``grace`` seconds."""
     left = list(group)
-    for number in (signal.SIGTERM, signal.SIGKILL):
+    for send in (psutil.Process.terminate, psutil.Process.kill):
         for process in left:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(process.pid, number)
+            with contextlib.suppress(psutil.Error):
+                send(process)
         left = wait_gone(left, timeout=grace)
 
 
-def wait_gone(group: Iterable[Process], *, timeout: float) -> list[Process]:
-    """Waits until the processes are gone; returns those that are not after ``timeout`` seconds."""
+def wait_gone(group: Iterable[psutil.Process], *, timeout: float) -> list[psutil.Process]:
+    """Wait until the processes are gone; return those that are not after ``timeout`` seconds.
+
+    psutil.wait_procs() would wait for zombies too, whose parents may never ask for them.
+    """
     deadline = time.monotonic() + timeout
-    left = [process for process in group if _lives(process)]
+    left = [process for process in group if is_alive(process)]
     while left and time.monotonic() < deadline:
         time.sleep(0.05)
-        left = [process for process in left if _lives(process)]
+        left = [process for process in left if is_alive(process)]
     return left
-
-
-def _lives(process: Process) -> bool:
-    now = read_process(process.pid)
-    return now is not None and now.started == process.started and not now.zombie

@@ -4,7 +4,7 @@
         ask(server.grpc_url)
 
 It listens on free ports of 127.0.0.1 only. When the block ends, also by an exception or by Ctrl-C, every process that
-the server brought forth is gone, and so are its shared memory and the environment that it extracted to ``/tmp``.
+the server started is gone, and so are its shared memory and the environment that it extracted to ``/tmp``.
 """
 
 from __future__ import annotations
@@ -16,25 +16,26 @@ import random
 import shutil
 import signal
 import socket
-import subprocess
 import tempfile
 import time
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vllm_env.base.errors import CommandError
-from vllm_env.base.process import start
+from vllm_env.base.process import has_ended, start
 
-from . import processes as server_processes
-from . import server_log
+from . import processes, server_log
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from types import TracebackType
 
-    from .processes import Process
+    import psutil
+
+    from vllm_env.base.console import Console
+    from vllm_env.base.process import Child
 
 _PORTS = range(10240, 32768)  # below Linux's ephemeral ports: no outgoing connection takes one while models load
 _POLL_SECONDS = 0.25
@@ -62,6 +63,21 @@ class StuckStartError(CommandError):
     """The server crashed or hung at start-up in a way that has nothing to do with the model; another start may work."""
 
 
+@dataclass(frozen=True)
+class Launch:
+    """How a server is started, beside what it serves.
+
+    ``environment`` is added to this process's own, where an empty value removes a variable; ``arguments`` are more arguments
+    for tritonserver; the models must be ready within ``ready_timeout`` seconds; a start whose log is silent for
+    ``stall_timeout`` seconds counts as stuck (None waits on).
+    """
+
+    environment: Mapping[str, str] = field(default_factory=dict)
+    arguments: Sequence[str] = ()
+    ready_timeout: float = 300.0
+    stall_timeout: float | None = None
+
+
 class TritonServer:
     """A running tritonserver; a context manager that is entered when the models are ready.
 
@@ -71,39 +87,24 @@ class TritonServer:
         binary: ``bin/tritonserver`` of a Triton root.
         repository: the model repository to serve.
         log: receives all that the server and its children print; appended to.
-        environment: variables to add to this process's own; an empty value removes one.
-        arguments: more arguments for tritonserver.
-        ready_timeout: seconds until the models must be ready.
-        stall_timeout: seconds without a line in the log after which a start counts as stuck; None waits on.
-        on_wait: called a few times per second with the seconds since the start.
+        launch: variables, arguments and limits of the start.
+        console: shows how long the models have been loading.
     """
 
     def __init__(
-        self,
-        binary: Path,
-        repository: Path,
-        *,
-        log: Path,
-        environment: Mapping[str, str] | None = None,
-        arguments: Sequence[str] = (),
-        ready_timeout: float = 300.0,
-        stall_timeout: float | None = None,
-        on_wait: Callable[[float], None] | None = None,
+        self, binary: Path, repository: Path, *, log: Path, launch: Launch | None = None, console: Console | None = None
     ) -> None:
         self.binary = binary
         self.repository = repository
         self.log = log
         self.ports = free_ports()
-        self.leftovers: tuple[Process, ...] = ()
+        self.leftovers: tuple[psutil.Process, ...] = ()
         """After the stop: processes that had not left by themselves and had to be ended."""
         self._id = uuid.uuid4().hex
-        self._environment = dict(environment or {})
-        self._arguments = tuple(arguments)
-        self._ready_timeout = ready_timeout
-        self._stall_timeout = stall_timeout
-        self._on_wait = on_wait
-        self._child: subprocess.Popen[str] | None = None
-        self._known: dict[int, Process] = {}
+        self._launch = launch or Launch()
+        self._console = console
+        self._child: Child | None = None
+        self._known: set[psutil.Process] = set()
         self._traces: set[Path] = set()
         self._looked = 0.0
         self._scratch: Path | None = None
@@ -156,14 +157,14 @@ class TritonServer:
         self.stop()
 
     def start(self) -> None:
-        """Starts the program and returns at once.
+        """Start the program and returns at once.
 
         Raises:
             CommandError: the program cannot be started.
         """
         # a folder for temporary files of its own: vLLM leaves sockets there, one for each engine that it starts
         self._scratch = Path(tempfile.mkdtemp(prefix="vllm_env_server_"))
-        own = {"TMPDIR": str(self._scratch), server_processes.MARKER: self._id}
+        own = {"TMPDIR": str(self._scratch), processes.MARKER: self._id}
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as sink:
             self._log_start = sink.tell()
@@ -172,7 +173,7 @@ class TritonServer:
                 self._child = start(
                     self._command(),
                     stdout=sink,
-                    env={**self._environment, **own},
+                    env={**self._launch.environment, **own},
                     when_parent_ends=signal.SIGTERM,
                 )
             except OSError as error:
@@ -189,7 +190,7 @@ class TritonServer:
             *("--http-address=127.0.0.1", "--grpc-address=127.0.0.1", "--metrics-address=127.0.0.1"),
             *(f"--http-port={ports.http}", f"--grpc-port={ports.grpc}", f"--metrics-port={ports.metrics}"),
             f"--backend-config=python,shm-region-prefix-name={self._shared_memory_prefix}",
-            *self._arguments,
+            *self._launch.arguments,
         ]
 
     @property
@@ -197,7 +198,7 @@ class TritonServer:
         return f"vllm_env_{self._id[:12]}_"
 
     def wait_ready(self) -> None:
-        """Waits until all models are ready.
+        """Wait until all models are ready.
 
         Raises:
             CommandError: the server ended, or was not ready in time; ``tail`` holds the telling lines of its log.
@@ -206,8 +207,8 @@ class TritonServer:
         while not self._is_ready():
             elapsed = time.monotonic() - started
             self._require_progress(elapsed)
-            if self._on_wait:
-                self._on_wait(elapsed)
+            if self._console:
+                self._console.step(f"tritonserver loads, {elapsed:.0f} s")
             self._look()
             time.sleep(_POLL_SECONDS)
         self._look(now=True)
@@ -229,29 +230,29 @@ class TritonServer:
             crashed = status == -signal.SIGABRT and _KNOWN_CRASH in server_log.read(self.log, start=self._log_start)
             what = f"tritonserver ended with status {status} before its models were ready."
             raise self._failure(what, StuckStartError if crashed else CommandError)
-        if elapsed > self._ready_timeout:
+        if elapsed > self._launch.ready_timeout:
             raise self._failure(f"tritonserver was not ready after {elapsed:.0f} s.")
-        if self._stall_timeout is not None and silent > self._stall_timeout:
+        if self._launch.stall_timeout is not None and silent > self._launch.stall_timeout:
             raise self._failure(f"tritonserver was not ready and said nothing for {silent:.0f} s.", StuckStartError)
 
     def _failure(self, what: str, kind: type[CommandError] = CommandError) -> CommandError:
         return kind(what, tail=server_log.telling_lines(self.log), remedy=f"The whole log is {self.log}.")
 
     def _look(self, *, now: bool = False) -> None:
-        """Notes the processes and what they have in /tmp and /dev/shm, while their parents still live."""
+        """Note the processes and what they have in /tmp and /dev/shm, while their parents still live."""
         if not now and time.monotonic() - self._looked < _LOOK_SECONDS:
             return
         self._looked = time.monotonic()
         group = self.members()
-        self._known.update((process.pid, process) for process in group)
-        self._traces |= server_processes.traces(group)
+        self._known.update(group)
+        self._traces |= processes.traces(group)
 
-    def members(self) -> list[Process]:
-        """Returns the server's living processes: itself, stubs, vLLM's EngineCore and Workers, orphans included."""
-        return server_processes.members(self.pid, self._id, self._known.values()) if self._child else []
+    def members(self) -> list[psutil.Process]:
+        """Return the server's living processes: itself, stubs, vLLM's EngineCore and Workers, orphans included."""
+        return processes.members(self.pid, self._id, self._known) if self._child else []
 
-    def stop(self) -> tuple[Process, ...]:
-        """Ends the server and what it left behind; returns the processes that did not leave by themselves.
+    def stop(self) -> tuple[psutil.Process, ...]:
+        """End the server and what it left behind; return the processes that did not leave by themselves.
 
         A server that was not ended by this method (a crash, a kill) leaves its stubs a moment to notice.
         """
@@ -262,11 +263,10 @@ class TritonServer:
             self._look(now=True)
             if self._child.poll() is None:
                 self._child.send_signal(signal.SIGTERM)
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    self._child.wait(timeout=_EXIT_SECONDS)
-            self.leftovers = tuple(server_processes.wait_gone(self.members(), timeout=_LEAVE_SECONDS))
+                has_ended(self._child, _EXIT_SECONDS)
+            self.leftovers = tuple(processes.wait_gone(self.members(), timeout=_LEAVE_SECONDS))
         finally:
-            server_processes.end(self.members(), grace=_GRACE_SECONDS)
+            processes.end(self.members(), grace=_GRACE_SECONDS)
             self._child.wait()
             self._child = None
             self._remove_traces()
@@ -282,7 +282,7 @@ class TritonServer:
 
 
 def free_ports() -> Ports:
-    """Returns three ports of 127.0.0.1 on which nothing listens."""
+    """Return three ports of 127.0.0.1 on which nothing listens."""
     chosen: list[int] = []
     for port in random.sample(_PORTS, len(_PORTS)):
         with socket.socket() as probe, contextlib.suppress(OSError):

@@ -21,14 +21,14 @@ _HARMLESS = re.compile(
 
 
 def telling_lines(log: Path, *, limit: int = _TAIL_LINES) -> str:
-    """Returns the last error lines of a server's log, or its last lines if none is an error."""
+    """Return the last error lines of a server's log, or its last lines if none is an error."""
     lines = read(log).splitlines()
     telling = [line for line in lines if _TELLING.search(line) and not _HARMLESS.search(line)]
     return "\n".join((telling or lines)[-limit:])
 
 
 def read(log: Path, *, start: int = 0) -> str:
-    """Returns the log's text from byte ``start`` on, or nothing if it cannot be read."""
+    """Return the log's text from byte ``start`` on, or nothing if it cannot be read."""
     with contextlib.suppress(OSError), log.open("rb") as stream:
         stream.seek(start)
         return stream.read().decode("utf-8", errors="replace")
@@ -36,7 +36,7 @@ def read(log: Path, *, start: int = 0) -> str:
 
 
 def silent_seconds(log: Path) -> float:
-    """Returns the seconds since the last line, or 0 if there is no log."""
+    """Return the seconds since the last line, or 0 if there is no log."""
     with contextlib.suppress(OSError):
         return time.time() - log.stat().st_mtime
     return 0.0

@@ -10,21 +10,23 @@ import json
 import os
 import re
 import shutil
+import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vllm_env.base.cache import staging
 from vllm_env.base.errors import CommandError, VllmEnvError
 from vllm_env.base.process import run
 from vllm_env.publish.model_folder import CODE, copy_code
 
-from .server import TritonServer
+from .server import Launch, TritonServer
 from .server_log import telling_lines
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
+
+    from vllm_env.base.workspace import Workspace
 
 _ENGINE_ARGS = "vllm_engine_args.json"
 _MODEL_DIRECTORY = "$$TRITON_MODEL_DIRECTORY"
@@ -51,11 +53,7 @@ class SmokeRequest:
     """A folder in Hugging Face format, such as the stand-in's, or a name on the hub."""
     client: Path
     """``client/client.py``."""
-    client_python: Path
-    """An interpreter that has tritonclient."""
     prompts: Path
-    scratch: Path
-    """Root of the cache, where the temporary copy lies; best on the file system of ``model_folder``."""
     log: Path
     """Receives all that the server prints."""
     gpu: bool = False
@@ -75,48 +73,35 @@ class SmokeResult:
     """Prompt and answer, in the order of the prompts."""
     ready_seconds: float
     """From the server's launch to ready."""
-    answer_seconds: float
-    """From the client's launch to its end."""
 
 
-def smoke_run(request: SmokeRequest, *, on_wait: Callable[[float], None] | None = None) -> SmokeResult:
-    """Serves a copy of the model, asks every prompt and checks the answers; nothing of it remains.
-
-    Args:
-        request: what to serve and how.
-        on_wait: called a few times per second, while the server loads, with the seconds since its start.
+def smoke_run(workspace: Workspace, request: SmokeRequest) -> SmokeResult:
+    """Serve a copy of the model, ask every prompt and check the answers; nothing of it remains.
 
     Raises:
         CommandError: the server did not get ready, or a request failed; ``tail`` says why.
         VllmEnvError: an answer is missing, empty or not the expected one.
     """
-    with staging(request.scratch) as staged:
+    # a download is silent for long, the load of a local model is not
+    stall_timeout = _STALL_SECONDS if Path(request.engine_model).is_dir() else None
+    launch = Launch(server_environment(request), (), request.ready_timeout, stall_timeout)
+    with workspace.cache.staging() as staged:
         repository = staged / "models"
         copy_model(request.model_folder, repository / request.model_folder.name, engine_args(request))
         started = time.monotonic()
-        server = TritonServer(
-            request.binary,
-            repository,
-            log=request.log,
-            environment=server_environment(request),
-            ready_timeout=request.ready_timeout,
-            stall_timeout=_STALL_SECONDS
-            if Path(request.engine_model).is_dir()
-            else None,  # a download is silent for long
-            on_wait=on_wait,
-        )
-        with server:
+        with TritonServer(
+            request.binary, repository, log=request.log, launch=launch, console=workspace.console
+        ) as server:
             ready = time.monotonic()
             output = _ask(request, server, staged)
-            answered = time.monotonic()
-        texts = _read_answers(staged / _RESULTS)
-    answers = tuple(zip(_read_prompts(request.prompts), texts, strict=False))
-    _check(request, answers, len(texts))
-    return SmokeResult(tuple(output.splitlines()), answers, ready - started, answered - ready)
+        lines = _read_answers(staged / _RESULTS)
+    answers = tuple(zip(_read_prompts(request.prompts), lines, strict=False))
+    _check(request, answers, len(lines))
+    return SmokeResult(tuple(output.splitlines()), answers, ready - started)
 
 
 def engine_args(request: SmokeRequest) -> dict[str, Any]:
-    """Returns engine arguments for a short run: no compilation, short sequences, a small share of the machine."""
+    """Return engine arguments for a short run: no compilation, short sequences, a small share of the machine."""
     arguments: dict[str, Any] = {"model": request.engine_model, "enforce_eager": True, "max_model_len": 256}
     if not request.gpu:
         return {**arguments, "dtype": "float32"}
@@ -127,7 +112,7 @@ def engine_args(request: SmokeRequest) -> dict[str, Any]:
 
 
 def server_environment(request: SmokeRequest) -> dict[str, str]:
-    """Returns variables for the server: no usage statistics, no hub for a local model, 1 GiB of cache on CPU."""
+    """Return variables for the server: no usage statistics, no hub for a local model, 1 GiB of cache on CPU."""
     variables = {"VLLM_NO_USAGE_STATS": "1"}
     if not request.gpu:
         variables["VLLM_CPU_KVCACHE_SPACE"] = "1"
@@ -137,13 +122,13 @@ def server_environment(request: SmokeRequest) -> dict[str, str]:
 
 
 def copy_model(folder: Path, copy: Path, arguments: Mapping[str, Any]) -> None:
-    """Copies a built model's folder with other engine arguments.
+    """Copy a built model's folder with other engine arguments.
 
     Of the version folder only the code is taken. An archive is hard-linked. Where that is not possible, and for an
     unpacked environment, the copy's ``config.pbtxt`` names the original by its absolute path: newer releases of Triton
     follow no link out of the model's folder.
 
-    GPU_DEVICE_IDS is cut down to its first GPU in the copy: the person's parallel sizes are among the arguments that are
+    GPU_DEVICE_IDS is cut down to its first GPU in the copy: the user's parallel sizes are among the arguments that are
     replaced, and the model refuses several GPUs for an engine that takes one.
     """
     copy.mkdir(parents=True)
@@ -181,7 +166,7 @@ def _link_environment(folder: Path, copy: Path) -> None:
 
 
 def _ask(request: SmokeRequest, server: TritonServer, folder: Path) -> str:
-    argv: list[str | Path] = [request.client_python, request.client, "--verbose", f"--url={server.grpc_url}"]
+    argv: list[str | Path] = [sys.executable, request.client, "--verbose", f"--url={server.grpc_url}"]
     argv += [f"--model={request.model_folder.name}", f"--input-prompts={request.prompts.resolve()}"]
     argv += [f"--results-file={_RESULTS}", f"--stream-timeout={_ANSWER_SECONDS}"]
     try:

@@ -13,12 +13,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vllm_env.base.cache import key_of, staging, touch
+from vllm_env.base.cache import key_of, touch
 from vllm_env.base.errors import CommandError, VllmEnvError
 from vllm_env.base.process import run
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from vllm_env.base.workspace import Workspace
 
 _TRAINER = Path(__file__).with_name("standin_train.py")
 # Small matrices on one thread; nothing of the machine's Python, hub or GPU may change what comes out.
@@ -67,15 +67,12 @@ class Recipe:
             raise ValueError(f"vocabulary {self.vocabulary} does not hold 256 bytes and two special tokens")
 
 
-def ensure_standin(
-    python: Path, cache_dir: Path, *, report: Callable[[str], None] | None = None, recipe: Recipe | None = None
-) -> Path:
-    """Returns the folder of a stand-in in Hugging Face format, made if the cache has none for this recipe.
+def ensure_standin(workspace: Workspace, python: Path, recipe: Recipe | None = None) -> Path:
+    """Return the folder of a stand-in in Hugging Face format, made if the cache has none for this recipe.
 
     Args:
+        workspace: the model lies in ``standins/KEY`` of its cache.
         python: an interpreter that has torch and transformers: that of the packed environment.
-        cache_dir: the cache's root; the model lies in ``standins/KEY`` below it.
-        report: called with a line when a model is to be made.
         recipe: another than the default one.
 
     Raises:
@@ -83,13 +80,12 @@ def ensure_standin(
     """
     recipe = recipe or Recipe()
     key = key_of(asdict(recipe), _TRAINER.read_text(encoding="utf-8"), _transformers_version(python))
-    folder = cache_dir / "standins" / key
+    folder = workspace.cache.path("standins", key)
     if (folder / "config.json").is_file():
         touch(folder)
         return folder
-    if report:
-        report("making a small model that knows the answers to the prompts")
-    with staging(cache_dir) as staged:
+    workspace.console.step("making a small model that knows the answers to the prompts")
+    with workspace.cache.staging() as staged:
         made = staged / "model"
         made.mkdir()
         recipe_file = staged / "recipe.json"

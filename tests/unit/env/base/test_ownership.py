@@ -1,23 +1,23 @@
-"""env/vllm_env/ownership.py, as publishing uses it: root leaves nothing of root's in a host user's folder."""
+"""Ownership, as publishing uses it: root leaves nothing of root's in a host user's folder."""
 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from support.repositories import CHECKOUT
+from support.small_fixtures import workspace_in
 from vllm_env.base.ownership import Owner, give, owner_of
 from vllm_env.publish import publish as module
-from vllm_env.publish.publish import BUILT_NAMES, BuiltSet, publish
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from vllm_env.publish.model_folder import BUILT_NAMES, BuiltSet
+from vllm_env.publish.publish import publish
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root makes files for others")
 
 _TEMPLATE = CHECKOUT / "model_repository" / "vllm"
+_WORKSPACE = workspace_in(Path("/nonexistent/cache"))
 _HOST = Owner(12345, 23456)
 _OTHER = Owner(12346, 23456)
 
@@ -73,7 +73,7 @@ def hard_links(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize("layout", ["archive", "directory"])
 def test_all_that_is_placed_is_the_host_users(place: Path, tmp_path: Path, hard_links: bool, layout: str) -> None:
     """A new repository and model, then a build over it in which each file of the person keeps its owner."""
-    model = publish(_built(tmp_path / "cache", "one", layout), place / "new" / "models", "vllm", _TEMPLATE)
+    model = publish(_WORKSPACE, _built(tmp_path / "cache", "one", layout), place / "new" / "models", "vllm", _TEMPLATE)
     archive = {"new/models/vllm/vllm_env.tar.gz"} if layout == "archive" and hard_links else set()
     assert {path for path, owner in _owners(place).items() if owner != _HOST} == archive  # a link to the cache's file
     (model / "adapters" / "mine").mkdir(parents=True)
@@ -82,7 +82,7 @@ def test_all_that_is_placed_is_the_host_users(place: Path, tmp_path: Path, hard_
     _chown_tree(model / "adapters", _OTHER)
     _chown_tree(model / "adapters" / "mine", _HOST)
     before = _owners(model)
-    publish(_built(tmp_path / "cache", "two", layout), place / "new" / "models", "vllm", _TEMPLATE)
+    publish(_WORKSPACE, _built(tmp_path / "cache", "two", layout), place / "new" / "models", "vllm", _TEMPLATE)
     assert _owners(model) == before
     assert before["adapters/link"] == _OTHER
     assert (model / ("vllm_env/bin/python" if layout == "directory" else "vllm_env.tar.gz")).read_text() == "two"
@@ -91,11 +91,11 @@ def test_all_that_is_placed_is_the_host_users(place: Path, tmp_path: Path, hard_
 @pytest.mark.usefixtures("way")
 def test_what_an_older_build_left_as_roots_is_mended(place: Path, tmp_path: Path) -> None:
     """The set follows the folder, not the set before; config.pbtxt that a new layout rewrites keeps its owner."""
-    model = publish(_built(tmp_path / "cache", "one"), place / "models", "vllm", _TEMPLATE)
+    model = publish(_WORKSPACE, _built(tmp_path / "cache", "one"), place / "models", "vllm", _TEMPLATE)
     for name in (n for n in BUILT_NAMES if (model / n).exists()):
         os.chown(model / name, 0, 0)
     os.chown(model / "config.pbtxt", _OTHER.uid, _OTHER.gid)
-    publish(_built(tmp_path / "cache", "two", "directory"), place / "models", "vllm", _TEMPLATE)
+    publish(_WORKSPACE, _built(tmp_path / "cache", "two", "directory"), place / "models", "vllm", _TEMPLATE)
     owners = _owners(model)
     assert owners.pop("config.pbtxt") == _OTHER
     assert set(owners.values()) == {_HOST}
@@ -104,19 +104,19 @@ def test_what_an_older_build_left_as_roots_is_mended(place: Path, tmp_path: Path
 def test_the_caches_own_archive_stays_roots(place: Path, tmp_path: Path) -> None:
     """It is the same file as the published one, and root will place it again: nobody else may write it."""
     built = _built(tmp_path / "cache", "one")
-    model = publish(built, place / "models", "vllm", _TEMPLATE)
+    model = publish(_WORKSPACE, built, place / "models", "vllm", _TEMPLATE)
     assert (model / "vllm_env.tar.gz").samefile(built.environment)
     assert owner_of(built.environment) == Owner(0, 0)
 
 
 def test_roots_own_repository_stays_roots(tmp_path: Path) -> None:
     """Where nobody else has a folder."""
-    publish(_built(tmp_path / "cache", "one"), tmp_path / "models", "vllm", _TEMPLATE)
+    publish(_WORKSPACE, _built(tmp_path / "cache", "one"), tmp_path / "models", "vllm", _TEMPLATE)
     assert set(_owners(tmp_path / "models").values()) == {Owner(0, 0)}
 
 
 def test_only_what_root_has_made_is_given_and_a_link_is_not_followed(tmp_path: Path) -> None:
-    """A third person's file is theirs."""
+    """A third user's file is theirs."""
     (tmp_path / "theirs").touch()
     os.chown(tmp_path / "theirs", _OTHER.uid, _OTHER.gid)
     (tmp_path / "roots").touch()

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from vllm_env.base.errors import CommandError
-from vllm_env.base.process import run
+from vllm_env.base.process import capture, run
 
 _ENV = Path(__file__).resolve().parents[4] / "env"
 
@@ -33,13 +33,12 @@ def _wait(condition, seconds: float = 10.0) -> bool:
     return True
 
 
-def test_output_lines_and_log(tmp_path: Path) -> None:
-    """stdout and stderr are returned, handed over line by line, and logged."""
+def test_output_and_lines() -> None:
+    """stdout and stderr are returned, and handed over line by line."""
     lines: list[str] = []
-    output = run(["sh", "-c", "echo a; echo b >&2"], what="x", on_line=lines.append, log=tmp_path / "log")
+    output = run(["sh", "-c", "echo a; echo b >&2"], what="x", on_line=lines.append)
     assert output == "a\nb\n"
     assert lines == ["a", "b"]
-    assert (tmp_path / "log").read_text() == output
 
 
 def test_a_failure_names_purpose_program_status_and_last_lines() -> None:
@@ -89,7 +88,7 @@ def test_undecodable_output_is_kept() -> None:
 
 _RUNS = """
 import sys
-from vllm_env.base.process import run
+from vllm_env.base.process import capture, run
 run(["sh", "-c", "sleep 60 & echo $! > $0.child; echo $$ > $0.shell; wait", sys.argv[1]], what="x")
 """
 
@@ -121,3 +120,13 @@ def test_the_program_dies_with_a_packager_that_is_killed(tmp_path: Path) -> None
     assert _wait(lambda: not _alive(shell))
     if _alive(child):  # only the program itself is tied to the packager; what a shell forked is the shell's
         os.kill(child, signal.SIGKILL)
+
+
+def test_a_short_program_may_fail_or_hang(tmp_path: Path) -> None:
+    """Its status is no error; that it does not start, or does not end in time, is."""
+    assert capture(["sh", "-c", "echo a; echo b >&2; exit 3"]) == (3, "a\nb\n")
+    assert capture(["sh", "-c", "echo $ONLY$HOME"], env={"ONLY": "this"}) == (0, "this\n")
+    with pytest.raises(CommandError, match="does not start"):
+        capture([tmp_path / "none"])
+    with pytest.raises(CommandError, match="has not answered for 0 s"):
+        capture(["sleep", "60"], seconds=0.2)

@@ -9,10 +9,12 @@ import socket
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from support.small_fixtures import workspace_in
 from vllm_env.cli import doctor
 from vllm_env.cli.doctor import examine
 from vllm_env.lock.spec import Overrides, load_spec
@@ -26,7 +28,8 @@ def triton(tmp_path: Path, release: str = "24.10", stubs: dict[str, Path] | None
 
 
 def found(name: str, root: TritonRoot | None) -> tuple[str, str, str]:
-    finding = next(f for f in examine(root, load_spec("cpu", Overrides())) if f.name == name)
+    workspace = workspace_in(Path("/nonexistent"))
+    finding = next(f for f in examine(workspace, root, load_spec("cpu", Overrides())) if f.name == name)
     return finding.state, finding.what, finding.remedy
 
 
@@ -69,6 +72,33 @@ def test_a_low_limit_of_open_files_is_found():
         assert found("open files", None)[0] == "warning"
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_without_conda_forge_the_interpreter_is_this_machines(tmp_path: Path):
+    """It is named; where there is none, that is a problem, and the way out is said."""
+    spec = load_spec("cpu", Overrides())
+    offline = workspace_in(tmp_path)
+    here = doctor._interpreter(offline, spec)
+    assert here.state == "ok"
+    assert f"Python {spec.python}." in here.what
+    nowhere = doctor._interpreter(offline, replace(spec, python="3.99"))
+    assert nowhere.state == "problem"
+    assert "3.99" in nowhere.what
+    assert nowhere.remedy
+
+
+@pytest.mark.parametrize(
+    ("needs", "name"), [("BUILD_SPACE", "cache"), ("EXTRACTED_SPACE", "server's /tmp")], ids=["build", "extraction"]
+)
+def test_a_file_system_that_is_too_small_is_found(monkeypatch: pytest.MonkeyPatch, needs: str, name: str):
+    """By what the profile needs, both where it is built and where Triton extracts it; the figure is said."""
+    monkeypatch.setattr(doctor, needs, {"cpu": 1})
+    assert found(name, None)[0] == "ok"
+    monkeypatch.setattr(doctor, needs, {"cpu": 10**18})
+    state, what, remedy = found(name, None)
+    assert state == "problem"
+    assert "1000000000.0 GB are needed" in what
+    assert "--layout directory" in remedy
 
 
 def gpu(folder: Path, monkeypatch: pytest.MonkeyPatch, program: str) -> doctor.Finding:
@@ -119,7 +149,7 @@ def test_what_nvidia_smi_prints_becomes_a_finding(
 def test_an_nvidia_smi_that_fails_or_hangs_is_a_problem(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, says: str
 ):
-    """A hanging driver must not hang doctor, which is what a person runs then."""
+    """A hanging driver must not hang doctor, which is what a user runs then."""
     monkeypatch.setattr(doctor, "_SMI_SECONDS", 0.4)
     began = time.monotonic()
     finding = gpu(tmp_path, monkeypatch, program)

@@ -9,9 +9,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from vllm_env.base import cache
+from support.small_fixtures import workspace_in
 from vllm_env.base.errors import CommandError, VllmEnvError
-from vllm_env.interpreter import layer as conda
+from vllm_env.base.filesystem import file_sha256
+from vllm_env.base.network import Network
+from vllm_env.interpreter.layer import (
+    REMOTE,
+    CondaLayer,
+    choose_layer,
+    copy_layer,
+    install_layer,
+    is_available,
+    local_layer,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,13 +35,14 @@ def test_the_local_channel_has_one_exact_python(channel: Channel) -> None:
     file = channel.root / "conda/channel/linux-64" / package.file_name
     assert channel.layer.channel == "local"
     assert package.name == "python"
-    assert package.sha256 == cache.file_sha256(file)
+    assert package.sha256 == file_sha256(file)
 
 
 def test_the_layer_of_this_machine_is_known_without_resolving(channel: Channel) -> None:
-    """A lock is compared with what this machine would give; None means that it has no such Python."""
-    assert conda.local_layer("3.11", channel.root) == channel.layer
-    assert conda.local_layer("3.99", channel.root) is None
+    """Equal to the one that was made first; a Python that this machine lacks is refused by name."""
+    assert local_layer(channel.workspace, "3.11") == channel.layer
+    with pytest.raises(VllmEnvError, match=r"Python 3\.99"):
+        local_layer(channel.workspace, "3.99")
 
 
 def test_an_installed_prefix_is_one_of_conda(bare_prefix: Path, channel: Channel) -> None:
@@ -45,9 +56,9 @@ def test_an_installed_prefix_is_one_of_conda(bare_prefix: Path, channel: Channel
 def test_a_package_that_is_not_the_locks_is_refused(channel: Channel, small_cache: Path, tmp_path: Path) -> None:
     """Another digest than the locked one is not installed, however equal its name."""
     (package,) = channel.layer.packages
-    changed = conda.CondaLayer("local", (dataclasses.replace(package, sha256="0" * 64),))
+    changed = CondaLayer("local", (dataclasses.replace(package, sha256="0" * 64),))
     with pytest.raises(CommandError) as caught:
-        conda.install_layer(changed, tmp_path / "env", small_cache)
+        install_layer(workspace_in(small_cache), changed, tmp_path / "env")
     assert "the lock has" in caught.value.tail
     assert not (tmp_path / "env" / "bin").exists()
 
@@ -63,21 +74,58 @@ def remote(channel: Channel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_remote_channel_is_preferred_and_must_have_what_is_asked(remote: Path, tmp_path: Path) -> None:
     """Where conda-forge answers, it is asked; without the C++ library there the message says what it lacks."""
-    assert conda.remote_answers()
     with pytest.raises(VllmEnvError, match=r"conda-forge has no Python 3\.11") as caught:
-        conda.solve_layer("3.11", tmp_path / "cache", offline=False)
+        choose_layer(workspace_in(tmp_path / "cache", Network()), "3.11")
     assert "libstdcxx" in caught.value.cause
 
 
-def test_offline_never_asks_the_remote_channel(remote: Path, small_cache: Path) -> None:
-    """--offline takes this machine's interpreter although a channel would answer."""
-    assert conda.solve_layer("3.11", small_cache, offline=True).channel == "local"
-
-
-def test_a_channel_that_does_not_answer_is_known_quickly(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A closed port and a missing folder are no reason to wait."""
+def test_a_channel_that_does_not_answer_leaves_the_local_one(
+    small_cache: Path, channel: Channel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A closed port and a missing folder are no reason to wait, or to fail."""
     for name in ("https_proxy", "HTTPS_PROXY"):
         monkeypatch.delenv(name, raising=False)
     for url in ("https://127.0.0.1:9/conda-forge", (tmp_path / "none").as_uri()):
         monkeypatch.setenv("VLLM_ENV_CONDA_CHANNEL", url)
-        assert not conda.remote_answers()
+        assert choose_layer(workspace_in(small_cache, Network()), "3.11") == channel.layer
+
+
+def test_the_first_choice_is_kept_until_upgrade(
+    remote: Path, small_cache: Path, channel: Channel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A channel that answers later does not change what a second build packs; --upgrade asks it."""
+    workspace = workspace_in(small_cache, Network())
+    monkeypatch.setenv("VLLM_ENV_CONDA_CHANNEL", "file:///none")
+    assert choose_layer(workspace, "3.11") == channel.layer
+    monkeypatch.setenv("VLLM_ENV_CONDA_CHANNEL", remote.as_uri())
+    assert choose_layer(workspace, "3.11") == channel.layer
+    with pytest.raises(VllmEnvError, match="conda-forge has no"):
+        choose_layer(workspace, "3.11", upgrade=True)
+
+
+def test_packages_of_the_remote_channel_are_kept_and_installed_offline(
+    remote: Path, channel: Channel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fetched once into the cache; then neither the channel nor a solver's answer is needed."""
+    layer = CondaLayer(REMOTE, channel.layer.packages)
+    online, offline = (workspace_in(tmp_path / "cache", Network(offline=off)) for off in (False, True))
+    assert is_available(online, layer)
+    install_layer(online, layer, tmp_path / "one")
+    monkeypatch.setenv("VLLM_ENV_CONDA_CHANNEL", "https://127.0.0.1:9/gone")
+    assert is_available(offline, layer)
+    install_layer(offline, layer, tmp_path / "two")
+    assert (tmp_path / "two" / "bin" / "python3.11").is_file()
+    assert not is_available(workspace_in(tmp_path / "other"), layer)
+
+
+def test_a_wheelhouse_serves_a_layer(channel: Channel, tmp_path: Path) -> None:
+    """What copy_layer put there is installed by a machine with an empty cache and no network."""
+    layer = CondaLayer(REMOTE, channel.layer.packages)
+    shutil.copytree(channel.root / "conda/channel", tmp_path / "cache/conda" / REMOTE)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VLLM_ENV_CONDA_CHANNEL", (tmp_path / "cache/conda" / REMOTE).as_uri())
+        copy_layer(workspace_in(tmp_path / "cache"), layer, tmp_path / "house")
+    empty = workspace_in(tmp_path / "empty", Network(offline=True, wheelhouse=tmp_path / "house"))
+    assert is_available(empty, layer)
+    install_layer(empty, layer, tmp_path / "env")
+    assert (tmp_path / "env" / "bin" / "python3.11").is_file()

@@ -1,4 +1,4 @@
-"""The lock's file and digest; resolving is tested with the real uv in tests/integration."""
+"""Which lock is taken, and what is said when none fits; resolving is tested with the real uv in tests/integration."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from support.small_build import small_lock
+from support.small_fixtures import workspace_in
 from vllm_env.base.errors import VllmEnvError
-from vllm_env.lock import lock as module
-from vllm_env.lock.lock import LockOptions, make_lock, source_arguments
-from vllm_env.lock.pip_config import PipConfig
+from vllm_env.interpreter.layer import REMOTE, CondaLayer
+from vllm_env.lock.lock import LockOptions, inputs_of, make_lock
+from vllm_env.lock.locked import Lock, LockedWheel
+from vllm_env.lock.pins import PinnedVllm
+from vllm_env.lock.pylock import read_pylock, write_pylock
 from vllm_env.lock.spec import Overrides, Pin, Spec, load_spec
 from vllm_env.triton.root import rules_of
 
@@ -22,7 +25,13 @@ if TYPE_CHECKING:
     from support.small_fixtures import Channel
 
 _TEXT = '[profile.cpu]\nvllm = "0.99.0"\npython = "3.11"\nrequirements = ["setuptools"]\n'
-_REQUIREMENTS = f"setuptools==84.2.1 \\\n    --hash=sha256:{'2' * 64}\nvllm==0.99.0 \\\n    --hash=sha256:{'4' * 64}\n"
+_PINNED = PinnedVllm("vllm==0.99.0", origin="release")
+_WHEELS = (
+    LockedWheel("numpy", "1.26.4", "numpy-1.26.4-cp311-cp311-manylinux_2_17_x86_64.whl", "1" * 64, 10),
+    LockedWheel("setuptools", "84.2.1", "setuptools-84.2.1-py3-none-any.whl", "2" * 64, 20),
+    LockedWheel("torch", "2.13.0+cpu", "torch-2.13.0+cpu-cp311-cp311-linux_x86_64.whl", "3" * 64, 30, "pytorch"),
+    LockedWheel("vllm", "0.99.0", "vllm-0.99.0-py3-none-any.whl", "4" * 64, 40),
+)
 
 
 @pytest.fixture
@@ -33,27 +42,26 @@ def root(channel: Channel, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def spec(channel: Channel, root: Path, tmp_path: Path) -> Spec:
+def spec(channel: Channel, tmp_path: Path) -> Spec:
     """A spec with a lock beside it, as the resolver would have written it."""
     (tmp_path / "s.toml").write_text(_TEXT)
     spec = load_spec("cpu", Overrides(), tmp_path / "s.toml")
-    pinned = module.PinnedVllm("vllm==0.99.0", origin="release")
-    inputs = module._inputs(spec, rules_of("24.10"), pinned)
-    module._write(module.Lock(spec, pinned, channel.layer, _REQUIREMENTS, inputs), tmp_path / "s.cpu.lock")
+    lock = Lock(spec, _PINNED, channel.layer, _WHEELS, inputs_of(spec, _PINNED))
+    write_pylock(lock, tmp_path / "pylock.s-cpu.toml")
     return spec
 
 
-def _make(spec: Spec, root: Path, release: str = "24.10", **options: bool) -> module.Lock:
-    return make_lock(spec, rules_of(release), root, PipConfig(), LockOptions(offline=True, **options))
+def _make(spec: Spec, root: Path, release: str = "24.10", **options: bool) -> Lock:
+    return make_lock(workspace_in(root), spec, rules_of(release), LockOptions(**options))
 
 
 def test_a_lock_that_fits_is_taken_without_resolving(spec: Spec, root: Path, channel: Channel) -> None:
-    """What is read is what was written: requirements, conda layer, versions."""
+    """What is read is what was written; the interpreter is this machine's, which no lock can pin for another."""
     lock = _make(spec, root, locked=True)
-    assert lock.requirements == _REQUIREMENTS
+    assert lock.wheels == _WHEELS
     assert lock.conda == channel.layer
-    assert lock.versions() == {"setuptools": "84.2.1", "vllm": "0.99.0"}
     assert lock.python == channel.layer.packages[0].version
+    assert lock.download_size == 100
 
 
 @pytest.mark.parametrize(
@@ -72,62 +80,70 @@ def test_locked_names_what_drifted(spec: Spec, root: Path, change: dict[str, obj
     assert named in caught.value.cause
 
 
-def test_another_release_of_triton_is_drift_if_its_rules_differ(spec: Spec, root: Path) -> None:
-    """The NumPy bound comes from the release."""
-    _make(spec, root, "23.05", locked=True)
+def test_a_lock_of_an_older_triton_fits_a_newer_one_and_not_the_other_way(spec: Spec, root: Path) -> None:
+    """NumPy 1 serves every release; NumPy 2 breaks the rule of a release before 24.11, which is named."""
+    assert _make(spec, root, "25.08", locked=True).versions()["numpy"] == "1.26.4"
+    file = spec.path.with_name("pylock.s-cpu.toml")
+    file.write_text(file.read_text().replace("1.26.4", "2.2.0"))
+    assert _make(spec, root, "25.08", locked=True).versions()["numpy"] == "2.2.0"
     with pytest.raises(VllmEnvError) as caught:
-        _make(spec, root, "25.08", locked=True)
-    assert "triton was 'numpy<2' and is ''" in caught.value.cause
+        _make(spec, root, "24.10", locked=True)
+    assert "numpy is 2.2.0, and Triton since 23.05 needs numpy<2" in caught.value.cause
 
 
-def test_locked_refuses_another_interpreter(spec: Spec, root: Path) -> None:
-    """The lock's Python is not what this machine has: refused, and without --locked taken with a note."""
-    file = spec.path.with_name("s.cpu.lock")
-    digest = module._read(file)[1].packages[0].sha256  # type: ignore[index]
-    file.write_text(file.read_text().replace(digest, "0" * 64))
-    with pytest.raises(VllmEnvError, match="is not to be had on this machine"):
-        _make(spec, root, locked=True)
-    notes: list[str] = []
-    lock = make_lock(spec, rules_of("24.10"), root, PipConfig(), LockOptions(offline=True), notes.append)
-    assert lock.conda.packages[0].sha256 == digest
-    assert "000000000000" in notes[0]
-    assert digest[:12] in notes[0]
+def test_locked_says_that_the_interpreter_is_this_machines(
+    spec: Spec, root: Path, channel: Channel, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The wheels are the lock's wherever the interpreter comes from, and what is not locked is said."""
+    _make(spec, root, locked=True)
+    said = capsys.readouterr().err
+    assert f"the lock does not pin the interpreter of this machine: Python {channel.layer} is taken" in said
 
 
-def test_a_lock_of_another_form_is_resolved_anew_and_a_damaged_one_refused(spec: Spec, root: Path) -> None:
-    """An older tool's file is no error; a broken one is, and stays for the person to look at."""
-    file = spec.path.with_name("s.cpu.lock")
+def test_the_interpreter_of_conda_forge_is_locked(spec: Spec, root: Path, channel: Channel, tmp_path: Path) -> None:
+    """Its packages stand in the lock; they are taken where this machine has them, with nothing left to say."""
+    layer = CondaLayer(REMOTE, channel.layer.packages)
+    file = spec.path.with_name("pylock.s-cpu.toml")
+    write_pylock(Lock(spec, _PINNED, layer, _WHEELS, inputs_of(spec, _PINNED)), file)
+    assert read_pylock(file).layer == layer
+    assert _make(spec, root, locked=True).conda.channel == "local"
+    shutil.copytree(channel.root / "conda/channel", root / "conda" / REMOTE)
+    assert _make(spec, root, locked=True).conda == layer
+
+
+def test_an_old_lock_is_refused_and_so_is_a_damaged_one(spec: Spec, root: Path) -> None:
+    """Each with --upgrade as the remedy; the file stays for the user to look at."""
+    file = spec.path.with_name("pylock.s-cpu.toml")
     text = file.read_text()
-    file.write_text(text.replace("# vllm_env lock 1", "# vllm_env lock 0"))
-    assert module._read(file) is None
-    file.write_text(text.replace('"sha256"', '"sha"'))
-    with pytest.raises(VllmEnvError, match="is damaged"):
+    broken = {
+        "has format 0": text.replace("format = 1", "format = 0"),
+        "is damaged": text.replace("[tool.vllm-env.inputs]", "[tool.vllm-env.outputs]"),
+        "is damaged: .*sha256": text.replace("sha256", "sha512", 1),
+        "damaged": text[: len(text) // 2] + "=",
+    }
+    for message, content in broken.items():
+        file.write_text(content)
+        with pytest.raises(VllmEnvError, match=message) as caught:
+            _make(spec, root)
+        assert "--upgrade" in caught.value.remedy
+        assert file.read_text() == content
+    file.unlink()
+    spec.path.with_name("s.cpu.lock").write_text("# vllm_env lock 1\n")
+    with pytest.raises(VllmEnvError, match=r"s\.cpu\.lock is of an older version") as caught:
         _make(spec, root)
+    assert "--upgrade" in caught.value.remedy
 
 
 def test_the_digest_is_of_what_is_locked_and_not_of_where_it_lies() -> None:
     """Equal for another folder of the same wheel, different for another wheel."""
     lock = small_lock()
     assert small_lock(folder="/elsewhere").digest == lock.digest
-    changed = dataclasses.replace(lock, requirements=lock.requirements.replace("4" * 64, "5" * 64))
-    assert changed.digest != lock.digest
+    changed = dataclasses.replace(lock.wheels[-1], sha256="5" * 64)
+    assert dataclasses.replace(lock, wheels=(*lock.wheels[:-1], changed)).digest != lock.digest
 
 
-def test_versions_of_every_form_of_a_requirement() -> None:
-    """Extras, markers, local versions, names that are normalised, and files."""
-    text = (
-        "Foo_Bar[extra]==1.0 ; python_version > '3'\n"
-        "torch==2.13.0+cpu \\\n    --hash=sha256:x\n"
-        "vllm @ https://host.test/a/vllm-0.99.0%2Bcpu-cp311-abi3-linux_x86_64.whl#sha256=1\n"
-    )
-    lock = dataclasses.replace(small_lock(), requirements=text)
-    assert lock.versions() == {"foo-bar": "1.0", "torch": "2.13.0+cpu", "vllm": "0.99.0+cpu"}
-
-
-def test_a_wheelhouse_is_the_only_source(tmp_path: Path) -> None:
-    """With --wheelhouse no index and no configured folder is asked."""
-    pip = PipConfig("https://index.test/simple", find_links=("/wheels",))
-    arguments = source_arguments(pip, LockOptions(wheelhouse=tmp_path))
-    assert arguments == ["--offline", "--no-index", "--find-links", str(tmp_path)]
-    assert "https://index.test/simple" in source_arguments(pip, LockOptions())
-    assert source_arguments(pip, LockOptions(offline=True))[0] == "--offline"
+def test_requirements_name_each_wheel_with_its_hash() -> None:
+    """A version for what an index has, the place of a file that no index has."""
+    lines = small_lock().requirements.splitlines()
+    assert lines[0] == f"numpy==1.26.4 --hash=sha256:{'1' * 64}"
+    assert lines[2] == f"vllm @ file:///cache/wheels/vllm-0.99.0-py3-none-any.whl --hash=sha256:{'4' * 64}"

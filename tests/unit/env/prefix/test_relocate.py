@@ -1,4 +1,4 @@
-"""A prefix without traces of its build: scripts, RECORD files, times."""
+"""A prefix that keeps nothing of its build: scripts, RECORD files, times."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from vllm_env.prefix.relocate import EPOCH, make_relocatable, set_times
+from vllm_env.base.neutral import EPOCH
+from vllm_env.prefix.relocate import make_relocatable, set_times
 
 _RECORD = {
     "name": "python", "fn": "python-3.conda", "url": "file:///build/python-3.conda", "channel": "file:///build",

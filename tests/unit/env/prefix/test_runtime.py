@@ -104,7 +104,7 @@ def test_children_are_utf8_too(prefix: Path) -> None:
 
 @pytest.mark.parametrize("form", ["{}", "{}/", "{}:/nonexistent", "../{.name}"])
 def test_pythonpath_does_not_leak_in(prefix: Path, tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A module of the server's or the person's PYTHONPATH does not shadow the pinned one, however it is written."""
+    """A module of the server's or the user's PYTHONPATH does not shadow the pinned one, however it is written."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "numpy.py").write_text("raise SystemExit('leaked')")
     code = "import importlib.util, os; print(importlib.util.find_spec('numpy'), os.environ.get('PYTHONPATH'))"
@@ -144,7 +144,7 @@ def test_the_environments_programs_come_first(prefix: Path) -> None:
 
 
 def test_variables_of_activation_scripts_are_applied_at_the_new_place(prefix: Path) -> None:
-    """What activate.d would set is set, with the prefix of now and not of the build; a person's value wins."""
+    """What activate.d would set is set, with the prefix of now and not of the build; the user's value wins."""
     variables = _environ(prefix)
     assert variables["DEMO_HOME"] == f"{prefix}/share/demo"
     assert variables["DEMO_TWO"] == "fast-er"

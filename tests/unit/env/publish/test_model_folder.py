@@ -1,4 +1,4 @@
-"""env/vllm_env/candidate.py: the smoke run gets what it reads, and not the gigabytes that it does not."""
+"""A model's folder: the set in it, and the candidate, which has what the smoke run reads and no gigabytes beside."""
 
 from __future__ import annotations
 
@@ -8,8 +8,15 @@ from typing import TYPE_CHECKING
 import pytest
 
 from support.repositories import CHECKOUT
-from vllm_env.publish.model_folder import copy_code, stage_candidate
-from vllm_env.publish.publish import BuiltSet
+from vllm_env.publish.model_folder import (
+    BUILT_NAMES,
+    BuiltSet,
+    copy_code,
+    set_environment_path,
+    stage_candidate,
+    stage_model,
+    write_set,
+)
 from vllm_env.serve.smoke import copy_model
 
 if TYPE_CHECKING:
@@ -29,7 +36,7 @@ def built(tmp_path: Path) -> BuiltSet:
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """A person's model with code of their own, weights, an adapter, caches and what an earlier build left."""
+    """A user's model with code of their own, weights, an adapter, caches and what an earlier build left."""
     folder = tmp_path / "models" / "vllm"
     for name in ("1/own", "weights", "adapters/one", "vllm_cache", "vllm_env/bin"):
         (folder / name).mkdir(parents=True)
@@ -52,7 +59,7 @@ def _files(folder: Path) -> list[str]:
 
 
 def test_only_what_is_read_is_taken(built: BuiltSet, model: Path, tmp_path: Path) -> None:
-    """The person's configuration for the new layout, their code and the new set; nothing changes in their folder."""
+    """The user's configuration for the new layout, their code and the new set; nothing changes in their folder."""
     before = _files(model)
     stage_candidate(built, model, _TEMPLATE, tmp_path / "new" / "vllm")
     assert _files(tmp_path / "new" / "vllm") == ["1/model.py", "1/own/code.py", "config.pbtxt", *_SET]
@@ -97,3 +104,59 @@ def test_code_is_followed_and_data_is_not(tmp_path: Path) -> None:
     copy_code(version, copy)
     assert _files(copy) == ["model.py", "package/__init__.py"]
     assert not any(path.is_symlink() for path in copy.rglob("*"))
+
+
+def _unpacked(folder: Path) -> BuiltSet:
+    """A set with an unpacked environment, in which a link leads to the interpreter."""
+    (folder / "cache" / "bin").mkdir(parents=True)
+    (folder / "cache" / "bin" / "python3.11").write_text("python")
+    (folder / "cache" / "bin" / "python").symlink_to("python3.11")
+    (folder / "stub").write_text("stub")
+    return BuiltSet(folder / "stub", folder / "cache", "directory", "{}", "{}")
+
+
+@pytest.mark.parametrize("linked", [True, False])
+def test_an_unpacked_environment_is_linked_only_where_nobody_edits_it(tmp_path: Path, linked: bool) -> None:
+    """A published one is a copy: the cache must not change with what a user edits there."""
+    write_set(_unpacked(tmp_path), tmp_path / "model", linked=linked)
+    placed = tmp_path / "model" / "vllm_env" / "bin"
+    assert (placed / "python3.11").samefile(tmp_path / "cache" / "bin" / "python3.11") is linked
+    assert (placed / "python").is_symlink()
+    names = ["vllm_env.cdx.json", "vllm_env.json", "vllm_env/bin/python", "vllm_env/bin/python3.11"]
+    assert _files(tmp_path / "model") == ["triton_python_backend_stub", *names]
+
+
+def test_a_candidate_shares_the_caches_files_and_a_published_model_does_not(tmp_path: Path) -> None:
+    """The smoke run reads gigabytes that need not be copied first; a user may edit what is published."""
+    built = _unpacked(tmp_path)
+    stage_candidate(built, tmp_path / "none", _TEMPLATE, tmp_path / "candidate")
+    stage_model(built, tmp_path / "none", _TEMPLATE, tmp_path / "staged")
+    cached = tmp_path / "cache" / "bin" / "python3.11"
+    assert (tmp_path / "candidate" / "vllm_env" / "bin" / "python3.11").samefile(cached)
+    assert not (tmp_path / "staged" / "vllm_env" / "bin" / "python3.11").samefile(cached)
+
+
+@pytest.mark.parametrize(
+    ("value", "becomes"),
+    [
+        ("$$TRITON_MODEL_DIRECTORY/vllm_env.tar.gz", "$$TRITON_MODEL_DIRECTORY/vllm_env"),
+        ("$$TRITON_MODEL_DIRECTORY/vllm_env_of_mine", "$$TRITON_MODEL_DIRECTORY/vllm_env_of_mine"),
+        ("/elsewhere/vllm_env.tar.gz", "/elsewhere/vllm_env.tar.gz"),
+    ],
+)
+def test_only_the_projects_own_environment_path_is_changed(tmp_path: Path, value: str, becomes: str) -> None:
+    """Mode and all other text stay, and a file of the user's that it is a hard link of is not written."""
+    (tmp_path / "shared").write_text(f'string_value: "{value}"  # mine\n')
+    (tmp_path / "shared").chmod(0o640)
+    (tmp_path / "config.pbtxt").hardlink_to(tmp_path / "shared")
+    set_environment_path(tmp_path, "vllm_env")
+    config = tmp_path / "config.pbtxt"
+    assert config.read_text() == f'string_value: "{becomes}"  # mine\n'
+    assert config.stat().st_mode & 0o777 == 0o640
+    assert (tmp_path / "shared").read_text() == f'string_value: "{value}"  # mine\n'
+    assert config.samefile(tmp_path / "shared") is (value == becomes)
+
+
+def test_the_manifest_is_placed_last() -> None:
+    """In place, the manifest is what makes the new set valid."""
+    assert BUILT_NAMES[-1] == "vllm_env.json"

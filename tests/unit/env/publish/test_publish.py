@@ -1,11 +1,11 @@
-"""Publishing: one step, the person's files as they were, nothing left behind."""
+"""Publishing: one step, the user's files as they were, nothing left behind."""
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
-import subprocess
 import tempfile
 import threading
 from pathlib import Path
@@ -13,12 +13,16 @@ from pathlib import Path
 import pytest
 
 from support.repositories import CHECKOUT
+from support.small_fixtures import workspace_in
 from vllm_env.base.errors import VllmEnvError
+from vllm_env.publish import model_folder
 from vllm_env.publish import publish as module
-from vllm_env.publish.publish import BUILT_NAMES, BuiltSet, check_writable, publish, remove_abandoned_staging
+from vllm_env.publish.exchange import STAGING
+from vllm_env.publish.model_folder import BuiltSet
+from vllm_env.publish.publish import check_writable, publish
 
 _TEMPLATE = CHECKOUT / "model_repository" / "vllm"
-_STAGING = ".vllm_env.staging-"
+_WORKSPACE = workspace_in(Path("/nonexistent"))  # publishing takes nothing from the cache but what it is given
 
 
 @pytest.fixture
@@ -57,7 +61,7 @@ def _mode(file: Path) -> int:
 
 
 def _no_strays(repository: Path) -> bool:
-    return not [p for p in repository.parent.rglob("*") if p.name.startswith(_STAGING) or p.name.endswith(".new")]
+    return not [p for p in repository.parent.rglob("*") if p.name.startswith(STAGING) or p.name.endswith(".new")]
 
 
 @pytest.fixture(params=["exchange", "in place"])
@@ -71,7 +75,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def test_a_new_repository_gets_the_whole_model(built: BuiltSet, repository: Path, way: str) -> None:
     """The template's files and the set, and no staging beside or inside."""
-    model = publish(built, repository, "vllm", _TEMPLATE)
+    model = publish(_WORKSPACE, built, repository, "vllm", _TEMPLATE)
     assert (model / "1/model.py").read_bytes() == (_TEMPLATE / "1/model.py").read_bytes()
     assert _tags(model) == {"one"}
     assert [p.name for p in repository.iterdir()] == ["vllm"]
@@ -83,23 +87,23 @@ def test_modes_let_the_servers_user_read(built: BuiltSet, repository: Path, way:
     """Archive, manifest and SBOM 0644, stub 0755, whatever the umask and the cache's modes are."""
     before = os.umask(umask)
     try:
-        model = publish(built, repository, "vllm", _TEMPLATE)
+        model = publish(_WORKSPACE, built, repository, "vllm", _TEMPLATE)
     finally:
         os.umask(before)
     assert _mode(model / "triton_python_backend_stub") == 0o755
     assert {_mode(model / n) for n in ("vllm_env.tar.gz", "vllm_env.json", "vllm_env.cdx.json")} == {0o644}
 
 
-def test_the_persons_files_stay_as_they_are(built: BuiltSet, repository: Path, way: str, tmp_path: Path) -> None:
+def test_the_users_files_stay_as_they_are(built: BuiltSet, repository: Path, way: str, tmp_path: Path) -> None:
     """Edited engine arguments, own files, links and modes survive; what was built is replaced."""
-    model = publish(built, repository, "vllm", _TEMPLATE)
+    model = publish(_WORKSPACE, built, repository, "vllm", _TEMPLATE)
     (model / "vllm_engine_args.json").write_text('{"model": "mine"}')
     (model / "1" / "own.py").write_text("mine")
     (model / "1" / "own.py").chmod(0o600)
     (model / "link").symlink_to("1/own.py")
     (model / "vllm_cache").mkdir()
     (model / "vllm_cache" / "warm.json").write_text("mine")
-    publish(_built(tmp_path / "cache", "two"), repository, "vllm", _TEMPLATE)
+    publish(_WORKSPACE, _built(tmp_path / "cache", "two"), repository, "vllm", _TEMPLATE)
     assert _tags(model) == {"two"}
     assert (model / "vllm_engine_args.json").read_text() == '{"model": "mine"}'
     assert _mode(model / "1/own.py") == 0o600
@@ -108,11 +112,11 @@ def test_the_persons_files_stay_as_they_are(built: BuiltSet, repository: Path, w
     assert _no_strays(repository)
 
 
-def test_a_missing_file_of_the_person_is_not_put_back(built: BuiltSet, repository: Path, way: str) -> None:
-    """A whole model is the person's: the template does not come back into it."""
-    model = publish(built, repository, "vllm", _TEMPLATE)
+def test_a_missing_file_of_the_user_is_not_put_back(built: BuiltSet, repository: Path, way: str) -> None:
+    """A whole model is the user's: the template does not come back into it."""
+    model = publish(_WORKSPACE, built, repository, "vllm", _TEMPLATE)
     (model / "vllm_engine_args.json").unlink()
-    publish(built, repository, "vllm", _TEMPLATE)
+    publish(_WORKSPACE, built, repository, "vllm", _TEMPLATE)
     assert not (model / "vllm_engine_args.json").exists()
 
 
@@ -120,7 +124,7 @@ def test_a_half_made_model_is_completed(built: BuiltSet, repository: Path, way: 
     """A first publish that was cut off left some files; without config.pbtxt they are no model, and the rest is added."""
     (repository / "vllm" / "1").mkdir(parents=True)
     (repository / "vllm" / "1" / "kept.py").touch()
-    model = publish(built, repository, "vllm", _TEMPLATE)
+    model = publish(_WORKSPACE, built, repository, "vllm", _TEMPLATE)
     assert (model / "1/model.py").exists()
     assert (model / "config.pbtxt").exists()
     assert (model / "1/kept.py").exists()
@@ -134,13 +138,13 @@ def test_a_new_model_does_not_get_the_templates_caches(
     shutil.copytree(_TEMPLATE, template, ignore=shutil.ignore_patterns("vllm_cache", "vllm_env*"))
     (template / "vllm_cache").mkdir()
     (template / "vllm_cache" / "warm.json").write_text("the template's")
-    assert not (publish(built, repository, "vllm", template) / "vllm_cache").exists()
+    assert not (publish(_WORKSPACE, built, repository, "vllm", template) / "vllm_cache").exists()
 
 
 def test_a_reader_sees_the_old_set_or_the_new(repository: Path, tmp_path: Path) -> None:
     """While sets are exchanged many times, an opened folder never holds a mix of manifest, archive and stub."""
     sets = [_built(tmp_path / "cache", tag) for tag in ("one", "two")]
-    model = publish(sets[0], repository, "vllm", _TEMPLATE)
+    model = publish(_WORKSPACE, sets[0], repository, "vllm", _TEMPLATE)
     seen: list[set[str]] = []
     done = threading.Event()
 
@@ -160,7 +164,7 @@ def test_a_reader_sees_the_old_set_or_the_new(repository: Path, tmp_path: Path) 
     reader = threading.Thread(target=read)
     reader.start()
     for number in range(60):
-        publish(sets[number % 2], repository, "vllm", _TEMPLATE)
+        publish(_WORKSPACE, sets[number % 2], repository, "vllm", _TEMPLATE)
         assert model.is_dir()
     done.set()
     reader.join()
@@ -178,43 +182,57 @@ def _read(name: str, folder: int) -> str:
 
 def test_the_layout_switch_edits_config_and_removes_the_other(repository: Path, way: str, tmp_path: Path) -> None:
     """EXECUTION_ENV_PATH follows the layout, the rest of config.pbtxt stays, and only one environment lies there."""
-    model = publish(_built(tmp_path / "cache", "one"), repository, "vllm", _TEMPLATE)
+    model = publish(_WORKSPACE, _built(tmp_path / "cache", "one"), repository, "vllm", _TEMPLATE)
     config = model / "config.pbtxt"
     config.write_text(config.read_text() + "# mine\n")
-    publish(_built(tmp_path / "cache", "two", "directory"), repository, "vllm", _TEMPLATE)
+    publish(_WORKSPACE, _built(tmp_path / "cache", "two", "directory"), repository, "vllm", _TEMPLATE)
     assert '"$$TRITON_MODEL_DIRECTORY/vllm_env"' in config.read_text()
     assert config.read_text().endswith("# mine\n")
     assert (model / "vllm_env/bin/activate").read_text() == "two"
     assert not (model / "vllm_env.tar.gz").exists()
-    publish(_built(tmp_path / "cache", "three"), repository, "vllm", _TEMPLATE)
+    publish(_WORKSPACE, _built(tmp_path / "cache", "three"), repository, "vllm", _TEMPLATE)
     assert '"$$TRITON_MODEL_DIRECTORY/vllm_env.tar.gz"' in config.read_text()
     assert not (model / "vllm_env").exists()
 
 
 def test_an_own_environment_path_is_not_touched(built: BuiltSet, repository: Path) -> None:
-    """A person who points EXECUTION_ENV_PATH elsewhere keeps that."""
-    model = publish(built, repository, "vllm", _TEMPLATE)
+    """A user who points EXECUTION_ENV_PATH elsewhere keeps that."""
+    model = publish(_WORKSPACE, built, repository, "vllm", _TEMPLATE)
     text = (
         (model / "config.pbtxt")
         .read_text()
         .replace("$$TRITON_MODEL_DIRECTORY/vllm_env.tar.gz", "/elsewhere/env.tar.gz")
     )
     (model / "config.pbtxt").write_text(text)
-    publish(built, repository, "vllm", _TEMPLATE)
+    publish(_WORKSPACE, built, repository, "vllm", _TEMPLATE)
     assert (model / "config.pbtxt").read_text() == text
 
 
-def test_staging_of_dead_builds_goes_and_of_living_ones_stays(built: BuiltSet, repository: Path) -> None:
-    """Beside the repository and inside a model; the name has the owner's process id."""
-    dead = subprocess.Popen(["true"])
-    dead.wait()
-    model = publish(built, repository, "vllm", _TEMPLATE)
-    stale = [repository.parent / f"{_STAGING}{dead.pid}", model / f"{_STAGING}{dead.pid}"]
-    living = repository.parent / f"{_STAGING}{os.getppid()}"
-    for folder in (*stale, living):
-        (folder / "vllm").mkdir(parents=True)
-    assert sorted(remove_abandoned_staging(repository)) == sorted(stale)
-    assert living.exists()
+def test_staging_of_a_dead_build_is_removed(built: BuiltSet, repository: Path, way: str) -> None:
+    """Beside the repository and inside the model: the next build of the model tidies up."""
+    model = publish(_WORKSPACE, built, repository, "vllm", _TEMPLATE)
+    for place in (repository.parent, model):
+        (place / f"{STAGING}abcd1234" / "vllm").mkdir(parents=True)
+    publish(_WORKSPACE, built, repository, "vllm", _TEMPLATE)
+    assert _no_strays(repository)
+
+
+def test_it_waits_for_another_build_and_says_so(
+    built: BuiltSet, repository: Path, way: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two builds of one repository do not tear each other's set, wherever their caches are."""
+    repository.mkdir()
+    handle = os.open(repository, os.O_RDONLY)
+    fcntl.flock(handle, fcntl.LOCK_EX)
+    thread = threading.Thread(target=publish, args=(_WORKSPACE, built, repository, "vllm", _TEMPLATE))
+    thread.start()
+    thread.join(0.3)
+    assert thread.is_alive()
+    assert not (repository / "vllm").exists()
+    os.close(handle)
+    thread.join(30)
+    assert _tags(repository / "vllm") == {"one"}
+    assert capsys.readouterr().err == f"another build publishes in {repository}; waiting for it to end\n"
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
@@ -222,15 +240,15 @@ def test_a_failure_leaves_the_old_set_and_no_trace(
     built: BuiltSet, repository: Path, way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
     """A full disk or Ctrl-C while files are staged: what stood there is as it was."""
-    model = publish(built, repository, "vllm", _TEMPLATE)
+    model = publish(_WORKSPACE, built, repository, "vllm", _TEMPLATE)
     before = {p: p.stat().st_mtime_ns for p in model.rglob("*") if p.is_file()}
 
     def fails(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr(module, "_sync", fails)
+    monkeypatch.setattr(model_folder, "sync", fails)
     with pytest.raises(KeyboardInterrupt if isinstance(error, KeyboardInterrupt) else VllmEnvError) as caught:
-        publish(_built(tmp_path / "cache", "two"), repository, "vllm", _TEMPLATE)
+        publish(_WORKSPACE, _built(tmp_path / "cache", "two"), repository, "vllm", _TEMPLATE)
     assert _tags(model) == {"one"}
     assert {p: p.stat().st_mtime_ns for p in model.rglob("*") if p.is_file()} == before
     assert _no_strays(repository)
@@ -248,7 +266,7 @@ def test_an_archive_of_another_file_system_is_copied(
         pytest.skip("/dev/shm is no other file system here")
     folder = shared / f"vllm_env_test_{os.getpid()}"
     try:
-        model = publish(_built(folder, "one"), repository, "vllm", _TEMPLATE)
+        model = publish(_WORKSPACE, _built(folder, "one"), repository, "vllm", _TEMPLATE)
         assert _tags(model) == {"one"}
         assert _mode(model / "vllm_env.tar.gz") == 0o644
     finally:
@@ -256,11 +274,11 @@ def test_an_archive_of_another_file_system_is_copied(
 
 
 def test_a_link_to_the_model_stays_a_link(built: BuiltSet, repository: Path, tmp_path: Path) -> None:
-    """A person may keep the model elsewhere and link it into the repository."""
-    elsewhere = publish(built, tmp_path / "elsewhere", "vllm", _TEMPLATE)
+    """A user may keep the model elsewhere and link it into the repository."""
+    elsewhere = publish(_WORKSPACE, built, tmp_path / "elsewhere", "vllm", _TEMPLATE)
     repository.mkdir()
     (repository / "vllm").symlink_to(elsewhere)
-    publish(_built(tmp_path / "cache", "two"), repository, "vllm", _TEMPLATE)
+    publish(_WORKSPACE, _built(tmp_path / "cache", "two"), repository, "vllm", _TEMPLATE)
     assert (repository / "vllm").is_symlink()
     assert _tags(elsewhere) == {"two"}
 
@@ -302,8 +320,3 @@ def _refusal_of_nobody(repository: Path) -> str:
     os.waitpid(child, 0)
     with os.fdopen(receive) as stream:
         return stream.read()
-
-
-def test_the_manifest_is_placed_last() -> None:
-    """In place, the manifest is what makes the new set valid."""
-    assert BUILT_NAMES[-1] == "vllm_env.json"

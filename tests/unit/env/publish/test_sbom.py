@@ -21,13 +21,13 @@ def test_every_package_is_a_component() -> None:
     assert len({c["bom-ref"] for c in document["components"]}) == 4
 
 
-def test_a_digest_is_given_where_it_is_the_installed_files() -> None:
-    """One digest in the lock is that file's; of several, one was installed and it is not said which."""
+def test_every_component_has_the_digest_of_its_file() -> None:
+    """The lock has one file for each package: that which is installed."""
     by_name = {c["name"]: c for c in json.loads(render_sbom(small_lock()))["components"]}
     assert by_name["numpy"]["hashes"] == [{"alg": "SHA-256", "content": "1" * 64}]
     assert by_name["python"]["hashes"] == [{"alg": "SHA-256", "content": "0" * 64}]
     assert by_name["vllm"]["hashes"] == [{"alg": "SHA-256", "content": "4" * 64}]
-    assert "hashes" not in by_name["setuptools"]
+    assert by_name["setuptools"]["hashes"] == [{"alg": "SHA-256", "content": "2" * 64}]
 
 
 def test_equal_locks_give_equal_text_wherever_the_pinned_file_lies() -> None:

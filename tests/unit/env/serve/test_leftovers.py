@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from vllm_env.serve import leftovers as dead_servers
+from vllm_env.serve import leftovers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -54,7 +54,7 @@ def folder(parent: Path, name: str) -> Path:
 def test_an_unused_environment_is_found_and_removed(tmp_path: Path):
     """Its size is that of its files, and after ``remove`` it is gone."""
     left = folder(tmp_path, "python_env_abc123")
-    (found,) = dead_servers.find_abandoned(((tmp_path, PATTERN),))
+    (found,) = leftovers.find_abandoned(((tmp_path, PATTERN),))
     assert (found.path, found.size) == (left, 5000)
     found.remove()
     assert not left.exists()
@@ -66,24 +66,24 @@ def test_one_that_a_process_has_mapped_is_not(tmp_path: Path):
     with (used / "0" / "data").open("rb") as stream:
         mapped = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
     try:
-        assert dead_servers.find_abandoned(((tmp_path, PATTERN),)) == []
+        assert leftovers.find_abandoned(((tmp_path, PATTERN),)) == []
     finally:
         mapped.close()
-    assert len(dead_servers.find_abandoned(((tmp_path, PATTERN),))) == 1
+    assert len(leftovers.find_abandoned(((tmp_path, PATTERN),))) == 1
 
 
 def test_what_has_another_name_is_left_alone(tmp_path: Path):
     """Only the names that Triton and this tool give are looked at."""
     folder(tmp_path, "python_environment")
     folder(tmp_path, "my_data")
-    assert dead_servers.find_abandoned(((tmp_path, PATTERN),)) == []
+    assert leftovers.find_abandoned(((tmp_path, PATTERN),)) == []
 
 
 def test_one_younger_than_a_running_server_is_left_alone(tmp_path: Path, monkeypatch):
     """A server that is extracting right now has mapped nothing yet."""
     made = folder(tmp_path, "python_env_abc123")
-    monkeypatch.setattr(dead_servers, "_oldest_server", lambda: made.lstat().st_mtime - 10)
-    assert dead_servers.find_abandoned(((tmp_path, PATTERN),)) == []
+    monkeypatch.setattr(leftovers, "_oldest_server", lambda: made.lstat().st_mtime - 10)
+    assert leftovers.find_abandoned(((tmp_path, PATTERN),)) == []
 
 
 @pytest.fixture
@@ -99,7 +99,7 @@ def copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 
 def _private(root: Path) -> list[Path]:
     below = root.parent
-    return [entry.path for entry in dead_servers.find_private_caches({root}) if entry.path.is_relative_to(below)]
+    return [entry.path for entry in leftovers.find_private_caches({root}) if entry.path.is_relative_to(below)]
 
 
 def test_private_caches_are_found_in_both_places(tmp_path: Path, copies: list[Path]):
@@ -109,17 +109,17 @@ def test_private_caches_are_found_in_both_places(tmp_path: Path, copies: list[Pa
 
 @pytest.mark.usefixtures("server")
 def test_a_running_server_is_seen():
-    """By what the kernel calls it; its private caches stay (tests/unit/test_cli.py)."""
-    assert dead_servers.server_runs()
+    """By what the kernel calls it; its private caches stay (tests/unit/env/cli/test_commands.py)."""
+    assert leftovers.server_runs()
 
 
 def test_a_server_that_has_ended_does_not_count(server: subprocess.Popen[bytes]):
     """Nor while its parent has not yet asked for its status."""
-    before = len(dead_servers._servers())
+    before = len(leftovers._servers())
     server.kill()
     os.waitid(os.P_PID, server.pid, os.WEXITED | os.WNOWAIT)
     assert Path(f"/proc/{server.pid}/comm").read_text() == "tritonserver\n"
-    assert len(dead_servers._servers()) == before - 1
+    assert len(leftovers._servers()) == before - 1
 
 
 @pytest.mark.skipif(not _may_mount(), reason="this user may not mount /proc")
@@ -128,7 +128,7 @@ def test_a_server_began_when_it_began(tmp_path: Path):
     """Not when its folder in /proc was first looked at, which in a new mount of /proc is now."""
     began = time.time()
     time.sleep(1.5)
-    code = "from vllm_env.serve import leftovers as dead_servers; print(dead_servers._oldest_server())"
-    env = {**os.environ, "PYTHONPATH": str(Path(dead_servers.__file__).parents[2])}
+    code = "from vllm_env.serve import leftovers; print(leftovers._oldest_server())"
+    env = {**os.environ, "PYTHONPATH": str(Path(leftovers.__file__).parents[2])}
     said = subprocess.check_output([*_OWN_PROC, sys.executable, "-c", code], env=env, text=True)
     assert float(said) < began + 0.5

@@ -1,4 +1,4 @@
-"""env/vllm_env/server.py: what is started, when it counts as ready, and that nothing of it stays."""
+"""The server: what is started, when it counts as ready, and that nothing of it stays."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ import socket
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from support import fake_tritonserver
+from support.listener import Listener
+from vllm_env.base.console import Console
 from vllm_env.base.errors import CommandError
 from vllm_env.serve import server as server_module
-from vllm_env.serve.processes import processes
-from vllm_env.serve.server import StuckStartError, TritonServer, free_ports
+from vllm_env.serve.processes import is_alive
+from vllm_env.serve.server import Launch, StuckStartError, TritonServer, free_ports
 
 
 @pytest.fixture
@@ -23,14 +26,21 @@ def binary(tmp_path: Path) -> Path:
     return fake_tritonserver.launcher(tmp_path)
 
 
-def make(binary: Path, words: str = "", **options: object) -> TritonServer:
+def make(
+    binary: Path,
+    words: str = "",
+    *,
+    console: Console | None = None,
+    ready_timeout: float = 300.0,
+    stall_timeout: float | None = None,
+) -> TritonServer:
     folder = binary.parent
-    environment = {"FAKE_TRITON": words}
-    return TritonServer(binary, folder / "models", log=folder / "log", environment=environment, **options)  # type: ignore[arg-type]
+    launch = Launch({"FAKE_TRITON": words}, (), ready_timeout, stall_timeout)
+    return TritonServer(binary, folder / "models", log=folder / "log", launch=launch, console=console)
 
 
 def alive(pid: int) -> bool:
-    return any(process.pid == pid and not process.zombie for process in processes())
+    return psutil.pid_exists(pid) and is_alive(psutil.Process(pid))
 
 
 def traces() -> set[str]:
@@ -98,30 +108,33 @@ def test_failed_load_is_reported_at_once_with_the_log_lines_that_tell_why(binary
 
 
 def test_timeout_ends_the_server(binary: Path) -> None:
-    """A server that is never ready is stopped, and its caller heard how long it took."""
-    waited: list[float] = []
-    server = make(binary, "never", ready_timeout=0.6, on_wait=waited.append)
+    """A server that is never ready is stopped, and the user saw how long it took."""
+    console = Listener()
+    server = make(binary, "never", ready_timeout=1.6, console=console)
     with pytest.raises(CommandError, match="not ready after"), server:
         pass
-    assert waited
+    assert console.heard[0] == "tritonserver loads, 0 s"
+    assert console.heard[-1] in {"tritonserver loads, 1 s", "tritonserver loads, 2 s"}
     assert not server.running
     assert server.members() == []
 
 
-def test_interrupt_while_loading_ends_the_server(binary: Path) -> None:
+def test_interrupt_while_loading_ends_the_server(binary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C during the wait: the server and its child are gone before KeyboardInterrupt reaches the caller."""
-    pids: list[int] = []
+    monkeypatch.setattr(server_module, "_LEAVE_SECONDS", 0.1)
+    children: list[psutil.Process] = []
 
-    def interrupt(elapsed: float) -> None:
-        if elapsed > 0.3:
-            pids.append(server.pid)
-            raise KeyboardInterrupt
+    class Impatient(Console):
+        def step(self, text: str, fraction: float | None = None) -> None:
+            children[:] = server.members()
+            if len(children) == 2:
+                raise KeyboardInterrupt
 
-    server = make(binary, "never", on_wait=interrupt)
+    server = make(binary, "child never", console=Impatient(quiet=True))
     with pytest.raises(KeyboardInterrupt), server:
         pass
-    assert pids
-    assert not alive(pids[0])
+    assert len(children) == 2
+    assert not any(is_alive(process) for process in children)
 
 
 def test_missing_program_is_named(tmp_path: Path) -> None:

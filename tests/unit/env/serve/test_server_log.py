@@ -1,4 +1,4 @@
-"""env/vllm_env/server_log.py: the lines of a log that say why a server failed."""
+"""A server's log: the lines of a log that say why a server failed."""
 
 from __future__ import annotations
 

@@ -1,19 +1,23 @@
-"""env/vllm_env/smoke.py: the copy that is served, the check of the answers, and what stays as it was."""
+"""The smoke run: the copy that is served, the check of the answers, and what stays as it was."""
 
 from __future__ import annotations
 
 import json
 import os
-import stat
-import sys
 from dataclasses import replace
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from support import fake_tritonserver
+from support.small_fixtures import workspace_in
 from vllm_env.base.errors import CommandError, VllmEnvError
 from vllm_env.serve.smoke import SmokeRequest, copy_model, engine_args, server_environment, smoke_run
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from vllm_env.base.workspace import Workspace
 
 CONFIG = 'parameters {{ key: "EXECUTION_ENV_PATH" value: {{ string_value: "$$TRITON_MODEL_DIRECTORY/{}" }} }}\n'
 CLIENT = """
@@ -42,21 +46,22 @@ def model(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
+def workspace(tmp_path: Path) -> Workspace:
+    """A cache in which nothing may stay."""
+    return workspace_in(tmp_path / "cache")
+
+
+@pytest.fixture
 def request_(tmp_path: Path, model: Path) -> SmokeRequest:
     """A smoke run with a server that is ready at once; `client` says what answers come."""
-    binary = tmp_path / "tritonserver"
-    binary.write_text(f'#!/bin/sh\nexec {sys.executable} {fake_tritonserver.__file__} "$@"\n')
-    binary.chmod(binary.stat().st_mode | stat.S_IXUSR)
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("Hello\nThe capital of France is\n")
     return SmokeRequest(
-        binary=binary,
+        binary=fake_tritonserver.launcher(tmp_path),
         model_folder=model,
         engine_model=str(tmp_path),
         client=make_client(tmp_path, [" there", " Paris, of course"]),
-        client_python=Path(sys.executable),
         prompts=prompts,
-        scratch=tmp_path / "cache",
         log=tmp_path / "server.log",
         expected={"The capital of France is": " Paris"},
     )
@@ -76,40 +81,44 @@ def snapshot(folder: Path) -> dict[str, tuple[bytes, int]]:
     }
 
 
-def test_answers_come_back_and_nothing_else_changes(request_: SmokeRequest) -> None:
+def test_answers_come_back_and_nothing_else_changes(workspace: Workspace, request_: SmokeRequest) -> None:
     """Answers by prompt, the client's lines; the published folder is untouched and the copy is gone."""
     before = snapshot(request_.model_folder)
-    result = smoke_run(request_)
+    result = smoke_run(workspace, request_)
     assert result.answers == (("Hello", " there"), ("The capital of France is", " Paris, of course"))
     assert result.client_lines == ("model vllm", "PASS: vLLM example")
     assert snapshot(request_.model_folder) == before
-    assert list((request_.scratch / "build").iterdir()) == []
+    assert list(workspace.cache.path("build").iterdir()) == []
 
 
 @pytest.mark.parametrize("answers", [[" there", " London"], [" there", ""], [" there"]])
-def test_wrong_or_missing_answer_fails(request_: SmokeRequest, tmp_path: Path, answers: list[str]) -> None:
+def test_wrong_or_missing_answer_fails(
+    workspace: Workspace, request_: SmokeRequest, tmp_path: Path, answers: list[str]
+) -> None:
     """A model that does not say " Paris" is not the one that was trained, though every part answered."""
     make_client(tmp_path, answers)
     with pytest.raises(VllmEnvError, match=r"Paris|1 answers to 2 prompts"):
-        smoke_run(request_)
-    assert list((request_.scratch / "build").iterdir()) == []
+        smoke_run(workspace, request_)
+    assert list(workspace.cache.path("build").iterdir()) == []
 
 
-def test_failed_client_fails_with_what_it_printed(request_: SmokeRequest, tmp_path: Path) -> None:
+def test_failed_client_fails_with_what_it_printed(workspace: Workspace, request_: SmokeRequest, tmp_path: Path) -> None:
     """Exit 1 of the client is a failed smoke run, with the server's log named."""
     make_client(tmp_path, [" there", " Paris"], status=1)
     with pytest.raises(CommandError, match=r"query the server.*server\.log") as failed:
-        smoke_run(request_)
+        smoke_run(workspace, request_)
     assert "PASS" in failed.value.tail
 
 
-def test_server_that_does_not_load_leaves_nothing(request_: SmokeRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_that_does_not_load_leaves_nothing(
+    workspace: Workspace, request_: SmokeRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The reason is in the error's tail, and the copy is gone."""
     monkeypatch.setenv("FAKE_TRITON", "broken")
     with pytest.raises(CommandError) as failed:
-        smoke_run(request_)
+        smoke_run(workspace, request_)
     assert "no such model" in failed.value.tail
-    assert list((request_.scratch / "build").iterdir()) == []
+    assert list(workspace.cache.path("build").iterdir()) == []
 
 
 def test_archive_is_linked_and_the_stub_stays_executable(model: Path, tmp_path: Path) -> None:
@@ -169,7 +178,7 @@ def test_unpacked_environment_is_named_by_its_path(model: Path, tmp_path: Path) 
 def test_the_copy_takes_the_first_of_several_gpus(
     model: Path, tmp_path: Path, entry: str, given: str, copied: str
 ) -> None:
-    """The smoke run's engine takes one GPU, whatever tensor_parallel_size the person's own arguments have."""
+    """The smoke run's engine takes one GPU, whatever tensor_parallel_size the user's own arguments have."""
     text = CONFIG.format("vllm_env.tar.gz") + entry + "\nversion_policy { specific: { versions: [1, 2] } }\n"
     (model / "config.pbtxt").write_text(text.replace("@", given))
     copy = tmp_path / "copy" / "vllm"

@@ -1,13 +1,16 @@
-"""env/vllm_env/standin.py: when a model is made, when the cached one serves, and what a failure leaves."""
+"""The stand-in: when a model is made, when the cached one serves, and what a failure leaves."""
 
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
+from support.listener import Listener
 from support.repositories import CHECKOUT
+from support.small_fixtures import workspace_in
 from vllm_env.base.errors import CommandError
 from vllm_env.serve.standin import FACTS, Recipe, ensure_standin
 
@@ -39,19 +42,20 @@ if pathlib.Path({str(tmp_path / "fail")!r}).exists():
 
 def test_same_recipe_is_made_once(python: Path, tmp_path: Path) -> None:
     """The second call takes the cached folder and says nothing."""
-    said: list[str] = []
-    first = ensure_standin(python, tmp_path / "cache", report=said.append)
-    second = ensure_standin(python, tmp_path / "cache", report=said.append)
+    console = Listener()
+    workspace = replace(workspace_in(tmp_path / "cache"), console=console)
+    first = ensure_standin(workspace, python)
+    second = ensure_standin(workspace, python)
     assert first == second
     assert (tmp_path / "runs").read_text() == "x"
-    assert len(said) == 1
+    assert len(console.heard) == 1
     assert (first / "config.json").stat().st_mode & 0o777 == 0o644
 
 
 def test_each_recipe_has_a_folder_of_its_own(python: Path, tmp_path: Path) -> None:
     """Another seed or architecture is another model, and the recipe reaches the trainer."""
     folders = {
-        ensure_standin(python, tmp_path / "cache", recipe=r) for r in (Recipe(), Recipe(seed=1), Recipe("llama"))
+        ensure_standin(workspace_in(tmp_path / "cache"), python, r) for r in (Recipe(), Recipe(seed=1), Recipe("llama"))
     }
     assert len(folders) == 3
     assert sum('"architecture": "llama"' in (folder / "config.json").read_text() for folder in folders) == 1
@@ -59,21 +63,21 @@ def test_each_recipe_has_a_folder_of_its_own(python: Path, tmp_path: Path) -> No
 
 def test_other_transformers_is_another_model(python: Path, tmp_path: Path) -> None:
     """What one release of transformers saved is not handed to an environment with another."""
-    first = ensure_standin(python, tmp_path / "cache")
+    first = ensure_standin(workspace_in(tmp_path / "cache"), python)
     (python.parent.parent / "lib/python3.11/site-packages/transformers-4.57.0.dist-info").mkdir(parents=True)
-    assert ensure_standin(python, tmp_path / "cache") != first
+    assert ensure_standin(workspace_in(tmp_path / "cache"), python) != first
 
 
 def test_failed_training_keeps_nothing(python: Path, tmp_path: Path) -> None:
     """The error carries what the trainer said; no half-made model is found by the next call."""
     (tmp_path / "fail").touch()
     with pytest.raises(CommandError, match="no-smoke-run") as failed:
-        ensure_standin(python, tmp_path / "cache")
+        ensure_standin(workspace_in(tmp_path / "cache"), python)
     assert "probability 0.10" in failed.value.tail
     assert not list((tmp_path / "cache").glob("standins/*"))
     assert not list((tmp_path / "cache").glob("build/*"))
     (tmp_path / "fail").unlink()
-    assert (ensure_standin(python, tmp_path / "cache") / "config.json").is_file()
+    assert (ensure_standin(workspace_in(tmp_path / "cache"), python) / "config.json").is_file()
 
 
 @pytest.mark.parametrize("bad", [{"architecture": "gpt"}, {"hidden": 32, "heads": 2}, {"vocabulary": 100}])

@@ -1,4 +1,4 @@
-"""env/vllm_env/warm.py: what is kept, where, and what a failure leaves. The server here only does what it is told."""
+"""Warming: what is kept, where, and what a failure leaves. The server here only does what it is told."""
 
 from __future__ import annotations
 
@@ -6,14 +6,12 @@ import fcntl
 import os
 import stat
 import threading
-from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
 
 from support import fake_tritonserver
-from vllm_env import build
-from vllm_env.base.console import Console
+from support.small_fixtures import workspace_in
 from vllm_env.base.errors import CommandError, VllmEnvError
 from vllm_env.serve import warm as module
 from vllm_env.serve.warm import Warmed, warm
@@ -46,7 +44,8 @@ def older(request: pytest.FixtureRequest, model: Path) -> str | None:
 
 
 def run(binary: Path, model: Path) -> Warmed:
-    return warm(binary, model, log=model.parent.parent / "server.log", ready_timeout=20)
+    place = model.parent.parent
+    return warm(workspace_in(place / "cache"), binary, model, log=place / "server.log", ready_timeout=20)
 
 
 def names(model: Path) -> list[str]:
@@ -163,7 +162,6 @@ def test_it_says_whom_it_waits_for(
 
     monkeypatch.setattr(module, step, publishing)
     monkeypatch.setenv("FAKE_TRITON", "fills")
-    result = SimpleNamespace(triton=SimpleNamespace(binary=binary), model=model)
-    build._warm(result, model.parent.parent, Console())
+    run(binary, model)
     said = capsys.readouterr().err
     assert said.count(f"another build publishes in {model.parent}; waiting for it to end") == 1

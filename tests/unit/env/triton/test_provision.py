@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from support.small_fixtures import workspace_in
 from vllm_env.base.errors import CommandError
-from vllm_env.triton import provision as module
+from vllm_env.base.network import Network, NetworkError
 from vllm_env.triton.provision import provision
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from vllm_env.base.workspace import Workspace
 
 _SERVER = '#!/bin/sh\necho "libraries $LD_LIBRARY_PATH"\necho "arguments $*"\n'
 
@@ -49,10 +52,16 @@ def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return file
 
 
-def test_the_root_is_laid_out_like_that_of_a_container(wheel: Path, tmp_path: Path) -> None:
+@pytest.fixture
+def workspace(tmp_path: Path) -> Workspace:
+    """A cache that nothing needs here, and a network: pip itself has only the folder of ``wheel``."""
+    return workspace_in(tmp_path / "cache", Network())
+
+
+def test_the_root_is_laid_out_like_that_of_a_container(workspace: Workspace, wheel: Path, tmp_path: Path) -> None:
     """Server, backend with a stub, stubs by version, libraries, release; programs are executable."""
     root = tmp_path / "triton"
-    provision(root)
+    provision(workspace, root)
     assert (root / "RELEASE").read_text() == "24.10\n"
     assert (root / "TRITON_VERSION").read_text() == "2.51.0\n"
     assert (root / "backends/python/triton_python_backend_stub").read_text() == "stub 3.10"
@@ -63,11 +72,11 @@ def test_the_root_is_laid_out_like_that_of_a_container(wheel: Path, tmp_path: Pa
     assert sorted(p.name for p in tmp_path.iterdir()) == ["triton", "wheels"]
 
 
-def test_the_launcher_starts_it_from_anywhere(wheel: Path, tmp_path: Path) -> None:
-    """Also through a link and from a folder with a space: its libraries and backends, then the person's arguments."""
+def test_the_launcher_starts_it_from_anywhere(workspace: Workspace, wheel: Path, tmp_path: Path) -> None:
+    """Also through a link and from a folder with a space: its libraries and backends, then the user's arguments."""
     root = tmp_path / "a folder" / "triton"
     root.parent.mkdir()
-    provision(root)
+    provision(workspace, root)
     (tmp_path / "link").symlink_to(root / "bin/tritonserver")
     answer = subprocess.check_output(
         [tmp_path / "link", "--model-store=/x y"], text=True, env={"PATH": "/usr/bin:/bin", "LD_LIBRARY_PATH": "/own"}
@@ -78,42 +87,66 @@ def test_the_launcher_starts_it_from_anywhere(wheel: Path, tmp_path: Path) -> No
     ]
 
 
-def test_a_whole_root_is_left_alone(wheel: Path, tmp_path: Path) -> None:
+def test_a_whole_root_is_left_alone(workspace: Workspace, wheel: Path, tmp_path: Path) -> None:
     """Nothing is fetched twice."""
     root = tmp_path / "triton"
-    provision(root)
+    provision(workspace, root)
     (root / "own").touch()
     wheel.unlink()
-    provision(root)
+    provision(workspace, root)
     assert (root / "own").exists()
 
 
-def test_a_torn_root_is_made_anew(wheel: Path, tmp_path: Path) -> None:
+def test_a_torn_root_is_made_again(workspace: Workspace, wheel: Path, tmp_path: Path) -> None:
     """RELEASE is written last: without it the root is not whole."""
     root = tmp_path / "triton"
     (root / "bin").mkdir(parents=True)
     (root / "junk").touch()
-    provision(root)
+    provision(workspace, root)
     assert (root / "RELEASE").is_file()
     assert not (root / "junk").exists()
 
 
-def test_no_wheel_is_an_error_and_leaves_nothing(wheel: Path, tmp_path: Path) -> None:
+def test_no_wheel_is_an_error_and_leaves_nothing(workspace: Workspace, wheel: Path, tmp_path: Path) -> None:
     """The message names the wheel and the other way, --triton-root."""
     wheel.unlink()
     with pytest.raises(CommandError, match="nvidia-pytriton") as caught:
-        provision(tmp_path / "triton")
+        provision(workspace, tmp_path / "triton")
     assert "--triton-root" in caught.value.remedy
     assert [p.name for p in tmp_path.iterdir()] == ["wheels"]
 
 
-def test_an_interrupt_leaves_nothing(wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_leaves_nothing(
+    workspace: Workspace, wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Ctrl-C while it is unpacked."""
 
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(module, "_lay_out", interrupted)
+    monkeypatch.setattr("vllm_env.triton.provision._lay_out", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        provision(tmp_path / "triton")
+        provision(workspace, tmp_path / "triton")
+    assert [p.name for p in tmp_path.iterdir()] == ["wheels"]
+
+
+def test_a_wheelhouse_needs_no_network(wheel: Path, tmp_path: Path) -> None:
+    """With --offline the wheel comes from the wheelhouse, and stays there; pip, which has another one, is not asked."""
+    house = tmp_path / "house"
+    house.mkdir()
+    wheel.rename(house / wheel.name)
+    wheel.write_text("no wheel at all")
+    provision(workspace_in(tmp_path / "cache", Network(offline=True, wheelhouse=house)), tmp_path / "triton")
+    assert (tmp_path / "triton/RELEASE").is_file()
+    assert [p.name for p in house.iterdir()] == [wheel.name]
+
+
+@pytest.mark.parametrize("with_wheelhouse", [False, True])
+def test_offline_refuses_to_fetch_it_by_name(wheel: Path, tmp_path: Path, with_wheelhouse: bool) -> None:
+    """Neither cache nor wheelhouse has it: the message names the wheel, pip is not started, and nothing is left."""
+    house = tmp_path / "wheels" / "house"
+    house.mkdir()
+    network = Network(offline=True, wheelhouse=house if with_wheelhouse else None)
+    with pytest.raises(NetworkError, match=r"--offline: cannot download nvidia-pytriton==0\.7\.0"):
+        provision(workspace_in(tmp_path / "cache", network), tmp_path / "triton")
     assert [p.name for p in tmp_path.iterdir()] == ["wheels"]

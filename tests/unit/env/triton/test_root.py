@@ -15,29 +15,25 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.parametrize(
-    ("release", "python", "numpy", "activates", "secure"),
+    ("release", "glibc", "numpy", "activates", "secure"),
     [
-        ("23.04", "3.8", "numpy<2", True, False),
-        ("23.05", "3.10", "numpy<2", True, False),
-        ("24.10", "3.10", "numpy<2", True, False),
-        ("24.11", "3.12", "", True, False),
-        ("25.07", "3.12", "", True, False),
-        ("25.08", "3.12", "", False, False),
-        ("26.05", "3.12", "", False, False),
-        ("26.06", "3.12", "", False, True),
+        ("23.04", 31, "numpy<2", True, False),
+        ("23.05", 35, "numpy<2", True, False),
+        ("24.10", 35, "numpy<2", True, False),
+        ("24.11", 39, "", True, False),
+        ("25.07", 39, "", True, False),
+        ("25.08", 39, "", False, False),
+        ("26.05", 39, "", False, False),
+        ("26.06", 39, "", False, True),
     ],
 )
 def test_rules_change_at_the_right_releases(
-    release: str, python: str, numpy: str, activates: bool, secure: bool
+    release: str, glibc: int, numpy: str, activates: bool, secure: bool
 ) -> None:
-    """On both sides of each border: the container's Python, NumPy's bound, activation and the extraction's rules."""
+    """On both sides of each border: the container's C library, NumPy's bound, activation and the extraction's rules."""
     rules = rules_of(release)
-    assert (rules.python, rules.numpy_bound, rules.activates, rules.secure_extraction) == (
-        python,
-        numpy,
-        activates,
-        secure,
-    )
+    found = (rules.glibc, rules.numpy_bound, rules.activates, rules.secure_extraction)
+    assert found == (glibc, numpy, activates, secure)
     assert is_known(release)
 
 
@@ -101,15 +97,60 @@ def test_opens_a_root_with_its_stubs(tmp_path: Path) -> None:
     }
 
 
-def test_the_release_may_come_from_the_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A container's root has no file that says it; NVIDIA_TRITON_SERVER_VERSION does, and without it the remedy names it."""
-    root = _root(tmp_path)
+@pytest.fixture
+def container_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A root that stands for /opt/tritonserver, without a file that tells its release, and none of a container's variables."""
     for name in ("NVIDIA_TRITON_SERVER_VERSION", "TRITON_VERSION", "TRITON_SERVER_VERSION"):
         monkeypatch.delenv(name, raising=False)
-    with pytest.raises(UsageError, match="Set NVIDIA_TRITON_SERVER_VERSION"):
-        open_root(root)
+    root = _root(tmp_path / "opt/tritonserver")
+    monkeypatch.setattr("vllm_env.triton.root.CONTAINER_ROOT", root)
+    return root
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "release"),
+    [
+        ("NVIDIA_TRITON_SERVER_VERSION", "26.06", "26.06"),
+        ("TRITON_VERSION", "2.59.1", "25.07"),
+        ("TRITON_SERVER_VERSION", "2.60.0", "25.08"),
+    ],
+)
+def test_the_release_may_come_from_the_container(
+    container_root: Path, name: str, value: str, release: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its root need not have a file that says it; a variable does, and without one the message names variable and file."""
+    with pytest.raises(UsageError, match=r"no TRITON_VERSION file.*NVIDIA_TRITON_SERVER_VERSION.*is not set") as caught:
+        open_root(container_root)
+    assert str(container_root / "RELEASE") in caught.value.remedy
+    monkeypatch.setenv(name, value)
+    assert open_root(container_root).release == release
+
+
+def test_the_containers_variables_say_nothing_of_another_root(
+    container_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A Triton that a user has mounted into a container is not of the container's release; its own files tell."""
     monkeypatch.setenv("NVIDIA_TRITON_SERVER_VERSION", "26.06")
-    assert open_root(root).release == "26.06"
+    monkeypatch.setenv("TRITON_VERSION", "2.60.0")
+    monkeypatch.setenv("TRITON_SERVER_VERSION", "2.60.0")
+    root = _root(tmp_path / "mounted")
+    with pytest.raises(UsageError, match="no TRITON_VERSION file") as caught:
+        open_root(root)
+    assert "NVIDIA_TRITON_SERVER_VERSION" not in str(caught.value)
+    assert f"into {root}/RELEASE" in caught.value.remedy
+    (root / "TRITON_VERSION").write_text("2.51.0\n")
+    assert open_root(root).release == "24.10"
+    (root / "RELEASE").write_text("24.09\n")
+    assert open_root(root).release == "24.09"
+
+
+def test_what_a_root_says_of_itself_wins_over_the_container(
+    container_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also in /opt/tritonserver, which a user may have replaced by another build."""
+    monkeypatch.setenv("NVIDIA_TRITON_SERVER_VERSION", "26.06")
+    (container_root / "RELEASE").write_text("24.09\n")
+    assert open_root(container_root).release == "24.09"
 
 
 def test_a_folder_without_a_server_is_refused(tmp_path: Path) -> None:

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-import subprocess
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
 from support.elf_files import make_library, make_program
+from support.git_organisation import make_organisation
+from support.small_fixtures import workspace_in
 from vllm_env.base.errors import VllmEnvError
-from vllm_env.triton.root import TritonRoot, rules_of
-from vllm_env.triton.stub import StubOptions, make_stub, plan_stub, stub_identity
-from vllm_env.triton.stub_source import DEFAULT_GIT_URL, with_boost_url
+from vllm_env.base.network import Network, NetworkError
+from vllm_env.triton.root import STUB_NAME, TritonRoot, rules_of
+from vllm_env.triton.stub import make_stub, plan_stub
+from vllm_env.triton.stub_source import StubOptions, source_key
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from vllm_env.base.workspace import Workspace
+    from vllm_env.triton.stub import StubMode
 
 
 @pytest.fixture
@@ -27,73 +33,138 @@ def triton(tmp_path: Path) -> TritonRoot:
 
 @pytest.fixture
 def options(tmp_path: Path) -> StubOptions:
-    """An organisation with a branch of 24.10 and nothing in it."""
-    work = tmp_path / "work"
-    commit = ["-c", "user.name=t", "-c", "user.email=t@example.invalid", "commit", "-q", "--allow-empty", "-m", "x"]
-    subprocess.run(["git", "init", "-q", "-b", "r24.10", work], check=True)
-    subprocess.run(["git", "-C", work, *commit], check=True)
-    subprocess.run(["git", "clone", "-q", "--bare", work, tmp_path / "org" / "python_backend.git"], check=True)
-    return StubOptions(git_url=str(tmp_path / "org"))
+    """An organisation with a branch of 24.10."""
+    return StubOptions(git_url=make_organisation(tmp_path / "organisation", None))
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Workspace:
+    """An empty cache, and git may be asked."""
+    return workspace_in(tmp_path / "cache", Network())
+
+
+@pytest.fixture
+def offline(tmp_path: Path) -> Workspace:
+    """The same cache, with --offline."""
+    return workspace_in(tmp_path / "cache")
+
+
+@pytest.fixture
+def no_tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with neither git nor a C++ compiler; the last parameter of a test, since the others need them."""
+    monkeypatch.setenv("PATH", str(tmp_path / "no-programs"))
+    monkeypatch.setenv("CXX", str(tmp_path / "no-programs/c++"))
 
 
 @pytest.mark.parametrize("mode", ["auto", "prebuilt"])
-def test_takes_the_roots_own_stub(mode: str, triton: TritonRoot, options: StubOptions, tmp_path: Path) -> None:
+def test_takes_the_roots_own_stub(
+    mode: StubMode, triton: TritonRoot, options: StubOptions, workspace: Workspace, tmp_path: Path
+) -> None:
     """A stub that fits is planned, checked and started, and not copied."""
-    planned = plan_stub(triton, "3.11", mode, options)
-    assert planned is not None
-    assert (planned.origin, planned.release, planned.path) == ("prebuilt", "24.10", triton.stubs["3.11"])
-    assert make_stub(planned, triton, tmp_path / "env", "3.11.7", tmp_path / "cache", options) == planned
+    plan = plan_stub(workspace, triton, "3.11.7", mode, options)
+    stub = plan.prebuilt
+    assert stub is not None
+    assert (stub.origin, stub.release, stub.python, stub.path) == ("prebuilt", "24.10", "3.11", triton.stubs["3.11"])
+    assert make_stub(workspace, plan, tmp_path / "env") == stub
 
 
-def test_prebuilt_alone_refuses_and_names_what_there_is(triton: TritonRoot, options: StubOptions) -> None:
+@pytest.mark.parametrize("mode", ["auto", "prebuilt"])
+def test_the_roots_own_stub_needs_neither_git_nor_network(
+    mode: StubMode, triton: TritonRoot, options: StubOptions, offline: Workspace, no_tools: None
+) -> None:
+    """What would be needed to build one does not count where none is to be built."""
+    assert plan_stub(offline, triton, "3.11.7", mode, options).prebuilt is not None
+
+
+def test_the_roots_own_stub_is_checked_before_it_is_used(
+    triton: TritonRoot, options: StubOptions, workspace: Workspace, tmp_path: Path
+) -> None:
+    """A root whose stub does not start in the environment is refused, although the plan was made with it."""
+    plan = plan_stub(workspace, triton, "3.11.7", "auto", options)
+    with pytest.raises(VllmEnvError, match=r"needs libpython3\.11"):
+        make_stub(workspace, plan, tmp_path / "another-env")
+
+
+def test_prebuilt_alone_refuses_and_names_what_there_is(
+    triton: TritonRoot, options: StubOptions, workspace: Workspace
+) -> None:
     """--stub prebuilt never builds; the message names the versions for which there is a stub."""
-    with pytest.raises(VllmEnvError, match=r"--python 3\.12.*no stub for it.*for Python 3\.11\..*--stub source"):
-        plan_stub(triton, "3.12", "prebuilt", options)
+    with pytest.raises(VllmEnvError, match=r"--python 3\.12: .*no stub for it.*for Python 3\.11\..*--stub source"):
+        plan_stub(workspace, triton, "3.12.1", "prebuilt", options)
 
 
-def test_builds_where_none_fits_or_where_it_is_asked_for(triton: TritonRoot, options: StubOptions) -> None:
+def test_builds_where_none_fits_or_where_it_is_asked_for(
+    triton: TritonRoot, options: StubOptions, workspace: Workspace
+) -> None:
     """auto builds for a Python that the root has no stub for; source builds although it has one."""
-    assert plan_stub(triton, "3.12", "auto", options) is None
-    assert plan_stub(triton, "3.11", "source", options) is None
+    assert plan_stub(workspace, triton, "3.12.1", "auto", options).prebuilt is None
+    assert plan_stub(workspace, triton, "3.11.7", "source", options).prebuilt is None
 
 
 def test_refuses_early_what_cannot_be_built(
-    triton: TritonRoot, options: StubOptions, monkeypatch: pytest.MonkeyPatch
+    triton: TritonRoot, options: StubOptions, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without a compiler the plan ends with the packages to install and the Pythons that need none."""
     monkeypatch.setenv("CXX", "/nonexistent/c++")
     with pytest.raises(VllmEnvError, match=r"a C\+\+ compiler is missing") as caught:
-        plan_stub(triton, "3.12", "auto", options)
+        plan_stub(workspace, triton, "3.12.1", "auto", options)
+    assert "--python 3.12:" in caught.value.what
     assert "g++" in caught.value.remedy
     assert "for Python 3.11" in caught.value.cause
 
 
-def test_a_stub_that_will_be_built_is_told_from_one_that_is_there(triton: TritonRoot, options: StubOptions) -> None:
+def test_offline_refuses_to_ask_git_by_name(triton: TritonRoot, options: StubOptions, offline: Workspace) -> None:
+    """--offline is named with the branch and the repository that would have been asked, and so are the stubs there are."""
+    refusal = rf"--offline: cannot look for branch r24\.10 in {options.git_url}/python_backend\.git"
+    with pytest.raises(NetworkError, match=refusal) as caught:
+        plan_stub(offline, triton, "3.11.7", "source", options)
+    assert "omit --offline" in caught.value.remedy
+    with pytest.raises(VllmEnvError, match=refusal) as caught_auto:
+        plan_stub(offline, triton, "3.12.1", "auto", options)
+    assert "for Python 3.11" in caught_auto.value.cause
+    assert "omit --offline" in caught_auto.value.remedy
+
+
+def test_a_stub_in_the_cache_is_planned_without_git_and_network(
+    triton: TritonRoot, options: StubOptions, offline: Workspace, no_tools: None
+) -> None:
+    """What was built once can be used on a machine that could not build it; for another Python it is still refused."""
+    _put_into_cache(offline, triton, "3.11.7", options)
+    plan = plan_stub(offline, triton, "3.11.7", "source", options)
+    assert plan.prebuilt is None
+    assert plan.identity == source_key("24.10", "3.11.7", options)
+    with pytest.raises(VllmEnvError, match="git is missing"):
+        plan_stub(offline, triton, "3.11.8", "source", options)
+    with pytest.raises(VllmEnvError, match="git is missing"):
+        plan_stub(offline, replace(triton, release="24.09"), "3.11.7", "source", options)
+
+
+def test_a_stub_in_the_cache_is_used_without_network(
+    triton: TritonRoot, options: StubOptions, offline: Workspace, tmp_path: Path
+) -> None:
+    """It is checked and started as any other, and its record says that it was built."""
+    cached = _put_into_cache(offline, triton, "3.11.7", options)
+    stub = make_stub(offline, plan_stub(offline, triton, "3.11.7", "source", options), tmp_path / "env")
+    assert (stub.origin, stub.release, stub.python, stub.path) == ("source", "24.10", "3.11", cached)
+    cached.write_bytes(b"damaged")
+    with pytest.raises(VllmEnvError, match="not a dynamic ELF program"):
+        make_stub(offline, plan_stub(offline, triton, "3.11.7", "source", options), tmp_path / "env")
+
+
+def _put_into_cache(workspace: Workspace, triton: TritonRoot, python: str, options: StubOptions) -> Path:
+    """Place the root's own stub where one built from source would lie."""
+    cached = workspace.cache.path("stubs", source_key(triton.release, python, options), STUB_NAME)
+    cached.parent.mkdir(parents=True)
+    triton.stubs["3.11"].rename(cached)
+    return cached
+
+
+def test_a_stub_that_will_be_built_is_told_from_one_that_is_there(
+    triton: TritonRoot, options: StubOptions, workspace: Workspace
+) -> None:
     """The plan's key changes with where the stub comes from, so that --stub source does not pass for up to date."""
-    planned = plan_stub(triton, "3.11", "auto", options)
-    assert stub_identity(planned, triton, "3.11.7", options) != stub_identity(None, triton, "3.11.7", options)
-
-
-def test_mirrors_come_from_options_or_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An option wins over its variable, and without both it is the public organisation."""
-    monkeypatch.delenv("TRITON_GIT_URL", raising=False)
-    monkeypatch.delenv("TRITON_BOOST_URL", raising=False)
-    assert StubOptions.from_environment().git_url == DEFAULT_GIT_URL
-    monkeypatch.setenv("TRITON_GIT_URL", "https://git.example/triton/")
-    monkeypatch.setenv("TRITON_BOOST_URL", "https://mirror.example/boost.tar.gz")
-    assert StubOptions.from_environment() == StubOptions(
-        "https://git.example/triton", "https://mirror.example/boost.tar.gz"
-    )
-    assert StubOptions.from_environment("/srv/git").git_url == "/srv/git"
-
-
-def test_the_boost_address_of_older_releases_is_replaced() -> None:
-    """Up to 25.07 it is written into CMakeLists.txt, its hash stays; since then a CMake variable holds it."""
-    old = (
-        "ExternalProject_Add(boostorg\n  URL https://a.example/1.79.0/source/boost_1_79_0.tar.gz\n  URL_HASH SHA256=27)"
-    )
-    new = with_boost_url(old, "https://mirror.example/boost_1_79_0.tar.gz")
-    assert "URL https://mirror.example/boost_1_79_0.tar.gz\n  URL_HASH SHA256=27)" in new
-    assert "a.example" not in new
-    variable = "URL ${TRITON_BOOST_URL}"
-    assert with_boost_url(variable, "https://mirror.example/b") == variable
+    own = plan_stub(workspace, triton, "3.11.7", "auto", options)
+    built = plan_stub(workspace, triton, "3.11.7", "source", options)
+    assert own.identity != built.identity
+    assert own.prebuilt is not None
+    assert own.identity == own.prebuilt.sha256

@@ -8,7 +8,7 @@ import pytest
 
 from support.elf_files import make_library, make_program
 from vllm_env.base.errors import VllmEnvError
-from vllm_env.verify.leaked_paths import build_places, check_traces, find_traces
+from vllm_env.verify.leaked_paths import build_places, check_leaks, find_leaks
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,15 +22,15 @@ def test_finds_a_build_path_in_what_is_read_at_run_time(tmp_path: Path) -> None:
     for name in names:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(b"\0\xff" + f"x{PLACE}/prefixes/y".encode())
-    assert sorted(find_traces(tmp_path, (PLACE,))) == sorted((name, PLACE) for name in names)
+    assert sorted(find_leaks(tmp_path, (PLACE,))) == sorted((name, PLACE) for name in names)
     with pytest.raises(VllmEnvError, match=rf"\({PLACE}\).* and 3 more"):
-        check_traces(tmp_path, (PLACE,))
+        check_leaks(tmp_path, (PLACE,))
 
 
 def test_finds_a_build_path_in_the_run_path_of_a_program(tmp_path: Path) -> None:
     """A program that would look for its libraries where it was built is found."""
     make_program(tmp_path / "tool", (make_library(tmp_path, "libanswer.so"),), run_path=f"{PLACE}/lib")
-    assert find_traces(tmp_path, (PLACE,)) == [("tool", PLACE)]
+    assert find_leaks(tmp_path, (PLACE,)) == [("tool", PLACE)]
 
 
 def test_what_nothing_reads_does_not_count(tmp_path: Path) -> None:
@@ -40,7 +40,7 @@ def test_what_nothing_reads_does_not_count(tmp_path: Path) -> None:
     )
     (tmp_path / "RECORD").write_text(f"{PLACE}/file,,\n")
     (tmp_path / "link").symlink_to(f"{PLACE}/file")
-    check_traces(tmp_path, (PLACE,))
+    check_leaks(tmp_path, (PLACE,))
 
 
 def test_the_places_are_those_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

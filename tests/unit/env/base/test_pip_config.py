@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from vllm_env.lock.pip_config import PipConfig, parse_pip_config, read_pip_config
+from vllm_env.base.pip_config import PipConfig, parse_pip_config, read_pip_config
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -87,7 +87,7 @@ def test_an_interpreter_without_pip_is_no_error(tmp_path: Path) -> None:
     assert read_pip_config(str(tmp_path / "bare/bin/python")) == PipConfig()
 
 
-def test_certificates_do_not_replace_the_persons_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_certificates_do_not_replace_the_users_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """SSL_CERT_FILE of the person stays."""
     monkeypatch.delenv("SSL_CERT_FILE", raising=False)
     assert PipConfig(cert="/ca.pem").uv_environment() == {"SSL_CERT_FILE": "/ca.pem"}

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ast
 import os
-import subprocess
 import sys
 from dataclasses import dataclass
+
+from .process import capture
 
 _NAMES = ("index-url", "extra-index-url", "find-links", "cert", "trusted-host", "no-index")
 
@@ -45,14 +46,12 @@ class PipConfig:
 
 def read_pip_config(python: str = sys.executable) -> PipConfig:
     """Read what ``pip config list`` prints: files and ``PIP_*`` variables, the variables winning."""
-    answer = subprocess.run(
-        [python, "-m", "pip", "config", "list"], capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
-    )
-    return parse_pip_config(answer.stdout if answer.returncode == 0 else "")
+    status, listing = capture([python, "-m", "pip", "config", "list"])
+    return parse_pip_config(listing if status == 0 else "")
 
 
 def parse_pip_config(listing: str) -> PipConfig:
-    """Parse lines like ``global.index-url='…'``; sections for other pip commands are left out."""
+    """Parse lines like ``global.index-url='…'``; sections for other pip commands are ignored."""
     values: dict[str, str] = {}
     for rank in ("global", "install", ":env:"):  # the later ones win, as in pip
         for line in listing.splitlines():

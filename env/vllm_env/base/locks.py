@@ -1,0 +1,81 @@
+"""Advisory locks (flock(2)) on files and folders; the kernel releases a lock when its process ends, however it ends.
+
+filelock locks files that it creates. What is locked here are folders: the model repository, which is the user's, and
+staging folders, beside which a killed build would leave a lock file for each.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .filesystem import remove_tree
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+@contextlib.contextmanager
+def locked(place: Path, waiting: Callable[[], None]) -> Iterator[None]:
+    """Hold the lock of a file, which is created, or of a folder; ``waiting`` is called if another process holds it."""
+    flags = os.O_RDONLY if place.is_dir() else os.O_RDWR | os.O_CREAT
+    handle = os.open(place, flags | os.O_CLOEXEC, 0o644)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            waiting()
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+@contextlib.contextmanager
+def locked_folder(place: Path, prefix: str) -> Iterator[Path]:
+    """Give a new folder in ``place`` that is locked while it is used and removed afterwards.
+
+    The lock tells a living owner from a dead one. The id of its process would not: two containers that share a repository
+    or a cache do not see each other's processes, and the builder is often process 1 in both.
+    """
+    with contextlib.ExitStack() as stack:
+        folder = place
+        while folder == place or not folder.exists():  # until it is locked, another build may take it for abandoned
+            folder = Path(tempfile.mkdtemp(prefix=prefix, dir=place))
+            stack.callback(remove_tree, folder)
+            with contextlib.suppress(FileNotFoundError):
+                stack.callback(os.close, _lock(folder, fcntl.LOCK_EX))
+        yield folder
+
+
+def remove_unlocked(folder: Path, *, dry_run: bool = False) -> bool:
+    """Remove a folder of ``locked_folder`` whose process has ended; return whether it is gone, or would be."""
+    try:
+        handle = _lock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    try:
+        if not dry_run:
+            remove_tree(folder)
+    finally:
+        os.close(handle)
+    return dry_run or not folder.exists()
+
+
+def _lock(folder: Path, operation: int) -> int:
+    """Lock a folder and return the handle that holds it.
+
+    Raises:
+        OSError: it is gone, may not be read, or is locked and ``operation`` has LOCK_NB.
+    """
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fcntl.flock(handle, operation)
+    except BaseException:
+        os.close(handle)
+        raise
+    return handle

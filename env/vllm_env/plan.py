@@ -1,0 +1,141 @@
+"""What a build would do, known before anything long starts."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from vllm_env.archive.pack import archive_key
+from vllm_env.base.cache import key_of
+from vllm_env.base.errors import VllmEnvError
+from vllm_env.base.filesystem import require_space
+from vllm_env.base.workspace import CHECKOUT, PLACE
+from vllm_env.lock.lock import LockOptions, make_lock
+from vllm_env.lock.spec import Overrides, Spec, load_spec
+from vllm_env.prefix.prefix import EXTRACTED_SPACE, prefix_key
+from vllm_env.publish.publish import check_writable
+from vllm_env.triton.provision import provision
+from vllm_env.triton.root import CONTAINER_ROOT, TritonRoot, open_root
+from vllm_env.triton.stub import StubMode, StubPlan, plan_stub
+from vllm_env.triton.stub_source import StubOptions
+from vllm_env.verify.verify import check_plan
+
+if TYPE_CHECKING:
+    from vllm_env.base.workspace import Workspace
+    from vllm_env.lock.locked import Lock
+
+Layout = Literal["archive", "directory"]
+PROVISIONED = PLACE / ".triton"
+"""Where a CPU Triton is laid out for machines that have none."""
+TEMPLATE = CHECKOUT / "model_repository" / "vllm"
+"""The model's code and configuration, from which another repository or model is completed."""
+
+
+@dataclass(frozen=True)
+class BuildRequest:
+    """What the command line asks for."""
+
+    profile: str | None = None
+    overrides: Overrides = field(default_factory=Overrides)
+    spec_file: Path | None = None
+    triton_root: Path | None = None
+    stub: StubMode = "auto"
+    stub_options: StubOptions = field(default_factory=StubOptions)
+    layout: Layout = "archive"
+    repository: Path = PLACE / "model_repository"
+    model: str = "vllm"
+    lock: LockOptions = field(default_factory=LockOptions)
+    keep: tuple[str, ...] = ()
+    smoke: bool = True
+    smoke_model: str = ""
+    warm: bool = False
+
+    @property
+    def model_folder(self) -> Path:
+        """The folder that the build publishes."""
+        return self.repository / self.model
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a build would do; ``key`` is the content key of what it would publish."""
+
+    spec: Spec
+    triton: TritonRoot
+    lock: Lock
+    stub: StubPlan
+    key: str
+
+
+def has_gpu() -> bool:
+    """Tell whether this machine has an NVIDIA GPU that programs here can use."""
+    return Path("/dev/nvidiactl").exists() or bool(
+        shutil.which("nvidia-smi") and any(Path("/dev").glob("nvidia[0-9]*"))
+    )
+
+
+def installed_triton() -> Path | None:
+    """Return the root of the container's Triton, else of the provisioned one, else None."""
+    roots = (CONTAINER_ROOT, PROVISIONED)
+    return next((root for root in roots if (root / "bin" / "tritonserver").is_file()), None)
+
+
+def default_profile(triton: TritonRoot | None) -> str:
+    """Return ``cuda`` in a Triton container with a GPU, else ``cpu``."""
+    return "cuda" if triton and triton.path == CONTAINER_ROOT and has_gpu() else "cpu"
+
+
+def find_triton(workspace: Workspace, root: Path | None) -> TritonRoot:
+    """Open the named Triton root, that of the container, or the one provisioned into ``.triton/``."""
+    if root is not None:
+        return open_root(root)
+    if (CONTAINER_ROOT / "bin" / "tritonserver").is_file():
+        return open_root(CONTAINER_ROOT)
+    if not (PROVISIONED / "RELEASE").is_file():
+        with workspace.console.stage("triton"):
+            provision(workspace, PROVISIONED)
+            workspace.console.step(f"a CPU Triton {open_root(PROVISIONED).release} in {PROVISIONED}")
+    return open_root(PROVISIONED)
+
+
+def make_plan(workspace: Workspace, request: BuildRequest) -> Plan:
+    """Read the spec, resolve the lock and find the stub; check what can be checked before the long work.
+
+    Raises:
+        VllmEnvError: the request cannot be fulfilled.
+    """
+    check_writable(request.repository, request.model)
+    triton = find_triton(workspace, request.triton_root)
+    spec = load_spec(request.profile or default_profile(triton), request.overrides, request.spec_file)
+    _check_machine(request, spec)
+    options = dataclasses.replace(request.stub_options, gpu=spec.profile == "cuda")
+    if request.stub == "prebuilt":  # whether there is one is known before the lock, which may take minutes to resolve
+        plan_stub(workspace, triton, spec.python, request.stub, options)
+    with workspace.console.stage("lock"):
+        lock = make_lock(workspace, spec, triton.rules, request.lock)
+        workspace.console.step(f"{spec.pin.value}: {len(lock.wheels)} wheels, Python {lock.python}")
+    stub = plan_stub(workspace, triton, lock.python, request.stub, options)
+    for note in check_plan(lock, stub):
+        workspace.console.note(note)
+    key = key_of(archive_key(prefix_key(lock, request.keep)), stub.identity, request.layout)
+    return Plan(spec, triton, lock, stub, key)
+
+
+def _check_machine(request: BuildRequest, spec: Spec) -> None:
+    if request.warm and spec.profile == "cuda" and not has_gpu():
+        raise VllmEnvError(
+            "--warm: this machine has no GPU that programs here can use, and the profile is cuda.",
+            cause="What vLLM compiles is for the very GPU that it runs on.",
+            remedy="Run it where the model will be served (docker run --gpus all), or omit --warm.",
+        )
+    if (request.smoke or request.warm) and request.layout == "archive":
+        require_space(
+            Path("/tmp"),  # noqa: S108 - hard-coded in Triton's pb_env.cc: TMPDIR does not move it
+            EXTRACTED_SPACE[spec.profile],
+            f"Triton's extraction for {'the smoke run' if request.smoke else '--warm'}",
+            remedy="Free some space in /tmp or mount a larger file system there (Triton extracts nowhere else); "
+            "--layout directory needs none, and --no-smoke-run leaves it to the server that will load the model.",
+        )

@@ -1,0 +1,39 @@
+"""One real answer, for the inner loop: an environment that a build left in the cache, the working tree's model, stock tritonserver."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from support import repositories
+from support.serving import Parts, serve
+from support.small_fixtures import workspace_in
+from support.triton_client import stream
+from vllm_env.base.cache import cache_root
+from vllm_env.serve.standin import FACTS, ensure_standin
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture
+def parts(tmp_path: Path) -> Parts:
+    """The newest prefix with vLLM in the cache and the model of this checkout."""
+    built = [p / "env" for p in cache_root().glob("prefixes/*") if any(p.glob("env/lib/*/site-packages/vllm/v1"))]
+    binary = repositories.triton_root() / "bin" / "tritonserver"
+    if not built or not binary.is_file():
+        pytest.skip("no environment is built yet: ./gen_vllm_env.sh")
+    environment = max(built, key=lambda path: path.parent.stat().st_mtime)
+    repository = repositories.assemble(tmp_path / "repository", environment)
+    standin = ensure_standin(workspace_in(cache_root()), environment / "bin" / "python")
+    return Parts(binary, repository / "vllm", environment, standin)
+
+
+def test_the_working_tree_answers(parts: Parts) -> None:
+    """Packager's prefix, Triton's stub, model and client work together: the capital of France is named."""
+    prompt, answer = FACTS[2]
+    with serve(parts) as server:
+        request = {"text_input": prompt, "sampling_parameters": '{"temperature": 0, "max_tokens": 16}'}
+        texts = [response.text() for response in stream(server.grpc_url, [request])]
+    assert "".join(texts).endswith(answer)

@@ -1,0 +1,192 @@
+"""Files and folders: digests, sizes, removal that spares mounted volumes, links, space, and the kernel's mount points."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from support.namespaces import with_mounts
+from vllm_env.base import filesystem
+from vllm_env.base.errors import VllmEnvError
+from vllm_env.base.filesystem import (
+    file_sha256,
+    link_or_copy,
+    mounts_in,
+    remove_tree,
+    require_space,
+    sync,
+    tree_size,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_LINE = b"%d 1 8:1 /root %s rw,relatime shared:1 - ext4 /dev/sda1 rw\n"
+
+
+def test_file_digest(tmp_path: Path) -> None:
+    """SHA-256 as sha256sum prints it, also by the way of Python 3.10."""
+    file = tmp_path / "file"
+    file.write_bytes(b"abc")
+    expected = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+    assert file_sha256(file) == expected
+    with file.open("rb") as stream:
+        assert filesystem._digest(stream) == expected
+
+
+def test_sizes_are_those_of_files(tmp_path: Path) -> None:
+    """Of one, of all below a folder, a link by its own size; what is not there has none."""
+    (tmp_path / "deep" / "er").mkdir(parents=True)
+    (tmp_path / "deep" / "er" / "file").write_bytes(b"x" * 1000)
+    (tmp_path / "deep" / "other").write_bytes(b"x" * 10)
+    assert tree_size(tmp_path / "deep" / "other") == 10
+    assert tree_size(tmp_path / "deep") == 1010
+    (tmp_path / "deep" / "link").symlink_to("er/file")
+    (tmp_path / "deep" / "dangling").symlink_to("nowhere")
+    assert tree_size(tmp_path / "deep") == 1010 + len("er/file") + len("nowhere")
+    assert tree_size(tmp_path / "gone") == 0
+
+
+def test_a_tree_is_removed_and_what_it_links_to_stays(tmp_path: Path) -> None:
+    """A link inside is removed itself; a tree that is not there is no error."""
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "tree" / "deep").mkdir(parents=True)
+    (tmp_path / "tree" / "deep" / "link").symlink_to(tmp_path / "kept")
+    remove_tree(tmp_path / "tree")
+    remove_tree(tmp_path / "tree")
+    assert [path.name for path in tmp_path.iterdir()] == ["kept"]
+
+
+def test_a_tree_with_a_mounted_volume_stays_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a user has mounted there would be emptied."""
+    volume = tmp_path / "tree" / "volume"
+    volume.mkdir(parents=True)
+    _mounted(tmp_path, monkeypatch, volume)
+    remove_tree(tmp_path / "tree")
+    assert volume.is_dir()
+    monkeypatch.undo()
+    remove_tree(tmp_path / "tree")
+    assert not (tmp_path / "tree").exists()
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path) -> Iterator[Path]:
+    """A folder on another file system."""
+    shared = Path("/dev/shm")
+    if not os.access(shared, os.W_OK) or shared.stat().st_dev == tmp_path.stat().st_dev:
+        pytest.skip("/dev/shm is no other file system here")
+    folder = Path(tempfile.mkdtemp(prefix="vllm_env_test_", dir=shared))
+    yield folder
+    shutil.rmtree(folder)
+
+
+def test_a_file_is_linked_where_that_is_possible(tmp_path: Path) -> None:
+    """The same file under two names, and a link as the link that it is."""
+    (tmp_path / "file").write_text("text")
+    (tmp_path / "link").symlink_to("file")
+    link_or_copy(str(tmp_path / "file"), str(tmp_path / "second"))
+    link_or_copy(str(tmp_path / "link"), str(tmp_path / "second link"))
+    assert (tmp_path / "second").samefile(tmp_path / "file")
+    assert (tmp_path / "second link").readlink() == Path("file")
+
+
+def test_a_file_is_copied_to_another_file_system(tmp_path: Path, elsewhere: Path) -> None:
+    """Content, mode and time as they were; a link stays a link."""
+    (tmp_path / "file").write_text("text")
+    (tmp_path / "file").chmod(0o751)
+    os.utime(tmp_path / "file", (1, 1))
+    (tmp_path / "link").symlink_to("file")
+    for name in ("file", "link"):
+        link_or_copy(str(tmp_path / name), str(elsewhere / name))
+    copied = (elsewhere / "file").stat()
+    assert ((elsewhere / "file").read_text(), copied.st_mode & 0o777, copied.st_mtime) == ("text", 0o751, 1)
+    assert copied.st_nlink == 1
+    assert (elsewhere / "link").readlink() == Path("file")
+
+
+def test_files_and_folders_can_be_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a crash must not take away is asked for by its own handle, which is closed."""
+    synced: list[Path] = []
+    monkeypatch.setattr(os, "fsync", lambda handle: synced.append(Path(f"/proc/self/fd/{handle}").readlink()))
+    (tmp_path / "file").touch()
+    before = len([*Path("/proc/self/fd").iterdir()])
+    sync(tmp_path / "file")
+    sync(tmp_path)
+    assert synced == [tmp_path / "file", tmp_path]
+    assert len([*Path("/proc/self/fd").iterdir()]) == before
+
+
+def test_space_is_asked_for_before_the_folder_exists(tmp_path: Path) -> None:
+    """The file system of the nearest existing folder decides; the message has both figures and a remedy."""
+    require_space(tmp_path / "not" / "yet", 1, "a test")
+    with pytest.raises(
+        VllmEnvError, match=r"a test needs 1000000000\.0 GB in .*/not/yet, and .* GB are free"
+    ) as caught:
+        require_space(tmp_path / "not" / "yet", 10**18, "a test")
+    assert "VLLM_ENV_CACHE" in caught.value.remedy
+    with pytest.raises(VllmEnvError) as caught:
+        require_space(tmp_path, 10**18, "a test", remedy="Do something else.")
+    assert caught.value.remedy == "Do something else."
+
+
+def _mounted(folder: Path, monkeypatch: pytest.MonkeyPatch, *points: object) -> None:
+    """Writes a list of mount points as the kernel does, with octal numbers for what would not be one word."""
+    escaped = [os.fsencode(str(point)).replace(b"\\", rb"\134").replace(b" ", rb"\040") for point in points]
+    lines = [_LINE % (number, point.replace(b"\t", rb"\011")) for number, point in enumerate([b"/", *escaped])]
+    (folder / "mountinfo").write_bytes(b"".join(lines))
+    monkeypatch.setattr(filesystem, "_MOUNTINFO", folder / "mountinfo")
+
+
+def test_mount_points_at_and_below_a_folder_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither those above it nor those of a folder whose name begins alike."""
+    model = tmp_path / "vllm"
+    _mounted(tmp_path, monkeypatch, tmp_path, model, model / "1" / "weights", tmp_path / "vllm_2", model / "file")
+    assert mounts_in(model) == [model, model / "1" / "weights", model / "file"]
+    assert mounts_in(model / "1") == [model / "1" / "weights"]
+    assert mounts_in(model / "adapters") == []
+
+
+@pytest.mark.parametrize("name", ["my weights", "tab\there", "back\\slash", "zwölf", "\\040", b"caf\xe9"])
+def test_names_are_read_as_the_kernel_writes_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str | bytes
+) -> None:
+    """Spaces, tabs, backslashes, and bytes that are no UTF-8."""
+    point = tmp_path / os.fsdecode(name)
+    _mounted(tmp_path, monkeypatch, *([point] if isinstance(name, str) else []))
+    if isinstance(name, bytes):
+        with (tmp_path / "mountinfo").open("ab") as sink:
+            sink.write(_LINE % (9, os.fsencode(point)))
+    assert mounts_in(tmp_path) == [point]
+
+
+def test_a_folder_is_found_under_its_real_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel knows of no symbolic links; a repository may be reached by one, or by a relative path."""
+    (tmp_path / "real" / "weights").mkdir(parents=True)
+    (tmp_path / "link").symlink_to("real")
+    _mounted(tmp_path, monkeypatch, tmp_path / "real" / "weights")
+    assert mounts_in(tmp_path / "link") == [tmp_path / "real" / "weights"]
+    monkeypatch.chdir(tmp_path)
+    assert mounts_in(Path("link/weights")) == [tmp_path / "real" / "weights"]
+
+
+def test_the_kernels_own_list_is_read(tmp_path: Path) -> None:
+    """A real bind mount on the same file system, which st_dev does not tell, and a file that is one."""
+    volume, model = tmp_path / "the volume", tmp_path / "my model"
+    for folder in (volume, model / "my weights"):
+        folder.mkdir(parents=True)
+    (volume / "file").touch()
+    (model / "file").touch()
+    code = "import sys; from pathlib import Path; from vllm_env.base.filesystem import mounts_in\n"
+    code += "print(*mounts_in(Path(sys.argv[1])), sep='\\n')"
+    before = with_mounts((volume, model / "my weights"), (volume / "file", model / "file"))
+    environment = {**os.environ, "PYTHONPATH": str(Path(filesystem.__file__).parents[2])}
+    said = subprocess.check_output([*before, sys.executable, "-c", code, model], env=environment, text=True)
+    assert said.splitlines() == [str(model / "my weights"), str(model / "file")]
+    assert mounts_in(model) == []

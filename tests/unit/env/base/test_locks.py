@@ -1,0 +1,91 @@
+"""Advisory locks: one holder, told once, and free as soon as the holder is gone."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from support.small_fixtures import workspace_in
+from vllm_env.base import locks
+from vllm_env.base.locks import locked, locked_folder, remove_unlocked
+
+ENV = Path(locks.__file__).parents[2]
+_HOLD = """
+import sys, time
+from pathlib import Path
+from vllm_env.base.locks import locked
+with locked(Path(sys.argv[1]), lambda: None):
+    print("in", flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_a_second_holder_waits_and_is_told_once(tmp_path: Path, kind: str) -> None:
+    """The other goes on when the first is done, not before."""
+    place = tmp_path if kind == "folder" else tmp_path / "lock"
+    order: list[str] = []
+    inside, told = threading.Event(), threading.Event()
+
+    def first() -> None:
+        with locked(place, lambda: order.append("first waits")):
+            inside.set()
+            assert told.wait(10)
+            order.append("first done")
+
+    def waiting() -> None:
+        order.append("second waits")
+        told.set()
+
+    thread = threading.Thread(target=first)
+    thread.start()
+    assert inside.wait(10)
+    with locked(place, waiting):
+        order.append("second in")
+    thread.join()
+    assert order == ["second waits", "first done", "second in"]
+
+
+def test_the_lock_of_a_killed_process_is_free(tmp_path: Path) -> None:
+    """The kernel releases the lock: no stale lock file can block the next build."""
+    env = {**os.environ, "PYTHONPATH": str(ENV)}
+    holder = subprocess.Popen([sys.executable, "-c", _HOLD, str(tmp_path)], env=env, stdout=subprocess.PIPE)
+    assert holder.stdout
+    assert holder.stdout.readline() == b"in\n"
+    holder.kill()
+    holder.wait()
+    holder.stdout.close()
+    with locked(tmp_path, lambda: pytest.fail("it waits for a dead process")):
+        pass
+
+
+def test_one_build_at_a_time_holds_a_cache(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The workspace's lock is the cache's: a second build says that it waits, and the folder need not exist before."""
+    workspace = workspace_in(tmp_path / "new" / "cache")
+    released = threading.Event()
+    with workspace.exclusive():
+        thread = threading.Thread(target=lambda: workspace.exclusive().__enter__() and released.set())
+        thread.start()
+        thread.join(0.2)
+        assert thread.is_alive()
+    thread.join(10)
+    assert not thread.is_alive()
+    assert "another build is running" in capsys.readouterr().err
+
+
+def test_a_locked_folder_stays_and_an_abandoned_one_goes(tmp_path: Path) -> None:
+    """While it is used nobody removes it; afterwards it is gone by itself."""
+    with locked_folder(tmp_path, "staging-") as folder:
+        assert not remove_unlocked(folder)
+        assert folder.is_dir()
+    assert not folder.exists()
+    folder.mkdir()
+    assert remove_unlocked(folder, dry_run=True)
+    assert folder.is_dir()
+    assert remove_unlocked(folder)
+    assert not folder.exists()

@@ -1,0 +1,192 @@
+"""The way to the network: refused with --offline by the name of what was wanted, and called a network failure when it is one."""
+
+from __future__ import annotations
+
+import hashlib
+import http.server
+import threading
+import zipfile
+from typing import TYPE_CHECKING
+
+import pytest
+
+from vllm_env.base import network as module
+from vllm_env.base.errors import CommandError, VllmEnvError
+from vllm_env.base.network import Network, NetworkError
+from vllm_env.base.pip_config import PipConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+CLOSED = "http://127.0.0.1:9"  # the discard port, on which nothing listens
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[str]:
+    """An HTTP server of the folder ``served``."""
+    (tmp_path / "served").mkdir()
+    (tmp_path / "served" / "file").write_bytes(b"abc")
+
+    class Handler(http.server.SimpleHTTPRequestHandler):
+        def __init__(self, *args: object) -> None:
+            super().__init__(*args, directory=str(tmp_path / "served"))
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as running:
+        thread = threading.Thread(target=running.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{running.server_port}"
+        running.shutdown()
+        thread.join()
+
+
+@pytest.fixture(autouse=True)
+def _no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    module._connects.cache_clear()
+
+
+def test_offline_refuses_every_way_by_name(tmp_path: Path) -> None:
+    """pip, git, another program and a download are refused before they start, each by what it would have fetched."""
+    offline = Network(offline=True)
+    ways = {
+        "download nothing": lambda: offline.pip_command(["download", "x"], "download nothing"),
+        "clone nothing": lambda: offline.git(["clone", "x"], "clone nothing"),
+        "configure nothing": lambda: offline.program(["/no/such/program"], "configure nothing"),
+        "fetch file": lambda: offline.download(f"{CLOSED}/file", "0" * 64, tmp_path / "file"),
+    }
+    for what, way in ways.items():
+        with pytest.raises(NetworkError, match=f"--offline: cannot {what}") as caught:
+            way()
+        assert "wheelhouse" in caught.value.remedy
+    assert not offline.answers(CLOSED)
+
+
+def test_offline_uv_is_told_so() -> None:
+    """uv may use its cache and folders, so it runs, with its own --offline."""
+    with pytest.raises(CommandError, match="resolve something") as caught:
+        Network(offline=True).uv(["pip", "compile", "--quiet", "/dev/null", "--no-such-option"], "resolve something")
+    assert "--no-such-option" in caught.value.tail
+    assert Network(offline=True)._uv_sources()[0] == "--offline"
+
+
+def test_a_wheelhouse_is_the_only_source(tmp_path: Path) -> None:
+    """With --wheelhouse no index and no configured folder is asked, and no mirror of PyTorch's index either."""
+    pip = PipConfig("https://index.test/simple", find_links=("/wheels",))
+    sources = Network(pip, wheelhouse=tmp_path)._uv_sources()
+    assert sources == ["--offline", "--no-index", "--find-links", str(tmp_path)]
+    assert "https://index.test/simple" in Network(pip)._uv_sources()
+
+
+def test_a_host_that_does_not_answer_is_a_network_failure(tmp_path: Path) -> None:
+    """Not "no solution": uv's words for a refused connection are recognised, and the remedy speaks of the network."""
+    (tmp_path / "in.txt").write_text("six\n")
+    closed = Network(PipConfig(index_url=f"{CLOSED}/simple"))
+    with pytest.raises(NetworkError, match="Could not resolve something: the network failed") as caught:
+        closed.uv(
+            ["pip", "compile", "--quiet", "--no-cache", "--output-file", tmp_path / "out.txt", tmp_path / "in.txt"],
+            "resolve something",
+            env={"UV_HTTP_RETRIES": "0"},
+        )
+    assert caught.value.cause == "No connection."
+    assert "HTTPS_PROXY" in caught.value.remedy
+
+
+def test_a_program_that_fails_for_another_reason_is_no_network_failure() -> None:
+    """Only words of the network make a network failure."""
+    with pytest.raises(CommandError) as caught:
+        Network().program(["sh", "-c", "echo no such option; exit 3"], "do something")
+    assert not isinstance(caught.value, NetworkError)
+
+
+def test_a_download_is_whole_and_the_locks_or_not_there(server: str, tmp_path: Path) -> None:
+    """The digest decides; a refused file leaves nothing behind."""
+    target = tmp_path / "sub" / "file"
+    network = Network()
+    with pytest.raises(VllmEnvError, match="SHA-256 differs"):
+        network.download(f"{server}/file", "0" * 64, target)
+    with pytest.raises(NetworkError, match="cannot be fetched"):
+        network.download(f"{server}/none", "0" * 64, target)
+    assert list(target.parent.iterdir()) == []
+    network.download(f"{server}/file", hashlib.sha256(b"abc").hexdigest(), target)
+    assert target.read_bytes() == b"abc"
+
+
+def test_a_file_is_copied_offline_too(tmp_path: Path) -> None:
+    """A channel in a folder is no network."""
+    (tmp_path / "file").write_bytes(b"abc")
+    digest = hashlib.sha256(b"abc").hexdigest()
+    Network(offline=True).download((tmp_path / "file").as_uri(), digest, tmp_path / "copy")
+    assert (tmp_path / "copy").read_bytes() == b"abc"
+    assert Network(offline=True).answers(tmp_path.as_uri())
+
+
+def test_who_is_asked_behind_a_proxy(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The proxy's host is connected to, also when it is written without a scheme, and not for hosts in NO_PROXY."""
+    monkeypatch.setenv("https_proxy", server.removeprefix("http://"))
+    assert Network().answers("https://no-such-host.invalid/channel")
+    monkeypatch.setenv("no_proxy", "no-such-host.invalid")
+    assert not Network().answers("https://no-such-host.invalid/channel")
+    module._connects.cache_clear()
+    monkeypatch.delenv("no_proxy")
+    monkeypatch.setenv("https_proxy", "127.0.0.1:9")
+    assert not Network().answers("https://no-such-host.invalid/channel")
+
+
+def _torch_wheel(folder: Path) -> None:
+    """The smallest wheel that calls itself torch 9.9.9+cpu."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with zipfile.ZipFile(folder / "torch-9.9.9+cpu-py3-none-any.whl", "w") as wheel:
+        info = "torch-9.9.9+cpu.dist-info"
+        wheel.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: torch\nVersion: 9.9.9+cpu\n")
+        wheel.writestr(
+            f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        wheel.writestr(f"{info}/RECORD", "")
+
+
+def _resolve_torch(network: Network, folder: Path) -> str:
+    (folder / "in.txt").write_text("torch==9.9.9+cpu\n")
+    command = ["pip", "compile", "--quiet", "--no-cache", "--output-file", folder / "out.txt", folder / "in.txt"]
+    network.uv(command, "resolve torch", torch_backend="cpu")
+    return (folder / "out.txt").read_text()
+
+
+def test_a_mirror_stands_in_for_pytorchs_index(server: str, tmp_path: Path) -> None:
+    """VLLM_ENV_TORCH_INDEX is asked for the build that the configured sources lack."""
+    _torch_wheel(tmp_path / "served" / "torch")
+    (tmp_path / "empty").mkdir()
+    pip = PipConfig(index_url=(tmp_path / "empty").as_uri())
+    assert "torch==9.9.9+cpu" in _resolve_torch(Network(pip, torch_index=server), tmp_path)
+
+
+def test_pytorchs_own_index_is_asked_after_the_users_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only when they lack the build, with uv's --torch-backend; if that fails too, the first error is told."""
+    commands: list[list[str]] = []
+    real = module.run
+
+    def recorded(argv: Sequence[object], **options: object) -> str:
+        commands.append([str(a) for a in argv])
+        if "--torch-backend" in commands[-1]:
+            raise CommandError("the second failure")
+        return real(argv, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(module, "run", recorded)
+    (tmp_path / "empty").mkdir()
+    pip = PipConfig(no_index=True, find_links=(str(tmp_path / "empty"),))
+    with pytest.raises(CommandError, match="Could not resolve torch"):
+        _resolve_torch(Network(pip), tmp_path)
+    assert [c[-2:] == ["--torch-backend", "cpu"] for c in commands] == [False, True]
+    commands.clear()
+    with pytest.raises(CommandError):
+        _resolve_torch(Network(pip, wheelhouse=tmp_path / "empty"), tmp_path)
+    assert len(commands) == 1
+    _torch_wheel(tmp_path / "empty")
+    commands.clear()
+    assert "torch==9.9.9+cpu" in _resolve_torch(Network(pip), tmp_path)
+    assert len(commands) == 1

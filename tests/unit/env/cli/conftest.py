@@ -1,0 +1,56 @@
+"""What all tests of the command line have: a cache of their own, and a build whose lock is there."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+
+from support import triton_folder
+from vllm_env.lock.lock import inputs_of
+from vllm_env.lock.locked import Lock, LockedWheel
+from vllm_env.lock.pins import PinnedVllm
+from vllm_env.lock.pylock import write_pylock
+from vllm_env.lock.spec import Overrides, load_spec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from support.small_fixtures import Channel
+
+_TABLE = 'vllm = "0.99.0"\ndistribution = "vllm"\npython = "3.11"\nrequirements = ["setuptools"]\n'
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_ENV_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture(autouse=True)
+def _same_handlers() -> Iterator[None]:
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.fixture
+def locked(channel: Channel, tmp_path: Path) -> list[str]:
+    """Options of a dry run of both profiles whose lock is there, so that nothing is resolved; its wheels are nowhere."""
+    root = triton_folder.make_root(tmp_path / "triton")
+    shutil.copytree(channel.root / "conda/channel", tmp_path / "cache/conda/channel")
+    file = tmp_path / "spec.toml"
+    file.write_text(f"[profile.cpu]\n{_TABLE}[profile.cuda]\n{_TABLE}")
+    wheels = tuple(
+        LockedWheel(name, version, f"{name}-{version}-py3-none-any.whl", "2" * 64)
+        for name, version in (("setuptools", "84.2.1"), ("vllm", "0.99.0"))
+    )
+    for profile in ("cpu", "cuda"):
+        spec = load_spec(profile, Overrides(), file)
+        pinned = PinnedVllm("vllm==0.99.0", origin="release")
+        lock = Lock(spec, pinned, channel.layer, wheels, inputs_of(spec, pinned))
+        write_pylock(lock, tmp_path / f"pylock.spec-{profile}.toml")
+    place = ["--triton-root", str(root), "--model-repository", str(tmp_path / "models")]
+    return ["--spec", str(file), *place, "--locked", "--offline", "--dry-run"]

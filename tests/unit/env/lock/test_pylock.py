@@ -1,0 +1,68 @@
+"""The lock's file: PEP 751, read by others too, and the same after it was read."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+from packaging.pylock import Pylock
+
+from support.small_build import small_lock
+from vllm_env.base.errors import VllmEnvError
+from vllm_env.lock.pylock import read_pylock, write_pylock
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+
+_TORCH = "torch-2.13.0+cpu-cp311-cp311-manylinux_2_28_x86_64.whl"
+
+
+def test_a_lock_is_a_pylock_that_packaging_accepts(tmp_path: Path) -> None:
+    """Names, versions, files, sizes and hashes stand where the standard has them; no registry is named."""
+    lock = small_lock()
+    write_pylock(lock, tmp_path / "pylock.toml")
+    document = tomllib.loads((tmp_path / "pylock.toml").read_text())
+    pylock = Pylock.from_dict(document)
+    assert [(str(p.name), str(p.version)) for p in pylock.packages] == list(lock.versions().items())
+    assert pylock.packages[0].wheels
+    wheel = pylock.packages[0].wheels[0]
+    assert (wheel.filename, wheel.size, wheel.hashes["sha256"]) == (lock.wheels[0].file, 18_000_000, "1" * 64)
+    assert str(pylock.requires_python) == "==3.11.*"
+    assert "http" not in (tmp_path / "pylock.toml").read_text()
+
+
+def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:
+    """Inputs, wheels and the index of a build that only PyTorch's own index has; a pinned file is known by its name."""
+    lock = small_lock()
+    torch = dataclasses.replace(lock.wheels[0], name="torch", version="2.13.0+cpu", index="pytorch", file=_TORCH)
+    lock = dataclasses.replace(lock, wheels=(*lock.wheels, torch))
+    write_pylock(lock, tmp_path / "pylock.toml")
+    found = read_pylock(tmp_path / "pylock.toml")
+    assert found.inputs == lock.inputs
+    by_name = {wheel.name: wheel for wheel in found.wheels}
+    assert by_name["torch"] == torch
+    assert by_name["vllm"].file == lock.wheels[2].file
+    assert "/cache/wheels" not in (tmp_path / "pylock.toml").read_text()
+
+
+def test_equal_locks_give_equal_bytes(tmp_path: Path) -> None:
+    """The order in which the resolver names wheels does not count."""
+    lock = small_lock()
+    write_pylock(lock, tmp_path / "a.toml")
+    write_pylock(dataclasses.replace(lock, wheels=lock.wheels[::-1]), tmp_path / "b.toml")
+    assert (tmp_path / "a.toml").read_bytes() == (tmp_path / "b.toml").read_bytes()
+
+
+def test_a_lock_of_another_tool_is_refused(tmp_path: Path) -> None:
+    """uv's own pylock.toml has no inputs to compare."""
+    (tmp_path / "pylock.toml").write_text('lock-version = "1.0"\ncreated-by = "uv"\npackages = []\n')
+    with pytest.raises(VllmEnvError, match="is damaged"):
+        read_pylock(tmp_path / "pylock.toml")

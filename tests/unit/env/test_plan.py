@@ -1,0 +1,270 @@
+"""The plan: what would be done, the key of what would be published, and what is refused before the long work."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from support import triton_folder
+from support.small_build import small_lock
+from support.small_fixtures import workspace_in
+from vllm_env import plan as module
+from vllm_env.base.errors import VllmEnvError
+from vllm_env.lock.spec import Overrides
+from vllm_env.plan import BuildRequest, default_profile, find_triton, has_gpu, installed_triton, make_plan
+from vllm_env.triton.root import TritonRoot, open_root, rules_of
+from vllm_env.triton.stub_source import StubOptions
+
+if TYPE_CHECKING:
+    from vllm_env.base.workspace import Workspace
+    from vllm_env.lock.locked import Lock
+    from vllm_env.lock.spec import Spec
+
+_SPEC = """\
+[profile.cpu]
+vllm = "0.99.0"
+python = "3.11"
+[profile.cuda]
+vllm = "0.99.0"
+python = "3.11"
+"""
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Workspace:
+    """An empty cache, no network."""
+    return workspace_in(tmp_path / "cache")
+
+
+@pytest.fixture
+def request_(tmp_path: Path) -> BuildRequest:
+    """A build of both profiles for a Triton that has a stub; nothing of it is served."""
+    (tmp_path / "spec.toml").write_text(_SPEC)
+    root = triton_folder.make_root(tmp_path / "triton")
+    place = tmp_path / "models"
+    return BuildRequest("cpu", spec_file=tmp_path / "spec.toml", triton_root=root, repository=place, smoke=False)
+
+
+@pytest.fixture
+def lock(monkeypatch: pytest.MonkeyPatch) -> Lock:
+    """What every spec resolves to."""
+    lock = small_lock()
+
+    def resolved(_workspace: Workspace, spec: Spec, *_: object) -> Lock:
+        return replace(lock, spec=spec)
+
+    monkeypatch.setattr(module, "make_lock", resolved)
+    return lock
+
+
+@pytest.fixture
+def nothing_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails where something is resolved."""
+    monkeypatch.setattr(module, "make_lock", lambda *_: pytest.fail("the lock is resolved"))
+
+
+def _places(monkeypatch: pytest.MonkeyPatch, folder: Path, *, container: bool, provisioned: bool) -> tuple[Path, Path]:
+    """Puts a Triton where the container has it, and where this tool provisions one; returns both places."""
+    places = folder / "opt", folder / "place" / ".triton"
+    for place, wanted in zip(places, (container, provisioned), strict=True):
+        if wanted:
+            triton_folder.make_root(place)
+    monkeypatch.setattr(module, "CONTAINER_ROOT", places[0])
+    monkeypatch.setattr(module, "PROVISIONED", places[1])
+    return places
+
+
+@pytest.mark.parametrize(
+    ("container", "provisioned", "found"), [(True, True, 0), (True, False, 0), (False, True, 1), (False, False, None)]
+)
+def test_the_containers_triton_is_taken_before_the_provisioned_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, container: bool, provisioned: bool, found: int | None
+) -> None:
+    """Where there is none, none is made to answer the question."""
+    places = _places(monkeypatch, tmp_path, container=container, provisioned=provisioned)
+    assert installed_triton() == (None if found is None else places[found])
+
+
+def test_the_default_profile_is_cuda_in_a_container_with_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And cpu everywhere else: another Triton here is provisioned, which knows no GPU."""
+    container, provisioned = _places(monkeypatch, tmp_path, container=True, provisioned=True)
+    roots = [open_root(container), open_root(provisioned), None]
+    monkeypatch.setattr(module, "has_gpu", lambda: True)
+    assert [default_profile(root) for root in roots] == ["cuda", "cpu", "cpu"]
+    monkeypatch.setattr(module, "has_gpu", lambda: False)
+    assert [default_profile(root) for root in roots] == ["cpu", "cpu", "cpu"]
+
+
+@pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="this machine has a GPU")
+def test_a_driver_without_a_device_is_no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """nvidia-smi alone, as an image brings it, computes nothing."""
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert not has_gpu()
+
+
+def test_a_named_triton_wins(workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """--triton-root in a container; without it the container's own, and else the provisioned one."""
+    container, provisioned = _places(monkeypatch, tmp_path, container=True, provisioned=True)
+    named = triton_folder.make_root(tmp_path / "named")
+    assert find_triton(workspace, named).path == named
+    assert find_triton(workspace, None).path == container
+    (container / "bin" / "tritonserver").unlink()
+    assert find_triton(workspace, None).path == provisioned
+
+
+def test_a_triton_is_provisioned_where_there_is_none(
+    workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As a stage of its own that says what it has made and where; the next look finds it."""
+    _, local = _places(monkeypatch, tmp_path, container=False, provisioned=False)
+    monkeypatch.setattr(module, "provision", lambda _workspace, target: triton_folder.make_root(target))
+    assert find_triton(workspace, None).path == local
+    first, last = capsys.readouterr().err.splitlines()
+    assert first == "triton …"
+    assert last.endswith(f"a CPU Triton 24.10 in {local}")
+    assert find_triton(workspace, None).path == local
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.usefixtures("lock")
+def test_a_plan_has_what_a_build_needs(workspace: Workspace, request_: BuildRequest, tmp_path: Path) -> None:
+    """The profile's spec with the command line's changes, the Triton, the lock and the stub; nothing is made for it."""
+    plan = make_plan(workspace, replace(request_, overrides=Overrides(packages=("packaging",))))
+    assert (plan.spec.profile, plan.spec.requirements) == ("cpu", ("packaging",))
+    assert plan.triton == open_root(tmp_path / "triton")
+    assert plan.lock.spec == plan.spec
+    assert plan.stub.prebuilt
+    assert plan.stub.prebuilt.path == plan.triton.stubs["3.11"]
+    assert plan.stub.python == "3.11.7"
+    assert not workspace.cache.root.exists()
+    assert not request_.repository.exists()
+
+
+def test_the_key_is_that_of_what_would_be_published(
+    workspace: Workspace, request_: BuildRequest, lock: Lock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another lock, rule, stub, layout or profile is another set; where it goes and whether it is served is not."""
+    key = make_plan(workspace, request_).key
+    assert make_plan(workspace, replace(request_, repository=tmp_path / "other", model="mine")).key == key
+    others = [
+        make_plan(workspace, replace(request_, keep=("tests",))).key,
+        make_plan(workspace, replace(request_, layout="directory")).key,
+        make_plan(workspace, replace(request_, profile="cuda")).key,
+    ]
+    stub = open_root(tmp_path / "triton").stubs["3.11"]
+    before = stub.read_bytes()
+    stub.write_bytes(before + b"another")
+    others.append(make_plan(workspace, request_).key)
+    stub.write_bytes(before)
+    changed = replace(lock, wheels=(*lock.wheels[1:], replace(lock.wheels[0], sha256="9" * 64)))
+    monkeypatch.setattr(module, "make_lock", lambda _workspace, spec, *_: replace(changed, spec=spec))
+    others.append(make_plan(workspace, request_).key)
+    assert len({key, *others}) == 1 + len(others)
+
+
+@pytest.mark.usefixtures("lock")
+def test_the_stub_is_built_for_the_profile(
+    workspace: Workspace, request_: BuildRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stub for cuda shares GPU memory; all other options are those of the command line."""
+    seen: list[tuple[object, ...]] = []
+    real = module.plan_stub
+
+    def observed(*arguments: object) -> object:
+        seen.append(arguments[2:])
+        return real(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(module, "plan_stub", observed)
+    request = replace(request_, stub_options=StubOptions("https://mirror", "", 3))
+    for profile in ("cpu", "cuda"):
+        make_plan(workspace, replace(request, profile=profile))
+    options = [StubOptions("https://mirror", "", 3, gpu) for gpu in (False, True)]
+    assert seen == [("3.11.7", "auto", one) for one in options]
+
+
+@pytest.mark.usefixtures("lock")
+def test_a_release_that_nobody_has_checked_is_told(
+    workspace: Workspace, request_: BuildRequest, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The notes of the checks reach the user."""
+    stubs = open_root(request_.triton_root or Path()).stubs
+    root = TritonRoot(Path("/t"), "39.01", rules_of("39.01"), stubs)
+    monkeypatch.setattr(module, "find_triton", lambda *_: root)
+    make_plan(workspace, request_)
+    assert "Triton 39.01 is not in the table of releases" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("nothing_long")
+def test_a_repository_that_cannot_be_written_is_refused_first(
+    workspace: Workspace, request_: BuildRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before a Triton is even looked for."""
+    monkeypatch.setattr(module, "find_triton", lambda *_: pytest.fail("a Triton is looked for"))
+    (tmp_path / "file").touch()
+    with pytest.raises(VllmEnvError, match="is not a folder"):
+        make_plan(workspace, replace(request_, repository=tmp_path / "file"))
+
+
+@pytest.mark.usefixtures("nothing_long")
+def test_a_stub_that_is_missing_is_told_before_the_lock(workspace: Workspace, request_: BuildRequest) -> None:
+    """--stub prebuilt with a Python for which the Triton has none: a lock may take minutes to resolve."""
+    request = replace(request_, stub="prebuilt", overrides=Overrides(python="3.12"))
+    with pytest.raises(VllmEnvError, match=r"--python 3\.12: .* has no stub for it") as caught:
+        make_plan(workspace, request)
+    assert "3.11" in caught.value.cause
+
+
+@pytest.mark.usefixtures("nothing_long")
+def test_warming_for_a_gpu_needs_one(
+    workspace: Workspace, request_: BuildRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What vLLM compiles is for the very GPU; a build without --warm may run anywhere."""
+    monkeypatch.setattr(module, "has_gpu", lambda: False)
+    with pytest.raises(VllmEnvError, match="--warm: this machine has no GPU"):
+        make_plan(workspace, replace(request_, profile="cuda", warm=True))
+
+
+@pytest.mark.usefixtures("lock")
+@pytest.mark.parametrize(
+    ("profile", "gpu", "warm"), [("cuda", True, True), ("cuda", False, False), ("cpu", False, True)]
+)
+def test_other_builds_do_not_need_a_gpu(
+    workspace: Workspace, request_: BuildRequest, monkeypatch: pytest.MonkeyPatch, profile: str, gpu: bool, warm: bool
+) -> None:
+    """With one, without --warm, or for the CPU."""
+    monkeypatch.setattr(module, "has_gpu", lambda: gpu)
+    monkeypatch.setattr(module, "EXTRACTED_SPACE", {"cpu": 1, "cuda": 1})
+    assert make_plan(workspace, replace(request_, profile=profile, warm=warm)).spec.profile == profile
+
+
+@pytest.mark.usefixtures("nothing_long")
+@pytest.mark.parametrize(
+    ("smoke", "warm", "purpose"),
+    [(True, False, "the smoke run"), (True, True, "the smoke run"), (False, True, "--warm")],
+)
+def test_space_for_tritons_extraction_is_asked_for_first(
+    workspace: Workspace, request_: BuildRequest, monkeypatch: pytest.MonkeyPatch, smoke: bool, warm: bool, purpose: str
+) -> None:
+    """In /tmp, whatever TMPDIR is; the message names what needs it and the ways out."""
+    monkeypatch.setattr(module, "EXTRACTED_SPACE", {"cpu": 10**18})
+    with pytest.raises(
+        VllmEnvError, match=f"Triton's extraction for {purpose} needs 1000000000.0 GB in /tmp"
+    ) as caught:
+        make_plan(workspace, replace(request_, smoke=smoke, warm=warm))
+    assert "--layout directory" in caught.value.remedy
+    assert "--no-smoke-run" in caught.value.remedy
+
+
+@pytest.mark.usefixtures("lock")
+@pytest.mark.parametrize(("smoke", "layout"), [(True, "directory"), (False, "archive")])
+def test_nothing_is_extracted_here_without_a_server_or_an_archive(
+    workspace: Workspace, request_: BuildRequest, monkeypatch: pytest.MonkeyPatch, smoke: bool, layout: str
+) -> None:
+    """So no space is asked for."""
+    monkeypatch.setattr(module, "EXTRACTED_SPACE", {"cpu": 10**18})
+    assert make_plan(workspace, replace(request_, smoke=smoke, layout=layout)).key  # type: ignore[arg-type]

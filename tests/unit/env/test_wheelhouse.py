@@ -1,0 +1,138 @@
+"""The wheelhouse: all that a build downloads and nothing else, each file as the lock has it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from support.small_build import small_lock
+from support.small_fixtures import workspace_in
+from vllm_env import wheelhouse as module
+from vllm_env.base.errors import VllmEnvError
+from vllm_env.base.filesystem import file_sha256
+from vllm_env.base.network import Network, NetworkError
+from vllm_env.lock.locked import LockedWheel
+from vllm_env.plan import BuildRequest, Plan
+from vllm_env.triton.root import TritonRoot, rules_of
+from vllm_env.triton.stub import StubPlan
+from vllm_env.triton.stub_source import StubOptions
+from vllm_env.wheelhouse import fill_wheelhouse
+
+if TYPE_CHECKING:
+    from support.small_fixtures import Channel
+    from vllm_env.base.workspace import Workspace
+
+_TRITON = "nvidia_pytriton-0.7.0-py3-none-manylinux_2_35_x86_64.whl"
+
+
+@pytest.fixture
+def plan(channel: Channel, small_wheel: Path, tmp_path: Path) -> Plan:
+    """A lock of one wheel, which lies on this machine, and of this machine's interpreter; its Triton is an own one."""
+    lock = small_lock()
+    wheel = LockedWheel("vllm", "0.99.0", small_wheel.name, file_sha256(small_wheel), url=small_wheel.as_uri())
+    lock = replace(lock, conda=channel.layer, wheels=(wheel,))
+    triton = TritonRoot(tmp_path / "triton", "24.10", rules_of("24.10"))
+    return Plan(lock.spec, triton, lock, StubPlan(triton, lock.python, StubOptions()), "k")
+
+
+@pytest.fixture
+def asked(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> list[BuildRequest]:
+    """The requests for which a plan was made: always this one."""
+    requests: list[BuildRequest] = []
+
+    def planned(_workspace: Workspace, request: BuildRequest) -> Plan:
+        requests.append(request)
+        return plan
+
+    monkeypatch.setattr(module, "make_plan", planned)
+    return requests
+
+
+@pytest.fixture
+def workspace(small_cache: Path) -> Workspace:
+    """A cache with the interpreter's package, and a network that is not needed: all that is fetched lies here."""
+    return workspace_in(small_cache, Network())
+
+
+def _names(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+@pytest.mark.usefixtures("asked")
+def test_it_holds_the_locks_files(workspace: Workspace, plan: Plan, small_wheel: Path, tmp_path: Path) -> None:
+    """The wheel, and a conda channel with the interpreter's package; no temporary file of pip's stays."""
+    folder = tmp_path / "new" / "house"
+    lock = fill_wheelhouse(workspace, BuildRequest(), folder)
+    assert lock == plan.lock
+    (package,) = lock.conda.packages
+    assert {small_wheel.name, f"conda/linux-64/{package.file_name}"} <= {*_names(folder)}
+    assert (folder / small_wheel.name).read_bytes() == small_wheel.read_bytes()
+    assert file_sha256(folder / "conda" / "linux-64" / package.file_name) == package.sha256
+    assert [path.name for path in folder.iterdir() if path.name != "conda"] == [small_wheel.name]
+    assert list(workspace.cache.path("build").iterdir()) == []
+
+
+@pytest.mark.usefixtures("asked")
+def test_it_is_filled_again_without_change(workspace: Workspace, tmp_path: Path) -> None:
+    """A second run completes what the first one left."""
+    fill_wheelhouse(workspace, BuildRequest(), tmp_path / "house")
+    before = _names(tmp_path / "house")
+    (wheel,) = (tmp_path / "house").glob("*.whl")
+    wheel.unlink()
+    fill_wheelhouse(workspace, BuildRequest(), tmp_path / "house")
+    assert _names(tmp_path / "house") == before
+
+
+def test_neither_a_gpu_nor_space_to_serve_is_asked_for(
+    workspace: Workspace, asked: list[BuildRequest], tmp_path: Path
+) -> None:
+    """The machine that fills a wheelhouse is seldom the one that serves; all else is as the build would have it."""
+    request = BuildRequest("cuda", layout="directory", keep=("tests",), warm=True)
+    fill_wheelhouse(workspace, request, tmp_path / "house", dry_run=True)
+    assert asked == [replace(request, smoke=False, warm=False)]
+
+
+@pytest.mark.usefixtures("asked")
+def test_a_dry_run_fetches_nothing(channel: Channel, plan: Plan, tmp_path: Path) -> None:
+    """The lock is returned, without network, and the folder is not even made."""
+    workspace = workspace_in(tmp_path / "cache")
+    assert fill_wheelhouse(workspace, BuildRequest(), tmp_path / "house", dry_run=True) == plan.lock
+    assert not (tmp_path / "house").exists()
+
+
+@pytest.mark.usefixtures("asked")
+def test_a_file_that_is_not_the_locks_is_refused(
+    workspace: Workspace, plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A registry may have another file under the same name; it does not get into the folder."""
+    (wheel,) = plan.lock.wheels
+    other = replace(plan, lock=replace(plan.lock, wheels=(replace(wheel, sha256="0" * 64),)))
+    monkeypatch.setattr(module, "make_plan", lambda *_: other)
+    with pytest.raises(VllmEnvError, match="download the wheels of the lock"):
+        fill_wheelhouse(workspace, BuildRequest(), tmp_path / "house")
+    assert _names(tmp_path / "house") == []
+
+
+@pytest.mark.usefixtures("asked")
+def test_offline_is_refused_by_name(small_cache: Path, tmp_path: Path) -> None:
+    """What is fetched for a machine without network needs one."""
+    workspace = workspace_in(small_cache, Network(offline=True))
+    with pytest.raises(NetworkError, match="--offline: cannot download the wheels of the lock"):
+        fill_wheelhouse(workspace, BuildRequest(), tmp_path / "house")
+
+
+@pytest.mark.usefixtures("asked")
+@pytest.mark.parametrize("provisioned", [True, False])
+def test_a_triton_that_was_provisioned_goes_along(
+    small_cache: Path, plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, provisioned: bool
+) -> None:
+    """A machine that has none will need its wheel; one with a container's Triton does not."""
+    (tmp_path / "other house").mkdir()
+    (tmp_path / "other house" / _TRITON).write_text("triton")
+    workspace = workspace_in(small_cache, Network(wheelhouse=tmp_path / "other house"))
+    monkeypatch.setattr(module, "PROVISIONED", plan.triton.path if provisioned else Path("/elsewhere"))
+    fill_wheelhouse(workspace, BuildRequest(), tmp_path / "house")
+    assert (tmp_path / "house" / _TRITON).is_file() is provisioned

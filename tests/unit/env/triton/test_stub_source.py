@@ -1,0 +1,354 @@
+"""The stub from source up to the compiler: real git on repositories of this machine, and a script in place of CMake.
+
+With CMake and a compiler it is built in tests/integration/test_stub_source.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+import subprocess
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from support.git_organisation import make_organisation
+from support.listener import Listener
+from support.small_fixtures import workspace_in
+from vllm_env.base.cache import Cache
+from vllm_env.base.errors import CommandError, VllmEnvError
+from vllm_env.base.network import Network, NetworkError
+from vllm_env.base.workspace import Workspace
+from vllm_env.triton.root import STUB_NAME, TritonRoot, rules_of
+from vllm_env.triton.stub_source import (
+    DEFAULT_GIT_URL,
+    StubOptions,
+    build_stub,
+    check_branch,
+    check_buildable,
+    source_key,
+    with_boost_url,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Build = Callable[[StubOptions], Path]
+
+_PYTHON = "3.11.7"
+_BOOST = "https://a.example/1.79.0/source/boost_1_79_0.tar.gz"
+# Notes its arguments, its variables and CMakeLists.txt, says something, and leaves a stub behind when it builds.
+_CMAKE = """\
+#!/usr/bin/env python3
+import json, os, pathlib, sys
+here, arguments = pathlib.Path(__file__).parent, sys.argv[1:]
+kind = "build" if arguments[0] == "--build" else "configure"
+call = {"arguments": arguments, "variables": dict(os.environ)}
+if kind == "configure":
+    call["lists"] = pathlib.Path(arguments[1], "CMakeLists.txt").read_text()
+(here / f"{kind}.json").write_text(json.dumps(call))
+print(f"{kind} says this")
+print("[1/2] Building", flush=True)
+if (here / f"fail-{kind}").exists():
+    sys.exit((here / f"fail-{kind}").read_text())
+if kind == "build" and not (here / "builds-nothing").exists():
+    (pathlib.Path(arguments[1]) / "deep").mkdir(parents=True)
+    (pathlib.Path(arguments[1]) / "deep/triton_python_backend_stub").write_text("a stub")
+"""
+
+
+@pytest.fixture
+def triton(tmp_path: Path) -> TritonRoot:
+    return TritonRoot(tmp_path / "triton", "24.10", rules_of("24.10"))
+
+
+@pytest.fixture
+def options(tmp_path: Path) -> StubOptions:
+    """An organisation with a branch of 24.10, whose CMakeLists.txt has Boost's address written into it."""
+    lists = f"ExternalProject_Add(boostorg\n  URL {_BOOST}\n)\n"
+    return StubOptions(git_url=make_organisation(tmp_path / "organisation", None, lists=lists))
+
+
+@pytest.fixture
+def console() -> Listener:
+    return Listener()
+
+
+@pytest.fixture
+def workspace(tmp_path: Path, console: Listener) -> Workspace:
+    """An empty cache, and git may be asked."""
+    return Workspace(Cache(tmp_path / "cache"), Network(), console)
+
+
+@pytest.fixture
+def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of the packager's tools, with the script in place of CMake and what it notes."""
+    folder = tmp_path / "tools"
+    folder.mkdir()
+    (folder / "cmake").write_text(_CMAKE)
+    (folder / "cmake").chmod(0o755)
+    monkeypatch.setattr("vllm_env.triton.stub_source.TOOLS", folder)
+    return folder
+
+
+@pytest.fixture
+def build(workspace: Workspace, triton: TritonRoot, tools: Path, tmp_path: Path) -> Build:
+    """Builds the stub of 24.10 for a prefix ``env``, with the script in place of CMake."""
+    return partial(build_stub, workspace, triton, _PYTHON, tmp_path / "env")
+
+
+def _noted(tools: Path, kind: str) -> dict[str, Any]:
+    return dict(json.loads((tools / f"{kind}.json").read_text()))
+
+
+def _definitions(tools: Path) -> dict[str, str]:
+    arguments = _noted(tools, "configure")["arguments"]
+    pairs = (a.removeprefix("-D").partition("=") for a in arguments if a.startswith("-D"))
+    return {name: value for name, _, value in pairs}
+
+
+def test_mirrors_come_from_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a variable it is the public organisation; an empty one is as none, a slash at the end does not count."""
+    monkeypatch.delenv("TRITON_GIT_URL", raising=False)
+    monkeypatch.delenv("TRITON_BOOST_URL", raising=False)
+    assert StubOptions.from_environment() == StubOptions(DEFAULT_GIT_URL, "")
+    monkeypatch.setenv("TRITON_GIT_URL", "")
+    assert StubOptions.from_environment().git_url == DEFAULT_GIT_URL
+    monkeypatch.setenv("TRITON_GIT_URL", "https://git.example/triton/")
+    monkeypatch.setenv("TRITON_BOOST_URL", "https://mirror.example/boost.tar.gz")
+    assert StubOptions.from_environment() == StubOptions(
+        "https://git.example/triton", "https://mirror.example/boost.tar.gz"
+    )
+
+
+def test_the_boost_address_of_older_releases_is_replaced() -> None:
+    """Up to 25.07 it is written into CMakeLists.txt, its hash stays; since then a CMake variable holds it."""
+    old = f"ExternalProject_Add(boostorg\n  URL {_BOOST}\n  URL_HASH SHA256=27)"
+    new = with_boost_url(old, "https://mirror.example/boost_1_79_0.tar.gz")
+    assert "URL https://mirror.example/boost_1_79_0.tar.gz\n  URL_HASH SHA256=27)" in new
+    assert "a.example" not in new
+    variable = "URL ${TRITON_BOOST_URL}"
+    assert with_boost_url(variable, "https://mirror.example/b") == variable
+
+
+def test_another_organisation_or_python_is_another_stub() -> None:
+    """What decides the bytes decides the key, so that no stub is reused for what it was not built for."""
+    options = StubOptions("https://git.example/triton")
+    keys = {
+        source_key("24.10", "3.11.7", options),
+        source_key("24.11", "3.11.7", options),
+        source_key("24.10", "3.12.1", options),
+        source_key("24.10", "3.11.8", options),
+        source_key("24.10", "3.11.7", StubOptions()),
+        source_key("24.10", "3.11.7", dataclasses.replace(options, gpu=True)),
+        source_key("24.10", "3.11.7", dataclasses.replace(options, boost_url="https://mirror.example/boost.tar.gz")),
+    }
+    assert len(keys) == 7
+    assert source_key("24.10", "3.11.7", dataclasses.replace(options, jobs=3)) in keys
+
+
+@pytest.mark.parametrize(("program", "what"), [("git", "git"), ("c++", r"a C\+\+ compiler")])
+def test_refuses_a_machine_that_lacks_a_program(
+    program: str, what: str, options: StubOptions, workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The message names the program, the remedy the packages of Debian and Ubuntu."""
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    for name in {"git", "c++"} - {program}:
+        (programs / name).write_text("#!/bin/sh\n")
+        (programs / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(programs))
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.raises(VllmEnvError, match=f"{what} is missing") as caught:
+        check_buildable(workspace, "24.10", _PYTHON, options)
+    assert "apt-get install g++ git" in caught.value.remedy
+
+
+def test_any_compiler_will_do(
+    options: StubOptions, workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """clang++ alone is one, and so is what CXX names; a CXX that is not there is not replaced by another one."""
+    (tmp_path / "programs").mkdir()
+    (tmp_path / "programs/git").symlink_to(str(shutil.which("git")))
+    compiler = tmp_path / "programs/clang++"
+    compiler.write_text("#!/bin/sh\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("PATH", str(compiler.parent))
+    monkeypatch.delenv("CXX", raising=False)
+    check_buildable(workspace, "24.10", _PYTHON, options)
+    compiler.rename(compiler.with_name("my-c++"))
+    monkeypatch.setenv("CXX", "my-c++")
+    check_buildable(workspace, "24.10", _PYTHON, options)
+    compiler.with_name("my-c++").rename(compiler)
+    with pytest.raises(VllmEnvError, match="compiler is missing"):
+        check_buildable(workspace, "24.10", _PYTHON, options)
+
+
+def test_what_the_cache_has_need_not_be_buildable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither a program nor a network is asked for; a folder without the stub in it is none."""
+    offline, options = workspace_in(tmp_path / "cache"), StubOptions(str(tmp_path / "nowhere"))
+    monkeypatch.setenv("PATH", str(tmp_path / "no-programs"))
+    cached = offline.cache.path("stubs", source_key("24.10", _PYTHON, options), STUB_NAME)
+    cached.parent.mkdir(parents=True)
+    with pytest.raises(VllmEnvError, match="git is missing"):
+        check_buildable(offline, "24.10", _PYTHON, options)
+    cached.touch()
+    check_buildable(offline, "24.10", _PYTHON, options)
+
+
+def test_finds_the_branch_or_a_tag_of_the_release(options: StubOptions, workspace: Workspace) -> None:
+    """A mirror may have the release as a tag."""
+    check_branch(workspace, "24.10", options)
+    repository = Path(options.git_url, "python_backend.git")
+    subprocess.run(["git", "-C", repository, "tag", "r24.11", "r24.10"], check=True)
+    check_branch(workspace, "24.11", options)
+
+
+@pytest.mark.parametrize("release", ["24.09", "24.1", "4.10"])
+def test_refuses_a_release_without_branch(release: str, options: StubOptions, workspace: Workspace) -> None:
+    """Also one whose name is part of a branch's name; the message has the branch and the option that names a mirror."""
+    with pytest.raises(VllmEnvError, match=rf"no branch r{release},.*--triton-git-url") as caught:
+        check_branch(workspace, release, options)
+    assert f"{options.git_url}/python_backend.git" in caught.value.what
+
+
+def test_refuses_an_organisation_that_is_not_there(workspace: Workspace, tmp_path: Path) -> None:
+    """A mirror that does not answer is named, with git's reason and the option that names another."""
+    with pytest.raises(CommandError, match=r"cannot be reached.*--triton-git-url") as caught:
+        check_branch(workspace, "24.10", StubOptions(str(tmp_path / "nothing")))
+    assert f"{tmp_path}/nothing/python_backend.git" in caught.value.what
+    assert caught.value.cause == caught.value.tail.strip().splitlines()[-1]
+
+
+def test_offline_refuses_git_by_what_it_would_have_asked(
+    triton: TritonRoot, options: StubOptions, tools: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`git ls-remote` is not started, also where the mirror is a folder; the branch and the repository are named."""
+    marker = tmp_path / "git-was-started"
+    (tmp_path / "programs").mkdir()
+    (tmp_path / "programs/git").write_text(f"#!/bin/sh\necho > {marker}\n")
+    (tmp_path / "programs/git").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}/programs:/usr/bin:/bin")
+    offline = workspace_in(tmp_path / "cache")
+    refusal = rf"--offline: cannot look for branch r24\.10 in {options.git_url}/python_backend\.git\."
+    with pytest.raises(NetworkError, match=refusal):
+        check_branch(offline, "24.10", options)
+    with pytest.raises(NetworkError, match=refusal):
+        build_stub(offline, triton, _PYTHON, tmp_path / "env", options)
+    assert not marker.exists()
+    assert not offline.cache.path("build").exists()
+
+
+def test_a_stub_is_built_once(
+    build: Build, options: StubOptions, workspace: Workspace, tools: Path, console: Listener
+) -> None:
+    """It lies in the cache under its key, executable; the log is kept, the build is not; a second call takes the cache's."""
+    stub = build(options)
+    assert stub == workspace.cache.path("stubs", source_key("24.10", _PYTHON, options), STUB_NAME)
+    assert stub.read_text() == "a stub"
+    assert stub.stat().st_mode & 0o777 == 0o755
+    assert [p.name for p in stub.parent.iterdir()] == [STUB_NAME]
+    assert list(workspace.cache.path("build").iterdir()) == []
+    heard = ["clone python_backend r24.10", "configure", "[1/2] Building", "compile", "[1/2] Building"]
+    assert console.heard == heard
+    (log,) = workspace.cache.path("logs").iterdir()
+    assert log.name.startswith("stub-r24.10-python3.11.7-")
+    assert "configure says this\n[1/2] Building\nbuild says this\n" in log.read_text()
+
+    (tools / "cmake").unlink()
+    os.utime(stub.parent, (1000, 1000))
+    assert build(options) == stub
+    assert console.heard == heard
+    assert stub.parent.stat().st_mtime > 1000  # by which the cache knows what is used
+
+
+def test_cmake_is_told_which_python_and_which_release(
+    build: Build, options: StubOptions, tools: Path, tmp_path: Path
+) -> None:
+    """Each name that pybind11 2.6 to 2.13 and CMake read has the prefix's Python; other parts come at the same branch."""
+    build(dataclasses.replace(options, jobs=3))
+    definitions = _definitions(tools)
+    for name in ("PYTHON", "Python", "Python3"):
+        assert definitions[f"{name}_EXECUTABLE"] == f"{tmp_path}/env/bin/python"
+        assert definitions[f"{name}_LIBRARY"] == f"{tmp_path}/env/lib/libpython3.11.so"
+        assert definitions[f"{name}_INCLUDE_DIR"] == f"{tmp_path}/env/include/python3.11"
+    assert {definitions[f"TRITON_{part}_REPO_TAG"] for part in ("BACKEND", "COMMON", "CORE")} == {"r24.10"}
+    assert definitions["TRITON_REPO_ORGANIZATION"] == options.git_url
+    assert definitions["TRITON_ENABLE_GPU"] == "OFF"
+    assert "TRITON_BOOST_URL" not in definitions
+    assert _BOOST in _noted(tools, "configure")["lists"]
+    arguments = _noted(tools, "build")["arguments"]
+    assert arguments[2:] == ["--target", "triton-python-backend-stub", "--parallel", "3"]
+
+
+def test_a_gpus_stub_and_a_mirror_of_boost(build: Build, options: StubOptions, tools: Path) -> None:
+    """The mirror is named both ways: as the variable of newer releases, and in place of the address of older ones."""
+    mirror = "https://mirror.example/boost_1_79_0.tar.gz"
+    options = dataclasses.replace(options, gpu=True, boost_url=mirror)
+    build(options)
+    assert _definitions(tools)["TRITON_ENABLE_GPU"] == "ON"
+    assert _definitions(tools)["TRITON_BOOST_URL"] == mirror
+    assert f"URL {mirror}\n" in _noted(tools, "configure")["lists"]
+
+
+def test_cmake_clones_from_the_same_mirror_and_asks_nobody(
+    build: Build, options: StubOptions, tools: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """git replaces the public address, which older releases have written in; no password is asked for, no other Python met."""
+    monkeypatch.setenv("VIRTUAL_ENV", "/another")
+    monkeypatch.setenv("PYTHONPATH", "/another")
+    build(options)
+    for kind in ("configure", "build"):
+        variables = _noted(tools, kind)["variables"]
+        assert variables["GIT_TERMINAL_PROMPT"] == "0"
+        assert {"VIRTUAL_ENV", "CONDA_PREFIX", "PYTHONPATH"}.isdisjoint(variables)
+        address = f"{DEFAULT_GIT_URL}/common.git"
+        git = ["git", "ls-remote", "--get-url", address]
+        assert subprocess.check_output(git, env=variables, text=True).strip() == f"{options.git_url}/common.git"
+
+
+@pytest.mark.parametrize(
+    ("kind", "said", "remedy"),
+    [
+        ("build", "fatal error: archive.h: No such file or directory", "apt-get install g++ git libarchive-dev"),
+        ("configure", "Could NOT find CUDAToolkit", "where the CUDA toolkit is"),
+        (
+            "configure",
+            "fatal: unable to access: Could not resolve host: a.b",
+            "--triton-git-url and --triton-boost-url",
+        ),
+        ("build", "internal compiler error", "report the log"),
+    ],
+)
+def test_a_failed_build_names_its_log_and_what_to_do(
+    kind: str, said: str, remedy: str, build: Build, options: StubOptions, workspace: Workspace, tools: Path
+) -> None:
+    """The log holds what was printed, the remedy fits it, and neither a stub nor a build is left; the next call tries again."""
+    (tools / f"fail-{kind}").write_text(said)
+    step = {"configure": "configure", "build": "compile"}[kind]
+    with pytest.raises(CommandError, match=f"Could not {step} the stub of Triton 24.10") as caught:
+        build(options)
+    (log,) = workspace.cache.path("logs").iterdir()
+    assert str(log) in caught.value.cause
+    assert said in log.read_text()
+    assert remedy in caught.value.remedy
+    assert list(workspace.cache.path("build").iterdir()) == []
+    assert not workspace.cache.path("stubs").exists()
+    (tools / f"fail-{kind}").unlink()
+    assert build(options).is_file()
+    assert said not in log.read_text()  # the log is that of the last build
+
+
+def test_a_build_that_leaves_no_stub_is_refused(
+    build: Build, options: StubOptions, workspace: Workspace, tools: Path
+) -> None:
+    """CMake says that all is well, and there is no program: the target and the log are named, nothing is cached."""
+    (tools / "builds-nothing").touch()
+    with pytest.raises(VllmEnvError, match=f"left no {STUB_NAME}") as caught:
+        build(options)
+    assert "The whole log is in " in caught.value.cause
+    assert not workspace.cache.path("stubs").exists()
