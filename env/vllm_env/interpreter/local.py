@@ -127,12 +127,9 @@ def find_interpreter(python: str) -> Interpreter:
             return found
     if own:
         return own
-    package = _library_package(python)
-    remedy = (
-        f"Run {package}"
-        if any(package in reason for reason in rejected)
-        else (f"Install one (apt-get install python{python} libpython{python}, or pyenv with --enable-shared)")
-    )
+    remedy = f"Install one (apt-get install python{python} libpython{python}, or pyenv with --enable-shared)"
+    if any(_library_command(python) in reason for reason in rejected):
+        remedy = f"Run {_library_command(python)}"
     raise VllmEnvError(
         f"There is no Python {python} to pack: conda-forge does not answer and this machine has none with a shared libpython.",
         cause=f"Looked at: {', '.join(rejected) or 'PATH, pyenv and /usr'}.",
@@ -140,7 +137,7 @@ def find_interpreter(python: str) -> Interpreter:
     )
 
 
-def _library_package(python: str) -> str:
+def _library_command(python: str) -> str:
     """Return the command that installs Debian's or Ubuntu's shared libpython (24.04's libpython3.12t64 provides it too)."""
     return f"apt-get install libpython{python}"
 
@@ -174,7 +171,7 @@ def _probe(candidate: Path, python: str) -> Interpreter | str:
     folders = [Path(f) for f in facts["folders"]] + [Path("/usr/lib") / facts["multiarch"]]
     library = next((f / facts["library"] for f in folders if (f / facts["library"]).is_file()), None)
     if library is None or ".so" not in library.name:
-        help_ = f": {_library_package(python)}" if debian.is_debian(stdlib) else ""
+        help_ = f": {_library_command(python)}" if debian.is_debian(stdlib) else ""
         return f"has no shared libpython{help_}"
     return Interpreter(facts["version"], Path(facts["executable"]), Path(facts["prefix"]), stdlib, library)
 
