@@ -3,12 +3,15 @@
 The interpreter must have a shared libpython, because the stub embeds it. The package carries the standard library, the
 program, libpython and the libraries that its extension modules need beyond those of the C library, so that the
 environment also works in a container that lacks them. Equal interpreters give equal packages, byte by byte.
+
+Debian's and Ubuntu's own interpreters will do where there is no other; see ``debian.py``.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -16,12 +19,17 @@ import sys
 import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from vllm_env.base.elf import read_needs
 from vllm_env.base.errors import VllmEnvError
 from vllm_env.base.process import run
 
+from . import debian
 from .package import write_conda_package
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 NEUTRAL_PREFIX = "/opt/vllm_env"
 """What stands in the environment's files where a build would leave its own folder; nothing lies there."""
@@ -38,14 +46,25 @@ print(json.dumps({
     "folders": [p for p in (v.get("LIBDIR"), v.get("LIBPL")) if p], "multiarch": v.get("MULTIARCH") or "",
 }))
 """
+_CHECK = """
+import json, site, sys, sysconfig
+import ctypes, sqlite3, ssl, zlib
+print(json.dumps({
+    "sys.prefix": sys.prefix, "site.getsitepackages()": site.getsitepackages(),
+    "sysconfig's purelib": sysconfig.get_path("purelib"), "sysconfig's platlib": sysconfig.get_path("platlib"),
+}))
+"""
 # Parts of the C library, which every machine has, and of the X11 and Tk stack, which no server needs.
 _SYSTEM_LIBRARIES = re.compile(
     r"(ld-linux|libc|libm|libdl|libpthread|librt|libutil|libresolv|libnsl|libcrypt|libgcc_s|libstdc\+\+)[-.]"
 )
-_LEFT_OUT = shutil.ignore_patterns(
+_LEFT_OUT = (
     "__pycache__", "site-packages", "dist-packages", "test", "tests", "idlelib", "idle_test", "turtledemo", "tkinter",
     "ensurepip", "lib2to3", "config-*", "_tkinter*", "_test*", "_xxtestfuzz*", "xxlimited*", "EXTERNALLY-MANAGED",
 )  # fmt: skip
+
+
+_SYSTEM_PREFIXES = (Path("/usr"), Path("/usr/local"), Path("/"))
 
 
 @dataclass(frozen=True)
@@ -59,29 +78,72 @@ class Interpreter:
     library: Path
     """The shared libpython, such as ``…/libpython3.11.so.1.0``."""
 
+    @property
+    def is_debian(self) -> bool:
+        """Whether it is the one of Debian or Ubuntu."""
+        return debian.is_debian(self.stdlib)
 
-def find_interpreter(python: str) -> Interpreter:
-    """Return an interpreter of this machine of version ``python`` (``3.11``).
+    @property
+    def headers(self) -> Path | None:
+        """The folder with ``Python.h``, or None: torch.compile then has none to compile against (libpython3.11-dev)."""
+        folder = self.prefix / "include" / f"python{_minor(self.version)}"
+        return folder if (folder / "Python.h").is_file() else None
+
+
+def require_x86_64() -> None:
+    """Refuse a machine of another architecture.
 
     Raises:
-        VllmEnvError: there is none with a shared libpython.
+        VllmEnvError: naming it.
     """
+    machine = platform.machine()
+    if machine != "x86_64":
+        raise VllmEnvError(
+            f"This machine is {machine}; environments are built on x86_64 for x86_64 only.",
+            remedy="Run this on an x86_64 machine.",
+        )
+
+
+def find_interpreter(python: str) -> Interpreter:
+    """Return an interpreter of this machine of version ``python`` (``3.11``), Debian's or Ubuntu's own if there is no other.
+
+    Raises:
+        VllmEnvError: there is none with a shared libpython, or this machine is not an x86_64.
+    """
+    require_x86_64()
     rejected, seen = [], set()
+    own = None
     for candidate in _candidates(python):
         real = candidate.resolve()
         if real in seen or not candidate.is_file():
             continue
         seen.add(real)
         found = _probe(candidate, python)
-        if isinstance(found, Interpreter):
+        if isinstance(found, str):
+            rejected.append(f"{candidate} ({found})")
+        elif found.is_debian:
+            own = own or found
+        else:
             return found
-        rejected.append(f"{candidate} ({found})")
+    if own:
+        return own
+    remedy = f"Install one (apt-get install python{python} libpython{python}, or pyenv with --enable-shared)"
+    if any(_library_command(python) in reason for reason in rejected):
+        remedy = f"Run {_library_command(python)}"
     raise VllmEnvError(
         f"There is no Python {python} to pack: conda-forge does not answer and this machine has none with a shared libpython.",
         cause=f"Looked at: {', '.join(rejected) or 'PATH, pyenv and /usr'}.",
-        remedy=f"Install one (apt install python{python} libpython{python}, or pyenv with --enable-shared), "
-        "give access to conda-forge, or pick another with --python.",
+        remedy=f"{remedy}, give access to conda-forge, or pick another with --python.",
     )
+
+
+def _library_command(python: str) -> str:
+    """Return the command that installs Debian's or Ubuntu's shared libpython (24.04's libpython3.12t64 provides it too)."""
+    return f"apt-get install libpython{python}"
+
+
+def _minor(version: str) -> str:
+    return ".".join(version.split(".")[:2])
 
 
 def _candidates(python: str) -> list[Path]:
@@ -105,22 +167,13 @@ def _probe(candidate: Path, python: str) -> Interpreter | str:
     facts = json.loads(answer.stdout)
     if facts["implementation"] != "cpython" or not facts["version"].startswith(python + "."):
         return f"is {facts['implementation']} {facts['version']}"
+    stdlib = Path(facts["stdlib"])
     folders = [Path(f) for f in facts["folders"]] + [Path("/usr/lib") / facts["multiarch"]]
     library = next((f / facts["library"] for f in folders if (f / facts["library"]).is_file()), None)
     if library is None or ".so" not in library.name:
-        return "has no shared libpython"
-    if (Path(facts["stdlib"]) / "_distutils_system_mod.py").exists() or "dist-packages" in _site_source(
-        Path(facts["stdlib"])
-    ):
-        return "is Debian's, which looks for packages in dist-packages and not in site-packages"
-    return Interpreter(
-        facts["version"], Path(facts["executable"]), Path(facts["prefix"]), Path(facts["stdlib"]), library
-    )
-
-
-def _site_source(stdlib: Path) -> str:
-    source = stdlib / "site.py"
-    return source.read_text("utf-8") if source.is_file() else ""
+        help_ = f": {_library_command(python)}" if debian.is_debian(stdlib) else ""
+        return f"has no shared libpython{help_}"
+    return Interpreter(facts["version"], Path(facts["executable"]), Path(facts["prefix"]), stdlib, library)
 
 
 def make_package(interpreter: Interpreter, folder: Path, staging: Path) -> Path:
@@ -128,35 +181,79 @@ def make_package(interpreter: Interpreter, folder: Path, staging: Path) -> Path:
 
     The file's name carries the version; the build string begins with ``local``, so that it cannot pass for one of
     conda-forge.
+
+    Raises:
+        VllmEnvError: the interpreter is Debian's and not as it is known, or this machine is not an x86_64.
+        CommandError: the packed interpreter does not start.
     """
+    require_x86_64()
     tree = staging / "python"
-    minor = ".".join(interpreter.version.split(".")[:2])
+    minor = _minor(interpreter.version)
     stdlib = tree / "lib" / f"python{minor}"
-    shutil.copytree(interpreter.stdlib, stdlib, symlinks=True, ignore=_LEFT_OUT)
-    (stdlib / "site-packages").mkdir()
-    (stdlib / "site-packages" / "README.txt").write_text("Packages of this environment.\n")
+    _copy_stdlib(interpreter, stdlib)
     program = tree / "bin" / f"python{minor}"
     program.parent.mkdir()
     shutil.copy(interpreter.executable.resolve(), program)
     for alias in ("python", "python3"):
         (tree / "bin" / alias).symlink_to(program.name)
-    shutil.copy(interpreter.library.resolve(), tree / "lib" / interpreter.library.name)
-    plain = re.sub(r"\.so\..*", ".so", interpreter.library.name)
-    if plain != interpreter.library.name:
-        (tree / "lib" / plain).symlink_to(interpreter.library.name)
-    headers = interpreter.prefix / "include" / f"python{minor}"
-    if headers.is_dir():  # torch compiles C++ against them at run time
-        shutil.copytree(headers, tree / "include" / f"python{minor}", symlinks=True)
-    _bundle_libraries(tree, stdlib / "lib-dynload")
+    library = tree / "lib" / interpreter.library.name
+    shutil.copy(interpreter.library.resolve(), library)
+    plain = re.sub(r"\.so\..*", ".so", library.name)
+    if plain != library.name:
+        library.with_name(plain).symlink_to(library.name)
+    if interpreter.headers:  # torch compiles C++ against them at run time
+        copy = tree / "include" / interpreter.headers.name
+        _copy_tree(interpreter.headers, copy)
+        debian.restore_config_header(interpreter.headers, copy)
+    _bundle_libraries(tree, [program, library, *sorted((stdlib / "lib-dynload").glob("*.so"))])
     _set_run_paths(tree, program, stdlib / "lib-dynload")
     _neutralise(tree, interpreter.prefix)
+    _check_start(program, stdlib / "site-packages")
     return write_conda_package(tree, folder, name="python", version=interpreter.version, build=BUILD)
 
 
-def _bundle_libraries(tree: Path, modules: Path) -> None:
-    """Copy into ``lib/`` what the extension modules load and the C library does not bring."""
-    for module in sorted(modules.glob("*.so")):
-        answer = subprocess.run(["ldd", module], capture_output=True, text=True, check=False)
+def _copy_stdlib(interpreter: Interpreter, stdlib: Path) -> None:
+    own = debian.LEFT_OUT if interpreter.is_debian else ()
+    _copy_tree(interpreter.stdlib, stdlib, *_LEFT_OUT, *own)
+    if interpreter.is_debian:
+        debian.restore_site_packages(stdlib)
+    (stdlib / "site-packages").mkdir()
+    (stdlib / "site-packages" / "README.txt").write_text("Packages of this environment.\n")
+
+
+def _copy_tree(source: Path, target: Path, *left_out: str) -> None:
+    """Copy a folder; a link that leads out of it becomes the file that it leads to, or goes if that is none."""
+    shutil.copytree(source, target, symlinks=True, ignore=shutil.ignore_patterns(*left_out))
+    for link in [p for p in target.rglob("*") if p.is_symlink()]:
+        if link.exists() and link.resolve().is_relative_to(target.resolve()):
+            continue
+        origin = (source / link.relative_to(target)).resolve()
+        link.unlink()
+        if origin.is_file():
+            shutil.copy(origin, link)
+
+
+def _check_start(program: Path, packages: Path) -> None:
+    """Start the packed interpreter and see that it is at home in its tree.
+
+    Raises:
+        VllmEnvError: it looks for packages elsewhere, or installs them elsewhere.
+    """
+    output = run([program, "-I", "-B", "-c", _CHECK], what="start the interpreter that is to be packed")
+    for name, value in json.loads(output.splitlines()[-1]).items():
+        expected = packages.parents[2] if name == "sys.prefix" else packages
+        if [Path(v).resolve() for v in ([value] if isinstance(value, str) else value)] != [expected.resolve()]:
+            raise VllmEnvError(
+                f"The interpreter that is to be packed has {name} = {value}, and should have {expected}.",
+                cause="It was changed by whoever built it.",
+                remedy="Give access to conda-forge, or pack another interpreter (pyenv with --enable-shared).",
+            )
+
+
+def _bundle_libraries(tree: Path, files: Sequence[Path]) -> None:
+    """Copy into ``lib/`` what programs, libpython and the extension modules load and the C library does not bring."""
+    for file in files:
+        answer = subprocess.run(["ldd", file], capture_output=True, text=True, check=False)
         for name, source in re.findall(r"^\s*(\S+) => (/\S+)", answer.stdout, re.MULTILINE):
             target = tree / "lib" / name
             if not _SYSTEM_LIBRARIES.match(name) and not name.startswith("libpython") and not target.exists():
@@ -187,12 +284,25 @@ def _neutralise(tree: Path, prefix: Path) -> None:
     libpython keeps it as a fallback that is never reached here. It cannot be patched in the binary: the linker merges
     strings with equal tails, and ``3.11.7`` of sys.version may be the end of ``…/versions/3.11.7``.
     """
-    old, new = str(prefix).encode(), NEUTRAL_PREFIX.encode()
-    if prefix in (Path("/usr"), Path("/usr/local"), Path("/")):
+    if prefix in _SYSTEM_PREFIXES:
+        for file in tree.glob("lib/python3.*/_sysconfigdata*.py"):
+            if not file.is_symlink():
+                file.write_text(_neutral_places(file.read_text("utf-8"), prefix), "utf-8")
         return
+    old, new = str(prefix).encode(), NEUTRAL_PREFIX.encode()
     for file in tree.rglob("*"):
         if file.is_symlink() or not file.is_file():
             continue
         data = file.read_bytes()
         if old in data and b"\0" not in data:
             file.write_bytes(data.replace(old, new))
+
+
+def _neutral_places(text: str, prefix: Path) -> str:
+    """Return a _sysconfigdata whose folders of the installation are below the neutral one.
+
+    Debian's libpython lies in a folder of the architecture, the packed one in ``lib/``. Programs (``/usr/bin/install``)
+    and the places of time zones stay: they are the machine's.
+    """
+    text = re.sub(rf"(?<=[' ]){prefix}/lib/x86_64-linux-gnu(?=[/' ])", f"{NEUTRAL_PREFIX}/lib", text)
+    return re.sub(rf"(?<=[' ]){prefix}(?=[/' ])(?!/bin/|/share/zoneinfo)", NEUTRAL_PREFIX, text)
