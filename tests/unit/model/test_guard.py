@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-PACKAGE = Path(__file__).parents[2] / "model_repository" / "vllm" / "1"
+PACKAGE = Path(__file__).parents[3] / "model_repository" / "vllm" / "1"
 OWNER = """
 import os, sys, time
 sys.path.insert(0, sys.argv[1])

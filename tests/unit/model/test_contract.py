@@ -7,7 +7,7 @@ from pathlib import Path
 
 from triton_vllm import contract
 
-CONFIG = Path(__file__).parents[2] / "model_repository" / "vllm" / "config.pbtxt"
+CONFIG = Path(__file__).parents[3] / "model_repository" / "vllm" / "config.pbtxt"
 OFFICIAL_INPUTS = {
     "text_input", "image", "stream", "sampling_parameters", "exclude_input_in_output", "return_finish_reason",
     "return_cumulative_logprob", "return_logprobs", "return_num_input_tokens", "return_num_output_tokens",
