@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from triton_vllm.devices import visible
 from triton_vllm.errors import ConfigError
+from triton_vllm.loading.devices import visible
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ from typing import ClassVar
 
 import pytest
 
-from triton_vllm.engine import DEAD, Engine
 from triton_vllm.errors import CancelledError, InternalError, InvalidRequestError, UnavailableError
+from triton_vllm.inference.engine import DEAD, Engine
 from triton_vllm.job import Job
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from triton_vllm.engine_args import FILE_NAME, failure, fit, read
 from triton_vllm.errors import ConfigError
+from triton_vllm.loading.engine_args import FILE_NAME, failure, fit, read
 
 DECLARED = {
     "model": str,

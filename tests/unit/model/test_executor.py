@@ -7,7 +7,7 @@ import os
 import pytest
 
 from triton_vllm.errors import ConfigError
-from triton_vllm.executor import FEW_CORES, Processes, available_cores, choose
+from triton_vllm.loading.executor import FEW_CORES, Processes, available_cores, choose
 
 EXECUTOR = object()
 ONE_PROCESS = {"distributed_executor_backend": EXECUTOR}

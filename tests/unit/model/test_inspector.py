@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from triton_vllm import inspector
-from triton_vllm.inspector import Inspector
+from triton_vllm.loading import inspector
+from triton_vllm.loading.inspector import Inspector
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

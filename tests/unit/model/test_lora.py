@@ -7,7 +7,7 @@ import json
 import pytest
 
 from triton_vllm.errors import ConfigError, InvalidRequestError
-from triton_vllm.lora import read
+from triton_vllm.loading.lora import read
 
 
 def make(*args):

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from triton_vllm.errors import ConfigError
-from triton_vllm.manifest import check
+from triton_vllm.loading.manifest import check
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import base64
 import pytest
 
 from triton_vllm.errors import InvalidRequestError, UnsupportedError
-from triton_vllm.media import decode
+from triton_vllm.inference.media import decode
 
 
 def load(data):

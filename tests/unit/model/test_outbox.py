@@ -7,8 +7,8 @@ import sys
 import threading
 import time
 
+from triton_vllm.delivery.outbox import Outbox
 from triton_vllm.job import Job
-from triton_vllm.outbox import Outbox
 
 
 def job():

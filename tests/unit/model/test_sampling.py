@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from triton_vllm.admission.sampling import Schema, build
 from triton_vllm.errors import InvalidRequestError
-from triton_vllm.sampling import Schema, build
 
 
 @dataclasses.dataclass

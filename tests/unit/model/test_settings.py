@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from triton_vllm.errors import ConfigError
-from triton_vllm.settings import Settings, read
+from triton_vllm.loading.settings import Settings, read
 
 
 def config(**values):

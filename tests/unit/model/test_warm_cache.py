@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from triton_vllm import warm_cache
-from triton_vllm.warm_cache import Record, current, device_names, misfit, read, relocate, use, vllm_version
+from triton_vllm.loading import warm_cache
+from triton_vllm.loading.warm_cache import Record, current, device_names, misfit, read, relocate, use, vllm_version
 
 OLD = "/build/models/vllm/.vllm_env.staging-1/vllm_cache"
 

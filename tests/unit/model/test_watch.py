@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 import time
 
+from triton_vllm.delivery.watch import LONGEST_S, CancellationWatch
 from triton_vllm.job import Job
-from triton_vllm.watch import LONGEST_S, CancellationWatch
 
 
 def job():

@@ -15,7 +15,7 @@ import typing
 from dataclasses import dataclass
 from typing import Any
 
-from triton_vllm.sampling import Schema
+from triton_vllm.admission.sampling import Schema
 
 if typing.TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -9,7 +9,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from triton_vllm.request import Request
+    from triton_vllm.admission.parse import Request
 
 _numbers = itertools.count(1)
 

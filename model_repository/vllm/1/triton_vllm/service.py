@@ -14,37 +14,25 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from triton_vllm import (
-    compat,
-    devices,
-    engine_args,
-    executor,
-    guard,
-    inspector,
-    lora,
-    manifest,
-    pooling,
-    sampling,
-    settings,
-    transport,
-    warm_cache,
-)
-from triton_vllm.engine import DEAD, Engine
+from triton_vllm import compat, transport
+from triton_vllm.admission import pooling, sampling
+from triton_vllm.admission.parse import EmbedRequest, GenerateRequest, Request, parse
+from triton_vllm.admission.pooling import PoolingAssembler
+from triton_vllm.delivery.outbox import Outbox
+from triton_vllm.delivery.response import Assembler
+from triton_vllm.delivery.watch import CancellationWatch
 from triton_vllm.errors import AdapterError, ConfigError, InternalError, UnavailableError, UnsupportedError
+from triton_vllm.inference.engine import DEAD, Engine
+from triton_vllm.inference.prompt import Prompter
 from triton_vllm.job import Job
+from triton_vllm.loading import devices, engine_args, executor, guard, inspector, lora, manifest, settings, warm_cache
 from triton_vllm.metrics import Mirror, Publisher
-from triton_vllm.outbox import Outbox
-from triton_vllm.pooling import PoolingAssembler
-from triton_vllm.prompt import Prompter
-from triton_vllm.request import EmbedRequest, GenerateRequest, Request, parse
-from triton_vllm.response import Assembler
-from triton_vllm.watch import CancellationWatch
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from triton_vllm.compat import Vllm
-    from triton_vllm.engine_args import EngineArgs
+    from triton_vllm.loading.engine_args import EngineArgs
 
 PROGRESS_S = 15.0
 

@@ -9,10 +9,10 @@ import triton_python_backend_utils as pb_utils
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from triton_vllm.admission.parse import Inputs
+    from triton_vllm.delivery.response import Tensors
     from triton_vllm.errors import AdapterError
     from triton_vllm.metrics import Sample
-    from triton_vllm.request import Inputs
-    from triton_vllm.response import Tensors
 
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from triton_vllm.coerce import closest, coerce
+from triton_vllm.delivery.response import Tensors, texts
 from triton_vllm.errors import InvalidRequestError
-from triton_vllm.response import Tensors, texts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from triton_vllm.request import EmbedRequest, Wants
+    from triton_vllm.admission.parse import EmbedRequest, Wants
 
 INTERNAL = frozenset({"task", "requires_token_ids", "extra_kwargs", "output_kind", "late_interaction_params"})
 

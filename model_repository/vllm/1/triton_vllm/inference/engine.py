@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping
     from concurrent.futures import Future
 
+    from triton_vllm.inference.prompt import Prompter
     from triton_vllm.job import Job
-    from triton_vllm.prompt import Prompter
     from triton_vllm.transport import Log
 
 DEAD = "Model is unavailable due to unhealthy vLLM engine"

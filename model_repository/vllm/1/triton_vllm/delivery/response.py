@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from triton_vllm.request import Wants
+from triton_vllm.admission.parse import Wants
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from triton_vllm.devices import parallel_sizes
+from triton_vllm.loading.devices import parallel_sizes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

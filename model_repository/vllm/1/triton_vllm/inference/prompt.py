@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from triton_vllm import compat, media
+from triton_vllm import compat
+from triton_vllm.admission.parse import Chat, GenerateRequest, Request
 from triton_vllm.errors import AdapterError, InvalidRequestError
-from triton_vllm.request import Chat, GenerateRequest, Request
+from triton_vllm.inference import media
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -27,8 +27,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from triton_vllm import engine_args
-from triton_vllm.manifest import FILE_NAME
+from triton_vllm.loading import engine_args
+from triton_vllm.loading.manifest import FILE_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, MutableMapping
