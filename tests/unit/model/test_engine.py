@@ -12,9 +12,9 @@ from typing import ClassVar
 
 import pytest
 
+from support.fake_reply import fake_job as job
 from triton_vllm.errors import CancelledError, InternalError, InvalidRequestError, UnavailableError
 from triton_vllm.inference.engine import DEAD, Engine
-from triton_vllm.job import Job
 
 
 class Collector:
@@ -116,10 +116,6 @@ def started():
     yield start
     for engine in engines:
         engine.stop(0)
-
-
-def job(timeout=0):
-    return Job(SimpleNamespace(priority=0, timeout=timeout), None, None, None)
 
 
 def until(condition, seconds=5.0):

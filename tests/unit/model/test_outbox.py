@@ -7,12 +7,8 @@ import sys
 import threading
 import time
 
+from support.fake_reply import fake_job as job
 from triton_vllm.delivery.outbox import Outbox
-from triton_vllm.job import Job
-
-
-def job():
-    return Job(None, None, None, None)
 
 
 def test_everything_arrives_in_order_from_many_producers():
@@ -62,13 +58,13 @@ def test_a_closed_job_gets_nothing_more():
 
     def deliver(j, items):
         sent.extend(items)
-        j.closed = True
+        j.reply.send([], final=True)
 
     outbox = Outbox(deliver)
     j = job()
     outbox.assign(j)
     outbox.put(j, 1)
-    while not j.closed:
+    while not j.reply.closed:
         pass
     outbox.put(j, 2)
     outbox.close()
@@ -87,7 +83,7 @@ def test_many_streams_are_merged_and_the_last_output_does_not_wait():
         time.sleep(0.001)
         got.setdefault(j.id, []).extend(items)
         if j.ended and items[-1] == 99:
-            j.closed = True
+            j.reply.send([], final=True)
             ends[j.id] = time.monotonic()
 
     outbox = Outbox(deliver)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import json
 import multiprocessing
@@ -19,6 +18,7 @@ from triton_vllm.admission import pooling, sampling
 from triton_vllm.admission.parse import EmbedRequest, GenerateRequest, Request, parse
 from triton_vllm.admission.pooling import PoolingAssembler
 from triton_vllm.delivery.outbox import Outbox
+from triton_vllm.delivery.reply import Reply
 from triton_vllm.delivery.response import Assembler
 from triton_vllm.delivery.watch import CancellationWatch
 from triton_vllm.errors import AdapterError, ConfigError, InternalError, UnavailableError, UnsupportedError
@@ -67,16 +67,14 @@ class Service:
 
     def accept(self, request: Any) -> None:
         """Take one Triton request; it is answered later, or at once if it is wrong."""
-        reply = request.get_response_sender()
+        reply = Reply(transport.Channel(request))
         try:
             job = self._job(request, reply)
         except AdapterError as error:
-            transport.send_error(reply, error)
+            reply.fail(error)
         except Exception as error:  # noqa: BLE001 - a request must never take the model down
             self._log.error(f"request refused: {type(error).__name__}: {error}")
-            transport.send_error(
-                reply, InternalError("the request could not be read; the server's log has the details")
-            )
+            reply.fail(InternalError("the request could not be read; the server's log has the details"))
         else:
             self._engine.submit(job)
             self._watch.wake()
@@ -156,9 +154,8 @@ class Service:
             self._outbox.close()
             self._log.error("".join(traceback.format_exception(error)))
             raise ConfigError(engine_args.failure(fitted.values, error)) from None
-        self._watch = CancellationWatch(
-            self._engine.jobs, lambda job: transport.cancelled(job.reply), self._engine.cancel
-        )
+        self._watch = CancellationWatch(self._engine.jobs, self._engine.cancel)
+        self._watch.start()
         wanted = self._settings.metrics and not fitted.values.get("disable_log_stats", False)
         self._publisher = self._publish() if wanted else None
 
@@ -166,7 +163,7 @@ class Service:
         mirror = Mirror(transport.TritonMetrics(), self._labels)
         return Publisher(mirror, compat.prometheus_families, self._log.warning)
 
-    def _job(self, request: Any, reply: Any) -> Job:
+    def _job(self, request: Any, reply: Reply) -> Job:
         if not self._engine.is_healthy():
             if self._settings.health_check and not self._settings.restart:
                 transport.unload(self._name)
@@ -177,13 +174,13 @@ class Service:
         self._outbox.assign(job)
         return job
 
-    def _generate(self, parsed: GenerateRequest, reply: Any) -> Job:
+    def _generate(self, parsed: GenerateRequest, reply: Reply) -> Job:
         self._require("generate", parsed)
         params = sampling.build(self._schema, parsed.parameters, stream=parsed.stream)
         prefix = (parsed.text or "") if parsed.echo else ""
         return Job(parsed, params, reply, Assembler(parsed.wants, params.n, prefix))
 
-    def _embed(self, parsed: EmbedRequest, reply: Any) -> Job:
+    def _embed(self, parsed: EmbedRequest, reply: Reply) -> Job:
         self._require(parsed.task, parsed)
         params = pooling.build(self._vllm.PoolingParams, self._pooling_types, self._vllm.client_errors, parsed)
         return Job(parsed, params, reply, PoolingAssembler(parsed.wants))
@@ -197,13 +194,9 @@ class Service:
         last = items[-1]
         try:
             if isinstance(last, AdapterError):
-                job.close()
-                transport.send_error(job.reply, last)
-                return
-            tensors = job.assembler.build(items)
-            if last.finished:
-                job.close()
-            transport.send(job.reply, tensors, final=last.finished)
+                job.reply.fail(last)
+            else:
+                job.reply.send(job.assembler.build(items), final=last.finished)
         except Exception as error:  # noqa: BLE001 - the next job must be served
             self._give_up(job, error)
 
@@ -211,9 +204,7 @@ class Service:
         """End a job whose response could not be built or sent."""
         self._log.error(f"response not sent: {type(error).__name__}: {error}")
         self._engine.drop(job)
-        job.close()
-        with contextlib.suppress(Exception):  # refused where the final response was on its way already
-            transport.send_error(job.reply, InternalError("the response could not be sent; the server's log tells why"))
+        job.reply.give_up()
 
 
 class _Progress:

@@ -22,23 +22,6 @@ def inputs(request: Any) -> Inputs:
     return {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
 
 
-def send(reply: Any, tensors: Tensors, *, final: bool) -> None:
-    """Send one response; blocks for a handshake with the server."""
-    response = pb_utils.InferenceResponse([pb_utils.Tensor(name, array) for name, array in tensors])
-    reply.send(response, FINAL if final else 0)
-
-
-def send_error(reply: Any, error: AdapterError) -> None:
-    """Send an error as the final response."""
-    code = getattr(pb_utils.TritonError, error.code, pb_utils.TritonError.UNKNOWN)
-    reply.send(pb_utils.InferenceResponse(error=pb_utils.TritonError(str(error), code)), FINAL)
-
-
-def cancelled(reply: Any) -> bool:
-    """Whether the client has cancelled the request or gone away; a round trip to the server."""
-    return bool(reply.is_cancelled())
-
-
 def timeout_us(request: Any) -> int:
     """Return the request's `timeout` parameter in microseconds; Triton keeps it apart from the other parameters."""
     return int(request.timeout()) if hasattr(request, "timeout") else 0
@@ -47,6 +30,29 @@ def timeout_us(request: Any) -> int:
 def unload(name: str) -> None:
     """Ask the server to unload a model; returns at once."""
     pb_utils.unload_model(name)
+
+
+class Channel:
+    """The response sender of one request; `delivery.reply` knows when each of these may be called."""
+
+    __slots__ = ("_sender",)
+
+    def __init__(self, request: Any) -> None:
+        self._sender = request.get_response_sender()
+
+    def send(self, tensors: Tensors, *, final: bool) -> None:
+        """Send one response; blocks for a handshake with the server."""
+        response = pb_utils.InferenceResponse([pb_utils.Tensor(name, array) for name, array in tensors])
+        self._sender.send(response, FINAL if final else 0)
+
+    def send_error(self, error: AdapterError) -> None:
+        """Send an error as the final response."""
+        code = getattr(pb_utils.TritonError, error.code, pb_utils.TritonError.UNKNOWN)
+        self._sender.send(pb_utils.InferenceResponse(error=pb_utils.TritonError(str(error), code)), FINAL)
+
+    def is_cancelled(self) -> bool:
+        """Ask whether the client has cancelled the request or gone away; a round trip to the server."""
+        return bool(self._sender.is_cancelled())
 
 
 class TritonMetrics:

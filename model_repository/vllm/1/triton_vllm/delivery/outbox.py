@@ -137,13 +137,13 @@ class _Lane:
         items = []
         while job.pending:
             items.append(job.pending.popleft())
-        if not items or job.closed:
+        if not items or job.reply.closed:
             return
         is_first = job.due == 0.0
         self._deliver(job, items)
         # Wall time on purpose: it grows when the engine needs the cores, and then fewer sends are the right answer.
         self._cost += _LEARNING * (time.monotonic() - now - self._cost)
-        if job.closed:
+        if job.reply.closed:
             self._streams -= not is_first
         else:
             self._streams += is_first

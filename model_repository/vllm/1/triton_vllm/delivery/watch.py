@@ -27,19 +27,25 @@ class CancellationWatch:
 
     Args:
         jobs: returns the jobs in flight; called in the watch's thread.
-        is_cancelled: asks the server about a job; blocks for a round trip.
         cancel: called once for a job that the client cancelled.
+        clock: seconds; by it the watch knows what asking costs.
     """
 
     def __init__(
-        self, jobs: Callable[[], Iterable[Job]], is_cancelled: Callable[[Job], bool], cancel: Callable[[Job], None]
+        self,
+        jobs: Callable[[], Iterable[Job]],
+        cancel: Callable[[Job], None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._jobs = jobs
-        self._is_cancelled = is_cancelled
         self._cancel = cancel
+        self._clock = clock
         self._wake = threading.Event()
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, name="triton-cancel", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread; it sleeps until there is a request in flight."""
         self._thread.start()
 
     def wake(self) -> None:
@@ -53,21 +59,24 @@ class CancellationWatch:
         self._wake.set()
         self._thread.join()
 
+    def look(self) -> tuple[bool, float]:
+        """Ask about each job once; return whether any of them is open still, and the seconds to pause before the next look."""
+        began = self._clock()
+        busy = False
+        for job in self._jobs():
+            reply = job.reply
+            if not reply.cancelled and reply.is_cancelled():
+                self._cancel(job)
+            busy = busy or not reply.closed
+        spent = self._clock() - began
+        return busy, min(max(PERIOD_S - spent, spent * (1 / MAX_SHARE - 1)), LONGEST_S)
+
     def _run(self) -> None:
         while not self._end.is_set():
             self._wake.wait()
-            began = time.monotonic()
             # Cleared before looking: a request that comes meanwhile sets it again.
             self._wake.clear()
-            busy = False
-            for job in self._jobs():
-                with job.closing:
-                    asked = not job.closed
-                    cancelled = asked and self._is_cancelled(job)
-                busy = busy or asked
-                if cancelled:
-                    self._cancel(job)
-            spent = time.monotonic() - began
-            self._end.wait(min(max(PERIOD_S - spent, spent * (1 / MAX_SHARE - 1)), LONGEST_S))
+            busy, pause = self.look()
+            self._end.wait(pause)
             if busy:
                 self._wake.set()
