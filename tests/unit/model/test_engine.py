@@ -13,8 +13,8 @@ from typing import ClassVar
 import pytest
 
 from support.fake_reply import fake_job as job
-from triton_vllm.errors import CancelledError, InternalError, InvalidRequestError, UnavailableError
-from triton_vllm.inference.engine import DEAD, Engine
+from triton_vllm.errors import DEAD, CancelledError, InternalError, InvalidRequestError, UnavailableError
+from triton_vllm.inference.engine import Engine
 
 
 class Collector:

@@ -7,8 +7,9 @@ import json
 import numpy as np
 import pytest
 
-from triton_vllm.admission.parse import EmbedRequest, GenerateRequest, Wants, parse
+from triton_vllm.admission.parse import parse
 from triton_vllm.errors import InvalidRequestError
+from triton_vllm.request import EmbedRequest, GenerateRequest, Wants
 
 
 def tensors(**values):

@@ -9,9 +9,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from triton_vllm.admission.parse import EmbedRequest, Wants
-from triton_vllm.admission.pooling import PoolingAssembler, build
+from triton_vllm.admission.pooling import build
+from triton_vllm.delivery.response import PoolingAssembler
 from triton_vllm.errors import InvalidRequestError
+from triton_vllm.request import EmbedRequest, Wants
 
 
 @dataclasses.dataclass

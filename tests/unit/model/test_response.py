@@ -8,8 +8,8 @@ from types import SimpleNamespace as Output
 import numpy as np
 import pytest
 
-from triton_vllm.admission.parse import Wants
 from triton_vllm.delivery.response import Assembler, logprobs_json, texts
+from triton_vllm.request import Wants
 
 
 def part(text, ids, index=0, reason=None, logprobs=None, cumulative=None, stop=None):

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from triton_vllm.admission.sampling import Schema, build
+from triton_vllm.admission.sampling import build
+from triton_vllm.compat import Schema
 from triton_vllm.errors import InvalidRequestError
 
 

@@ -12,10 +12,8 @@ import importlib
 import inspect
 import sys
 import typing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
-
-from triton_vllm.admission.sampling import Schema
 
 if typing.TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -81,6 +79,25 @@ class Vllm:
     enable_envs_cache: Callable[[], None] | None
     disable_envs_cache: Callable[[], None] | None
     media_io: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Schema:
+    """What the installed vLLM's SamplingParams takes.
+
+    `types` maps a parameter to its declared type; `make`, `structured`, `streaming` and `whole` are vLLM's classes and
+    output kinds, handed in so that this module needs no vLLM. `structured_name` is the parameter for `structured`;
+    `refusals` are the exceptions by which vLLM says that a value is wrong.
+    """
+
+    types: Mapping[str, Any]
+    make: Any
+    structured: Any
+    structured_name: str
+    streaming: Any
+    whole: Any
+    refusals: tuple[type[Exception], ...] = (ValueError, TypeError)
+    fixed: Mapping[str, Any] = field(default_factory=dict)
 
 
 def load() -> Vllm:

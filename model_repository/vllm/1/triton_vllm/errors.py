@@ -12,6 +12,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+DEAD = "Model is unavailable due to unhealthy vLLM engine"
+"""Says every request while the engine is dead; the official backend has the same text."""
+
 
 class AdapterError(Exception):
     """An error with a text for the client and the name of a `TritonError` code."""

@@ -8,8 +8,8 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from triton_vllm.admission.parse import Request
     from triton_vllm.delivery.reply import Reply
+    from triton_vllm.request import Request
 
 _numbers = itertools.count(1)
 

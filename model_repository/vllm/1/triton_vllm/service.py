@@ -15,18 +15,18 @@ from typing import TYPE_CHECKING, Any
 
 from triton_vllm import compat, transport
 from triton_vllm.admission import pooling, sampling
-from triton_vllm.admission.parse import EmbedRequest, GenerateRequest, Request, parse
-from triton_vllm.admission.pooling import PoolingAssembler
+from triton_vllm.admission.parse import parse
 from triton_vllm.delivery.outbox import Outbox
 from triton_vllm.delivery.reply import Reply
-from triton_vllm.delivery.response import Assembler
+from triton_vllm.delivery.response import Assembler, PoolingAssembler
 from triton_vllm.delivery.watch import CancellationWatch
-from triton_vllm.errors import AdapterError, ConfigError, InternalError, UnavailableError, UnsupportedError
-from triton_vllm.inference.engine import DEAD, Engine
+from triton_vllm.errors import DEAD, AdapterError, ConfigError, InternalError, UnavailableError, UnsupportedError
+from triton_vllm.inference.engine import Engine
 from triton_vllm.inference.prompt import Prompter
 from triton_vllm.job import Job
 from triton_vllm.loading import devices, engine_args, executor, guard, inspector, lora, manifest, settings, warm_cache
 from triton_vllm.metrics import Mirror, Publisher
+from triton_vllm.request import EmbedRequest, GenerateRequest, Request
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

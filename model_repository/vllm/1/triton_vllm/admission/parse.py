@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from triton_vllm.coerce import to_bool, to_int
 from triton_vllm.contract import EXTRA_FLAGS, FLAGS, MEDIA
 from triton_vllm.errors import InvalidRequestError
+from triton_vllm.request import Chat, EmbedRequest, GenerateRequest, Request, Wants
 
 if TYPE_CHECKING:
     import numpy as np
@@ -26,67 +26,6 @@ _JSON_NAMES = {
 }
 # Names that Triton's frontends and request parameters reserve; they reach the parameters only by forwarding.
 RESERVED = ("sequence_id", "sequence_start", "sequence_end", "headers")
-
-
-@dataclass(frozen=True)
-class Chat:
-    """A conversation for the model's chat template."""
-
-    messages: tuple[Mapping[str, Any], ...]
-    tools: tuple[Mapping[str, Any], ...] | None = None
-    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Wants:
-    """Which optional outputs the request asks for."""
-
-    finish_reason: bool = False
-    cumulative_logprob: bool = False
-    logprobs: bool = False
-    num_input_tokens: bool = False
-    num_output_tokens: bool = False
-    token_ids: bool = False
-    stop_reason: bool = False
-    prompt_logprobs: bool = False
-
-
-@dataclass(frozen=True)
-class GenerateRequest:
-    """One prompt to complete; exactly one of text, token_ids and chat is set.
-
-    `media` maps a modality to base64 strings, `parameters` are the sampling parameters as JSON gave them,
-    `timeout` is in microseconds as everywhere in Triton (0 = none).
-    """
-
-    text: str | None
-    token_ids: tuple[int, ...] | None
-    chat: Chat | None
-    stream: bool
-    echo: bool
-    wants: Wants
-    parameters: Mapping[str, Any]
-    media: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    lora_name: str | None = None
-    priority: int = 0
-    timeout: int = 0
-
-
-@dataclass(frozen=True)
-class EmbedRequest:
-    """One input to embed or pool: a text or token ids, with vLLM's pooling parameters."""
-
-    text: str | None
-    token_ids: tuple[int, ...] | None
-    wants: Wants
-    task: str
-    parameters: Mapping[str, Any]
-    lora_name: str | None = None
-    priority: int = 0
-    timeout: int = 0
-
-
-Request = GenerateRequest | EmbedRequest
 
 
 def parse(inputs: Inputs, parameters: str, timeout: int = 0) -> Request:

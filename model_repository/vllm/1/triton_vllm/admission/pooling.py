@@ -1,20 +1,16 @@
-"""Embedding and pooling requests: vLLM's PoolingParams in, JSON numbers out."""
+"""Turns the pooling parameters of an embedding request into vLLM's PoolingParams."""
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from triton_vllm.coerce import closest, coerce
-from triton_vllm.delivery.response import Tensors, texts
 from triton_vllm.errors import InvalidRequestError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
-    from triton_vllm.admission.parse import EmbedRequest, Wants
+    from triton_vllm.request import EmbedRequest
 
 INTERNAL = frozenset({"task", "requires_token_ids", "extra_kwargs", "output_kind", "late_interaction_params"})
 
@@ -44,20 +40,3 @@ def build(make: Any, types: Mapping[str, Any], refusals: tuple[type[Exception], 
         return make(task=request.task, **values)
     except refusals as error:
         raise InvalidRequestError(f"pooling parameters: {str(error).strip()}") from None
-
-
-class PoolingAssembler:
-    """Makes the one response of a pooling request."""
-
-    def __init__(self, wants: Wants) -> None:
-        self._wants = wants
-
-    def build(self, outputs: Sequence[Any]) -> Tensors:
-        """Return the tensors (name, array): the pooled numbers as JSON, nested as the model's task has them."""
-        last = outputs[-1]
-        tensors: Tensors = [("text_output", texts(json.dumps(last.outputs.data.tolist())))]
-        if self._wants.num_input_tokens:
-            tensors.append(("num_input_tokens", np.array([len(last.prompt_token_ids)], np.uint32)))
-        if self._wants.num_output_tokens:
-            tensors.append(("num_output_tokens", np.array([0], np.uint32)))
-        return tensors

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from triton_vllm.coerce import closest, coerce
@@ -11,6 +10,8 @@ from triton_vllm.errors import InvalidRequestError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from triton_vllm.compat import Schema
 
 # Set by the adapter or by vLLM itself, never by a client.
 INTERNAL = frozenset({"output_kind", "skip_clone", "output_text_buffer_length", "extra_args", "stream_interval"})
@@ -23,25 +24,6 @@ GUIDED = {
     "guided_json_object": "json_object",
     "guided_whitespace_pattern": "whitespace_pattern",
 }
-
-
-@dataclass(frozen=True)
-class Schema:
-    """What the installed vLLM's SamplingParams takes.
-
-    `types` maps a parameter to its declared type; `make`, `structured`, `streaming` and `whole` are vLLM's classes and
-    output kinds, handed in so that this module needs no vLLM. `structured_name` is the parameter for `structured`;
-    `refusals` are the exceptions by which vLLM says that a value is wrong.
-    """
-
-    types: Mapping[str, Any]
-    make: Any
-    structured: Any
-    structured_name: str
-    streaming: Any
-    whole: Any
-    refusals: tuple[type[Exception], ...] = (ValueError, TypeError)
-    fixed: Mapping[str, Any] = field(default_factory=dict)
 
 
 def build(schema: Schema, parameters: Mapping[str, Any], *, stream: bool) -> Any:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from triton_vllm.admission.parse import Wants
+from triton_vllm.request import Wants
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -90,6 +90,23 @@ class Assembler:
         if wants.prompt_logprobs:
             found = next((o.prompt_logprobs for o in outputs if o.prompt_logprobs), None)
             tensors.append(("prompt_logprobs", texts(logprobs_json(found))))
+        return tensors
+
+
+class PoolingAssembler:
+    """Makes the one response of a pooling request."""
+
+    def __init__(self, wants: Wants) -> None:
+        self._wants = wants
+
+    def build(self, outputs: Sequence[Any]) -> Tensors:
+        """Return the tensors (name, array): the pooled numbers as JSON, nested as the model's task has them."""
+        last = outputs[-1]
+        tensors: Tensors = [("text_output", texts(json.dumps(last.outputs.data.tolist())))]
+        if self._wants.num_input_tokens:
+            tensors.append(("num_input_tokens", np.array([len(last.prompt_token_ids)], np.uint32)))
+        if self._wants.num_output_tokens:
+            tensors.append(("num_output_tokens", np.array([0], np.uint32)))
         return tensors
 
 

@@ -9,7 +9,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from triton_vllm import compat
-from triton_vllm.errors import AdapterError, CancelledError, InternalError, InvalidRequestError, UnavailableError
+from triton_vllm.errors import DEAD, AdapterError, CancelledError, InternalError, InvalidRequestError, UnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from triton_vllm.job import Job
     from triton_vllm.transport import Log
 
-DEAD = "Model is unavailable due to unhealthy vLLM engine"
 HEALTH_PERIOD_S = 0.5
 BACKOFF_S = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)
 

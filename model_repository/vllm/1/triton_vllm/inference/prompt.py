@@ -6,9 +6,9 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from triton_vllm import compat
-from triton_vllm.admission.parse import Chat, GenerateRequest, Request
 from triton_vllm.errors import AdapterError, InvalidRequestError
 from triton_vllm.inference import media
+from triton_vllm.request import Chat, GenerateRequest, Request
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -1,0 +1,70 @@
+"""What a request asks for: made by admission, read by inference and delivery."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+@dataclass(frozen=True)
+class Chat:
+    """A conversation for the model's chat template."""
+
+    messages: tuple[Mapping[str, Any], ...]
+    tools: tuple[Mapping[str, Any], ...] | None = None
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Wants:
+    """Which optional outputs the request asks for."""
+
+    finish_reason: bool = False
+    cumulative_logprob: bool = False
+    logprobs: bool = False
+    num_input_tokens: bool = False
+    num_output_tokens: bool = False
+    token_ids: bool = False
+    stop_reason: bool = False
+    prompt_logprobs: bool = False
+
+
+@dataclass(frozen=True)
+class GenerateRequest:
+    """One prompt to complete; exactly one of text, token_ids and chat is set.
+
+    `media` maps a modality to base64 strings, `parameters` are the sampling parameters as JSON gave them,
+    `timeout` is in microseconds as everywhere in Triton (0 = none).
+    """
+
+    text: str | None
+    token_ids: tuple[int, ...] | None
+    chat: Chat | None
+    stream: bool
+    echo: bool
+    wants: Wants
+    parameters: Mapping[str, Any]
+    media: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    lora_name: str | None = None
+    priority: int = 0
+    timeout: int = 0
+
+
+@dataclass(frozen=True)
+class EmbedRequest:
+    """One input to embed or pool: a text or token ids, with vLLM's pooling parameters."""
+
+    text: str | None
+    token_ids: tuple[int, ...] | None
+    wants: Wants
+    task: str
+    parameters: Mapping[str, Any]
+    lora_name: str | None = None
+    priority: int = 0
+    timeout: int = 0
+
+
+Request = GenerateRequest | EmbedRequest
