@@ -34,11 +34,21 @@ class Outbox:
     of streams and with the time that a send takes: next to nothing at light load, where each output is a response of its
     own, and some tokens' time under pressure. A job always goes to the same thread, so its responses cannot overtake
     each other.
+
+    Args:
+        deliver: sends one response for a job's consecutive outputs; called in the job's thread.
+        threads: how many send.
+        clock: seconds; by it sends are timed and paused.
     """
 
-    def __init__(self, deliver: Deliver, threads: int = 1) -> None:
-        self._lanes = [_Lane(deliver, f"triton-send-{i}") for i in range(threads)]
+    def __init__(self, deliver: Deliver, threads: int = 1, clock: Callable[[], float] = time.monotonic) -> None:
+        self._lanes = [_Lane(deliver, clock, f"triton-send-{i}") for i in range(threads)]
         self._next = 0
+
+    def start(self) -> None:
+        """Start the threads."""
+        for lane in self._lanes:
+            lane.thread.start()
 
     def assign(self, job: Job) -> None:
         """Choose the job's thread; call once, before the first `put`."""
@@ -64,8 +74,9 @@ class Outbox:
 class _Lane:
     """One sender thread: jobs with something to send, and those whose pause is not over."""
 
-    def __init__(self, deliver: Deliver, name: str) -> None:
+    def __init__(self, deliver: Deliver, clock: Callable[[], float], name: str) -> None:
         self._deliver = deliver
+        self._clock = clock
         self._ready: deque[Job] = deque()
         self._waiting: list[tuple[float, int, Job]] = []
         self._numbers = itertools.count()  # orders jobs that are due at the same time
@@ -75,7 +86,6 @@ class _Lane:
         self._streams = 0
         self._cost = _FIRST_COST_S
         self.thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self.thread.start()
 
     def put(self, job: Job) -> None:
         """Take a job; wakes the thread only if it would sleep beyond the job's turn."""
@@ -88,6 +98,12 @@ class _Lane:
         self._ended = True
         self._ring()
 
+    def turn(self) -> float:
+        """Send what is due; return when something is due next, infinity if nothing waits."""
+        self._take()
+        self._send_due()
+        return self._waiting[0][0] if self._waiting else math.inf
+
     def _ring(self) -> None:
         if self._wakes_at != _AWAKE:
             self._wakes_at = _AWAKE
@@ -95,25 +111,23 @@ class _Lane:
 
     def _run(self) -> None:
         while not self._ended:
-            self._take()
-            self._send_due()
-            self._wakes_at = self._waiting[0][0] if self._waiting else math.inf
+            self._wakes_at = self.turn()
             if not self._ready and not self._ended:  # else it came while the thread was taken to be awake
                 self._sleep(self._wakes_at)
             self._wakes_at = _AWAKE
         self._take()
         while self._waiting:
-            self._send(heapq.heappop(self._waiting)[2], time.monotonic())
+            self._send(heapq.heappop(self._waiting)[2], self._clock())
 
     def _sleep(self, until: float) -> None:
         with contextlib.suppress(queue.Empty):
-            self._bell.get(timeout=None if until == math.inf else max(0.0, until - time.monotonic()))
+            self._bell.get(timeout=None if until == math.inf else max(0.0, until - self._clock()))
 
     def _take(self) -> None:
         """Send what is ready and due, and let the rest wait."""
         while self._ready:
             job = self._ready.popleft()
-            now = time.monotonic()
+            now = self._clock()
             if job.ended or now >= job.due:
                 self._send(job, now)
             else:
@@ -121,9 +135,9 @@ class _Lane:
 
     def _send_due(self) -> None:
         # All that come due within a part of the pause go now: one wake-up for many.
-        horizon = time.monotonic() + 0.25 * self._pause()
+        horizon = self._clock() + 0.25 * self._pause()
         while self._waiting and self._waiting[0][0] <= horizon:
-            self._send(heapq.heappop(self._waiting)[2], time.monotonic())
+            self._send(heapq.heappop(self._waiting)[2], self._clock())
             self._take()  # a first or last output does not wait for the others
 
     def _pause(self) -> float:
@@ -142,7 +156,7 @@ class _Lane:
         is_first = job.due == 0.0
         self._deliver(job, items)
         # Wall time on purpose: it grows when the engine needs the cores, and then fewer sends are the right answer.
-        self._cost += _LEARNING * (time.monotonic() - now - self._cost)
+        self._cost += _LEARNING * (self._clock() - now - self._cost)
         if job.reply.closed:
             self._streams -= not is_first
         else:

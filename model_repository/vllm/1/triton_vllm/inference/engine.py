@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import threading
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from triton_vllm import compat
@@ -17,24 +18,34 @@ if TYPE_CHECKING:
 
     from triton_vllm.inference.prompt import Prompter
     from triton_vllm.job import Job
-    from triton_vllm.transport import Log
+    from triton_vllm.protocols import Log
 
-HEALTH_PERIOD_S = 0.5
-BACKOFF_S = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)
+    Put = Callable[[Job, Any], None]
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How often a dead engine is looked for and started again, in seconds."""
+
+    health_period: float = 0.5
+    backoff: tuple[float, ...] = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)
+
+
+USUAL_PACE = Pace()
 
 
 class Engine:
     """vLLM and the requests it works on.
 
-    Outputs and errors go to `put` in the event loop's thread. All public methods are called from other threads.
+    All public methods are called from other threads than the event loop's.
 
     Args:
         vllm: the loaded vLLM.
         values: engine arguments.
         prompter: makes prompts from requests.
-        put: takes each output of a job, an exception as its last one.
-        log: tells what goes on.
-        restart: whether a dead engine is started anew.
+        log: told what happens.
+        restart: whether a dead engine is started again.
+        pace: of that.
     """
 
     def __init__(
@@ -43,16 +54,17 @@ class Engine:
         values: Mapping[str, Any],
         prompter: Prompter,
         *,
-        put: Callable[[Job, Any], None],
         log: Log,
         restart: bool,
+        pace: Pace = USUAL_PACE,
     ) -> None:
         self._vllm = vllm
         self._values = values
         self._prompter = prompter
-        self._put = put
         self._log = log
         self._restart = restart
+        self._pace = pace
+        self._put: Put  # from `start` on
         self._adapters: tuple[Any, ...] = ()
         self._jobs: dict[str, Job] = {}
         self._llm: Any = None
@@ -62,12 +74,17 @@ class Engine:
         self.tasks: tuple[str, ...] = ()
         self.healthy = False
 
-    def start(self, adapters: tuple[Any, ...] = ()) -> None:
-        """Start the loop and load the model and its LoRA adapters; returns when requests can be taken.
+    def start(self, put: Put, adapters: tuple[Any, ...] = ()) -> None:
+        """Start the loop and load the model and its LoRA adapters; return when requests can be taken.
+
+        Args:
+            put: takes each output of a job, an exception as its last one; called in the event loop's thread.
+            adapters: vLLM's LoRARequests.
 
         Raises:
             Exception: whatever vLLM raised.
         """
+        self._put = put
         self._adapters = adapters
         self._thread.start()
         try:
@@ -193,7 +210,7 @@ class Engine:
             if self._restart:
                 self._loop.create_task(self._revive())
                 return
-        self._loop.call_later(HEALTH_PERIOD_S, self._check)
+        self._loop.call_later(self._pace.health_period, self._check)
 
     async def _revive(self) -> None:
         attempt = 0
@@ -203,7 +220,7 @@ class Engine:
                 self._llm.shutdown()
                 await self._load()
             except Exception as error:  # noqa: BLE001 - out of memory, say, until the dead engine's is free again
-                delay = BACKOFF_S[min(attempt, len(BACKOFF_S) - 1)]
+                delay = self._pace.backoff[min(attempt, len(self._pace.backoff) - 1)]
                 attempt += 1
                 self._log.error(f"restart {attempt} failed, next one in {delay:.0f} s: {type(error).__name__}: {error}")
                 await asyncio.sleep(delay)

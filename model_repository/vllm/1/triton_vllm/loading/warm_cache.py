@@ -25,13 +25,15 @@ import shutil
 import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from triton_vllm.loading import engine_args
 from triton_vllm.loading.manifest import FILE_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, MutableMapping
+
+    from triton_vllm.protocols import Log
 
 FOLDER = "vllm_cache"
 RECORD = "warm.json"
@@ -44,16 +46,6 @@ _OURS = re.compile(r"/vllm_env/inductor/[0-9a-f]{16}$")  # the environment's sta
 _GPUS = Path("/proc/driver/nvidia/gpus")
 _CPU = Path("/proc/cpuinfo")
 _REMEDY = "make it anew with ./gen_vllm_env.sh --warm"
-
-
-class Log(Protocol):
-    """Where it is said what happens."""
-
-    def info(self, text: str) -> None:
-        """Say what happens in normal running."""
-
-    def warning(self, text: str) -> None:
-        """Say what an operator should look at."""
 
 
 @dataclass(frozen=True)
