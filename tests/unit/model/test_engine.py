@@ -6,6 +6,7 @@ vLLM itself is replaced by a small stand-in here, with the methods that `compat`
 from __future__ import annotations
 
 import queue
+import threading
 import time
 from types import SimpleNamespace
 from typing import ClassVar
@@ -211,11 +212,13 @@ def test_a_dead_engine_is_replaced(started):
     """Jobs in flight fail at once, new ones until the engine is back; starting again is retried."""
     engine, got = started()
     _ = added(engine, job())
-    Llm.fail_starts = 1
+    Llm.fail_starts = 1 << 30
     old = Llm.started[-1]
     old.errored = True
     assert str(got.get(timeout=PROMISED)[1]) == DEAD
+    until(lambda: any(line.startswith("restart 2 failed") for line in engine._log.lines))
     assert not engine.is_healthy()
+    Llm.fail_starts = 0
     until(engine.is_healthy)
     assert old.closed
     _, put = added(engine, j := job())
@@ -232,6 +235,37 @@ def test_a_dead_engine_stays_dead_where_restart_is_off(started):
     assert not engine.is_healthy()
     assert engine._log.lines == ["the engine has died"]
     assert len(Llm.started) == 1
+
+
+def blocked(engine):
+    """Hold the engine's loop; return what lets it go on."""
+    held, go_on = threading.Event(), threading.Event()
+    engine._loop.call_soon_threadsafe(lambda: (held.set(), go_on.wait(PROMISED)))
+    assert held.wait(PROMISED)
+    return go_on.set
+
+
+def test_a_job_is_in_flight_as_soon_as_it_is_submitted(started):
+    """The watch looks right after: a request that it does not see would not be watched until the next one came."""
+    engine, _ = started()
+    go_on = blocked(engine)
+    j = job()
+    engine.submit(j)
+    assert engine.jobs() == [j]
+    go_on()
+
+
+def test_a_job_that_the_loop_has_not_begun_is_told_when_the_model_is_unloaded(started):
+    """It was taken, so it is answered, once."""
+    engine, got = started()
+    go_on = blocked(engine)
+    engine._call(engine._drain(0))
+    engine.submit(j := job())
+    go_on()
+    assert (got.get(timeout=PROMISED)[0], j.ended) == (j, True)
+    engine.stop(0)
+    assert got.empty()
+    assert Llm.started[-1].collectors == {}
 
 
 def test_stop_waits_for_requests_within_its_bound(started):

@@ -6,7 +6,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from triton_vllm.protocols import ModelConfig
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,7 @@ OUTPUTS = (
 )
 
 
-def complete(config: Any) -> Any:
+def complete(config: ModelConfig) -> ModelConfig:
     """Add the tensors and the decoupled policy that `config` (Triton's ModelConfig) lacks, and return it."""
     declared = config.as_dict()
     given = {t["name"] for t in declared["input"]}, {t["name"] for t in declared["output"]}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from triton_vllm import transport
 from triton_vllm.admission.admit import Admission
@@ -10,6 +10,8 @@ from triton_vllm.loading.load import load
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from triton_vllm.protocols import TritonRequest
 
 
 class Service:
@@ -35,7 +37,7 @@ class Service:
             unload_dead=prepared.settings.health_check and not prepared.settings.restart,
         )
 
-    def accept(self, request: Any) -> None:
+    def accept(self, request: TritonRequest) -> None:
         """Take one Triton request; it is answered later, or at once if it is wrong."""
         job = self._admission.admit(request)
         if job is not None:

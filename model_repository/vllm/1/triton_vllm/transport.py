@@ -13,16 +13,17 @@ if TYPE_CHECKING:
     from triton_vllm.delivery.response import Tensors
     from triton_vllm.errors import AdapterError
     from triton_vllm.metrics import Sample
+    from triton_vllm.protocols import Metric, TritonRequest
 
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 
 
-def inputs(request: Any) -> Inputs:
+def inputs(request: TritonRequest) -> Inputs:
     """Return the request's tensors by name."""
     return {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
 
 
-def timeout_us(request: Any) -> int:
+def timeout_us(request: TritonRequest) -> int:
     """Return the request's `timeout` parameter in microseconds; Triton keeps it apart from the other parameters."""
     return int(request.timeout()) if hasattr(request, "timeout") else 0
 
@@ -37,7 +38,7 @@ class Channel:
 
     __slots__ = ("_sender",)
 
-    def __init__(self, request: Any) -> None:
+    def __init__(self, request: TritonRequest) -> None:
         self._sender = request.get_response_sender()
 
     def send(self, tensors: Tensors, *, final: bool) -> None:
@@ -61,20 +62,21 @@ class TritonMetrics:
     def __init__(self) -> None:
         self._families: dict[str, Any] = {}
 
-    def create(self, sample: Sample, labels: Mapping[str, str]) -> Any:
+    def create(self, sample: Sample, labels: Mapping[str, str]) -> Metric:
         """Return a new metric of the family that the sample belongs to."""
         if sample.name not in self._families:
             kind = pb_utils.MetricFamily.COUNTER if sample.counter else pb_utils.MetricFamily.GAUGE
             self._families[sample.name] = pb_utils.MetricFamily(
                 name=sample.name, description=sample.help or sample.name, kind=kind
             )
-        return self._families[sample.name].Metric(labels=dict(labels))
+        metric: Metric = self._families[sample.name].Metric(labels=dict(labels))
+        return metric
 
-    def add(self, metric: Any, amount: float) -> None:
+    def add(self, metric: Metric, amount: float) -> None:
         """Raise a counter; a round trip."""
         metric.increment(amount)
 
-    def set(self, metric: Any, value: float) -> None:
+    def set(self, metric: Metric, value: float) -> None:
         """Set a gauge; a round trip."""
         metric.set(value)
 

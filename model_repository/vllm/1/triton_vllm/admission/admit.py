@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from triton_vllm.compat import Vllm
     from triton_vllm.inference.engine import Engine
-    from triton_vllm.protocols import Log
+    from triton_vllm.protocols import Log, TritonRequest
     from triton_vllm.request import EmbedRequest
 
 
@@ -53,7 +53,7 @@ class Admission:
         self._schema = compat.sampling_schema(vllm)
         self._pooling_types = compat.pooling_types(vllm)
 
-    def admit(self, request: Any) -> Job | None:
+    def admit(self, request: TritonRequest) -> Job | None:
         """Return the job of a request, or answer the request and return None."""
         reply = Reply(transport.Channel(request))
         try:
@@ -65,7 +65,7 @@ class Admission:
             reply.fail(InternalError("the request could not be read; the server's log has the details"))
         return None
 
-    def _job(self, request: Any, reply: Reply) -> Job:
+    def _job(self, request: TritonRequest, reply: Reply) -> Job:
         if not self._engine.is_healthy():
             if self._unload_dead:
                 transport.unload(self._name)

@@ -8,10 +8,9 @@ from triton_vllm.errors import AdapterError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from typing import Any
 
     from triton_vllm.job import Job
-    from triton_vllm.protocols import Log
+    from triton_vllm.protocols import Item, Log
 
 
 class Delivery:
@@ -26,7 +25,7 @@ class Delivery:
         self._drop = drop
         self._log = log
 
-    def deliver(self, job: Job, items: Sequence[Any]) -> None:
+    def deliver(self, job: Job, items: Sequence[Item]) -> None:
         """Send one response for all items, consecutive outputs or, at the end, an error. Never raises."""
         last = items[-1]
         try:

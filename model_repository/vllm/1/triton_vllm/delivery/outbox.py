@@ -11,11 +11,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any
 
 from triton_vllm.job import Job
+from triton_vllm.protocols import Item
 
-Deliver = Callable[[Job, list[Any]], None]
+Deliver = Callable[[Job, list[Item]], None]
 
 SHARE = 0.25
 """Part of a sender thread's time that sending may take before outputs are merged. A send costs the stub and the server
@@ -55,7 +55,7 @@ class Outbox:
         job.lane = self._next
         self._next = (self._next + 1) % len(self._lanes)
 
-    def put(self, job: Job, item: Any) -> None:
+    def put(self, job: Job, item: Item) -> None:
         """Queue an output or an exception for sending; never blocks."""
         job.pending.append(item)
         # A job that waits for its turn is not queued again for every token, but its last output does not wait.

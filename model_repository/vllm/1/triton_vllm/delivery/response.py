@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from triton_vllm.request import Wants
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
+
+    from triton_vllm.protocols import CompletionOutput, Logprob, PoolingRequestOutput, Positions, RequestOutput
 
 Tensors = list[tuple[str, "np.ndarray[Any, Any]"]]
 # JSON has no infinity; OpenAI-compatible servers write this for a token that cannot be.
 LOWEST_LOGPROB = -9999.0
+
+
+class ResponseBuilder(Protocol):
+    """Makes the responses of one request."""
+
+    def build(self, outputs: Sequence[Any]) -> Tensors:
+        """Return the tensors of one response from the outputs since the one before."""
 
 
 class Completion:
@@ -30,7 +39,7 @@ class Completion:
         self.finish_reason: str | None = None
         self.stop_reason: Any = None
 
-    def add(self, output: Any) -> None:
+    def add(self, output: CompletionOutput) -> None:
         """Append one CompletionOutput of vLLM."""
         self.text += output.text
         self.token_ids.extend(output.token_ids)
@@ -58,7 +67,7 @@ class Assembler:
         self._plain = n == 1 and not prefix and wants == Wants()
         self._cumulative: list[float | None] = [None] * n
 
-    def build(self, outputs: Sequence[Any]) -> Tensors:
+    def build(self, outputs: Sequence[RequestOutput]) -> Tensors:
         """Return the tensors (name, array) of one response from consecutive RequestOutputs."""
         if self._plain:
             return [("text_output", texts("".join(c.text for o in outputs for c in o.outputs)))]
@@ -70,7 +79,7 @@ class Assembler:
         prefix, self._prefix = self._prefix, ""
         return [("text_output", texts(*(prefix + c.text for c in completions))), *self._extras(outputs, completions)]
 
-    def _extras(self, outputs: Sequence[Any], completions: list[Completion]) -> Tensors:
+    def _extras(self, outputs: Sequence[RequestOutput], completions: list[Completion]) -> Tensors:
         wants, tensors = self._wants, []
         if wants.finish_reason:
             tensors.append(("finish_reason", texts(*(str(c.finish_reason) for c in completions))))
@@ -99,7 +108,7 @@ class PoolingAssembler:
     def __init__(self, wants: Wants) -> None:
         self._wants = wants
 
-    def build(self, outputs: Sequence[Any]) -> Tensors:
+    def build(self, outputs: Sequence[PoolingRequestOutput]) -> Tensors:
         """Return the tensors (name, array): the pooled numbers as JSON, nested as the model's task has them."""
         last = outputs[-1]
         tensors: Tensors = [("text_output", texts(json.dumps(last.outputs.data.tolist())))]
@@ -118,13 +127,13 @@ def texts(*values: str) -> np.ndarray[Any, Any]:
     return array
 
 
-def logprobs_json(positions: Iterable[Any] | None) -> str:
+def logprobs_json(positions: Positions | None) -> str:
     """Return a JSON list with an object per position: token id -> logprob, rank, decoded_token; "null" for None."""
     if positions is None:
         return "null"
     return json.dumps([None if p is None else {t: _logprob(entry) for t, entry in p.items()} for p in positions])
 
 
-def _logprob(entry: Any) -> dict[str, Any]:
+def _logprob(entry: Logprob) -> dict[str, Any]:
     value = max(entry.logprob, LOWEST_LOGPROB)
     return {"logprob": value, "rank": entry.rank, "decoded_token": entry.decoded_token}

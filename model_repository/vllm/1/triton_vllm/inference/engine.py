@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
     from triton_vllm.inference.prompt import Prompter
     from triton_vllm.job import Job
-    from triton_vllm.protocols import Log
+    from triton_vllm.protocols import EngineClient, Item, Log, Output
 
-    Put = Callable[[Job, Any], None]
+    Put = Callable[[Job, Item], None]
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Engine:
         self._put: Put  # from `start` on
         self._adapters: tuple[Any, ...] = ()
         self._jobs: dict[str, Job] = {}
-        self._llm: Any = None
+        self._llm: EngineClient  # from `_load` on
         self._loop = _new_loop()
         self._thread = threading.Thread(target=self._run, name="triton-engine", daemon=True)
         self._ending = threading.Event()
@@ -96,10 +96,12 @@ class Engine:
 
     def jobs(self) -> list[Job]:
         """Return the jobs in flight."""
-        return list(self._jobs.values())  # one C call, so the loop cannot change the dict meanwhile
+        return list(self._jobs.values())  # one C call, so no other thread can change the dict meanwhile
 
     def submit(self, job: Job) -> None:
         """Take a job; its outcome comes through `put`."""
+        # Here and not in the loop: the watch, woken next, would find nothing in flight and go to sleep again.
+        self._jobs[job.id] = job
         self._loop.call_soon_threadsafe(self._begin, job)
 
     def cancel(self, job: Job) -> None:
@@ -144,7 +146,8 @@ class Engine:
         self.healthy = True
 
     def _begin(self, job: Job) -> None:
-        self._jobs[job.id] = job
+        if job.ended:  # the engine has died, or is being unloaded
+            return
         if job.request.timeout:
             seconds = job.request.timeout / 1e6
             error = UnavailableError(f"timeout of {job.request.timeout} us expired before the request had finished")
@@ -169,7 +172,7 @@ class Engine:
             return
         compat.attach(collector, lambda item: self._take(job, item))
 
-    def _take(self, job: Job, item: Any) -> None:
+    def _take(self, job: Job, item: Output | Exception) -> None:
         if job.ended:
             return
         if isinstance(item, Exception):
@@ -179,7 +182,7 @@ class Engine:
         else:
             self._put(job, item)
 
-    def _finish(self, job: Job, last: Any) -> None:
+    def _finish(self, job: Job, last: Item) -> None:
         if job.ended:
             return
         job.ended = True

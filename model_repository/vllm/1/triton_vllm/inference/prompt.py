@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING, Any
 from triton_vllm import compat
 from triton_vllm.errors import AdapterError, InvalidRequestError
 from triton_vllm.inference import media
+from triton_vllm.inference.tokenizing import tokenize
 from triton_vllm.request import Chat, GenerateRequest, Request
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+    from triton_vllm.protocols import EngineClient
 
 
 class Prompter:
@@ -27,7 +30,7 @@ class Prompter:
         self._loaders = loaders
         self._turn = asyncio.Lock()
 
-    async def make(self, llm: Any, request: Request) -> Any:
+    async def make(self, llm: EngineClient, request: Request) -> Any:
         """Return what `add_request` takes; runs in the engine's event loop.
 
         Raises:
@@ -42,9 +45,9 @@ class Prompter:
         if isinstance(request, GenerateRequest) and request.media:
             # Decoding a picture or a film takes long: not in the event loop.
             prompt["multi_modal_data"] = await asyncio.to_thread(media.decode, request.media, self._loaders)
-        return await compat.render(self._vllm, llm, prompt, self._turn)
+        return await tokenize(self._vllm, llm, prompt, self._turn)
 
-    async def _chat(self, llm: Any, chat: Chat) -> Any:
+    async def _chat(self, llm: EngineClient, chat: Chat) -> Any:
         kwargs = dict(chat.template_kwargs)
         if chat.tools:
             kwargs["tools"] = [dict(tool) for tool in chat.tools]

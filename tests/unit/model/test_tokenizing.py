@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from triton_vllm import compat
+from triton_vllm.inference import tokenizing
 
 
 class Pooled:
@@ -41,7 +41,7 @@ async def rendered(sizes, tokenizer=None, pooled=Pooled):
     llm = SimpleNamespace(renderer=renderer, model_config=None)
     turn = asyncio.Lock()
     prompts = [{"prompt": "x" * size} for size in sizes]
-    tasks = [asyncio.create_task(compat.render(vllm, llm, prompt, turn)) for prompt in prompts]
+    tasks = [asyncio.create_task(tokenizing.tokenize(vllm, llm, prompt, turn)) for prompt in prompts]
     while not all(task.done() for task in tasks):
         await asyncio.sleep(0)
         renderer.round += 1
@@ -51,7 +51,7 @@ async def rendered(sizes, tokenizer=None, pooled=Pooled):
 
 @pytest.mark.parametrize(
     ("size", "place"),
-    [(0, "loop"), (compat.MEDIUM_TEXT, "loop"), (compat.MEDIUM_TEXT + 1, "thread")],
+    [(0, "loop"), (tokenizing.MEDIUM_TEXT, "loop"), (tokenizing.MEDIUM_TEXT + 1, "thread")],
 )
 def test_only_a_long_prompt_goes_to_another_thread(size, place):
     ((where, _),) = asyncio.run(rendered([size]))
@@ -59,12 +59,12 @@ def test_only_a_long_prompt_goes_to_another_thread(size, place):
 
 
 def test_short_prompts_are_tokenized_together():
-    assert asyncio.run(rendered([compat.SHORT_TEXT] * 5)) == [("loop", 0)] * 5
+    assert asyncio.run(rendered([tokenizing.SHORT_TEXT] * 5)) == [("loop", 0)] * 5
 
 
 def test_the_loop_turns_between_prompts_of_medium_length():
     """Else the streams of others would stand still until all of a burst are tokenized."""
-    rounds = [number for _, number in asyncio.run(rendered([compat.SHORT_TEXT + 1] * 5))]
+    rounds = [number for _, number in asyncio.run(rendered([tokenizing.SHORT_TEXT + 1] * 5))]
     assert len(set(rounds)) == 5, rounds
 
 
