@@ -255,14 +255,15 @@ def test_a_job_is_in_flight_as_soon_as_it_is_submitted(started):
     go_on()
 
 
-def test_a_job_that_the_loop_has_not_begun_is_told_when_the_model_is_unloaded(started):
-    """It was taken, so it is answered, once."""
+def test_a_job_that_has_ended_before_the_loop_took_it_is_not_begun(started):
+    """The engine died, or the model was unloaded: it is told once, and vLLM never hears of it."""
     engine, got = started()
     go_on = blocked(engine)
-    engine._call(engine._drain(0))
-    engine.submit(j := job())
+    j, error = job(), UnavailableError("unloaded")
+    engine._loop.call_soon_threadsafe(engine._abort, j, error)
+    engine.submit(j)
     go_on()
-    assert (got.get(timeout=PROMISED)[0], j.ended) == (j, True)
+    assert got.get(timeout=PROMISED) == (j, error)
     engine.stop(0)
     assert got.empty()
     assert Llm.started[-1].collectors == {}
