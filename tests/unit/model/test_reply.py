@@ -130,8 +130,8 @@ def test_the_final_response_waits_for_a_running_question(end):
             order.append("final")
 
     reply = Reply(Slow())
-    asker = threading.Thread(target=reply.is_cancelled)
-    ender = threading.Thread(target=end, args=(reply,))
+    asker = threading.Thread(target=reply.is_cancelled, daemon=True)
+    ender = threading.Thread(target=end, args=(reply,), daemon=True)
     asker.start()
     assert asking.wait(60)
     ender.start()

@@ -8,7 +8,7 @@ from types import SimpleNamespace as Output
 import numpy as np
 import pytest
 
-from triton_vllm.delivery.response import Assembler, logprobs_json, texts
+from triton_vllm.delivery.response import Assembler, logprobs_json, string_tensor
 from triton_vllm.request import Wants
 
 
@@ -101,4 +101,4 @@ def test_logprobs_are_valid_json(value):
 
 def test_texts_survive_half_a_surrogate():
     """A detokenizer may leave one; it must not break the response."""
-    assert texts("a\ud800").tolist() == [b"a?"]
+    assert string_tensor("a\ud800").tolist() == [b"a?"]

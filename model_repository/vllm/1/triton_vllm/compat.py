@@ -1,6 +1,6 @@
 """The one place that touches vLLM's API: every name that moved between vLLM 0.11 and 0.33 is looked for here.
 
-What a vLLM can do is asked of it (does the attribute, field or keyword exist?), never read off its version number.
+Whether a vLLM can do something is decided by its attributes, fields and keywords, not by its version number.
 Import of this module is free; `load()` imports vLLM, which takes 10 s and more.
 """
 
@@ -97,7 +97,7 @@ def load() -> Vllm:
     """Import vLLM and find its parts.
 
     Raises:
-        ImportError: vLLM, or a name that no version may lack, is not there.
+        ImportError: vLLM, or a name that every supported version has, is not found.
     """
     vllm = importlib.import_module("vllm")
     found = {name: _find(name, places) for name, places in PLACES.items()}
@@ -183,7 +183,7 @@ def start(vllm: Vllm, values: Mapping[str, Any]) -> EngineClient:
         vllm.disable_envs_cache()
     llm: EngineClient = vllm.AsyncLLM.from_engine_args(args, usage_context=vllm.UsageContext.API_SERVER)
     # vLLM looks an environment variable up for every token: a tenth of the event loop's time with 256 streams on an H200.
-    # It switches this cache on itself where the model runs, and says that its variables must not change after that.
+    # It switches this cache on itself where the model runs, and requires that its variables do not change after that.
     if vllm.enable_envs_cache is not None:
         vllm.enable_envs_cache()
     return llm
@@ -205,10 +205,10 @@ def parse_prompt(vllm: Vllm, llm: EngineClient, prompt: Mapping[str, Any]) -> An
 
 
 def has_pooled_tokenizer(vllm: Vllm, renderer: Renderer) -> bool:
-    """Whether another thread may tokenize beside vLLM's own: vLLM pools most tokenizers, with a copy for each thread.
+    """Return whether another thread may tokenize beside vLLM's own: vLLM pools most tokenizers, with a copy for each thread.
 
-    One that is not pooled keeps what was asked of it last, such as truncation, and fails ("Already borrowed") when asked for
-    something else meanwhile; one in Python is slow.
+    A tokenizer without a pool keeps the options of its last call, such as truncation, and fails ("Already borrowed") if another
+    thread calls it with other options at the same time. A tokenizer in Python is slow.
     """
     pooled = vllm.ThreadSafeHFTokenizerMixin
     return pooled is not None and isinstance(getattr(renderer, "tokenizer", None), pooled)
@@ -257,14 +257,14 @@ def child_environment() -> dict[str, str]:
 
 
 def runs_on_cpu() -> bool:
-    """Whether this vLLM computes on the CPU."""
+    """Return whether this vLLM computes on the CPU."""
     return bool(importlib.import_module("vllm.platforms").current_platform.is_cpu())
 
 
 def supports_ray() -> bool:
-    """Whether this vLLM's platform can have workers in a Ray cluster; its CPU platform cannot.
+    """Return whether this vLLM's platform can have workers in a Ray cluster; its CPU platform cannot.
 
-    vLLM finds out in EngineCore, whose error reaches the log alone.
+    vLLM itself checks that in EngineCore, whose error is written to the log only.
     """
     platform = importlib.import_module("vllm.platforms").current_platform
     return bool(getattr(platform, "ray_device_key", "not said"))
@@ -279,7 +279,7 @@ def prometheus_families() -> Iterable[PrometheusFamily]:
 
 
 def is_dead(llm: EngineClient) -> bool:
-    """Whether the engine has died; costs no round trip."""
+    """Return whether the engine has died; costs no round trip."""
     return bool(getattr(llm, "errored", False))
 
 

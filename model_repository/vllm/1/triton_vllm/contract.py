@@ -1,6 +1,6 @@
 """The tensors of the model: those of the official vLLM backend, and our optional additions.
 
-`config.pbtxt` declares the same list (a test compares the two); `complete` adds whatever a shorter config leaves out.
+`config.pbtxt` declares the same list (a test compares the two); `complete` adds what a shorter config omits.
 """
 
 from __future__ import annotations

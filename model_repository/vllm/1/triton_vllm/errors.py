@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 DEAD = "Model is unavailable due to unhealthy vLLM engine"
-"""Says every request while the engine is dead; the official backend has the same text."""
+"""The answer to every request while the engine is dead; the official backend uses the same text."""
 
 
 class AdapterError(Exception):

@@ -19,10 +19,25 @@ _numbers = itertools.count(1)
 
 
 class Job:
-    """The mutable state of a request.
+    """The mutable state of a request, from admission to its final response.
 
-    `pending` is filled by the event loop and drained by the job's one sender thread; both ends of a deque are atomic,
-    so no lock is needed. `queued` says that the job waits in the sender's queue already.
+    The event loop fills `pending` and the job's one sender thread drains it; both ends of a deque are atomic, so no lock is
+    needed.
+
+    Attributes:
+        id: by which vLLM knows the request.
+        request: what was asked, set by admission, as are `params` and `lora`.
+        params: vLLM's SamplingParams or PoolingParams.
+        lora: vLLM's LoRARequest, or None.
+        reply: the answer.
+        assembler: makes responses from outputs.
+        task: adds the request to the engine; set by the event loop, as are `deadline` and `ended`.
+        deadline: ends the request when its timeout has expired.
+        ended: the last item has been put.
+        pending: items that have not been sent.
+        queued: the job waits in the sender's queue.
+        lane: the number of its sender thread.
+        due: the outbox's time before which the next response is not sent; set by the sender thread.
     """
 
     __slots__ = (
@@ -48,8 +63,8 @@ class Job:
         self.reply = reply
         self.pending: deque[Item] = deque()
         self.queued = False
-        self.due = 0.0  # time.monotonic() before which it is not sent again; by the sender thread
-        self.ended = False  # by the event loop: the last item has been put
+        self.due = 0.0
+        self.ended = False
         self.assembler = assembler
         self.lora: Any = None
         self.lane = 0

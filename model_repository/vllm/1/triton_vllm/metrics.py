@@ -1,4 +1,4 @@
-"""Publishes vLLM's Prometheus metrics on Triton's metrics endpoint.
+"""Publish vLLM's Prometheus metrics on Triton's metrics endpoint.
 
 vLLM keeps them in a registry of this process; a thread copies what has changed once a second, so the token path pays
 nothing and metrics that a new vLLM adds appear by themselves.
@@ -67,7 +67,7 @@ def samples(families: Iterable[PrometheusFamily]) -> list[Sample]:
 
 
 class Mirror:
-    """Keeps the metrics of a sink equal to samples.
+    """Keep the metrics of a sink equal to samples.
 
     Args:
         sink: makes and moves metrics.
@@ -103,7 +103,7 @@ class Mirror:
 
 
 class Publisher:
-    """Runs a mirror once a second until closed.
+    """Run a mirror once a second until closed.
 
     Args:
         mirror: what to update.

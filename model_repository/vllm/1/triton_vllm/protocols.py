@@ -1,4 +1,4 @@
-"""Shapes of what crosses modules here and is made by Triton, vLLM or Prometheus: what we use of them, and no more.
+"""Types of the objects of Triton, vLLM and Prometheus that cross modules, reduced to what is used of them.
 
 Read in python_backend's src/pb_stub.cc and src/resources/triton_python_backend_utils.py (branch r24.10), in vLLM's outputs.py,
 logprobs.py, v1/engine/async_llm.py, v1/engine/output_processor.py and renderers/base.py (0.32.0), and in prometheus_client's
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Log(Protocol):
-    """Where the model says what happens; `transport.Log` in the server."""
+    """Take log lines; `transport.Log` in the server."""
 
     def info(self, text: str) -> None:
         """Log what happens in normal running."""
@@ -78,10 +78,10 @@ class ModelConfig(Protocol):
         """Declare an output."""
 
     def set_model_transaction_policy(self, transaction_policy_dict: Mapping[str, bool]) -> None:
-        """Say whether a request may have any number of responses."""
+        """Set whether a request may have any number of responses."""
 
     def set_max_batch_size(self, max_batch_size: int) -> None:
-        """Say how many requests the server may join to one."""
+        """Set how many requests the server may batch."""
 
 
 class Metric(Protocol):

@@ -1,4 +1,4 @@
-"""Joins the rooms: a load at first, then each request from admission to the engine; `model.py` is its only user."""
+"""Connect the rooms: load the model, then pass each request from admission to the engine. Only `model.py` uses this."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Service:
             self._model.watch.wake()
 
     def is_ready(self) -> bool:
-        """Whether requests can be served now."""
+        """Return whether requests can be served now."""
         return self._model.engine.is_healthy()
 
     def close(self) -> None:

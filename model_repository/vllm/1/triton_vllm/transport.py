@@ -57,7 +57,7 @@ class Channel:
 
 
 class TritonMetrics:
-    """Makes metrics in the server; `create` raises TritonModelException where the server has none."""
+    """Make metrics in the server; `create` raises TritonModelException where the server has none."""
 
     def __init__(self) -> None:
         self._families: dict[str, Any] = {}

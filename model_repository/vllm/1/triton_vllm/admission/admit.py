@@ -1,4 +1,4 @@
-"""Makes a job of a Triton request, or answers it with the reason why not."""
+"""Make a job from a Triton request, or answer the request with the reason for its refusal."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Admission:
-    """Lets requests in.
+    """Check requests and turn them into jobs.
 
     Args:
         name: the model's name.

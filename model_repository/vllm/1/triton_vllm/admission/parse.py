@@ -1,4 +1,4 @@
-"""Parses the input tensors of one request into frozen dataclasses."""
+"""Parse the input tensors of one request into frozen dataclasses."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def _chat(inputs: Inputs) -> Chat:
 
 
 def _echo(inputs: Inputs, *, stream: bool) -> bool:
-    """The prompt is put before a whole answer unless excluded, and never before a streamed one."""
+    """Return whether the prompt precedes the answer: a whole one unless excluded, a streamed one never."""
     if "exclude_input_in_output" not in inputs:
         return not stream and "text_input" in inputs
     echo = not _flag(inputs, "exclude_input_in_output")

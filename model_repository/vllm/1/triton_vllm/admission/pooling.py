@@ -1,4 +1,4 @@
-"""Turns the pooling parameters of an embedding request into vLLM's PoolingParams."""
+"""Turn the pooling parameters of an embedding request into vLLM's PoolingParams."""
 
 from __future__ import annotations
 

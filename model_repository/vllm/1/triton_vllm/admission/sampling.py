@@ -1,4 +1,4 @@
-"""Turns the JSON sampling parameters of a request into vLLM's SamplingParams."""
+"""Turn the JSON sampling parameters of a request into vLLM's SamplingParams."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 # Set by the adapter or by vLLM itself, never by a client.
 INTERNAL = frozenset({"output_kind", "skip_clone", "output_text_buffer_length", "extra_args", "stream_interval"})
-# Names of the official backend, older vLLM and the OpenAI protocol for one and the same constraint.
+# Names of the official backend, older vLLM and the OpenAI protocol for the same constraint.
 GUIDED = {
     "guided_json": "json",
     "guided_regex": "regex",
@@ -100,7 +100,7 @@ def _object(value: Any, name: str) -> dict[str, Any]:
 
 
 def _response_format(value: Any) -> dict[str, Any]:
-    """The OpenAI protocol's spelling."""
+    """Return the constraint of the OpenAI protocol's `response_format`."""
     found = _object(value, "response_format")
     kind = found.get("type")
     if kind == "text":

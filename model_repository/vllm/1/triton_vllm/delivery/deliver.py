@@ -1,4 +1,4 @@
-"""Makes one response of the outputs of a job that have queued up."""
+"""Make one response from the outputs of a job that have queued up."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Delivery:
-    """Builds and sends responses; `deliver` is called by the outbox, in the job's sender thread.
+    """Build and send responses; `deliver` is called by the outbox, in the job's sender thread.
 
     Args:
         drop: called with a job to which nothing can be sent any more.

@@ -1,4 +1,4 @@
-"""Sends responses off the event loop, merging what has queued up for a request since its last send."""
+"""Send responses outside the event loop; merge the outputs of a request that have queued up since its last response."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _AWAKE = -math.inf
 
 
 class Outbox:
-    """Sender threads, each with its lane of jobs.
+    """Sender threads, each with its own jobs.
 
-    A job's first and last output go at once. In between it is sent again only after a pause that grows with the number
-    of streams and with the time that a send takes: next to nothing at light load, where each output is a response of its
-    own, and some tokens' time under pressure. A job always goes to the same thread, so its responses cannot overtake
-    each other.
+    A job's first and last outputs are sent at once. In between, the next response waits for a pause that grows with the number
+    of streams and with the time that a send takes: at light load the pause is next to nothing and each output is a response
+    of its own, under pressure a response carries several tokens. A job always goes to the same thread, so its responses
+    cannot overtake each other.
 
     Args:
         deliver: sends one response for a job's consecutive outputs; called in the job's thread.
@@ -94,7 +94,7 @@ class _Lane:
             self._ring()
 
     def end(self) -> None:
-        """Have the thread send what is queued and end."""
+        """Make the thread send what is queued, then end."""
         self._ended = True
         self._ring()
 
@@ -134,7 +134,7 @@ class _Lane:
                 heapq.heappush(self._waiting, (job.due, next(self._numbers), job))
 
     def _send_due(self) -> None:
-        # All that come due within a part of the pause go now: one wake-up for many.
+        # What is due within a quarter of the pause is sent now: one wake-up for many jobs.
         horizon = self._clock() + 0.25 * self._pause()
         while self._waiting and self._waiting[0][0] <= horizon:
             self._send(heapq.heappop(self._waiting)[2], self._clock())

@@ -28,7 +28,7 @@ class Channel(Protocol):
 
 
 class Reply:
-    """A request's answer: open at first, perhaps cancelled by the client, closed in the end.
+    """A request's answer: open at first, possibly cancelled by the client, closed at the end.
 
     Exactly one final response goes out. With it the server frees what it knows of the request; asking it whether the
     request is cancelled after that, or at that moment, crashes it. So a reply closes before it sends its final response,

@@ -1,4 +1,4 @@
-"""Builds response tensors from engine outputs."""
+"""Build response tensors from engine outputs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LOWEST_LOGPROB = -9999.0
 
 
 class ResponseBuilder(Protocol):
-    """Makes the responses of one request."""
+    """Make the responses of one request."""
 
     def build(self, outputs: Sequence[Any]) -> Tensors:
         """Return the tensors of one response from the outputs since the one before."""
@@ -52,7 +52,7 @@ class Completion:
 
 
 class Assembler:
-    """Makes the responses of one request, each from the outputs since the one before.
+    """Make the responses of one request, each from the outputs since the one before.
 
     Args:
         wants: the optional outputs asked for.
@@ -70,24 +70,27 @@ class Assembler:
     def build(self, outputs: Sequence[RequestOutput]) -> Tensors:
         """Return the tensors (name, array) of one response from consecutive RequestOutputs."""
         if self._plain:
-            return [("text_output", texts("".join(c.text for o in outputs for c in o.outputs)))]
+            return [("text_output", string_tensor("".join(c.text for o in outputs for c in o.outputs)))]
         completions = [Completion(self._cumulative[i]) for i in range(self._n)]
         for output in outputs:
             for part in output.outputs:
                 completions[part.index].add(part)
         self._cumulative = [c.cumulative_logprob for c in completions]
         prefix, self._prefix = self._prefix, ""
-        return [("text_output", texts(*(prefix + c.text for c in completions))), *self._extras(outputs, completions)]
+        return [
+            ("text_output", string_tensor(*(prefix + c.text for c in completions))),
+            *self._extras(outputs, completions),
+        ]
 
     def _extras(self, outputs: Sequence[RequestOutput], completions: list[Completion]) -> Tensors:
         wants, tensors = self._wants, []
         if wants.finish_reason:
-            tensors.append(("finish_reason", texts(*(str(c.finish_reason) for c in completions))))
+            tensors.append(("finish_reason", string_tensor(*(str(c.finish_reason) for c in completions))))
         if wants.cumulative_logprob:
             values = [np.nan if c.cumulative_logprob is None else c.cumulative_logprob for c in completions]
             tensors.append(("cumulative_logprob", np.array(values, np.float32)))
         if wants.logprobs:
-            tensors.append(("logprobs", texts(*(logprobs_json(c.logprobs) for c in completions))))
+            tensors.append(("logprobs", string_tensor(*(logprobs_json(c.logprobs) for c in completions))))
         if wants.num_input_tokens:
             tensors.append(("num_input_tokens", np.array([len(outputs[-1].prompt_token_ids or ())], np.uint32)))
         if wants.num_output_tokens:
@@ -95,15 +98,15 @@ class Assembler:
         if wants.token_ids:
             tensors.append(("token_ids", np.array([t for c in completions for t in c.token_ids], np.int32)))
         if wants.stop_reason:
-            tensors.append(("stop_reason", texts(*(json.dumps(c.stop_reason) for c in completions))))
+            tensors.append(("stop_reason", string_tensor(*(json.dumps(c.stop_reason) for c in completions))))
         if wants.prompt_logprobs:
             found = next((o.prompt_logprobs for o in outputs if o.prompt_logprobs), None)
-            tensors.append(("prompt_logprobs", texts(logprobs_json(found))))
+            tensors.append(("prompt_logprobs", string_tensor(logprobs_json(found))))
         return tensors
 
 
 class PoolingAssembler:
-    """Makes the one response of a pooling request."""
+    """Make the one response of a pooling request."""
 
     def __init__(self, wants: Wants) -> None:
         self._wants = wants
@@ -111,7 +114,7 @@ class PoolingAssembler:
     def build(self, outputs: Sequence[PoolingRequestOutput]) -> Tensors:
         """Return the tensors (name, array): the pooled numbers as JSON, nested as the model's task has them."""
         last = outputs[-1]
-        tensors: Tensors = [("text_output", texts(json.dumps(last.outputs.data.tolist())))]
+        tensors: Tensors = [("text_output", string_tensor(json.dumps(last.outputs.data.tolist())))]
         if self._wants.num_input_tokens:
             tensors.append(("num_input_tokens", np.array([len(last.prompt_token_ids)], np.uint32)))
         if self._wants.num_output_tokens:
@@ -119,7 +122,7 @@ class PoolingAssembler:
         return tensors
 
 
-def texts(*values: str) -> np.ndarray[Any, Any]:
+def string_tensor(*values: str) -> np.ndarray[Any, Any]:
     """Return a string tensor of shape [len(values)]."""
     array = np.empty(len(values), np.object_)
     for i, value in enumerate(values):

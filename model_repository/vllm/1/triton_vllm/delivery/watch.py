@@ -1,4 +1,4 @@
-"""Notices cancelled requests, with one thread for all of them."""
+"""Find cancelled requests, with one thread for all of them."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ if TYPE_CHECKING:
 
 PERIOD_S = 0.08
 LONGEST_S = 1.0
-"""What a client that has left may cost at most: a question that the server answered late once must not stop all others."""
+"""Longest pause, s: a question that the server answered late must not keep the watch from all other requests."""
 MAX_SHARE = 0.05
 """Share of the thread's time that may go into asking: a question costs 60 us. At a quarter of the time, with 256 in flight
 on an H200, asking was two thirds of what a whole answer cost the stub beyond the engine's own work."""
 
 
 class CancellationWatch:
-    """Asks the server about each request in flight every 80 ms.
+    """Ask the server about each request in flight every 80 ms.
 
-    Triton tells a model nothing: it has to ask, one round trip a request. Asking here and not once per token keeps that
-    off the token path. With more than about 70 in flight the period grows, to 0.3 s at 256, so that asking stays cheap.
+    Triton does not tell a model about a cancellation: the model has to ask, one round trip per request. Asking here, not
+    once per token, keeps that off the token path. With more than about 70 in flight the period grows, to 0.3 s at 256, so
+    that asking stays cheap.
 
     Args:
         jobs: returns the jobs in flight; called in the watch's thread.

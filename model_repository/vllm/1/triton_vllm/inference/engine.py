@@ -1,4 +1,4 @@
-"""Runs vLLM's AsyncLLM in an event loop on a thread of its own, and starts it anew when it dies."""
+"""Run vLLM's AsyncLLM in an event loop on a thread of its own, and start it again when it dies."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Pace:
-    """How often a dead engine is looked for and started again, in seconds."""
+    """Seconds between two checks of the engine, and before each attempt to start a dead one again."""
 
     health_period: float = 0.5
     backoff: tuple[float, ...] = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)
@@ -45,7 +45,7 @@ class Engine:
         prompter: makes prompts from requests.
         log: told what happens.
         restart: whether a dead engine is started again.
-        pace: of that.
+        pace: how often that is checked and tried.
     """
 
     def __init__(
@@ -113,11 +113,11 @@ class Engine:
         self._loop.call_soon_threadsafe(self._abort, job, None)
 
     def is_healthy(self) -> bool:
-        """Whether the engine is up; costs no round trip."""
+        """Return whether the engine is up; costs no round trip."""
         return self.healthy and not compat.is_dead(self._llm)
 
     def stop(self, grace_s: float) -> None:
-        """Finish what is in flight within `grace_s` seconds, cancel the rest and shut vLLM down; once is enough."""
+        """Finish what is in flight within `grace_s` seconds, cancel the rest and shut vLLM down; a second call does nothing."""
         if self._loop.is_closed():
             return
         self._ending.set()
@@ -198,16 +198,16 @@ class Engine:
             self._finish(job, error)
         job.ended = True
         self._jobs.pop(job.id, None)
-        if job.task is None and self.is_healthy():  # else `_add` is still at it, and looks at `ended` itself
+        if job.task is None and self.is_healthy():  # else `_add` is still running, and checks `ended` itself
             self._loop.create_task(self._llm.abort(job.id))
 
     def _check(self) -> None:
-        """Look every half second whether the engine still lives: an idle one dies without telling any request."""
+        """Check regularly whether the engine is alive: an idle one dies without an error in any request."""
         if self._ending.is_set():
             return
         if self.healthy and compat.is_dead(self._llm):
             self.healthy = False
-            self._log.error("the engine has died" + (", starting it anew" if self._restart else ""))
+            self._log.error("the engine has died" + (", starting it again" if self._restart else ""))
             for job in self.jobs():
                 self._finish(job, UnavailableError(DEAD))
             if self._restart:

@@ -1,4 +1,4 @@
-"""Decodes base64 media of a request into what vLLM takes as multi_modal_data."""
+"""Decode base64 media of a request into what vLLM takes as multi_modal_data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Makes vLLM's prompts from requests."""
+"""Make vLLM's prompts from requests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Prompter:
-    """Turns requests into prompts of the installed vLLM.
+    """Turn requests into prompts of the installed vLLM.
 
     Args:
         vllm: the loaded vLLM.
@@ -34,7 +34,7 @@ class Prompter:
         """Return what `add_request` takes; runs in the engine's event loop.
 
         Raises:
-            AdapterError: the media or the messages are no good.
+            AdapterError: the media cannot be decoded, or the chat template refuses the messages.
         """
         if isinstance(request, GenerateRequest) and request.chat is not None:
             return await self._chat(llm, request.chat)
@@ -43,7 +43,7 @@ class Prompter:
         else:
             prompt = {"prompt": request.text}
         if isinstance(request, GenerateRequest) and request.media:
-            # Decoding a picture or a film takes long: not in the event loop.
+            # Decoding an image or a video takes long, so it is not done in the event loop.
             prompt["multi_modal_data"] = await asyncio.to_thread(media.decode, request.media, self._loaders)
         return await tokenize(self._vllm, llm, prompt, self._turn)
 

@@ -1,7 +1,7 @@
-"""Decides which prompts are tokenized in the event loop, and when.
+"""Decide which prompts are tokenized in the event loop, and when.
 
-A hand-over to another thread costs more than tokenizing a short prompt; tokenizing a long one in the loop would hold up the
-outputs of all other requests.
+Tokenizing a short prompt costs less than handing it to another thread. Tokenizing a long one in the loop delays the outputs
+of all other requests.
 """
 
 from __future__ import annotations

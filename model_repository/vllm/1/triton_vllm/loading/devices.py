@@ -1,4 +1,4 @@
-"""Chooses the GPUs of an instance before vLLM is imported."""
+"""Choose the GPUs of an instance before vLLM is imported."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def parallel_sizes(engine_args: Mapping[str, Any]) -> dict[str, int]:
     """Return how many ways the engine is split, by kind: tensor, pipeline, data.
 
     Raises:
-        ConfigError: a size is no positive integer.
+        ConfigError: a size is not a positive integer.
     """
     return {name: _size(engine_args, f"{name}_parallel_size") for name in ("tensor", "pipeline", "data")}
 
@@ -68,6 +68,6 @@ def _size(engine_args: Mapping[str, Any], name: str) -> int:
 
 
 def _nth(already: str, index: int) -> str:
-    """Triton counts the GPUs that it sees itself, so an index is into the variable where that is set."""
+    """Return the GPU at an index; if the variable is set, Triton counts the GPUs in it."""
     names = [name for name in already.split(",") if name.strip()]
     return names[index].strip() if index < len(names) else str(index)

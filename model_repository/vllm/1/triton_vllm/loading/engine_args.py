@@ -1,4 +1,4 @@
-"""Reads `vllm_engine_args.json` and fits it to the arguments that the installed vLLM has."""
+"""Read `vllm_engine_args.json` and fit it to the arguments that the installed vLLM has."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _renamed(name: str) -> Replacement:
 
 
 def _task(value: Any) -> Mapping[str, Any]:
-    """`task` became `runner` and `convert` (vLLM 0.10 to 0.14)."""
+    """Return `runner` and `convert`, which replaced `task` (vLLM 0.10 to 0.14)."""
     pooling = {"embed": "embed", "embedding": "embed", "classify": "classify", "score": "classify", "reward": "none"}
     if value in ("auto", None):
         return {}
@@ -103,7 +103,7 @@ def read(model_dir: Path, version_dir: Path) -> Mapping[str, Any]:
     """Return the JSON object of `vllm_engine_args.json`, or of the official backend's `model.json`.
 
     Raises:
-        ConfigError: the file is missing, is no JSON or is no object.
+        ConfigError: the file is missing, is not JSON or is not an object.
     """
     path = model_dir / FILE_NAME
     if not path.is_file() and (version_dir / OFFICIAL_NAME).is_file():

@@ -1,4 +1,4 @@
-"""Chooses vLLM's processes on a machine with few cores."""
+"""Choose vLLM's processes on a machine with few cores."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def choose(
 ) -> Processes:
     """Return one process for EngineCore and its worker where vLLM runs on few CPU cores.
 
-    vLLM gives a CPU engine a process more for its one worker, and imports itself anew in each, so that it can bind the
-    worker's threads to cores. With few cores there is nothing to gain by that. EngineCore stays a fresh interpreter, as
+    vLLM starts one more process for a CPU engine's one worker, and imports itself again in each, so that it can bind the
+    worker's threads to cores. With few cores that gains nothing. EngineCore stays a fresh interpreter, as
     vLLM has it on a CPU: forked, it started 5 s sooner and hung at its first request in 2 of 60 tries, in an OpenMP kernel.
 
     Args:

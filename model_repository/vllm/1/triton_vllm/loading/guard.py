@@ -1,4 +1,4 @@
-"""Ends vLLM's child processes when the process that owns them dies, and the owner when the server dies.
+"""End vLLM's child processes when the process that owns them dies, and the owner when the server dies.
 
 EngineCore and Worker outlive a killed stub otherwise and hold the GPU's memory. `own()` marks this process as the
 owner; each child watches it: a forked one by the hook registered here, a spawned one through the packed environment,
@@ -29,7 +29,7 @@ def own() -> None:
 def place() -> str:
     """Return where a process id means the same process: a boot of a machine and a namespace of process ids.
 
-    vLLM gives its workers on other machines of a Ray cluster all variables of EngineCore, where the owner's id is nobody's.
+    vLLM gives its workers on other machines of a Ray cluster all variables of EngineCore, where no process has the owner's id.
     """
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
@@ -47,7 +47,7 @@ def follow_parent() -> None:
 
 
 def watch() -> None:
-    """In a child: start a thread that kills this process when the owner is gone. Does nothing in the owner itself."""
+    """In a child: start a thread that kills this process when the owner is gone. In the owner itself, do nothing."""
     owner = os.environ.get(OWNER_VARIABLE, "")
     if not owner.isdigit() or int(owner) == os.getpid():
         return

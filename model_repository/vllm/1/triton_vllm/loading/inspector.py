@@ -1,4 +1,4 @@
-"""Starts the process in which vLLM looks at the model's class while this process still imports vLLM.
+"""Start the process in which vLLM looks at the model's class while this process still imports vLLM.
 
 vLLM asks a new interpreter what a model's class can do, so as not to initialise CUDA in its own, and keeps the answer among
 its caches. At the first start in a container that costs 7 to 8 s (H200, vLLM 0.22.1), of which most is one more import of
@@ -25,7 +25,7 @@ _ANSWERS = "modelinfos"
 
 
 class Inspector:
-    """A process that has been started ahead for the first inspection; `close()` ends it if nobody has asked for it.
+    """A process that has been started ahead for the first inspection; `close()` ends it if vLLM did not use it.
 
     Args:
         command: what vLLM runs for an inspection.
@@ -38,16 +38,16 @@ class Inspector:
         self._process: subprocess.Popen[bytes] | None = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe)
 
     def lend(self, registry: str = REGISTRY) -> None:
-        """Let the call in the module `registry` find this process; does nothing if that module or that call is another."""
+        """Let the call in the module `registry` find this process; do nothing if that module or that call differs."""
         with contextlib.suppress(ImportError):
             names = vars(importlib.import_module(registry))
             if names.get("_SUBPROCESS_COMMAND") == self._command and names.get("subprocess") is subprocess:
                 names["subprocess"] = _Lender(self)
 
     def run(self, command: list[str], **options: Any) -> subprocess.CompletedProcess[bytes]:
-        """Do as `subprocess.run` does, the first time in the process that is there already.
+        """Behave like `subprocess.run`; the first call uses the process that was started ahead.
 
-        A fork of this process, such as EngineCore, is no owner of that one: it could not close the process's standard input.
+        A fork of this process, such as EngineCore, must not use it: the fork could not close the process's standard input.
         """
         process = None
         if os.getpid() == self._owner:
@@ -63,7 +63,7 @@ class Inspector:
         return subprocess.run(command, **options)  # noqa: PLW1510 - vLLM looks at the status itself
 
     def close(self) -> None:
-        """End the process, if it was not needed."""
+        """End the process if vLLM did not use it."""
         process, self._process = self._process, None
         if process is not None:
             with process:
@@ -71,7 +71,7 @@ class Inspector:
 
 
 class _Lender:
-    """Stands for the module `subprocess` in vLLM's registry."""
+    """Stand for the module `subprocess` in vLLM's registry."""
 
     def __init__(self, inspector: Inspector) -> None:
         self.run = inspector.run

@@ -1,4 +1,4 @@
-"""Sets up the embedded interpreter: which program vLLM's processes run, and how often its threads and its collector work."""
+"""Set up the embedded interpreter: which program vLLM's processes run, and how often its threads and its collector work."""
 
 from __future__ import annotations
 

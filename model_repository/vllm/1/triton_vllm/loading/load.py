@@ -1,4 +1,4 @@
-"""Loads a model: prepares, starts the engine, and joins it to what answers requests."""
+"""Load a model: prepare it, start the engine, and connect the engine to what answers requests."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ class Adapters:
         """Return vLLM's LoRARequest for a name (None for None).
 
         Raises:
-            InvalidRequestError: LoRA is off or the name is unknown; the other names are not told.
+            InvalidRequestError: LoRA is off or the name is unknown; the error does not list the others.
         """
         if name is None:
             return None
@@ -47,7 +47,7 @@ def read(model_dir: Path, version_dir: Path, *, enabled: bool, make: Any) -> Ada
         make: vLLM's LoRARequest.
 
     Raises:
-        ConfigError: the file is missing or malformed, or an adapter's directory is none.
+        ConfigError: the file is missing or malformed, or an adapter's directory is not one.
     """
     if not enabled:
         return Adapters()

@@ -1,4 +1,4 @@
-"""Checks at load that the environment and the stub beside config.pbtxt are those that were built together."""
+"""Check at load that the environment and the stub beside config.pbtxt are those that were built together."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 FILE_NAME = "vllm_env.json"
-REMEDY = "build it anew with ./gen_vllm_env.sh, or copy the model's directory again as a whole"
+REMEDY = "build it again with ./gen_vllm_env.sh, or copy the model's directory again as a whole"
 
 
 def check(model_dir: Path) -> str:

@@ -1,4 +1,4 @@
-"""Reads the model's files, chooses its devices and imports vLLM, in this order: errors come before long waits."""
+"""Read the model's files, choose its devices and import vLLM, in this order, so that errors come before long waits."""
 
 from __future__ import annotations
 

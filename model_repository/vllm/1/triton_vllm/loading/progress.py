@@ -1,4 +1,4 @@
-"""Tells the log what a load is doing."""
+"""Log what a load is doing."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ PERIOD_S = 15.0
 
 
 class Progress:
-    """Names the phases of a load in the log, and the one that it is in every quarter of a minute; a context manager.
+    """Log each phase of a load, and repeat the current one every quarter of a minute; a context manager.
 
     Args:
-        log: where it is said.
-        period_s: seconds between two lines about the same phase.
+        log: takes the lines.
+        period_s: seconds before the current phase is logged again.
     """
 
     def __init__(self, log: Log, period_s: float = PERIOD_S) -> None:

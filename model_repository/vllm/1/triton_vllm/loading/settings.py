@@ -19,7 +19,7 @@ class Settings:
     Attributes:
         metrics: REPORT_CUSTOM_METRICS, publish vLLM's metrics on Triton's endpoint.
         health_check: ENABLE_VLLM_HEALTH_CHECK; matters when `restart` is off: a dead engine then unloads the model.
-        restart: RESTART_DEAD_ENGINE, start a dead engine anew in the background.
+        restart: RESTART_DEAD_ENGINE, start a dead engine again in the background.
         gpu_ids: GPU_DEVICE_IDS, the GPUs of a KIND_MODEL instance, in place of CUDA_VISIBLE_DEVICES; empty leaves it to vLLM.
         unload_grace_s: UNLOAD_GRACE_SECONDS, how long requests in flight may go on when the model is unloaded.
         senders: RESPONSE_SENDER_THREADS, threads that send responses; 0 chooses by the number of cores.

@@ -6,7 +6,7 @@ to be set right: Triton's kernel groups, which are compiled again otherwise, and
 paths 0.22.1 opens without a guard (read in compilation/compiler_interface.py; 0.32 joins them with its own folder).
 
 What the record cannot promise is a hit: vLLM's own keys decide. Those of 0.22.1 hold paths below HOME and that of the
-environment, which an archive has anew at each start; inductor's and Triton's caches below it hit all the same (seen on
+environment, which is a new one at each start from an archive; inductor's and Triton's caches below it hit all the same (seen on
 CPU with 0.32 and an archive: 22 libraries after the start, of which 16 came with the caches).
 """
 
@@ -42,10 +42,12 @@ WARM = "TRITON_VLLM_WARM"
 ROOT = "VLLM_CACHE_ROOT"
 # vLLM puts the last two below the first for torch.compile, but not for kernels that it launches itself (seen in 0.22.1)
 _BELOW = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
-_OURS = re.compile(r"/vllm_env/inductor/[0-9a-f]{16}$")  # the environment's start-up hook sets it, where nobody has
+_OURS = re.compile(
+    r"/vllm_env/inductor/[0-9a-f]{16}$"
+)  # the environment's start-up hook sets it, if the operator has not
 _GPUS = Path("/proc/driver/nvidia/gpus")
 _CPU = Path("/proc/cpuinfo")
-_REMEDY = "make it anew with ./gen_vllm_env.sh --warm"
+_REMEDY = "make it again with ./gen_vllm_env.sh --warm"
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ class Record:
     Attributes:
         environment: digest of the environment's lock, from the manifest; empty for a model without one.
         vllm: vLLM's version.
-        devices: names of the GPUs, or of the processor where there is none.
+        devices: names of the GPUs, or of the processor if there is no GPU.
         engine_args: SHA-256 of the file with the engine arguments.
         root: the folder that was filled, whose path stands in some of the files.
         made_at: UTC, ISO 8601.
@@ -120,9 +122,9 @@ def read(filled: Path) -> Record:
     """Return the record of filled caches.
 
     Raises:
-        OSError: there is none, or it cannot be read.
-        ValueError: it is no JSON.
-        TypeError: it is of another format.
+        OSError: it is missing or cannot be read.
+        ValueError: it is not JSON.
+        TypeError: it has another format.
     """
     fields = json.loads((filled / RECORD).read_text(encoding="utf-8"))
     return Record(**{**fields, "devices": tuple(fields.get("devices", ()))})
@@ -131,13 +133,13 @@ def read(filled: Path) -> Record:
 def misfit(made: Record, here: Record) -> str:
     """Return why filled caches are of no use here; empty if they fit.
 
-    Engine arguments are no reason: vLLM keys what it compiles by those that matter.
+    Engine arguments are not compared: vLLM keys what it compiles by those that matter.
     """
     for what in ("environment", "vllm", "devices"):
         theirs, ours = getattr(made, what), getattr(here, what)
         if theirs != ours:
-            texts = [", ".join(value) if isinstance(value, tuple) else value[:16] for value in (theirs, ours)]
-            return f"it was made with {what} {texts[0] or 'unknown'}, and this is {texts[1] or 'unknown'}"
+            shown = [", ".join(value) if isinstance(value, tuple) else value[:16] for value in (theirs, ours)]
+            return f"it was made with {what} {shown[0] or 'unknown'}, and this is {shown[1] or 'unknown'}"
     return ""
 
 
@@ -154,7 +156,7 @@ def vllm_version() -> str:
 
 
 def device_names() -> tuple[str, ...]:
-    """Return the names of the GPUs, each once, or of the processor; asks no driver, so nothing is initialised by it."""
+    """Return the names of the GPUs, each once, or of the processor; do not ask the driver, which would initialise it."""
     found = set()
     with contextlib.suppress(OSError):
         for file in _GPUS.glob("*/information"):
@@ -242,7 +244,7 @@ def _writable_place(environment: Mapping[str, str]) -> Path:
         place.mkdir(parents=True, exist_ok=True)
         if os.access(place, os.W_OK | os.X_OK):
             return place
-    # vLLM unpickles what lies there: a folder in /tmp must be nobody else's
+    # vLLM unpickles what lies there: a folder in /tmp must belong to this user alone
     place = Path(tempfile.gettempdir(), f"vllm_env_warm_{os.getuid()}")
     place.mkdir(mode=0o700, exist_ok=True)
     status = place.lstat()
