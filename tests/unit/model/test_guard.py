@@ -20,9 +20,9 @@ if pid == 0:
     grandchild = os.fork()
     if grandchild:
         print(os.getpid(), grandchild, flush=True)
-    time.sleep(60)
+    time.sleep(600)
 else:
-    time.sleep(60)
+    time.sleep(600)
 """
 
 
@@ -30,7 +30,7 @@ PARENT = """
 import subprocess, sys, time
 code = (
     "import os, sys, time; sys.path.insert(0, sys.argv[1]); from triton_vllm.loading import guard; "
-    "guard.follow_parent(); print(os.getpid(), flush=True); time.sleep(60)"
+    "guard.follow_parent(); print(os.getpid(), flush=True); time.sleep(600)"
 )
 subprocess.run([sys.executable, "-c", code, sys.argv[1]])
 """
@@ -53,7 +53,7 @@ def killed_with_their_ancestor(code, number):
         assert all(map(alive, pids))
         ancestor.kill()
         ancestor.wait()
-        end = time.monotonic() + 5
+        end = time.monotonic() + 60
         while any(map(alive, pids)) and time.monotonic() < end:
             time.sleep(0.02)
         return not any(map(alive, pids))

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from triton_vllm.loading.interpreter import SWITCH_INTERVAL_S
+
 ROOT = Path(__file__).parents[3]
 PYTHONPATH = os.pathsep.join(str(ROOT / folder) for folder in ("model_repository/vllm/1", "tests"))
 PRELUDE = """
@@ -81,12 +83,12 @@ stream, whole = request("a b c", stream=np.array([True])), request("a b c")
 wrong = request("a", stream=np.array([b"maybe"], np.object_))
 model.execute([stream, wrong, whole])
 answered(stream, whole, wrong)
-during = threads()
+during, switch = threads(), sys.getswitchinterval()
 model.finalize()
 finals = [[flags for _, flags in r.sender.sent].count(fake_triton.FINAL) for r in (stream, whole, wrong)]
 print(json.dumps({
     "ready": ready, "stream": "".join(pieces(stream)), "whole": pieces(whole), "wrong": errors(wrong), "finals": finals,
-    "during": during, "after": threads(), "ready_after": model.is_ready(), "log": log,
+    "during": during, "switch": switch, "after": threads(), "ready_after": model.is_ready(), "log": log,
 }))
 """
 
@@ -100,6 +102,7 @@ def test_a_model_is_loaded_serves_and_is_unloaded(run):
     assert seen["finals"] == [1, 1, 1]
     assert {"triton-cancel", "triton-engine"} <= {*seen["during"]}
     assert any(name.startswith("triton-send") for name in seen["during"])
+    assert seen["switch"] == pytest.approx(SWITCH_INTERVAL_S)
     assert seen["after"] == []
     assert seen["ready_after"] is False
     said = "\n".join(text for _, text in seen["log"])

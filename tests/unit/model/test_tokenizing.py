@@ -54,11 +54,13 @@ async def rendered(sizes, tokenizer=None, pooled=Pooled):
     [(0, "loop"), (tokenizing.MEDIUM_TEXT, "loop"), (tokenizing.MEDIUM_TEXT + 1, "thread")],
 )
 def test_only_a_long_prompt_goes_to_another_thread(size, place):
+    """Up to the limit the event loop tokenizes itself, which costs less than a hand-over."""
     ((where, _),) = asyncio.run(rendered([size]))
     assert where == place
 
 
 def test_short_prompts_are_tokenized_together():
+    """A burst of them is done in one round of the event loop."""
     assert asyncio.run(rendered([tokenizing.SHORT_TEXT] * 5)) == [("loop", 0)] * 5
 
 
