@@ -77,8 +77,15 @@ def run(tmp_path):
 
 
 LIFE = """
+ARGS["model_config"] = json.dumps({
+    "model_transaction_policy": {"decoupled": True},
+    "parameters": {"RESPONSE_SENDER_THREADS": {"string_value": "2"}},
+})
 model.initialize(ARGS)
 ready = model.is_ready()
+engine, jobs = model._service._model.engine, []
+submit = engine.submit
+engine.submit = lambda job: (jobs.append(job), submit(job))
 stream, whole = request("a b c", stream=np.array([True])), request("a b c")
 wrong = request("a", stream=np.array([b"maybe"], np.object_))
 model.execute([stream, wrong, whole])
@@ -88,7 +95,7 @@ model.finalize()
 finals = [[flags for _, flags in r.sender.sent].count(fake_triton.FINAL) for r in (stream, whole, wrong)]
 print(json.dumps({
     "ready": ready, "stream": "".join(pieces(stream)), "whole": pieces(whole), "wrong": errors(wrong), "finals": finals,
-    "during": during, "switch": switch, "after": threads(), "ready_after": model.is_ready(), "log": log,
+    "during": during, "switch": switch, "lanes": [job.lane for job in jobs], "after": threads(), "ready_after": model.is_ready(), "log": log,
 }))
 """
 
@@ -102,6 +109,7 @@ def test_a_model_is_loaded_serves_and_is_unloaded(run):
     assert seen["finals"] == [1, 1, 1]
     assert {"triton-cancel", "triton-engine"} <= {*seen["during"]}
     assert any(name.startswith("triton-send") for name in seen["during"])
+    assert seen["lanes"] == [0, 1]
     assert seen["switch"] == pytest.approx(SWITCH_INTERVAL_S)
     assert seen["after"] == []
     assert seen["ready_after"] is False
@@ -165,7 +173,7 @@ def test_a_request_that_the_client_gives_up_is_told_so(run):
 
 UNLOADED = """
 ARGS["model_config"] = json.dumps({
-    "model_transaction_policy": {"decoupled": True}, "parameters": {"UNLOAD_GRACE_SECONDS": {"string_value": "0"}},
+    "model_transaction_policy": {"decoupled": True}, "parameters": {"UNLOAD_GRACE_SECONDS": {"string_value": "0.25"}},
 })
 model.initialize(ARGS)
 class Never:
@@ -173,10 +181,12 @@ class Never:
         import asyncio
         await asyncio.sleep(3600)
 model._service._model.engine._prompter = Never()
-late = request("a b c")
+late, graces = request("a b c"), []
+stop = model._service._model.engine.stop
+model._service._model.engine.stop = lambda grace_s: (graces.append(grace_s), stop(grace_s))
 model.execute([late])
 model.finalize()
-print(json.dumps({"errors": errors(late), "after": threads()}))
+print(json.dumps({"errors": errors(late), "graces": graces, "after": threads()}))
 """
 
 
@@ -185,4 +195,5 @@ def test_what_is_in_flight_at_an_unload_is_answered_first(run):
     seen = run(UNLOADED, model="echo")
     assert [code for code, _ in seen["errors"]] == ["UNAVAILABLE"]
     assert "unloaded" in seen["errors"][0][1]
+    assert seen["graces"] == [0.25]
     assert seen["after"] == []
