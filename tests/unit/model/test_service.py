@@ -90,12 +90,13 @@ stream, whole = request("a b c", stream=np.array([True])), request("a b c")
 wrong = request("a", stream=np.array([b"maybe"], np.object_))
 model.execute([stream, wrong, whole])
 answered(stream, whole, wrong)
-during, switch = threads(), sys.getswitchinterval()
+during, switch, lanes = threads(), sys.getswitchinterval(), [job.lane for job in jobs]
 model.finalize()
 finals = [[flags for _, flags in r.sender.sent].count(fake_triton.FINAL) for r in (stream, whole, wrong)]
 print(json.dumps({
     "ready": ready, "stream": "".join(pieces(stream)), "whole": pieces(whole), "wrong": errors(wrong), "finals": finals,
-    "during": during, "switch": switch, "lanes": [job.lane for job in jobs], "after": threads(), "ready_after": model.is_ready(), "log": log,
+    "during": during, "switch": switch, "lanes": lanes,
+    "after": threads(), "ready_after": model.is_ready(), "log": log,
 }))
 """
 
