@@ -12,7 +12,6 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from support.clock import now
 from support.model_requests import ask, prompt
 from support.open_stream import OpenStream
 from vllm_env.serve.standin import FACTS
@@ -26,9 +25,10 @@ pytestmark = pytest.mark.e2e
 PROMPT, ANSWER = FACTS[2]
 SLOTS = 2  # as conftest.py gives the engine
 LONG = {"temperature": 0, "max_tokens": 60_000, "ignore_eos": True}
-# An engine with both slots taken for more than half a minute answers only after one is free. The model stops a request
-# within 0.1 s; what it takes to see that on a busy machine is more, and far less than the request would have lasted.
-SOON = 3.0
+# A slot that was freed in time is one that the next request gets while another long request, begun with the first, still
+# runs. That holds on a busy machine as well, where everything takes longer; test_watch.py has the 0.1 s.
+PATIENCE = 240.0
+BLOCKED = 6.0  # s; a long request takes several times that on the fastest machine
 
 
 @pytest.fixture
@@ -40,29 +40,27 @@ def occupied(long_server: TritonServer) -> Iterator[list[OpenStream]]:
         for one in streams:
             one.wait(3)
         yield streams
-    assert free_within(long_server, 60.0) < 30.0
+    wait_for_slot(long_server)
 
 
-def free_within(server: TritonServer, limit: float) -> float:
-    """Returns the seconds that one token takes: little when a slot is free."""
-    began = now()
+def wait_for_slot(server: TritonServer, limit: float = PATIENCE) -> None:
+    """Return when the engine has begun a short request, which takes a free slot."""
     with OpenStream(server.grpc_url, prompt(PROMPT, {"max_tokens": 1}, stream=True)) as short:
         short.wait(1, limit)
-    return now() - began
 
 
 def test_a_full_engine_makes_others_wait(long_server: TritonServer, occupied: list[OpenStream]) -> None:
     """What the other tests stand on: without a cancellation the next request gets nothing."""
     with pytest.raises(TimeoutError):
-        free_within(long_server, 2 * SOON)
+        wait_for_slot(long_server, BLOCKED)
 
 
 def test_cancelled_stream_frees_its_slot(long_server: TritonServer, occupied: list[OpenStream]) -> None:
     """The client is told CANCELLED, and the engine takes the next request at once."""
     occupied[0].cancel()
-    assert free_within(long_server, 60.0) < SOON
-    assert "CANCELLED" in occupied[0].wait_end().status
+    wait_for_slot(long_server)
     assert not occupied[1].ended
+    assert "CANCELLED" in occupied[0].wait_end(PATIENCE).status
 
 
 def test_cancelled_waiting_request_is_never_begun(long_server: TritonServer, occupied: list[OpenStream]) -> None:
@@ -71,10 +69,11 @@ def test_cancelled_waiting_request_is_never_begun(long_server: TritonServer, occ
         time.sleep(0.3)
         assert waiting.events == []
         waiting.cancel()
-        assert "CANCELLED" in waiting.wait_end().status
+        assert "CANCELLED" in waiting.wait_end(PATIENCE).status
     time.sleep(0.3)
     occupied[0].cancel()
-    assert free_within(long_server, 60.0) < SOON
+    wait_for_slot(long_server)
+    assert not occupied[1].ended
     assert [event.text for event in waiting.events] == [""]
 
 
@@ -85,7 +84,8 @@ def test_cancelled_whole_answer_frees_its_slot(long_server: TritonServer) -> Non
         streams = [stack.enter_context(OpenStream(long_server.grpc_url, request)) for _ in range(SLOTS)]
         time.sleep(0.5)
         streams[0].cancel()
-        assert free_within(long_server, 60.0) < SOON
+        wait_for_slot(long_server)
+        assert not streams[1].ended
 
 
 CLIENT = """
@@ -107,31 +107,35 @@ def test_client_that_dies_frees_its_slot(long_server: TritonServer, occupied: li
         assert client.stdout
         assert client.stdout.readline() == "streaming\n"
         client.kill()
-    assert free_within(long_server, 60.0) < SOON
+    wait_for_slot(long_server)
+    assert not occupied[1].ended
 
 
 @pytest.mark.parametrize("streaming", [False, True])
 def test_deadline_ends_a_request(long_server: TritonServer, streaming: bool) -> None:
-    """`timeout` (microseconds) stops a request that takes longer: an error in time, and its slot is free."""
+    """`timeout` (microseconds) stops a request that takes longer: an error, and its slot is free while its twin goes on."""
     request = prompt(PROMPT, {**LONG, "timeout": 500_000}, stream=streaming)
-    with OpenStream(long_server.grpc_url, request) as late:
-        end = late.wait_end()
+    with (
+        OpenStream(long_server.grpc_url, prompt(PROMPT, LONG, stream=True)) as twin,
+        OpenStream(long_server.grpc_url, request) as late,
+    ):
+        end = late.wait_end(PATIENCE)
         assert "timeout of 500000 us expired" in end.error
-        assert end.at - late.sent < 0.5 + SOON
-    assert free_within(long_server, 60.0) < SOON
+        wait_for_slot(long_server)
+        assert not twin.ended
 
 
 def test_deadline_of_a_waiting_request(long_server: TritonServer, occupied: list[OpenStream]) -> None:
     """A request whose time is over before it is begun is answered in time, not when its turn comes."""
     with OpenStream(long_server.grpc_url, prompt(PROMPT, {"timeout": 300_000})) as late:
-        end = late.wait_end()
+        end = late.wait_end(PATIENCE)
+    assert not any(one.ended for one in occupied)
     assert "timeout of 300000 us expired" in end.error
-    assert end.at - late.sent < 0.3 + SOON
 
 
 def test_deadline_that_is_met_changes_nothing(long_server: TritonServer) -> None:
     """A request that ends in time is answered as ever."""
-    assert ask(long_server, PROMPT, {"temperature": 0, "timeout": 20_000_000}).text == PROMPT + ANSWER
+    assert ask(long_server, PROMPT, {"temperature": 0, "timeout": 240_000_000}).text == PROMPT + ANSWER
 
 
 def test_http_client_that_goes_away(long_server: TritonServer) -> None:

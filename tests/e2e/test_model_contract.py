@@ -97,11 +97,19 @@ def test_request_parameters_over_grpc(server: TritonServer) -> None:
 
 
 def test_http_generate_stream(server: TritonServer) -> None:
-    """Server-sent events carry the pieces of the answer."""
+    """Server-sent events carry the pieces of the answer; test_outbox.py shows when each token is an event of its own."""
     status, events = generate_stream(server.http_url, {"text_input": PROMPT, "stream": True, **GREEDY})
     assert status == 200
     assert "".join(event["text_output"] for event in events) == ANSWER
-    assert len(events) > 3
+
+
+def test_http_stream_begins_before_the_answer_has_ended(server: TritonServer) -> None:
+    """A long answer is several events, however busy the machine is: the first does not wait for the last."""
+    request = {"text_input": PROMPT, "stream": True, "temperature": 0, "max_tokens": 200, "ignore_eos": True}
+    status, events = generate_stream(server.http_url, request)
+    assert status == 200
+    assert len(events) > 1
+    assert "".join(event["text_output"] for event in events).startswith(ANSWER)
 
 
 @pytest.mark.parametrize(("word", "tokens"), [("false", None), ("true", 60), ("False", None), (False, None)])

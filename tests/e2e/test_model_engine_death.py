@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import time
 from contextlib import ExitStack
@@ -31,9 +30,9 @@ PROMPT, ANSWER = FACTS[2]
 LONG = {"temperature": 0, "max_tokens": 60_000, "ignore_eos": True}
 # with the status UNAVAILABLE; test_model_errors.py sees how statuses come out
 DEAD = "Model is unavailable due to unhealthy vLLM engine"
-TOLD_SECONDS = 5.0
-BACK_SECONDS = 10.0  # beyond what the first start took
-LEFT_SECONDS = 10.0
+BACK_SECONDS = 300.0  # until an engine that comes back is given up
+LEFT_SECONDS = 60.0  # until a process that ends is given up
+BACK = "the engine is back"  # the model's line in the log
 
 
 @pytest.fixture(scope="module")
@@ -58,11 +57,9 @@ def engine_parts(server: TritonServer, name: str = "VLLM::") -> list[Process]:
     return [process for process in below(server) if process.name.startswith(name)]
 
 
-def first_start(server: TritonServer) -> float:
-    """Returns how long the engine took to start, as the model has logged it."""
-    found = re.search(r"ready after ([\d.]+) s", server.log.read_text(errors="replace"))
-    assert found
-    return float(found[1])
+def is_back(server: TritonServer) -> bool:
+    """Return whether the model has logged that its engine works again."""
+    return BACK in server.log.read_text(errors="replace")
 
 
 # few cores: the worker is a part of EngineCore; else, and with "mp", a process of its own
@@ -71,38 +68,38 @@ _SEPARATE = pytest.param("mp", "VLLM::Worker", marks=pytest.mark.slow)
 
 @pytest.mark.parametrize(("executor", "victim"), [("chosen", "VLLM::EngineCor"), _SEPARATE], scope="module")
 def test_killed_engine_is_told_to_all_and_comes_back(doomed: TritonServer, victim: str) -> None:
-    """Running, waiting and whole requests are told within 5 s; then the engine is there again by itself."""
+    """Running, waiting and whole requests are told at once, not when the engine is there again, which it is by itself."""
     (process,) = engine_parts(doomed, victim)
     with ExitStack() as stack:
         requests = [prompt(PROMPT, LONG, stream=number % 2 == 0) for number in range(6)]
         streams = [stack.enter_context(OpenStream(doomed.grpc_url, one)) for one in requests]
         streams[0].wait(3)
-        killed = now()
         os.kill(process.pid, signal.SIGKILL)
-        ends = [stream.wait_end(30) for stream in streams]
+        ends = [stream.wait_end(BACK_SECONDS) for stream in streams]
+    assert not is_back(doomed)
     assert {end.error for end in ends} == {DEAD}
-    assert max(end.at for end in ends) - killed < TOLD_SECONDS
     _refuses_at_once(doomed)
-    limit = first_start(doomed) + BACK_SECONDS
-    assert _served_after(doomed, killed, limit) < limit
+    assert _is_served_within(doomed, BACK_SECONDS)
+    assert is_back(doomed)
     assert ask(doomed, PROMPT, {"temperature": 0}).text == PROMPT + ANSWER
 
 
 def _refuses_at_once(server: TritonServer) -> None:
     with OpenStream(server.grpc_url, prompt(PROMPT)) as refused:
-        end = refused.wait_end()
+        end = refused.wait_end(BACK_SECONDS)
     assert end.error == DEAD
-    assert end.at - refused.sent < 2.0  # not the time of a restart, though that keeps the machine busy
+    assert not is_back(server)
 
 
-def _served_after(server: TritonServer, since: float, limit: float) -> float:
-    """Asks twice a second until an answer comes; returns the seconds since then."""
-    while now() - since < 2 * limit:
+def _is_served_within(server: TritonServer, seconds: float) -> bool:
+    """Ask twice a second until an answer comes; return whether one came."""
+    until = now() + seconds
+    while now() < until:
         status, _ = generate(server.http_url, {"text_input": PROMPT, "max_tokens": 1})
         if status == 200:
-            return now() - since
+            return True
         time.sleep(0.5)
-    return now() - since
+    return False
 
 
 @pytest.mark.parametrize(

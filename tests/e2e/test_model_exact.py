@@ -11,7 +11,7 @@ import pytest
 
 from support.model_requests import STRANGE, ask_all, prompt
 from support.reference import run_reference
-from triton_vllm.compat import MEDIUM_TEXT, SHORT_TEXT
+from triton_vllm.inference.tokenizing import MEDIUM_TEXT, SHORT_TEXT
 from vllm_env.serve.standin import FACTS
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""One real answer, for the inner loop: an environment that a build left in the cache, the working tree's model, stock tritonserver."""
+"""One real answer for the inner loop: an environment from the cache, the working tree's model, stock tritonserver."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from triton_vllm.compat import OPTIONAL_PLACES, PLACES
-from triton_vllm.inspector import REGISTRY
+from triton_vllm.loading.inspector import REGISTRY
 from vllm_env.base.cache import cache_root
 from vllm_env.lock.spec import Overrides, load_spec
 
@@ -65,7 +65,7 @@ SINCE = {
     "disable_envs_cache": "0.20.2",
     "ThreadSafeHFTokenizerMixin": "0.22.1",
 }
-# What `triton_vllm.inspector` counts on; without it a first start is only slower.
+# What `triton_vllm.loading.inspector` counts on; without it a first start is only slower.
 INSPECTION = (
     "_SUBPROCESS_COMMAND = [sys.executable, '-m', 'vllm.model_executor.models.registry']",
     "subprocess.run(_SUBPROCESS_COMMAND, input=input_bytes, capture_output=True)",

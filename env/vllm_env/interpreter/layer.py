@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from packaging.version import Version
+
 from vllm_env.base.errors import CommandError, VllmEnvError
 from vllm_env.base.filesystem import file_sha256, remove_tree
 from vllm_env.base.process import run
@@ -69,14 +71,18 @@ def choose_layer(
 ) -> CondaLayer:
     """Return the layer for a Python version (``3.11``) that this machine installs.
 
-    The recorded one of a lock where it is available; else from conda-forge where that answers, else from an interpreter of
-    this machine. What was chosen first is kept, so that a second build is the same, until ``upgrade``.
+    The recorded one of a lock where it is available; else the one that a wheelhouse brings; else from conda-forge where that
+    answers, else from an interpreter of this machine. What was chosen first is kept, so that a second build is the same,
+    until ``upgrade``.
 
     Raises:
         VllmEnvError: neither channel has such a Python.
     """
     if recorded and is_available(workspace, recorded):
         return recorded
+    brought = _brought_layer(workspace, python)
+    if brought:
+        return brought
     memory = workspace.cache.path("conda", f"layer-{python}.json")
     known = None if upgrade else _remembered(memory)
     if known and known.channel == REMOTE and is_available(workspace, known):
@@ -90,6 +96,25 @@ def choose_layer(
         memory.parent.mkdir(parents=True, exist_ok=True)
         memory.write_text(json.dumps(dataclasses.asdict(layer)), "utf-8")
     return layer
+
+
+def _brought_layer(workspace: Workspace, python: str) -> CondaLayer | None:
+    """Return the layer of the interpreter that another machine has put into the wheelhouse."""
+    wheelhouse = workspace.network.wheelhouse
+    files = wheelhouse.absolute().glob(f"conda/linux-64/python-{python}.*-{BUILD}.conda") if wheelhouse else ()
+    newest = max(files, key=lambda file: Version(_version_of(file)), default=None)
+    return _layer_of(newest) if newest else None
+
+
+def _layer_of(file: Path) -> CondaLayer:
+    """Return the layer of a package of the local channel."""
+    return CondaLayer(
+        LOCAL, (CondaPackage("python", _version_of(file), BUILD, "linux-64", file.name, file_sha256(file)),)
+    )
+
+
+def _version_of(file: Path) -> str:
+    return file.name.split("-")[1]
 
 
 def _remembered(memory: Path) -> CondaLayer | None:
@@ -120,8 +145,7 @@ def local_layer(workspace: Workspace, python: str) -> CondaLayer:
     file = _channel_folder(workspace, LOCAL) / "linux-64" / f"python-{interpreter.version}-{BUILD}.conda"
     if not file.is_file():
         make_local_channel(workspace, python)
-    package = CondaPackage("python", interpreter.version, BUILD, "linux-64", file.name, file_sha256(file))
-    return CondaLayer(LOCAL, (package,))
+    return _layer_of(file)
 
 
 def is_available(workspace: Workspace, layer: CondaLayer) -> bool:

@@ -14,7 +14,6 @@ import os
 import platform
 import re
 import shutil
-import subprocess
 import sys
 import sysconfig
 from dataclasses import dataclass
@@ -22,8 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vllm_env.base.elf import read_needs
-from vllm_env.base.errors import VllmEnvError
-from vllm_env.base.process import run
+from vllm_env.base.errors import CommandError, VllmEnvError
+from vllm_env.base.process import capture, run
 
 from . import debian
 from .package import write_conda_package
@@ -159,12 +158,13 @@ def _candidates(python: str) -> list[Path]:
 
 def _probe(candidate: Path, python: str) -> Interpreter | str:
     """Return the interpreter behind a program, or the reason why it cannot be packed."""
-    answer = subprocess.run(
-        [candidate, "-I", "-c", _PROBE], capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
-    )
-    if answer.returncode != 0:
+    try:
+        status, output = capture([candidate, "-I", "-c", _PROBE])
+    except CommandError:
+        status, output = 1, ""
+    if status != 0:
         return "does not start"
-    facts = json.loads(answer.stdout)
+    facts = json.loads(output.splitlines()[-1])
     if facts["implementation"] != "cpython" or not facts["version"].startswith(python + "."):
         return f"is {facts['implementation']} {facts['version']}"
     stdlib = Path(facts["stdlib"])
@@ -253,8 +253,8 @@ def _check_start(program: Path, packages: Path) -> None:
 def _bundle_libraries(tree: Path, files: Sequence[Path]) -> None:
     """Copy into ``lib/`` what programs, libpython and the extension modules load and the C library does not bring."""
     for file in files:
-        answer = subprocess.run(["ldd", file], capture_output=True, text=True, check=False)
-        for name, source in re.findall(r"^\s*(\S+) => (/\S+)", answer.stdout, re.MULTILINE):
+        _, output = capture(["ldd", file])
+        for name, source in re.findall(r"^\s*(\S+) => (/\S+)", output, re.MULTILINE):
             target = tree / "lib" / name
             if not _SYSTEM_LIBRARIES.match(name) and not name.startswith("libpython") and not target.exists():
                 shutil.copy(Path(source).resolve(), target)

@@ -2,8 +2,8 @@
 
 Triton removes these on a clean exit only. Nothing is touched that a running process has mapped, nor anything younger than
 the oldest tritonserver that runs: that may be about to use it. The private copies of vLLM's caches that served models make
-(triton_vllm/warm_cache.py) outlive their server on purpose, and are freed only while no tritonserver of this user runs: one
-reads a file there whenever a shape first comes up, and holds none open.
+(triton_vllm/loading/warm_cache.py) outlive their server on purpose, and are freed only while no tritonserver of this user
+runs: one reads a file there whenever a shape first comes up, and holds none open.
 """
 
 from __future__ import annotations

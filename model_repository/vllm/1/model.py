@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from triton_vllm import contract
+
+if TYPE_CHECKING:
+    from triton_vllm.protocols import ModelConfig, TritonRequest
 
 
 class TritonPythonModel:
     """Triton's Python backend makes one of these per instance and calls its methods from one thread."""
 
     @staticmethod
-    def auto_complete_config(auto_complete_model_config: Any) -> Any:
+    def auto_complete_config(auto_complete_model_config: ModelConfig) -> ModelConfig:
         """Complete the model configuration. Runs in a process of its own, so vLLM is not imported here."""
         return contract.complete(auto_complete_model_config)
 
@@ -21,7 +24,7 @@ class TritonPythonModel:
 
         self._service = Service(args)
 
-    def execute(self, requests: list[Any]) -> None:
+    def execute(self, requests: list[TritonRequest]) -> None:
         """Take requests; each is answered through its response sender, now or later."""
         for request in requests:
             self._service.accept(request)

@@ -18,7 +18,7 @@ import pytest
 
 from support.small_build import small_lock
 from support.small_fixtures import workspace_in
-from triton_vllm import warm_cache
+from triton_vllm.loading import warm_cache
 from vllm_env import build as module
 from vllm_env.archive.pack import Archive
 from vllm_env.base.cache import Cache, default_root

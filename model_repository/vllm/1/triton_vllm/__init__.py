@@ -1,5 +1,11 @@
-"""Serves vLLM's AsyncLLM from Triton's Python backend.
+"""Serve vLLM's AsyncLLM from Triton's Python backend.
 
-Every module but `transport` imports without Triton, and every module imports without vLLM: vLLM is loaded by `compat`
-when the engine starts, because the server also loads `model.py` in a process that only completes the configuration.
+    model.py ─► service ─► loading                          once: files, devices, vLLM, engine
+                       └─► admission ─► inference ─► delivery   each request: Triton request ─► Job ─► outputs ─► responses
+
+The rooms hand on what `request` (what was asked) and `job` (its state) define. `compat` finds the
+parts of vLLM, `transport` alone calls Triton; `protocols` has the types of what they hand over.
+
+No module imports vLLM when it is imported: `loading` does that through `compat` when the engine starts, because the server
+also loads `model.py` in a process that only completes the configuration.
 """

@@ -1,4 +1,4 @@
-"""Turns JSON values into the types that vLLM declares.
+"""Turn JSON values into the types that vLLM declares.
 
 Old files and clients such as genai-perf write numbers and booleans as strings ("100", "true"); vLLM would take "false"
 for true. A value that does not fit is refused here: vLLM checks few types itself, and fails later and less clearly.
@@ -73,7 +73,7 @@ def to_bool(value: Any) -> bool:
 
 
 def to_int(value: Any) -> int:
-    """Return an integer of 64 bits from an integer, an integral float or their spelling; a boolean is none."""
+    """Return an integer of 64 bits from an integer, an integral float or a string of one; a boolean is not an integer."""
     if isinstance(value, str):
         try:
             value = int(value) if not set(value) & set(".eE") else float(value)
@@ -89,7 +89,7 @@ def to_int(value: Any) -> int:
 
 
 def to_float(value: Any) -> float:
-    """Return a finite float from a number or its spelling; a boolean is none."""
+    """Return a finite float from a number or a string of one; a boolean is not a number."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise _wrong(value, float)
     try:
@@ -102,7 +102,7 @@ def to_float(value: Any) -> float:
 
 
 def to_str(value: Any) -> str:
-    """Return a string; nothing else is one."""
+    """Return a string; anything else is refused."""
     if not isinstance(value, str):
         raise _wrong(value, str)
     return value

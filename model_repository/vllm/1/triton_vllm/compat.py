@@ -1,24 +1,23 @@
 """The one place that touches vLLM's API: every name that moved between vLLM 0.11 and 0.33 is looked for here.
 
-What a vLLM can do is asked of it (does the attribute, field or keyword exist?), never read off its version number.
+Whether a vLLM can do something is decided by its attributes, fields and keywords, not by its version number.
 Import of this module is free; `load()` imports vLLM, which takes 10 s and more.
 """
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import importlib
 import inspect
 import sys
 import typing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from triton_vllm.sampling import Schema
-
 if typing.TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
+
+    from triton_vllm.protocols import Collector, EngineClient, Output, PrometheusFamily, Renderer
 
 # (attribute, modules in the order tried: newest place first)
 PLACES: Mapping[str, tuple[str, ...]] = {
@@ -49,14 +48,6 @@ OPTIONAL_PLACES: Mapping[str, tuple[str, ...]] = {
 }
 
 
-SHORT_TEXT = 4096
-"""Characters of a prompt that are tokenized in the event loop at once, about 1 ms. Another thread costs two hand-overs of
-Python's lock for each request: with 256 arriving at once, a fifth of all that was spent on taking them in."""
-MEDIUM_TEXT = 16384
-"""Characters of a prompt that are tokenized in the event loop, about 5 ms for English, one prompt between two looks at
-the engine's outputs."""
-
-
 @dataclass(frozen=True)
 class Vllm:
     """The parts of the installed vLLM that the adapter uses."""
@@ -83,11 +74,30 @@ class Vllm:
     media_io: Mapping[str, Any]
 
 
+@dataclass(frozen=True)
+class Schema:
+    """What the installed vLLM's SamplingParams takes.
+
+    `types` maps a parameter to its declared type; `make`, `structured`, `streaming` and `whole` are vLLM's classes and
+    output kinds, handed in so that this module needs no vLLM. `structured_name` is the parameter for `structured`;
+    `refusals` are the exceptions by which vLLM says that a value is wrong.
+    """
+
+    types: Mapping[str, Any]
+    make: Any
+    structured: Any
+    structured_name: str
+    streaming: Any
+    whole: Any
+    refusals: tuple[type[Exception], ...] = (ValueError, TypeError)
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+
+
 def load() -> Vllm:
     """Import vLLM and find its parts.
 
     Raises:
-        ImportError: vLLM, or a name that no version may lack, is not there.
+        ImportError: vLLM, or a name that every supported version has, is not found.
     """
     vllm = importlib.import_module("vllm")
     found = {name: _find(name, places) for name, places in PLACES.items()}
@@ -166,60 +176,54 @@ def _resolve(hint: Any, namespace: Mapping[str, Any]) -> Any:
         return Any
 
 
-def start(vllm: Vllm, values: Mapping[str, Any]) -> Any:
+def start(vllm: Vllm, values: Mapping[str, Any]) -> EngineClient:
     """Start AsyncLLM; call it inside the running event loop that will serve it. Blocks until the model is loaded."""
     args = vllm.AsyncEngineArgs(**values)
     if vllm.disable_envs_cache is not None:
         vllm.disable_envs_cache()
-    llm = vllm.AsyncLLM.from_engine_args(args, usage_context=vllm.UsageContext.API_SERVER)
+    llm: EngineClient = vllm.AsyncLLM.from_engine_args(args, usage_context=vllm.UsageContext.API_SERVER)
     # vLLM looks an environment variable up for every token: a tenth of the event loop's time with 256 streams on an H200.
-    # It switches this cache on itself where the model runs, and says that its variables must not change after that.
+    # It switches this cache on itself where the model runs, and requires that its variables do not change after that.
     if vllm.enable_envs_cache is not None:
         vllm.enable_envs_cache()
     return llm
 
 
-async def render(vllm: Vllm, llm: Any, prompt: Mapping[str, Any], turn: asyncio.Lock) -> Any:
-    """Tokenize a prompt where this vLLM can (0.20 on), else `add_request` will do it.
-
-    A long prompt is tokenized off the event loop; of those of medium length the loop does one in a round, with `turn` held.
-    """
-    renderer = getattr(llm, "renderer", None)
-    if renderer is None or vllm.parse_model_prompt is None or not hasattr(renderer, "render_cmpl_async"):
-        return prompt
-    parsed = vllm.parse_model_prompt(llm.model_config, prompt)
-    size = len(prompt.get("prompt", ""))
-    if "multi_modal_data" in prompt or size > MEDIUM_TEXT or (size and not _may_share(vllm, renderer)):
-        (rendered,) = await renderer.render_cmpl_async([parsed])
-    elif size > SHORT_TEXT:
-        async with turn:
-            await asyncio.sleep(0)  # lets others queue for the lock, and the loop see to outputs
-            (rendered,) = renderer.render_cmpl([parsed])
-    else:
-        (rendered,) = renderer.render_cmpl([parsed])
-    return rendered
+def renderer(vllm: Vllm, llm: EngineClient) -> Renderer | None:
+    """Return what tokenizes prompts before they are added (0.20 on), or None: then `add_request` does it."""
+    found: Renderer | None = getattr(llm, "renderer", None)
+    if found is None or vllm.parse_model_prompt is None or not hasattr(found, "render_cmpl_async"):
+        return None
+    return found
 
 
-def _may_share(vllm: Vllm, renderer: Any) -> bool:
-    """Whether the loop may tokenize beside vLLM's own thread: vLLM pools most tokenizers, with a copy for another thread.
+def parse_prompt(vllm: Vllm, llm: EngineClient, prompt: Mapping[str, Any]) -> Any:
+    """Return what the renderer takes; only for a vLLM that has one."""
+    if vllm.parse_model_prompt is None:
+        raise TypeError("this vLLM has no renderer")
+    return vllm.parse_model_prompt(llm.model_config, prompt)
 
-    One that is not pooled keeps what was asked of it last, such as truncation, and fails ("Already borrowed") when asked for
-    something else meanwhile; one in Python is slow.
+
+def has_pooled_tokenizer(vllm: Vllm, renderer: Renderer) -> bool:
+    """Return whether another thread may tokenize beside vLLM's own: vLLM pools most tokenizers, with a copy for each thread.
+
+    A tokenizer without a pool keeps the options of its last call, such as truncation, and fails ("Already borrowed") if another
+    thread calls it with other options at the same time. A tokenizer in Python is slow.
     """
     pooled = vllm.ThreadSafeHFTokenizerMixin
     return pooled is not None and isinstance(getattr(renderer, "tokenizer", None), pooled)
 
 
-async def render_chat(vllm: Vllm, llm: Any, messages: list[Any], template_kwargs: Mapping[str, Any]) -> Any:
+async def render_chat(vllm: Vllm, llm: EngineClient, messages: list[Any], template_kwargs: Mapping[str, Any]) -> Any:
     """Return the prompt of a conversation, by the model's chat template.
 
     Raises:
         Exception: whatever the template raises about the messages.
     """
-    renderer = getattr(llm, "renderer", None)
-    if renderer is not None and vllm.ChatParams is not None and hasattr(renderer, "render_chat_async"):
+    found: Renderer | None = getattr(llm, "renderer", None)
+    if found is not None and vllm.ChatParams is not None and hasattr(found, "render_chat_async"):
         params = vllm.ChatParams(chat_template_kwargs={"add_generation_prompt": True, **template_kwargs})
-        _, (prompt,) = await renderer.render_chat_async([messages], params)  # vLLM bounds the template's time (0.32)
+        _, (prompt,) = await found.render_chat_async([messages], params)  # vLLM bounds the template's time (0.32)
         return prompt
     tokenizer = llm.get_tokenizer()
     tokenizer = await tokenizer if inspect.isawaitable(tokenizer) else tokenizer
@@ -253,37 +257,39 @@ def child_environment() -> dict[str, str]:
 
 
 def runs_on_cpu() -> bool:
-    """Whether this vLLM computes on the CPU."""
+    """Return whether this vLLM computes on the CPU."""
     return bool(importlib.import_module("vllm.platforms").current_platform.is_cpu())
 
 
 def supports_ray() -> bool:
-    """Whether this vLLM's platform can have workers in a Ray cluster; its CPU platform cannot.
+    """Return whether this vLLM's platform can have workers in a Ray cluster; its CPU platform cannot.
 
-    vLLM finds out in EngineCore, whose error reaches the log alone.
+    vLLM itself checks that in EngineCore, whose error is written to the log only.
     """
     platform = importlib.import_module("vllm.platforms").current_platform
     return bool(getattr(platform, "ray_device_key", "not said"))
 
 
-def prometheus_families() -> Any:
+def prometheus_families() -> Iterable[PrometheusFamily]:
     """Return what vLLM and others have in this process's Prometheus registry."""
     from prometheus_client import REGISTRY
 
-    return REGISTRY.collect()
+    families: Iterable[PrometheusFamily] = REGISTRY.collect()
+    return families
 
 
-def is_dead(llm: Any) -> bool:
-    """Whether the engine has died; costs no round trip."""
+def is_dead(llm: EngineClient) -> bool:
+    """Return whether the engine has died; costs no round trip."""
     return bool(getattr(llm, "errored", False))
 
 
-def attach(collector: Any, put: Callable[[Any], None]) -> None:
+def attach(collector: Collector, put: Callable[[Output | Exception], None]) -> None:
     """Send everything that vLLM puts into a request's collector to `put` (outputs and exceptions, in order).
 
     vLLM wakes a task per request and token otherwise; called in the engine's loop, this costs one call.
     """
     collector.put = put
+    early: Output | Exception | None
     try:
         early = collector.get_nowait()
     except Exception as error:  # noqa: BLE001 - whatever vLLM put there is the request's outcome

@@ -1,12 +1,15 @@
 """The tensors of the model: those of the official vLLM backend, and our optional additions.
 
-`config.pbtxt` declares the same list (a test compares the two); `complete` adds whatever a shorter config leaves out.
+`config.pbtxt` declares the same list (a test compares the two); `complete` adds what a shorter config omits.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from triton_vllm.protocols import ModelConfig
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,7 @@ OUTPUTS = (
 )
 
 
-def complete(config: Any) -> Any:
+def complete(config: ModelConfig) -> ModelConfig:
     """Add the tensors and the decoupled policy that `config` (Triton's ModelConfig) lacks, and return it."""
     declared = config.as_dict()
     given = {t["name"] for t in declared["input"]}, {t["name"] for t in declared["output"]}

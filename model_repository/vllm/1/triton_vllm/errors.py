@@ -12,6 +12,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+DEAD = "Model is unavailable due to unhealthy vLLM engine"
+"""The answer to every request while the engine is dead; the official backend uses the same text."""
+
 
 class AdapterError(Exception):
     """An error with a text for the client and the name of a `TritonError` code."""

@@ -1,34 +1,47 @@
-"""One request on its way: what was asked, where answers go, and what waits to be sent."""
+"""One request on its way: what was asked, its answer, and what waits to be sent."""
 
 from __future__ import annotations
 
 import itertools
 import os
-import threading
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import asyncio
+
+    from triton_vllm.delivery.reply import Reply
+    from triton_vllm.delivery.response import ResponseBuilder
+    from triton_vllm.protocols import Item
     from triton_vllm.request import Request
 
 _numbers = itertools.count(1)
 
 
 class Job:
-    """The mutable state of a request.
+    """The mutable state of a request, from admission to its final response.
 
-    `pending` is filled by the event loop and drained by the job's one sender thread; both ends of a deque are atomic,
-    so no lock is needed. `queued` says that the job waits in the sender's queue already. `closed` is set by the sender
-    before the final response goes out, or when nothing can be delivered any more.
+    The event loop fills `pending` and the job's one sender thread drains it; both ends of a deque are atomic, so no lock is
+    needed.
 
-    With the final response the server frees what it knows of the request; asking it whether the request is cancelled
-    after that, or at that moment, crashes it. `closing` is held while asking and while `closed` is set.
+    Attributes:
+        id: by which vLLM knows the request.
+        request: what was asked, set by admission, as are `params` and `lora`.
+        params: vLLM's SamplingParams or PoolingParams.
+        lora: vLLM's LoRARequest, or None.
+        reply: the answer.
+        assembler: makes responses from outputs.
+        task: adds the request to the engine; set by the event loop, as are `deadline` and `ended`.
+        deadline: ends the request when its timeout has expired.
+        ended: the last item has been put.
+        pending: items that have not been sent.
+        queued: the job waits in the sender's queue.
+        lane: the number of its sender thread.
+        due: the outbox's time before which the next response is not sent; set by the sender thread.
     """
 
     __slots__ = (
         "assembler",
-        "closed",
-        "closing",
         "deadline",
         "due",
         "ended",
@@ -43,24 +56,17 @@ class Job:
         "task",
     )
 
-    def __init__(self, request: Request, params: Any, reply: Any, assembler: Any) -> None:
+    def __init__(self, request: Request, params: Any, reply: Reply, assembler: ResponseBuilder) -> None:
         self.id = f"triton-{os.getpid()}-{next(_numbers)}"
         self.request = request
         self.params = params
         self.reply = reply
-        self.pending: deque[Any] = deque()
+        self.pending: deque[Item] = deque()
         self.queued = False
-        self.due = 0.0  # time.monotonic() before which it is not sent again; by the sender thread
-        self.closed = False  # by the sender thread
-        self.closing = threading.Lock()
-        self.ended = False  # by the event loop: the last item has been put
+        self.due = 0.0
+        self.ended = False
         self.assembler = assembler
         self.lora: Any = None
         self.lane = 0
-        self.task: Any = None
-        self.deadline: Any = None
-
-    def close(self) -> None:
-        """Say that the final response is about to be sent; waits for a question to the server about the job."""
-        with self.closing:
-            self.closed = True
+        self.task: asyncio.Task[None] | None = None
+        self.deadline: asyncio.TimerHandle | None = None

@@ -1,4 +1,4 @@
-"""Publishes vLLM's Prometheus metrics on Triton's metrics endpoint.
+"""Publish vLLM's Prometheus metrics on Triton's metrics endpoint.
 
 vLLM keeps them in a registry of this process; a thread copies what has changed once a second, so the token path pays
 nothing and metrics that a new vLLM adds appear by themselves.
@@ -13,10 +13,12 @@ from __future__ import annotations
 import math
 import threading
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
+
+    from triton_vllm.protocols import Metric, PrometheusFamily
 
 PREFIX = "vllm:"
 PERIOD_S = 1.0
@@ -36,20 +38,20 @@ class Sample:
 class Sink(Protocol):
     """Where samples go; `Triton`'s metric families in the server."""
 
-    def create(self, sample: Sample, labels: Mapping[str, str]) -> Any:
+    def create(self, sample: Sample, labels: Mapping[str, str]) -> Metric:
         """Return a new metric, at zero, for the sample's name and these labels."""
 
-    def add(self, metric: Any, amount: float) -> None:
+    def add(self, metric: Metric, amount: float) -> None:
         """Raise a counter."""
 
-    def set(self, metric: Any, value: float) -> None:
+    def set(self, metric: Metric, value: float) -> None:
         """Set a gauge."""
 
     def clear(self) -> None:
         """Drop what `create` has kept; called once nothing else holds a metric."""
 
 
-def samples(families: Iterable[Any]) -> list[Sample]:
+def samples(families: Iterable[PrometheusFamily]) -> list[Sample]:
     """Flatten the families of a Prometheus registry whose names start with `vllm:`."""
     found = []
     for family in families:
@@ -65,7 +67,7 @@ def samples(families: Iterable[Any]) -> list[Sample]:
 
 
 class Mirror:
-    """Keeps the metrics of a sink equal to samples.
+    """Keep the metrics of a sink equal to samples.
 
     Args:
         sink: makes and moves metrics.
@@ -75,7 +77,7 @@ class Mirror:
     def __init__(self, sink: Sink, labels: Mapping[str, str]) -> None:
         self._sink = sink
         self._labels = labels
-        self._metrics: dict[tuple[str, tuple[tuple[str, str], ...]], Any] = {}
+        self._metrics: dict[tuple[str, tuple[tuple[str, str], ...]], Metric] = {}
         self._last: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
 
     def update(self, current: Iterable[Sample]) -> None:
@@ -101,7 +103,7 @@ class Mirror:
 
 
 class Publisher:
-    """Runs a mirror once a second until closed.
+    """Run a mirror once a second until closed.
 
     Args:
         mirror: what to update.
@@ -109,7 +111,9 @@ class Publisher:
         report: logs the first failure; a metric that cannot be published must not stop the others.
     """
 
-    def __init__(self, mirror: Mirror, collect: Any, report: Any) -> None:
+    def __init__(
+        self, mirror: Mirror, collect: Callable[[], Iterable[PrometheusFamily]], report: Callable[[str], None]
+    ) -> None:
         self._mirror = mirror
         self._collect = collect
         self._report = report

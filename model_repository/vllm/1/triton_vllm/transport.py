@@ -9,37 +9,21 @@ import triton_python_backend_utils as pb_utils
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from triton_vllm.admission.parse import Inputs
+    from triton_vllm.delivery.response import Tensors
     from triton_vllm.errors import AdapterError
     from triton_vllm.metrics import Sample
-    from triton_vllm.request import Inputs
-    from triton_vllm.response import Tensors
+    from triton_vllm.protocols import Metric, TritonRequest
 
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 
 
-def inputs(request: Any) -> Inputs:
+def inputs(request: TritonRequest) -> Inputs:
     """Return the request's tensors by name."""
     return {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
 
 
-def send(reply: Any, tensors: Tensors, *, final: bool) -> None:
-    """Send one response; blocks for a handshake with the server."""
-    response = pb_utils.InferenceResponse([pb_utils.Tensor(name, array) for name, array in tensors])
-    reply.send(response, FINAL if final else 0)
-
-
-def send_error(reply: Any, error: AdapterError) -> None:
-    """Send an error as the final response."""
-    code = getattr(pb_utils.TritonError, error.code, pb_utils.TritonError.UNKNOWN)
-    reply.send(pb_utils.InferenceResponse(error=pb_utils.TritonError(str(error), code)), FINAL)
-
-
-def cancelled(reply: Any) -> bool:
-    """Whether the client has cancelled the request or gone away; a round trip to the server."""
-    return bool(reply.is_cancelled())
-
-
-def timeout_us(request: Any) -> int:
+def timeout_us(request: TritonRequest) -> int:
     """Return the request's `timeout` parameter in microseconds; Triton keeps it apart from the other parameters."""
     return int(request.timeout()) if hasattr(request, "timeout") else 0
 
@@ -49,26 +33,50 @@ def unload(name: str) -> None:
     pb_utils.unload_model(name)
 
 
+class Channel:
+    """The response sender of one request; `delivery.reply` knows when each of these may be called."""
+
+    __slots__ = ("_sender",)
+
+    def __init__(self, request: TritonRequest) -> None:
+        self._sender = request.get_response_sender()
+
+    def send(self, tensors: Tensors, *, final: bool) -> None:
+        """Send one response; blocks for a handshake with the server."""
+        response = pb_utils.InferenceResponse([pb_utils.Tensor(name, array) for name, array in tensors])
+        self._sender.send(response, FINAL if final else 0)
+
+    def send_error(self, error: AdapterError) -> None:
+        """Send an error as the final response."""
+        code = getattr(pb_utils.TritonError, error.code, pb_utils.TritonError.UNKNOWN)
+        self._sender.send(pb_utils.InferenceResponse(error=pb_utils.TritonError(str(error), code)), FINAL)
+
+    def is_cancelled(self) -> bool:
+        """Ask whether the client has cancelled the request or gone away; a round trip to the server."""
+        return bool(self._sender.is_cancelled())
+
+
 class TritonMetrics:
-    """Makes metrics in the server; `create` raises TritonModelException where the server has none."""
+    """Make metrics in the server; `create` raises TritonModelException where the server has none."""
 
     def __init__(self) -> None:
         self._families: dict[str, Any] = {}
 
-    def create(self, sample: Sample, labels: Mapping[str, str]) -> Any:
+    def create(self, sample: Sample, labels: Mapping[str, str]) -> Metric:
         """Return a new metric of the family that the sample belongs to."""
         if sample.name not in self._families:
             kind = pb_utils.MetricFamily.COUNTER if sample.counter else pb_utils.MetricFamily.GAUGE
             self._families[sample.name] = pb_utils.MetricFamily(
                 name=sample.name, description=sample.help or sample.name, kind=kind
             )
-        return self._families[sample.name].Metric(labels=dict(labels))
+        metric: Metric = self._families[sample.name].Metric(labels=dict(labels))
+        return metric
 
-    def add(self, metric: Any, amount: float) -> None:
+    def add(self, metric: Metric, amount: float) -> None:
         """Raise a counter; a round trip."""
         metric.increment(amount)
 
-    def set(self, metric: Any, value: float) -> None:
+    def set(self, metric: Metric, value: float) -> None:
         """Set a gauge; a round trip."""
         metric.set(value)
 

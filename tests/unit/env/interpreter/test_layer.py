@@ -129,3 +129,20 @@ def test_a_wheelhouse_serves_a_layer(channel: Channel, tmp_path: Path) -> None:
     assert is_available(empty, layer)
     install_layer(empty, layer, tmp_path / "env")
     assert (tmp_path / "env" / "bin" / "python3.11").is_file()
+
+
+def test_the_interpreter_that_a_wheelhouse_brings_is_taken(
+    channel: Channel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine that has no such Python builds the same environment; another Python is not taken for it."""
+    copy_layer(channel.workspace, channel.layer, tmp_path / "house")
+    house = tmp_path / "house" / "conda" / "linux-64"
+    (package,) = channel.layer.packages
+    (house / package.file_name.replace(package.version, "3.12.1")).write_text("another")
+    (house / package.file_name.replace(package.version, "3.11.0")).write_text("older")
+    monkeypatch.setattr("vllm_env.interpreter.layer.find_interpreter", lambda _: pytest.fail("it is looked for"))
+    empty = workspace_in(tmp_path / "empty", Network(offline=True, wheelhouse=tmp_path / "house"))
+    assert choose_layer(empty, "3.11") == channel.layer
+    install_layer(empty, channel.layer, tmp_path / "env")
+    assert (tmp_path / "env" / "bin" / "python3.11").is_file()
+    assert not (tmp_path / "empty" / "conda" / "channel").exists()

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from triton_vllm import guard
+from triton_vllm.loading import guard
 from vllm_env.prefix.runtime import activation_variables, install_runtime, site_packages
 
 _ASCII = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}  # as in the stub: nothing mends the locale

@@ -1,0 +1,91 @@
+"""Make a job from a Triton request, or answer the request with the reason for its refusal."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from triton_vllm import compat, transport
+from triton_vllm.admission import pooling, sampling
+from triton_vllm.admission.parse import parse
+from triton_vllm.delivery.reply import Reply
+from triton_vllm.delivery.response import Assembler, PoolingAssembler
+from triton_vllm.errors import DEAD, AdapterError, InternalError, UnavailableError, UnsupportedError
+from triton_vllm.job import Job
+from triton_vllm.request import GenerateRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from triton_vllm.compat import Vllm
+    from triton_vllm.inference.engine import Engine
+    from triton_vllm.protocols import Log, TritonRequest
+    from triton_vllm.request import EmbedRequest
+
+
+class Admission:
+    """Check requests and turn them into jobs.
+
+    Args:
+        name: the model's name.
+        vllm: the loaded vLLM; says which parameters there are.
+        engine: asked what it can do and whether it lives.
+        find_adapter: returns vLLM's LoRARequest for the name that a request gives.
+        log: told of requests that could not be read.
+        unload_dead: whether the first request that finds the engine dead has the server unload the model.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        vllm: Vllm,
+        engine: Engine,
+        find_adapter: Callable[[str | None], Any],
+        log: Log,
+        *,
+        unload_dead: bool,
+    ) -> None:
+        self._name = name
+        self._vllm = vllm
+        self._engine = engine
+        self._find_adapter = find_adapter
+        self._log = log
+        self._unload_dead = unload_dead
+        self._schema = compat.sampling_schema(vllm)
+        self._pooling_types = compat.pooling_types(vllm)
+
+    def admit(self, request: TritonRequest) -> Job | None:
+        """Return the job of a request, or answer the request and return None."""
+        reply = Reply(transport.Channel(request))
+        try:
+            return self._job(request, reply)
+        except AdapterError as error:
+            reply.fail(error)
+        except Exception as error:  # noqa: BLE001 - a request must never take the model down
+            self._log.error(f"request refused: {type(error).__name__}: {error}")
+            reply.fail(InternalError("the request could not be read; the server's log has the details"))
+        return None
+
+    def _job(self, request: TritonRequest, reply: Reply) -> Job:
+        if not self._engine.is_healthy():
+            if self._unload_dead:
+                transport.unload(self._name)
+            raise UnavailableError(DEAD)
+        parsed = parse(transport.inputs(request), request.parameters(), transport.timeout_us(request))
+        job = self._generate(parsed, reply) if isinstance(parsed, GenerateRequest) else self._embed(parsed, reply)
+        job.lora = self._find_adapter(parsed.lora_name)
+        return job
+
+    def _generate(self, parsed: GenerateRequest, reply: Reply) -> Job:
+        self._require("generate")
+        params = sampling.build(self._schema, parsed.parameters, stream=parsed.stream)
+        prefix = (parsed.text or "") if parsed.echo else ""
+        return Job(parsed, params, reply, Assembler(parsed.wants, params.n, prefix))
+
+    def _embed(self, parsed: EmbedRequest, reply: Reply) -> Job:
+        self._require(parsed.task)
+        params = pooling.build(self._vllm.PoolingParams, self._pooling_types, self._vllm.client_errors, parsed)
+        return Job(parsed, params, reply, PoolingAssembler(parsed.wants))
+
+    def _require(self, task: str) -> None:
+        if task not in self._engine.tasks:
+            raise UnsupportedError(f"Model {self._name} does not support '{task}' request")

@@ -1,0 +1,214 @@
+"""Parse the input tensors of one request into frozen dataclasses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from triton_vllm.coerce import to_bool, to_int
+from triton_vllm.contract import EXTRA_FLAGS, FLAGS, MEDIA
+from triton_vllm.errors import InvalidRequestError
+from triton_vllm.request import Chat, EmbedRequest, GenerateRequest, Request, Wants
+
+if TYPE_CHECKING:
+    import numpy as np
+
+Inputs = Mapping[str, "np.ndarray[Any, Any]"]
+PROMPTS = ("text_input", "messages", "prompt_token_ids")
+_JSON_NAMES = {
+    list: "a list",
+    str: "a string",
+    int: "a number",
+    float: "a number",
+    bool: "a boolean",
+    type(None): "null",
+}
+# Names that Triton's frontends and request parameters reserve; they reach the parameters only by forwarding.
+RESERVED = ("sequence_id", "sequence_start", "sequence_end", "headers")
+
+
+def parse(inputs: Inputs, parameters: str, timeout: int = 0) -> Request:
+    """Parse one request.
+
+    Args:
+        inputs: the tensors by name; strings are object arrays of bytes.
+        parameters: the request parameters as JSON text; `sampling_parameters`, where given, is used instead.
+        timeout: Triton's own timeout of the request in microseconds, for a request that has no other; 0 for none.
+
+    Raises:
+        InvalidRequestError: with the name of the input, the reason and what is expected.
+    """
+    if "embedding_request" in inputs:
+        return _parse_embedding(inputs, timeout)
+    values = _parameters(inputs, parameters)
+    stream = _flag(inputs, "stream")
+    given = [name for name in PROMPTS if name in inputs]
+    if len(given) != 1:
+        found = f"found {' and '.join(given)}" if given else "found none"
+        raise InvalidRequestError(f"exactly one of {', '.join(PROMPTS)} is required, {found}")
+    media = {name: items for name in MEDIA if name in inputs and (items := strings(inputs, name))}
+    if media and "messages" in inputs:
+        raise InvalidRequestError(f"{next(iter(media))}: with messages, media go into their content")
+    return GenerateRequest(
+        text=_text(inputs) if "text_input" in inputs else None,
+        token_ids=_token_ids(inputs) if "prompt_token_ids" in inputs else None,
+        chat=_chat(inputs) if "messages" in inputs else None,
+        stream=stream,
+        echo=_echo(inputs, stream=stream),
+        wants=_wants(inputs),
+        lora_name=_lora_name(values),
+        priority=_integer(inputs, values, "priority"),
+        timeout=_integer(inputs, values, "timeout") or timeout,
+        media=media,
+        parameters=values,
+    )
+
+
+def strings(inputs: Inputs, name: str) -> tuple[str, ...]:
+    """Return all elements of a string tensor."""
+    try:
+        return tuple(v.decode("utf-8") if isinstance(v, bytes) else str(v) for v in inputs[name].reshape(-1))
+    except UnicodeDecodeError:
+        raise InvalidRequestError(f"{name} must be UTF-8 text") from None
+
+
+def json_object(text: str, name: str) -> dict[str, Any]:
+    """Return the JSON object in `text`; `name` is the input that an error names."""
+    value = _json(text, name)
+    if not isinstance(value, dict):
+        raise InvalidRequestError(f"{name} must be a JSON object, not {_JSON_NAMES[type(value)]}")
+    return value
+
+
+def _json(text: str, name: str) -> Any:
+    try:
+        return json.loads(text, parse_constant=_no_constant)
+    except ValueError as error:
+        raise InvalidRequestError(f"{name} is not valid JSON: {error}") from None
+    except RecursionError:
+        raise InvalidRequestError(f"{name} is nested too deeply") from None
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+def _scalar(inputs: Inputs, name: str) -> Any:
+    values = inputs[name].reshape(-1)
+    if values.size != 1:
+        raise InvalidRequestError(f"{name} must have one element, not {values.size}")
+    value = values.item(0)
+    return strings(inputs, name)[0] if isinstance(value, bytes) else value
+
+
+def _flag(inputs: Inputs, name: str) -> bool:
+    if name not in inputs:
+        return False
+    try:
+        return to_bool(_scalar(inputs, name))
+    except ValueError as error:
+        raise InvalidRequestError(f"{name} {error}") from None
+
+
+def _text(inputs: Inputs) -> str:
+    text = str(_scalar(inputs, "text_input"))
+    if not text:
+        raise InvalidRequestError("text_input is empty: give a prompt of at least one character")
+    return text
+
+
+def _token_ids(inputs: Inputs) -> tuple[int, ...]:
+    values = inputs["prompt_token_ids"].reshape(-1)
+    if values.size == 0 or int(values.min()) < 0:
+        raise InvalidRequestError("prompt_token_ids must be a non-empty list of non-negative token ids")
+    return tuple(values.tolist())
+
+
+def _chat(inputs: Inputs) -> Chat:
+    messages = _json(str(_scalar(inputs, "messages")), "messages")
+    if not isinstance(messages, list) or not messages or not all(isinstance(m, dict) and "role" in m for m in messages):
+        raise InvalidRequestError("messages must be a non-empty JSON list of objects with 'role' and 'content'")
+    tools = _json(str(_scalar(inputs, "tools")), "tools") if "tools" in inputs else None
+    if tools is not None and not (isinstance(tools, list) and all(isinstance(t, dict) for t in tools)):
+        raise InvalidRequestError("tools must be a JSON list of objects")
+    kwargs: Mapping[str, Any] = {}
+    if "chat_template_kwargs" in inputs:
+        kwargs = json_object(str(_scalar(inputs, "chat_template_kwargs")), "chat_template_kwargs")
+        if "chat_template" in kwargs:  # a program, which would run in the server for as long as it likes
+            raise InvalidRequestError("chat_template_kwargs cannot hold a chat_template; the model's own is used")
+    return Chat(tuple(messages), tuple(tools) if tools else None, kwargs)
+
+
+def _echo(inputs: Inputs, *, stream: bool) -> bool:
+    """Return whether the prompt precedes the answer: a whole one unless excluded, a streamed one never."""
+    if "exclude_input_in_output" not in inputs:
+        return not stream and "text_input" in inputs
+    echo = not _flag(inputs, "exclude_input_in_output")
+    if echo and stream:
+        raise InvalidRequestError("When streaming, `exclude_input_in_output` = False is not allowed.")
+    return echo
+
+
+def _wants(inputs: Inputs) -> Wants:
+    return Wants(**{name.removeprefix("return_"): True for name in (*FLAGS, *EXTRA_FLAGS) if _flag(inputs, name)})
+
+
+def _parameters(inputs: Inputs, parameters: str) -> dict[str, Any]:
+    if "sampling_parameters" in inputs:
+        text = str(_scalar(inputs, "sampling_parameters"))
+        values = json_object(text, "sampling_parameters") if text else {}
+    else:
+        values = json_object(parameters, "the request parameters") if parameters else {}
+        # A forwarded HTTP header arrives as a parameter too; a dash or a capital is in none of vLLM's names.
+        values = {k: v for k, v in values.items() if k.isidentifier() and k == k.lower()}
+    return {
+        key: value
+        for key, value in values.items()
+        if value is not None and key not in RESERVED and not key.startswith("triton_")
+    }
+
+
+def _lora_name(values: dict[str, Any]) -> str | None:
+    name = values.pop("lora_name", None)
+    if name is not None and not isinstance(name, str):
+        raise InvalidRequestError("lora_name must be a string")
+    return name
+
+
+def _integer(inputs: Inputs, values: dict[str, Any], name: str) -> int:
+    value = values.pop(name, 0)
+    if name in inputs:
+        value = _scalar(inputs, name)
+    try:
+        number = to_int(value)
+    except ValueError as error:
+        raise InvalidRequestError(f"{name} {error}") from None
+    if name == "timeout" and number < 0:
+        raise InvalidRequestError("timeout must not be negative: it is in microseconds, 0 for none")
+    return number
+
+
+def _parse_embedding(inputs: Inputs, timeout: int) -> EmbedRequest:
+    values = json_object(str(_scalar(inputs, "embedding_request")), "embedding_request")
+    source = values.get("input")
+    ids = isinstance(source, list) and bool(source) and all(type(i) is int and i >= 0 for i in source)
+    if not ids and not (isinstance(source, str) and source):
+        raise InvalidRequestError("embedding_request.input must be a non-empty string or list of token ids")
+    pooling = values.get("pooling_params") or {}
+    if not isinstance(pooling, dict):
+        raise InvalidRequestError("embedding_request.pooling_params must be an object")
+    pooling = dict(pooling)
+    task = pooling.pop("task", "embed")
+    # The OpenAI frontend sends every value in a list of one.
+    flat = {k: v[0] if isinstance(v, list) and len(v) == 1 else v for k, v in pooling.items()}
+    return EmbedRequest(
+        text=None if ids else source,
+        token_ids=tuple(source) if ids and isinstance(source, list) else None,
+        wants=_wants(inputs),
+        task=str(task),
+        parameters={k: v for k, v in flat.items() if v is not None},
+        lora_name=_lora_name(values),
+        priority=_integer(inputs, {}, "priority"),
+        timeout=_integer(inputs, {}, "timeout") or timeout,
+    )

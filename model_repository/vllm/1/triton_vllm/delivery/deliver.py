@@ -1,0 +1,39 @@
+"""Make one response from the outputs of a job that have queued up."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from triton_vllm.errors import AdapterError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from triton_vllm.job import Job
+    from triton_vllm.protocols import Item, Log
+
+
+class Delivery:
+    """Build and send responses; `deliver` is called by the outbox, in the job's sender thread.
+
+    Args:
+        drop: called with a job to which nothing can be sent any more.
+        log: told why.
+    """
+
+    def __init__(self, drop: Callable[[Job], None], log: Log) -> None:
+        self._drop = drop
+        self._log = log
+
+    def deliver(self, job: Job, items: Sequence[Item]) -> None:
+        """Send one response for all items, consecutive outputs or, at the end, an error. Never raises."""
+        last = items[-1]
+        try:
+            if isinstance(last, AdapterError):
+                job.reply.fail(last)
+            else:
+                job.reply.send(job.assembler.build(items), final=last.finished)
+        except Exception as error:  # noqa: BLE001 - the next job must be served
+            self._log.error(f"response not sent: {type(error).__name__}: {error}")
+            self._drop(job)
+            job.reply.give_up()

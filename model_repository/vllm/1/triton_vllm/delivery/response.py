@@ -1,0 +1,142 @@
+"""Build response tensors from engine outputs."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from triton_vllm.request import Wants
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from triton_vllm.protocols import CompletionOutput, Logprob, PoolingRequestOutput, Positions, RequestOutput
+
+Tensors = list[tuple[str, "np.ndarray[Any, Any]"]]
+# JSON has no infinity; OpenAI-compatible servers write this for a token that cannot be.
+LOWEST_LOGPROB = -9999.0
+
+
+class ResponseBuilder(Protocol):
+    """Make the responses of one request."""
+
+    def build(self, outputs: Sequence[Any]) -> Tensors:
+        """Return the tensors of one response from the outputs since the one before."""
+
+
+class Completion:
+    """What one response carries of one of a request's `n` completions."""
+
+    __slots__ = ("cumulative_logprob", "finish_reason", "logprobs", "stop_reason", "text", "token_ids")
+
+    def __init__(self, cumulative_logprob: float | None = None) -> None:
+        self.text = ""
+        self.token_ids: list[int] = []
+        self.logprobs: list[Any] | None = None
+        self.cumulative_logprob = cumulative_logprob
+        self.finish_reason: str | None = None
+        self.stop_reason: Any = None
+
+    def add(self, output: CompletionOutput) -> None:
+        """Append one CompletionOutput of vLLM."""
+        self.text += output.text
+        self.token_ids.extend(output.token_ids)
+        if output.logprobs is not None:
+            self.logprobs = [*(self.logprobs or ()), *output.logprobs]
+        if output.cumulative_logprob is not None:
+            self.cumulative_logprob = output.cumulative_logprob
+        if output.finish_reason is not None:
+            self.finish_reason, self.stop_reason = output.finish_reason, output.stop_reason
+
+
+class Assembler:
+    """Make the responses of one request, each from the outputs since the one before.
+
+    Args:
+        wants: the optional outputs asked for.
+        n: completions of the request; every response has an element for each, empty where there is nothing new.
+        prefix: text put before each completion of the first response (the prompt, when echoed).
+    """
+
+    def __init__(self, wants: Wants, n: int, prefix: str = "") -> None:
+        self._wants = wants
+        self._n = n
+        self._prefix = prefix
+        self._plain = n == 1 and not prefix and wants == Wants()
+        self._cumulative: list[float | None] = [None] * n
+
+    def build(self, outputs: Sequence[RequestOutput]) -> Tensors:
+        """Return the tensors (name, array) of one response from consecutive RequestOutputs."""
+        if self._plain:
+            return [("text_output", string_tensor("".join(c.text for o in outputs for c in o.outputs)))]
+        completions = [Completion(self._cumulative[i]) for i in range(self._n)]
+        for output in outputs:
+            for part in output.outputs:
+                completions[part.index].add(part)
+        self._cumulative = [c.cumulative_logprob for c in completions]
+        prefix, self._prefix = self._prefix, ""
+        return [
+            ("text_output", string_tensor(*(prefix + c.text for c in completions))),
+            *self._extras(outputs, completions),
+        ]
+
+    def _extras(self, outputs: Sequence[RequestOutput], completions: list[Completion]) -> Tensors:
+        wants, tensors = self._wants, []
+        if wants.finish_reason:
+            tensors.append(("finish_reason", string_tensor(*(str(c.finish_reason) for c in completions))))
+        if wants.cumulative_logprob:
+            values = [np.nan if c.cumulative_logprob is None else c.cumulative_logprob for c in completions]
+            tensors.append(("cumulative_logprob", np.array(values, np.float32)))
+        if wants.logprobs:
+            tensors.append(("logprobs", string_tensor(*(logprobs_json(c.logprobs) for c in completions))))
+        if wants.num_input_tokens:
+            tensors.append(("num_input_tokens", np.array([len(outputs[-1].prompt_token_ids or ())], np.uint32)))
+        if wants.num_output_tokens:
+            tensors.append(("num_output_tokens", np.array([len(c.token_ids) for c in completions], np.uint32)))
+        if wants.token_ids:
+            tensors.append(("token_ids", np.array([t for c in completions for t in c.token_ids], np.int32)))
+        if wants.stop_reason:
+            tensors.append(("stop_reason", string_tensor(*(json.dumps(c.stop_reason) for c in completions))))
+        if wants.prompt_logprobs:
+            found = next((o.prompt_logprobs for o in outputs if o.prompt_logprobs), None)
+            tensors.append(("prompt_logprobs", string_tensor(logprobs_json(found))))
+        return tensors
+
+
+class PoolingAssembler:
+    """Make the one response of a pooling request."""
+
+    def __init__(self, wants: Wants) -> None:
+        self._wants = wants
+
+    def build(self, outputs: Sequence[PoolingRequestOutput]) -> Tensors:
+        """Return the tensors (name, array): the pooled numbers as JSON, nested as the model's task has them."""
+        last = outputs[-1]
+        tensors: Tensors = [("text_output", string_tensor(json.dumps(last.outputs.data.tolist())))]
+        if self._wants.num_input_tokens:
+            tensors.append(("num_input_tokens", np.array([len(last.prompt_token_ids)], np.uint32)))
+        if self._wants.num_output_tokens:
+            tensors.append(("num_output_tokens", np.array([0], np.uint32)))
+        return tensors
+
+
+def string_tensor(*values: str) -> np.ndarray[Any, Any]:
+    """Return a string tensor of shape [len(values)]."""
+    array = np.empty(len(values), np.object_)
+    for i, value in enumerate(values):
+        array[i] = value.encode("utf-8", "replace")
+    return array
+
+
+def logprobs_json(positions: Positions | None) -> str:
+    """Return a JSON list with an object per position: token id -> logprob, rank, decoded_token; "null" for None."""
+    if positions is None:
+        return "null"
+    return json.dumps([None if p is None else {t: _logprob(entry) for t, entry in p.items()} for p in positions])
+
+
+def _logprob(entry: Logprob) -> dict[str, Any]:
+    value = max(entry.logprob, LOWEST_LOGPROB)
+    return {"logprob": value, "rank": entry.rank, "decoded_token": entry.decoded_token}

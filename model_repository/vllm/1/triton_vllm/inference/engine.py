@@ -1,0 +1,268 @@
+"""Run vLLM's AsyncLLM in an event loop on a thread of its own, and start it again when it dies."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from triton_vllm import compat
+from triton_vllm.errors import DEAD, AdapterError, CancelledError, InternalError, InvalidRequestError, UnavailableError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Mapping
+    from concurrent.futures import Future
+
+    from triton_vllm.inference.prompt import Prompter
+    from triton_vllm.job import Job
+    from triton_vllm.protocols import EngineClient, Item, Log, Output
+
+    Put = Callable[[Job, Item], None]
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Seconds between two checks of the engine, and before each attempt to start a dead one again."""
+
+    health_period: float = 0.5
+    backoff: tuple[float, ...] = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)
+
+
+USUAL_PACE = Pace()
+
+
+class Engine:
+    """vLLM and the requests it works on.
+
+    All public methods are called from other threads than the event loop's.
+
+    Args:
+        vllm: the loaded vLLM.
+        values: engine arguments.
+        prompter: makes prompts from requests.
+        log: told what happens.
+        restart: whether a dead engine is started again.
+        pace: how often that is checked and tried.
+    """
+
+    def __init__(
+        self,
+        vllm: compat.Vllm,
+        values: Mapping[str, Any],
+        prompter: Prompter,
+        *,
+        log: Log,
+        restart: bool,
+        pace: Pace = USUAL_PACE,
+    ) -> None:
+        self._vllm = vllm
+        self._values = values
+        self._prompter = prompter
+        self._log = log
+        self._restart = restart
+        self._pace = pace
+        self._put: Put  # from `start` on
+        self._adapters: tuple[Any, ...] = ()
+        self._jobs: dict[str, Job] = {}
+        self._llm: EngineClient  # from `_load` on
+        self._loop = _new_loop()
+        self._thread = threading.Thread(target=self._run, name="triton-engine", daemon=True)
+        self._ending = threading.Event()
+        self.tasks: tuple[str, ...] = ()
+        self.healthy = False
+
+    def start(self, put: Put, adapters: tuple[Any, ...] = ()) -> None:
+        """Start the loop and load the model and its LoRA adapters; return when requests can be taken.
+
+        Args:
+            put: takes each output of a job, an exception as its last one; called in the event loop's thread.
+            adapters: vLLM's LoRARequests.
+
+        Raises:
+            Exception: whatever vLLM raised.
+        """
+        self._put = put
+        self._adapters = adapters
+        self._thread.start()
+        try:
+            self._call(self._load()).result()
+        except BaseException:
+            self._end_loop()
+            raise
+        self._loop.call_soon_threadsafe(self._check)
+
+    def jobs(self) -> list[Job]:
+        """Return the jobs in flight."""
+        return list(self._jobs.values())  # one C call, so no other thread can change the dict meanwhile
+
+    def submit(self, job: Job) -> None:
+        """Take a job; its outcome comes through `put`."""
+        # Here and not in the loop: the watch, woken next, would find nothing in flight and go to sleep again.
+        self._jobs[job.id] = job
+        self._loop.call_soon_threadsafe(self._begin, job)
+
+    def cancel(self, job: Job) -> None:
+        """Stop working on a job whose client has cancelled it."""
+        self._loop.call_soon_threadsafe(self._abort, job, CancelledError("Request was cancelled"))
+
+    def drop(self, job: Job) -> None:
+        """Stop working on a job to which nothing can be sent any more."""
+        self._loop.call_soon_threadsafe(self._abort, job, None)
+
+    def is_healthy(self) -> bool:
+        """Return whether the engine is up; costs no round trip."""
+        return self.healthy and not compat.is_dead(self._llm)
+
+    def stop(self, grace_s: float) -> None:
+        """Finish what is in flight within `grace_s` seconds, cancel the rest and shut vLLM down; a second call does nothing."""
+        if self._loop.is_closed():
+            return
+        self._ending.set()
+        with contextlib.suppress(Exception):
+            self._call(self._drain(grace_s)).result()
+        self._end_loop()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_forever()
+
+    def _call(self, coroutine: Coroutine[Any, Any, None]) -> Future[None]:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
+    def _end_loop(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    async def _load(self) -> None:
+        # Blocks the loop, as in vLLM's own server: there is nothing else to do until the model is loaded.
+        self._llm = compat.start(self._vllm, self._values)
+        self.tasks = tuple(await self._llm.get_supported_tasks())
+        for adapter in self._adapters:
+            await self._llm.add_lora(adapter)
+        self.healthy = True
+
+    def _begin(self, job: Job) -> None:
+        if job.ended:  # the engine has died, or is being unloaded
+            return
+        if job.request.timeout:
+            seconds = job.request.timeout / 1e6
+            error = UnavailableError(f"timeout of {job.request.timeout} us expired before the request had finished")
+            job.deadline = self._loop.call_later(seconds, self._abort, job, error)
+        job.task = self._loop.create_task(self._add(job))
+
+    async def _add(self, job: Job) -> None:
+        try:
+            if not self.is_healthy():
+                raise UnavailableError(DEAD)  # noqa: TRY301 - the one place that answers
+            prompt = await self._prompter.make(self._llm, job.request)
+            collector = await self._llm.add_request(
+                job.id, prompt, job.params, lora_request=job.lora, priority=job.request.priority
+            )
+        except Exception as error:  # noqa: BLE001 - a request must never take the model down
+            self._finish(job, self._translate(error))
+            return
+        finally:
+            job.task = None
+        if job.ended:  # cancelled or out of time while it was being added
+            await self._llm.abort(job.id)
+            return
+        compat.attach(collector, lambda item: self._take(job, item))
+
+    def _take(self, job: Job, item: Output | Exception) -> None:
+        if job.ended:
+            return
+        if isinstance(item, Exception):
+            self._finish(job, self._translate(item))
+        elif item.finished:
+            self._finish(job, item)
+        else:
+            self._put(job, item)
+
+    def _finish(self, job: Job, last: Item) -> None:
+        if job.ended:
+            return
+        job.ended = True
+        self._jobs.pop(job.id, None)
+        if job.deadline is not None:
+            job.deadline.cancel()
+        self._put(job, last)
+
+    def _abort(self, job: Job, error: AdapterError | None) -> None:
+        if job.ended:
+            return
+        if error is not None:
+            self._finish(job, error)
+        job.ended = True
+        self._jobs.pop(job.id, None)
+        if job.task is None and self.is_healthy():  # else `_add` is still running, and checks `ended` itself
+            self._loop.create_task(self._llm.abort(job.id))
+
+    def _check(self) -> None:
+        """Check regularly whether the engine is alive: an idle one dies without an error in any request."""
+        if self._ending.is_set():
+            return
+        if self.healthy and compat.is_dead(self._llm):
+            self.healthy = False
+            self._log.error("the engine has died" + (", starting it again" if self._restart else ""))
+            for job in self.jobs():
+                self._finish(job, UnavailableError(DEAD))
+            if self._restart:
+                self._loop.create_task(self._revive())
+                return
+        self._loop.call_later(self._pace.health_period, self._check)
+
+    async def _revive(self) -> None:
+        attempt = 0
+        while not self._ending.is_set():
+            began = time.monotonic()
+            try:
+                self._llm.shutdown()
+                await self._load()
+            except Exception as error:  # noqa: BLE001 - out of memory, say, until the dead engine's is free again
+                delay = self._pace.backoff[min(attempt, len(self._pace.backoff) - 1)]
+                attempt += 1
+                self._log.error(f"restart {attempt} failed, next one in {delay:.0f} s: {type(error).__name__}: {error}")
+                await asyncio.sleep(delay)
+            else:
+                self._log.info(f"the engine is back after {time.monotonic() - began:.1f} s")
+                self._check()
+                return
+
+    async def _drain(self, grace_s: float) -> None:
+        end = self._loop.time() + grace_s
+        while self._jobs and self._loop.time() < end:  # noqa: ASYNC110 - once per unload; an event would be set per request
+            await asyncio.sleep(0.05)
+        for job in self.jobs():
+            self._abort(job, UnavailableError("the model was unloaded before the request had finished"))
+        await asyncio.sleep(0)
+        self._llm.shutdown()
+        rest = [t for t in asyncio.all_tasks(self._loop) if t is not asyncio.current_task()]
+        for task in rest:
+            task.cancel()
+        await asyncio.gather(*rest, return_exceptions=True)
+
+    def _translate(self, error: Exception) -> AdapterError:
+        """Return what the client is told about an exception."""
+        if isinstance(error, AdapterError):
+            return error
+        if isinstance(error, self._vllm.EngineDeadError):
+            return UnavailableError(DEAD)
+        if isinstance(error, self._vllm.busy_errors):
+            return UnavailableError(f"the engine cannot take the request now: {error}")
+        if isinstance(error, self._vllm.client_errors):
+            return InvalidRequestError(str(error).strip())
+        self._log.error(f"request failed: {type(error).__name__}: {error}")
+        return InternalError("the engine failed on this request; the server's log has the details")
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+    return loop

@@ -1,0 +1,60 @@
+"""Make vLLM's prompts from requests."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from triton_vllm import compat
+from triton_vllm.errors import AdapterError, InvalidRequestError
+from triton_vllm.inference import media
+from triton_vllm.inference.tokenizing import tokenize
+from triton_vllm.request import Chat, GenerateRequest, Request
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from triton_vllm.protocols import EngineClient
+
+
+class Prompter:
+    """Turn requests into prompts of the installed vLLM.
+
+    Args:
+        vllm: the loaded vLLM.
+        loaders: decoders of media by modality.
+    """
+
+    def __init__(self, vllm: compat.Vllm, loaders: Mapping[str, Callable[[bytes], Any]]) -> None:
+        self._vllm = vllm
+        self._loaders = loaders
+        self._turn = asyncio.Lock()
+
+    async def make(self, llm: EngineClient, request: Request) -> Any:
+        """Return what `add_request` takes; runs in the engine's event loop.
+
+        Raises:
+            AdapterError: the media cannot be decoded, or the chat template refuses the messages.
+        """
+        if isinstance(request, GenerateRequest) and request.chat is not None:
+            return await self._chat(llm, request.chat)
+        if request.token_ids is not None:
+            prompt: dict[str, Any] = {"prompt_token_ids": list(request.token_ids)}
+        else:
+            prompt = {"prompt": request.text}
+        if isinstance(request, GenerateRequest) and request.media:
+            # Decoding an image or a video takes long, so it is not done in the event loop.
+            prompt["multi_modal_data"] = await asyncio.to_thread(media.decode, request.media, self._loaders)
+        return await tokenize(self._vllm, llm, prompt, self._turn)
+
+    async def _chat(self, llm: EngineClient, chat: Chat) -> Any:
+        kwargs = dict(chat.template_kwargs)
+        if chat.tools:
+            kwargs["tools"] = [dict(tool) for tool in chat.tools]
+        try:
+            return await compat.render_chat(self._vllm, llm, [dict(m) for m in chat.messages], kwargs)
+        except AdapterError:
+            raise
+        except Exception as error:  # a template is the model's own program and raises what it likes
+            text = str(error).strip().split("\n", 1)[0]
+            raise InvalidRequestError(f"messages cannot be rendered by the model's chat template: {text}") from error

@@ -1,0 +1,171 @@
+"""Read `vllm_engine_args.json` and fit it to the arguments that the installed vLLM has."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from triton_vllm.coerce import closest, coerce, to_bool
+from triton_vllm.errors import ConfigError
+
+FILE_NAME = "vllm_engine_args.json"
+OFFICIAL_NAME = "model.json"  # where the official backend has them, in the version's directory
+
+Replacement = Callable[[Any], Mapping[str, Any]]
+
+
+def _drop(_: Any) -> Mapping[str, Any]:
+    return {}
+
+
+def _renamed(name: str) -> Replacement:
+    return lambda value: {name: value}
+
+
+def _task(value: Any) -> Mapping[str, Any]:
+    """Return `runner` and `convert`, which replaced `task` (vLLM 0.10 to 0.14)."""
+    pooling = {"embed": "embed", "embedding": "embed", "classify": "classify", "score": "classify", "reward": "none"}
+    if value in ("auto", None):
+        return {}
+    if value in pooling:
+        return {"runner": "pooling", "convert": pooling[value]}
+    return {"runner": "generate"}
+
+
+def _structured(name: str) -> Replacement:
+    return lambda value: {"structured_outputs_config": {name: value}}
+
+
+# Arguments that vLLM removed, and what says the same today. Used only where the installed vLLM lacks the name.
+REPLACEMENTS: Mapping[str, Replacement] = {
+    "disable_log_requests": lambda v: {} if to_bool(v) else {"enable_log_requests": True},
+    "task": _task,
+    "guided_decoding_backend": _structured("backend"),
+    "guided_decoding_disable_fallback": _structured("disable_fallback"),
+    "guided_decoding_disable_any_whitespace": _structured("disable_any_whitespace"),
+    "guided_decoding_disable_additional_properties": _structured("disable_additional_properties"),
+    "worker_use_ray": lambda v: {"distributed_executor_backend": "ray"} if to_bool(v) else {},
+    "disable_mm_preprocessor_cache": lambda v: {"mm_processor_cache_gb": 0} if to_bool(v) else {},
+    "override_pooler_config": _renamed("pooler_config"),
+    "cuda_graph_sizes": _renamed("cudagraph_capture_sizes"),
+    "rope_scaling": lambda v: {"hf_overrides": {"rope_scaling": v}},
+    "rope_theta": lambda v: {"hf_overrides": {"rope_theta": v}},
+    **dict.fromkeys(
+        (
+            "collect_model_forward_time",
+            "collect_model_execute_time",
+            "device",
+            "disable_async_output_proc",
+            "enable_multimodal_encoder_data_parallel",
+            "enable_prompt_adapter",
+            "enable_reasoning",
+            "engine_use_ray",
+            "fully_sharded_prompt_adapters",
+            "long_lora_scaling_factors",
+            "lora_extra_vocab_size",
+            "max_context_len_to_capture",
+            "max_log_len",
+            "max_long_partial_prefills",
+            "max_num_partial_prefills",
+            "max_prompt_adapter_token",
+            "max_prompt_adapters",
+            "max_seq_len_to_capture",
+            "multi_step_stream_outputs",
+            "num_lookahead_slots",
+            "num_scheduler_steps",
+            "override_neuron_config",
+            "preemption_mode",
+            "qlora_adapter_name_or_path",
+            "scheduler_delay_factor",
+            "swap_space",
+            "tokenizer_pool_extra_config",
+            "tokenizer_pool_size",
+            "tokenizer_pool_type",
+            "use_v2_block_manager",
+        ),
+        _drop,
+    ),
+}
+
+
+@dataclass(frozen=True)
+class EngineArgs:
+    """Arguments as the installed vLLM takes them, and one line about those it no longer has (empty if none)."""
+
+    values: Mapping[str, Any]
+    warning: str = ""
+
+
+def read(model_dir: Path, version_dir: Path) -> Mapping[str, Any]:
+    """Return the JSON object of `vllm_engine_args.json`, or of the official backend's `model.json`.
+
+    Raises:
+        ConfigError: the file is missing, is not JSON or is not an object.
+    """
+    path = model_dir / FILE_NAME
+    if not path.is_file() and (version_dir / OFFICIAL_NAME).is_file():
+        path = version_dir / OFFICIAL_NAME
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f'{path} is missing: write the engine arguments there, e.g. {{"model": "…"}}') from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read as JSON: {error}") from None
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path} must hold a JSON object of engine arguments, not {type(values).__name__}")
+    return values
+
+
+def fit(given: Mapping[str, Any], declared: Mapping[str, Any]) -> EngineArgs:
+    """Fit the given arguments to those that vLLM declares (name → type hint).
+
+    Raises:
+        ConfigError: a name that no vLLM ever had or a value of the wrong type.
+    """
+    wanted = {name: value for name, value in given.items() if name in declared}
+    notes: list[str] = []
+    for name in (n for n in given if n not in declared):
+        replacement = _replace(name, given[name], declared)
+        notes.append(f"{name} -> {', '.join(replacement) or 'ignored'}")
+        for key, item in replacement.items():  # what the file says under today's name wins
+            present = wanted.get(key)
+            if isinstance(item, dict) and isinstance(present, dict):
+                wanted[key] = {**item, **present}
+            else:
+                wanted.setdefault(key, item)
+    warning = f"engine arguments that this vLLM no longer has: {'; '.join(notes)}" if notes else ""
+    # null is vLLM's own default, whatever the declared type says
+    set_ones = {name: value for name, value in wanted.items() if value is not None}
+    return EngineArgs({name: _coerced(name, value, declared[name]) for name, value in set_ones.items()}, warning)
+
+
+def failure(values: Mapping[str, Any], error: Exception) -> str:
+    """Return one line for Triton's status on why vLLM did not start with these arguments."""
+    model = str(values.get("model", ""))
+    if model.startswith(("/", "./", "../")) and not Path(model).exists():
+        return f"{FILE_NAME}: model: there is no directory {model}"
+    # pydantic ends with the whole input and a link
+    reason = " ".join(str(error).split("[type=", 1)[0].split())
+    return (
+        f"vLLM did not start with the arguments of {FILE_NAME}, model '{model}': {type(error).__name__}: {reason[:600]}"
+    )
+
+
+def _replace(name: str, value: Any, declared: Mapping[str, Any]) -> Mapping[str, Any]:
+    if name not in REPLACEMENTS:
+        raise ConfigError(f"{FILE_NAME}: vLLM has no engine argument '{name}'{closest(name, declared)}")
+    try:
+        replacement = REPLACEMENTS[name](value)
+    except ValueError as error:
+        raise ConfigError(f"{FILE_NAME}: {name} {error}") from None
+    return {key: item for key, item in replacement.items() if key in declared}
+
+
+def _coerced(name: str, value: Any, hint: Any) -> Any:
+    try:
+        return coerce(value, hint)
+    except ValueError as error:
+        raise ConfigError(f"{FILE_NAME}: {name} {error}") from None

@@ -1,0 +1,81 @@
+"""End vLLM's child processes when the process that owns them dies, and the owner when the server dies.
+
+EngineCore and Worker outlive a killed stub otherwise and hold the GPU's memory. `own()` marks this process as the
+owner; each child watches it: a forked one by the hook registered here, a spawned one through the packed environment,
+where a `.pth` file starts the same watch when the variable is set.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import threading
+import time
+from pathlib import Path
+
+OWNER_VARIABLE = "TRITON_VLLM_OWNER_PID"
+PLACE_VARIABLE = "TRITON_VLLM_OWNER_PLACE"
+
+
+def own() -> None:
+    """Make this process the owner of every process that it starts from now on."""
+    if os.environ.get(OWNER_VARIABLE) != str(os.getpid()):
+        os.environ[OWNER_VARIABLE] = str(os.getpid())
+        os.environ[PLACE_VARIABLE] = place()
+        os.register_at_fork(after_in_child=watch)
+
+
+def place() -> str:
+    """Return where a process id means the same process: a boot of a machine and a namespace of process ids.
+
+    vLLM gives its workers on other machines of a Ray cluster all variables of EngineCore, where no process has the owner's id.
+    """
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
+    except OSError:
+        return ""
+
+
+def follow_parent() -> None:
+    """End this process when the one that started it is gone.
+
+    A stub notices that its server has died and exits by itself, but hangs in that exit while other threads run.
+    """
+    _start(os.getppid())
+
+
+def watch() -> None:
+    """In a child: start a thread that kills this process when the owner is gone. In the owner itself, do nothing."""
+    owner = os.environ.get(OWNER_VARIABLE, "")
+    if not owner.isdigit() or int(owner) == os.getpid():
+        return
+    _start(int(owner))
+
+
+def _start(process: int) -> None:
+    threading.Thread(target=_watch, args=(process,), name="triton-owner-watch", daemon=True).start()
+
+
+def _watch(owner: int) -> None:
+    try:
+        descriptor = os.pidfd_open(owner)
+    except ProcessLookupError:
+        os.kill(os.getpid(), signal.SIGKILL)
+    except (OSError, AttributeError):  # an old kernel, or a container that forbids the call
+        _poll(owner)
+    else:
+        select.select([descriptor], [], [])  # readable once the owner has ended
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _poll(owner: int) -> None:
+    while True:
+        try:
+            os.kill(owner, 0)
+        except ProcessLookupError:
+            os.kill(os.getpid(), signal.SIGKILL)
+        except PermissionError:
+            pass
+        time.sleep(1)

@@ -1,0 +1,101 @@
+"""Start the process in which vLLM looks at the model's class while this process still imports vLLM.
+
+vLLM asks a new interpreter what a model's class can do, so as not to initialise CUDA in its own, and keeps the answer among
+its caches. At the first start in a container that costs 7 to 8 s (H200, vLLM 0.22.1), of which most is one more import of
+vLLM. The process started here is the one that vLLM would start, by the same command, waiting for its input; vLLM's call of
+`subprocess.run` finds it there. Every vLLM from 0.11 to 0.33 has these names (read in their registry.py); where one is
+missing, or the process fails, vLLM does it all by itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+REGISTRY = "vllm.model_executor.models.registry"
+_ANSWERS = "modelinfos"
+
+
+class Inspector:
+    """A process that has been started ahead for the first inspection; `close()` ends it if vLLM did not use it.
+
+    Args:
+        command: what vLLM runs for an inspection.
+    """
+
+    def __init__(self, command: list[str]) -> None:
+        self._command = command
+        self._owner = os.getpid()
+        pipe = subprocess.PIPE
+        self._process: subprocess.Popen[bytes] | None = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe)
+
+    def lend(self, registry: str = REGISTRY) -> None:
+        """Let the call in the module `registry` find this process; do nothing if that module or that call differs."""
+        with contextlib.suppress(ImportError):
+            names = vars(importlib.import_module(registry))
+            if names.get("_SUBPROCESS_COMMAND") == self._command and names.get("subprocess") is subprocess:
+                names["subprocess"] = _Lender(self)
+
+    def run(self, command: list[str], **options: Any) -> subprocess.CompletedProcess[bytes]:
+        """Behave like `subprocess.run`; the first call uses the process that was started ahead.
+
+        A fork of this process, such as EngineCore, must not use it: the fork could not close the process's standard input.
+        """
+        process = None
+        if os.getpid() == self._owner:
+            process, self._process = self._process, None
+        if process is not None:
+            with process:
+                if command == self._command and options.keys() == {"input", "capture_output"}:
+                    with contextlib.suppress(BrokenPipeError):
+                        out, err = process.communicate(options["input"])
+                        if process.returncode == 0:
+                            return subprocess.CompletedProcess(command, 0, out, err)
+                process.kill()
+        return subprocess.run(command, **options)  # noqa: PLW1510 - vLLM looks at the status itself
+
+    def close(self) -> None:
+        """End the process if vLLM did not use it."""
+        process, self._process = self._process, None
+        if process is not None:
+            with process:
+                process.kill()
+
+
+class _Lender:
+    """Stand for the module `subprocess` in vLLM's registry."""
+
+    def __init__(self, inspector: Inspector) -> None:
+        self.run = inspector.run
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(subprocess, name)
+
+
+def start(environment: Mapping[str, str]) -> Inspector | None:
+    """Start a process ahead if vLLM's caches hold no answer yet; call it before vLLM is imported.
+
+    With an answer there, of this model or another, most starts need no process, and it would only take processor time.
+
+    Args:
+        environment: the process's variables.
+    """
+    with contextlib.suppress(OSError, RuntimeError):  # RuntimeError: this user has no home
+        if not any((_cache_root(environment) / _ANSWERS).glob("*.json")):
+            return Inspector([sys.executable, "-m", REGISTRY])
+    return None
+
+
+def _cache_root(environment: Mapping[str, str]) -> Path:
+    """Return where vLLM keeps its caches (vllm/envs.py)."""
+    if environment.get("VLLM_CACHE_ROOT"):
+        return Path(environment["VLLM_CACHE_ROOT"]).expanduser()
+    return Path(environment.get("XDG_CACHE_HOME") or Path("~/.cache"), "vllm").expanduser()

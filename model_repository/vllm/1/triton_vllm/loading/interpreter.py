@@ -1,0 +1,34 @@
+"""Set up the embedded interpreter: which program vLLM's processes run, and how often its threads and its collector work."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import sys
+from pathlib import Path
+
+SWITCH_INTERVAL_S = 0.001
+"""A sender that comes back from its handshake waits that long for the event loop to let it go on (Python's default is 5 ms)."""
+
+
+def use_environment_python() -> None:
+    """Point spawned children at the environment's interpreter: embedded, Python may guess its own path wrongly."""
+    python = Path(sys.prefix) / "bin" / "python"
+    if python.exists() and Path(sys.executable or "/").parent != python.parent:
+        sys.executable = str(python)
+    multiprocessing.set_executable(sys.executable)
+
+
+def tune() -> None:
+    """Set the collector and the switch interval for serving; call it once the model is loaded."""
+    # What exists now lives as long as the model; the collector need not walk it again.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(10_000, 50, 50)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+
+
+def release() -> None:
+    """Free what `tune` has kept from the collector; call it once the model is unloaded."""
+    gc.unfreeze()
+    gc.collect()

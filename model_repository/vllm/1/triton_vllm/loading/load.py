@@ -1,0 +1,99 @@
+"""Load a model: prepare it, start the engine, and connect the engine to what answers requests."""
+
+from __future__ import annotations
+
+import os
+import traceback
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from triton_vllm import compat, transport
+from triton_vllm.delivery.deliver import Delivery
+from triton_vllm.delivery.outbox import Outbox
+from triton_vllm.delivery.watch import CancellationWatch
+from triton_vllm.errors import ConfigError
+from triton_vllm.inference.engine import Engine
+from triton_vllm.inference.prompt import Prompter
+from triton_vllm.loading import engine_args, interpreter
+from triton_vllm.loading.prepare import Prepared, prepare
+from triton_vllm.loading.progress import Progress
+from triton_vllm.metrics import Mirror, Publisher
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from triton_vllm.protocols import Log
+
+MANY_CORES = 8
+"""From here on two threads send; with fewer cores a second one only takes time from the engine."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """A loaded model.
+
+    Attributes:
+        prepared: what it was started with.
+        engine: takes jobs.
+        outbox: takes their outputs.
+        watch: looks for cancelled requests.
+        publisher: publishes metrics, None where they are off.
+    """
+
+    prepared: Prepared
+    engine: Engine
+    outbox: Outbox
+    watch: CancellationWatch
+    publisher: Publisher | None
+
+    def close(self) -> None:
+        """Finish what is in flight within a bound, cancel the rest and end every process and thread."""
+        self.engine.stop(self.prepared.settings.unload_grace_s)
+        self.watch.close()
+        self.outbox.close()
+        if self.publisher is not None:
+            self.publisher.close()
+        interpreter.release()
+
+
+def load(args: Mapping[str, str], log: Log) -> Model:
+    """Return the model that Triton's `args` name, ready to take requests.
+
+    Raises:
+        ConfigError: the model's files are wrong, or vLLM did not start with them.
+    """
+    with ExitStack() as until_loaded:
+        progress = until_loaded.enter_context(Progress(log))
+        prepared = prepare(args, log, progress, until_loaded)
+        progress.phase("starting the engine and loading the model")
+        engine, outbox = _start(prepared, log)
+        watch = CancellationWatch(engine.jobs, engine.cancel)
+        watch.start()
+        labels = {"model": args["model_name"], "version": args["model_version"]}
+        publisher = _publish(prepared, labels, log)
+    interpreter.tune()
+    log.info(f"ready after {progress.seconds():.1f} s, tasks: {', '.join(engine.tasks)}")
+    return Model(prepared, engine, outbox, watch, publisher)
+
+
+def _start(prepared: Prepared, log: Log) -> tuple[Engine, Outbox]:
+    vllm, values, settings = prepared.vllm, prepared.engine_args, prepared.settings
+    prompter = Prompter(vllm, compat.media_loaders(vllm, values))
+    engine = Engine(vllm, values, prompter, log=log, restart=settings.restart)
+    threads = settings.senders or (2 if (os.cpu_count() or 1) >= MANY_CORES else 1)
+    outbox = Outbox(Delivery(engine.drop, log).deliver, threads)
+    outbox.start()
+    try:
+        engine.start(outbox.put, tuple(prepared.adapters.requests.values()))
+    except Exception as error:  # noqa: BLE001 - vLLM raises what it likes; all of it is the load's reason
+        outbox.close()
+        log.error("".join(traceback.format_exception(error)))  # noqa: TRY400 - Triton's log knows no exceptions
+        raise ConfigError(engine_args.failure(values, error)) from None
+    return engine, outbox
+
+
+def _publish(prepared: Prepared, labels: Mapping[str, str], log: Log) -> Publisher | None:
+    if not prepared.settings.metrics or prepared.engine_args.get("disable_log_stats", False):
+        return None
+    return Publisher(Mirror(transport.TritonMetrics(), labels), compat.prometheus_families, log.warning)

@@ -1,0 +1,121 @@
+"""Read the model's files, choose its devices and import vLLM, in this order, so that errors come before long waits."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from triton_vllm import compat
+from triton_vllm.errors import ConfigError
+from triton_vllm.loading import (
+    devices,
+    engine_args,
+    executor,
+    guard,
+    inspector,
+    interpreter,
+    lora,
+    manifest,
+    settings,
+    warm_cache,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from contextlib import ExitStack
+
+    from triton_vllm.compat import Vllm
+    from triton_vllm.loading.progress import Progress
+    from triton_vllm.loading.settings import Settings
+    from triton_vllm.protocols import Log
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """All that an engine is started with.
+
+    Attributes:
+        settings: the parameters of config.pbtxt.
+        vllm: the imported vLLM.
+        engine_args: as this vLLM takes them, with what was chosen for this machine.
+        adapters: the LoRA adapters.
+    """
+
+    settings: Settings
+    vllm: Vllm
+    engine_args: Mapping[str, Any]
+    adapters: lora.Adapters
+
+
+def prepare(args: Mapping[str, str], log: Log, progress: Progress, until_loaded: ExitStack) -> Prepared:
+    """Return what the engine of a model is started with.
+
+    Args:
+        args: what Triton hands to `initialize`.
+        log: told what was found.
+        progress: told the phases.
+        until_loaded: closed once the engine has started, or has failed to.
+
+    Raises:
+        ConfigError: the model's files are wrong.
+    """
+    model_dir = Path(args["model_repository"])
+    version_dir = model_dir / args["model_version"]
+    chosen = settings.read(json.loads(args["model_config"]))
+    log.info(manifest.check(model_dir))
+    given = engine_args.read(model_dir, version_dir)
+    _choose_devices(args, chosen, given, log)
+    guard.own()
+    guard.follow_parent()
+    interpreter.use_environment_python()
+    warm_cache.use(model_dir, os.environ, log)
+    progress.phase("importing vLLM")
+    vllm = _import(log, until_loaded)
+    values = _fit(vllm, given, log)
+    enabled = bool(values.get("enable_lora", False))
+    adapters = lora.read(model_dir, version_dir, enabled=enabled, make=vllm.LoRARequest)
+    return Prepared(chosen, vllm, {**_choose_processes(vllm, values), **values}, adapters)
+
+
+def _choose_devices(args: Mapping[str, str], chosen: Settings, given: Mapping[str, Any], log: Log) -> None:
+    kind, device = args["model_instance_kind"], int(args["model_instance_device_id"])
+    gpus = devices.visible(kind, device, chosen.gpu_ids, given, os.environ)
+    if gpus is not None:
+        os.environ[devices.VARIABLE] = gpus
+        log.info(f"{devices.VARIABLE}={gpus}")
+
+
+def _import(log: Log, until_loaded: ExitStack) -> Vllm:
+    ahead = inspector.start(os.environ)
+    if ahead is not None:
+        until_loaded.callback(ahead.close)
+    vllm = compat.load()
+    if ahead is not None:
+        ahead.lend()
+    log.info(f"vLLM {vllm.version} from {vllm.path}")
+    return vllm
+
+
+def _fit(vllm: Vllm, given: Mapping[str, Any], log: Log) -> Mapping[str, Any]:
+    fitted = engine_args.fit(given, compat.engine_arg_types(vllm))
+    if fitted.warning:
+        log.warning(fitted.warning)
+    if fitted.values.get("distributed_executor_backend") == "ray" and not compat.supports_ray():
+        raise ConfigError(
+            f"{engine_args.FILE_NAME}: distributed_executor_backend: vLLM {vllm.version} does not support ray on the "
+            "platform that it runs on here (its CPU build never does); use mp, or leave it out"
+        )
+    return fitted.values
+
+
+def _choose_processes(vllm: Vllm, values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Set the variables of vLLM's processes and return the engine arguments that go with them."""
+    in_engine_core = vllm.UniProcExecutor if compat.runs_on_cpu() else None
+    processes = executor.choose(values, os.environ, executor.available_cores(), in_engine_core)
+    os.environ.update(processes.variables)
+    for name, value in compat.child_environment().items():
+        os.environ.setdefault(name, value)
+    return processes.arguments

@@ -1,0 +1,80 @@
+"""The `parameters` of config.pbtxt that the adapter knows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from triton_vllm.coerce import to_bool, to_float, to_int
+from triton_vllm.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How the model is served.
+
+    Attributes:
+        metrics: REPORT_CUSTOM_METRICS, publish vLLM's metrics on Triton's endpoint.
+        health_check: ENABLE_VLLM_HEALTH_CHECK; matters when `restart` is off: a dead engine then unloads the model.
+        restart: RESTART_DEAD_ENGINE, start a dead engine again in the background.
+        gpu_ids: GPU_DEVICE_IDS, the GPUs of a KIND_MODEL instance, in place of CUDA_VISIBLE_DEVICES; empty leaves it to vLLM.
+        unload_grace_s: UNLOAD_GRACE_SECONDS, how long requests in flight may go on when the model is unloaded.
+        senders: RESPONSE_SENDER_THREADS, threads that send responses; 0 chooses by the number of cores.
+    """
+
+    metrics: bool = False
+    health_check: bool = False
+    restart: bool = True
+    gpu_ids: tuple[int, ...] = ()
+    unload_grace_s: float = 20.0
+    senders: int = 0
+
+
+def read(model_config: Mapping[str, Any]) -> Settings:
+    """Read the settings from Triton's model configuration.
+
+    Raises:
+        ConfigError: a value is of the wrong type, or the model is not decoupled.
+    """
+    if not (model_config.get("model_transaction_policy") or {}).get("decoupled", False):
+        raise ConfigError("config.pbtxt: streaming needs `model_transaction_policy { decoupled: true }`")
+    given = {name: entry.get("string_value", "") for name, entry in (model_config.get("parameters") or {}).items()}
+
+    def value(name: str, convert: Callable[[Any], Any], default: Any) -> Any:
+        if not given.get(name):
+            return default
+        try:
+            return convert(given[name])
+        except ValueError as error:
+            raise ConfigError(f"config.pbtxt: parameter {name} {error}") from None
+
+    return Settings(
+        metrics=value("REPORT_CUSTOM_METRICS", to_bool, Settings.metrics),
+        health_check=value("ENABLE_VLLM_HEALTH_CHECK", to_bool, Settings.health_check),
+        restart=value("RESTART_DEAD_ENGINE", to_bool, Settings.restart),
+        gpu_ids=value("GPU_DEVICE_IDS", _gpu_ids, Settings.gpu_ids),
+        unload_grace_s=value("UNLOAD_GRACE_SECONDS", to_float, Settings.unload_grace_s),
+        senders=value("RESPONSE_SENDER_THREADS", _senders, Settings.senders),
+    )
+
+
+def _senders(text: str) -> int:
+    number = to_int(text)
+    if not 0 <= number <= 16:
+        raise ValueError(f"must be between 0 and 16, not {number}")
+    return number
+
+
+def _gpu_ids(text: str) -> tuple[int, ...]:
+    try:
+        ids = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise ValueError(f"must be comma-separated integer GPU IDs such as 0,1,2, not '{text}'") from None
+    if min(ids) < 0:
+        raise ValueError(f"contains invalid GPU ID(s): {[i for i in ids if i < 0]}; they must be non-negative")
+    if len(set(ids)) < len(ids):
+        raise ValueError(f"contains duplicate GPU ID(s): {sorted({i for i in ids if ids.count(i) > 1})}")
+    return ids

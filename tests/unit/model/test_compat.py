@@ -1,0 +1,99 @@
+"""What the adapter uses of vLLM is found by name; test_compat_contract.py looks for the names in real versions."""
+
+from __future__ import annotations
+
+import dataclasses
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from triton_vllm import compat
+
+
+def test_the_newest_place_of_a_name_is_tried_first_and_an_older_one_after_it():
+    """Names move between vLLM's modules."""
+    assert compat._find("dumps", ("json", "pickle")).__module__ == "json"
+    assert compat._find("dumps", ("no_such_module", "json.tool_of_old", "json")).__module__ == "json"
+
+
+def test_a_name_that_is_not_found_is_an_error_only_if_it_is_required():
+    """The error names the places and the supported versions."""
+    assert compat._find("gone", ("json",), required=False) is None
+    with pytest.raises(ImportError, match=r"no gone in json or pickle; vLLM 0\.11 to"):
+        compat._find("gone", ("json", "pickle"))
+
+
+@dataclasses.dataclass
+class Arguments:
+    """In place of vLLM's, with an annotation that only type checkers can resolve."""
+
+    model: str
+    sizes: list[int] = dataclasses.field(default_factory=list)
+    strange: SomethingElse = None  # noqa: F821 - that is the point
+
+
+def test_declared_types_are_resolved_and_those_that_cannot_be_are_not_checked():
+    """Annotations are strings in most of vLLM's modules."""
+    types = compat.engine_arg_types(SimpleNamespace(AsyncEngineArgs=Arguments))
+    assert types == {"model": str, "sizes": list[int], "strange": Any}
+
+
+class Collector:
+    """In place of vLLM's RequestOutputCollector."""
+
+    def __init__(self, early):
+        self.early = early
+
+    def get_nowait(self):
+        if isinstance(self.early, Exception):
+            raise self.early
+        return self.early
+
+
+@pytest.mark.parametrize("early", [None, "an output", ValueError("refused")])
+def test_what_came_before_attaching_comes_first(early):
+    """An output or an exception that vLLM has put already is neither lost nor overtaken."""
+    got = []
+    collector = Collector(early)
+    compat.attach(collector, got.append)
+    collector.put("later")
+    assert got == ([early] if early else []) + ["later"]
+
+
+def test_the_cache_of_variables_is_off_while_the_engine_starts():
+    """vLLM sets some of its variables itself until then; afterwards a lookup for every token would cost a tenth."""
+    order = []
+    vllm = SimpleNamespace(
+        AsyncEngineArgs=lambda **values: values,
+        AsyncLLM=SimpleNamespace(from_engine_args=lambda args, **_: order.append("start") or args),
+        UsageContext=SimpleNamespace(API_SERVER=None),
+        disable_envs_cache=lambda: order.append("off"),
+        enable_envs_cache=lambda: order.append("on"),
+    )
+    assert compat.start(vllm, {"model": "m"}) == {"model": "m"}
+    assert order == ["off", "start", "on"]
+
+
+def test_media_are_decoded_by_what_this_vllm_has():
+    """A modality that it lacks is left out; video needs the decoder of its pictures."""
+
+    class Io:
+        def __init__(self, *parts, **options):
+            self.parts, self.options = parts, options
+
+        def load_bytes(self, data):
+            return data, len(self.parts), self.options
+
+    vllm = SimpleNamespace(media_io={"image": Io, "audio": None, "video": Io})
+    loaders = compat.media_loaders(vllm, {"media_io_kwargs": {"video": {"num_frames": 2}}})
+    assert set(loaders) == {"image", "video"}
+    assert loaders["image"](b"x") == (b"x", 0, {})
+    assert loaders["video"](b"x") == (b"x", 1, {"num_frames": 2})
+
+
+def test_an_engine_is_dead_when_it_says_so():
+    """`errored` costs no round trip; an engine without it counts as alive."""
+    assert compat.is_dead(SimpleNamespace(errored=True))
+    assert not compat.is_dead(SimpleNamespace(errored=False))
+    assert not compat.is_dead(SimpleNamespace())

@@ -1,0 +1,93 @@
+"""Each job's outputs become responses, its last item the final one, whatever fails on the way."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from support.fake_reply import FakeChannel, fake_job
+from triton_vllm.delivery.deliver import Delivery
+from triton_vllm.delivery.reply import NOT_SENT
+from triton_vllm.errors import InternalError, UnavailableError
+
+
+class Log:
+    """Keeps what has failed."""
+
+    def __init__(self):
+        self.errors = []
+
+    def error(self, text):
+        self.errors.append(text)
+
+
+@pytest.fixture
+def log():
+    return Log()
+
+
+@pytest.fixture
+def dropped():
+    return []
+
+
+@pytest.fixture
+def delivery(log, dropped):
+    return Delivery(dropped.append, log)
+
+
+def output(*, finished=False):
+    return SimpleNamespace(finished=finished)
+
+
+def test_outputs_become_one_response_that_is_final_if_the_last_one_is(delivery, dropped):
+    """What has queued up goes out together; only a finished output closes the reply."""
+    channel = FakeChannel()
+    job = fake_job(channel)
+    first, second, last = output(), output(), output(finished=True)
+    delivery.deliver(job, [first, second])
+    delivery.deliver(job, [last])
+    assert channel.sent == [([first, second], False), ([last], True)]
+    assert dropped == []
+
+
+def test_an_error_ends_the_answer_whatever_came_before_it(delivery, dropped):
+    """The client is told the reason; the outputs before it are not sent any more."""
+    channel = FakeChannel()
+    error = UnavailableError("full")
+    delivery.deliver(fake_job(channel), [output(), error])
+    assert channel.sent == [(error, True)]
+    assert dropped == []
+
+
+class Broken:
+    """An assembler that fails."""
+
+    def build(self, outputs):
+        raise KeyError("secret")
+
+
+@pytest.mark.parametrize("fault", ["build", "send", "final send"])
+def test_a_response_that_cannot_be_made_or_sent_ends_the_job(delivery, dropped, log, fault):
+    """The engine stops working on it, the client gets an error without internals, the log has the reason."""
+    channel = FakeChannel()
+    job = fake_job(channel, assembler=Broken() if fault == "build" else None)
+    channel.broken = [] if fault == "build" else [KeyError("secret")]
+    delivery.deliver(job, [output(finished=fault == "final send")])
+    ((error, final),) = channel.sent
+    assert (type(error), str(error), final) == (InternalError, NOT_SENT, True)
+    assert dropped == [job]
+    assert "secret" in log.errors[0]
+    assert job.reply.closed
+
+
+def test_a_server_that_takes_nothing_does_not_stop_the_sender(delivery, dropped):
+    """Even the fallback may fail: the thread must go on to the next job."""
+    channel = FakeChannel()
+    channel.broken = [RuntimeError("gone"), RuntimeError("gone")]
+    job = fake_job(channel)
+    delivery.deliver(job, [output()])
+    assert channel.sent == []
+    assert dropped == [job]
+    assert job.reply.closed

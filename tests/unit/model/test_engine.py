@@ -1,0 +1,299 @@
+"""The engine keeps its promises to each request: one outcome, in time, whatever happens to vLLM.
+
+vLLM itself is replaced by a small stand-in here, with the methods that `compat` uses; the loop, threads and clocks are real.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from types import SimpleNamespace
+from typing import ClassVar
+
+import pytest
+
+from support.fake_reply import fake_job as job
+from triton_vllm.errors import DEAD, CancelledError, InternalError, InvalidRequestError, UnavailableError
+from triton_vllm.inference.engine import Engine, Pace
+
+PROMISED = 60.0  # s until something that will happen has happened, however busy the machine is
+PACE = Pace(health_period=0.01, backoff=(0.01,))
+
+
+class Collector:
+    """Holds early outputs as vLLM's RequestOutputCollector does."""
+
+    def __init__(self, early=None):
+        self.early = early
+
+    def get_nowait(self):
+        if isinstance(self.early, Exception):
+            raise self.early
+        return self.early
+
+
+class DeadError(Exception):
+    """In place of EngineDeadError."""
+
+
+class Llm:
+    """In place of AsyncLLM."""
+
+    started: ClassVar[list[Llm]] = []
+    fail_starts = 0
+
+    def __init__(self):
+        self.errored = False
+        self.collectors: dict[str, Collector] = {}
+        self.aborted: list[str] = []
+        self.closed = False
+        self.add_error: Exception | None = None
+        self.early = None
+        Llm.started.append(self)
+
+    @classmethod
+    def from_engine_args(cls, args, usage_context):
+        if cls.fail_starts:
+            cls.fail_starts -= 1
+            raise RuntimeError("no memory")
+        return cls()
+
+    async def get_supported_tasks(self):
+        return ("generate",)
+
+    async def add_request(self, request_id, prompt, params, lora_request=None, priority=0):
+        if self.add_error:
+            raise self.add_error
+        self.collectors[request_id] = Collector(self.early)
+        return self.collectors[request_id]
+
+    async def abort(self, request_id):
+        self.aborted.append(request_id)
+
+    def shutdown(self):
+        self.closed = True
+
+
+class Prompter:
+    """In place of the real one, which needs a tokenizer."""
+
+    async def make(self, llm, request):
+        return {"prompt": "x"}
+
+
+class Log:
+    """Keeps lines."""
+
+    def __init__(self):
+        self.lines = []
+
+    def error(self, text):
+        self.lines.append(text)
+
+    info = warning = error
+
+
+@pytest.fixture
+def started():
+    """Engines to stop at the end."""
+    Llm.started, Llm.fail_starts = [], 0
+    engines = []
+
+    def start(*, restart=True):
+        vllm = SimpleNamespace(
+            AsyncEngineArgs=lambda **_: None,
+            AsyncLLM=Llm,
+            UsageContext=SimpleNamespace(API_SERVER=None),
+            EngineDeadError=DeadError,
+            client_errors=(ValueError,),
+            busy_errors=(),
+            enable_envs_cache=None,
+            disable_envs_cache=None,
+        )
+        got = queue.Queue()
+        engine = Engine(vllm, {}, Prompter(), log=Log(), restart=restart, pace=PACE)
+        engine.start(lambda j, item: got.put((j, item)))
+        engines.append(engine)
+        return engine, got
+
+    yield start
+    for engine in engines:
+        engine.stop(0)
+
+
+def until(condition):
+    end = time.monotonic() + PROMISED
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.005)
+
+
+def added(engine, j):
+    engine.submit(j)
+    llm = Llm.started[-1]
+    until(lambda: j.id in llm.collectors and "put" in vars(llm.collectors[j.id]))
+    return llm, llm.collectors[j.id].put
+
+
+def output(*, finished):
+    return SimpleNamespace(finished=finished)
+
+
+def test_outputs_come_in_order_and_end_with_the_finished_one(started):
+    """What vLLM puts is passed on as it is; after the finished one the job is gone and late ones are dropped."""
+    engine, got = started()
+    j = job()
+    _, put = added(engine, j)
+    first, last = output(finished=False), output(finished=True)
+    put(first)
+    put(last)
+    put(output(finished=False))
+    assert [got.get(timeout=PROMISED)[1] for _ in range(2)] == [first, last]
+    assert got.empty()
+    assert engine.jobs() == []
+
+
+def test_an_output_that_came_before_attaching_is_not_lost(started):
+    """vLLM may have put an output into the collector already when `add_request` returns."""
+    engine, got = started()
+    early = output(finished=True)
+    Llm.started[-1].early = early
+    engine.submit(job())
+    assert got.get(timeout=PROMISED)[1] is early
+
+
+@pytest.mark.parametrize(
+    ("raised", "told"),
+    [
+        (ValueError("prompt too long"), InvalidRequestError("prompt too long")),
+        (DeadError(), UnavailableError(DEAD)),
+        (RuntimeError("secret internals"), InternalError()),
+    ],
+)
+def test_errors_are_translated(started, raised, told):
+    """vLLM's refusal reaches the client; an unexpected error does not carry internals there."""
+    engine, got = started()
+    Llm.started[-1].add_error = raised
+    engine.submit(job())
+    item = got.get(timeout=PROMISED)[1]
+    assert type(item) is type(told)
+    assert "secret" not in str(item)
+    Llm.started[-1].add_error = None
+    _, put = added(engine, j := job())  # and the next one is served
+    put(last := output(finished=True))
+    assert got.get(timeout=PROMISED) == (j, last)
+
+
+def test_a_cancelled_job_is_aborted_and_told(started):
+    """The engine stops working on it, the client gets CANCELLED, and nothing follows."""
+    engine, got = started()
+    j = job()
+    llm, put = added(engine, j)
+    engine.cancel(j)
+    assert isinstance(got.get(timeout=PROMISED)[1], CancelledError)
+    until(lambda: llm.aborted == [j.id])
+    put(output(finished=True))
+    assert got.empty()
+
+
+def test_a_deadline_aborts(started):
+    """A request that is late ends with UNAVAILABLE within its timeout (in microseconds)."""
+    engine, got = started()
+    j = job(timeout=50_000)
+    llm, _ = added(engine, j)
+    item = got.get(timeout=PROMISED)[1]
+    assert isinstance(item, UnavailableError)
+    assert "timeout of 50000 us" in str(item)
+    until(lambda: llm.aborted == [j.id])
+
+
+def test_a_dead_engine_is_replaced(started):
+    """Jobs in flight fail at once, new ones until the engine is back; starting again is retried."""
+    engine, got = started()
+    _ = added(engine, job())
+    Llm.fail_starts = 1 << 30
+    old = Llm.started[-1]
+    old.errored = True
+    assert str(got.get(timeout=PROMISED)[1]) == DEAD
+    until(lambda: any(line.startswith("restart 2 failed") for line in engine._log.lines))
+    assert not engine.is_healthy()
+    Llm.fail_starts = 0
+    until(engine.is_healthy)
+    assert old.closed
+    _, put = added(engine, j := job())
+    put(last := output(finished=True))
+    assert got.get(timeout=PROMISED) == (j, last)
+
+
+def test_a_dead_engine_stays_dead_where_restart_is_off(started):
+    """Then the model is unhealthy until it is unloaded."""
+    engine, _ = started(restart=False)
+    Llm.started[-1].errored = True
+    until(lambda: engine._log.lines)
+    time.sleep(10 * PACE.health_period)
+    assert not engine.is_healthy()
+    assert engine._log.lines == ["the engine has died"]
+    assert len(Llm.started) == 1
+
+
+def blocked(engine):
+    """Hold the engine's loop; return what lets it go on."""
+    held, go_on = threading.Event(), threading.Event()
+    engine._loop.call_soon_threadsafe(lambda: (held.set(), go_on.wait(PROMISED)))
+    assert held.wait(PROMISED)
+    return go_on.set
+
+
+def test_a_job_is_in_flight_as_soon_as_it_is_submitted(started):
+    """The watch looks right after: a request that it does not see would not be watched until the next one came."""
+    engine, _ = started()
+    go_on = blocked(engine)
+    j = job()
+    engine.submit(j)
+    assert engine.jobs() == [j]
+    go_on()
+
+
+def test_a_job_that_has_ended_before_the_loop_took_it_is_not_begun(started):
+    """The engine died, or the model was unloaded: it is told once, and vLLM never hears of it."""
+    engine, got = started()
+    go_on = blocked(engine)
+    j, error = job(), UnavailableError("unloaded")
+    engine._loop.call_soon_threadsafe(engine._abort, j, error)
+    engine.submit(j)
+    go_on()
+    assert got.get(timeout=PROMISED) == (j, error)
+    engine.stop(0)
+    assert got.empty()
+    assert Llm.started[-1].collectors == {}
+
+
+def test_stop_waits_for_requests_within_its_bound(started):
+    """What can finish does; the rest is told, aborted and the engine shut down."""
+    engine, got = started()
+    _, put = added(engine, job())
+    added(engine, late := job())
+    engine._loop.call_later(0.1, put, output(finished=True))
+    began = time.monotonic()
+    engine.stop(0.5)
+    assert 0.4 < time.monotonic() - began < PROMISED
+    assert got.get_nowait()[1].finished
+    assert got.get_nowait()[0] is late
+    assert Llm.started[-1].closed
+
+
+def test_a_failed_start_is_raised_and_leaves_no_thread():
+    """What vLLM says about the model reaches Triton."""
+    Llm.started, Llm.fail_starts = [], 1
+    vllm = SimpleNamespace(
+        AsyncEngineArgs=lambda **_: None,
+        AsyncLLM=Llm,
+        UsageContext=SimpleNamespace(API_SERVER=None),
+        enable_envs_cache=None,
+        disable_envs_cache=None,
+    )
+    engine = Engine(vllm, {}, Prompter(), log=Log(), restart=True)
+    with pytest.raises(RuntimeError, match="no memory"):
+        engine.start(lambda *_: None)
+    assert not engine._thread.is_alive()

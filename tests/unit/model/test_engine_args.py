@@ -1,0 +1,122 @@
+"""`vllm_engine_args.json` is understood on every vLLM: values coerced, removed names mapped, unknown ones refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from triton_vllm.errors import ConfigError
+from triton_vllm.loading.engine_args import FILE_NAME, failure, fit, read
+
+DECLARED = {
+    "model": str,
+    "max_model_len": int,
+    "enforce_eager": bool,
+    "gpu_memory_utilization": float,
+    "enable_log_requests": bool,
+    "runner": str,
+    "convert": str,
+    "structured_outputs_config": dict[str, Any],
+    "hf_overrides": dict[str, Any],
+    "distributed_executor_backend": str | None,
+}
+
+
+def test_published_file_fits_a_vllm_without_its_removed_argument():
+    """The tutorial's file, with an argument that vLLM removed and a string for a boolean, gives one warning."""
+    path = Path(__file__).parents[3] / "model_repository" / "vllm" / FILE_NAME
+    fitted = fit(json.loads(path.read_text()), DECLARED)
+    assert fitted.values == {"model": "facebook/opt-125m", "gpu_memory_utilization": 0.5}
+    assert fitted.warning.count("disable_log_requests") == 1
+
+
+def test_strings_are_coerced():
+    """A string for a number or a boolean counts as what it spells."""
+    fitted = fit({"max_model_len": "512", "enforce_eager": "false"}, DECLARED)
+    assert fitted.values == {"max_model_len": 512, "enforce_eager": False}
+    assert fitted.warning == ""
+
+
+def test_null_means_the_default():
+    """Null is left to vLLM whatever the declared type."""
+    assert fit({"max_model_len": None}, DECLARED).values == {}
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"disable_log_requests": "false"}, {"enable_log_requests": True}),
+        ({"task": "embed"}, {"runner": "pooling", "convert": "embed"}),
+        ({"task": "generate"}, {"runner": "generate"}),
+        ({"swap_space": 4}, {}),
+        ({"guided_decoding_backend": "xgrammar"}, {"structured_outputs_config": {"backend": "xgrammar"}}),
+        (
+            {"guided_decoding_backend": "x", "structured_outputs_config": {"disable_fallback": True}},
+            {"structured_outputs_config": {"disable_fallback": True, "backend": "x"}},
+        ),
+        ({"worker_use_ray": "true"}, {"distributed_executor_backend": "ray"}),
+        ({"rope_theta": 1e6}, {"hf_overrides": {"rope_theta": 1e6}}),
+    ],
+)
+def test_removed_arguments_are_mapped(given, expected):
+    """What vLLM renamed keeps its meaning; what it dropped is ignored; the warning names each."""
+    fitted = fit(given, DECLARED)
+    assert fitted.values == expected
+    assert next(iter(given)) in fitted.warning
+
+
+def test_an_argument_that_vllm_still_has_is_not_mapped():
+    """The table of removed names is used only where the installed vLLM lacks the name."""
+    assert fit({"task": "embed"}, {"task": str}).values == {"task": "embed"}
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"max_model_length": 5}, "no engine argument 'max_model_length', did you mean 'max_model_len'?"),
+        ({"max_model_len": "long"}, 'max_model_len must be an integer, not "long"'),
+        ({"disable_log_requests": "perhaps"}, "disable_log_requests must be true or false"),
+    ],
+)
+def test_wrong_arguments_are_refused_by_name(given, says):
+    """A typo or an ill-typed value stops the load with the argument's name and the closest known one."""
+    with pytest.raises(ConfigError) as caught:
+        fit(given, DECLARED)
+    assert says in str(caught.value)
+
+
+def test_read_says_what_is_wrong_with_the_file(tmp_path):
+    """Missing, ill-formed and wrong-shaped files are told apart."""
+    version = tmp_path / "1"
+    version.mkdir()
+    with pytest.raises(ConfigError, match="is missing"):
+        read(tmp_path, version)
+    (tmp_path / FILE_NAME).write_text("{")
+    with pytest.raises(ConfigError, match="cannot be read as JSON"):
+        read(tmp_path, version)
+    (tmp_path / FILE_NAME).write_text("[]")
+    with pytest.raises(ConfigError, match="JSON object"):
+        read(tmp_path, version)
+
+
+def test_read_takes_the_official_backends_file(tmp_path):
+    """A repository made for the official backend keeps its model.json in the version's directory."""
+    version = tmp_path / "1"
+    version.mkdir()
+    (version / "model.json").write_text('{"model": "a"}')
+    assert read(tmp_path, version) == {"model": "a"}
+    (tmp_path / FILE_NAME).write_text('{"model": "b"}')
+    assert read(tmp_path, version) == {"model": "b"}
+
+
+def test_a_failed_start_is_told_on_one_line():
+    """Triton shows one line as the model's state: it names the file, the model and vLLM's reason without its input."""
+    error = ValueError("1 validation error\n  max_model_len (9) is too long [type=value_error, input_value={...}]")
+    line = failure({"model": "org/name"}, error)
+    assert "\n" not in line
+    assert all(part in line for part in (FILE_NAME, "org/name", "max_model_len (9) is too long"))
+    assert "input_value" not in line
+    assert failure({"model": "/nowhere/at/all"}, error).endswith("model: there is no directory /nowhere/at/all")

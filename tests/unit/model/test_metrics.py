@@ -1,0 +1,109 @@
+"""vLLM's Prometheus metrics are mirrored exactly: same sample names, values and histogram buckets."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+
+from triton_vllm.metrics import Mirror, Publisher, samples
+
+
+def family(name, kind, *lines):
+    made = [SimpleNamespace(name=n, labels=labels, value=v) for n, labels, v in lines]
+    return SimpleNamespace(name=name, type=kind, documentation=f"help of {name}", samples=made)
+
+
+class Sink:
+    """Remembers values as the server would."""
+
+    def __init__(self):
+        self.values = {}
+        self.calls = 0
+        self.cleared = False
+
+    def create(self, sample, labels):
+        key = (sample.name, tuple(sorted(labels.items())))
+        self.values[key] = 0.0
+        return key
+
+    def add(self, metric, amount):
+        assert amount > 0
+        self.calls += 1
+        self.values[metric] += amount
+
+    def set(self, metric, value):
+        self.calls += 1
+        self.values[metric] = value
+
+    def clear(self):
+        self.cleared = True
+
+
+def registry(tokens, running, buckets):
+    return [
+        family("vllm:tokens", "counter", ("vllm:tokens_total", {}, tokens), ("vllm:tokens_created", {}, 1e9)),
+        family("vllm:running", "gauge", ("vllm:running", {"engine": "0"}, running)),
+        family(
+            "vllm:ttft",
+            "histogram",
+            *[("vllm:ttft_bucket", {"le": le}, v) for le, v in zip(("0.1", "+Inf"), buckets, strict=True)],
+            ("vllm:ttft_count", {}, buckets[-1]),
+            ("vllm:ttft_sum", {}, buckets[-1] / 8),
+        ),
+        family("python_gc", "counter", ("python_gc_total", {}, 7)),
+    ]
+
+
+def value(sink, name, **labels):
+    return sink.values[name, tuple(sorted({"model": "m", **labels}.items()))]
+
+
+def test_values_follow_the_registry():
+    """Counters, gauges, buckets, count and sum are equal after every update; others' metrics and stamps stay out."""
+    sink = Sink()
+    mirror = Mirror(sink, {"model": "m"})
+    for tokens, running, buckets in ((5, 2, (1, 3)), (9, 0, (4, 8))):
+        mirror.update(samples(registry(tokens, running, buckets)))
+        assert value(sink, "vllm:tokens_total") == tokens
+        assert value(sink, "vllm:running", engine="0") == running
+        assert value(sink, "vllm:ttft_bucket", le="0.1") == buckets[0]
+        assert value(sink, "vllm:ttft_bucket", le="+Inf") == buckets[1]
+        assert value(sink, "vllm:ttft_count") == buckets[1]
+        assert value(sink, "vllm:ttft_sum") == buckets[1] / 8
+    assert len(sink.values) == 6
+
+
+def test_what_has_not_changed_costs_nothing():
+    """Each call is a round trip to the server."""
+    sink = Sink()
+    mirror = Mirror(sink, {})
+    for _ in range(3):
+        mirror.update(samples(registry(5, 2, (1, 3))))
+    assert sink.calls == 6
+
+
+def test_a_restarted_counter_counts_on():
+    """After an engine restart vLLM counts from zero again; what is published never falls."""
+    sink = Sink()
+    mirror = Mirror(sink, {"model": "m"})
+    for tokens in (10, 4):
+        mirror.update(samples(registry(tokens, 0, (1, 1))))
+    assert value(sink, "vllm:tokens_total") == 14
+
+
+def test_the_publisher_publishes_last_values_on_close_and_survives_errors():
+    """A short-lived model's metrics are complete, and one failure does not end the thread."""
+    sink, reports, seen = Sink(), [], threading.Event()
+
+    def collect():
+        if not seen.is_set():
+            seen.set()
+            raise OSError("gone")
+        return registry(3, 1, (1, 1))
+
+    publisher = Publisher(Mirror(sink, {"model": "m"}), collect, reports.append)
+    assert seen.wait(60)
+    publisher.close()
+    assert value(sink, "vllm:tokens_total") == 3
+    assert sink.cleared
+    assert len(reports) == 1

@@ -1,0 +1,239 @@
+"""The outbox loses nothing, keeps the order and merges only under pressure.
+
+How much it merges depends on what a send costs: those tests run a lane by hand, on a clock that only they move.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import sys
+import threading
+import time
+
+import pytest
+
+from support.fake_reply import fake_job as job
+from triton_vllm.delivery.outbox import LONGEST_S, Outbox
+
+PROMISED = 60  # s until something that will happen has happened, however busy the machine is
+
+
+def started(deliver, threads=1):
+    outbox = Outbox(deliver, threads)
+    outbox.start()
+    return outbox
+
+
+def test_everything_arrives_in_order_from_many_producers():
+    """2,000 outputs for each of 20 requests over three threads arrive once each and in order."""
+    got: dict[str, list[int]] = {}
+    outbox = started(lambda j, items: got.setdefault(j.id, []).extend(items), threads=3)
+    jobs = [job() for _ in range(20)]
+    for j in jobs:
+        outbox.assign(j)
+    for i in range(2000):
+        for j in jobs:
+            outbox.put(j, i)
+    outbox.close()
+    assert all(got[j.id] == list(range(2000)) for j in jobs)
+
+
+def test_one_output_a_response_at_light_load_and_several_under_pressure():
+    """An idle sender passes each output on; what comes while it is in a send goes out together with the next."""
+    sent: list[list[int]] = []
+    entered, go_on = threading.Semaphore(0), threading.Semaphore(0)
+
+    def deliver(_, items):
+        sent.append(items)
+        entered.release()
+        go_on.acquire()
+
+    outbox = started(deliver)
+    j = job()
+    outbox.assign(j)
+    outbox.put(j, 1)
+    entered.acquire()  # the sender is in its handshake now
+    for item in (2, 3, 4):
+        outbox.put(j, item)
+    go_on.release()
+    entered.acquire()
+    go_on.release()
+    outbox.put(j, 5)
+    entered.acquire()
+    go_on.release()
+    outbox.close()
+    assert sent == [[1], [2, 3, 4], [5]]
+
+
+def test_a_closed_job_gets_nothing_more():
+    """After the final response, or a failed one, nothing follows."""
+    sent = []
+
+    def deliver(j, items):
+        sent.extend(items)
+        j.reply.send([], final=True)
+
+    outbox = started(deliver)
+    j = job()
+    outbox.assign(j)
+    outbox.put(j, 1)
+    while not j.reply.closed:
+        pass
+    outbox.put(j, 2)
+    outbox.close()
+    assert sent == [1]
+
+
+def test_what_comes_during_a_pause_goes_out_by_itself():
+    """Outputs that do not wake the sender are sent when the pause is over, though nothing follows them."""
+    seed = random.Random(3)
+    sent: dict[str, list[int]] = {}
+    outbox = started(lambda j, items: sent.setdefault(j.id, []).extend(items))
+    jobs = [job() for _ in range(64)]
+    for j in jobs:
+        outbox.assign(j)
+        outbox.put(j, 0)
+    for i in range(1, 60):
+        for j in jobs:
+            outbox.put(j, i)
+        time.sleep(seed.choice((0, 0, 0.001, 0.02)))
+        if i % 10 == 0:
+            limit = time.monotonic() + PROMISED
+            while any(sent.get(j.id, [-1])[-1] != i for j in jobs) and time.monotonic() < limit:
+                time.sleep(0.001)
+            assert {sent[j.id][-1] for j in jobs} == {i}
+    outbox.close()
+    assert all(sent[j.id] == list(range(60)) for j in jobs)
+
+
+def test_no_output_is_left_behind_when_the_sender_goes_to_sleep():
+    """Each output comes just as the sender has nothing left to do; one that it overlooks would wait for ever."""
+    sent = threading.Semaphore(0)
+    outbox = started(lambda *_: sent.release())
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for number in range(5000):
+            j = job()
+            outbox.assign(j)
+            outbox.put(j, number)
+            assert sent.acquire(timeout=PROMISED)
+    finally:
+        sys.setswitchinterval(interval)
+        outbox.close()
+
+
+class Bench:
+    """A lane without its thread: time passes only where a test or a send lets it.
+
+    Args:
+        cost: seconds that a send takes.
+        streams: how many jobs there are.
+    """
+
+    def __init__(self, cost, streams):
+        self.now = 1.0
+        self.cost = cost
+        self.got = [[] for _ in range(streams)]
+        self.sends: list[tuple[float, int]] = []  # when, whose
+        self.outbox = Outbox(self.deliver, clock=lambda: self.now)
+        (self.lane,) = self.outbox._lanes
+        self.jobs = [job() for _ in range(streams)]
+        for j in self.jobs:
+            self.outbox.assign(j)
+
+    def deliver(self, j, items):
+        self.now += self.cost
+        number = self.jobs.index(j)
+        self.sends.append((self.now, number))
+        self.got[number].extend(items)
+        if j.ended:
+            j.reply.send([], final=True)
+
+    def put_all(self, item):
+        for j in self.jobs:
+            self.outbox.put(j, item)
+
+    def run_until(self, end):
+        """Do what the thread does until `end`."""
+        while (due := self.lane.turn()) <= end:
+            self.now = max(self.now, due)
+        self.now = max(self.now, end)
+
+
+def test_many_streams_are_merged_and_the_last_output_does_not_wait():
+    """64 streams whose sends take 1 ms: far fewer sends than outputs, all in order, and an end is sent at once."""
+    bench = Bench(cost=0.001, streams=64)
+    for i in range(99):
+        bench.put_all(i)
+        bench.run_until(bench.now + 0.002)
+    for j in bench.jobs:
+        j.ended = True
+    bench.put_all(99)
+    before = bench.now
+    bench.lane.turn()
+    assert bench.now - before == pytest.approx(64 * bench.cost)
+    assert bench.got == [list(range(100))] * 64
+    assert len(bench.sends) < 64 * 100 / 5
+
+
+def test_a_single_stream_is_not_merged():
+    """One stream with a token every 6 ms and sends of 3 ms, as on a busy machine: each output is a response of its own."""
+    bench = Bench(cost=0.003, streams=1)
+    for i in range(100):
+        bench.put_all(i)
+        bench.run_until(bench.now + 0.003)
+    assert bench.got == [list(range(100))]
+    assert len(bench.sends) == 100
+
+
+def test_streams_are_paced_where_the_sender_would_keep_up():
+    """64 streams, a token each 12 ms, sends of a sixth of a millisecond: merged, though each could go by itself."""
+    bench = Bench(cost=1 / 6000, streams=64)
+    for i in range(40):
+        at = bench.now
+        bench.put_all(i)
+        bench.run_until(at + 0.012)
+    assert 64 * bench.cost < 0.012  # it would keep up
+    assert len(bench.sends) < 64 * 40 / 2
+
+
+def test_sending_takes_a_third_of_the_time_at_most():
+    """However many outputs come, sends of many streams leave the rest of a core to the engine.
+
+    A quarter is what a pause allows; those that are due soon are sent along with those that are due.
+    """
+    bench = Bench(cost=0.0005, streams=32)
+    bench.put_all(0)
+    for i in range(1, 2000):
+        bench.put_all(i)
+        bench.run_until(bench.now + 0.001)
+    late = [at for at, _ in bench.sends if at > bench.now / 2]
+    assert 0.2 < len(late) * bench.cost / (bench.now / 2) < 1 / 3
+
+
+def test_no_stream_pauses_longer_than_a_reader_bears():
+    """256 streams whose sends take 5 ms: two responses of a request are 80 ms apart, and the time that the sends take."""
+    bench = Bench(cost=0.005, streams=256)
+    for i in range(200):
+        bench.put_all(i)
+        bench.run_until(bench.now + 0.02)
+    own = [at for at, number in bench.sends if number == 0]
+    assert max(b - a for a, b in itertools.pairwise(own)) < LONGEST_S + 256 * bench.cost + 0.02
+
+
+def test_streams_that_have_ended_no_longer_slow_down_the_others():
+    """Of 64 streams one goes on: it is paced as the lone one that it is."""
+    bench = Bench(cost=0.0005, streams=64)
+    bench.put_all(0)
+    bench.run_until(bench.now + 0.2)
+    for j in bench.jobs[1:]:
+        j.ended = True
+        bench.outbox.put(j, "end")
+    bench.run_until(bench.now + 0.2)
+    before = len(bench.sends)
+    for i in range(100):
+        bench.outbox.put(bench.jobs[0], i)
+        bench.run_until(bench.now + 0.002)
+    assert len(bench.sends) - before == 100

@@ -1,0 +1,58 @@
+"""Pooling requests: typed parameters in, JSON numbers out."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from triton_vllm.admission.pooling import build
+from triton_vllm.delivery.response import PoolingAssembler
+from triton_vllm.errors import InvalidRequestError
+from triton_vllm.request import EmbedRequest, Wants
+
+
+@dataclasses.dataclass
+class Params:
+    """Stands where vLLM's PoolingParams does."""
+
+    task: str
+    dimensions: int | None = None
+
+
+TYPES = {"task": str, "dimensions": int | None}
+
+
+def request(**parameters):
+    return EmbedRequest(text="a", token_ids=None, wants=Wants(), task="embed", parameters=parameters)
+
+
+def test_parameters_are_typed():
+    """A number may come as a string."""
+    assert build(Params, TYPES, (ValueError,), request(dimensions="4")) == Params("embed", 4)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"dimension": 4}, "unknown pooling parameter 'dimension', did you mean 'dimensions'?"),
+        ({"dimensions": True}, "pooling parameter 'dimensions' must be an integer"),
+    ],
+)
+def test_wrong_parameters_are_refused_by_name(given, says):
+    """Unknown and ill-typed ones alike."""
+    with pytest.raises(InvalidRequestError) as caught:
+        build(Params, TYPES, (ValueError,), request(**given))
+    assert says in str(caught.value)
+
+
+def test_response_is_json_with_counts():
+    """The official shape: the vector as JSON in text_output, no output tokens."""
+    output = SimpleNamespace(outputs=SimpleNamespace(data=np.array([0.5, -1.0])), prompt_token_ids=[1, 2, 3])
+    made = dict(PoolingAssembler(Wants(num_input_tokens=True, num_output_tokens=True)).build([output]))
+    assert json.loads(made["text_output"][0]) == [0.5, -1.0]
+    assert made["num_input_tokens"].tolist() == [3]
+    assert made["num_output_tokens"].tolist() == [0]

@@ -1,0 +1,106 @@
+"""A request becomes the prompt that vLLM takes; vLLM is replaced by a small stand-in, the event loop is real."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+from triton_vllm.errors import InvalidRequestError, UnsupportedError
+from triton_vllm.inference.prompt import Prompter
+from triton_vllm.request import Chat, EmbedRequest, GenerateRequest, Wants
+
+OLD = SimpleNamespace(parse_model_prompt=None, ChatParams=None, ThreadSafeHFTokenizerMixin=None)
+
+
+def generate(**given):
+    wanted = {"text": None, "token_ids": None, "chat": None, **given}
+    return GenerateRequest(**wanted, stream=False, echo=False, wants=Wants(), parameters={})
+
+
+def made(request, *, vllm=OLD, llm=None, loaders=None):
+    return asyncio.run(Prompter(vllm, loaders or {}).make(llm or SimpleNamespace(), request))
+
+
+@pytest.mark.parametrize(
+    ("request_", "prompt"),
+    [
+        (generate(text="hi"), {"prompt": "hi"}),
+        (generate(token_ids=(1, 2)), {"prompt_token_ids": [1, 2]}),
+        (EmbedRequest("hi", None, Wants(), "embed", {}), {"prompt": "hi"}),
+        (EmbedRequest(None, (3,), Wants(), "embed", {}), {"prompt_token_ids": [3]}),
+    ],
+)
+def test_text_and_token_ids_are_passed_on(request_, prompt):
+    """Token ids as a list: vLLM's processes cannot send tuples."""
+    assert made(request_) == prompt
+
+
+def test_media_are_decoded_outside_the_event_loop():
+    """A film takes long; the outputs of others must not wait for it."""
+    threads = []
+
+    def load(data):
+        threads.append(threading.current_thread())
+        return data.upper()
+
+    request = generate(text="hi", media={"image": (base64.b64encode(b"picture").decode(),)})
+    assert made(request, loaders={"image": load}) == {"prompt": "hi", "multi_modal_data": {"image": [b"PICTURE"]}}
+    assert threads != [threading.main_thread()]
+
+
+def test_media_that_this_vllm_cannot_decode_are_refused():
+    """The client is told which modality."""
+    with pytest.raises(UnsupportedError, match="video"):
+        made(generate(text="hi", media={"video": ("AA==",)}))
+
+
+class Tokenizer:
+    """In place of one from transformers."""
+
+    def apply_chat_template(self, messages, **options):
+        if messages[0]["role"] == "alien":
+            raise ValueError("roles must alternate\nat line 3 of the template")
+        return f"{messages} {options}"
+
+    def encode(self, text, add_special_tokens):
+        return [text, add_special_tokens]
+
+
+def conversation(role="user", **given):
+    return generate(chat=Chat(({"role": role, "content": "hi"},), **given))
+
+
+def test_a_conversation_goes_through_the_models_template():
+    """With tools and arguments for the template; the template writes the special tokens itself."""
+    tools = ({"type": "function"},)
+    llm = SimpleNamespace(get_tokenizer=Tokenizer)
+    prompt = made(conversation(tools=tools, template_kwargs={"thinking": True}), llm=llm)
+    text, special = prompt["prompt_token_ids"]
+    assert special is False
+    for part in ("'content': 'hi'", "'tools': [{'type': 'function'}]", "'thinking': True", "'tokenize': False"):
+        assert part in text
+
+
+def test_a_newer_vllm_renders_a_conversation_itself():
+    """It bounds the template's time."""
+
+    class Renderer:
+        async def render_chat_async(self, conversations, params):
+            return None, [(conversations, params)]
+
+    vllm = SimpleNamespace(**{**vars(OLD), "ChatParams": lambda **given: given})
+    prompt = made(conversation(), vllm=vllm, llm=SimpleNamespace(renderer=Renderer()))
+    (((message,),), params) = prompt
+    assert message == {"role": "user", "content": "hi"}
+    assert params == {"chat_template_kwargs": {"add_generation_prompt": True}}
+
+
+def test_a_template_that_refuses_the_messages_is_the_clients_error():
+    """Its first line says what is wrong; the rest are internals."""
+    llm = SimpleNamespace(get_tokenizer=Tokenizer)
+    with pytest.raises(InvalidRequestError, match=r"chat template: roles must alternate$"):
+        made(conversation(role="alien"), llm=llm)

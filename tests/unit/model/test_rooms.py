@@ -1,0 +1,95 @@
+"""The rooms of `triton_vllm` are joined one way: who opens the folder sees the way that a request takes."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PLACE = Path(__file__).parents[3] / "model_repository" / "vllm" / "1"
+PACKAGE = PLACE / "triton_vllm"
+MODULES = {
+    ".".join(path.relative_to(PLACE).with_suffix("").parts): path
+    for path in sorted(PACKAGE.rglob("*.py"))
+    if path.name != "__init__.py"
+}
+# A room may import from those after it, and from the modules that belong to none.
+ROOMS = ("loading", "admission", "inference", "delivery")
+# Only these may be imported by a room besides.
+SHARED = {"coerce", "compat", "contract", "errors", "job", "metrics", "protocols", "request", "transport"}
+TRITON = {"transport", "service", "loading.load", "admission.admit"}
+"""These need Triton's module, which only the stub has."""
+HEAVY = {"vllm", "torch", "transformers", "uvloop", "prometheus_client", "triton_vllm.service"}
+"""These may be imported inside a function: they take long, or may be absent."""
+
+
+def imports(path, *, inside=False):
+    """Return the modules that a module imports; `inside` functions only, if asked for."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    functions = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
+    nodes = [n for f in functions for n in ast.walk(f)] if inside else list(ast.walk(tree))
+    found = set()
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            whole = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= (whole & MODULES.keys()) or {node.module}
+    return found
+
+
+def room(module):
+    return module.split(".")[1] if module.count(".") > 1 else ""
+
+
+GRAPH = {module: imports(path) & MODULES.keys() for module, path in MODULES.items()}
+
+
+def test_the_check_sees_the_imports():
+    """A graph without arrows would pass every test below."""
+    assert "triton_vllm.loading.load" in GRAPH["triton_vllm.service"]
+    assert "triton_vllm.job" in GRAPH["triton_vllm.delivery.outbox"]
+    assert sum(map(len, GRAPH.values())) > 60
+
+
+def test_no_module_imports_itself_by_way_of_others():
+    """Also not where only a type is needed."""
+
+    def reach(module, seen=()):
+        for other in GRAPH[module]:
+            assert other not in seen, f"circle: {' -> '.join((*seen, module, other))}"
+            reach(other, (*seen, module))
+
+    for module in GRAPH:
+        reach(module)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_a_room_imports_only_from_those_after_it(module):
+    """Loading knows all others, delivery none; what belongs to no room knows only what is shared, or is the service."""
+    for other in GRAPH[module]:
+        if room(other):
+            if room(module):
+                assert ROOMS.index(room(module)) <= ROOMS.index(room(other)), f"{module} imports {other}"
+            else:
+                assert module in ("triton_vllm.service", "triton_vllm.job", "triton_vllm.transport"), (
+                    f"{module}: {other}"
+                )
+        else:
+            assert other.removeprefix("triton_vllm.") in SHARED, f"{module} imports {other}"
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_only_what_is_heavy_or_optional_is_imported_in_a_function(module):
+    """Else what a module needs could not be read off its first lines."""
+    assert imports(MODULES[module], inside=True) <= HEAVY
+
+
+def test_every_module_imports_without_vllm_and_all_but_a_few_without_triton():
+    """The server loads model.py in a process that only completes the configuration."""
+    wanted = [name for name in MODULES if name.removeprefix("triton_vllm.") not in TRITON]
+    code = f"import sys; sys.modules['vllm'] = sys.modules['triton_python_backend_utils'] = None; import {', '.join(wanted)}"
+    subprocess.run([sys.executable, "-c", code], cwd=PLACE, check=True, timeout=300)

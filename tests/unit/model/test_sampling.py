@@ -1,0 +1,123 @@
+"""Sampling parameters reach vLLM with the right types, and structured outputs in every spelling."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from triton_vllm.admission.sampling import build
+from triton_vllm.compat import Schema
+from triton_vllm.errors import InvalidRequestError
+
+
+@dataclasses.dataclass
+class Structured:
+    """Stands where vLLM's StructuredOutputsParams does."""
+
+    json: Any = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    structural_tag: str | None = None
+
+
+@dataclasses.dataclass
+class Params:
+    """Stands where vLLM's SamplingParams does, with its way to refuse a value."""
+
+    n: int = 1
+    temperature: float = 1.0
+    max_tokens: int | None = 16
+    stop: str | list[str] | None = None
+    logit_bias: dict[int, float] | None = None
+    structured_outputs: Structured | None = None
+    output_kind: str = ""
+    skip_clone: bool = False
+
+    def __post_init__(self):
+        if self.n < 1:
+            raise ValueError("n must be at least 1\ndetails")
+
+
+TYPES = {
+    "n": int,
+    "temperature": float,
+    "max_tokens": int | None,
+    "stop": str | list[str] | None,
+    "logit_bias": dict[int, float] | None,
+    "structured_outputs": Structured | None,
+    "output_kind": str,
+    "skip_clone": bool,
+}
+SCHEMA = Schema(
+    types=TYPES,
+    make=Params,
+    structured=Structured,
+    structured_name="structured_outputs",
+    streaming="delta",
+    whole="final",
+    fixed={"skip_clone": True},
+)
+
+
+def test_kind_of_output_follows_the_stream_flag():
+    """Only new tokens when streaming, everything once when not; clients cannot choose otherwise."""
+    assert build(SCHEMA, {}, stream=True).output_kind == "delta"
+    assert build(SCHEMA, {}, stream=False).output_kind == "final"
+    with pytest.raises(InvalidRequestError, match="unknown sampling parameter 'output_kind'"):
+        build(SCHEMA, {"output_kind": "final"}, stream=True)
+
+
+def test_values_are_typed():
+    """Numbers may come as strings, dictionary keys become token ids."""
+    made = build(SCHEMA, {"max_tokens": "100", "temperature": "0", "logit_bias": {"5": 1}}, stream=False)
+    assert (made.max_tokens, made.temperature, made.logit_bias) == (100, 0.0, {5: 1.0})
+    assert made.skip_clone is True
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"temprature": 1}, "unknown sampling parameter 'temprature', did you mean 'temperature'?"),
+        ({"n": True}, "sampling parameter 'n' must be an integer, not true"),
+        ({"temperature": float("nan")}, "sampling parameter 'temperature' must be a finite number"),
+        ({"n": 0}, "sampling parameters: n must be at least 1"),
+        ({"guided_decoding": 3}, "'guided_decoding' must be an object"),
+        ({"structured_outputs": {"regexp": "a"}}, "has no field 'regexp', did you mean 'regex'?"),
+        ({"response_format": {"type": "xml"}}, "response_format.type must be one of"),
+        ({"response_format": {"type": "json_schema"}}, "must hold an object 'schema'"),
+    ],
+)
+def test_wrong_values_are_refused_by_name(given, says):
+    """The text names the parameter and the reason, on one line."""
+    with pytest.raises(InvalidRequestError) as caught:
+        build(SCHEMA, given, stream=False)
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"structured_outputs": {"regex": "a+"}}, Structured(regex="a+")),
+        ({"structured_outputs": '{"regex": "a+"}'}, Structured(regex="a+")),
+        ({"guided_decoding": {"choice": ["a", "b"], "backend": "xgrammar"}}, Structured(choice=["a", "b"])),
+        ({"guided_decoding": '{"json": {"type": "object"}}'}, Structured(json={"type": "object"})),
+        ({"guided_regex": "a+"}, Structured(regex="a+")),
+        ({"guided_choice": ["a"]}, Structured(choice=["a"])),
+        ({"guided_choice": '["a", "b"]'}, Structured(choice=["a", "b"])),
+        ({"guided_grammar": "root ::= x"}, Structured(grammar="root ::= x")),
+        ({"response_format": {"type": "json_object"}}, Structured(json_object=True)),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "object"}}}},
+            Structured(json={"type": "object"}),
+        ),
+        ({"response_format": {"type": "text"}}, None),
+    ],
+)
+def test_structured_outputs_in_every_spelling(given, expected):
+    """vLLM's name, its older ones, the official backend's JSON string and the OpenAI protocol's all arrive."""
+    assert build(SCHEMA, given, stream=False).structured_outputs == expected

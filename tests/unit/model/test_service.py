@@ -1,0 +1,200 @@
+"""`1/model.py` from load to unload, with stand-ins for Triton's module and for vLLM, each time in a process of its own.
+
+A load changes the process: its variables, its collector, a watch of the process that started it. The process prints a JSON
+object of what happened.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from triton_vllm.loading.interpreter import SWITCH_INTERVAL_S
+
+ROOT = Path(__file__).parents[3]
+PYTHONPATH = os.pathsep.join(str(ROOT / folder) for folder in ("model_repository/vllm/1", "tests"))
+PRELUDE = """
+import json, sys, threading, time
+import numpy as np
+from support import fake_triton, fake_vllm
+triton = fake_triton.install()
+fake_vllm.install()
+from model import TritonPythonModel
+
+ARGS = {
+    "model_name": "mine", "model_version": "1", "model_repository": sys.argv[1],
+    "model_instance_kind": "CPU", "model_instance_device_id": "0",
+    "model_config": json.dumps({"model_transaction_policy": {"decoupled": True}, "parameters": {}}),
+}
+
+def request(text, **tensors):
+    given = {"text_input": np.array([text.encode()], np.object_), "exclude_input_in_output": np.array([True]), **tensors}
+    return fake_triton.Request(given)
+
+def answered(*requests):
+    end = time.monotonic() + 60
+    while not all(r.sender.sent and r.sender.sent[-1][1] == fake_triton.FINAL for r in requests):
+        assert time.monotonic() < end, "not answered"
+        time.sleep(0.005)
+
+def pieces(r):
+    return [t.as_numpy()[0].decode() for response, _ in r.sender.sent for t in response.output_tensors]
+
+def errors(r):
+    return [(response.error.code, response.error.message) for response, _ in r.sender.sent if response.error]
+
+def threads():
+    return sorted(t.name for t in threading.enumerate() if t.name.startswith("triton-") and "watch" not in t.name)
+
+log = triton.Logger.lines
+model = TritonPythonModel()
+"""
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Run code with a loaded model's folder; return what it has printed as JSON."""
+    folder = tmp_path / "models" / "mine"
+    (folder / "1").mkdir(parents=True)
+    cache = tmp_path / "cache"
+    (cache / "modelinfos").mkdir(parents=True)
+    (cache / "modelinfos" / "known.json").write_text("{}")  # else a process would inspect the model's class ahead
+
+    def run(code, **engine_args):
+        (folder / "vllm_engine_args.json").write_text(json.dumps(engine_args))
+        environment = {**os.environ, "PYTHONPATH": PYTHONPATH, "VLLM_CACHE_ROOT": str(cache)}
+        command = [sys.executable, "-c", PRELUDE + code, str(folder)]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    return run
+
+
+LIFE = """
+ARGS["model_config"] = json.dumps({
+    "model_transaction_policy": {"decoupled": True},
+    "parameters": {"RESPONSE_SENDER_THREADS": {"string_value": "2"}},
+})
+model.initialize(ARGS)
+ready = model.is_ready()
+engine, jobs = model._service._model.engine, []
+submit = engine.submit
+engine.submit = lambda job: (jobs.append(job), submit(job))
+stream, whole = request("a b c", stream=np.array([True])), request("a b c")
+wrong = request("a", stream=np.array([b"maybe"], np.object_))
+model.execute([stream, wrong, whole])
+answered(stream, whole, wrong)
+during, switch, lanes = threads(), sys.getswitchinterval(), [job.lane for job in jobs]
+model.finalize()
+finals = [[flags for _, flags in r.sender.sent].count(fake_triton.FINAL) for r in (stream, whole, wrong)]
+print(json.dumps({
+    "ready": ready, "stream": "".join(pieces(stream)), "whole": pieces(whole), "wrong": errors(wrong), "finals": finals,
+    "during": during, "switch": switch, "lanes": lanes,
+    "after": threads(), "ready_after": model.is_ready(), "log": log,
+}))
+"""
+
+
+def test_a_model_is_loaded_serves_and_is_unloaded(run):
+    """Each request is answered with one final response; after the unload no thread is left."""
+    seen = run(LIFE, model="echo")
+    assert seen["ready"] is True
+    assert (seen["stream"], seen["whole"]) == ("abc", ["a b c"])
+    assert [code for code, _ in seen["wrong"]] == ["INVALID_ARG"]
+    assert seen["finals"] == [1, 1, 1]
+    assert {"triton-cancel", "triton-engine"} <= {*seen["during"]}
+    assert any(name.startswith("triton-send") for name in seen["during"])
+    assert seen["lanes"] == [0, 1]
+    assert seen["switch"] == pytest.approx(SWITCH_INTERVAL_S)
+    assert seen["after"] == []
+    assert seen["ready_after"] is False
+    said = "\n".join(text for _, text in seen["log"])
+    for part in ("importing vLLM", "vLLM 0.0 from /nowhere/vllm", "ready after", "tasks: generate", "unloaded"):
+        assert part in said
+    assert {level for level, _ in seen["log"]} == {"info"}
+
+
+FAILS = """
+try:
+    model.initialize(ARGS)
+except Exception as error:
+    print(json.dumps({"kind": type(error).__name__, "text": str(error), "after": threads(), "log": log}))
+"""
+
+
+def test_a_load_that_fails_says_why_and_leaves_no_thread(run):
+    """Triton shows the reason; the whole traceback is in the log."""
+    seen = run(FAILS, model="fails")
+    assert seen["kind"] == "ConfigError"
+    assert seen["text"].endswith("model 'fails': RuntimeError: no memory")
+    assert seen["after"] == []
+    assert any(level == "error" and "Traceback" in text for level, text in seen["log"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"model": "echo", "distributed_executor_backend": "ray"}, "does not support ray"),
+        ({"model": "echo", "modle": 1}, "did you mean 'model'?"),
+    ],
+)
+def test_wrong_engine_arguments_are_refused_before_the_engine_starts(run, arguments, text):
+    """Starting it takes minutes and its own words are in the log alone."""
+    seen = run(FAILS, **arguments)
+    assert (seen["kind"], text in seen["text"], seen["after"]) == ("ConfigError", True, [])
+    assert not any("starting the engine" in line for _, line in seen["log"])
+
+
+CANCELLED = """
+model.initialize(ARGS)
+class Never:
+    async def make(self, llm, request):
+        import asyncio
+        await asyncio.sleep(3600)
+model._service._model.engine._prompter = Never()
+given_up = request("a b c")
+model.execute([given_up])
+given_up.sender.cancelled = True
+answered(given_up)
+model.finalize()
+print(json.dumps({"errors": errors(given_up)}))
+"""
+
+
+def test_a_request_that_the_client_gives_up_is_told_so(run):
+    """The watch finds it though no other request comes, and the answer is CANCELLED."""
+    assert run(CANCELLED, model="echo")["errors"] == [["CANCELLED", "Request was cancelled"]]
+
+
+UNLOADED = """
+ARGS["model_config"] = json.dumps({
+    "model_transaction_policy": {"decoupled": True}, "parameters": {"UNLOAD_GRACE_SECONDS": {"string_value": "0.25"}},
+})
+model.initialize(ARGS)
+class Never:
+    async def make(self, llm, request):
+        import asyncio
+        await asyncio.sleep(3600)
+model._service._model.engine._prompter = Never()
+late, graces = request("a b c"), []
+stop = model._service._model.engine.stop
+model._service._model.engine.stop = lambda grace_s: (graces.append(grace_s), stop(grace_s))
+model.execute([late])
+model.finalize()
+print(json.dumps({"errors": errors(late), "graces": graces, "after": threads()}))
+"""
+
+
+def test_what_is_in_flight_at_an_unload_is_answered_first(run):
+    """After the grace period the rest is told; nothing is left without an answer."""
+    seen = run(UNLOADED, model="echo")
+    assert [code for code, _ in seen["errors"]] == ["UNAVAILABLE"]
+    assert "unloaded" in seen["errors"][0][1]
+    assert seen["graces"] == [0.25]
+    assert seen["after"] == []

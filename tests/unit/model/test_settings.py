@@ -1,0 +1,61 @@
+"""Parameters of config.pbtxt are read, with the official backend's names and words."""
+
+from __future__ import annotations
+
+import pytest
+
+from triton_vllm.errors import ConfigError
+from triton_vllm.loading.settings import Settings, read
+
+
+def config(**values):
+    parameters = {name: {"string_value": value} for name, value in values.items()}
+    return {"parameters": parameters, "model_transaction_policy": {"decoupled": True}}
+
+
+def test_defaults():
+    """Without parameters: no metrics, restart on."""
+    assert read(config()) == Settings() == read(config(EXECUTION_ENV_PATH="x"))
+    assert Settings().restart
+
+
+@pytest.mark.parametrize(("word", "expected"), [("yes", True), ("true", True), ("no", False), ("False", False)])
+def test_metrics_may_be_asked_for_by_yes_or_true(word, expected):
+    """The documentation says yes, the official code true."""
+    assert read(config(REPORT_CUSTOM_METRICS=word)).metrics is expected
+
+
+def test_a_model_that_is_not_decoupled_is_refused():
+    """Without it Triton takes one response a request."""
+    with pytest.raises(ConfigError, match="decoupled: true"):
+        read({})
+
+
+def test_all_values():
+    """Each parameter ends in its field."""
+    given = config(
+        ENABLE_VLLM_HEALTH_CHECK="true",
+        RESTART_DEAD_ENGINE="false",
+        GPU_DEVICE_IDS="0, 2",
+        UNLOAD_GRACE_SECONDS="1.5",
+        RESPONSE_SENDER_THREADS="3",
+    )
+    expected = Settings(health_check=True, restart=False, gpu_ids=(0, 2), unload_grace_s=1.5, senders=3)
+    assert read(given) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("REPORT_CUSTOM_METRICS", "perhaps", "REPORT_CUSTOM_METRICS must be true or false"),
+        ("GPU_DEVICE_IDS", "a", "GPU_DEVICE_IDS must be comma-separated"),
+        ("GPU_DEVICE_IDS", "0,-1", "invalid GPU ID(s): [-1]"),
+        ("GPU_DEVICE_IDS", "1,1", "duplicate GPU ID(s): [1]"),
+        ("RESPONSE_SENDER_THREADS", "-1", "RESPONSE_SENDER_THREADS must be between 0 and 16"),
+    ],
+)
+def test_wrong_values_are_refused_by_name(name, value, says):
+    """The load fails with the parameter's name."""
+    with pytest.raises(ConfigError) as caught:
+        read(config(**{name: value}))
+    assert says in str(caught.value)

@@ -1,0 +1,106 @@
+"""What Triton is told and asked is what the model meant; Triton's module is replaced by a stand-in."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from support.fake_triton import FINAL, MetricFamily, Request
+from triton_vllm import errors, transport
+from triton_vllm.metrics import Sample
+
+
+def text(value):
+    return np.array([value], np.object_)
+
+
+def test_inputs_come_by_name(triton):
+    """A tensor is found by the name that it was sent under."""
+    request = Request({"text_input": text(b"a"), "stream": np.array([True])})
+    found = transport.inputs(request)
+    assert set(found) == {"text_input", "stream"}
+    assert found["text_input"][0] == b"a"
+
+
+def test_the_timeout_is_tritons_own_or_none(triton):
+    """Older servers' requests have no such method."""
+    assert transport.timeout_us(Request({}, timeout=7)) == 7
+    assert transport.timeout_us(object()) == 0
+
+
+@pytest.mark.parametrize(("final", "flags"), [(False, 0), (True, FINAL)])
+def test_a_response_carries_its_tensors_and_whether_it_is_final(triton, final, flags):
+    """The final flag ends the request in the server; without it the server would wait for ever."""
+    request = Request({})
+    transport.Channel(request).send([("text_output", text(b"a"))], final=final)
+    ((response, sent),) = request.sender.sent
+    assert sent == flags
+    assert [(t.name(), t.as_numpy()[0]) for t in response.output_tensors] == [("text_output", b"a")]
+    assert response.error is None
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (errors.InvalidRequestError("x"), "INVALID_ARG"),
+        (errors.UnsupportedError("x"), "UNSUPPORTED"),
+        (errors.UnavailableError("x"), "UNAVAILABLE"),
+        (errors.CancelledError("x"), "CANCELLED"),
+        (errors.InternalError("x"), "INTERNAL"),
+    ],
+)
+def test_an_error_is_final_and_has_its_code(triton, error, code):
+    """Clients tell from the code whether to try again."""
+    request = Request({})
+    transport.Channel(request).send_error(error)
+    ((response, flags),) = request.sender.sent
+    assert (response.error.message, response.error.code, flags) == ("x", code, FINAL)
+
+
+def test_a_code_that_this_triton_lacks_is_unknown(triton):
+    """CANCELLED is younger than the oldest servers."""
+    strange = type("StrangeError", (errors.AdapterError,), {"code": "NEWER"})
+    request = Request({})
+    transport.Channel(request).send_error(strange("x"))
+    assert request.sender.sent[0][0].error.code == "UNKNOWN"
+
+
+def test_the_server_is_asked_about_the_request(triton):
+    """Its answer is passed on."""
+    request = Request({})
+    channel = transport.Channel(request)
+    assert channel.is_cancelled() is False
+    request.sender.cancelled = True
+    assert channel.is_cancelled() is True
+
+
+def test_samples_of_one_name_share_a_family(triton):
+    """Triton refuses a second family of the same name."""
+    metrics = transport.TritonMetrics()
+    one, two = (Sample("vllm:n_total", (("le", le),), 1.0, counter=True, help="") for le in "ab")
+    first, second = metrics.create(one, {"le": "a"}), metrics.create(two, {"le": "b"})
+    metrics.add(first, 2.0)
+    (family,) = metrics._families.values()
+    assert family.metrics == [first, second]
+    assert (family.kind, family.description) == (MetricFamily.COUNTER, "vllm:n_total")
+    assert (first.value, second.value, first.labels) == (2.0, 0.0, {"le": "a"})
+
+
+def test_a_gauge_is_set_and_cleared_metrics_are_dropped(triton):
+    """The server shows a metric for as long as its family is held."""
+    metrics = transport.TritonMetrics()
+    gauge = metrics.create(Sample("vllm:running", (), 1.0, counter=False, help="running"), {})
+    metrics.set(gauge, 3.0)
+    (family,) = metrics._families.values()
+    assert (family.kind, family.description, gauge.value) == (MetricFamily.GAUGE, "running", 3.0)
+    metrics.clear()
+    assert metrics._families == {}
+
+
+def test_the_log_names_the_model(triton):
+    """Several models share a server's log."""
+    log = transport.Log("mine")
+    log.info("a")
+    log.warning("b")
+    log.error("c")
+    assert triton.Logger.lines == [("info", "[mine] a"), ("warning", "[mine] b"), ("error", "[mine] c")]

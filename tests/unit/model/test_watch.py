@@ -1,0 +1,147 @@
+"""Cancelled requests are noticed within 100 ms by a thread that sleeps when nothing is in flight.
+
+What takes time here takes it on a clock that the tests move themselves; the thread's own tests assert order, not duration.
+"""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from support.fake_reply import FakeChannel, fake_job
+from triton_vllm.delivery.watch import LONGEST_S, PERIOD_S, CancellationWatch
+from triton_vllm.errors import CancelledError
+
+QUESTION_S = 60e-6  # a round trip to the server
+
+
+class Clock:
+    """Stands still unless moved."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+class Timed(FakeChannel):
+    """A channel whose questions take their time on a clock."""
+
+    def __init__(self, clock, cost=QUESTION_S):
+        super().__init__()
+        self.clock, self.cost = clock, cost
+
+    def is_cancelled(self):
+        self.clock.now += self.cost
+        return super().is_cancelled()
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+def watched(clock, number, cost=QUESTION_S):
+    """Return a watch that is driven by hand, the channels of its jobs, and what it cancels."""
+    channels = [Timed(clock, cost) for _ in range(number)]
+    jobs = [fake_job(channel) for channel in channels]
+    found = []
+    return CancellationWatch(lambda: jobs, found.append, clock), channels, jobs, found
+
+
+def test_a_cancelled_job_is_found_and_others_are_left_alone(clock):
+    """Only the job whose client has left is cancelled, once, and nothing more is asked about it."""
+    watch, channels, jobs, found = watched(clock, 50)
+    watch.look()
+    assert found == []
+    channels[7].cancelled = True
+    watch.look()
+    watch.look()
+    assert found == [jobs[7]]
+    assert [channel.asked for channel in channels] == [2 if i == 7 else 3 for i in range(50)]
+
+
+def test_a_look_begins_every_80_ms_with_70_in_flight(clock):
+    """So a client that leaves just after it was asked about is noticed 100 ms later at most."""
+    watch, *_ = watched(clock, 66)
+    _, pause = watch.look()
+    assert clock.now + pause == pytest.approx(PERIOD_S)
+
+
+def test_asking_takes_no_more_than_a_twentieth_of_the_time(clock):
+    """With 256 in flight the looks are further apart: asking would cost more than answering."""
+    watch, *_ = watched(clock, 256)
+    _, pause = watch.look()
+    assert clock.now / (clock.now + pause) == pytest.approx(0.05)
+    assert pause > PERIOD_S
+
+
+def test_one_late_answer_costs_the_others_a_second_at_most(clock):
+    """A question that took half a minute does not stop the watch for the next ten."""
+    watch, *_ = watched(clock, 1, cost=30.0)
+    assert watch.look() == (True, LONGEST_S)
+
+
+def test_a_closed_reply_is_not_asked_about(clock):
+    """What has been answered keeps neither the server nor the watch busy."""
+    watch, channels, jobs, _ = watched(clock, 2)
+    jobs[0].reply.send([], final=True)
+    assert watch.look()[0] is True
+    assert [channel.asked for channel in channels] == [0, 1]
+    jobs[1].reply.fail(CancelledError("Request was cancelled"))
+    assert watch.look()[0] is False
+    assert [channel.asked for channel in channels] == [0, 1]
+
+
+class Counting(FakeChannel):
+    """Lets a test wait for the questions of the watch's thread."""
+
+    def __init__(self):
+        super().__init__()
+        self.questions = threading.Semaphore(0)
+
+    def is_cancelled(self):
+        self.questions.release()
+        return super().is_cancelled()
+
+
+def test_the_thread_asks_nothing_until_woken_then_until_the_reply_closes():
+    """With no request in flight there is no polling; with one, the thread asks again and again by itself."""
+    channel, looked = Counting(), threading.Semaphore(0)
+    job = fake_job(channel)
+
+    def jobs():
+        looked.release()
+        return [job]
+
+    watch = CancellationWatch(jobs, lambda _: None)
+    watch.start()
+    assert not looked.acquire(timeout=2 * PERIOD_S)
+    watch.wake()
+    for _ in range(3):
+        assert channel.questions.acquire(timeout=60)
+    job.reply.send([], final=True)
+    asked = channel.asked
+    watch.close()
+    assert channel.asked == asked
+
+
+def test_closing_does_not_wait_for_the_pause_to_end():
+    """An unload does not wait for the watch: the thread ends during a pause of an hour."""
+    looked = threading.Event()
+
+    class Long(CancellationWatch):
+        def look(self):
+            looked.set()
+            return True, 3600.0
+
+    watch = Long(list, lambda _: None)
+    watch.start()
+    watch.wake()
+    assert looked.wait(60)
+    closer = threading.Thread(target=watch.close, daemon=True)
+    closer.start()
+    closer.join(60)
+    assert not closer.is_alive()
