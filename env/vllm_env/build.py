@@ -1,16 +1,14 @@
 """The build: the stages in their order, each with the value that the one before it returned."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from vllm_env.archive.pack import Archive, make_archive
 from vllm_env.base.errors import VllmEnvError
 from vllm_env.base.filesystem import file_sha256
-from vllm_env.base.workspace import CHECKOUT
+from vllm_env.base.workspace import CHECKOUT, Workspace
 from vllm_env.plan import TEMPLATE, BuildRequest, Plan, has_gpu, make_plan
 from vllm_env.prefix.prefix import Prefix, make_prefix
 from vllm_env.publish.manifest import Manifest, describe_build, read_manifest
@@ -21,15 +19,10 @@ from vllm_env.serve.leftovers import server_runs
 from vllm_env.serve.smoke import SmokeRequest, SmokeResult, smoke_run
 from vllm_env.serve.standin import FACTS, ensure_standin
 from vllm_env.serve.warm import Warmed, warm
+from vllm_env.triton.root import TritonRoot
 from vllm_env.triton.stub import Stub, make_stub
 from vllm_env.verify.tree_rules import expected_of_lock
 from vllm_env.verify.verify import is_verified, mark_verified, verified_key, verify_archive, verify_directory
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from vllm_env.base.workspace import Workspace
-    from vllm_env.triton.root import TritonRoot
 
 
 @dataclass(frozen=True)

@@ -1,19 +1,18 @@
 """What a build would do, known before anything long starts."""
 
-from __future__ import annotations
-
 import dataclasses
 import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from vllm_env.archive.pack import archive_key
 from vllm_env.base.cache import key_of
 from vllm_env.base.errors import VllmEnvError
 from vllm_env.base.filesystem import require_space
-from vllm_env.base.workspace import CHECKOUT, PLACE
+from vllm_env.base.workspace import CHECKOUT, PLACE, Workspace
 from vllm_env.lock.lock import LockOptions, make_lock
+from vllm_env.lock.locked import Lock
 from vllm_env.lock.spec import Overrides, Spec, load_spec
 from vllm_env.prefix.prefix import EXTRACTED_SPACE, prefix_key
 from vllm_env.publish.publish import check_writable
@@ -22,10 +21,6 @@ from vllm_env.triton.root import CONTAINER_ROOT, TritonRoot, open_root
 from vllm_env.triton.stub import StubMode, StubPlan, plan_stub
 from vllm_env.triton.stub_source import StubOptions
 from vllm_env.verify.verify import check_plan
-
-if TYPE_CHECKING:
-    from vllm_env.base.workspace import Workspace
-    from vllm_env.lock.locked import Lock
 
 Layout = Literal["archive", "directory"]
 PROVISIONED = PLACE / ".triton"

@@ -4,21 +4,14 @@ DIR/*.whl              the wheels of the lock, verified against its hashes; that
 DIR/conda/             a conda channel with the packages of the lock
 """
 
-from __future__ import annotations
-
 import dataclasses
-from typing import TYPE_CHECKING
+from pathlib import Path
 
+from vllm_env.base.workspace import Workspace
 from vllm_env.interpreter.layer import copy_layer
-from vllm_env.plan import PROVISIONED, make_plan
+from vllm_env.lock.locked import Lock
+from vllm_env.plan import PROVISIONED, BuildRequest, make_plan
 from vllm_env.triton.provision import fetch
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from vllm_env.base.workspace import Workspace
-    from vllm_env.lock.locked import Lock
-    from vllm_env.plan import BuildRequest
 
 
 def fill_wheelhouse(workspace: Workspace, request: BuildRequest, folder: Path, *, dry_run: bool = False) -> Lock:

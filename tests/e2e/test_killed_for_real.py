@@ -43,7 +43,7 @@ def test_killed_while_it_publishes(built_repository: Path, tmp_path: Path, numbe
     child.communicate(timeout=120)
     manifest = read_manifest(repository / "vllm")
     assert manifest is not None
-    assert (repository / "vllm" / manifest.archive["name"]).exists()
+    assert (repository / "vllm" / manifest.archive.name).exists()
     verified = subprocess.run(
         [argv[0], "verify", "--model-repository", str(repository)], check=False, capture_output=True, text=True
     )

@@ -8,21 +8,22 @@ import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
+import psutil
 import pytest
 
 from support.clock import now
+from support.leftovers import name_of
 from support.model_requests import ask, prompt
 from support.open_stream import OpenStream
 from support.reference import ONE_THREAD
 from support.triton_client import generate, get
-from vllm_env.serve import processes as server_processes
+from vllm_env.serve.processes import is_alive
 from vllm_env.serve.standin import FACTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from support.serving import Serve
-    from vllm_env.serve.processes import Process
     from vllm_env.serve.server import TritonServer
 
 pytestmark = pytest.mark.e2e
@@ -43,18 +44,14 @@ def doomed(serving: Serve, long_arguments: dict[str, object], executor: str) -> 
         yield running
 
 
-def below(server: TritonServer) -> list[Process]:
+def below(server: TritonServer) -> list[psutil.Process]:
     """Returns the server's living descendants."""
-    everyone = [process for process in server_processes.processes() if not process.zombie]
-    chosen = {server.pid}
-    while more := {p.pid for p in everyone if p.parent in chosen} - chosen:
-        chosen |= more
-    return [p for p in everyone if p.pid in chosen - {server.pid}]
+    return [process for process in psutil.Process(server.pid).children(recursive=True) if is_alive(process)]
 
 
-def engine_parts(server: TritonServer, name: str = "VLLM::") -> list[Process]:
+def engine_parts(server: TritonServer, name: str = "VLLM::") -> list[psutil.Process]:
     """Returns the processes of vLLM, or those whose name begins so (`VLLM::EngineCor` is how the kernel has it)."""
-    return [process for process in below(server) if process.name.startswith(name)]
+    return [process for process in below(server) if name_of(process).startswith(name)]
 
 
 def is_back(server: TritonServer) -> bool:
@@ -109,13 +106,12 @@ def test_killed_stub_takes_its_engine_along(doomed: TritonServer, count: int) ->
     """vLLM's processes do not outlive the process that owns them, so their memory is free for the next one."""
     parts = engine_parts(doomed)
     assert len(parts) >= count, parts
-    (stub,) = [process for process in below(doomed) if process.name.startswith("triton_python_b")]
+    (stub,) = [process for process in below(doomed) if name_of(process).startswith("triton_python_b")]
     os.kill(stub.pid, signal.SIGKILL)
     until = now() + LEFT_SECONDS
     alive = parts
     while alive and now() < until:
         time.sleep(0.2)
-        running = {(p.pid, p.started) for p in server_processes.processes() if not p.zombie}
-        alive = [p for p in parts if (p.pid, p.started) in running]
+        alive = [process for process in parts if is_alive(process)]
     assert not alive
     assert get(doomed.http_url, "/v2/health/live")[0] == 200

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from support.leftovers import name_of
 from support.model_requests import STRANGE, ask_all, prompt
 from support.reference import ONE_THREAD
 from support.triton_client import get, post, stream, text_of
-from vllm_env.serve import processes as server_processes
+from vllm_env.serve.processes import end
 from vllm_env.serve.standin import FACTS
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def footprint(server: TritonServer) -> Footprint:
     """Looks at a server."""
     status = Path(f"/proc/{server.pid}/status").read_text()
     fields = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
-    names = tuple(sorted(process.name for process in server.members()))
+    names = tuple(sorted(name_of(process) for process in server.members()))
     # psm_ and sem.mp- are made by Python's multiprocessing for vLLM
     ours = ("vllm_env_", "psm_", "sem.mp-")
     shared = frozenset(path.name for path in Path("/dev/shm").iterdir() if path.name.startswith(ours))
@@ -83,7 +84,7 @@ def test_ten_cycles_leak_nothing(serving: Serve) -> None:
 def _wait_alone(server: TritonServer) -> None:
     """An unloaded model's stub and engine end a moment after Triton calls the model unloaded."""
     until = time.monotonic() + 60
-    while [p for p in server.members() if p.name.startswith(("VLLM::", "triton_python_b"))]:
+    while [p for p in server.members() if name_of(p).startswith(("VLLM::", "triton_python_b"))]:
         assert time.monotonic() < until, [str(p) for p in server.members()]
         time.sleep(0.2)
 
@@ -102,8 +103,8 @@ def test_two_models_with_one_environment(serving: Serve) -> None:
                 clients.map(lambda name: text_of(stream(server.grpc_url, [request] * 4, model=name), 3), names)
             )
         assert found == [ANSWER] * 16
-        engines = [p for p in server.members() if p.name.startswith("VLLM::EngineCor")]
+        engines = [p for p in server.members() if name_of(p).startswith("VLLM::EngineCor")]
         assert len(engines) == 2
-        server_processes.end(engines[:1], grace=0)
+        end(engines[:1], grace=0)
         texts = [text_of(stream(server.grpc_url, [request], model=name)) for name in ("vllm", "other")]
         assert ANSWER in texts

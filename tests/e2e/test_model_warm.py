@@ -14,9 +14,11 @@ from support.model_requests import prompt
 from support.reference import ONE_THREAD
 from support.repositories import point_to_environment
 from support.serving import CPU_ARGUMENTS, CPU_ENVIRONMENT
+from support.small_fixtures import workspace_in
 from support.triton_client import stream, text_of
+from vllm_env.base.cache import cache_root
 from vllm_env.base.errors import CommandError
-from vllm_env.serve.server import TritonServer
+from vllm_env.serve.server import Launch, TritonServer
 from vllm_env.serve.smoke import copy_model
 from vllm_env.serve.standin import FACTS
 from vllm_env.serve.warm import Warmed, warm
@@ -65,7 +67,7 @@ def warm_here(parts: Parts, model: Path, log: Path, **variables: str) -> Warmed:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in {**VARIABLES, **variables}.items():
             patch.setenv(name, value)
-        return warm(parts.binary, model, log=log, ready_timeout=300)
+        return warm(workspace_in(cache_root()), parts.binary, model, log=log, ready_timeout=300)
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +99,7 @@ def test_the_next_start_compiles_nothing(run: Run, parts: Parts, tmp_path: Path)
     home = tmp_path / "home"
     log = tmp_path / "server.log"
     variables = {**VARIABLES, "XDG_CACHE_HOME": str(home)}
-    with TritonServer(parts.binary, model.parent, log=log, environment=variables, ready_timeout=300) as server:
+    with TritonServer(parts.binary, model.parent, log=log, launch=Launch(variables)) as server:
         assert (
             text_of(stream(server.grpc_url, [prompt(PROMPT, {"temperature": 0}, stream=True)], model="mine")) == ANSWER
         )

@@ -27,6 +27,11 @@ def leftovers(parent: int) -> set[str]:
 
 def shown(process: psutil.Process) -> str:
     """A process by name and id."""
+    return f"{name_of(process)} ({process.pid})".lstrip()
+
+
+def name_of(process: psutil.Process) -> str:
+    """Returns the name of a process, or nothing if it has just ended."""
     with contextlib.suppress(psutil.Error):
-        return f"{process.name()} ({process.pid})"
-    return f"({process.pid})"
+        return process.name()
+    return ""

@@ -8,8 +8,6 @@ Workers are threads: reading, libdeflate and SHA-256 all run without the interpr
 one process to another.
 """
 
-from __future__ import annotations
-
 import os
 import stat
 import tarfile

@@ -4,15 +4,14 @@ conda-pack decides what goes into the archive and checks that the prefix can be 
 files missing); the bytes are written by :mod:`vllm_env.archive.gzip_tar`, in parallel and the same for the same prefix.
 """
 
-from __future__ import annotations
-
 import concurrent.futures
 import dataclasses
 import hashlib
 import json
 import os
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from conda_pack import CondaEnv
 from conda_pack.core import CondaPackException, Packer
@@ -20,15 +19,10 @@ from conda_pack.core import CondaPackException, Packer
 from vllm_env.base.cache import key_of, touch
 from vllm_env.base.errors import VllmEnvError
 from vllm_env.base.filesystem import require_space
+from vllm_env.base.workspace import Workspace
+from vllm_env.prefix.prefix import Prefix
 
 from .gzip_tar import Piece, TarPlan, compress_chunk
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from vllm_env.base.workspace import Workspace
-    from vllm_env.prefix.prefix import Prefix
 
 _FORMAT = 4  # raise it when the bytes of an archive change
 _MOST_WORKERS = 16  # each has a chunk in memory and two on their way; the disk is the limit before that

@@ -14,8 +14,6 @@
 An entry appears by rename, so it is whole or not there.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import hashlib
@@ -23,16 +21,14 @@ import json
 import os
 import re
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .errors import SPACE_REMEDY, VllmEnvError
 from .filesystem import remove_tree, tree_size
 from .locks import locked_folder, remove_unlocked
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _LIMIT_BYTES = 40 * 2**30
 _KINDS = ("prefixes/*", "archives/*.json", "stubs/*", "standins/*", "wheels/*", "sources/*", "verified/*", "warm/*")

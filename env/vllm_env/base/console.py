@@ -3,18 +3,13 @@
 On a terminal the running stage is a live line of ``rich``; elsewhere a stage says that it has begun, and how long it took.
 """
 
-from __future__ import annotations
-
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from rich.console import Console as RichConsole
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _COLUMNS = (
     SpinnerColumn(),

@@ -1,18 +1,13 @@
 """What an ELF file asks for, read with pyelftools: libraries, symbol versions, search paths."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from elftools.common.exceptions import ELFError
 from elftools.elf.dynamic import DynamicSection
 from elftools.elf.elffile import ELFFile
 from elftools.elf.gnuversions import GNUVerNeedSection
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 _LIBPYTHON = re.compile(r"libpython(3\.\d+)")
 

@@ -7,8 +7,6 @@
 Every message gives what failed; ``cause`` and ``remedy`` give the likely reason and the next step.
 """
 
-from __future__ import annotations
-
 SPACE_REMEDY = "Free some space (gen_vllm_env.sh clean), or point VLLM_ENV_CACHE and TMPDIR to a larger file system."
 
 

@@ -1,7 +1,5 @@
 """Files, folders and mount points."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re

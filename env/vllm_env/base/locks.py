@@ -4,19 +4,14 @@ filelock locks files that it creates. What is locked here are folders: the model
 staging folders, beside which a killed build would leave a lock file for each.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os
 import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from .filesystem import remove_tree
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 
 @contextlib.contextmanager

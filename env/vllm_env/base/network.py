@@ -1,10 +1,8 @@
 """The only way to a network: every program and call that may fetch something starts here, and none of them with --offline.
 
 uv takes what it needs from the wheelhouse or its own cache when it is offline; all others are refused by the name of what
-they would have fetched.
+they would have fetched. ``options`` are those of ``base.process.run``: ``env``, ``on_line`` and ``remedy``.
 """
-
-from __future__ import annotations
 
 import functools
 import re
@@ -13,19 +11,15 @@ import socket
 import sys
 import urllib.parse
 import urllib.request
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict
+from typing import Any
 
 from .errors import CommandError, VllmEnvError
 from .filesystem import file_sha256
 from .pip_config import PipConfig
 from .process import run
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from typing_extensions import Unpack
 
 _CONNECT_TIMEOUT = 3.0  # s; a machine without access must not make a user wait
 _NO_PROMPT = {"GIT_TERMINAL_PROMPT": "0"}  # a private mirror without credentials is to fail, not to wait
@@ -39,14 +33,6 @@ _FAILURES = {
     r"invalid peer certificate|CERTIFICATE_VERIFY_FAILED|SSL certificate problem": "A certificate is not trusted (PIP_CERT).",
     r"Tunnel connection failed|[Pp]roxy ?[Ee]rror|407 Proxy": "The proxy refuses.",
 }
-
-
-class RunOptions(TypedDict, total=False):
-    """Options of ``base.process.run`` that a program has here: variables to add, a reader of its lines, the next step."""
-
-    env: Mapping[str, str]
-    on_line: Callable[[str], None]
-    remedy: str
 
 
 class NetworkError(CommandError):
@@ -65,9 +51,7 @@ class Network:
     wheelhouse: Path | None = None
     torch_index: str = ""
 
-    def uv(
-        self, arguments: Sequence[object], what: str, *, torch_backend: str = "", **options: Unpack[RunOptions]
-    ) -> str:
+    def uv(self, arguments: Sequence[object], what: str, *, torch_backend: str = "", **options: Any) -> str:
         """Run uv with the configured sources and return what it printed.
 
         Where they lack a torch build (``torch_backend``, such as ``cpu``), the PyTorch project's index is asked as well.
@@ -94,7 +78,7 @@ class Network:
             return ["--offline", "--no-index", "--find-links", str(self.wheelhouse)]
         return [*(["--offline"] if self.offline else []), *self.pip.uv_arguments()]
 
-    def pip_command(self, arguments: Sequence[object], what: str, **options: Unpack[RunOptions]) -> str:
+    def pip_command(self, arguments: Sequence[object], what: str, **options: Any) -> str:
         """Run the packager's own pip, which reads its configuration itself, and return what it printed.
 
         Raises:
@@ -102,7 +86,7 @@ class Network:
         """
         return self.program([sys.executable, "-m", "pip", *arguments], what, **options)
 
-    def git(self, arguments: Sequence[object], what: str, **options: Unpack[RunOptions]) -> str:
+    def git(self, arguments: Sequence[object], what: str, **options: Any) -> str:
         """Run git, which asks for no password, and return what it printed; a repository in a folder needs no network.
 
         Raises:
@@ -112,7 +96,7 @@ class Network:
             return _run(["git", *arguments], what, **options)
         return self.program(["git", *arguments], what, **options)
 
-    def program(self, argv: Sequence[object], what: str, **options: Unpack[RunOptions]) -> str:
+    def program(self, argv: Sequence[object], what: str, **options: Any) -> str:
         """Run a program that fetches something and return what it printed.
 
         Raises:
@@ -181,7 +165,7 @@ def _connects(host: str, port: int) -> bool:
     return True
 
 
-def _run(argv: Sequence[object], what: str, **options: Unpack[RunOptions]) -> str:
+def _run(argv: Sequence[object], what: str, **options: Any) -> str:
     options["env"] = {**_NO_PROMPT, **options.get("env", {})}
     try:
         return run(argv, what=what, **options)

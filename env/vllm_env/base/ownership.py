@@ -1,7 +1,5 @@
 """Owners of what a build places: root in a container leaves nothing of root's in a folder that is a host user's."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import stat

@@ -1,7 +1,5 @@
 """Hands pip's configuration to uv, which does not read it: indexes, find-links folders, certificates, trusted hosts."""
 
-from __future__ import annotations
-
 import ast
 import os
 import sys

@@ -4,8 +4,6 @@ Each program gets a session of its own, so that an interrupted build can end it 
 started, and dies with the packager even when that is killed with SIGKILL (see ``launch.py``).
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import json
@@ -14,13 +12,11 @@ import signal
 import subprocess
 import sys
 from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 from .errors import SPACE_REMEDY, CommandError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
 
 Child = subprocess.Popen[str]
 """A program that :func:`start` started."""

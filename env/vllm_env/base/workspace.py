@@ -1,20 +1,14 @@
 """What every stage needs beside its input: the cache, the way to the network and the console, made once by the command line."""
 
-from __future__ import annotations
-
+import contextlib
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from .cache import Cache
 from .console import Console
 from .locks import locked
 from .network import Network
-
-if TYPE_CHECKING:
-    import contextlib
-
-    from .cache import Cache
 
 _PACKED = Path(__file__).resolve().parents[1] / "checkout"  # a wheel brings what it needs of the checkout
 CHECKOUT = _PACKED if _PACKED.is_dir() else Path(__file__).resolve().parents[3]

@@ -1,20 +1,21 @@
 """The subcommands beside the build: ``doctor``, ``verify``, ``inspect``, ``wheelhouse``, ``clean``."""
 
-from __future__ import annotations
-
+import argparse
 import dataclasses
 import json
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from vllm_env.base.cache import default_root
+from vllm_env.base.console import Console
 from vllm_env.base.errors import VllmEnvError
 from vllm_env.base.filesystem import tree_size
 from vllm_env.base.locks import remove_unlocked
+from vllm_env.base.workspace import Workspace
 from vllm_env.lock.spec import Overrides, load_spec
 from vllm_env.plan import BuildRequest, default_profile, installed_triton
-from vllm_env.publish.manifest import check_files, read_manifest
+from vllm_env.publish.manifest import Manifest, check_files, read_manifest
 from vllm_env.serve.leftovers import find_abandoned, find_private_caches, server_runs
 from vllm_env.triton.root import open_root
 from vllm_env.verify.verify import check_stub_release, verify_archive, verify_directory
@@ -22,14 +23,6 @@ from vllm_env.wheelhouse import fill_wheelhouse
 
 from .doctor import examine
 from .options import CommandParser, add_common, build_parser, open_workspace, request_of
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Callable
-
-    from vllm_env.base.console import Console
-    from vllm_env.base.workspace import Workspace
-    from vllm_env.publish.manifest import Manifest
 
 _Removable = tuple[Path, int, "Callable[[], object]"]
 

@@ -1,29 +1,22 @@
 """``doctor``: what this machine and its Triton can do, each problem with its remedy."""
 
-from __future__ import annotations
-
 import os
 import re
 import resource
 import shutil
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from vllm_env.base.errors import CommandError, VllmEnvError
 from vllm_env.base.process import capture
+from vllm_env.base.workspace import Workspace
 from vllm_env.interpreter.layer import remote_url
 from vllm_env.interpreter.local import find_interpreter
+from vllm_env.lock.spec import Spec
 from vllm_env.prefix.prefix import BUILD_SPACE, EXTRACTED_SPACE
-from vllm_env.triton.root import NEWEST_KNOWN, is_known
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from vllm_env.base.workspace import Workspace
-    from vllm_env.lock.spec import Spec
-    from vllm_env.triton.root import TritonRoot
+from vllm_env.triton.root import NEWEST_KNOWN, TritonRoot, is_known
 
 _GB = 10**9
 # First driver that runs CUDA 13 without a compatibility package (NVIDIA's CUDA toolkit release notes, Linux).

@@ -3,28 +3,22 @@
 Exit codes: 0 done, 1 the build or a check failed, 2 wrong usage, 130 interrupted.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import signal
 import sys
 import traceback
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from vllm_env.base.console import Console
 from vllm_env.base.errors import CommandError, VllmEnvError
 from vllm_env.base.workspace import PLACE
-from vllm_env.build import build
-from vllm_env.plan import Plan
+from vllm_env.build import BuildResult, build
+from vllm_env.plan import BuildRequest, Plan
 from vllm_env.publish.manifest import CACHE_NAME
 
 from .commands import COMMANDS
 from .options import build_parser, open_workspace, refuse_unknown_command, request_of
-
-if TYPE_CHECKING:
-    from vllm_env.build import BuildResult
-    from vllm_env.plan import BuildRequest
 
 
 def main(argv: list[str] | None = None) -> int:

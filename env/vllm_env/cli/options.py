@@ -1,16 +1,16 @@
 """The options: their parsers, and what they ask for as a request and a workspace."""
 
-from __future__ import annotations
-
 import argparse
 import difflib
 import os
 import re
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, get_args
+from typing import NoReturn, get_args
 
 from vllm_env import __version__
 from vllm_env.base.cache import Cache, cache_root
+from vllm_env.base.console import Console
 from vllm_env.base.errors import UsageError
 from vllm_env.base.network import Network
 from vllm_env.base.pip_config import read_pip_config
@@ -21,11 +21,6 @@ from vllm_env.plan import BuildRequest, Layout
 from vllm_env.prefix.prune import RULES
 from vllm_env.triton.stub import StubMode
 from vllm_env.triton.stub_source import StubOptions
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from vllm_env.base.console import Console
 
 _PINS: dict[str, PinKind] = {
     "vllm": "release",

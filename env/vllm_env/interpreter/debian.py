@@ -7,8 +7,6 @@ are the same in all four. Most is undone without a change: some files are left o
 that is not as those releases have it is refused rather than guessed at.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 from pathlib import Path

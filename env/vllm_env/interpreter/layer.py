@@ -4,28 +4,23 @@ From conda-forge where it answers, else from a local channel with one package th
 machine. The same code solves and installs both.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from packaging.version import Version
 
 from vllm_env.base.errors import CommandError, VllmEnvError
 from vllm_env.base.filesystem import file_sha256, remove_tree
 from vllm_env.base.process import run
+from vllm_env.base.workspace import Workspace
 
 from .local import BUILD, find_interpreter, make_package
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from vllm_env.base.workspace import Workspace
 
 LOCAL = "local"
 REMOTE = "conda-forge"

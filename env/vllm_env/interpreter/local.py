@@ -7,8 +7,6 @@ environment also works in a container that lacks them. Equal interpreters give e
 Debian's and Ubuntu's own interpreters will do where there is no other; see ``debian.py``.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import platform
@@ -16,22 +14,18 @@ import re
 import shutil
 import sys
 import sysconfig
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from vllm_env.base.elf import read_needs
 from vllm_env.base.errors import CommandError, VllmEnvError
+from vllm_env.base.neutral import NEUTRAL_PREFIX
 from vllm_env.base.process import capture, run
 
 from . import debian
 from .package import write_conda_package
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-NEUTRAL_PREFIX = "/opt/vllm_env"
-"""What stands in the environment's files where a build would leave its own folder; nothing lies there."""
 BUILD = "local_1"
 """Build string of the package; its number rises when what is packed changes."""
 
@@ -48,6 +42,7 @@ print(json.dumps({
 _CHECK = """
 import json, site, sys, sysconfig
 import ctypes, sqlite3, ssl, zlib
+from collections.abc import Sequence
 print(json.dumps({
     "sys.prefix": sys.prefix, "site.getsitepackages()": site.getsitepackages(),
     "sysconfig's purelib": sysconfig.get_path("purelib"), "sysconfig's platlib": sysconfig.get_path("platlib"),

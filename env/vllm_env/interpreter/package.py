@@ -1,18 +1,14 @@
 """Writes a folder as a conda package (the ``.conda`` format: a ZIP of two zstd tars), the same bytes for the same folder."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json
 import tarfile
 import zipfile
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import zstandard
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # the oldest time that ZIP can hold
 

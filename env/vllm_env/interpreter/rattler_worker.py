@@ -6,8 +6,6 @@ A process of its own, because rattler's runtime threads outlive asyncio.run() an
 under them ("PyGILState_Release: thread state must be current", py-rattler 0.28), and because a signal must end it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -3,33 +3,25 @@
 It lies beside the spec (``pylock.vllm_env-cpu.toml``); a spec changed on the command line has its lock in the cache.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from vllm_env.base.cache import key_of
 from vllm_env.base.errors import VllmEnvError
+from vllm_env.base.workspace import Workspace
 from vllm_env.interpreter.layer import choose_layer
+from vllm_env.triton.root import ReleaseRules
 
 from .locked import Inputs, Lock, LockedWheel
 from .pins import PinnedVllm, resolve_pin
 from .pylock import LockFile, read_pylock, write_pylock
 from .resolve import resolve
-from .spec import DEFAULT_SPEC
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from vllm_env.base.workspace import Workspace
-    from vllm_env.triton.root import ReleaseRules
-
-    from .spec import Spec
+from .spec import DEFAULT_SPEC, Spec
 
 
 @dataclass(frozen=True)

@@ -1,18 +1,14 @@
 """The records of a lock: what it was resolved from, and the exact files that it came to."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from vllm_env.interpreter.layer import CondaLayer
+from vllm_env.interpreter.layer import CondaLayer
 
-    from .pins import PinnedVllm
-    from .spec import Spec
+from .pins import PinnedVllm
+from .spec import Spec
 
 PYTORCH = "pytorch"
 """``LockedWheel.index`` of a build that only the PyTorch project's own index has, such as ``torch==2.13.0+cpu``."""
@@ -56,7 +52,7 @@ class Inputs:
     wheel_index: str = ""
     git_url: str = ""
 
-    def drift(self, now: Inputs) -> str:
+    def drift(self, now: "Inputs") -> str:
         """Return what differs from other inputs, with both values, or nothing."""
         pairs = ((f.name, getattr(self, f.name), getattr(now, f.name)) for f in dataclasses.fields(self))
         return "; ".join(f"{name} was {_shown(old)} and is {_shown(new)}" for name, old, new in pairs if old != new)

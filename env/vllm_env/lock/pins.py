@@ -5,8 +5,6 @@ from git. A wheel is taken as it is. A source tree is built into a wheel, becaus
 tree and cannot be packed. What is fetched or built is cached by what was pinned: URL, commit or the tree's content.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re
@@ -15,7 +13,6 @@ import zipfile
 from dataclasses import dataclass
 from email.parser import HeaderParser
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
@@ -24,11 +21,9 @@ from vllm_env.base.errors import CommandError, UsageError, VllmEnvError
 from vllm_env.base.filesystem import file_sha256, remove_tree
 from vllm_env.base.neutral import EPOCH
 from vllm_env.base.process import run
+from vllm_env.base.workspace import Workspace
 
-if TYPE_CHECKING:
-    from vllm_env.base.workspace import Workspace
-
-    from .spec import Pin, Spec
+from .spec import Pin, Spec
 
 _WHEEL_INDEX = "https://wheels.vllm.ai"
 _GIT_URL = "https://github.com/vllm-project/vllm.git"

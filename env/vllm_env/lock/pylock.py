@@ -5,11 +5,10 @@ serve them. What the standard has no place for stands in ``[tool.vllm-env]``: th
 channel that packages can be locked of (conda-forge; the local channel is made by each machine from its own interpreter).
 """
 
-from __future__ import annotations
-
 import dataclasses
 import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import tomli_w
 from packaging.pylock import Package, Pylock, PylockValidationError
@@ -18,12 +17,7 @@ from packaging.utils import parse_wheel_filename
 from vllm_env.base.errors import VllmEnvError
 from vllm_env.interpreter.layer import REMOTE, CondaLayer, CondaPackage
 
-from .locked import Inputs, LockedWheel
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from .locked import Lock
+from .locked import Inputs, Lock, LockedWheel
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -1,12 +1,10 @@
 """Resolves a spec to exact wheels with uv, for one platform: Linux on x86-64 with the C library of the Triton release."""
 
-from __future__ import annotations
-
 import re
 import sys
 import urllib.parse
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from packaging.pylock import (
     Package,
@@ -24,15 +22,12 @@ from packaging.utils import canonicalize_name, parse_wheel_filename
 from vllm_env.base.errors import CommandError, VllmEnvError
 from vllm_env.base.filesystem import file_sha256
 from vllm_env.base.network import NetworkError
+from vllm_env.base.workspace import Workspace
+from vllm_env.triton.root import ReleaseRules
 
 from .locked import PYTORCH, LockedWheel
-
-if TYPE_CHECKING:
-    from vllm_env.base.workspace import Workspace
-    from vllm_env.triton.root import ReleaseRules
-
-    from .pins import PinnedVllm
-    from .spec import Spec
+from .pins import PinnedVllm
+from .spec import Spec
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -1,7 +1,5 @@
 """The spec: what is to be pinned and packed, as read from a TOML file and the command line."""
 
-from __future__ import annotations
-
 import dataclasses
 import difflib
 import re

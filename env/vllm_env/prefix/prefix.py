@@ -4,28 +4,23 @@ In the order of the steps: conda packages, wheels, what makes it work without ac
 it independent of this build, bytecode.
 """
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from vllm_env.base.cache import key_of, touch
 from vllm_env.base.errors import VllmEnvError
 from vllm_env.base.filesystem import file_sha256, remove_tree, require_space
 from vllm_env.base.neutral import NEUTRAL_PREFIX
 from vllm_env.base.process import run
+from vllm_env.base.workspace import Workspace
 from vllm_env.interpreter.layer import install_layer
+from vllm_env.lock.locked import Lock
 
 from .prune import RULES, Pruned, prune
 from .relocate import make_relocatable, set_times
 from .runtime import install_runtime, site_packages
-
-if TYPE_CHECKING:
-    from vllm_env.base.workspace import Workspace
-    from vllm_env.lock.locked import Lock
 
 _FORMAT = 1  # raise it when a step below changes what it writes
 BUILD_SPACE = {"cpu": 6 * 10**9, "cuda": 12 * 10**9}

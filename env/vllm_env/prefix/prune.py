@@ -5,19 +5,14 @@ A rule takes away whole files and folders, or part of what is in a file.
 ``--keep NAME`` turns a rule off.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from .strip import strip_symbols
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 @dataclass(frozen=True)

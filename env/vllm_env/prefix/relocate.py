@@ -3,8 +3,6 @@
 So it runs anywhere, and equal locks give equal bytes.
 """
 
-from __future__ import annotations
-
 import base64
 import csv
 import hashlib

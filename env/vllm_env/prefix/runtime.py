@@ -1,7 +1,5 @@
 """Places in a prefix what makes it work without activation (see runtime_hook.py)."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from pathlib import Path

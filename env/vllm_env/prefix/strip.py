@@ -6,17 +6,12 @@ loader maps stay where they are; behind them some sections go and the table of s
 laid out in any other way stays as it is.
 """
 
-from __future__ import annotations
-
 import itertools
 import shutil
 import struct
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    from pathlib import Path
-    from typing import BinaryIO
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
 
 _LEAST = 64 * 2**10  # bytes; below this a file is not worth writing anew
 

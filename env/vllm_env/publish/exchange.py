@@ -1,17 +1,12 @@
 """Staging folders beside what they will replace, and the one call that exchanges two folders."""
 
-from __future__ import annotations
-
+import contextlib
 import ctypes
 import errno
 import os
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from vllm_env.base.locks import locked_folder, remove_unlocked
-
-if TYPE_CHECKING:
-    import contextlib
-    from pathlib import Path
 
 STAGING = ".vllm_env.staging-"
 """Followed by random letters and digits."""

@@ -1,27 +1,22 @@
 """The manifest ``vllm_env.json``: what a built model holds, by which it is verified, reused and loaded."""
 
-from __future__ import annotations
-
 import dataclasses
 import datetime
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from packaging.utils import canonicalize_name
 
 from vllm_env import __version__
+from vllm_env.archive.pack import Archive
 from vllm_env.base.errors import VllmEnvError
 from vllm_env.base.filesystem import file_sha256
+from vllm_env.prefix.prefix import Prefix
 from vllm_env.triton.root import STUB_NAME
+from vllm_env.triton.stub import Stub
 from vllm_env.verify.tree_rules import REBUILD, Expected
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from vllm_env.archive.pack import Archive
-    from vllm_env.prefix.prefix import Prefix
-    from vllm_env.triton.stub import Stub
 
 MANIFEST_NAME = "vllm_env.json"
 ARCHIVE_NAME = "vllm_env.tar.gz"

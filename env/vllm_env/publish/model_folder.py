@@ -6,14 +6,12 @@ where they are: the smoke run serves another model, and in a container the cache
 repository, where each would be a copy.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 import stat
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from vllm_env.base.filesystem import link_or_copy, mounts_in, sync
 from vllm_env.base.ownership import give, give_as, give_tree, owner_of
@@ -21,9 +19,6 @@ from vllm_env.triton.root import STUB_NAME
 
 from .exchange import STAGING
 from .manifest import ARCHIVE_NAME, CACHE_NAME, DIRECTORY_NAME, MANIFEST_NAME, SBOM_NAME
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
 
 BUILT_NAMES = (STUB_NAME, ARCHIVE_NAME, DIRECTORY_NAME, SBOM_NAME, MANIFEST_NAME)  # in the order of renaming
 CONFIG_NAME = "config.pbtxt"

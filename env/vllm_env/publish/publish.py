@@ -7,23 +7,17 @@ beside it is on another file system, or the file system cannot exchange, the fil
 last; and so where a volume is mounted inside the model's folder, because the volume would go with the old folder.
 """
 
-from __future__ import annotations
-
 import os
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from vllm_env.base.errors import VllmEnvError
 from vllm_env.base.filesystem import mounts_in, remove_tree, require_space, sync, tree_size
 from vllm_env.base.ownership import give, owner_of
+from vllm_env.base.workspace import Workspace
 
 from .exchange import STAGING, exchange, remove_abandoned_staging, staging_in
 from .manifest import ARCHIVE_NAME, DIRECTORY_NAME
 from .model_folder import BUILT_NAMES, BuiltSet, complete_from, set_environment_path, stage_model, write_set
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from vllm_env.base.workspace import Workspace
 
 
 def check_writable(repository: Path, model: str) -> None:

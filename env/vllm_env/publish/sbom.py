@@ -1,12 +1,9 @@
 """The environment's bill of materials in CycloneDX 1.5, from the lock; equal locks give equal text."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from vllm_env.lock.locked import Lock
+from vllm_env.lock.locked import Lock
 
 
 def render_sbom(lock: Lock) -> str:

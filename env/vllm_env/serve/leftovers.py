@@ -6,8 +6,6 @@ the oldest tritonserver that runs: that may be about to use it. The private copi
 runs: one reads a file there whenever a shape first comes up, and holds none open.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

@@ -5,19 +5,14 @@ find them. Three things are: the session that the server leads and that its chil
 environment (which setproctitle may overwrite); and the process tree as it was at the last look.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re
 import time
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import psutil
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 MARKER = "VLLM_ENV_SERVER_ID"
 _PROC = Path("/proc")

@@ -7,8 +7,6 @@ It listens on free ports of 127.0.0.1 only. When the block ends, also by an exce
 the server started is gone, and so are its shared memory and the environment that it extracted to ``/tmp``.
 """
 
-from __future__ import annotations
-
 import contextlib
 import http.client
 import os
@@ -19,23 +17,18 @@ import socket
 import tempfile
 import time
 import uuid
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import TracebackType
 
+import psutil
+
+from vllm_env.base.console import Console
 from vllm_env.base.errors import CommandError
-from vllm_env.base.process import has_ended, start
+from vllm_env.base.process import Child, has_ended, start
 
 from . import processes, server_log
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from types import TracebackType
-
-    import psutil
-
-    from vllm_env.base.console import Console
-    from vllm_env.base.process import Child
 
 _PORTS = range(10240, 32768)  # below Linux's ephemeral ports: no outgoing connection takes one while models load
 _POLL_SECONDS = 0.25
@@ -135,7 +128,7 @@ class TritonServer:
         """Whether the server's process lives."""
         return self._child is not None and self._child.poll() is None
 
-    def __enter__(self) -> TritonServer:  # noqa: PYI034 - Self is not in the typing of Python 3.10
+    def __enter__(self) -> "TritonServer":  # noqa: PYI034 - Self is not in the typing of Python 3.10
         for attempt in range(1, _ATTEMPTS + 1):
             try:
                 self.start()

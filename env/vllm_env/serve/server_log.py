@@ -1,14 +1,9 @@
 """What a server's log tells: why it failed, and whether it still moves."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 import time
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from pathlib import Path
 
 _TAIL_LINES = 25
 # glog's E and F lines, vLLM's ERROR lines, the ends of Python tracebacks, and the loader's and bash's complaints

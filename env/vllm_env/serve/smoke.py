@@ -4,29 +4,24 @@ What it serves is a temporary copy of the model's folder with other engine argum
 machine at hand. The archive is linked, not copied, and nothing in the published folder changes.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
 import shutil
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from vllm_env.base.errors import CommandError, VllmEnvError
 from vllm_env.base.process import run
+from vllm_env.base.workspace import Workspace
 from vllm_env.publish.model_folder import CODE, copy_code
 
 from .server import Launch, TritonServer
 from .server_log import telling_lines
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from vllm_env.base.workspace import Workspace
 
 _ENGINE_ARGS = "vllm_engine_args.json"
 _MODEL_DIRECTORY = "$$TRITON_MODEL_DIRECTORY"

@@ -5,20 +5,15 @@ shows that tokenizer, weights, engine, tensors and transport all work, where ran
 came back.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from vllm_env.base.cache import key_of, touch
 from vllm_env.base.errors import CommandError, VllmEnvError
 from vllm_env.base.process import run
-
-if TYPE_CHECKING:
-    from vllm_env.base.workspace import Workspace
+from vllm_env.base.workspace import Workspace
 
 _TRAINER = Path(__file__).with_name("standin_train.py")
 # Small matrices on one thread; nothing of the machine's Python, hub or GPU may change what comes out.

@@ -4,26 +4,20 @@ It takes any model folder that tritonserver can load, with or without a manifest
 warm_cache.py) points vLLM at the folder to fill and writes there what the caches belong to.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from vllm_env.base.errors import CommandError, VllmEnvError
 from vllm_env.base.filesystem import mounts_in
 from vllm_env.base.ownership import give_tree, owner_of
+from vllm_env.base.workspace import Workspace
 from vllm_env.publish.exchange import exchange, remove_abandoned_staging, staging_in
 from vllm_env.publish.manifest import CACHE_NAME
 
 from .server import Launch, TritonServer
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from vllm_env.base.workspace import Workspace
 
 RECORD_NAME = "warm.json"
 ENGINE_ARGS_NAME = "vllm_engine_args.json"

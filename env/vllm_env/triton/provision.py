@@ -4,21 +4,15 @@ The wheel carries a genuine tritonserver, its libraries and stubs for several Py
 ``/opt/tritonserver``, with a launcher in place of the program that names the library and backend folders.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import stat
 import zipfile
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from vllm_env.base.cache import Cache
 from vllm_env.base.filesystem import remove_tree
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from vllm_env.base.workspace import Workspace
+from vllm_env.base.workspace import Workspace
 
 WHEEL = "nvidia-pytriton==0.7.0"
 _FILE = "nvidia_pytriton-0.7.0-*.whl"

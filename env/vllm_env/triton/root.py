@@ -1,7 +1,5 @@
 """The Triton root: which release it is, which stubs it has and what its Python backend asks of an environment."""
 
-from __future__ import annotations
-
 import os
 import re
 from dataclasses import dataclass, field

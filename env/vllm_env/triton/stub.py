@@ -4,24 +4,18 @@ It is tied to the Python version, whose libpython it loads, and to the Triton re
 layout changes between releases. The Triton root's own is taken where it fits, else one is built (stub_source.py).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from pathlib import Path
+from typing import Literal
 
 from vllm_env.base.errors import VllmEnvError
 from vllm_env.base.filesystem import file_sha256
+from vllm_env.base.workspace import Workspace
 
 from . import stub_source
+from .root import TritonRoot
 from .stub_check import check_stub
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from vllm_env.base.workspace import Workspace
-
-    from .root import TritonRoot
-    from .stub_source import StubOptions
+from .stub_source import StubOptions
 
 StubMode = Literal["auto", "prebuilt", "source"]
 

@@ -1,11 +1,8 @@
 """Checks a stub before it is used: as an ELF file against the libraries that it will meet, and by starting it."""
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from elftools.common.exceptions import ELFError
 from elftools.elf.elffile import ELFFile
@@ -15,8 +12,7 @@ from vllm_env.base.elf import newest_version, read_needs
 from vllm_env.base.errors import VllmEnvError
 from vllm_env.base.process import run
 
-if TYPE_CHECKING:
-    from .root import TritonRoot
+from .root import TritonRoot
 
 _SYSTEM_FOLDERS = ("/lib/x86_64-linux-gnu", "/usr/lib/x86_64-linux-gnu", "/lib64", "/usr/lib64", "/usr/lib")
 _CPP = "libstdc++.so.6"

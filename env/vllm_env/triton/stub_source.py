@@ -1,28 +1,19 @@
 """Builds the stub from source: ``python_backend`` at the branch of a Triton release, for the environment's Python."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from vllm_env.base.cache import key_of, touch
 from vllm_env.base.elf import read_needs
 from vllm_env.base.errors import CommandError, VllmEnvError
 from vllm_env.base.filesystem import remove_tree
 from vllm_env.base.process import run
-from vllm_env.base.workspace import TOOLS
+from vllm_env.base.workspace import TOOLS, Workspace
 
-from .root import STUB_NAME
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from vllm_env.base.workspace import Workspace
-
-    from .root import TritonRoot
+from .root import STUB_NAME, TritonRoot
 
 _FORMAT = 1  # raise it when the way of building changes
 DEFAULT_GIT_URL = "https://github.com/triton-inference-server"
@@ -44,7 +35,7 @@ class StubOptions:
     gpu: bool = False
 
     @classmethod
-    def from_environment(cls) -> StubOptions:
+    def from_environment(cls) -> "StubOptions":
         """Return options with the mirrors that TRITON_GIT_URL and TRITON_BOOST_URL name."""
         url = os.environ.get("TRITON_GIT_URL") or DEFAULT_GIT_URL
         return cls(url.rstrip("/"), os.environ.get("TRITON_BOOST_URL", ""))

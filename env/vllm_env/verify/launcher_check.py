@@ -5,28 +5,21 @@ LD_LIBRARY_PATH and VIRTUAL_ENV are all that an environment gets. The interprete
 the locale, which a stand-alone one does unless it is told not to.
 """
 
-from __future__ import annotations
-
 import json
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from packaging.utils import canonicalize_name
 
 from vllm_env.base.errors import CommandError, VllmEnvError
 from vllm_env.base.process import run
+from vllm_env.base.workspace import Workspace
 from vllm_env.triton.root import rules_of
 
-from .tree_rules import REBUILD, differing, is_same_version
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from vllm_env.base.workspace import Workspace
-
-    from .tree_rules import Expected
+from .tree_rules import REBUILD, Expected, differing, is_same_version
 
 _PROBE = Path(__file__).with_name("launcher_probe.py")
 _MARK = "vllm_env-probe "

@@ -1,7 +1,5 @@
 """Finds what a build left of its own folders in an environment: they do not exist where it will run."""
 
-from __future__ import annotations
-
 import os
 import re
 import sys

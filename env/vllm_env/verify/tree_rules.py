@@ -4,15 +4,14 @@ The loader's rules are replayed by unpacking the archive with libarchive (libarc
 tree, so that they hold for the layout ``directory`` as well.
 """
 
-from __future__ import annotations
-
 import ctypes.util
 import json
 import re
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import unquote
 
 from packaging.utils import canonicalize_name
@@ -20,13 +19,9 @@ from packaging.version import InvalidVersion, Version
 
 from vllm_env.base.errors import VllmEnvError
 from vllm_env.base.process import run
+from vllm_env.base.workspace import Workspace
+from vllm_env.lock.locked import Lock
 from vllm_env.triton.root import rules_of
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from vllm_env.base.workspace import Workspace
-    from vllm_env.lock.locked import Lock
 
 REBUILD = "Build it again: ./gen_vllm_env.sh."
 _OF_PYTHON = ("pip", "setuptools", "wheel")  # an interpreter's conda package may bring them

@@ -4,27 +4,19 @@ In the order of the cost: the plan, before anything long starts; the files' dige
 the tree that comes out; an interpreter of it, started as Triton's launcher starts the stub.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from vllm_env.base.cache import key_of
 from vllm_env.base.elf import needed_python
 from vllm_env.base.errors import VllmEnvError
 from vllm_env.base.filesystem import require_space
-from vllm_env.triton.root import NEWEST_KNOWN, is_known
+from vllm_env.base.workspace import Workspace
+from vllm_env.lock.locked import Lock
+from vllm_env.triton.root import NEWEST_KNOWN, TritonRoot, is_known
+from vllm_env.triton.stub import Stub, StubPlan
 
 from . import launcher_check, leaked_paths, tree_rules
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from vllm_env.base.workspace import Workspace
-    from vllm_env.lock.locked import Lock
-    from vllm_env.triton.root import TritonRoot
-    from vllm_env.triton.stub import Stub, StubPlan
-
-    from .tree_rules import Expected
+from .tree_rules import Expected
 
 _FORMAT = 1  # raise it when a check below becomes stricter
 

@@ -15,7 +15,7 @@ from support import fake_tritonserver
 from support.listener import Listener
 from vllm_env.base.console import Console
 from vllm_env.base.errors import CommandError
-from vllm_env.serve import server as server_module
+from vllm_env.serve import server as module
 from vllm_env.serve.processes import is_alive
 from vllm_env.serve.server import Launch, StuckStartError, TritonServer, free_ports
 
@@ -65,7 +65,7 @@ def test_serves_on_loopback_and_leaves_nothing(binary: Path) -> None:
 
 def test_children_that_outlive_the_server_are_ended_and_reported(binary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A child of its session and one that left session and marker behind: both are found, ended and named."""
-    monkeypatch.setattr(server_module, "_LEAVE_SECONDS", 0.1)
+    monkeypatch.setattr(module, "_LEAVE_SECONDS", 0.1)
     with make(binary, "child orphan") as server:
         children = [process.pid for process in server.members() if process.pid != server.pid]
         assert len(children) == 2
@@ -75,7 +75,7 @@ def test_children_that_outlive_the_server_are_ended_and_reported(binary: Path, m
 
 def test_orphans_of_a_killed_server_are_ended(binary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """kill -9 of the server, as the kernel does when memory is short: its child is found without it."""
-    monkeypatch.setattr(server_module, "_LEAVE_SECONDS", 0.1)
+    monkeypatch.setattr(module, "_LEAVE_SECONDS", 0.1)
     with make(binary, "child") as server:
         (child,) = [process.pid for process in server.members() if process.pid != server.pid]
         os.kill(server.pid, signal.SIGKILL)
@@ -86,9 +86,9 @@ def test_orphans_of_a_killed_server_are_ended(binary: Path, monkeypatch: pytest.
 
 def test_server_that_ignores_sigterm_is_killed(binary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A hung server does not hang the caller."""
-    monkeypatch.setattr(server_module, "_EXIT_SECONDS", 0.2)
-    monkeypatch.setattr(server_module, "_GRACE_SECONDS", 0.2)
-    monkeypatch.setattr(server_module, "_LEAVE_SECONDS", 0.1)
+    monkeypatch.setattr(module, "_EXIT_SECONDS", 0.2)
+    monkeypatch.setattr(module, "_GRACE_SECONDS", 0.2)
+    monkeypatch.setattr(module, "_LEAVE_SECONDS", 0.1)
     with make(binary, "deaf") as server:
         pid = server.pid
     assert not alive(pid)
@@ -121,7 +121,7 @@ def test_timeout_ends_the_server(binary: Path) -> None:
 
 def test_interrupt_while_loading_ends_the_server(binary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C during the wait: the server and its child are gone before KeyboardInterrupt reaches the caller."""
-    monkeypatch.setattr(server_module, "_LEAVE_SECONDS", 0.1)
+    monkeypatch.setattr(module, "_LEAVE_SECONDS", 0.1)
     children: list[psutil.Process] = []
 
     class Impatient(Console):
@@ -151,7 +151,7 @@ def test_missing_program_is_named(tmp_path: Path) -> None:
 def test_ports_in_use_are_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     """With four ports to choose from and one taken, the other three are found."""
     taken = free_ports().http
-    monkeypatch.setattr(server_module, "_PORTS", range(taken, taken + 4))
+    monkeypatch.setattr(module, "_PORTS", range(taken, taken + 4))
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", taken))
         holder.listen()
