@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 # The machine field of the header (System V gABI 4.1): code of a GPU or of another architecture is in ELF files too.
 _MACHINES = {"x86_64": 62, "aarch64": 183}
-_KINDS = (2, 3)  # programs and libraries; objects and core files load nothing
 # Nine tenths of an environment; no ELF file has such a name, and to open 50,000 files takes longer than all the rest.
 _NEVER_ELF = (".py", ".pyc", ".pyi", ".h", ".hpp", ".cuh", ".hxx", ".json", ".txt", ".md", ".cu", ".pxd", ".pyx")
 
@@ -70,8 +69,7 @@ def read_dynamic_section(path: str) -> DynamicSection | None:
 def _is_for_this_machine(head: bytes) -> bool:
     if head[:6] != b"\x7fELF\x02\x01" or len(head) < 20:  # 64 bits, little-endian
         return False
-    kind, machine = int.from_bytes(head[16:18], "little"), int.from_bytes(head[18:20], "little")
-    return kind in _KINDS and machine == _MACHINES.get(platform.machine())
+    return int.from_bytes(head[18:20], "little") == _MACHINES.get(platform.machine())
 
 
 def _read(elf: ELFFile, segment: DynamicSegment) -> DynamicSection:

@@ -69,6 +69,7 @@ def test_the_drivers_libraries_are_not_this_machines_to_give(tmp_path: Path) -> 
 def test_a_library_brings_what_it_needs_and_no_more(machine: Path, tmp_path: Path) -> None:
     """The C library stays the machine's, and what the environment has already is not replaced."""
     environment = tmp_path / "env"
+    make_library(machine, "libc.so.6")
     assert list(with_dependencies(["libtop.so.2"], environment, (machine,))) == ["libbase.so.1", "libtop.so.2"]
     make_library(environment / "lib", "libbase.so.1")
     assert list(with_dependencies(["libtop.so.2", "libc.so.6"], environment, (machine,))) == ["libtop.so.2"]

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import io
 import shutil
+import struct
 import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
+from elftools.elf.elffile import ELFFile
 
 from support.elf_files import make_library, make_program
+from vllm_env.base.dynamic_section import read_dynamic_section
 from vllm_env.prefix.needed_libraries import Need, NeededLibraries, find_needed_libraries
 from vllm_env.prefix.outside_libraries import SYSTEM, Tolerated
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+_DT_RPATH, _DT_DEBUG, _DT_RUNPATH = 15, 21, 29  # System V gABI 4.1
 NEW, OLD = ("--enable-new-dtags", "-rpath"), ("--disable-new-dtags", "-rpath")
 
 
@@ -131,6 +136,36 @@ def test_a_runpath_of_its_own_cuts_off_what_is_inherited(packages: Path) -> None
     """A library that has a DT_RUNPATH does not look into the DT_RPATH of what loaded it; ld.so says the same."""
     assert not _starts(_chain(packages, OLD, middle=(*NEW, "$ORIGIN/nowhere")))
     assert _elsewhere(packages) == {"libtwo.so.1"}
+
+
+def test_rpath_counts_for_nothing_beside_a_runpath(packages: Path) -> None:
+    """A program with both hands nothing on to what it loads; ld.so says the same. No linker writes both, so it is patched."""
+    program = _chain(packages, NEW)
+    data = program.read_bytes()
+    entry = next(e for e in struct.iter_unpack("<QQ", _dynamic(data)) if e[0] == _DT_RUNPATH)
+    program.write_bytes(data.replace(struct.pack("<QQ", _DT_DEBUG, 0), struct.pack("<QQ", _DT_RPATH, entry[1])))
+    section = read_dynamic_section(str(program))
+    assert section is not None
+    assert section.rpath == section.runpath != ()
+    assert not _starts(program)
+    assert _elsewhere(packages) == {"libtwo.so.1"}
+
+
+def _dynamic(data: bytes) -> bytes:
+    """The bytes of a program's dynamic section."""
+    elf = ELFFile(io.BytesIO(data))
+    return bytes(elf.get_section_by_name(".dynamic").data())
+
+
+def test_a_file_that_cannot_be_loaded_is_passed_over(packages: Path) -> None:
+    """A script for the linker in the first folder hides nothing: ld.so goes on to the next, and so does this."""
+    answer = make_library(packages / "second", "libanswer.so.1")
+    make_library(packages, "demo.so", needs=(answer,), linker=(*NEW, "$ORIGIN/first:$ORIGIN/second"))
+    (packages / "first").mkdir()
+    (packages / "first" / "libanswer.so.1").write_text("GROUP ( libanswer.so.1.0 )")
+    assert _find(packages).by_run_path == 1
+    answer.unlink()
+    assert _missing(packages) == ("libanswer.so.1",)
 
 
 def test_inheritance_passes_through_a_file_that_was_looked_at_before(packages: Path) -> None:
