@@ -12,7 +12,15 @@ from pathlib import Path
 import pytest
 
 from vllm_env.base.errors import VllmEnvError
-from vllm_env.prefix.file_owners import Clash, Distribution, check_clashes, find_clashes, read_installed, read_wheel
+from vllm_env.prefix.file_owners import (
+    Clash,
+    Distribution,
+    Owned,
+    check_clashes,
+    find_clashes,
+    read_installed,
+    read_wheel,
+)
 
 CORE, SHIM = Distribution("cuda-bindings", "13.5.0"), Distribution("cuda-python", "12.6.2.post1")
 
@@ -137,6 +145,15 @@ def test_two_builds_of_one_project_are_told_apart_from_two_generations(tmp_path:
     with pytest.raises(VllmEnvError, match="own 9 files") as caught:
         check_clashes(find_clashes(owned), owned)
     assert 'drop = ["opencv-python-headless"]' in caught.value.remedy
+
+
+def test_a_small_package_inside_a_large_one_is_no_second_build_of_it() -> None:
+    """All files of the old package are in the new one, which has many more: a newer version helps, not to drop it."""
+    small = {f"cuda/part{n}.py": "old" for n in range(4)}
+    owned = {CORE: Owned({f"cuda/part{n}.py": "new" for n in range(40)}), SHIM: Owned(small)}
+    with pytest.raises(VllmEnvError) as caught:
+        check_clashes(find_clashes(owned), owned)
+    assert "cuda-python>=13" in caught.value.remedy
 
 
 def test_packages_that_have_nothing_in_common_get_a_general_remedy(tmp_path: Path) -> None:
