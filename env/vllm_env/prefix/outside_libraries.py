@@ -76,6 +76,22 @@ TOLERATED = (
         ("libmpi.so.*", "liboshmem.so.*", "libpmix.so.*"),
         "a plug-in for one kind of launcher; vLLM starts NVSHMEM through torch",
     ),
+    Tolerated(
+        "*/bitsandbytes/libbitsandbytes_*",
+        (
+            "libcudart.so.*",
+            "libcublas*.so.*",
+            "libcusparse.so.*",
+            "libhip*.so.*",
+            "libroc*.so.*",
+            "libsycl.so.*",
+            "libimf.so*",
+            "libintlc.so*",
+            "libirng.so*",
+            "libsvml.so*",
+        ),
+        "one file per toolkit and release; bitsandbytes takes the one of torch's",
+    ),
     Tolerated("*/nvidia/*/lib/libcufile_rdma.so*", _RDMA, "opened by libcufile for storage over RDMA"),
 )
 """Files that fail to load in a bare container and are not loaded there; see each reason."""

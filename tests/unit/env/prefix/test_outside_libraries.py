@@ -40,11 +40,13 @@ def test_the_driver_is_left_to_the_machine_on_cuda_only() -> None:
         ("nvidia/cu13/lib/libcufile_rdma.so.1", "libibverbs.so.1"),
         ("torchcodec/libtorchcodec_core4.so", "libavcodec.so.58"),
         ("torchcodec/libtorchcodec_custom_ops9.so", "libswscale.so.10"),
+        ("bitsandbytes/libbitsandbytes_cuda118.so", "libcudart.so.11.0"),
+        ("bitsandbytes/libbitsandbytes_rocm70.so", "libhipblas.so.3"),
         ("numba/np/ufunc/tbbpool.cpython-312-x86_64-linux-gnu.so", "libtbb.so.12"),
     ],
 )
 def test_what_the_cuda_wheels_go_without(file: str, library: str) -> None:
-    """The files that vLLM 0.32 and 0.33 came with and that ask for what no wheel has; each rule gives its reason."""
+    """Files of vLLM 0.32 and 0.33 and of bitsandbytes that ask for what no wheel has; each rule gives its reason."""
     assert tolerated(f"lib/python3.12/site-packages/{file}", library)
     assert not tolerated(f"lib/python3.12/site-packages/{file}", "libstrange.so.1")
     assert not tolerated("lib/python3.12/site-packages/vllm/_C.abi3.so", library)
