@@ -9,33 +9,57 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def make_library(folder: Path, soname: str, version: str = "", *, symbol: str = "answer", debug: bool = False) -> Path:
+def make_library(
+    folder: Path,
+    soname: str,
+    version: str = "",
+    *,
+    symbol: str = "answer",
+    debug: bool = False,
+    needs: tuple[Path, ...] = (),
+    uses: str = "",
+    linker: tuple[str, ...] = (),
+) -> Path:
     """Compile a library that defines one function, at a symbol version such as ``GLIBCXX_3.4.99`` if one is given.
 
-    With ``debug`` it has debug information and a symbol table of over 64 KiB.
+    With ``debug`` it has debug information and a symbol table of over 64 KiB. ``needs`` are libraries that it names, of
+    which it calls the function ``uses``; ``linker`` has options of ld.
     """
     folder.mkdir(parents=True, exist_ok=True)
     script = folder / f"{soname}.map"
     script.write_text(f"{version or 'NONE'} {{ global: {symbol}; }};\n")
     options = [f"-Wl,--version-script={script}"] if version else []
     source = f"int {symbol}(void) {{ return 42; }}\n"
+    if uses:
+        source += f"int {uses}(void);\nint calls_{uses}(void) {{ return {uses}(); }}\n"
     if debug:
         options.append("-g")
         source += "".join(
             f"static __attribute__((used)) int local_function_{i}(int x) {{ return x + {i}; }}\n" for i in range(3000)
         )
+    options += _linked(needs, linker)
     return _compile(folder / soname, source, "-shared", "-fPIC", f"-Wl,-soname,{soname}", *options)
 
 
 def make_program(
-    target: Path, libraries: tuple[Path, ...] = (), *, run_path: str = "", body: str = "return answer() != 42;"
+    target: Path,
+    libraries: tuple[Path, ...] = (),
+    *,
+    run_path: str = "",
+    body: str = "return answer() != 42;",
+    linker: tuple[str, ...] = (),
 ) -> Path:
-    """Compile a program that calls ``answer()`` of the libraries."""
+    """Compile a program that calls ``answer()`` of the libraries; ``linker`` has options of ld."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    options = ["-Wl,--no-as-needed", "-Wl,--allow-shlib-undefined", *map(str, libraries)]
+    options = _linked(libraries, linker)
     options += [f"-Wl,--enable-new-dtags,-rpath,{run_path}"] if run_path else []
     declared = "int answer(void);" if libraries else ""
     return _compile(target, f"#include <stdio.h>\n{declared}\nint main(void) {{ {body} }}\n", *options)
+
+
+def _linked(libraries: tuple[Path, ...], linker: tuple[str, ...]) -> list[str]:
+    options = ["-Wl,--no-as-needed", "-Wl,--allow-shlib-undefined", *map(str, libraries)]
+    return [*options, *([f"-Wl,{','.join(linker)}"] if linker else [])]
 
 
 def _compile(target: Path, source: str, *options: str) -> Path:
