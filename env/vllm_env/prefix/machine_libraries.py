@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vllm_env.base.dynamic_section import read_dynamic_section
-from vllm_env.base.process import run
+from vllm_env.base.process import capture, run
 
 from .outside_libraries import DRIVER, SYSTEM
 
@@ -63,7 +62,7 @@ def _cache_listing() -> str:
     program = shutil.which("ldconfig", path="/sbin:/usr/sbin:/bin:/usr/bin")
     if program is None:
         return ""
-    return subprocess.run([program, "-p"], capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL).stdout
+    return capture([program, "-p"])[1]
 
 
 def with_dependencies(

@@ -18,6 +18,9 @@ from vllm_env.base.workspace import Workspace
 from vllm_env.interpreter.layer import install_layer
 from vllm_env.lock.locked import Lock
 
+from .file_owners import check_clashes, find_clashes, read_installed
+from .machine_libraries import add_libraries, newer_glibc, with_dependencies
+from .needed_libraries import find_needed_libraries
 from .prune import RULES, Pruned, prune
 from .relocate import make_relocatable, set_times
 from .runtime import install_runtime, site_packages
@@ -47,7 +50,7 @@ class Prefix:
 
 def prefix_key(lock: Lock, keep: tuple[str, ...]) -> str:
     """Return the content key of a lock's prefix: what is installed, and how this version of the tool treats it."""
-    modules = ("runtime_hook", "runtime", "prune", "strip", "relocate", "compile_tree")
+    modules = ("runtime_hook", "runtime", "prune", "strip", "relocate", "compile_tree", "outside_libraries")
     sources = [Path(__file__).with_name(f"{module}.py") for module in modules]
     rules = [r.name for r in RULES if lock.spec.profile in r.profiles and r.name not in keep]
     return key_of(_FORMAT, lock.digest, lock.spec.profile, rules, [file_sha256(s) for s in sources])
@@ -70,8 +73,11 @@ def make_prefix(workspace: Workspace, lock: Lock, keep: tuple[str, ...] = ()) ->
         workspace.console.step(f"Python {lock.python}", 0.02)
         install_layer(workspace, lock.conda, prefix)
         _install_wheels(workspace, lock, prefix, staging)
+        owned = read_installed(site_packages(prefix))  # before anything rewrites what the wheels say of themselves
+        check_clashes(find_clashes(owned), owned)
         install_runtime(prefix, lock.digest)
         pruned = prune(prefix, lock.spec.profile, keep)
+        _complete_libraries(workspace, prefix, lock.spec.profile)
         make_relocatable(prefix, site_packages(prefix))
         set_times(prefix)
         _compile(workspace, prefix)
@@ -99,6 +105,17 @@ def _install_wheels(workspace: Workspace, lock: Lock, prefix: Path, staging: Pat
         env={"VIRTUAL_ENV": "", "CONDA_PREFIX": "", "TMPDIR": str(staging)},
         remedy="Check that the package registry answers; --upgrade if a locked wheel was withdrawn.",
     )
+
+
+def _complete_libraries(workspace: Workspace, prefix: Path, profile: str) -> None:
+    """Pack what files of the environment need, no wheel brings and a bare container lacks, such as vLLM's libnuma.so.1."""
+    found = find_needed_libraries(prefix, profile)
+    added = add_libraries(with_dependencies(found.missing_libraries, prefix), prefix)
+    for library in added:
+        workspace.console.note(f"packed {library.source}, which the environment needs and a bare container lacks")
+    for library in newer_glibc(added, found):
+        needed = ".".join(map(str, library.glibc))
+        workspace.console.note(f"{library.soname} of this machine makes the environment need glibc {needed}")
 
 
 def _compile(workspace: Workspace, prefix: Path) -> None:

@@ -32,7 +32,7 @@ class Rule:
 RULES = (
     Rule("static-libraries", "nothing links against them at run time", re.compile(r".*\.(a|la)")),
     Rule("debug-symbols", "a debugger reads them, a server does not", re.compile(r".*\.(dbg|debug|pdb)")),
-    Rule("tests", "packages carry their own tests", re.compile(r"lib/python3\.\d+/site-packages/.+/tests?")),
+    Rule("tests", "packages carry their own tests", re.compile(r"lib/python3\.\d+/site-packages/(?!ziglang/).+/tests?")),
     Rule(
         "test-programs",
         "PyTorch's wheel carries its C++ unit tests",
@@ -43,6 +43,11 @@ RULES = (
         "drivers with which Intel's OpenMP offloads to Intel GPUs; vLLM on a CPU only needs libiomp5",
         re.compile(r"lib/lib(omptarget|sycl|ur_|pi_|iompstubs5|archer).*"),
         ("cpu",),
+    ),
+    Rule(
+        "other-targets",
+        "headers with which ziglang compiles for other systems and processors",
+        re.compile(r"lib/python3\.\d+/site-packages/ziglang/lib/libc/include/(?!(any-linux-any|generic-glibc|x86-linux-(any|gnu))$)[^/]+"),
     ),
     Rule("pkg-config", "only builds read them", re.compile(r"(lib|share)/pkgconfig")),
     Rule("manuals", "nobody reads manuals in a server's environment", re.compile(r"share/(man|doc|info)")),

@@ -8,6 +8,16 @@ import conda_pack
 
 from vllm_env.base.process import capture
 
+COMPILER = "vllm-env-cc"
+"""The environment's own C compiler, which the model names as CC where the container has none (triton_vllm's compilers.py)."""
+# Triton (the GPU kernel compiler) compiles a launcher in C for each kernel. The symbols of an old C library run anywhere.
+_COMPILER = """\
+#!/bin/sh
+prefix=$(dirname -- "$(dirname -- "$(realpath -- "$0")")")
+: "${{ZIG_GLOBAL_CACHE_DIR:=${{XDG_CACHE_HOME:-${{TMPDIR:-/tmp}}}}/vllm_env_cc-$(id -u)}}"
+export ZIG_GLOBAL_CACHE_DIR
+exec "$prefix/{packages}/ziglang/zig" cc -target x86_64-linux-gnu.2.28 "$@"
+"""
 _SCRIPTS = Path(conda_pack.__file__).with_name("scripts") / "posix"
 _HOOK = Path(__file__).with_name("runtime_hook.py")
 _MODULE = "_vllm_env_runtime"
@@ -28,6 +38,9 @@ def install_runtime(prefix: Path, identity: str = "") -> None:
     of this very environment, and torch would share them in ``/tmp/torchinductor_USER`` with every other one.
     """
     packages = site_packages(prefix)
+    if (packages / "ziglang" / "zig").is_file():
+        (prefix / "bin" / COMPILER).write_text(_COMPILER.format(packages=packages.relative_to(prefix)))
+        (prefix / "bin" / COMPILER).chmod(0o755)
     # Triton looks for bin/activate also in an unpacked environment, to which no conda-pack adds it
     for name in ("activate", "deactivate"):
         shutil.copyfile(_SCRIPTS / name, prefix / "bin" / name)

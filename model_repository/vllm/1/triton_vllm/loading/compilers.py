@@ -1,0 +1,74 @@
+"""Choose how vLLM compiles at run time: with the container's compilers, the environment's own, or not at all.
+
+On a GPU Triton's kernel compiler compiles a launcher in C for each kernel (triton/runtime/build.py: CC, gcc or clang), so it
+needs a C compiler also with enforce_eager. FlashInfer compiles its sampler with nvcc and a C++ compiler when a request
+first samples; vLLM looks at the GPU only when it chooses that sampler. On a CPU torch.compile needs a C++ compiler.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+OWN = "vllm-env-cc"
+"""The environment's own C compiler, beside its interpreter."""
+_EAGER = ("enforce_eager", "compilation_config")
+
+
+@dataclass(frozen=True)
+class Compilers:
+    """What to start vLLM with where the operator has not chosen.
+
+    Attributes:
+        arguments: engine arguments to add.
+        variables: environment variables to set.
+        notes: lines for the log.
+    """
+
+    arguments: dict[str, Any] = field(default_factory=dict)
+    variables: dict[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+def choose(engine_args: Mapping[str, Any], environment: Mapping[str, str], prefix: Path, *, on_cpu: bool) -> Compilers:
+    """Return what avoids a compiler that is not there.
+
+    Args:
+        engine_args: the operator's; a choice between eager and compiled running stays.
+        environment: the process's variables; CC, CXX and VLLM_USE_FLASHINFER_SAMPLER stay.
+        prefix: the environment's folder.
+        on_cpu: whether vLLM runs on a CPU.
+    """
+    path = environment.get("PATH", os.defpath)
+    has_cpp = "CXX" in environment or any(shutil.which(name, path=path) for name in ("g++", "clang++", "c++"))
+    if on_cpu:
+        if has_cpp or any(name in engine_args for name in _EAGER):
+            return Compilers()
+        return Compilers({"enforce_eager": True}, {}, ("no C++ compiler here: models run eagerly (enforce_eager)",))
+    variables: dict[str, str] = {}
+    notes = []
+    if "CC" not in environment and not any(shutil.which(name, path=path) for name in ("gcc", "clang")):
+        own = prefix / "bin" / OWN
+        if own.is_file():
+            variables["CC"] = str(own)
+            notes.append(f"no C compiler here: GPU kernels are compiled with the environment's own, CC={own}")
+        else:
+            notes.append("no C compiler here, which GPU kernels need: install gcc, or build with --with ziglang")
+    if "VLLM_USE_FLASHINFER_SAMPLER" not in environment and not (has_cpp and _has_nvcc(environment, path)):
+        variables["VLLM_USE_FLASHINFER_SAMPLER"] = "0"
+        notes.append("no CUDA toolkit with a C++ compiler here: FlashInfer's sampler, which compiles itself, is off")
+    return Compilers({}, variables, tuple(notes))
+
+
+def _has_nvcc(environment: Mapping[str, str], path: str) -> bool:
+    """Tell whether FlashInfer would find nvcc: by CUDA_HOME, which it looks at first, on PATH, in the default folder."""
+    home = environment.get("CUDA_HOME") or environment.get("CUDA_PATH")
+    if home:
+        return (Path(home) / "bin" / "nvcc").is_file()
+    return shutil.which("nvcc", path=path) is not None or Path("/usr/local/cuda/bin/nvcc").is_file()
