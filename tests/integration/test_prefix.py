@@ -180,9 +180,7 @@ def test_a_library_of_this_machine_that_a_wheel_needs_is_packed(
     complete = replace(lock, wheels=(*lock.wheels, wheel))
     found = machine_libraries.find_on_machine
     places = {"libonlyhere.so.1": needed}
-    monkeypatch.setattr(
-        machine_libraries, "find_on_machine", lambda name, *rest: places.get(name) or found(name, *rest)
-    )
+    monkeypatch.setattr(machine_libraries, "find_on_machine", lambda name, *rest: places.get(name) or found(name, *rest))
     prefix = make_prefix(workspace, complete)
     assert (prefix.path / "lib" / "libonlyhere.so.1").is_file()
     assert find_needed_libraries(prefix.path, "cpu").missing == ()

@@ -150,9 +150,7 @@ def check_clashes(clashes: Iterable[Clash], owned: Mapping[Distribution, Owned])
     more = f" {len(pairs) - 1} more pairs of packages clash as well." if len(pairs) > 1 else ""
     raise VllmEnvError(
         f"{one} and {other} own {_count(paths)} with different contents, such as {min(paths, key=_depth)}.{more}",
-        cause=" ".join(
-            ["The one that is installed last wins, for both.", *_asked_by(one, owned), *_asked_by(other, owned)]
-        ),
+        cause=" ".join(["The one that is installed last wins, for both.", *_asked_by(one, owned), *_asked_by(other, owned)]),
         remedy=_remedy(one, other, len(paths), owned),
     )
 
@@ -176,9 +174,7 @@ def _asked_by(wanted: Distribution, owned: Mapping[Distribution, Owned]) -> list
                 continue
             applies = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
             if canonicalize_name(requirement.name) == wanted.name and applies:
-                found.append(
-                    f"{distribution.name} ({requirement.specifier})" if requirement.specifier else distribution.name
-                )
+                found.append(f"{distribution.name} ({requirement.specifier})" if requirement.specifier else distribution.name)
     return [f"{wanted.name} is required by {', '.join(sorted(set(found))[:3])}."] if found else []
 
 

@@ -50,9 +50,7 @@ def find_on_machine(soname: str, folders: tuple[Path, ...] = STANDARD_FOLDERS) -
     """
     if soname in DRIVER or "/" in soname:
         return None
-    cached = [
-        Path(path) for name, kind, path in _LINE.findall(_cache_listing()) if name == soname and "hwcap" not in kind
-    ]
+    cached = [Path(path) for name, kind, path in _LINE.findall(_cache_listing()) if name == soname and "hwcap" not in kind]
     candidates = (*cached, *(folder / soname for folder in folders))
     return next((c for c in candidates if read_dynamic_section(str(c)) is not None), None)
 
@@ -65,9 +63,7 @@ def _cache_listing() -> str:
     return capture([program, "-p"])[1]
 
 
-def with_dependencies(
-    sonames: Iterable[str], environment: Path, folders: tuple[Path, ...] = STANDARD_FOLDERS
-) -> dict[str, Path]:
+def with_dependencies(sonames: Iterable[str], environment: Path, folders: tuple[Path, ...] = STANDARD_FOLDERS) -> dict[str, Path]:
     """Return this machine's files of libraries and of all that these need, by their sonames, in a fixed order.
 
     Left out is what every machine has (:data:`SYSTEM`), what lies in the environment's ``lib`` already, and what this

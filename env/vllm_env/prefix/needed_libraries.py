@@ -33,9 +33,7 @@ if TYPE_CHECKING:
 
     from .outside_libraries import Tolerated
 
-_STUBS = (
-    f"{os.sep}stubs{os.sep}"  # for linkers only: the toolkit's stubs/libcuda.so has the driver's soname and no code
-)
+_STUBS = f"{os.sep}stubs{os.sep}"  # for linkers only: the toolkit's stubs/libcuda.so has the driver's soname and no code
 
 
 @dataclass(frozen=True, order=True)
@@ -134,8 +132,7 @@ class _Tree:
         self.sonames = {
             self.sections[real].soname
             for name in (*self.sections, *links)
-            if (real := os.path.realpath(name)) in self.sections
-            and self.sections[real].soname == os.path.basename(name)
+            if (real := os.path.realpath(name)) in self.sections and self.sections[real].soname == os.path.basename(name)
         }
 
     def pass_run_paths_on(self) -> None:
@@ -166,9 +163,7 @@ class _Tree:
 
     def _expanded(self, path: str, entries: Sequence[str]) -> tuple[str, ...]:
         return tuple(
-            entry.replace("${ORIGIN}", origin).replace("$ORIGIN", origin)
-            for origin in self._origins[path]
-            for entry in entries
+            entry.replace("${ORIGIN}", origin).replace("$ORIGIN", origin) for origin in self._origins[path] for entry in entries
         )
 
     def _look_up(self, library: str, folders: Sequence[str]) -> str:

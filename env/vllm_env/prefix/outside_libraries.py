@@ -62,9 +62,7 @@ TOLERATED = (
     Tolerated("*/lib-dynload/nis.*", ("libnsl.so.*", "libtirpc.so.*"), "nis left Python in 3.13; nothing imports it"),
     Tolerated("*/numba/np/ufunc/omppool.*", ("libgomp.so.*",), "one of three thread pools; numba takes workqueue"),
     Tolerated("*/numba/np/ufunc/tbbpool.*", ("libtbb.so.*",), "one of three thread pools; numba takes workqueue"),
-    Tolerated(
-        "*/torchcodec/libtorchcodec_*", _FFMPEG, "one file per FFmpeg release; torchcodec takes the first that loads"
-    ),
+    Tolerated("*/torchcodec/libtorchcodec_*", _FFMPEG, "one file per FFmpeg release; torchcodec takes the first that loads"),
     Tolerated("*/torchcodec/libtorchcodec_heic*", ("libheif.so.*",), "opened when a HEIC image is decoded"),
     Tolerated(
         "*/nvidia/nvshmem/lib/nvshmem_transport_*",

@@ -77,9 +77,7 @@ def shared_library(soname: str, functions: Sequence[str]) -> bytes:
     code_at = _aligned(strings_at + len(strings))
     dynamic_at = _aligned(code_at + len(code), _PAGE)
     # one bucket, whose chain runs through all symbols
-    table = struct.pack(
-        f"<{3 + count}I", 1, count, 1 if functions else 0, 0, *range(2, count), *([0] if functions else [])
-    )
+    table = struct.pack(f"<{3 + count}I", 1, count, 1 if functions else 0, 0, *range(2, count), *([0] if functions else []))
     symbols = bytes(24) + b"".join(
         struct.pack("<IBBHQQ", start, _GLOBAL_FUNCTION, 0, 1, code_at, len(code)) for start in starts[1:]
     )

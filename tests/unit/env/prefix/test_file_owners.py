@@ -198,9 +198,7 @@ def test_scripts_and_data_clash_where_they_are_installed(tmp_path: Path) -> None
 
 def test_three_owners_are_three_pairs(tmp_path: Path) -> None:
     """Each two are named; the message explains one and counts the others."""
-    wheels = [
-        _wheel(tmp_path, f"p{n}-1.0", {"m.py": f"{n}", **{f"p{n}/{i}.py": "" for i in range(9)}}) for n in range(3)
-    ]
+    wheels = [_wheel(tmp_path, f"p{n}-1.0", {"m.py": f"{n}", **{f"p{n}/{i}.py": "" for i in range(9)}}) for n in range(3)]
     owned = dict(read_wheel(wheel) for wheel in wheels)
     assert len(find_clashes(owned)) == 3
     with pytest.raises(VllmEnvError, match="2 more pairs"):

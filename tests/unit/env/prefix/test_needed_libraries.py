@@ -83,9 +83,7 @@ def test_ld_library_path_is_the_environments_lib(packages: Path) -> None:
 def test_run_paths_begin_where_the_file_lies(packages: Path, tags: tuple[str, ...], origin: str) -> None:
     """Both forms of $ORIGIN in both kinds of run path lead to a library of another package, as torch's do to nvidia's."""
     cudart = make_library(packages / "nvidia" / "cu13" / "lib", "libcudart.so.13")
-    make_library(
-        packages / "torch" / "lib", "libtorch.so", needs=(cudart,), linker=(*tags, f"{origin}/../../nvidia/cu13/lib")
-    )
+    make_library(packages / "torch" / "lib", "libtorch.so", needs=(cudart,), linker=(*tags, f"{origin}/../../nvidia/cu13/lib"))
     found = _find(packages)
     assert (found.by_run_path, found.elsewhere, found.missing) == (1, (), ())
 
@@ -204,9 +202,7 @@ def test_a_library_renamed_for_one_wheel_is_nobody_elses(packages: Path, tmp_pat
 
 def test_a_stub_for_the_linker_is_not_the_library(packages: Path, tmp_path: Path) -> None:
     """The CUDA toolkit's ``stubs/libcuda.so.1`` has the driver's name and none of its code; nor is it looked at itself."""
-    cuda = make_library(
-        packages / "nvidia" / "cu13" / "lib" / "stubs", "libcuda.so.1", needs=(_absent(tmp_path, "libx.so.1"),)
-    )
+    cuda = make_library(packages / "nvidia" / "cu13" / "lib" / "stubs", "libcuda.so.1", needs=(_absent(tmp_path, "libx.so.1"),))
     make_library(packages / "demo", "demo.so", needs=(cuda,))
     assert _missing(packages) == ("libcuda.so.1",)
 
