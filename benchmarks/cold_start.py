@@ -71,9 +71,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--repository", type=Path, default=Path("model_repository"), metavar="DIR", help="built by gen_vllm_env.sh")
-    add(
-        "--baseline-prefix", type=Path, metavar="DIR", help="made if it is not there, which takes the packager's Python"
-    )
+    add("--baseline-prefix", type=Path, metavar="DIR", help="made if it is not there, which takes the packager's Python")
     add("--directory", type=Path, metavar="DIR", help="unpacked environment; default: the archive, unpacked")
     add("--triton-root", type=Path, default=Path("/opt/tritonserver"), metavar="DIR")
     add("--shape", choices=sorted(SHAPES), default="tiny-opt")
@@ -98,9 +96,7 @@ def prepare(case: str, options: argparse.Namespace, work: Path, engine: dict[str
     model = work / f"store-{case}" / "vllm"
     archive = options.repository.absolute() / "vllm" / ARCHIVE
     shutil.rmtree(model, ignore_errors=True)
-    shutil.copytree(
-        archive.parent, model, ignore=shutil.ignore_patterns(ARCHIVE, "vllm_env", "vllm_cache", "__pycache__")
-    )
+    shutil.copytree(archive.parent, model, ignore=shutil.ignore_patterns(ARCHIVE, "vllm_env", "vllm_cache", "__pycache__"))
     (model / "vllm_engine_args.json").write_text(json.dumps(engine), encoding="utf-8")
     layout, _, warmed = case.partition("-")
     if layout == "archive":
@@ -170,9 +166,7 @@ def baseline_prefix_of(options: argparse.Namespace, work: Path) -> Path:
         baseline_prefix.make(prefix, options.repository.absolute() / "vllm", options.triton_root.absolute())
     found = baseline_prefix.inspect(prefix)
     if found.hooked or found.compiled:
-        raise SystemExit(
-            f"{prefix} is no baseline: it has {found.compiled} compiled modules of vLLM, hook: {found.hooked}"
-        )
+        raise SystemExit(f"{prefix} is no baseline: it has {found.compiled} compiled modules of vLLM, hook: {found.hooked}")
     return prefix
 
 

@@ -206,9 +206,7 @@ def check_killed_worker(cluster: RayCluster, server: MetricsTriton, nodes: list[
             stream.cancel()
     back = time.monotonic() - began
     check_workers(cluster, nodes)
-    return [
-        f"a worker killed in the midst of an answer: after {told:.1f} s `{error}`; answers again after {back:.0f} s"
-    ]
+    return [f"a worker killed in the midst of an answer: after {told:.1f} s `{error}`; answers again after {back:.0f} s"]
 
 
 def check_end(cluster: RayCluster) -> list[str]:
@@ -254,9 +252,7 @@ def main(arguments: list[str] | None = None) -> int:
             nodes = cluster.start()
             seen.append(f"Ray cluster of nodes {', '.join(nodes)}, a raylet and a GPU each")
         took = server.start()
-        seen.append(
-            f"tensor_parallel_size {options.tensor_parallel_size}, {shape.name} shape: ready after {took:.1f} s"
-        )
+        seen.append(f"tensor_parallel_size {options.tensor_parallel_size}, {shape.name} shape: ready after {took:.1f} s")
         for check in (check_answers, check_greedy, check_metrics, check_cancellation):
             attempt(check, server, shape)
         if cluster is not None:

@@ -35,8 +35,7 @@ _CODE = {
         "import runpy, sys; sys.argv[1:] = [{prefix!r}, {target!r}]; runpy.run_module('vllm_env.archive', run_name='__main__')"
     ),
     CONDA_PACK: (
-        "import conda_pack; conda_pack.pack(prefix={prefix!r}, output={target!r}, n_threads={threads}, "
-        "ignore_missing_files=True)"
+        "import conda_pack; conda_pack.pack(prefix={prefix!r}, output={target!r}, n_threads={threads}, ignore_missing_files=True)"
     ),
 }
 
@@ -87,9 +86,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--work", type=Path, metavar="DIR", help="for archives; default the folder for temporary files")
     parser.add_argument("--note", action="append", default=[], metavar="TEXT", help="a line for the report's head")
     parser.add_argument("--commit", default="", help="for a copy without git history")
-    parser.add_argument(
-        "--out", type=Path, default=ROOT / "benchmarks/results/packing", help="result files, without suffix"
-    )
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/packing", help="result files, without suffix")
     return parser.parse_args(arguments)
 
 
@@ -103,18 +100,14 @@ def cells(options: argparse.Namespace, folder: Path) -> list[Cell]:
     if max(options.cores) > usable:
         raise SystemExit(f"--cores {max(options.cores)}: this machine has {usable}; give fewer")
     prefix = options.prefix.expanduser().resolve()
-    prefixes = [
-        prefix if share >= 1 else part_of(prefix, share, folder / f"part-{share}") for share in sorted(options.shares)
-    ]
+    prefixes = [prefix if share >= 1 else part_of(prefix, share, folder / f"part-{share}") for share in sorted(options.shares)]
     return [Cell(place, machine.tree_size(place), cores) for place in prefixes for cores in sorted(options.cores)]
 
 
 def part_of(prefix: Path, share: float, target: Path) -> Path:
     """Return a prefix of hard links with the interpreter and as many packages as make up a share of the bytes."""
     packages = next(prefix.glob("lib/python3.*/site-packages"))
-    sizes = {
-        entry: machine.tree_size(entry) if entry.is_dir() else entry.stat().st_size for entry in packages.iterdir()
-    }
+    sizes = {entry: machine.tree_size(entry) if entry.is_dir() else entry.stat().st_size for entry in packages.iterdir()}
     room = int(share * machine.tree_size(prefix)) - (machine.tree_size(prefix) - sum(sizes.values()))
     left_out = set()
     for entry, size in sorted(sizes.items(), key=lambda item: (-item[1], item[0].name)):
@@ -139,9 +132,7 @@ def pack_once(packer: str, cell: Cell, folder: Path, *, unpacking: bool) -> Run:
     os.sync()  # vllm-env ends with fsync(), which would also wait for what the run before has left to be written
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     began = time.monotonic()
-    measured = (
-        f"{code}; from resource import *; print(sum(getrusage(w).ru_maxrss for w in (RUSAGE_SELF, RUSAGE_CHILDREN)))"
-    )
+    measured = f"{code}; from resource import *; print(sum(getrusage(w).ru_maxrss for w in (RUSAGE_SELF, RUSAGE_CHILDREN)))"
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "env")}
     done = subprocess.run([sys.executable, "-c", measured], env=environment, check=True, capture_output=True, text=True)
     wall = time.monotonic() - began
@@ -168,9 +159,7 @@ def unpack(archive: Path, folder: Path) -> float:
     code = f"import os, libarchive; os.chdir({str(place)!r}); libarchive.extract_file({str(archive)!r})"
     began = time.monotonic()
     # the C locale of a server's process cannot hold every name; as Triton, libarchive then keeps the bytes
-    subprocess.run(
-        [sys.executable, "-c", code], check=True, capture_output=True, env={**os.environ, "LC_ALL": "C.UTF-8"}
-    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, env={**os.environ, "LC_ALL": "C.UTF-8"})
     seconds = time.monotonic() - began
     shutil.rmtree(place)
     return seconds
@@ -218,9 +207,7 @@ def figure(runs: list[Run]) -> str:
     """Return the medians as bars."""
     fields = (("wall", "s", 1.0), ("size", "MB", 1e6), ("unpack", "s", 1.0), ("memory", "MB", 1e6))
     panels = [
-        svg.Panel(
-            name, unit, [""], {p: [_median([r for r in runs if r.packer == p], name) / by] for p in (CONDA_PACK, OURS)}
-        )
+        svg.Panel(name, unit, [""], {p: [_median([r for r in runs if r.packer == p], name) / by] for p in (CONDA_PACK, OURS)})
         for name, unit, by in fields
     ]
     return svg.draw("Packing the same prefix", panels)

@@ -60,9 +60,7 @@ def write(out: Path, head: list[str], seen: list[tuple[int, dict[str, int]]], gr
     """Write the table."""
     roles = sorted(seen[-1][1])
     lines = [f"| requests | {' | '.join(f'{role} MB' for role in roles)} |", "|---" * (len(roles) + 1) + "|"]
-    lines += [
-        f"| {count:,} | {' | '.join(f'{used.get(role, 0) / 1e6:.1f}' for role in roles)} |" for count, used in seen
-    ]
+    lines += [f"| {count:,} | {' | '.join(f'{used.get(role, 0) / 1e6:.1f}' for role in roles)} |" for count, used in seen]
     out.parent.mkdir(parents=True, exist_ok=True)
     text = ["# Memory over many requests", "\n".join(head), f"The stub grew by {growth:.1f} MB.", "\n".join(lines)]
     out.with_name(f"{out.name}.md").write_text("\n\n".join(text) + "\n", encoding="utf-8")

@@ -58,9 +58,7 @@ def load_prompts(path: Path) -> tuple[str, ...]:
 
 def number_prompts(texts: Sequence[str], *, iterations: int, offset: int) -> list[Prompt]:
     """Repeats the prompts ``iterations`` times; ids count up from ``offset`` over all of them."""
-    return [
-        Prompt(offset + number, text) for number, text in enumerate(text for _ in range(iterations) for text in texts)
-    ]
+    return [Prompt(offset + number, text) for number, text in enumerate(text for _ in range(iterations) for text in texts)]
 
 
 def check_writable(path: Path) -> None:

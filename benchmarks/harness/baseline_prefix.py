@@ -67,13 +67,9 @@ def make(prefix: Path, model: Path, triton_root: Path) -> None:
 def _fill(house: Path, model: Path, triton_root: Path) -> None:
     built = json.loads((model / "vllm_env.json").read_text("utf-8"))
     command = [CHECKOUT / "gen_vllm_env.sh", "wheelhouse", "--json", "--profile", built["spec"]["profile"]]
-    done = subprocess.run(
-        [*command, "--triton-root", triton_root, house], check=True, stdout=subprocess.PIPE, text=True
-    )
+    done = subprocess.run([*command, "--triton-root", triton_root, house], check=True, stdout=subprocess.PIPE, text=True)
     if json.loads(done.stdout)["lock_digest"] != built["lock_digest"]:
-        raise SystemExit(
-            f"{model} was built from another lock than this checkout's: build it again, or --baseline-prefix"
-        )
+        raise SystemExit(f"{model} was built from another lock than this checkout's: build it again, or --baseline-prefix")
 
 
 async def _install_interpreter(channel: str, prefix: Path) -> None:

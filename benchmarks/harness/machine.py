@@ -29,9 +29,7 @@ class Machine:
 
     def lines(self) -> list[str]:
         """Return the report's head."""
-        versions = (
-            f"vLLM {self.vllm}, torch {self.torch}, tritonserver {self.triton}, load generator Python {self.python}"
-        )
+        versions = f"vLLM {self.vllm}, torch {self.torch}, tritonserver {self.triton}, load generator Python {self.python}"
         hardware = f"{self.processor}, {self.memory}{f', {self.gpus}' if self.gpus else ''}, {self.system}"
         return [f"- machine: {hardware}", f"- versions: {versions}", f"- commit {self.commit}, {self.when}"]
 

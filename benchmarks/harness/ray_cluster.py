@@ -124,9 +124,7 @@ class RayCluster:
         log: IO[bytes]
         with (self._logs / f"ray_{index}.log").open("wb") as log:
             # Python looks into the working folder first, where this repository has packages of common names
-            node = subprocess.Popen(
-                command, stdout=log, stderr=log, env=variables, cwd=self._folder, start_new_session=True
-            )
+            node = subprocess.Popen(command, stdout=log, stderr=log, env=variables, cwd=self._folder, start_new_session=True)
         self._leaders.append(node)
 
     def _listens(self) -> bool:

@@ -52,10 +52,7 @@ class Round:
 def per_thousand(rounds: list[Round]) -> dict[str, float]:
     """Return median CPU seconds per 1000 tokens by role."""
     roles = {role for entry in rounds for role in entry.cpu_s}
-    return {
-        role: median(entry.cpu_s.get(role, 0.0) / entry.measured.tokens * 1000 for entry in rounds)
-        for role in sorted(roles)
-    }
+    return {role: median(entry.cpu_s.get(role, 0.0) / entry.measured.tokens * 1000 for entry in rounds) for role in sorted(roles)}
 
 
 def ratio(rounds: list[Round], target: str, to: str) -> float | None:

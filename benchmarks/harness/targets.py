@@ -51,9 +51,7 @@ class EngineTarget(Server):
         started = time.monotonic()
         worker = Path(__file__).with_name("engine_worker.py")
         python = str(self.setting.environment / "bin" / "python")
-        self.launch(
-            [python, str(worker), json.dumps(self.setting.arguments)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        )
+        self.launch([python, str(worker), json.dumps(self.setting.arguments)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self._reply()
         return time.monotonic() - started
 
@@ -116,10 +114,7 @@ class TritonTarget(Server):
                 str(self.setting.triton_root / "bin" / "tritonserver"),
                 f"--model-store={repository}",
                 f"--backend-directory={self.setting.triton_root / 'backends'}",
-                *(
-                    f"--{kind}-port={port}"
-                    for kind, port in (("http", self.http), ("grpc", self.grpc), ("metrics", metrics))
-                ),
+                *(f"--{kind}-port={port}" for kind, port in (("http", self.http), ("grpc", self.grpc), ("metrics", metrics))),
                 "--http-address=127.0.0.1",
                 "--grpc-address=127.0.0.1",
                 "--metrics-address=127.0.0.1",

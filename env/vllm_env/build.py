@@ -111,9 +111,7 @@ class _Build:
         with self.workspace.console.stage("archive"):
             archive = make_archive(self.workspace, prefix)
             reused = "reused, " if archive.reused else ""
-            self.workspace.console.step(
-                f"{reused}{archive.size / 1e6:.0f} MB, {archive.unpacked / 1e9:.2f} GB unpacked"
-            )
+            self.workspace.console.step(f"{reused}{archive.size / 1e6:.0f} MB, {archive.unpacked / 1e9:.2f} GB unpacked")
         return archive
 
     def _verify(self, prefix: Prefix, stub: Stub, archive: Archive | None) -> None:

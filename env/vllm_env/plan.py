@@ -67,9 +67,7 @@ class Plan:
 
 def has_gpu() -> bool:
     """Tell whether this machine has an NVIDIA GPU that programs here can use."""
-    return Path("/dev/nvidiactl").exists() or bool(
-        shutil.which("nvidia-smi") and any(Path("/dev").glob("nvidia[0-9]*"))
-    )
+    return Path("/dev/nvidiactl").exists() or bool(shutil.which("nvidia-smi") and any(Path("/dev").glob("nvidia[0-9]*")))
 
 
 def installed_triton() -> Path | None:

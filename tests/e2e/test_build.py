@@ -143,9 +143,7 @@ def test_a_broken_part_is_noticed(serving: Serve, parts: Parts, tmp_path: Path, 
     """
 
     def spoil(model: Path) -> None:
-        file = {"stub": model / "triton_python_backend_stub", "archive": model / "vllm_env.tar.gz"}.get(
-            part, model / "1" / part
-        )
+        file = {"stub": model / "triton_python_backend_stub", "archive": model / "vllm_env.tar.gz"}.get(part, model / "1" / part)
         data = file.read_bytes()
         file.unlink()  # a link to the built one
         file.write_bytes(data[: len(data) // 2] if part != "model.py" else b"raise RuntimeError('broken')\n")

@@ -39,9 +39,7 @@ def embed(server: TritonServer, source: Any, pooling: dict[str, Any] | None = No
     return Answer(tuple(r for r in found if r.tensors or r.error))
 
 
-def test_embedding_equals_that_of_transformers(
-    embedding_server: TritonServer, made_models: MadeModels, parts: Parts
-) -> None:
+def test_embedding_equals_that_of_transformers(embedding_server: TritonServer, made_models: MadeModels, parts: Parts) -> None:
     """The vector is the model's own, normalised: the reference is transformers on the same checkpoint."""
     answer = embed(embedding_server, TEXT, **FLAGS)
     vector = json.loads(answer.text)
@@ -53,9 +51,7 @@ def test_embedding_equals_that_of_transformers(
     assert answer.values("num_output_tokens") == [[0]]
 
 
-def test_token_ids_and_text_give_the_same(
-    embedding_server: TritonServer, made_models: MadeModels, parts: Parts
-) -> None:
+def test_token_ids_and_text_give_the_same(embedding_server: TritonServer, made_models: MadeModels, parts: Parts) -> None:
     """A list of token ids is an input as good as their text."""
     request = {"model": str(made_models.embedding), "texts": [TEXT]}
     (reference,) = run_reference(parts.environment, "reference_embedding.py", request)

@@ -99,9 +99,7 @@ def _is_served_within(server: TritonServer, seconds: float) -> bool:
     return False
 
 
-@pytest.mark.parametrize(
-    ("executor", "count"), [("chosen", 1), pytest.param("mp", 2, marks=pytest.mark.slow)], scope="module"
-)
+@pytest.mark.parametrize(("executor", "count"), [("chosen", 1), pytest.param("mp", 2, marks=pytest.mark.slow)], scope="module")
 def test_killed_stub_takes_its_engine_along(doomed: TritonServer, count: int) -> None:
     """vLLM's processes do not outlive the process that owns them, so their memory is free for the next one."""
     parts = engine_parts(doomed)

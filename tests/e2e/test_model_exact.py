@@ -60,9 +60,7 @@ def test_greedy_answers_equal_those_of_transformers(checked: Checked, parts: Par
             _compare(answer, reference, prompts=checked.prompts)
 
 
-def test_prompts_of_any_length_are_read_alike(
-    long_server: TritonServer, long_arguments: dict[str, object], parts: Parts
-) -> None:
+def test_prompts_of_any_length_are_read_alike(long_server: TritonServer, long_arguments: dict[str, object], parts: Parts) -> None:
     """Where a prompt is tokenized depends on its length (compat.render); short and long ones arrive together."""
     lengths = [100, SHORT_TEXT, SHORT_TEXT + 1, MEDIUM_TEXT, MEDIUM_TEXT + 1]
     texts = [("The Seine flows through Paris. " * 1000)[:length] for length in lengths]

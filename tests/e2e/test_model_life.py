@@ -68,9 +68,7 @@ def test_ten_cycles_leak_nothing(serving: Serve) -> None:
         for cycle in range(CYCLES):
             if cycle:
                 control(server, "load")
-            answers = ask_all(
-                server, [prompt(text, {"temperature": 0}, stream=True) for text in (PROMPT, *STRANGE)] * 4
-            )
+            answers = ask_all(server, [prompt(text, {"temperature": 0}, stream=True) for text in (PROMPT, *STRANGE)] * 4)
             assert answers[0].text == ANSWER
             control(server, "unload")
             _wait_alone(server)
@@ -99,9 +97,7 @@ def test_two_models_with_one_environment(serving: Serve) -> None:
         request = prompt(PROMPT, {"temperature": 0}, stream=True)
         with ThreadPoolExecutor(8) as clients:
             names = ["vllm", "other"] * 8
-            found = list(
-                clients.map(lambda name: text_of(stream(server.grpc_url, [request] * 4, model=name), 3), names)
-            )
+            found = list(clients.map(lambda name: text_of(stream(server.grpc_url, [request] * 4, model=name), 3), names))
         assert found == [ANSWER] * 16
         engines = [p for p in server.members() if name_of(p).startswith("VLLM::EngineCor")]
         assert len(engines) == 2

@@ -62,9 +62,7 @@ def openai_metrics(parts: Parts, tmp_path_factory: pytest.TempPathFactory) -> Me
     arguments = {"model": str(parts.standin), **CPU_ARGUMENTS}
     with openai_server(parts.environment, arguments, tmp_path_factory.mktemp("openai") / "server.log") as url:
         for text in TEXTS:
-            status, body = post(
-                url, "/v1/completions", {"model": arguments["model"], "prompt": text, **LOAD}, timeout=60
-            )
+            status, body = post(url, "/v1/completions", {"model": arguments["model"], "prompt": text, **LOAD}, timeout=60)
             assert status == 200, body
         return _settled(url + "/metrics")
 
@@ -100,9 +98,7 @@ def test_all_of_vllms_metrics_with_equal_counts(triton_metrics: Metrics, openai_
 
 
 @pytest.mark.parametrize("meaning", DOCUMENTED)
-def test_a_documented_metric_has_vllms_name_and_count(
-    meaning: str, triton_metrics: Metrics, openai_metrics: Metrics
-) -> None:
+def test_a_documented_metric_has_vllms_name_and_count(meaning: str, triton_metrics: Metrics, openai_metrics: Metrics) -> None:
     """All samples of the metric, under the names that this vLLM gives it, and as much counted as by vLLM's own server."""
     family = re.compile(rf"vllm:(?:{'|'.join(DOCUMENTED[meaning])})_(total|bucket|sum|count)")
     samples = {name for name in openai_metrics.names("vllm:") if family.fullmatch(name)}

@@ -42,9 +42,7 @@ def tokenizer(standin_model: Path) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-def test_optional_outputs_agree_with_each_other(
-    server: TritonServer, tokenizer: dict[str, int], streaming: bool
-) -> None:
+def test_optional_outputs_agree_with_each_other(server: TritonServer, tokenizer: dict[str, int], streaming: bool) -> None:
     """Counts, token ids, log probabilities and texts of one answer describe the same tokens, whole or streamed."""
     answer = ask(server, PROMPT, {**GREEDY, "logprobs": 2}, stream=streaming, exclude_input_in_output=True, **FLAGS)
     tokens = answer.token_ids()
@@ -95,9 +93,7 @@ def test_n_four_with_a_seed_equals_the_engine_in_process(server: TritonServer, p
         "disable_log_stats": True,
     }
     request = {"engine_args": engine, "prompts": [{"prompt": text, "parameters": parameters} for text in texts]}
-    wanted = [
-        [one["text"] for one in four] for four in run_reference(parts.environment, "reference_engine.py", request)
-    ]
+    wanted = [[one["text"] for one in four] for four in run_reference(parts.environment, "reference_engine.py", request)]
     assert all(len(set(four)) == 4 for four in wanted)
     whole = [prompt(text, parameters, exclude_input_in_output=True) for text in texts]
     assert [answer.texts() for answer in ask_all(server, whole)] == wanted
@@ -111,9 +107,7 @@ def test_n_completions_end_each_by_itself(server: TritonServer) -> None:
     answer = ask(server, PROMPT, parameters, stream=True, return_finish_reason=True, return_num_output_tokens=True)
     counts = [sum(column) for column in zip(*answer.values("num_output_tokens"), strict=True)]
     assert all(0 < count <= 20 for count in counts)
-    reasons = [
-        [word for word in column if word != b"None"] for column in zip(*answer.values("finish_reason"), strict=True)
-    ]
+    reasons = [[word for word in column if word != b"None"] for column in zip(*answer.values("finish_reason"), strict=True)]
     assert [len(words) for words in reasons] == [1, 1, 1]
 
 
@@ -166,9 +160,7 @@ SCHEMA = {
     ],
     ids=lambda c: next(iter(c)),
 )
-def test_json_schema_in_every_spelling(
-    server: TritonServer, tokenizer: dict[str, int], constraint: dict[str, Any]
-) -> None:
+def test_json_schema_in_every_spelling(server: TritonServer, tokenizer: dict[str, int], constraint: dict[str, Any]) -> None:
     """The answer is a document of the schema, which the stand-in would never write by itself."""
     # JSON allows white space for ever, which is what this model would choose
     bias = {str(number): -100 for token, number in tokenizer.items() if not set(token) - set("ĠĊĉč")}
@@ -190,9 +182,7 @@ def test_json_schema_in_every_spelling(
     ids=lambda c: str(c)[:48],
 )
 @pytest.mark.parametrize("streaming", [False, True])
-def test_regex_choice_and_grammar(
-    server: TritonServer, constraint: dict[str, Any], allowed: str, streaming: bool
-) -> None:
+def test_regex_choice_and_grammar(server: TritonServer, constraint: dict[str, Any], allowed: str, streaming: bool) -> None:
     """Text outside the constraint cannot come."""
     answer = ask(server, PROMPT, {**GREEDY, **constraint}, stream=streaming, exclude_input_in_output=True)
     assert re.fullmatch(allowed, answer.text), answer

@@ -100,9 +100,7 @@ def test_the_next_start_compiles_nothing(run: Run, parts: Parts, tmp_path: Path)
     log = tmp_path / "server.log"
     variables = {**VARIABLES, "XDG_CACHE_HOME": str(home)}
     with TritonServer(parts.binary, model.parent, log=log, launch=Launch(variables)) as server:
-        assert (
-            text_of(stream(server.grpc_url, [prompt(PROMPT, {"temperature": 0}, stream=True)], model="mine")) == ANSWER
-        )
+        assert text_of(stream(server.grpc_url, [prompt(PROMPT, {"temperature": 0}, stream=True)], model="mine")) == ANSWER
     text = log.read_text()
     assert "vLLM's caches, filled on" in text
     assert "is ignored" not in text

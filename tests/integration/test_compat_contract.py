@@ -138,11 +138,7 @@ class Sources:
 
 
 def _set_on_self(function: ast.FunctionDef | ast.AsyncFunctionDef) -> dict[str, ast.AST]:
-    return {
-        node.attr: node
-        for node in ast.walk(function)
-        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
-    }
+    return {node.attr: node for node in ast.walk(function) if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)}
 
 
 def _missing_parameters(function: ast.AST, wanted: tuple[str, ...]) -> list[str]:
@@ -185,10 +181,7 @@ def problems(sources: Sources, version: str) -> list[str]:
 def _pip() -> list[str]:
     """The test environment may be made by uv, without pip; then the machine's own is used."""
     for python in (sys.executable, shutil.which("python3") or "", "/usr/bin/python3"):
-        if (
-            python
-            and subprocess.run([python, "-m", "pip", "--version"], capture_output=True, check=False).returncode == 0
-        ):
+        if python and subprocess.run([python, "-m", "pip", "--version"], capture_output=True, check=False).returncode == 0:
             return [python, "-m", "pip"]
     pytest.skip("no pip to download wheels with")
 

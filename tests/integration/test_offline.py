@@ -57,13 +57,9 @@ def test_a_wheelhouse_is_enough(small_spec: Path, small_cache: Path, tmp_path: P
 def test_a_wheel_that_is_missing_is_named(small_spec: Path, small_cache: Path, tmp_path: Path) -> None:
     """An incomplete wheelhouse: the message has the package's name, nothing is published."""
     (tmp_path / "wheelhouse").mkdir()
-    command = small_build.command(
-        tmp_path / "models", "--spec", small_spec, "--offline", "--wheelhouse", tmp_path / "wheelhouse"
-    )
+    command = small_build.command(tmp_path / "models", "--spec", small_spec, "--offline", "--wheelhouse", tmp_path / "wheelhouse")
     environment = small_build.environment(small_cache, UV_CACHE_DIR=str(tmp_path / "uv"))
-    done = subprocess.run(
-        [*_ISOLATED, *command], env=environment, capture_output=True, text=True, check=False, timeout=300
-    )
+    done = subprocess.run([*_ISOLATED, *command], env=environment, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 1
     assert "setuptools" in done.stderr or "numpy" in done.stderr
     assert not (tmp_path / "models").exists()

@@ -54,9 +54,7 @@ def built(channel: Channel, small_wheel: Path, tmp_path_factory: pytest.TempPath
     return _build(channel, small_wheel, tmp_path_factory.mktemp("built"))
 
 
-def test_two_clean_builds_of_one_lock_are_equal(
-    built: Built, channel: Channel, small_wheel: Path, tmp_path: Path
-) -> None:
+def test_two_clean_builds_of_one_lock_are_equal(built: Built, channel: Channel, small_wheel: Path, tmp_path: Path) -> None:
     """Another cache, another place, another time, another copy of the spec: the same SHA-256."""
     other = _build(channel, small_wheel, tmp_path / "a/longer/path/for/the/second")
     assert file_sha256(_archive(other.models)) == file_sha256(_archive(built.models))

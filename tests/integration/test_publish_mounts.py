@@ -156,9 +156,7 @@ def test_a_mounted_repository_or_model_is_published(repository: Path, tmp_path: 
 
 @pytest.mark.parametrize("early", ["", "early"])
 @pytest.mark.parametrize("layout", ["archive", "directory"])
-def test_a_volume_where_the_environment_goes_is_refused(
-    repository: Path, volume: Path, layout: str, early: str
-) -> None:
+def test_a_volume_where_the_environment_goes_is_refused(repository: Path, volume: Path, layout: str, early: str) -> None:
     """It would have to be emptied; the message has the place and the remedy, and the old set stays. Early: before a build."""
     point = repository / "vllm" / "vllm_env"
     point.mkdir()
@@ -173,9 +171,7 @@ def test_a_volume_where_the_environment_goes_is_refused(
 def test_a_new_model_gets_nothing_of_the_templates_volumes(repository: Path, volume: Path, tmp_path: Path) -> None:
     """The template is a model that is in use; gigabytes of weights that are mounted there belong to it alone."""
     (repository / "vllm" / "weights").mkdir()
-    done = _publish(
-        tmp_path / "other" / "models", (volume, repository / "vllm" / "weights"), template=repository / "vllm"
-    )
+    done = _publish(tmp_path / "other" / "models", (volume, repository / "vllm" / "weights"), template=repository / "vllm")
     assert done.returncode == 0, done.stderr
     assert _is_whole(volume)
     assert _tags(tmp_path / "other" / "models" / "vllm") == {"two"}

@@ -60,9 +60,7 @@ class Lab:
         environment = small_build.environment(self.cache, **{"TMPDIR": str(self.temporary), **variables})
         argv = small_build.command(self.repository, "--spec", self.spec, "--with", self.targets[0], smoke=smoke)
         return Build(
-            subprocess.Popen(
-                [*launcher, *argv], env=environment, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
-            )
+            subprocess.Popen([*launcher, *argv], env=environment, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
         )
 
     def finish(self) -> str:

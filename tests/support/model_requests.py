@@ -65,9 +65,7 @@ def ask_all(server: TritonServer, requests: Sequence[dict[str, Any]], **options:
     return [Answer(tuple(r for r in parts if r.request_id == str(number))) for number in range(len(requests))]
 
 
-def ask(
-    server: TritonServer, text: str | None, parameters: Any = None, *, options: Any = None, **tensors: Any
-) -> Answer:
+def ask(server: TritonServer, text: str | None, parameters: Any = None, *, options: Any = None, **tensors: Any) -> Answer:
     """Sends one request; returns its answer, errors included.
 
     Args:

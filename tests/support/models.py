@@ -43,9 +43,6 @@ def make_models(environment: Path, folder: Path) -> MadeModels:
     """Makes a Llama with two LoRA adapters and a BERT, with random weights but for the Llama's."""
     base = llama(environment)
     made = MadeModels(base, (folder / "adapter_one", folder / "adapter_two"), folder / "embedding")
-    request = {
-        name: [str(p) for p in value] if isinstance(value, tuple) else str(value)
-        for name, value in asdict(made).items()
-    }
+    request = {name: [str(p) for p in value] if isinstance(value, tuple) else str(value) for name, value in asdict(made).items()}
     run_reference(environment, "model_maker.py", request)
     return made

@@ -56,9 +56,7 @@ def assemble(repository: Path, environment: Path) -> Path:
     """Returns a repository with the working tree's model on an unpacked environment."""
     source = CHECKOUT / "model_repository" / "vllm"
     model = repository / "vllm"
-    shutil.copytree(
-        source, model, ignore=shutil.ignore_patterns("__pycache__", "vllm_env*", "vllm_cache", "triton_python*")
-    )
+    shutil.copytree(source, model, ignore=shutil.ignore_patterns("__pycache__", "vllm_env*", "vllm_cache", "triton_python*"))
     engine_args = source / "vllm_engine_args.json"
     shutil.copy(engine_args, model / engine_args.name)
     # the Triton root's own stub is for its container's Python; with another the server never becomes ready

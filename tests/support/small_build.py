@@ -54,9 +54,7 @@ def small_lock(*, folder: str = "/cache/wheels", commit: str = "") -> Lock:
 def make_tree(folder: Path, *, version: str = VERSION, git: bool = False) -> Path:
     """Writes a source tree of a package named vllm; with ``git``, as a repository with one commit."""
     (folder / "vllm").mkdir(parents=True)
-    (folder / "vllm" / "__init__.py").write_text(
-        f'__version__ = "{version}"\n\n\ndef main():\n    print(__version__)\n'
-    )
+    (folder / "vllm" / "__init__.py").write_text(f'__version__ = "{version}"\n\n\ndef main():\n    print(__version__)\n')
     (folder / "pyproject.toml").write_text(_PYPROJECT.format(version=version))
     if git:
         for command in (

@@ -96,9 +96,7 @@ def generate(url: str, payload: Mapping[str, Any], *, model: str = "vllm", timeo
     return status, json.loads(body)
 
 
-def generate_stream(
-    url: str, payload: Mapping[str, Any], *, model: str = "vllm", timeout: float = 60.0
-) -> tuple[int, list[Any]]:
+def generate_stream(url: str, payload: Mapping[str, Any], *, model: str = "vllm", timeout: float = 60.0) -> tuple[int, list[Any]]:
     """POSTs to ``/v2/models/MODEL/generate_stream``; returns the status and the JSON of each server-sent event."""
     status, body = post(url, f"/v2/models/{model}/generate_stream", payload, timeout=timeout)
     events = [line.partition(":")[2] for line in body.splitlines() if line.startswith("data:")]

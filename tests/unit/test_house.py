@@ -13,9 +13,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGER = ROOT / "env" / "vllm_env"
-SOURCES = sorted(
-    [*PACKAGER.rglob("*.py"), *(ROOT / "client").rglob("*.py"), *(ROOT / "model_repository").glob("vllm/1/**/*.py")]
-)
+SOURCES = sorted([*PACKAGER.rglob("*.py"), *(ROOT / "client").rglob("*.py"), *(ROOT / "model_repository").glob("vllm/1/**/*.py")])
 LONGEST, MOST_PARAMETERS, MOST_ENTRIES, MOST_LINES = 40, 6, 15, 8_360
 TABLES = {"build_parser"}  # the table of options
 LATE = {
@@ -42,9 +40,7 @@ def functions() -> Iterator[tuple[str, Function]]:
 
 def test_a_function_fits_on_a_screen() -> None:
     """At most 40 lines from its name to its end, but for the table of options."""
-    lengths = {
-        where: (node.end_lineno or 0) - node.lineno + 1 for where, node in functions() if node.name not in TABLES
-    }
+    lengths = {where: (node.end_lineno or 0) - node.lineno + 1 for where, node in functions() if node.name not in TABLES}
     assert {where: length for where, length in lengths.items() if length > LONGEST} == {}
 
 

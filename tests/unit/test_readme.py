@@ -36,9 +36,7 @@ STARTS = {
 def speed_rows(columns: int) -> dict[str, list[str]]:
     """Return the rows of the README's speed table with this many columns of figures, by their first column."""
     section = (ROOT / "README.md").read_text("utf-8").split("<!-- speed")[1].split("<!-- end of speed")[0]
-    rows = [
-        [cell.strip() for cell in line.strip("| ").split("|")] for line in section.splitlines() if line.startswith("| ")
-    ]
+    rows = [[cell.strip() for cell in line.strip("| ").split("|")] for line in section.splitlines() if line.startswith("| ")]
     return {row[0]: row[1:] for row in rows if len(row) == columns + 1 and not row[0].startswith("machine")}
 
 
@@ -118,9 +116,7 @@ def test_the_speed_table_is_that_of_the_benchmarks():
     for label, report in SERVING.items():
         for in_flight in {entry["cell"]["in_flight"] for entry in measured(report)["rounds"]}:
             expected[f"{label}, {in_flight}"] = [
-                speed_ratio(report, in_flight, stream=stream, to=to)
-                for to in ("openai", "engine")
-                for stream in (True, False)
+                speed_ratio(report, in_flight, stream=stream, to=to) for to in ("openai", "engine") for stream in (True, False)
             ]
     assert speed_rows(4) == expected
 
@@ -128,6 +124,5 @@ def test_the_speed_table_is_that_of_the_benchmarks():
 def test_the_table_of_starts_is_that_of_the_benchmarks():
     """Every launch to ready in the README is that of the newest report."""
     assert speed_rows(2) == {
-        label: [ready_seconds(report, case, first=first) for first in (True, False)]
-        for label, (report, case) in STARTS.items()
+        label: [ready_seconds(report, case, first=first) for first in (True, False)] for label, (report, case) in STARTS.items()
     }

@@ -93,9 +93,7 @@ class TarPlan:
 
 def header(name: str, kind: bytes, mode: int, size: int, link: str = "") -> bytes:
     """Return a member's header, the bytes that :mod:`tarfile` writes in GNU format, in a fifth of its time."""
-    target, source = (
-        _encoded(text) for text in (name + "/" * (kind == tarfile.DIRTYPE and not name.endswith("/")), link)
-    )
+    target, source = (_encoded(text) for text in (name + "/" * (kind == tarfile.DIRTYPE and not name.endswith("/")), link))
     long = b"".join(
         _block(b"././@LongLink", mark, 0, len(text) + 1, b"", 0) + text.ljust(_rounded(len(text) + 1), b"\0")
         for mark, text in ((tarfile.GNUTYPE_LONGLINK, source), (tarfile.GNUTYPE_LONGNAME, target))

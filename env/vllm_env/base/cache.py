@@ -112,9 +112,7 @@ class Cache:
         """Free the least recently used entries, but none that holds one of ``keep``, until ``limit`` bytes are left."""
         marker = self.root / ".evicted"
         with contextlib.suppress(OSError):
-            if (
-                time.time() - marker.stat().st_mtime < 3600
-            ):  # measuring tens of GB takes seconds: once an hour is enough
+            if time.time() - marker.stat().st_mtime < 3600:  # measuring tens of GB takes seconds: once an hour is enough
                 return
         known = self.entries()
         total = sum(entry.size for entry in known)

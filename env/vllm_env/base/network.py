@@ -173,6 +173,4 @@ def _run(argv: Sequence[object], what: str, **options: Any) -> str:
         meaning = next((text for pattern, text in _FAILURES.items() if re.search(pattern, error.tail)), "")
         if not meaning:
             raise
-        raise NetworkError(
-            f"Could not {what}: the network failed.", tail=error.tail, cause=meaning, remedy=_REMEDY
-        ) from error
+        raise NetworkError(f"Could not {what}: the network failed.", tail=error.tail, cause=meaning, remedy=_REMEDY) from error

@@ -51,9 +51,7 @@ def run(
     try:
         child = start(arguments, env=env, cwd=cwd, stdout=subprocess.PIPE)
     except OSError as error:
-        raise CommandError(
-            f"Could not {what}: {arguments[0]} does not start ({error.strerror}).", remedy=remedy
-        ) from error
+        raise CommandError(f"Could not {what}: {arguments[0]} does not start ({error.strerror}).", remedy=remedy) from error
     output = _read(child, on_line)
     if child.returncode != 0:
         tail = "\n".join(output.splitlines()[-_TAIL_LINES:])
@@ -67,9 +65,7 @@ def run(
     return output
 
 
-def capture(
-    argv: Sequence[object], *, env: Mapping[str, str] | None = None, seconds: float | None = None
-) -> tuple[int, str]:
+def capture(argv: Sequence[object], *, env: Mapping[str, str] | None = None, seconds: float | None = None) -> tuple[int, str]:
     """Run a short program that may fail or hang, and return its status and what it printed.
 
     Args:

@@ -140,9 +140,7 @@ def _cached(workspace: Workspace) -> list[_Removable]:
 
 def doctor(arguments: list[str], console: Console) -> int:
     """Print what this machine and its Triton can do; exit code 1 if something is a problem."""
-    parser = CommandParser(
-        prog="gen_vllm_env.sh doctor", allow_abbrev=False, description="Says what this machine can do."
-    )
+    parser = CommandParser(prog="gen_vllm_env.sh doctor", allow_abbrev=False, description="Says what this machine can do.")
     parser.add_argument("--triton-root", metavar="DIR", type=Path, help="default: as for the build")
     parser.add_argument("--profile", choices=("cuda", "cpu"), help="default: as for the build")
     add_common(parser)
@@ -165,9 +163,7 @@ def wheelhouse(arguments: list[str], console: Console) -> int:
     """Fill a folder with what a build would download."""
     parser = build_parser()
     parser.prog, parser.epilog = "gen_vllm_env.sh wheelhouse", ""
-    parser.description = (
-        "Fills DIR with all that a build with the same options downloads, for --offline --wheelhouse DIR."
-    )
+    parser.description = "Fills DIR with all that a build with the same options downloads, for --offline --wheelhouse DIR."
     parser.add_argument("folder", metavar="DIR", type=Path)
     options = parser.parse_args(arguments)
     workspace, folder = open_workspace(console, options), options.folder

@@ -98,9 +98,7 @@ def _gpu(spec: Spec) -> Finding:
     program = shutil.which("nvidia-smi")
     if program is None:
         state = "problem" if spec.profile == "cuda" else "ok"
-        return Finding(
-            "GPU", state, "none that this machine can use", "docker run needs --gpus all." if state != "ok" else ""
-        )
+        return Finding("GPU", state, "none that this machine can use", "docker run needs --gpus all." if state != "ok" else "")
     try:
         name, driver, capability, memory = _first_gpu(program)
     except VllmEnvError as error:

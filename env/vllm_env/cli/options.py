@@ -44,9 +44,7 @@ def build_parser() -> argparse.ArgumentParser:
     pin.add_argument("--vllm-wheel", metavar="PATH|URL", help="a wheel")
     pin.add_argument("--vllm-source", metavar="DIR", help="a source tree, from which a wheel is built")
     spec = parser.add_argument_group("the rest of the spec")
-    spec.add_argument(
-        "--profile", choices=("cuda", "cpu"), help="default: cuda in a Triton container with a GPU, else cpu"
-    )
+    spec.add_argument("--profile", choices=("cuda", "cpu"), help="default: cuda in a Triton container with a GPU, else cpu")
     spec.add_argument("--python", metavar="X.Y", help="Python of the environment")
     spec.add_argument(
         "--with", dest="packages", metavar="PACKAGE", action="append", default=[], help="a further package (repeatable)"
@@ -55,9 +53,7 @@ def build_parser() -> argparse.ArgumentParser:
     spec.add_argument("--distribution", metavar="NAME", help="the name under which the registry has vLLM")
     spec.add_argument("--wheel-index", metavar="URL", help="base of the per-commit wheel index")
     spec.add_argument("--git-url", metavar="URL", help="git repository for --vllm-commit")
-    spec.add_argument(
-        "--keep", metavar="RULE", action="append", default=[], help="do not omit what RULE names (repeatable)"
-    )
+    spec.add_argument("--keep", metavar="RULE", action="append", default=[], help="do not omit what RULE names (repeatable)")
     triton = parser.add_argument_group("Triton and the stub")
     triton.add_argument(
         "--triton-root",
@@ -71,9 +67,7 @@ def build_parser() -> argparse.ArgumentParser:
         default="auto",
         help="where the stub comes from (default: auto)",
     )
-    triton.add_argument(
-        "--triton-git-url", metavar="URL", help="git organisation with python_backend, for --stub source"
-    )
+    triton.add_argument("--triton-git-url", metavar="URL", help="git organisation with python_backend, for --stub source")
     triton.add_argument("--boost-url", metavar="URL", help="where --stub source fetches Boost")
     triton.add_argument(
         "--jobs", metavar="N", type=int, default=0, help="compilers at once for --stub source (default: one a core)"
@@ -95,9 +89,7 @@ def build_parser() -> argparse.ArgumentParser:
     run = parser.add_argument_group("the run")
     run.add_argument("--dry-run", action="store_true", help="say what would be done, and stop before the long work")
     run.add_argument("--no-smoke-run", action="store_true", help="do not serve the result and query it")
-    run.add_argument(
-        "--smoke-model", metavar="MODEL", default="", help="serve this model in the smoke run, not the stand-in"
-    )
+    run.add_argument("--smoke-model", metavar="MODEL", default="", help="serve this model in the smoke run, not the stand-in")
     run.add_argument(
         "--warm",
         action="store_true",

@@ -61,9 +61,7 @@ def remote_url() -> str:
     return os.environ.get("VLLM_ENV_CONDA_CHANNEL") or "https://conda.anaconda.org/conda-forge"
 
 
-def choose_layer(
-    workspace: Workspace, python: str, recorded: CondaLayer | None = None, *, upgrade: bool = False
-) -> CondaLayer:
+def choose_layer(workspace: Workspace, python: str, recorded: CondaLayer | None = None, *, upgrade: bool = False) -> CondaLayer:
     """Return the layer for a Python version (``3.11``) that this machine installs.
 
     The recorded one of a lock where it is available; else the one that a wheelhouse brings; else from conda-forge where that
@@ -103,9 +101,7 @@ def _brought_layer(workspace: Workspace, python: str) -> CondaLayer | None:
 
 def _layer_of(file: Path) -> CondaLayer:
     """Return the layer of a package of the local channel."""
-    return CondaLayer(
-        LOCAL, (CondaPackage("python", _version_of(file), BUILD, "linux-64", file.name, file_sha256(file)),)
-    )
+    return CondaLayer(LOCAL, (CondaPackage("python", _version_of(file), BUILD, "linux-64", file.name, file_sha256(file)),))
 
 
 def _version_of(file: Path) -> str:

@@ -176,9 +176,7 @@ def _built_folder(workspace: Workspace, spec: Spec, identity: str) -> Path:
     """Return where the wheel lies that was built from a commit or from a tree of this content, for a Python and a torch."""
     precompiled = bool(os.environ.get("VLLM_USE_PRECOMPILED"))
     device = os.environ.get("VLLM_TARGET_DEVICE", "")
-    return workspace.cache.path(
-        "wheels", key_of("built", identity, spec.python, spec.torch_backend, precompiled, device)
-    )
+    return workspace.cache.path("wheels", key_of("built", identity, spec.python, spec.torch_backend, precompiled, device))
 
 
 def _built_wheel(workspace: Workspace, tree: Path, spec: Spec, *, commit: str, identity: str) -> Path:

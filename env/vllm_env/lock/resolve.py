@@ -68,9 +68,7 @@ def resolve(workspace: Workspace, spec: Spec, rules: ReleaseRules, pinned: Pinne
     try:
         chosen = list(document.select(environment=environment, tags=_tags(spec.python, rules.glibc)))
     except PylockSelectError as error:
-        raise VllmEnvError(
-            f"{error}.", remedy="Pin another version of that package: --with 'NAME==VERSION'."
-        ) from error
+        raise VllmEnvError(f"{error}.", remedy="Pin another version of that package: --with 'NAME==VERSION'.") from error
     return tuple(_locked(package, file, pinned, spec) for package, file in chosen)
 
 

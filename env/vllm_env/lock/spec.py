@@ -111,15 +111,11 @@ def _profile_table(file: Path, profile: str) -> dict[str, Any]:
     except OSError as error:
         raise UsageError(f"The spec {file} cannot be read: {error.strerror}.", remedy="Check --spec.") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(
-            f"The spec {file} is not TOML: {error}.", remedy="See env/vllm_env.toml for the form."
-        ) from error
+        raise UsageError(f"The spec {file} is not TOML: {error}.", remedy="See env/vllm_env.toml for the form.") from error
     _refuse_unknown(document, {"profile"}, f"the spec {file}")
     profiles = document.get("profile", {})
     if profile not in profiles:
-        raise UsageError(
-            f"The spec {file} has no profile {profile!r}.", remedy=f"It has: {', '.join(profiles) or 'none'}."
-        )
+        raise UsageError(f"The spec {file} has no profile {profile!r}.", remedy=f"It has: {', '.join(profiles) or 'none'}.")
     table = profiles[profile]
     if not isinstance(table, dict):
         raise UsageError(f"profile.{profile} in {file} is not a table.", remedy="See env/vllm_env.toml for the form.")
@@ -184,12 +180,8 @@ def _validate_pin(pin: Pin) -> None:
         except InvalidVersion as error:
             raise UsageError(f"{pin} is not a version.", remedy="Write it like 0.32.0.") from error
     elif pin.kind == "commit" and not re.fullmatch(r"[0-9a-f]{40}", pin.value):
-        raise UsageError(
-            f"{pin} is not a full commit SHA.", remedy="Give all 40 hexadecimal digits (git rev-parse COMMIT)."
-        )
+        raise UsageError(f"{pin} is not a full commit SHA.", remedy="Give all 40 hexadecimal digits (git rev-parse COMMIT).")
     elif pin.kind == "wheel" and "://" not in pin.value and not Path(pin.value).is_file():
         raise UsageError(f"{pin}: there is no such file.", remedy="Give the path or the URL of a .whl file.")
     elif pin.kind == "source" and not any((Path(pin.value) / f).is_file() for f in ("pyproject.toml", "setup.py")):
-        raise UsageError(
-            f"{pin} is not a Python source tree.", remedy="Give the folder that holds vLLM's pyproject.toml."
-        )
+        raise UsageError(f"{pin} is not a Python source tree.", remedy="Give the folder that holds vLLM's pyproject.toml.")

@@ -45,11 +45,7 @@ def _keep_others_out(prefix: str) -> None:
 def _give_children_their_libraries(prefix: str) -> None:
     """LD_LIBRARY_PATH has ``env/lib`` first for the stub; a system compiler or git started with it may not even run."""
     own = os.path.join(prefix, "lib")
-    paths = [
-        p
-        for p in os.environ.get("LD_LIBRARY_PATH", "").split(":")
-        if p and os.path.realpath(p) != os.path.realpath(own)
-    ]
+    paths = [p for p in os.environ.get("LD_LIBRARY_PATH", "").split(":") if p and os.path.realpath(p) != os.path.realpath(own)]
     if paths:
         os.environ["LD_LIBRARY_PATH"] = ":".join(paths)
     else:

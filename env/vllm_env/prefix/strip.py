@@ -138,9 +138,7 @@ def _require_known(elf: _Elf, stream: BinaryIO) -> None:
 
     Something else may be data that a program looks for at its own end.
     """
-    behind = [
-        (s.offset, s.end, s.alignment) for s in elf.sections[1:] if s.kind != _NO_BITS and s.size and s.end > elf.fixed
-    ]
+    behind = [(s.offset, s.end, s.alignment) for s in elf.sections[1:] if s.kind != _NO_BITS and s.size and s.end > elf.fixed]
     behind.append((elf.table, elf.table + len(elf.sections) * _SECTION.size, 8))
     position = elf.fixed
     for start, end, alignment in sorted(behind):

@@ -116,9 +116,7 @@ def set_environment_path(model: Path, name: str) -> None:
     """Point EXECUTION_ENV_PATH to the layout's name; nothing is written when it already does."""
     config = model / CONFIG_NAME
     text = config.read_text("utf-8")
-    new = re.sub(
-        rf"\$\$TRITON_MODEL_DIRECTORY/({ARCHIVE_NAME}|{DIRECTORY_NAME})(?=\")", f"$$TRITON_MODEL_DIRECTORY/{name}", text
-    )
+    new = re.sub(rf"\$\$TRITON_MODEL_DIRECTORY/({ARCHIVE_NAME}|{DIRECTORY_NAME})(?=\")", f"$$TRITON_MODEL_DIRECTORY/{name}", text)
     if new != text:
         temporary = model / ".config.pbtxt.new"  # not in place: it may be a link to the user's file
         temporary.write_text(new, "utf-8")

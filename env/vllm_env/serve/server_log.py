@@ -10,9 +10,7 @@ _TAIL_LINES = 25
 _TELLING = re.compile(
     r"^[EF]\d{4} |\bERROR\b|^\w*(Error|Exception|Interrupt)\b|error while loading|^error: |cannot open|what\(\): "
 )
-_HARMLESS = re.compile(
-    r"CudaDriverHelper has not been initialized|Failed to initialize NVML"
-)  # any machine without a GPU
+_HARMLESS = re.compile(r"CudaDriverHelper has not been initialized|Failed to initialize NVML")  # any machine without a GPU
 
 
 def telling_lines(log: Path, *, limit: int = _TAIL_LINES) -> str:

@@ -84,9 +84,7 @@ def smoke_run(workspace: Workspace, request: SmokeRequest) -> SmokeResult:
         repository = staged / "models"
         copy_model(request.model_folder, repository / request.model_folder.name, engine_args(request))
         started = time.monotonic()
-        with TritonServer(
-            request.binary, repository, log=request.log, launch=launch, console=workspace.console
-        ) as server:
+        with TritonServer(request.binary, repository, log=request.log, launch=launch, console=workspace.console) as server:
             ready = time.monotonic()
             output = _ask(request, server, staged)
         lines = _read_answers(staged / _RESULTS)

@@ -90,9 +90,7 @@ def release_of_server(version: str) -> str:
     if numbers > [2, 59, 0]:
         months += 1
     if minor < _OLDEST_MINOR:
-        raise VllmEnvError(
-            f"tritonserver {version} is older than this tool knows.", remedy="Use Triton 23.01 or newer."
-        )
+        raise VllmEnvError(f"tritonserver {version} is older than this tool knows.", remedy="Use Triton 23.01 or newer.")
     return f"{months // 12}.{months % 12 + 1:02d}"
 
 

@@ -58,9 +58,7 @@ def _check_newest(stub: Path, needed: tuple[int, ...], provided: tuple[int, ...]
         )
         raise VllmEnvError(
             f"The stub {stub} needs {name} {shown}, and {by} has {has}.",
-            cause="The environment's lib/ comes first in LD_LIBRARY_PATH, then the system's."
-            if name == "GLIBCXX"
-            else "",
+            cause="The environment's lib/ comes first in LD_LIBRARY_PATH, then the system's." if name == "GLIBCXX" else "",
             remedy=remedy,
         )
 

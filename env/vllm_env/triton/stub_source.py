@@ -242,9 +242,7 @@ def _remedy(tail: str) -> str:
     if re.search(r"archive\.h|rapidjson|RapidJSON|zlib\.h|ZLIB|numa\.h", tail):
         return f"Install what it needs: {_PACKAGES}."
     if re.search(r"CUDAToolkit|nvcc|cuda", tail, re.IGNORECASE):
-        return (
-            "Build it where the CUDA toolkit is, or for a Python for which the container has a stub: --stub prebuilt."
-        )
+        return "Build it where the CUDA toolkit is, or for a Python for which the container has a stub: --stub prebuilt."
     if re.search(r"Could not resolve host|Failed to clone|download|Connection", tail):
         return "Check the network, or name mirrors with --triton-git-url and --triton-boost-url."
     return "Use a --python for which there is a stub (--stub prebuilt), or report the log."

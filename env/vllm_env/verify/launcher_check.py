@@ -76,15 +76,11 @@ def start(workspace: Workspace, environment: Path, modules: tuple[str, ...], *, 
             raise _explained(error) from error
     line = next((line for line in reversed(output.splitlines()) if line.startswith(_MARK)), None)
     if line is None:
-        raise CommandError(
-            "The environment's interpreter ended without an answer.", tail=output[-4000:], remedy=REBUILD
-        )
+        raise CommandError("The environment's interpreter ended without an answer.", tail=output[-4000:], remedy=REBUILD)
     return _read(json.loads(line[len(_MARK) :]))
 
 
-def _command(
-    environment: Path, variables: Mapping[str, str], modules: tuple[str, ...], *, activates: bool
-) -> list[str]:
+def _command(environment: Path, variables: Mapping[str, str], modules: tuple[str, ...], *, activates: bool) -> list[str]:
     """Return the command line that leaves no variable of this process; the interpreter is found through PATH."""
     probe = ["python3", "-c", _PROBE.read_text("utf-8"), json.dumps(modules)]
     clean = ["env", "-i", *(f"{name}={value}" for name, value in variables.items())]
@@ -146,9 +142,7 @@ def judge(started: Started, environment: Path, expected: Expected) -> None:
     for name, (file, version) in started.imported.items():
         locked = expected.versions.get(name)
         if name in ("numpy", "torch") and locked and not is_same_version(version, locked):
-            raise VllmEnvError(
-                f"{name} is {version}, the lock has {locked}.", cause=f"Imported from {file}.", remedy=REBUILD
-            )
+            raise VllmEnvError(f"{name} is {version}, the lock has {locked}.", cause=f"Imported from {file}.", remedy=REBUILD)
     wrong = differing(started.distributions, expected.versions)
     if wrong:
         raise VllmEnvError(

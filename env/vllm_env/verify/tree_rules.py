@@ -209,9 +209,7 @@ def _check_distributions(found: dict[str, str], expected: Expected) -> None:
     check_numpy(found.get("numpy", ""), expected.release)
     wrong = differing(found, expected.versions)
     if expected.complete:
-        wrong += [
-            f"{name} {found[name]} is not in it" for name in found if name not in {*expected.versions, *_OF_PYTHON}
-        ]
+        wrong += [f"{name} {found[name]} is not in it" for name in found if name not in {*expected.versions, *_OF_PYTHON}]
     if wrong:
         raise VllmEnvError(
             f"The environment is not what its lock says: {'; '.join(wrong[:5])}{' …' if len(wrong) > 5 else ''}.",

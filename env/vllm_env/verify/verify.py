@@ -123,9 +123,7 @@ def verify_directory(workspace: Workspace, environment: Path, expected: Expected
     if not started.stale:
         return ()
     named = ", ".join(started.stale[:3])
-    return (
-        f"{len(started.stale)} of {len(started.files)} modules have no bytecode that fits ({named}, …): slower starts",
-    )
+    return (f"{len(started.stale)} of {len(started.files)} modules have no bytecode that fits ({named}, …): slower starts",)
 
 
 def verified_key(environment: str, stub_sha256: str, expected: Expected) -> str:

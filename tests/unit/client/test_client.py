@@ -79,9 +79,7 @@ def test_unwritable_results_file_fails_before_any_request(
     assert f"cannot write the results to {results}: No such file" in capsys.readouterr().err
 
 
-def test_unreachable_server_fails_and_says_where(
-    prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unreachable_server_fails_and_says_where(prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Nothing listens on port 1: exit 1, the address in the message, no results file left behind."""
     results = tmp_path / "results.txt"
     argv = ["--url", "127.0.0.1:1", "--input-prompts", str(prompts), "--results-file", str(results)]
@@ -184,9 +182,7 @@ def test_python_without_tritonclient_and_no_tools_says_what_to_install(tmp_path:
     shutil.copytree(CLIENT.parent, tmp_path / "client", ignore=shutil.ignore_patterns("__pycache__"))
     (tmp_path / "prompts.txt").write_text(PROMPTS)
     argv = [bare_python, str(tmp_path / "client" / "client.py")]
-    done = subprocess.run(
-        argv, cwd=tmp_path, capture_output=True, text=True, timeout=30, check=False, env={**os.environ}
-    )
+    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, timeout=30, check=False, env={**os.environ})
     assert done.returncode == 1
     assert "pip install 'tritonclient[grpc]'" in done.stderr
     assert "Traceback" not in done.stderr

@@ -198,9 +198,7 @@ def test_what_is_served_is_what_will_be_published(stages: Stages, workspace: Wor
 
 
 @pytest.mark.parametrize("stage", ["prefix", "stub", "archive", "verify", "stand-in", "smoke run", "publish"])
-@pytest.mark.parametrize(
-    "error", [CommandError("No."), KeyboardInterrupt(), OSError(errno.EIO, "Input/output error")], ids=repr
-)
+@pytest.mark.parametrize("error", [CommandError("No."), KeyboardInterrupt(), OSError(errno.EIO, "Input/output error")], ids=repr)
 def test_a_stage_that_fails_changes_nothing(
     stages: Stages, workspace: Workspace, request_: BuildRequest, stage: str, error: BaseException
 ) -> None:
@@ -341,9 +339,7 @@ def test_the_standins_answers_are_known_and_a_named_models_are_not(
     assert "stand-in" not in stages.called
 
 
-@pytest.mark.parametrize(
-    ("profile", "here", "used"), [("cuda", True, True), ("cuda", False, False), ("cpu", True, False)]
-)
+@pytest.mark.parametrize(("profile", "here", "used"), [("cuda", True, True), ("cuda", False, False), ("cpu", True, False)])
 def test_a_gpu_serves_what_is_built_for_one(
     stages: Stages,
     workspace: Workspace,
@@ -393,9 +389,7 @@ def test_one_build_at_a_time_holds_the_cache(
     assert held[-1] is False
 
 
-def test_what_a_killed_build_staged_is_removed_first(
-    stages: Stages, workspace: Workspace, request_: BuildRequest
-) -> None:
+def test_what_a_killed_build_staged_is_removed_first(stages: Stages, workspace: Workspace, request_: BuildRequest) -> None:
     """Also by a dry run, which may be all that is ever run again."""
     left = workspace.cache.path("build", "vllm_env-abcd_123")
     (left / "env").mkdir(parents=True)

@@ -168,9 +168,7 @@ def test_the_key_is_that_of_what_would_be_published(
 
 
 @pytest.mark.usefixtures("lock")
-def test_the_stub_is_built_for_the_profile(
-    workspace: Workspace, request_: BuildRequest, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_stub_is_built_for_the_profile(workspace: Workspace, request_: BuildRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stub for cuda shares GPU memory; all other options are those of the command line."""
     seen: list[tuple[object, ...]] = []
     real = module.plan_stub
@@ -220,9 +218,7 @@ def test_a_stub_that_is_missing_is_told_before_the_lock(workspace: Workspace, re
 
 
 @pytest.mark.usefixtures("nothing_long")
-def test_warming_for_a_gpu_needs_one(
-    workspace: Workspace, request_: BuildRequest, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_warming_for_a_gpu_needs_one(workspace: Workspace, request_: BuildRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """What vLLM compiles is for the very GPU; a build without --warm may run anywhere."""
     monkeypatch.setattr(module, "has_gpu", lambda: False)
     with pytest.raises(VllmEnvError, match="--warm: this machine has no GPU"):
@@ -230,9 +226,7 @@ def test_warming_for_a_gpu_needs_one(
 
 
 @pytest.mark.usefixtures("lock")
-@pytest.mark.parametrize(
-    ("profile", "gpu", "warm"), [("cuda", True, True), ("cuda", False, False), ("cpu", False, True)]
-)
+@pytest.mark.parametrize(("profile", "gpu", "warm"), [("cuda", True, True), ("cuda", False, False), ("cpu", False, True)])
 def test_other_builds_do_not_need_a_gpu(
     workspace: Workspace, request_: BuildRequest, monkeypatch: pytest.MonkeyPatch, profile: str, gpu: bool, warm: bool
 ) -> None:
@@ -252,9 +246,7 @@ def test_space_for_tritons_extraction_is_asked_for_first(
 ) -> None:
     """In /tmp, whatever TMPDIR is; the message names what needs it and the ways out."""
     monkeypatch.setattr(module, "EXTRACTED_SPACE", {"cpu": 10**18})
-    with pytest.raises(
-        VllmEnvError, match=f"Triton's extraction for {purpose} needs 1000000000.0 GB in /tmp"
-    ) as caught:
+    with pytest.raises(VllmEnvError, match=f"Triton's extraction for {purpose} needs 1000000000.0 GB in /tmp") as caught:
         make_plan(workspace, replace(request_, smoke=smoke, warm=warm))
     assert "--layout directory" in caught.value.remedy
     assert "--no-smoke-run" in caught.value.remedy

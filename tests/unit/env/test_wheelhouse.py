@@ -86,9 +86,7 @@ def test_it_is_filled_again_without_change(workspace: Workspace, tmp_path: Path)
     assert _names(tmp_path / "house") == before
 
 
-def test_neither_a_gpu_nor_space_to_serve_is_asked_for(
-    workspace: Workspace, asked: list[BuildRequest], tmp_path: Path
-) -> None:
+def test_neither_a_gpu_nor_space_to_serve_is_asked_for(workspace: Workspace, asked: list[BuildRequest], tmp_path: Path) -> None:
     """The machine that fills a wheelhouse is seldom the one that serves; all else is as the build would have it."""
     request = BuildRequest("cuda", layout="directory", keep=("tests",), warm=True)
     fill_wheelhouse(workspace, request, tmp_path / "house", dry_run=True)

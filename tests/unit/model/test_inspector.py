@@ -151,9 +151,7 @@ def test_a_process_is_started_only_without_answers(tmp_path: Path, monkeypatch: 
         assert inspector.start(environment) is None
 
 
-def test_a_machine_that_starts_no_processes_is_no_reason_to_fail(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_machine_that_starts_no_processes_is_no_reason_to_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What cannot be started ahead is left to vLLM."""
     monkeypatch.setattr(sys, "executable", str(tmp_path / "missing"))
     assert inspector.start({"VLLM_CACHE_ROOT": str(tmp_path)}) is None

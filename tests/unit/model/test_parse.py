@@ -75,9 +75,7 @@ def test_reserved_names_and_headers_are_no_sampling_parameters():
 
 def test_a_misspelt_parameter_of_the_tensor_is_kept_for_refusal():
     """Only request parameters can be headers; what a client wrote into the tensor must not vanish silently."""
-    assert parse(tensors(text_input="hi", sampling_parameters='{"Temperature": 1}'), "").parameters == {
-        "Temperature": 1
-    }
+    assert parse(tensors(text_input="hi", sampling_parameters='{"Temperature": 1}'), "").parameters == {"Temperature": 1}
 
 
 def test_tritons_timeout_is_used_where_no_other_is_given():

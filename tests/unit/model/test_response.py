@@ -53,9 +53,7 @@ def test_every_completion_at_its_index():
     wants = Wants(finish_reason=True, num_output_tokens=True, token_ids=True, cumulative_logprob=True)
     assembler = Assembler(wants, 3)
     made = dict(
-        assembler.build(
-            [output(part("x", [7], index=2, cumulative=-1.0)), output(part("y", [8], index=0, reason="length"))]
-        )
+        assembler.build([output(part("x", [7], index=2, cumulative=-1.0)), output(part("y", [8], index=0, reason="length"))])
     )
     assert made["text_output"].tolist() == [b"y", b"", b"x"]
     assert made["finish_reason"].tolist() == [b"length", b"None", b"None"]
@@ -94,9 +92,7 @@ def test_logprobs_that_were_not_asked_of_vllm_are_null():
 def test_logprobs_are_valid_json(value):
     """JSON has no infinity."""
     text = logprobs_json([{3: lp(value)}])
-    assert json.loads(text, parse_constant=pytest.fail) == [
-        {"3": {"logprob": -9999.0, "rank": 1, "decoded_token": "t"}}
-    ]
+    assert json.loads(text, parse_constant=pytest.fail) == [{"3": {"logprob": -9999.0, "rank": 1, "decoded_token": "t"}}]
 
 
 def test_texts_survive_half_a_surrogate():

@@ -75,9 +75,7 @@ def test_a_room_imports_only_from_those_after_it(module):
             if room(module):
                 assert ROOMS.index(room(module)) <= ROOMS.index(room(other)), f"{module} imports {other}"
             else:
-                assert module in ("triton_vllm.service", "triton_vllm.job", "triton_vllm.transport"), (
-                    f"{module}: {other}"
-                )
+                assert module in ("triton_vllm.service", "triton_vllm.job", "triton_vllm.transport"), f"{module}: {other}"
         else:
             assert other.removeprefix("triton_vllm.") in SHARED, f"{module} imports {other}"
 

@@ -73,9 +73,7 @@ def complete(config: ModelConfig) -> ModelConfig:
     given = {t["name"] for t in declared["input"]}, {t["name"] for t in declared["output"]}
     for tensor in INPUTS:
         if tensor.name not in given[0]:
-            config.add_input(
-                {"name": tensor.name, "data_type": tensor.data_type, "dims": list(tensor.dims), "optional": True}
-            )
+            config.add_input({"name": tensor.name, "data_type": tensor.data_type, "dims": list(tensor.dims), "optional": True})
     for tensor in OUTPUTS:
         if tensor.name not in given[1]:
             config.add_output({"name": tensor.name, "data_type": tensor.data_type, "dims": list(tensor.dims)})

@@ -111,9 +111,7 @@ class Publisher:
         report: logs the first failure; a metric that cannot be published must not stop the others.
     """
 
-    def __init__(
-        self, mirror: Mirror, collect: Callable[[], Iterable[PrometheusFamily]], report: Callable[[str], None]
-    ) -> None:
+    def __init__(self, mirror: Mirror, collect: Callable[[], Iterable[PrometheusFamily]], report: Callable[[str], None]) -> None:
         self._mirror = mirror
         self._collect = collect
         self._report = report

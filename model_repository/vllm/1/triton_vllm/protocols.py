@@ -273,9 +273,7 @@ class EngineClient(Protocol):
     async def add_lora(self, lora_request: Any) -> object:
         """Load an adapter."""
 
-    async def add_request(
-        self, request_id: str, prompt: Any, params: Any, *, lora_request: Any, priority: int
-    ) -> Collector:
+    async def add_request(self, request_id: str, prompt: Any, params: Any, *, lora_request: Any, priority: int) -> Collector:
         """Begin a request; its outputs are put into the collector."""
 
     async def abort(self, request_id: str) -> None:

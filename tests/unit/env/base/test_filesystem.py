@@ -126,9 +126,7 @@ def test_files_and_folders_can_be_synced(tmp_path: Path, monkeypatch: pytest.Mon
 def test_space_is_asked_for_before_the_folder_exists(tmp_path: Path) -> None:
     """The file system of the nearest existing folder decides; the message has both figures and a remedy."""
     require_space(tmp_path / "not" / "yet", 1, "a test")
-    with pytest.raises(
-        VllmEnvError, match=r"a test needs 1000000000\.0 GB in .*/not/yet, and .* GB are free"
-    ) as caught:
+    with pytest.raises(VllmEnvError, match=r"a test needs 1000000000\.0 GB in .*/not/yet, and .* GB are free") as caught:
         require_space(tmp_path / "not" / "yet", 10**18, "a test")
     assert "VLLM_ENV_CACHE" in caught.value.remedy
     with pytest.raises(VllmEnvError) as caught:
@@ -154,9 +152,7 @@ def test_mount_points_at_and_below_a_folder_are_found(tmp_path: Path, monkeypatc
 
 
 @pytest.mark.parametrize("name", ["my weights", "tab\there", "back\\slash", "zwölf", "\\040", b"caf\xe9"])
-def test_names_are_read_as_the_kernel_writes_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str | bytes
-) -> None:
+def test_names_are_read_as_the_kernel_writes_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str | bytes) -> None:
     """Spaces, tabs, backslashes, and bytes that are no UTF-8."""
     point = tmp_path / os.fsdecode(name)
     _mounted(tmp_path, monkeypatch, *([point] if isinstance(name, str) else []))

@@ -144,9 +144,7 @@ def _torch_wheel(folder: Path) -> None:
     with zipfile.ZipFile(folder / "torch-9.9.9+cpu-py3-none-any.whl", "w") as wheel:
         info = "torch-9.9.9+cpu.dist-info"
         wheel.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: torch\nVersion: 9.9.9+cpu\n")
-        wheel.writestr(
-            f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-        )
+        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         wheel.writestr(f"{info}/RECORD", "")
 
 

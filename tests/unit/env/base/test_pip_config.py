@@ -62,9 +62,7 @@ def test_no_index_is_understood(text: str, expected: bool) -> None:
 
 def test_an_equals_sign_in_a_value_survives() -> None:
     """Tokens in an address may hold '='."""
-    assert parse_pip_config("global.index-url='https://u:a=b@index.test/simple'\n").index_url.endswith(
-        "a=b@index.test/simple"
-    )
+    assert parse_pip_config("global.index-url='https://u:a=b@index.test/simple'\n").index_url.endswith("a=b@index.test/simple")
 
 
 def test_what_the_real_pip_prints_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

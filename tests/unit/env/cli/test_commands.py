@@ -38,9 +38,7 @@ def test_inspect_prints_a_manifest(tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 @pytest.mark.parametrize("command", ["inspect", "verify"])
-def test_a_repository_without_a_build_is_a_failure(
-    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_repository_without_a_build_is_a_failure(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Not a traceback: what to run first."""
     assert _run(command, "--model-repository", tmp_path) == 1
     assert "gen_vllm_env.sh" in capsys.readouterr().err
@@ -58,9 +56,7 @@ def test_a_wheelhouse_is_filled_where_nothing_could_be_served(
     assert "No space: Triton's extraction for the smoke run" in capsys.readouterr().err
 
 
-def test_a_dry_run_of_a_wheelhouse_fetches_nothing(
-    locked: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_dry_run_of_a_wheelhouse_fetches_nothing(locked: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """It says how many wheels there would be, and the folder is not even made."""
     assert _run("wheelhouse", tmp_path / "house", *locked, "--profile", "cpu") == 0
     assert capsys.readouterr().out == f"{tmp_path / 'house'}: would get 2 wheels\n"

@@ -146,9 +146,7 @@ def test_what_nvidia_smi_prints_becomes_a_finding(
         ("#!/nonexistent/sh\n", "does not start: No such file"),
     ],
 )
-def test_an_nvidia_smi_that_fails_or_hangs_is_a_problem(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, says: str
-):
+def test_an_nvidia_smi_that_fails_or_hangs_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, says: str):
     """A hanging driver must not hang doctor, which is what a user runs then."""
     monkeypatch.setattr(doctor, "_SMI_SECONDS", 0.4)
     began = time.monotonic()

@@ -48,9 +48,7 @@ def _run(*arguments: object) -> int:
         (["no-such-command"], "no-such-command"),
     ],
 )
-def test_wrong_usage_exits_with_2(
-    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_wrong_usage_exits_with_2(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """The message names the option and what to do; nothing is begun and nothing goes to stdout."""
     assert _run(*arguments) == 2
     out, err = capsys.readouterr()
@@ -108,9 +106,7 @@ def test_a_python_without_a_stub_names_those_that_there_are(tmp_path: Path, caps
     assert "lock" not in err
 
 
-def test_warming_for_a_gpu_needs_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_warming_for_a_gpu_needs_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Said before the build, not after it: what is compiled is for the very GPU."""
     monkeypatch.setattr("vllm_env.plan.has_gpu", lambda: False)
     monkeypatch.setenv("VLLM_ENV_CACHE", str(tmp_path / "cache"))
@@ -122,9 +118,7 @@ def test_warming_for_a_gpu_needs_one(
     assert not models.exists()
 
 
-def test_a_dry_run_says_what_would_be_done(
-    locked: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_dry_run_says_what_would_be_done(locked: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """As lines for a user, and as JSON for a program; nothing is made."""
     options = [*locked, "--profile", "cpu", "--no-smoke-run", "--warm"]
     assert _run(*options) == 0
@@ -205,9 +199,7 @@ def test_a_failure_has_its_tail_its_cause_and_its_remedy(
     assert ("Traceback" in err) is verbose
 
 
-def test_an_error_of_the_system_is_no_traceback(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_error_of_the_system_is_no_traceback(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """A cache that cannot be written: reason and file."""
 
     def fails(*_: object, **__: object) -> None:

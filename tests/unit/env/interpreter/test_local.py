@@ -39,9 +39,7 @@ def test_an_interpreter_with_a_shared_libpython_is_found() -> None:
     assert found.library.is_file()
 
 
-def test_a_python_that_is_not_there_is_refused_with_where_was_looked(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_python_that_is_not_there_is_refused_with_where_was_looked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The message names the version, what was looked at and why it will not do, and how to get one."""
     program = tmp_path / "python3.99"
     program.write_text("#!/bin/sh\nexit 1\n")

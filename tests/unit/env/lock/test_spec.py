@@ -121,9 +121,7 @@ def test_file_that_is_missing_or_not_toml_is_a_usage_error(tmp_path: Path) -> No
 def test_command_line_wins_and_is_no_longer_the_default(tmp_path: Path) -> None:
     """Overrides replace single keys, --with adds, and the spec no longer counts as the file's."""
     file = _write(tmp_path, _GOOD + 'requirements = ["setuptools"]\n')
-    spec = load_spec(
-        "cpu", Overrides(pin=Pin("release", "0.30.0"), python="3.12", packages=("ray", "setuptools")), file
-    )
+    spec = load_spec("cpu", Overrides(pin=Pin("release", "0.30.0"), python="3.12", packages=("ray", "setuptools")), file)
     assert (spec.pin.value, spec.python, spec.requirements) == ("0.30.0", "3.12", ("setuptools", "ray"))
     assert not spec.is_default
     assert load_spec("cpu", Overrides(pin=Pin("release", "0.32.0")), file).is_default

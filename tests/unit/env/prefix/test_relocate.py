@@ -118,9 +118,7 @@ def test_condas_record_tells_of_no_place_and_of_no_file_that_is_gone(prefix: Pat
     assert record["files"] == ["bin/tool"]
     data = (prefix / "bin/tool").read_bytes()
     digest = hashlib.sha256(data).hexdigest()
-    assert record["paths_data"] == {
-        "paths": [{"_path": "bin/tool", "size_in_bytes": len(data), "sha256_in_prefix": digest}]
-    }
+    assert record["paths_data"] == {"paths": [{"_path": "bin/tool", "size_in_bytes": len(data), "sha256_in_prefix": digest}]}
 
 
 def test_a_hard_link_into_a_cache_is_not_written_through(prefix: Path, tmp_path: Path) -> None:

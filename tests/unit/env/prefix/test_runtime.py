@@ -240,9 +240,7 @@ def test_compiled_kernels_are_kept_per_environment(tmp_path: Path):
         code = f"import os, sys; sys.path.insert(0, {str(site_packages(prefix))!r}); import _vllm_env_runtime; "
         code += "print(os.environ['TORCHINDUCTOR_CACHE_DIR'])"
         environment = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path / "home")}
-        done = subprocess.run(
-            [sys.executable, "-I", "-c", code], env=environment, capture_output=True, text=True, check=True
-        )
+        done = subprocess.run([sys.executable, "-I", "-c", code], env=environment, capture_output=True, text=True, check=True)
         found.append(done.stdout.strip())
     assert found[0] == found[1] == str(tmp_path / "home" / ".cache" / "vllm_env" / "inductor" / ("a" * 16))
     assert found[2].endswith("b" * 16)

@@ -78,9 +78,7 @@ def test_tools_find_nothing_to_complain_about(library: Path, compiled: Path) -> 
     for command in (["readelf", "--all", "--wide"], ["objdump", "-x"]):
         done = subprocess.run([*command, library], capture_output=True, text=True, check=True)
         assert "arning" not in done.stdout + done.stderr
-    dynamic = [
-        subprocess.check_output(["nm", "-D", "--with-symbol-versions", f], text=True) for f in (library, compiled)
-    ]
+    dynamic = [subprocess.check_output(["nm", "-D", "--with-symbol-versions", f], text=True) for f in (library, compiled)]
     assert dynamic[0] == dynamic[1]
     assert "ANSWER_2.10" in dynamic[0]
 
@@ -97,9 +95,7 @@ def test_mode_and_times_stay_and_a_hard_link_is_not_written_through(library: Pat
     assert {p.name for p in tmp_path.iterdir()} == {library.name, "cached"}
 
 
-def test_the_result_is_always_the_same_and_has_nothing_more_to_give(
-    library: Path, compiled: Path, tmp_path: Path
-) -> None:
+def test_the_result_is_always_the_same_and_has_nothing_more_to_give(library: Path, compiled: Path, tmp_path: Path) -> None:
     """Equal files give equal files; a second time nothing is done."""
     other = shutil.copy(compiled, tmp_path / "other.so")
     strip_symbols(library)

@@ -108,9 +108,7 @@ def test_no_manifest_is_none(tmp_path: Path) -> None:
     assert read_manifest(tmp_path) is None
 
 
-@pytest.mark.parametrize(
-    "text", ["", "{", "[]", '{"format": 1}', '{"format": 1, "unknown": 2}', '{"format": 1, "vllm": null}']
-)
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"format": 1}', '{"format": 1, "unknown": 2}', '{"format": 1, "vllm": null}'])
 def test_a_damaged_manifest_says_so(tmp_path: Path, text: str) -> None:
     """A cut-off or foreign file is named, with what to do."""
     (tmp_path / MANIFEST_NAME).write_text(text)

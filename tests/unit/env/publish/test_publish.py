@@ -130,9 +130,7 @@ def test_a_half_made_model_is_completed(built: BuiltSet, repository: Path, way: 
     assert (model / "1/kept.py").exists()
 
 
-def test_a_new_model_does_not_get_the_templates_caches(
-    built: BuiltSet, repository: Path, way: str, tmp_path: Path
-) -> None:
+def test_a_new_model_does_not_get_the_templates_caches(built: BuiltSet, repository: Path, way: str, tmp_path: Path) -> None:
     """The template is a model that may have been warmed itself, for another environment and other arguments."""
     template = tmp_path / "template"
     shutil.copytree(_TEMPLATE, template, ignore=shutil.ignore_patterns("vllm_cache", "vllm_env*"))
@@ -152,9 +150,7 @@ def test_a_reader_sees_the_old_set_or_the_new(repository: Path, tmp_path: Path) 
         while not done.is_set():
             folder = os.open(model, os.O_RDONLY | os.O_DIRECTORY)  # as a reader that opened the folder once
             try:
-                texts = [
-                    _read(name, folder) for name in ("vllm_env.json", "vllm_env.tar.gz", "triton_python_backend_stub")
-                ]
+                texts = [_read(name, folder) for name in ("vllm_env.json", "vllm_env.tar.gz", "triton_python_backend_stub")]
             except FileNotFoundError:  # the old folder is removed after the exchange
                 continue
             finally:
@@ -198,11 +194,7 @@ def test_the_layout_switch_edits_config_and_removes_the_other(repository: Path, 
 def test_an_own_environment_path_is_not_touched(built: BuiltSet, repository: Path) -> None:
     """A user who points EXECUTION_ENV_PATH elsewhere keeps that."""
     model = publish(_WORKSPACE, built, repository, "vllm", _TEMPLATE)
-    text = (
-        (model / "config.pbtxt")
-        .read_text()
-        .replace("$$TRITON_MODEL_DIRECTORY/vllm_env.tar.gz", "/elsewhere/env.tar.gz")
-    )
+    text = (model / "config.pbtxt").read_text().replace("$$TRITON_MODEL_DIRECTORY/vllm_env.tar.gz", "/elsewhere/env.tar.gz")
     (model / "config.pbtxt").write_text(text)
     publish(_WORKSPACE, built, repository, "vllm", _TEMPLATE)
     assert (model / "config.pbtxt").read_text() == text
@@ -257,9 +249,7 @@ def test_a_failure_leaves_the_old_set_and_no_trace(
         assert caught.value.remedy
 
 
-def test_an_archive_of_another_file_system_is_copied(
-    repository: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_an_archive_of_another_file_system_is_copied(repository: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Where no hard link is possible the bytes are copied."""
     shared = Path("/dev/shm")
     if not os.access(shared, os.W_OK) or shared.stat().st_dev == tmp_path.stat().st_dev:

@@ -92,9 +92,7 @@ def test_answers_come_back_and_nothing_else_changes(workspace: Workspace, reques
 
 
 @pytest.mark.parametrize("answers", [[" there", " London"], [" there", ""], [" there"]])
-def test_wrong_or_missing_answer_fails(
-    workspace: Workspace, request_: SmokeRequest, tmp_path: Path, answers: list[str]
-) -> None:
+def test_wrong_or_missing_answer_fails(workspace: Workspace, request_: SmokeRequest, tmp_path: Path, answers: list[str]) -> None:
     """A model that does not say " Paris" is not the one that was trained, though every part answered."""
     make_client(tmp_path, answers)
     with pytest.raises(VllmEnvError, match=r"Paris|1 answers to 2 prompts"):
@@ -175,9 +173,7 @@ def test_unpacked_environment_is_named_by_its_path(model: Path, tmp_path: Path) 
         ('parameters { key: "OTHER" value: { string_value: @ } }', '"0,1"', '"0,1"'),
     ],
 )
-def test_the_copy_takes_the_first_of_several_gpus(
-    model: Path, tmp_path: Path, entry: str, given: str, copied: str
-) -> None:
+def test_the_copy_takes_the_first_of_several_gpus(model: Path, tmp_path: Path, entry: str, given: str, copied: str) -> None:
     """The smoke run's engine takes one GPU, whatever tensor_parallel_size the user's own arguments have."""
     text = CONFIG.format("vllm_env.tar.gz") + entry + "\nversion_policy { specific: { versions: [1, 2] } }\n"
     (model / "config.pbtxt").write_text(text.replace("@", given))

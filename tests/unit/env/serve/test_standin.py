@@ -54,9 +54,7 @@ def test_same_recipe_is_made_once(python: Path, tmp_path: Path) -> None:
 
 def test_each_recipe_has_a_folder_of_its_own(python: Path, tmp_path: Path) -> None:
     """Another seed or architecture is another model, and the recipe reaches the trainer."""
-    folders = {
-        ensure_standin(workspace_in(tmp_path / "cache"), python, r) for r in (Recipe(), Recipe(seed=1), Recipe("llama"))
-    }
+    folders = {ensure_standin(workspace_in(tmp_path / "cache"), python, r) for r in (Recipe(), Recipe(seed=1), Recipe("llama"))}
     assert len(folders) == 3
     assert sum('"architecture": "llama"' in (folder / "config.json").read_text() for folder in folders) == 1
 

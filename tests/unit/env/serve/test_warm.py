@@ -112,9 +112,7 @@ def test_the_staging_of_a_killed_run_is_removed(binary: Path, model: Path, monke
 
 @pytest.mark.usefixtures("older")
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root makes files for others")
-def test_the_caches_belong_to_the_owner_of_the_models_folder(
-    binary: Path, model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_caches_belong_to_the_owner_of_the_models_folder(binary: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Warmed as root in a container: a host user can remove them."""
     os.chown(model, 12345, 23456)
     monkeypatch.setenv("FAKE_TRITON", "fills")

@@ -116,9 +116,7 @@ def test_no_wheel_is_an_error_and_leaves_nothing(workspace: Workspace, wheel: Pa
     assert [p.name for p in tmp_path.iterdir()] == ["wheels"]
 
 
-def test_an_interrupt_leaves_nothing(
-    workspace: Workspace, wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupt_leaves_nothing(workspace: Workspace, wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C while it is unpacked."""
 
     def interrupted(*_: object) -> None:

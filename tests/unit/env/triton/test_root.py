@@ -27,9 +27,7 @@ if TYPE_CHECKING:
         ("26.06", 39, "", False, True),
     ],
 )
-def test_rules_change_at_the_right_releases(
-    release: str, glibc: int, numpy: str, activates: bool, secure: bool
-) -> None:
+def test_rules_change_at_the_right_releases(release: str, glibc: int, numpy: str, activates: bool, secure: bool) -> None:
     """On both sides of each border: the container's C library, NumPy's bound, activation and the extraction's rules."""
     rules = rules_of(release)
     found = (rules.glibc, rules.numpy_bound, rules.activates, rules.secure_extraction)
@@ -144,9 +142,7 @@ def test_the_containers_variables_say_nothing_of_another_root(
     assert open_root(root).release == "24.09"
 
 
-def test_what_a_root_says_of_itself_wins_over_the_container(
-    container_root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_root_says_of_itself_wins_over_the_container(container_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also in /opt/tritonserver, which a user may have replaced by another build."""
     monkeypatch.setenv("NVIDIA_TRITON_SERVER_VERSION", "26.06")
     (container_root / "RELEASE").write_text("24.09\n")

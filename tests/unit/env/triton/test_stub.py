@@ -85,17 +85,13 @@ def test_the_roots_own_stub_is_checked_before_it_is_used(
         make_stub(workspace, plan, tmp_path / "another-env")
 
 
-def test_prebuilt_alone_refuses_and_names_what_there_is(
-    triton: TritonRoot, options: StubOptions, workspace: Workspace
-) -> None:
+def test_prebuilt_alone_refuses_and_names_what_there_is(triton: TritonRoot, options: StubOptions, workspace: Workspace) -> None:
     """--stub prebuilt never builds; the message names the versions for which there is a stub."""
     with pytest.raises(VllmEnvError, match=r"--python 3\.12: .*no stub for it.*for Python 3\.11\..*--stub source"):
         plan_stub(workspace, triton, "3.12.1", "prebuilt", options)
 
 
-def test_builds_where_none_fits_or_where_it_is_asked_for(
-    triton: TritonRoot, options: StubOptions, workspace: Workspace
-) -> None:
+def test_builds_where_none_fits_or_where_it_is_asked_for(triton: TritonRoot, options: StubOptions, workspace: Workspace) -> None:
     """auto builds for a Python that the root has no stub for; source builds although it has one."""
     assert plan_stub(workspace, triton, "3.12.1", "auto", options).prebuilt is None
     assert plan_stub(workspace, triton, "3.11.7", "source", options).prebuilt is None

@@ -120,9 +120,7 @@ def test_mirrors_come_from_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     assert StubOptions.from_environment().git_url == DEFAULT_GIT_URL
     monkeypatch.setenv("TRITON_GIT_URL", "https://git.example/triton/")
     monkeypatch.setenv("TRITON_BOOST_URL", "https://mirror.example/boost.tar.gz")
-    assert StubOptions.from_environment() == StubOptions(
-        "https://git.example/triton", "https://mirror.example/boost.tar.gz"
-    )
+    assert StubOptions.from_environment() == StubOptions("https://git.example/triton", "https://mirror.example/boost.tar.gz")
 
 
 def test_the_boost_address_of_older_releases_is_replaced() -> None:
@@ -243,9 +241,7 @@ def test_offline_refuses_git_by_what_it_would_have_asked(
     assert not offline.cache.path("build").exists()
 
 
-def test_a_stub_is_built_once(
-    build: Build, options: StubOptions, workspace: Workspace, tools: Path, console: Listener
-) -> None:
+def test_a_stub_is_built_once(build: Build, options: StubOptions, workspace: Workspace, tools: Path, console: Listener) -> None:
     """It lies in the cache under its key, executable; the log is kept, the build is not; a second call takes the cache's."""
     stub = build(options)
     assert stub == workspace.cache.path("stubs", source_key("24.10", _PYTHON, options), STUB_NAME)
@@ -266,9 +262,7 @@ def test_a_stub_is_built_once(
     assert stub.parent.stat().st_mtime > 1000  # by which the cache knows what is used
 
 
-def test_cmake_is_told_which_python_and_which_release(
-    build: Build, options: StubOptions, tools: Path, tmp_path: Path
-) -> None:
+def test_cmake_is_told_which_python_and_which_release(build: Build, options: StubOptions, tools: Path, tmp_path: Path) -> None:
     """Each name that pybind11 2.6 to 2.13 and CMake read has the prefix's Python; other parts come at the same branch."""
     build(dataclasses.replace(options, jobs=3))
     definitions = _definitions(tools)
@@ -343,9 +337,7 @@ def test_a_failed_build_names_its_log_and_what_to_do(
     assert said not in log.read_text()  # the log is that of the last build
 
 
-def test_a_build_that_leaves_no_stub_is_refused(
-    build: Build, options: StubOptions, workspace: Workspace, tools: Path
-) -> None:
+def test_a_build_that_leaves_no_stub_is_refused(build: Build, options: StubOptions, workspace: Workspace, tools: Path) -> None:
     """CMake says that all is well, and there is no program: the target and the log are named, nothing is cached."""
     (tools / "builds-nothing").touch()
     with pytest.raises(VllmEnvError, match=f"left no {STUB_NAME}") as caught:

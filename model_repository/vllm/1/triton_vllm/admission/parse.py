@@ -163,9 +163,7 @@ def _parameters(inputs: Inputs, parameters: str) -> dict[str, Any]:
         # A forwarded HTTP header arrives as a parameter too; a dash or a capital is in none of vLLM's names.
         values = {k: v for k, v in values.items() if k.isidentifier() and k == k.lower()}
     return {
-        key: value
-        for key, value in values.items()
-        if value is not None and key not in RESERVED and not key.startswith("triton_")
+        key: value for key, value in values.items() if value is not None and key not in RESERVED and not key.startswith("triton_")
     }
 
 

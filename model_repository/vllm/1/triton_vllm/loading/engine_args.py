@@ -149,9 +149,7 @@ def failure(values: Mapping[str, Any], error: Exception) -> str:
         return f"{FILE_NAME}: model: there is no directory {model}"
     # pydantic ends with the whole input and a link
     reason = " ".join(str(error).split("[type=", 1)[0].split())
-    return (
-        f"vLLM did not start with the arguments of {FILE_NAME}, model '{model}': {type(error).__name__}: {reason[:600]}"
-    )
+    return f"vLLM did not start with the arguments of {FILE_NAME}, model '{model}': {type(error).__name__}: {reason[:600]}"
 
 
 def _replace(name: str, value: Any, declared: Mapping[str, Any]) -> Mapping[str, Any]:

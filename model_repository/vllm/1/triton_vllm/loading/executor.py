@@ -36,9 +36,7 @@ class Processes:
     variables: dict[str, str] = field(default_factory=dict)
 
 
-def choose(
-    engine_args: Mapping[str, Any], environment: Mapping[str, str], cores: int, in_engine_core: Any
-) -> Processes:
+def choose(engine_args: Mapping[str, Any], environment: Mapping[str, str], cores: int, in_engine_core: Any) -> Processes:
     """Return one process for EngineCore and its worker where vLLM runs on few CPU cores.
 
     vLLM starts one more process for a CPU engine's one worker, and imports itself again in each, so that it can bind the

@@ -46,6 +46,4 @@ def _compare(model_dir: Path, entry: dict[str, Any]) -> None:
         return
     found = file.stat().st_size
     if found != size:
-        raise ConfigError(
-            f"{file} has {found} bytes, but {FILE_NAME} says {size}: it belongs to another build; {REMEDY}"
-        )
+        raise ConfigError(f"{file} has {found} bytes, but {FILE_NAME} says {size}: it belongs to another build; {REMEDY}")

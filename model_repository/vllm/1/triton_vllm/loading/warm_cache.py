@@ -42,9 +42,7 @@ WARM = "TRITON_VLLM_WARM"
 ROOT = "VLLM_CACHE_ROOT"
 # vLLM puts the last two below the first for torch.compile, but not for kernels that it launches itself (seen in 0.22.1)
 _BELOW = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
-_OURS = re.compile(
-    r"/vllm_env/inductor/[0-9a-f]{16}$"
-)  # the environment's start-up hook sets it, if the operator has not
+_OURS = re.compile(r"/vllm_env/inductor/[0-9a-f]{16}$")  # the environment's start-up hook sets it, if the operator has not
 _GPUS = Path("/proc/driver/nvidia/gpus")
 _CPU = Path("/proc/cpuinfo")
 _REMEDY = "make it again with ./gen_vllm_env.sh --warm"
