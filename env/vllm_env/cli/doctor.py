@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vllm_env.base.errors import CommandError, VllmEnvError
+from vllm_env.base.filesystem import free_space
 from vllm_env.base.process import capture
 from vllm_env.base.workspace import Workspace
 from vllm_env.interpreter.layer import remote_url
@@ -131,8 +132,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def _space(name: str, folder: Path, needed: int) -> Finding:
-    existing = next(p for p in (folder, *folder.parents) if p.exists())
-    free = shutil.disk_usage(existing).free / _GB
+    free = free_space(folder) / _GB
     what = f"{free:.0f} GB free in {folder}"
     if free >= needed / _GB:
         return Finding(name, "ok", what)

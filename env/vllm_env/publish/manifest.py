@@ -14,6 +14,7 @@ from vllm_env.archive.pack import Archive
 from vllm_env.base.errors import VllmEnvError
 from vllm_env.base.filesystem import file_sha256
 from vllm_env.prefix.prefix import Prefix
+from vllm_env.prefix.prune import Pruned
 from vllm_env.triton.root import STUB_NAME
 from vllm_env.triton.stub import Stub
 from vllm_env.verify.tree_rules import REBUILD, Expected
@@ -63,15 +64,6 @@ class StubRecord:
 
 
 @dataclass(frozen=True)
-class LeftOut:
-    """What a rule left out of the environment: how many files and bytes."""
-
-    rule: str
-    files: int
-    size: int
-
-
-@dataclass(frozen=True)
 class Manifest:
     """What was built, from what, and for which Triton; ``spec`` holds the lock's inputs."""
 
@@ -85,7 +77,7 @@ class Manifest:
     stub: StubRecord
     spec: dict[str, Any]
     lock_digest: str
-    left_out: tuple[LeftOut, ...]
+    left_out: tuple[Pruned, ...]
     built_at: str
     built_by: str = f"vllm-env {__version__}"
     format: int = FORMAT
@@ -117,7 +109,7 @@ def describe_build(key: str, prefix: Prefix, stub: Stub, archive: Archive | None
         stub=StubRecord(stub.sha256, stub.size, stub.python, stub.release, stub.origin),
         spec=dataclasses.asdict(lock.inputs),
         lock_digest=lock.digest,
-        left_out=tuple(LeftOut(p.rule, p.files, p.size) for p in prefix.pruned),
+        left_out=prefix.pruned,
         built_at=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
     )
 
@@ -144,7 +136,7 @@ def read_manifest(model: Path) -> Manifest | None:
         document["vllm"] = VllmRecord(**document["vllm"])
         document["archive"] = EnvironmentRecord(**document["archive"])
         document["stub"] = StubRecord(**document["stub"])
-        document["left_out"] = tuple(LeftOut(**rule) for rule in document["left_out"])
+        document["left_out"] = tuple(Pruned(**rule) for rule in document["left_out"])
         return Manifest(**document)
     except (ValueError, TypeError, AttributeError, KeyError) as error:
         raise VllmEnvError(f"{file} is damaged: {error}.", remedy=REBUILD) from error

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vllm_env.base.errors import CommandError, VllmEnvError
-from vllm_env.base.filesystem import mounts_in
-from vllm_env.base.ownership import give_tree, owner_of
+from vllm_env.base.filesystem import give_tree, mounts_in, owner_of
 from vllm_env.base.workspace import Workspace
 from vllm_env.publish.exchange import exchange, remove_abandoned_staging, staging_in
 from vllm_env.publish.manifest import CACHE_NAME

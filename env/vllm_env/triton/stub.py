@@ -55,14 +55,7 @@ class StubPlan:
 
 
 def plan_stub(workspace: Workspace, triton: TritonRoot, python: str, mode: StubMode, options: StubOptions) -> StubPlan:
-    """Choose the stub before anything long starts.
-
-    Args:
-        workspace: its network tells whether the sources can be reached, if a stub is to be built.
-        triton: the server's root.
-        python: the environment's Python, its full version (``3.11.7``).
-        mode: the root's own where it fits, only that, or one built from source.
-        options: how it would be built.
+    """Choose the stub for the environment's full Python version (``3.11.7``) before anything long starts.
 
     Raises:
         VllmEnvError: there is none and it cannot be built here, or it may not be.
@@ -91,12 +84,7 @@ def plan_stub(workspace: Workspace, triton: TritonRoot, python: str, mode: StubM
 
 
 def make_stub(workspace: Workspace, plan: StubPlan, prefix: Path) -> Stub:
-    """Return the planned stub, or build one from source, or take that from the cache; checked and started once.
-
-    Args:
-        workspace: its cache holds the stubs that were built.
-        plan: what ``plan_stub`` returned.
-        prefix: a finished prefix with the environment's Python.
+    """Return the planned stub, or one built from source or by an earlier build; checked and started once in a prefix.
 
     Raises:
         VllmEnvError: it cannot be built, or would not start in the environment.

@@ -158,11 +158,8 @@ class _Build:
         self._step("compile", [cmake, "--build", build, "--target", _TARGET, "--parallel", jobs])
         built = next(build.rglob(STUB_NAME), None)
         if built is None:
-            raise VllmEnvError(
-                f"The target {_TARGET} left no {STUB_NAME}.",
-                cause=f"The whole log is in {self.log}.",
-                remedy="Use --stub prebuilt.",
-            )
+            cause = f"The whole log is in {self.log}."
+            raise VllmEnvError(f"The target {_TARGET} left no {STUB_NAME}.", cause=cause, remedy="Use --stub prebuilt.")
         return built
 
     def _step(self, name: str, command: list[object]) -> None:
@@ -172,9 +169,8 @@ class _Build:
         try:
             self.workspace.network.program(command, what, env=env, on_line=self._record)
         except CommandError as error:
-            raise CommandError(
-                error.what, tail=error.tail, cause=f"The whole log is in {self.log}.", remedy=_remedy(error.tail)
-            ) from error
+            cause = f"The whole log is in {self.log}."
+            raise CommandError(error.what, tail=error.tail, cause=cause, remedy=_remedy(error.tail)) from error
 
     def _record(self, line: str) -> None:
         with self.log.open("a", encoding="utf-8") as sink:
@@ -205,17 +201,10 @@ def _definitions(build: _Build, prefix: Path, python: str) -> list[str]:
         "TRITON_REPO_ORGANIZATION": options.git_url,
         "TRITON_ENABLE_GPU": "ON" if options.gpu else "OFF",
         "PYBIND11_PYTHON_VERSION": minor,
-        "PYTHON_EXECUTABLE": interpreter,
-        # the interpreter's own LIBDIR is a neutral place where nothing lies
-        "PYTHON_LIBRARY": library,
-        "PYTHON_INCLUDE_DIR": headers,
-        "Python_EXECUTABLE": interpreter,
-        "Python_LIBRARY": library,
-        "Python_INCLUDE_DIR": headers,
-        "Python3_EXECUTABLE": interpreter,
-        "Python3_LIBRARY": library,
-        "Python3_INCLUDE_DIR": headers,
     }
+    for name in ("PYTHON", "Python", "Python3"):  # the interpreter's own LIBDIR is a neutral place where nothing lies
+        places = {"EXECUTABLE": interpreter, "LIBRARY": library, "INCLUDE_DIR": headers}
+        definitions |= {f"{name}_{what}": place for what, place in places.items()}
     if options.boost_url:
         definitions["TRITON_BOOST_URL"] = options.boost_url
     return ["-G", "Ninja", *(f"-D{name}={value}" for name, value in definitions.items())]
@@ -223,12 +212,7 @@ def _definitions(build: _Build, prefix: Path, python: str) -> list[str]:
 
 def _build_environment(options: StubOptions) -> dict[str, str]:
     """Return the variables of a build; git itself replaces the organisation where older releases have it written in."""
-    variables = {
-        "CMAKE_POLICY_VERSION_MINIMUM": "3.5",
-        "VIRTUAL_ENV": "",
-        "CONDA_PREFIX": "",
-        "PYTHONPATH": "",
-    }
+    variables = {"CMAKE_POLICY_VERSION_MINIMUM": "3.5", "VIRTUAL_ENV": "", "CONDA_PREFIX": "", "PYTHONPATH": ""}
     if options.git_url != DEFAULT_GIT_URL:
         variables |= {
             "GIT_CONFIG_COUNT": "1",
