@@ -62,11 +62,7 @@ def remove_unlocked(folder: Path, *, dry_run: bool = False) -> bool:
 
 
 def _lock(folder: Path, operation: int) -> int:
-    """Lock a folder and return the handle that holds it.
-
-    Raises:
-        OSError: it is gone, may not be read, or is locked and ``operation`` has LOCK_NB.
-    """
+    """Lock a folder and return the handle that holds it; OSError if it is gone, or locked and ``operation`` has LOCK_NB."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         fcntl.flock(handle, operation)

@@ -80,11 +80,8 @@ def choose_layer(workspace: Workspace, python: str, recorded: CondaLayer | None 
     known = None if upgrade else _remembered(memory)
     if known and known.channel == REMOTE and is_available(workspace, known):
         return known
-    layer = (
-        local_layer(workspace, python)
-        if known or not workspace.network.answers(remote_url())
-        else _remote_layer(workspace, python)
-    )
+    make = _remote_layer if not known and workspace.network.answers(remote_url()) else local_layer
+    layer = make(workspace, python)
     if not workspace.network.offline:  # what could not be asked for is no choice
         memory.parent.mkdir(parents=True, exist_ok=True)
         memory.write_text(json.dumps(dataclasses.asdict(layer)), "utf-8")
@@ -116,14 +113,16 @@ def _remembered(memory: Path) -> CondaLayer | None:
 
 
 def _remote_layer(workspace: Workspace, python: str) -> CondaLayer:
+    specs = [f"python {python}.*", "libstdcxx"]
     try:
-        return CondaLayer(REMOTE, _solve(workspace, remote_url(), [f"python {python}.*", "libstdcxx"]))
+        records = _work(workspace, _job(workspace, "solve", remote_url(), specs), f"resolve {', '.join(specs)} from conda-forge")
     except CommandError as error:
         raise VllmEnvError(
             f"conda-forge has no Python {python} that can be installed here.",
             cause=error.tail,
             remedy="Pick another with --python.",
         ) from error
+    return CondaLayer(REMOTE, tuple(CondaPackage(**record) for record in records))
 
 
 def local_layer(workspace: Workspace, python: str) -> CondaLayer:
@@ -216,11 +215,6 @@ def _channels(workspace: Workspace, layer: CondaLayer) -> list[Path]:
 def _holds(channel: Path, layer: CondaLayer) -> bool:
     files = [(channel / p.subdir / p.file_name, p.sha256) for p in layer.packages]
     return all(file.is_file() and file_sha256(file) == sha256 for file, sha256 in files)
-
-
-def _solve(workspace: Workspace, channel: str, specs: Sequence[str]) -> tuple[CondaPackage, ...]:
-    records = _work(workspace, _job(workspace, "solve", channel, specs), f"resolve {', '.join(specs)} from conda-forge")
-    return tuple(CondaPackage(**record) for record in records)
 
 
 def _index(workspace: Workspace, channel: Path) -> None:

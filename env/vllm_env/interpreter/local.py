@@ -63,7 +63,7 @@ _SYSTEM_PREFIXES = (Path("/usr"), Path("/usr/local"), Path("/"))
 
 @dataclass(frozen=True)
 class Interpreter:
-    """A CPython of this machine with a shared libpython."""
+    """A CPython of this machine with a shared libpython; ``version`` is the full one, such as ``3.11.7``."""
 
     version: str
     executable: Path
@@ -92,10 +92,8 @@ def require_x86_64() -> None:
     """
     machine = platform.machine()
     if machine != "x86_64":
-        raise VllmEnvError(
-            f"This machine is {machine}; environments are built on x86_64 for x86_64 only.",
-            remedy="Run this on an x86_64 machine.",
-        )
+        what = f"This machine is {machine}; environments are built on x86_64 for x86_64 only."
+        raise VllmEnvError(what, remedy="Run this on an x86_64 machine.")
 
 
 def find_interpreter(python: str) -> Interpreter:
@@ -229,11 +227,7 @@ def _copy_tree(source: Path, target: Path, *left_out: str) -> None:
 
 
 def _check_start(program: Path, packages: Path) -> None:
-    """Start the packed interpreter and see that it is at home in its tree.
-
-    Raises:
-        VllmEnvError: it looks for packages elsewhere, or installs them elsewhere.
-    """
+    """Start the packed interpreter and refuse one that looks for packages, or installs them, outside its tree."""
     output = run([program, "-I", "-B", "-c", _CHECK], what="start the interpreter that is to be packed")
     for name, value in json.loads(output.splitlines()[-1]).items():
         expected = packages.parents[2] if name == "sys.prefix" else packages

@@ -85,11 +85,6 @@ class Lock:
         return self.conda.python
 
     @property
-    def download_size(self) -> int:
-        """Bytes of all wheels."""
-        return sum(wheel.size for wheel in self.wheels)
-
-    @property
     def requirements(self) -> str:
         """The wheels as a requirements file with hashes, which uv and pip read."""
         return "".join(f"{wheel.requirement}\n" for wheel in self.wheels)

@@ -42,7 +42,7 @@ def _refuse_mounts(target: Path, names: tuple[str, ...]) -> None:
         raise VllmEnvError(
             f"{target} cannot be built again: {point} is a mount point.",
             cause="A build replaces what lies there, and would remove what the mounted volume holds.",
-            remedy=f"Take the mount away (umount {point}, or leave out its -v or --mount), or name another --model.",
+            remedy=f"Take the mount away (umount {point}, or omit its -v or --mount), or name another --model.",
         )
 
 

@@ -40,14 +40,8 @@ def warm(workspace: Workspace, binary: Path, model: Path, *, log: Path, ready_ti
     """Load a model once with its own engine arguments and keep the caches that vLLM filled, in ``model/vllm_cache``.
 
     They are filled in a staging folder inside the model's folder and put in place in one step, once the server has ended
-    cleanly. The server loads no other model of the repository.
-
-    Args:
-        workspace: its console shows how long the model loads.
-        binary: ``bin/tritonserver`` of a Triton root.
-        model: the model's folder, as tritonserver loads it.
-        log: receives all that the server prints; what it holds is replaced.
-        ready_timeout: seconds until the model must be ready.
+    cleanly. The server (``binary``) loads no other model of the repository and replaces what ``log`` holds; the model must
+    be ready within ``ready_timeout`` seconds.
 
     Raises:
         CommandError: the model did not load; ``tail`` says why. The caches are as they were.
@@ -77,7 +71,7 @@ def _refuse_mounts(model: Path) -> None:
         raise VllmEnvError(
             f"--warm: {model / CACHE_NAME} cannot be replaced: {point} is a mount point.",
             cause="The caches are filled beside the old ones and exchanged with them, which would empty the mounted volume.",
-            remedy=f"Warm without that mount (umount {point}, or leave out its -v or --mount).",
+            remedy=f"Warm without that mount (umount {point}, or omit its -v or --mount).",
         )
 
 
