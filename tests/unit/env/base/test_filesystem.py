@@ -135,7 +135,7 @@ def test_space_is_asked_for_before_the_folder_exists(tmp_path: Path) -> None:
 
 
 def _mounted(folder: Path, monkeypatch: pytest.MonkeyPatch, *points: object) -> None:
-    """Writes a list of mount points as the kernel does, with octal numbers for what would not be one word."""
+    """Write a list of mount points as the kernel does, with octal numbers for what would not be one word."""
     escaped = [os.fsencode(str(point)).replace(b"\\", rb"\134").replace(b" ", rb"\040") for point in points]
     lines = [_LINE % (number, point.replace(b"\t", rb"\011")) for number, point in enumerate([b"/", *escaped])]
     (folder / "mountinfo").write_bytes(b"".join(lines))
