@@ -7,7 +7,7 @@ import re
 import shutil
 import stat
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from .errors import SPACE_REMEDY, VllmEnvError
 
@@ -23,14 +23,10 @@ class Owner(NamedTuple):
 
 def file_sha256(path: Path) -> str:
     """Return the SHA-256 of a file in hexadecimal."""
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest() if hasattr(hashlib, "file_digest") else _digest(stream)
-
-
-def _digest(stream: Any) -> str:  # Python 3.10 has no hashlib.file_digest
     digest = hashlib.sha256()
-    while chunk := stream.read(1 << 20):
-        digest.update(chunk)
+    with path.open("rb") as stream:
+        while chunk := stream.read(1 << 20):  # Python 3.10 has no hashlib.file_digest
+            digest.update(chunk)
     return digest.hexdigest()
 
 

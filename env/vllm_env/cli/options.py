@@ -138,11 +138,7 @@ def _stub_options(options: argparse.Namespace) -> StubOptions:
 
 
 def refuse_unknown_command(arguments: list[str], known: Iterable[str]) -> None:
-    """Refuse a first argument that looks like a subcommand and is none.
-
-    Raises:
-        UsageError: naming the subcommand that may have been meant.
-    """
+    """Refuse a first argument that looks like a subcommand and is none with a UsageError that names the nearest one."""
     if arguments and not arguments[0].startswith("-"):
         raise UsageError(f"Unknown subcommand {arguments[0]!r}.", remedy=_meant(arguments[0], list(known)))
 

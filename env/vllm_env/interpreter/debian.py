@@ -54,7 +54,7 @@ def restore_site_packages(stdlib: Path) -> None:
     """Make a copy of Debian's standard library look for packages in ``site-packages`` and install them there.
 
     Raises:
-        VllmEnvError: naming the file that is not as in the known releases.
+        VllmEnvError: a file is not as in the known releases.
     """
     for edit in _EDITS:
         file = next((stdlib / name for name in edit.files if (stdlib / name).is_file()), None)

@@ -64,8 +64,8 @@ def remote_url() -> str:
 def choose_layer(workspace: Workspace, python: str, recorded: CondaLayer | None = None, *, upgrade: bool = False) -> CondaLayer:
     """Return the layer for a Python version (``3.11``) that this machine installs.
 
-    The recorded one of a lock where it is available; else the one that a wheelhouse brings; else from conda-forge where that
-    answers, else from an interpreter of this machine. What was chosen first is kept, so that a second build is the same,
+    The one recorded in a lock where it is available; else the one in the wheelhouse; else from conda-forge where that answers,
+    else from an interpreter of this machine. What was chosen first is kept, so that a second build is the same,
     until ``upgrade``.
 
     Raises:
@@ -82,7 +82,7 @@ def choose_layer(workspace: Workspace, python: str, recorded: CondaLayer | None 
         return known
     make = _remote_layer if not known and workspace.network.answers(remote_url()) else local_layer
     layer = make(workspace, python)
-    if not workspace.network.offline:  # what could not be asked for is no choice
+    if not workspace.network.offline:  # without a network nothing was chosen
         memory.parent.mkdir(parents=True, exist_ok=True)
         memory.write_text(json.dumps(dataclasses.asdict(layer)), "utf-8")
     return layer
@@ -126,7 +126,7 @@ def _remote_layer(workspace: Workspace, python: str) -> CondaLayer:
 
 
 def local_layer(workspace: Workspace, python: str) -> CondaLayer:
-    """Return the layer that an interpreter of this machine gives.
+    """Return the layer made from an interpreter of this machine of version ``python`` (``3.11``).
 
     Raises:
         VllmEnvError: this machine has none that can be packed.
@@ -146,14 +146,14 @@ def is_available(workspace: Workspace, layer: CondaLayer) -> bool:
 
 
 def make_local_channel(workspace: Workspace, python: str) -> None:
-    """Make the local channel again, with a package of this machine's interpreter."""
+    """Make the local channel again, with a package of this machine's interpreter of version ``python`` (``3.11``)."""
     channel = _channel_folder(workspace, LOCAL)
     interpreter = find_interpreter(python)
     with workspace.cache.staging() as staging:
         new = staging / "channel"
         make_package(interpreter, new / "linux-64", staging)
         (new / "noarch").mkdir()
-        # packages of other Python versions stay; two builds that run together write the same bytes
+        # packages of other Python versions stay
         for file in sorted(channel.glob("linux-64/python-*.conda")):
             if not (new / "linux-64" / file.name).exists():
                 os.link(file, new / "linux-64" / file.name)

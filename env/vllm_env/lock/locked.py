@@ -39,7 +39,7 @@ class LockedWheel:
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a lock was resolved from; ``pin`` is the requirement of the pinned vLLM, a file's without its folder."""
+    """What a lock was resolved from, as in ``Spec``; ``pin`` is the pinned vLLM's requirement, a file's without its folder."""
 
     profile: str
     pin: str

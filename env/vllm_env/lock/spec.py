@@ -1,4 +1,4 @@
-"""The spec: what is to be pinned and packed, as read from a TOML file and the command line."""
+"""The spec: what to pin and pack, as read from a TOML file and the command line."""
 
 import dataclasses
 import difflib
@@ -48,8 +48,9 @@ class Pin:
 class Spec:
     """Everything that decides what gets into the environment, before it is resolved.
 
-    ``drop`` names distributions that are never installed, ``overrides`` are requirements that win over what packages
-    ask for, ``torch_backend`` is uv's name of a torch build ("cpu") or empty for the registry's.
+    ``python`` is a version such as ``3.11``. ``drop`` names distributions that are never installed, ``overrides`` are
+    requirements that win over what packages ask for, ``torch_backend`` is uv's name of a torch build ("cpu") or empty for
+    the registry's. Where the spec was read from does not make it another one.
     """
 
     profile: str
@@ -64,12 +65,6 @@ class Spec:
     git_url: str = ""
     path: Path = dataclasses.field(default=DEFAULT_SPEC, compare=False)
     is_default: bool = dataclasses.field(default=True, compare=False)
-
-    def inputs(self) -> dict[str, Any]:
-        """Return what the lock depends on; the file's own path does not count."""
-        fields = dataclasses.asdict(self)
-        del fields["path"], fields["is_default"]
-        return fields
 
 
 @dataclass(frozen=True)
@@ -88,7 +83,7 @@ def load_spec(profile: str, overrides: Overrides, path: Path | None = None) -> S
     """Read a profile's table and apply the command line's overrides.
 
     Raises:
-        UsageError: the file cannot be read, a key is unknown, or a value is none of its kind.
+        UsageError: the file cannot be read, a key is unknown, or a value is not of its type.
     """
     file = path or DEFAULT_SPEC
     table = _profile_table(file, profile)

@@ -23,7 +23,7 @@ _SHEBANG = b"""#!/bin/sh
 
 
 def make_relocatable(prefix: Path, packages: Path) -> None:
-    """Rewrite the scripts' first lines and the RECORD files, and remove what tells when and from where was installed."""
+    """Rewrite the scripts' first lines and the RECORD files, and remove what tells when and from where wheels were installed."""
     changed = _rewrite_scripts(prefix)
     for info in sorted(packages.glob("*.dist-info")):
         for name in _ACCIDENTS:
@@ -61,7 +61,7 @@ def _rewrite_scripts(prefix: Path) -> set[Path]:
 
 
 def _rewrite_conda_record(file: Path, prefix: Path) -> None:
-    """Take out of conda's record where and when the package was fetched, and what of it was left out.
+    """Take out of conda's record where and when the package was fetched, and what of it was omitted.
 
     conda-pack takes the files from this record, refuses a prefix that lacks one of them, and wants an address.
     """

@@ -53,7 +53,7 @@ class EnvironmentRecord:
 
 @dataclass(frozen=True)
 class StubRecord:
-    """The stub: its digest, its size in bytes, and the Python and the Triton release that it is for."""
+    """The stub: its digest, its size in bytes, and the Python (``3.11``) and the Triton release (``24.10``) that it is for."""
 
     sha256: str
     size: int
@@ -65,7 +65,7 @@ class StubRecord:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What was built, from what, and for which Triton; ``spec`` holds the lock's inputs."""
+    """What was built, from what, and for which Triton; ``python`` is the full version (``3.11.7``), ``spec`` the inputs."""
 
     key: str
     layout: str
@@ -83,7 +83,7 @@ class Manifest:
     format: int = FORMAT
 
     def to_json(self) -> str:
-        """Return the manifest's text."""
+        """Return the manifest as JSON."""
         return json.dumps(dataclasses.asdict(self), indent=2, sort_keys=True) + "\n"
 
     def expected(self) -> Expected:

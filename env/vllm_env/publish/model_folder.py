@@ -27,7 +27,7 @@ _NOT_READ = ("__pycache__", "*.pyc", "*.safetensors", "*.bin", "*.gguf", "*.pt",
 
 @dataclass(frozen=True)
 class BuiltSet:
-    """What is to be placed: the stub, the archive or the unpacked environment, the manifest's and the SBOM's text."""
+    """What to place: the stub, the archive or the unpacked environment, and the manifest and the SBOM as JSON."""
 
     stub: Path
     environment: Path

@@ -23,7 +23,7 @@ ENGINE_ARGS_NAME = "vllm_engine_args.json"
 READY_SECONDS = 3600.0  # a model of hundreds of GB may have to be downloaded first
 _VARIABLE = "TRITON_VLLM_WARM"  # read by triton_vllm/loading/warm_cache.py
 # Which GPUs of this very machine reach each other (vLLM's all_reduce_utils.py): another one may be wired otherwise.
-_OF_THIS_MACHINE = ("gpu_p2p_access_cache_*.json",)
+_OF_THIS_MACHINE = "gpu_p2p_access_cache_*.json"
 
 
 @dataclass(frozen=True)
@@ -107,9 +107,8 @@ def _load(workspace: Workspace, binary: Path, model: Path, filled: Path, log: Pa
 
 def _finish(filled: Path, log: Path) -> tuple[int, int]:
     """Leave what fits other machines with these devices, readable for the server's user; return files and bytes."""
-    for pattern in _OF_THIS_MACHINE:
-        for file in filled.glob(pattern):
-            file.unlink()
+    for file in filled.glob(_OF_THIS_MACHINE):
+        file.unlink()
     files = [path for path in filled.rglob("*") if path.is_file()]
     if not (filled / RECORD_NAME).is_file() or len(files) < 2:
         raise VllmEnvError(

@@ -47,7 +47,7 @@ def source_key(release: str, python: str, options: StubOptions) -> str:
 
 
 def check_buildable(workspace: Workspace, release: str, python: str, options: StubOptions) -> None:
-    """Refuse early what cannot be built on this machine; what the cache has need not be.
+    """Refuse early a stub for a full Python version that cannot be built on this machine, unless the cache has it.
 
     Raises:
         VllmEnvError: git or a C++ compiler is missing, or the organisation has no branch of this release.
@@ -65,10 +65,10 @@ def check_buildable(workspace: Workspace, release: str, python: str, options: St
 
 
 def check_branch(workspace: Workspace, release: str, options: StubOptions) -> None:
-    """Refuse a release of which the organisation's ``python_backend`` has no branch.
+    """Refuse a release for which the organisation's ``python_backend`` has no branch.
 
     Raises:
-        VllmEnvError: it has none, or does not answer, or --offline forbids to ask it.
+        VllmEnvError: it has none, it does not answer, or --offline is given.
     """
     repository = f"{options.git_url}/python_backend.git"
     remedy = "Name a mirror with --triton-git-url, or use a --python for which there is a stub (--stub prebuilt)."
@@ -102,7 +102,7 @@ def build_stub(workspace: Workspace, triton: TritonRoot, python: str, prefix: Pa
     The log of a build is kept in ``logs/`` of the cache, also when it fails.
 
     Raises:
-        VllmEnvError: the branch is not there, or the build fails; the message names the log.
+        VllmEnvError: the branch does not exist, or the build fails; the message names the log.
     """
     key = source_key(triton.release, python, options)
     target = _cached(workspace, key)
