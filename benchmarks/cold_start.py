@@ -92,7 +92,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 
 def prepare(case: str, options: argparse.Namespace, work: Path, engine: dict[str, object]) -> Path:
-    """Make the model store of a case; returns it."""
+    """Make the model store of a case; return it."""
     model = work / f"store-{case}" / "vllm"
     archive = options.repository.absolute() / "vllm" / ARCHIVE
     shutil.rmtree(model, ignore_errors=True)

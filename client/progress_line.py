@@ -1,4 +1,4 @@
-"""One line on a terminal that says how far a run is, once it lasts long enough to make somebody wonder."""
+"""One line on a terminal that says how far a run is, once it lasts long enough for a user to wonder."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def locked(place: Path, waiting: Callable[[], None]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def locked_folder(place: Path, prefix: str) -> Iterator[Path]:
-    """Give a new folder in ``place`` that is locked while it is used and removed afterwards.
+    """Yield a new folder in ``place`` that is locked while it is used and removed afterwards.
 
     The lock tells a living owner from a dead one. The id of its process would not: two containers that share a repository
     or a cache do not see each other's processes, and the builder is often process 1 in both.

@@ -36,14 +36,14 @@ _FAILURES = {
 
 
 class NetworkError(CommandError):
-    """A host did not answer, or --offline forbids to ask it."""
+    """A host did not answer, or --offline forbids asking it."""
 
 
 @dataclass(frozen=True)
 class Network:
     """Where files may come from: pip's sources, only a wheelhouse, or nowhere (``offline``).
 
-    ``torch_index`` (VLLM_ENV_TORCH_INDEX) stands in for the PyTorch project's own index, for mirrors.
+    ``torch_index`` (VLLM_ENV_TORCH_INDEX) replaces the index of the PyTorch project by a mirror.
     """
 
     pip: PipConfig = field(default_factory=PipConfig)

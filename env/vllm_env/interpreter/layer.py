@@ -183,7 +183,7 @@ def copy_layer(workspace: Workspace, layer: CondaLayer, folder: Path) -> None:
     """Put the packages of a layer into ``folder/conda``, as a conda channel.
 
     Raises:
-        VllmEnvError: a package cannot be fetched, or is not the lock's.
+        VllmEnvError: a package cannot be fetched, or does not match the lock.
     """
     channel = folder.absolute() / "conda"
     if not _holds(channel, layer):

@@ -26,7 +26,7 @@ SBOM_NAME = "vllm_env.cdx.json"
 CACHE_NAME = "vllm_cache"
 """What ``--warm`` keeps beside the environment: the caches that vLLM fills."""
 FORMAT = 1
-_NAMED = ("torch", "numpy", "transformers", "setuptools", "triton")  # whose versions stand in the manifest
+_NAMED = ("torch", "numpy", "transformers", "setuptools", "triton")  # whose versions the manifest records
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ def check_files(model: Path, manifest: Manifest) -> None:
     """Compare a published model's files with its manifest.
 
     Raises:
-        VllmEnvError: a file is missing or not the manifest's.
+        VllmEnvError: a file is missing or does not match the manifest.
     """
     for record in (manifest.archive, manifest.stub):
         file = model / record.name

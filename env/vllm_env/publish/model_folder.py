@@ -111,7 +111,7 @@ def write_set(built: BuiltSet, folder: Path, *, linked: bool = False) -> None:
 
 
 def set_environment_path(model: Path, name: str) -> None:
-    """Point EXECUTION_ENV_PATH to the layout's name; nothing is written when it already does."""
+    """Point EXECUTION_ENV_PATH to the layout's name; write nothing if it already does."""
     config = model / CONFIG_NAME
     text = config.read_text("utf-8")
     new = re.sub(rf"\$\$TRITON_MODEL_DIRECTORY/({ARCHIVE_NAME}|{DIRECTORY_NAME})(?=\")", f"$$TRITON_MODEL_DIRECTORY/{name}", text)

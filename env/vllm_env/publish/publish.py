@@ -37,7 +37,7 @@ def check_writable(repository: Path, model: str) -> None:
 
 
 def _refuse_mounts(target: Path, names: tuple[str, ...]) -> None:
-    """Refuse what can be neither replaced nor removed without emptying somebody's volume."""
+    """Refuse what can be neither replaced nor removed without emptying a volume."""
     for point in (p for name in names for p in mounts_in(target / name)):
         raise VllmEnvError(
             f"{target} cannot be built again: {point} is a mount point.",
@@ -54,7 +54,7 @@ def publish(workspace: Workspace, built: BuiltSet, repository: Path, model: str,
 
     Raises:
         VllmEnvError: the repository cannot be written, its file system is full, or a volume is mounted over what is
-            to be replaced; it is as it was then.
+            replaced; nothing has changed then.
     """
     target = repository / model
     if target.is_symlink():  # the user keeps the model elsewhere: it is placed there, and the link stays
