@@ -3,7 +3,7 @@
     .tools/venv/bin/python benchmarks/cold_start.py --repository BUILT --triton-root ROOT
 
 Cases: `archive`, the repository as `gen_vllm_env.sh` built it; `directory`, the same environment unpacked; `baseline`,
-what a person would make without this project: the same wheels installed into a conda prefix, packed by conda-pack, both
+what a user would make without this project: the same wheels installed into a conda prefix, packed by conda-pack, both
 with their defaults (no bytecode, nothing left out), and a model.py that imports vLLM at its top; `archive-warm` and
 `directory-warm`, with the caches that `gen_vllm_env.sh --warm` keeps beside the model. Cases alternate; the first start of
 each finds an empty home, as in a new container, the later ones find what vLLM has cached there. Writes a table and a
@@ -92,7 +92,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 
 def prepare(case: str, options: argparse.Namespace, work: Path, engine: dict[str, object]) -> Path:
-    """Make the model store of a case; returns it."""
+    """Make the model store of a case; return it."""
     model = work / f"store-{case}" / "vllm"
     archive = options.repository.absolute() / "vllm" / ARCHIVE
     shutil.rmtree(model, ignore_errors=True)

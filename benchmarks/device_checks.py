@@ -1,4 +1,4 @@
-"""What a GPU host is to show beside speed: answers, metrics and cancellation under the real tritonserver.
+"""What a GPU host must show beside speed: answers, metrics and cancellation under the real tritonserver.
 
     python3 benchmarks/device_checks.py --environment ENV --triton-root ROOT --device gpu [--tensor-parallel-size 2 [--ray]]
 

@@ -161,7 +161,7 @@ def _seconds(text: str) -> float:
 
 
 def _use_tools_environment() -> None:
-    """Starts this program again under the project's own Python if this one lacks tritonclient and that one exists."""
+    """Start this program again under the project's own Python if this one lacks tritonclient and that one exists."""
     try:
         import triton_stream  # noqa: F401
     except ImportError:

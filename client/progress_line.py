@@ -1,4 +1,4 @@
-"""One line on a terminal that says how far a run is, once it lasts long enough to make somebody wonder."""
+"""One line on a terminal that says how far a run is, once it lasts long enough for a user to wonder."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ProgressLine:
     _drawn: float = 0.0
 
     def advance(self) -> None:
-        """Notes one more answer."""
+        """Note one more answer."""
         self._done += 1
         now = time.monotonic()
         if now - self._started < QUIET_SECONDS or now - self._drawn < REDRAW_SECONDS or not self.stream.isatty():
@@ -34,7 +34,7 @@ class ProgressLine:
         self.stream.flush()
 
     def clear(self) -> None:
-        """Removes the line if one was drawn."""
+        """Remove the line if one was drawn."""
         if self._drawn:
             self.stream.write("\r\x1b[K")
             self.stream.flush()

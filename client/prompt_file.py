@@ -56,13 +56,13 @@ def load_prompts(path: Path) -> tuple[str, ...]:
     return prompts
 
 
-def number_prompts(texts: Sequence[str], *, iterations: int, offset: int) -> list[Prompt]:
-    """Repeats the prompts ``iterations`` times; ids count up from ``offset`` over all of them."""
-    return [Prompt(offset + number, text) for number, text in enumerate(text for _ in range(iterations) for text in texts)]
+def number_prompts(lines: Sequence[str], *, iterations: int, offset: int) -> list[Prompt]:
+    """Repeat the prompts ``iterations`` times; ids count up from ``offset`` over all of them."""
+    return [Prompt(offset + number, text) for number, text in enumerate(text for _ in range(iterations) for text in lines)]
 
 
 def check_writable(path: Path) -> None:
-    """Raises ClientError if ``path`` cannot be written; what it holds stays until the results are there."""
+    """Raise ClientError if ``path`` cannot be written; what it holds stays until the results are there."""
     existed = path.exists()
     try:
         with path.open("a", encoding="utf-8"):

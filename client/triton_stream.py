@@ -28,7 +28,7 @@ PREFLIGHT_SECONDS = 10.0  # a server that is up answers in milliseconds
 
 @dataclass(frozen=True)
 class Session:
-    """Whom to ask and how: ``stream_timeout`` in seconds per request, or None to wait for ever."""
+    """Whom to ask and how: ``stream_timeout`` in seconds per request, or None to wait forever."""
 
     url: str
     model: str

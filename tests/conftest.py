@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def pytest_configure() -> None:
-    """Lets programs be interrupted: a shell starts a background command, such as this run, with SIGINT ignored."""
+    """Let programs be interrupted: a shell starts a background command, such as this run, with SIGINT ignored."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
@@ -35,7 +35,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skips what this machine or this run is not for, each with its reason."""
+    """Skip what this machine or this run is not for, each with its reason."""
     for item in items:
         if item.get_closest_marker("slow") and not config.getoption("--slow"):
             item.add_marker(pytest.mark.skip(reason="takes minutes; run with --slow"))

@@ -64,7 +64,7 @@ class GrpcConnection(asyncio.Protocol):
         self._transport.write(preface + _frame(_SETTINGS, 0, 0, settings) + _frame(_WINDOW_UPDATE, 0, 0, widen))
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
-        """Wake everybody who waits."""
+        """Wake everyone who waits."""
         for queue in self._streams.values():
             queue.put_nowait(None)
 
@@ -122,7 +122,7 @@ class GrpcConnection(asyncio.Protocol):
         self._transport.write(data)
 
     def start_stream(self, method: str) -> tuple[int, asyncio.Queue[bytes | None]]:
-        """Start a call of `method`; returns the stream's number and the queue its messages arrive in."""
+        """Start a call of `method`; return the stream's number and the queue its messages arrive in."""
         stream, self._next = self._next, self._next + 2
         queue: asyncio.Queue[bytes | None] = asyncio.Queue()
         self._streams[stream], self._partial[stream] = queue, bytearray()

@@ -61,7 +61,7 @@ class RayCluster:
         self.address = f"127.0.0.2:{free_port()}"
 
     def start(self) -> list[str]:
-        """Start every node; returns their addresses once all of them are up.
+        """Start every node; return their addresses once all of them are up.
 
         Raises:
             StartFailedError: one did not come up in a minute and a half.
@@ -90,7 +90,7 @@ class RayCluster:
         return [Actor(a["ActorClassName"], int(a["Pid"]), a["Address"]["IPAddress"]) for a in living]
 
     def stop(self) -> int:
-        """End every process of the cluster, workers before the head; returns how many were left after that."""
+        """End every process of the cluster, workers before the head; return how many were left after that."""
         left = 0
         for leader in reversed(self._leaders):
             # Ray's agents and workers stay in the session of the command that started the node, whoever their parent is

@@ -101,7 +101,7 @@ class Server:
 
 
 def place_model(model: Path, destination: Path, arguments: dict[str, object], environment: str) -> Path:
-    """Copy a model without its archive, set its engine arguments and EXECUTION_ENV_PATH; returns the model store."""
+    """Copy a model without its archive, set its engine arguments and EXECUTION_ENV_PATH; return the model store."""
     shutil.rmtree(destination, ignore_errors=True)
     shutil.copytree(model, destination, ignore=shutil.ignore_patterns("*.tar.gz", "*.tar", "__pycache__"))
     (destination / "vllm_engine_args.json").write_text(json.dumps(arguments), encoding="utf-8")

@@ -81,7 +81,7 @@ SHAPES = {
 
 
 def write_checkpoint(shape: Shape, folder: Path) -> Path:
-    """Write `config.json` and the tokenizer of `shape` into `folder`; returns `folder`."""
+    """Write `config.json` and the tokenizer of `shape` into `folder`; return `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     vocabulary = {f"{MARK}{i}": i for i in range(shape.vocabulary)}
     tokenizer: dict[str, object] = {

@@ -29,7 +29,7 @@ class Target(Protocol):
     name: str
 
     def start(self) -> float:
-        """Start it, wait until it is ready; returns the seconds that took."""
+        """Start it, wait until it is ready, and return the seconds that took."""
 
     def measure(self, load: Load) -> Measurement:
         """Put a load on it."""
@@ -125,7 +125,7 @@ class TritonTarget(Server):
         return time.monotonic() - started
 
     def prepare(self) -> Path:
-        """Copy the model beside the logs, with the benchmark's engine arguments and environment; returns its store."""
+        """Copy the model beside the logs, with the benchmark's engine arguments and environment; return its store."""
         return place_model(
             self.setting.model_repository / self.model,
             self.setting.work / f"store-{self.name}" / self.model,

@@ -44,7 +44,7 @@ def lab(channel: Channel, small_wheel: Path, tmp_path_factory: pytest.TempPathFa
 
 
 def _interrupt(lab: Lab, number: signal.Signals, stage: str, delay: float) -> None:
-    """Interrupts a cold build and checks all that must hold afterwards."""
+    """Interrupt a cold build and check all that must hold afterwards."""
     before = lab.published()
     lab.make_cold()
     build = lab.start()

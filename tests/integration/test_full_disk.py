@@ -36,7 +36,7 @@ _SMALL_TMP = ["unshare", "--mount", "sh", "-ec", _MOUNT_SMALL_TMP, "sh"]
 
 @contextlib.contextmanager
 def _small_disk(folder: Path, size: str) -> Iterator[Path]:
-    """Mounts a tmpfs of ``size``; skips the test where that is not permitted."""
+    """Mount a tmpfs of ``size``; skip the test where that is not permitted."""
     folder.mkdir(parents=True)
     done = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", folder], capture_output=True, text=True, check=False

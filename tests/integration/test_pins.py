@@ -36,7 +36,7 @@ class _Quiet(http.server.SimpleHTTPRequestHandler):
 
 @contextlib.contextmanager
 def _serve(folder: Path) -> Iterator[str]:
-    """Serves a folder on a free port of 127.0.0.1 and yields its address."""
+    """Serve a folder on a free port of 127.0.0.1 and yield its address."""
     handler = functools.partial(_Quiet, directory=str(folder))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever)

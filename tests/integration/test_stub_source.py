@@ -41,7 +41,7 @@ class Place:
     triton: TritonRoot
 
     def build(self, options: StubOptions, release: str = "24.10") -> Stub:
-        """Plans a stub from source and makes it."""
+        """Plan a stub from source and make it."""
         triton = dataclasses.replace(self.triton, release=release, rules=rules_of(release))
         return make_stub(self.workspace, plan_stub(self.workspace, triton, self.python, "source", options), self.prefix)
 

@@ -49,13 +49,13 @@ class Lab:
         return self.place / "tmp"
 
     def make_cold(self) -> None:
-        """Forgets what was built, so that every stage has work to do, and picks another target than the published one."""
+        """Forget what was built, so that every stage has work to do, and pick another target than the published one."""
         for name in ("prefixes", "archives", "locks"):
             shutil.rmtree(self.cache / name, ignore_errors=True)
         self.targets.reverse()
 
     def start(self, *launcher: str, smoke: bool = False, **variables: str) -> Build:
-        """Starts a build of the current target; ``launcher`` is a program that runs the command after it."""
+        """Start a build of the current target; ``launcher`` is a program that runs the command after it."""
         self.temporary.mkdir(parents=True, exist_ok=True)
         environment = small_build.environment(self.cache, **{"TMPDIR": str(self.temporary), **variables})
         argv = small_build.command(self.repository, "--spec", self.spec, "--with", self.targets[0], smoke=smoke)
@@ -64,7 +64,7 @@ class Lab:
         )
 
     def finish(self) -> str:
-        """Runs a build of the current target to its end, which must be a good one; returns its messages."""
+        """Run a build of the current target to its end, which must be a good one; return its messages."""
         build = self.start()
         status = build.wait()
         assert status == 0, build.text()
@@ -131,14 +131,14 @@ class Build:
         return "".join(self._lines)
 
     def wait_for(self, text: str, seconds: float = 120.0) -> None:
-        """Returns when a line begins with ``text``, or the build has ended."""
+        """Return when a line begins with ``text``, or the build has ended."""
         with self._news:
             self._news.wait_for(
                 lambda: any(line.startswith(text) for line in self._lines) or not self._reader.is_alive(), seconds
             )
 
     def wait(self, seconds: float = 240.0) -> int:
-        """Waits for its end and returns its status."""
+        """Wait for its end and return its status."""
         status = self.child.wait(seconds)
         self._reader.join(5)
         if self.child.stderr and not self._reader.is_alive():
@@ -146,6 +146,6 @@ class Build:
         return status
 
     def signal(self, number: signal.Signals) -> int:
-        """Sends a signal and returns the status with which it ended."""
+        """Send a signal and return the status with which it ended."""
         self.child.send_signal(number)
         return self.wait(120)

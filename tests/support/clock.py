@@ -40,7 +40,7 @@ _clock: list[_Clock] = []
 
 
 def now() -> float:
-    """Returns seconds of a clock of this process that runs while the machine does."""
+    """Return seconds of a clock of this process that runs while the machine does."""
     if not _clock:
         _clock.append(_Clock())
     return _clock[0].now()

@@ -36,7 +36,7 @@ class Ready(http.server.BaseHTTPRequestHandler):
 
 
 def fill(folder: Path) -> None:
-    """Writes a record, a kernel that only its owner may read, and what vLLM notes of this machine's GPUs."""
+    """Write a record, a kernel that only its owner may read, and what vLLM notes of this machine's GPUs."""
     (folder / "kernels").mkdir(mode=0o700)
     (folder / "kernels" / "one").write_text("one")
     (folder / "kernels" / "one").chmod(0o600)
@@ -45,7 +45,7 @@ def fill(folder: Path) -> None:
 
 
 def launcher(folder: Path) -> Path:
-    """Makes a launcher like that of the provisioned Triton, a shell script that becomes the program; returns its path."""
+    """Make a launcher like that of the provisioned Triton, a shell script that becomes the program; return its path."""
     path = folder / "tritonserver"
     path.write_text(f'#!/bin/sh\nexec {sys.executable} {__file__} "$@"\n')
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
@@ -53,7 +53,7 @@ def launcher(folder: Path) -> Path:
 
 
 def main() -> None:
-    """Does what it is told, then serves."""
+    """Do what it is told, then serve."""
     words = os.environ.get("FAKE_TRITON", "").split()
     options = dict(argument[2:].split("=", 1) for argument in sys.argv[1:] if argument.startswith("--"))
     if "fills" in words:

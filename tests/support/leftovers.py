@@ -13,7 +13,7 @@ _NAMES = ("tritonserver", "triton_python_b", "VLLM::")
 
 
 def leftovers(parent: int) -> set[str]:
-    """Returns processes below ``parent``, servers' orphans, and folders and shared memory of our servers.
+    """Return processes below ``parent``, servers' orphans, and folders and shared memory of our servers.
 
     An orphan of somebody else's server counts as well: compare with an earlier look.
     """
@@ -31,7 +31,7 @@ def shown(process: psutil.Process) -> str:
 
 
 def name_of(process: psutil.Process) -> str:
-    """Returns the name of a process, or nothing if it has just ended."""
+    """Return the name of a process, or nothing if it has just ended."""
     with contextlib.suppress(psutil.Error):
         return process.name()
     return ""

@@ -13,5 +13,5 @@ class Listener(Console):
         self.heard: list[str] = []
 
     def step(self, text: str, fraction: float | None = None) -> None:
-        """Remembers the text."""
+        """Remember the text."""
         self.heard.append(text)

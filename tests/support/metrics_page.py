@@ -17,20 +17,20 @@ class Metrics:
     samples: tuple[tuple[str, dict[str, str], float], ...]
 
     def names(self, prefix: str) -> set[str]:
-        """Returns the names that begin so."""
+        """Return the names that begin so."""
         return {name for name, _, _ in self.samples if name.startswith(prefix)}
 
     def labels(self, prefix: str) -> list[dict[str, str]]:
-        """Returns the labels of all samples whose names begin so."""
+        """Return the labels of all samples whose names begin so."""
         return [labels for name, labels, _ in self.samples if name.startswith(prefix)]
 
     def total(self, name: str) -> float:
-        """Returns the sum over all labels; 0 where there is none."""
+        """Return the sum over all labels; 0 where there is none."""
         return sum(value for found, _, value in self.samples if found == name)
 
 
 def read_metrics(url: str) -> Metrics:
-    """Fetches and parses a page."""
+    """Fetch and parse a page."""
     with urllib.request.urlopen(url, timeout=10) as answer:
         lines = answer.read().decode().splitlines()
     found = [match.groups() for match in map(_LINE.match, lines) if match]

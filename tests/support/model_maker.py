@@ -16,7 +16,7 @@ PROJECTIONS = ("q_proj", "v_proj")
 
 
 def main(request_file: str, answer_file: str) -> None:
-    """Makes all of them."""
+    """Make all of them."""
     request = json.loads(Path(request_file).read_text(encoding="utf-8"))
     base = Path(request["llama"])
     for seed, folder in enumerate(request["adapters"]):
@@ -26,7 +26,7 @@ def main(request_file: str, answer_file: str) -> None:
 
 
 def make_adapter(base: Path, folder: Path, seed: int) -> None:
-    """Writes an adapter in PEFT's layout, strong enough to change every answer."""
+    """Write an adapter in PEFT's layout, strong enough to change every answer."""
     import torch
     from safetensors.torch import save_file
 
@@ -55,7 +55,7 @@ def make_adapter(base: Path, folder: Path, seed: int) -> None:
 
 
 def make_embedding(base: Path, folder: Path) -> None:
-    """Writes a BERT with random weights and the tokenizer of ``base``."""
+    """Write a BERT with random weights and the tokenizer of ``base``."""
     import torch
     from transformers import BertConfig, BertModel
 

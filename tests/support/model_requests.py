@@ -31,7 +31,7 @@ class Answer:
         return "".join(response.error for response in self.responses)
 
     def texts(self) -> list[str]:
-        """Returns the text of each completion, joined over the responses."""
+        """Return the text of each completion, joined over the responses."""
         pieces = self.values("text_output")
         return [b"".join(column).decode() for column in zip(*pieces, strict=True)]
 
@@ -42,16 +42,16 @@ class Answer:
         return text
 
     def values(self, name: str) -> list[list[Any]]:
-        """Returns an output tensor of each response, as lists."""
+        """Return an output tensor of each response, as lists."""
         return [response.tensors[name].tolist() for response in self.responses]
 
     def token_ids(self) -> list[int]:
-        """Returns the token ids of all responses."""
+        """Return the token ids of all responses."""
         return [token for part in self.values("token_ids") for token in part]
 
 
 def prompt(text: str | None, parameters: Any = None, **tensors: Any) -> dict[str, Any]:
-    """Returns a request's tensors; parameters become JSON, those given as a string stay as they are."""
+    """Return a request's tensors; parameters become JSON, those given as a string stay as they are."""
     made = dict(tensors) if text is None else {"text_input": text, **tensors}
     if parameters is not None:
         made["sampling_parameters"] = parameters if isinstance(parameters, str) else json.dumps(parameters)
@@ -59,14 +59,14 @@ def prompt(text: str | None, parameters: Any = None, **tensors: Any) -> dict[str
 
 
 def ask_all(server: TritonServer, requests: Sequence[dict[str, Any]], **options: Any) -> list[Answer]:
-    """Sends requests at once on one stream; returns the answers in the order of the requests."""
+    """Send requests at once on one stream; return the answers in the order of the requests."""
     found = stream(server.grpc_url, requests, **options)
     parts = [r for r in found if r.tensors or r.error]
     return [Answer(tuple(r for r in parts if r.request_id == str(number))) for number in range(len(requests))]
 
 
 def ask(server: TritonServer, text: str | None, parameters: Any = None, *, options: Any = None, **tensors: Any) -> Answer:
-    """Sends one request; returns its answer, errors included.
+    """Send one request; return its answer, errors included.
 
     Args:
         server: the server.
@@ -80,5 +80,5 @@ def ask(server: TritonServer, text: str | None, parameters: Any = None, *, optio
 
 
 def finals(server: TritonServer, requests: Sequence[dict[str, Any]]) -> Counter[str]:
-    """Returns how many final responses each request id got."""
+    """Return how many final responses each request id got."""
     return Counter(r.request_id for r in stream(server.grpc_url, requests) if r.final)

@@ -26,12 +26,12 @@ class MadeModels:
 
 
 def long_standin(environment: Path) -> Path:
-    """Returns a stand-in whose answers can last more than half a minute: for tests of what happens in the middle of one."""
+    """Return a stand-in whose answers can last more than half a minute: for tests of what happens in the middle of one."""
     return _standin(environment, Recipe(positions=LONG_POSITIONS))
 
 
 def llama(environment: Path) -> Path:
-    """Returns a stand-in of Llama's architecture."""
+    """Return a stand-in of Llama's architecture."""
     return _standin(environment, Recipe(architecture="llama", hidden=128))
 
 
@@ -40,7 +40,7 @@ def _standin(environment: Path, recipe: Recipe) -> Path:
 
 
 def make_models(environment: Path, folder: Path) -> MadeModels:
-    """Makes a Llama with two LoRA adapters and a BERT, with random weights but for the Llama's."""
+    """Make a Llama with two LoRA adapters and a BERT, with random weights but for the Llama's."""
     base = llama(environment)
     made = MadeModels(base, (folder / "adapter_one", folder / "adapter_two"), folder / "embedding")
     request = {name: [str(p) for p in value] if isinstance(value, tuple) else str(value) for name, value in asdict(made).items()}

@@ -17,7 +17,7 @@ exec "$@"
 
 
 def with_mounts(*pairs: tuple[object, object]) -> list[str]:
-    """Returns what to put before a command, so that in its own mount namespace ``(source, point)`` are bind mounts.
+    """Return what to put before a command, so that in its own mount namespace ``(source, point)`` are bind mounts.
 
     Skips the test where that is not permitted.
     """
@@ -26,7 +26,7 @@ def with_mounts(*pairs: tuple[object, object]) -> list[str]:
 
 
 def with_own_processes() -> list[str]:
-    """Returns what to put before a command, so that it is process 1 and sees no process from outside, as in a container.
+    """Return what to put before a command, so that it is process 1 and sees no process from outside, as in a container.
 
     It is killed with the process that is put before it. Skips the test where that is not permitted.
     """

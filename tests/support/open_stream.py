@@ -59,12 +59,12 @@ class OpenStream:
             self.cancel()
 
     def cancel(self) -> None:
-        """Gives the request up, as a client does that has enough."""
+        """Give the request up, as a client does that has enough."""
         with contextlib.suppress(Exception):  # a stream that has ended already
             self._client.stop_stream(cancel_requests=True)
 
     def wait(self, count: int = 1, timeout: float = 30.0) -> list[Event]:
-        """Returns the events once there are ``count`` of them, or the request has ended."""
+        """Return the events once there are ``count`` of them, or the request has ended."""
         until = now() + timeout
         with self._arrived:
             while not self._arrived.wait_for(lambda: len(self.events) >= count or self.ended, 0.1):
@@ -73,7 +73,7 @@ class OpenStream:
         return self.events
 
     def wait_end(self, timeout: float = 30.0) -> Event:
-        """Returns the last event: a final response or an error."""
+        """Return the last event: a final response or an error."""
         return self.wait(1 << 30, timeout)[-1]
 
     @property

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def openai_server(environment: Path, engine_args: Mapping[str, Any], log: Path) -> Iterator[str]:
-    """Serves until the block ends; yields ``http://127.0.0.1:PORT``.
+    """Serve until the block ends; yield ``http://127.0.0.1:PORT``.
 
     Raises:
         RuntimeError: it ended, or was not ready in time; the message holds the end of its log.

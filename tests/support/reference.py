@@ -16,7 +16,7 @@ ONE_THREAD = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
 
 
 def run_reference(environment: Path, program: str, request: Any, *, timeout: float = 300.0) -> Any:
-    """Runs a program of ``tests/support`` in an unpacked environment; returns the JSON that it wrote.
+    """Run a program of ``tests/support`` in an unpacked environment; return the JSON that it wrote.
 
     Args:
         environment: the folder with ``bin/python``.

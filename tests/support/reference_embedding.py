@@ -1,6 +1,6 @@
 """Embeddings by transformers: ``python reference_embedding.py REQUEST.json ANSWER.json``.
 
-The request holds a model's folder and texts; the answer, for each text, its token ids and the normalised vector of its
+The request holds a model's folder and strings; the answer, for each string, its token ids and the normalised vector of its
 first token, which is what vLLM takes of a BERT.
 """
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 
 def main(request_file: str, answer_file: str) -> None:
-    """Embeds all texts."""
+    """Embed all strings."""
     import torch
     from transformers import AutoModel, AutoTokenizer
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 
 def main(request_file: str, answer_file: str) -> None:
-    """Answers all prompts in one batch."""
+    """Answer all prompts in one batch."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # no second import of vLLM, no process to leave behind
     from vllm import LLM, SamplingParams
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 
 def main(request_file: str, answer_file: str) -> None:
-    """Answers one prompt after the other, so that no padding plays a part."""
+    """Answer one prompt after the other, so that no padding plays a part."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

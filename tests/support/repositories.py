@@ -23,7 +23,7 @@ BUILD_SECONDS = 1200
 
 
 def triton_root() -> Path:
-    """Returns the Triton root to test with; it may not be there before the first build provisions it."""
+    """Return the Triton root to test with; it may not be there before the first build provisions it."""
     named = os.environ.get("VLLM_ENV_TEST_TRITON_ROOT")
     if named:
         return Path(named).resolve()
@@ -32,7 +32,7 @@ def triton_root() -> Path:
 
 
 def build(repository: Path) -> Path:
-    """Returns a model repository with a complete model ``vllm``, built into ``repository`` unless a variable says so.
+    """Return a model repository with a complete model ``vllm``, built into ``repository`` unless a variable says so.
 
     Raises:
         RuntimeError: the build failed; the message holds what it printed.
@@ -53,7 +53,7 @@ def build(repository: Path) -> Path:
 
 
 def assemble(repository: Path, environment: Path) -> Path:
-    """Returns a repository with the working tree's model on an unpacked environment."""
+    """Return a repository with the working tree's model on an unpacked environment."""
     source = CHECKOUT / "model_repository" / "vllm"
     model = repository / "vllm"
     shutil.copytree(source, model, ignore=shutil.ignore_patterns("__pycache__", "vllm_env*", "vllm_cache", "triton_python*"))
@@ -69,7 +69,7 @@ def assemble(repository: Path, environment: Path) -> Path:
 
 
 def point_to_environment(model: Path, environment: Path) -> None:
-    """Makes a model's ``config.pbtxt`` name an unpacked environment, which starts faster than an archive."""
+    """Make a model's ``config.pbtxt`` name an unpacked environment, which starts faster than an archive."""
     config = model / "config.pbtxt"
     text = config.read_text(encoding="utf-8")
     changed, count = re.subn(r'(EXECUTION_ENV_PATH"\s+value: *\{ *string_value: *")[^"]+', rf"\g<1>{environment}", text)
@@ -79,7 +79,7 @@ def point_to_environment(model: Path, environment: Path) -> None:
 
 
 def unpacked_environment(model: Path, target: Path) -> Path:
-    """Returns the environment of a built model as a folder; an archive is extracted to ``target``."""
+    """Return the environment of a built model as a folder; an archive is extracted to ``target``."""
     text = (model / "config.pbtxt").read_text(encoding="utf-8")
     named = re.search(r'EXECUTION_ENV_PATH"\s+value: *\{ *string_value: *"([^"]+)"', text)
     if named is None:
@@ -93,5 +93,5 @@ def unpacked_environment(model: Path, target: Path) -> Path:
 
 
 def client_command(*arguments: str) -> list[str]:
-    """Returns the command line of ``client/client.py`` under the interpreter that runs the tests."""
+    """Return the command line of ``client/client.py`` under the interpreter that runs the tests."""
     return [sys.executable, str(CHECKOUT / "client" / "client.py"), *arguments]

@@ -41,7 +41,7 @@ def serve(
     prepare: Callable[[Path], None] | None = None,
     ready_timeout: float = READY_SECONDS,
 ) -> Iterator[TritonServer]:
-    """Serves a copy of the built model and yields the server when it is ready.
+    """Serve a copy of the built model and yield the server when it is ready.
 
     Args:
         parts: what to serve.

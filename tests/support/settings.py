@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def with_parameter(model: Path, name: str, value: str) -> None:
-    """Sets a parameter in a model's config.pbtxt, in place of the one that is there."""
+    """Set a parameter in a model's config.pbtxt, in place of the one that is there."""
     config = model / "config.pbtxt"
     text = config.read_text(encoding="utf-8")
     without = re.sub(rf'parameters\s*{{\s*key: "{name}".*?}}\s*}}\s*', "", text, flags=re.DOTALL)
@@ -19,5 +19,5 @@ def with_parameter(model: Path, name: str, value: str) -> None:
 
 
 def with_metrics(model: Path) -> None:
-    """Turns REPORT_CUSTOM_METRICS on."""
+    """Turn REPORT_CUSTOM_METRICS on."""
     with_parameter(model, "REPORT_CUSTOM_METRICS", "yes")

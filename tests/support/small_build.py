@@ -52,7 +52,7 @@ def small_lock(*, folder: str = "/cache/wheels", commit: str = "") -> Lock:
 
 
 def make_tree(folder: Path, *, version: str = VERSION, git: bool = False) -> Path:
-    """Writes a source tree of a package named vllm; with ``git``, as a repository with one commit."""
+    """Write a source tree of a package named vllm; with ``git``, as a repository with one commit."""
     (folder / "vllm").mkdir(parents=True)
     (folder / "vllm" / "__init__.py").write_text(f'__version__ = "{version}"\n\n\ndef main():\n    print(__version__)\n')
     (folder / "pyproject.toml").write_text(_PYPROJECT.format(version=version))
@@ -72,14 +72,14 @@ def head(tree: Path) -> str:
 
 
 def make_wheel(folder: Path, tree: Path) -> Path:
-    """Builds a wheel of a tree into ``folder``."""
+    """Build a wheel of a tree into ``folder``."""
     uv = Path(sys.executable).parent / "uv"
     subprocess.run([uv, "build", "--quiet", "--wheel", "--python", "3.11", "--out-dir", folder, tree], check=True)
     return next(folder.glob("*.whl"))
 
 
 def make_spec(folder: Path, pinned: Path) -> Path:
-    """Writes a spec that pins a tree or a wheel; its lock will lie beside it."""
+    """Write a spec that pins a tree or a wheel; its lock will lie beside it."""
     folder.mkdir(parents=True, exist_ok=True)
     kind = "source" if pinned.is_dir() else "wheel"
     (folder / "small.toml").write_text(SPEC.format(kind=kind, place=pinned))
@@ -98,7 +98,7 @@ def environment(cache: Path, **variables: str) -> dict[str, str]:
 
 
 def build(cache: Path, repository: Path, *options: object, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Runs a build to its end and returns its status and output."""
+    """Run a build to its end and return its status and output."""
     return subprocess.run(
         command(repository, *options),
         env=environment(cache, **variables),

@@ -26,7 +26,7 @@ class Response:
     error: str = ""
 
     def text(self) -> str:
-        """Returns the first text of ``text_output``, or nothing."""
+        """Return the first text of ``text_output``, or nothing."""
         values = self.tensors.get("text_output")
         return "" if values is None or values.size == 0 else bytes(values.reshape(-1)[0]).decode("utf-8")
 
@@ -39,7 +39,7 @@ def stream(
     parameters: Mapping[str, Any] | None = None,
     timeout: float = 60.0,
 ) -> list[Response]:
-    """Sends requests on one gRPC stream and returns all responses in the order of arrival, empty final ones too.
+    """Send requests on one gRPC stream and return all responses in the order of arrival, empty final ones too.
 
     Args:
         url: ``127.0.0.1:PORT`` of gRPC.
@@ -64,7 +64,7 @@ def stream(
 
 
 def tensor(name: str, value: Any) -> Any:
-    """Returns an input tensor; a scalar becomes shape (1,), text becomes BYTES, integers INT32."""
+    """Return an input tensor; a scalar becomes shape (1,), text becomes BYTES, integers INT32."""
     values = value if isinstance(value, list) else [value]
     if isinstance(values[0], str | bytes):
         array = np.array([v.encode() if isinstance(v, str) else v for v in values], dtype=np.object_)
@@ -86,25 +86,25 @@ def _response(result: Any, error: InferenceServerException | None) -> Response:
 
 
 def text_of(responses: Sequence[Response], request_id: int = 0) -> str:
-    """Returns the joined text of one request's responses."""
+    """Return the joined text of one request's responses."""
     return "".join(response.text() for response in responses if response.request_id == str(request_id))
 
 
 def generate(url: str, payload: Mapping[str, Any], *, model: str = "vllm", timeout: float = 60.0) -> tuple[int, Any]:
-    """POSTs to ``/v2/models/MODEL/generate``; returns the status and the JSON of the answer."""
+    """POST to ``/v2/models/MODEL/generate``; return the status and the JSON of the answer."""
     status, body = post(url, f"/v2/models/{model}/generate", payload, timeout=timeout)
     return status, json.loads(body)
 
 
 def generate_stream(url: str, payload: Mapping[str, Any], *, model: str = "vllm", timeout: float = 60.0) -> tuple[int, list[Any]]:
-    """POSTs to ``/v2/models/MODEL/generate_stream``; returns the status and the JSON of each server-sent event."""
+    """POST to ``/v2/models/MODEL/generate_stream``; return the status and the JSON of each server-sent event."""
     status, body = post(url, f"/v2/models/{model}/generate_stream", payload, timeout=timeout)
     events = [line.partition(":")[2] for line in body.splitlines() if line.startswith("data:")]
     return status, [json.loads(event) for event in events] or [json.loads(body)]
 
 
 def post(url: str, path: str, payload: Mapping[str, Any] | str, *, timeout: float) -> tuple[int, str]:
-    """POSTs JSON, or a text as it is; returns the status and the whole body."""
+    """POST JSON, or a text as it is; return the status and the whole body."""
     connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=timeout)
     try:
         text = payload if isinstance(payload, str) else json.dumps(payload)
@@ -116,7 +116,7 @@ def post(url: str, path: str, payload: Mapping[str, Any] | str, *, timeout: floa
 
 
 def get(url: str, path: str, *, timeout: float = 10.0) -> tuple[int, str]:
-    """GETs a path; returns the status and the whole body."""
+    """GET a path; return the status and the whole body."""
     connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=timeout)
     try:
         connection.request("GET", path)

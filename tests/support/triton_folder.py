@@ -15,7 +15,7 @@ PYTHON = "3.11"
 
 
 def make_root(folder: Path) -> Path:
-    """Makes a root of release 24.10 whose only stub is for Python 3.11; none of its programs is one."""
+    """Make a root of release 24.10 whose only stub is for Python 3.11; none of its programs is one."""
     stub = folder / "python_backend_stubs" / PYTHON / "triton_python_backend_stub"
     for file in (folder / "bin/tritonserver", folder / "backends/python/libtriton_python.so", stub):
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -16,7 +16,7 @@ QUERIES = 8  # tokens that a picture becomes
 
 
 def main(request_file: str, answer_file: str) -> None:
-    """Makes it."""
+    """Make it."""
     import torch
     from tokenizers import Tokenizer
     from transformers import (

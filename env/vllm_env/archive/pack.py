@@ -107,7 +107,7 @@ def _unlisted_bytecode(prefix: Path, listed: set[str]) -> list[str]:
     """Return the bytecode that conda-pack leaves out, relative to the prefix.
 
     It takes bytecode beside a conda package's sources for conda's own, which is made when a package is installed, and
-    drops it (core.py, ``find_py_source``); the standard library would be compiled anew at every start.
+    drops it (core.py, ``find_py_source``); the standard library would be compiled again at every start.
     """
     found: set[str] = set()
     for folder, _, files in os.walk(prefix / "lib"):

@@ -79,7 +79,7 @@ class Cache:
 
     @contextlib.contextmanager
     def staging(self) -> Iterator[Path]:
-        """Give a new folder below ``build/`` that is locked while it is used and removed afterwards."""
+        """Yield a new folder below ``build/`` that is locked while it is used and removed afterwards."""
         build = self.path("build")
         build.mkdir(parents=True, exist_ok=True)
         with locked_folder(build, _STAGED) as folder:

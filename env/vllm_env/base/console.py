@@ -3,7 +3,6 @@
 On a terminal the running stage is a live line of ``rich``; elsewhere a stage says that it has begun, and how long it took.
 """
 
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -75,5 +74,4 @@ class Console:
     @staticmethod
     def result(text: str) -> None:
         """Print a result on stdout."""
-        sys.stdout.write(text + "\n")
-        sys.stdout.flush()
+        print(text, flush=True)  # noqa: T201 - the one place that prints

@@ -1,13 +1,16 @@
 """What an ELF file asks for, read with pyelftools: libraries, symbol versions, search paths."""
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from elftools.common.exceptions import ELFError
 from elftools.elf.dynamic import DynamicSection
 from elftools.elf.elffile import ELFFile
-from elftools.elf.gnuversions import GNUVerNeedSection
+from elftools.elf.gnuversions import GNUVerDefSection, GNUVerNeedSection
+from packaging.version import Version
 
 _LIBPYTHON = re.compile(r"libpython(3\.\d+)")
 
@@ -26,7 +29,7 @@ def read_needs(path: Path) -> ElfNeeds | None:
     try:
         with path.open("rb") as stream:
             elf = ELFFile(stream)
-            dynamic = next((s for s in elf.iter_sections() if isinstance(s, DynamicSection)), None)
+            dynamic = _section(elf, DynamicSection)
             if dynamic is None:
                 return None
             tags = list(dynamic.iter_tags())
@@ -39,11 +42,13 @@ def read_needs(path: Path) -> ElfNeeds | None:
         return None
 
 
+def _section(elf: ELFFile, kind: type[Any]) -> Any:
+    return next((section for section in elf.iter_sections() if isinstance(section, kind)), None)
+
+
 def _versions(elf: ELFFile) -> dict[str, tuple[str, ...]]:
-    section = next((s for s in elf.iter_sections() if isinstance(s, GNUVerNeedSection)), None)
-    if section is None:
-        return {}
-    return {need.name: tuple(aux.name for aux in auxes) for need, auxes in section.iter_versions()}
+    section = _section(elf, GNUVerNeedSection)
+    return {need.name: tuple(aux.name for aux in auxes) for need, auxes in section.iter_versions()} if section else {}
 
 
 def needed_python(path: Path) -> str | None:
@@ -58,6 +63,19 @@ def needed_python(path: Path) -> str | None:
 
 def newest_version(needs: ElfNeeds, prefix: str) -> tuple[int, ...]:
     """Return the newest symbol version with ``prefix`` (``GLIBC_``, ``GLIBCXX_``), as numbers; () for none."""
-    found = [v[len(prefix) :] for names in needs.versions.values() for v in names if v.startswith(prefix)]
-    numbers = [tuple(int(n) for n in v.split(".")) for v in found if re.fullmatch(r"[\d.]+", v)]
-    return max(numbers, default=())
+    return _newest((name for names in needs.versions.values() for name in names), prefix)
+
+
+def newest_defined(library: Path, prefix: str) -> tuple[int, ...]:
+    """Return the newest symbol version with ``prefix`` that a library defines, as numbers; () for none."""
+    try:
+        with library.open("rb") as stream:
+            section = _section(ELFFile(stream), GNUVerDefSection)
+            return _newest([aux.name for _, auxes in section.iter_versions() for aux in auxes] if section else (), prefix)
+    except (ELFError, OSError):
+        return ()
+
+
+def _newest(names: Iterable[str], prefix: str) -> tuple[int, ...]:
+    numbers = (name.removeprefix(prefix) for name in names if re.fullmatch(rf"{prefix}[\d.]+", name))
+    return max((Version(number).release for number in numbers), default=())

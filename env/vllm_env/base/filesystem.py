@@ -1,27 +1,32 @@
-"""Files, folders and mount points."""
+"""Files, folders, mount points and owners: root in a container leaves nothing of root's in a folder of a host user."""
 
+import contextlib
 import hashlib
 import os
 import re
 import shutil
+import stat
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 from .errors import SPACE_REMEDY, VllmEnvError
 
 _MOUNTINFO = Path("/proc/self/mountinfo")
 
 
+class Owner(NamedTuple):
+    """User and group, by number."""
+
+    uid: int
+    gid: int
+
+
 def file_sha256(path: Path) -> str:
     """Return the SHA-256 of a file in hexadecimal."""
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest() if hasattr(hashlib, "file_digest") else _digest(stream)
-
-
-def _digest(stream: Any) -> str:  # Python 3.10 has no hashlib.file_digest
     digest = hashlib.sha256()
-    while chunk := stream.read(1 << 20):
-        digest.update(chunk)
+    with path.open("rb") as stream:
+        while chunk := stream.read(1 << 20):  # Python 3.10 has no hashlib.file_digest
+            digest.update(chunk)
     return digest.hexdigest()
 
 
@@ -64,15 +69,64 @@ def require_space(folder: Path, needed: int, purpose: str, remedy: str = SPACE_R
     Raises:
         VllmEnvError: the file system of ``folder`` is too full for ``purpose``.
     """
-    existing = folder
-    while not existing.exists():
-        existing = existing.parent
-    free = shutil.disk_usage(existing).free
+    free = free_space(folder)
     if free < needed:
-        raise VllmEnvError(
-            f"No space: {purpose} needs {needed / 1e9:.1f} GB in {folder}, and {free / 1e9:.1f} GB are free.",
-            remedy=remedy,
-        )
+        what = f"No space: {purpose} needs {needed / 1e9:.1f} GB in {folder}, and {free / 1e9:.1f} GB are free."
+        raise VllmEnvError(what, remedy=remedy)
+
+
+def free_space(folder: Path) -> int:
+    """Return the bytes that are free on the file system of a folder, which need not exist yet."""
+    return shutil.disk_usage(next(p for p in (folder, *folder.absolute().parents) if p.exists())).free
+
+
+def nearest(path: Path) -> Path:
+    """Return a file, folder or link itself if it exists, else the nearest folder above it."""
+    while not os.path.lexists(path):  # not exists(), which raises where a folder above may not be entered
+        path = path.absolute().parent
+    return path
+
+
+def replace_file(file: Path, data: bytes) -> None:
+    """Replace a file by rename, with its mode and owner: it may be a link to the user's file, or a hard link into a cache."""
+    temporary = file.with_name(f".{file.name}.new")
+    temporary.write_bytes(data)
+    temporary.chmod(stat.S_IMODE(file.stat().st_mode))
+    give(temporary, owner_of(file))
+    temporary.replace(file)
+
+
+def owner_of(place: Path) -> Owner:
+    """Return the owner of a file or folder, of a link itself, or of the nearest folder above that exists."""
+    status = nearest(place).lstat()
+    return Owner(status.st_uid, status.st_gid)
+
+
+def give(path: Path, owner: Owner) -> None:
+    """Give what root has made to its owner; do nothing for another user, or to a file with several hard links.
+
+    Such a file is the user's own, or the cache's archive, which root has verified and will place again: a user who could
+    write it would change both.
+    """
+    status = path.lstat()
+    if os.geteuid() != 0 or status.st_uid != 0 or owner == Owner(status.st_uid, status.st_gid):
+        return
+    if stat.S_ISREG(status.st_mode) and status.st_nlink > 1:
+        return
+    with contextlib.suppress(OSError):  # a root that may not (root_squash), or a user whom this container does not know
+        os.chown(path, owner.uid, owner.gid, follow_symlinks=False)
+
+
+def give_tree(folder: Path, owner: Owner) -> None:
+    """Give a file, or a folder and all that it holds, to one owner."""
+    for path in (folder, *folder.rglob("*")):
+        give(path, owner)
+
+
+def give_as(copy: Path, original: Path) -> None:
+    """Give a copy of a folder, and all that it holds, to the owners that the same things have in the original."""
+    for path in (copy, *copy.rglob("*")):
+        give(path, owner_of(original / path.relative_to(copy)))
 
 
 def mounts_in(folder: Path) -> list[Path]:

@@ -20,7 +20,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    """Ties this process to its parent, then becomes the program."""
+    """Tie this process to its parent, then become the program."""
     parent, number, pipe, changes, *program = sys.argv[1:]
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0)
     if os.getppid() != int(parent):

@@ -32,7 +32,7 @@ def locked(place: Path, waiting: Callable[[], None]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def locked_folder(place: Path, prefix: str) -> Iterator[Path]:
-    """Give a new folder in ``place`` that is locked while it is used and removed afterwards.
+    """Yield a new folder in ``place`` that is locked while it is used and removed afterwards.
 
     The lock tells a living owner from a dead one. The id of its process would not: two containers that share a repository
     or a cache do not see each other's processes, and the builder is often process 1 in both.
@@ -62,11 +62,7 @@ def remove_unlocked(folder: Path, *, dry_run: bool = False) -> bool:
 
 
 def _lock(folder: Path, operation: int) -> int:
-    """Lock a folder and return the handle that holds it.
-
-    Raises:
-        OSError: it is gone, may not be read, or is locked and ``operation`` has LOCK_NB.
-    """
+    """Lock a folder and return the handle that holds it; OSError if it is gone, or locked and ``operation`` has LOCK_NB."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         fcntl.flock(handle, operation)

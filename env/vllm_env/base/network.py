@@ -36,14 +36,14 @@ _FAILURES = {
 
 
 class NetworkError(CommandError):
-    """A host did not answer, or --offline forbids to ask it."""
+    """A host did not answer, or --offline forbids asking it."""
 
 
 @dataclass(frozen=True)
 class Network:
     """Where files may come from: pip's sources, only a wheelhouse, or nowhere (``offline``).
 
-    ``torch_index`` (VLLM_ENV_TORCH_INDEX) stands in for the PyTorch project's own index, for mirrors.
+    ``torch_index`` (VLLM_ENV_TORCH_INDEX) replaces the index of the PyTorch project by a mirror.
     """
 
     pip: PipConfig = field(default_factory=PipConfig)
@@ -79,19 +79,11 @@ class Network:
         return [*(["--offline"] if self.offline else []), *self.pip.uv_arguments()]
 
     def pip_command(self, arguments: Sequence[object], what: str, **options: Any) -> str:
-        """Run the packager's own pip, which reads its configuration itself, and return what it printed.
-
-        Raises:
-            CommandError: pip failed; NetworkError if no host answered, or with --offline.
-        """
+        """Run the packager's own pip, which reads its configuration itself, as :meth:`program` does."""
         return self.program([sys.executable, "-m", "pip", *arguments], what, **options)
 
     def git(self, arguments: Sequence[object], what: str, **options: Any) -> str:
-        """Run git, which asks for no password, and return what it printed; a repository in a folder needs no network.
-
-        Raises:
-            CommandError: git failed; NetworkError if no host answered, or with --offline.
-        """
+        """Run git, which asks for no password, as :meth:`program` does; a repository in a folder needs no network."""
         if any(str(argument).startswith("file:") for argument in arguments):
             return _run(["git", *arguments], what, **options)
         return self.program(["git", *arguments], what, **options)

@@ -36,13 +36,8 @@ def run(
 ) -> str:
     """Run a program and return what it printed (stdout and stderr together).
 
-    Args:
-        argv: the program and its arguments, strings and paths.
-        what: what the program does for us, for the error message ("resolve the requirements").
-        env: variables to add to this process's own; an empty value removes one.
-        cwd: the folder to run in.
-        on_line: called with each line as it is printed.
-        remedy: the next step to name when it fails.
+    ``what`` says what it does for us, for the error message ("resolve the requirements"); ``env`` is added to this
+    process's variables, an empty value removes one; ``on_line`` is called with each line as it is printed.
 
     Raises:
         CommandError: the program is missing or ended with a non-zero status.
@@ -68,10 +63,8 @@ def run(
 def capture(argv: Sequence[object], *, env: Mapping[str, str] | None = None, seconds: float | None = None) -> tuple[int, str]:
     """Run a short program that may fail or hang, and return its status and what it printed.
 
-    Args:
-        argv: the program and its arguments.
-        env: all of its variables; None gives this process's own.
-        seconds: how long it may take. One that waits inside a driver does not end when it is killed: it is left behind.
+    ``env`` are all of its variables, None gives this process's own; ``seconds`` is how long it may take. One that waits
+    inside a driver does not end when it is killed: it is left behind.
 
     Raises:
         CommandError: it does not start, or has not ended in time.
@@ -101,12 +94,8 @@ def start(
 ) -> Child:
     """Start a program in a session of its own and return at once; it ends with the thread that has started it.
 
-    Args:
-        argv: the program and its arguments.
-        stdout: where its stdout and stderr go; ``subprocess.PIPE`` gives UTF-8 text.
-        env: variables to add to this process's own; an empty value removes one.
-        cwd: the folder to run in.
-        when_parent_ends: the signal that it gets when this process ends.
+    ``stdout`` receives stderr as well, ``subprocess.PIPE`` gives UTF-8 text; ``env`` is added to this process's variables,
+    an empty value removes one; ``when_parent_ends`` is the signal that the program gets when this process ends.
 
     Raises:
         OSError: the program is missing or cannot be executed.

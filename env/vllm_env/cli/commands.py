@@ -27,17 +27,16 @@ from .options import CommandParser, add_common, build_parser, open_workspace, re
 _Removable = tuple[Path, int, "Callable[[], object]"]
 
 
-def _options(name: str, description: str, arguments: list[str]) -> argparse.Namespace:
+def _parser(name: str, description: str) -> CommandParser:
     parser = CommandParser(prog=f"gen_vllm_env.sh {name}", allow_abbrev=False, description=description)
-    parser.add_argument(
-        "--model-repository",
-        metavar="DIR",
-        type=Path,
-        default=BuildRequest().repository,
-        help="default: model_repository",
-    )
-    parser.add_argument("--model", metavar="NAME", default="vllm", help="default: vllm")
     add_common(parser)
+    return parser
+
+
+def _options(name: str, description: str, arguments: list[str]) -> argparse.Namespace:
+    parser, repository = _parser(name, description), BuildRequest.repository
+    parser.add_argument("--model-repository", metavar="DIR", type=Path, default=repository, help="default: model_repository")
+    parser.add_argument("--model", metavar="NAME", default="vllm", help="default: vllm")
     return parser.parse_args(arguments)
 
 
@@ -95,14 +94,10 @@ def verify(arguments: list[str], console: Console) -> int:
 
 def clean(arguments: list[str], console: Console) -> int:
     """Free what killed builds and dead servers left, and the cache."""
-    parser = CommandParser(
-        prog="gen_vllm_env.sh clean",
-        allow_abbrev=False,
-        description="Frees what killed builds and dead servers left behind, and the cache. Running servers keep theirs.",
-    )
+    what = "Frees what killed builds and dead servers left behind, and the cache. Running servers keep theirs."
+    parser = _parser("clean", what)
     parser.add_argument("--dry-run", action="store_true", help="list it only")
     parser.add_argument("--keep-cache", action="store_true", help="leave the cache as it is")
-    add_common(parser)
     options = parser.parse_args(arguments)
     workspace = open_workspace(console)
     with workspace.exclusive():
@@ -112,11 +107,9 @@ def clean(arguments: list[str], console: Console) -> int:
             if not options.dry_run:
                 remove()
     total = sum(size for _, size, _ in found)
-    if options.json:
-        facts = {"removed": not options.dry_run, "paths": [str(path) for path, _, _ in found], "bytes": total}
-        console.result(json.dumps(facts))
-    else:
-        console.result(f"{'would free' if options.dry_run else 'freed'} {total / 1e9:.1f} GB")
+    facts = {"removed": not options.dry_run, "paths": [str(path) for path, _, _ in found], "bytes": total}
+    freed = f"{'would free' if options.dry_run else 'freed'} {total / 1e9:.1f} GB"
+    console.result(json.dumps(facts) if options.json else freed)
     return 0
 
 
@@ -140,10 +133,9 @@ def _cached(workspace: Workspace) -> list[_Removable]:
 
 def doctor(arguments: list[str], console: Console) -> int:
     """Print what this machine and its Triton can do; exit code 1 if something is a problem."""
-    parser = CommandParser(prog="gen_vllm_env.sh doctor", allow_abbrev=False, description="Says what this machine can do.")
+    parser = _parser("doctor", "Says what this machine can do.")
     parser.add_argument("--triton-root", metavar="DIR", type=Path, help="default: as for the build")
     parser.add_argument("--profile", choices=("cuda", "cpu"), help="default: as for the build")
-    add_common(parser)
     options = parser.parse_args(arguments)
     path = options.triton_root or installed_triton()
     triton = open_root(path) if path else None

@@ -5,11 +5,11 @@ import re
 import resource
 import shutil
 import socket
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from vllm_env.base.errors import CommandError, VllmEnvError
+from vllm_env.base.filesystem import free_space
 from vllm_env.base.process import capture
 from vllm_env.base.workspace import Workspace
 from vllm_env.interpreter.layer import remote_url
@@ -36,20 +36,19 @@ class Finding:
 
 def examine(workspace: Workspace, triton: TritonRoot | None, spec: Spec) -> list[Finding]:
     """Look at everything that a build and a server need and return what was found, in the order of importance."""
-    checks: list[Callable[[], Finding]] = [
-        lambda: _triton(triton),
-        lambda: _stub(triton, spec),
-        lambda: _interpreter(workspace, spec),
-        lambda: _gpu(spec),
-        lambda: _space("cache", workspace.cache.root, BUILD_SPACE[spec.profile]),
-        lambda: _space("server's /tmp", Path("/tmp"), EXTRACTED_SPACE[spec.profile]),  # noqa: S108 - hard-coded in Triton
-        _shared_memory,
-        _open_files,
-        _ports,
-        _hub,
-        _compiler,
+    return [
+        _triton(triton),
+        _stub(triton, spec),
+        _interpreter(workspace, spec),
+        _gpu(spec),
+        _space("cache", workspace.cache.root, BUILD_SPACE[spec.profile]),
+        _space("server's /tmp", Path("/tmp"), EXTRACTED_SPACE[spec.profile]),  # noqa: S108 - hard-coded in Triton
+        _shared_memory(),
+        _open_files(),
+        _ports(),
+        _hub(),
+        _compiler(),
     ]
-    return [check() for check in checks]
 
 
 def _triton(triton: TritonRoot | None) -> Finding:
@@ -57,9 +56,8 @@ def _triton(triton: TritonRoot | None) -> Finding:
         return Finding("Triton", "warning", "none here yet", "The first build provisions a CPU Triton into .triton/.")
     what = f"{triton.release} in {triton.path}"
     if not is_known(triton.release):
-        return Finding(
-            "Triton", "warning", f"{what}, newer than the table of releases ({NEWEST_KNOWN})", "The newest row is used."
-        )
+        what = f"{what}, newer than the table of releases ({NEWEST_KNOWN})"
+        return Finding("Triton", "warning", what, "The newest row is used.")
     defects = []
     if triton.rules.numpy_bound:
         defects.append("its stub cannot read NumPy 2, so the environment has 1.26")
@@ -73,13 +71,9 @@ def _stub(triton: TritonRoot | None, spec: Spec) -> Finding:
         return Finding("stub", "warning", "not known without a Triton", "Build, or name one with --triton-root.")
     if spec.python in triton.stubs:
         return Finding("stub", "ok", f"Python {spec.python}: {triton.stubs[spec.python]}")
-    have = ", ".join(triton.stubs) or "none"
-    return Finding(
-        "stub",
-        "warning",
-        f"none for Python {spec.python} (there are: {have})",
-        "--stub source builds one; it needs git, a compiler and access to the sources.",
-    )
+    what = f"none for Python {spec.python} (there are: {', '.join(triton.stubs) or 'none'})"
+    remedy = "--stub source builds one; it needs git, a compiler and access to the sources."
+    return Finding("stub", "warning", what, remedy)
 
 
 def _interpreter(workspace: Workspace, spec: Spec) -> Finding:
@@ -89,9 +83,8 @@ def _interpreter(workspace: Workspace, spec: Spec) -> Finding:
         found = find_interpreter(spec.python)
     except VllmEnvError as error:
         return Finding("interpreter", "problem", f"{error.what} {error.cause}", error.remedy)
-    return Finding(
-        "interpreter", "ok", f"conda-forge does not answer; Python {found.version} of this machine, {found.executable}"
-    )
+    what = f"conda-forge does not answer; Python {found.version} of this machine, {found.executable}"
+    return Finding("interpreter", "ok", what)
 
 
 def _gpu(spec: Spec) -> Finding:
@@ -106,35 +99,19 @@ def _gpu(spec: Spec) -> Finding:
     what = f"{name}, {memory}, driver {driver}, compute capability {capability}"
     version, compute = _numbers(driver), _numbers(capability)
     if not version or not compute:
-        return Finding(
-            "GPU",
-            "problem",
-            f"{what}: the driver gives no number for one of these",
-            "Restart the machine or its driver; if that does not help, update the driver.",
-        )
+        remedy = "Restart the machine or its driver; if that does not help, update the driver."
+        return Finding("GPU", "problem", f"{what}: the driver gives no number for one of these", remedy)
     if version < _DRIVER:
-        return Finding(
-            "GPU",
-            "warning",
-            f"{what}: older than CUDA 13 asks for ({'.'.join(map(str, _DRIVER))})",
-            "Pin a vLLM whose torch is built for CUDA 12, or update the driver.",
-        )
+        what = f"{what}: older than CUDA 13 asks for ({'.'.join(map(str, _DRIVER))})"
+        return Finding("GPU", "warning", what, "Pin a vLLM whose torch is built for CUDA 12, or update the driver.")
     if compute < (7, 5):
-        return Finding(
-            "GPU",
-            "problem",
-            f"{what}: wheels of torch for CUDA 13 begin with 7.5",
-            "Use a newer GPU, or an older vLLM.",
-        )
+        what = f"{what}: wheels of torch for CUDA 13 begin with 7.5"
+        return Finding("GPU", "problem", what, "Use a newer GPU, or an older vLLM.")
     return Finding("GPU", "ok", what)
 
 
 def _first_gpu(program: str) -> list[str]:
-    """Return name, driver, compute capability and memory of the first GPU as nvidia-smi prints them.
-
-    Raises:
-        VllmEnvError: it does not start, does not end, fails, or names no GPU.
-    """
+    """Return name, driver, compute capability and memory of the first GPU as nvidia-smi prints them."""
     query = [program, "--query-gpu=name,driver_version,compute_cap,memory.total", "--format=csv,noheader"]
     try:
         status, output = capture(query, seconds=_SMI_SECONDS)
@@ -142,73 +119,49 @@ def _first_gpu(program: str) -> list[str]:
         remedy = "Restart the machine, or the driver; its reason is in dmesg (grep NVRM)."
         raise VllmEnvError(f"{error.what} The driver hangs, or has no nvidia-smi of its own.", remedy=remedy) from error
     said = " ".join(output.split())[:200] or "nothing"
-    if status != 0:
-        raise VllmEnvError(
-            f"nvidia-smi fails with status {status} and says: {said}",
-            remedy="Check the driver; docker run needs --gpus all.",
-        )
     lines = [line.rsplit(",", 3) for line in output.splitlines() if line.count(",") >= 3]
-    if not lines:
-        raise VllmEnvError(
-            f"nvidia-smi names no GPU; it says: {said}",
-            remedy="Check the driver (dmesg | grep NVRM); docker run needs --gpus all.",
-        )
+    if status != 0 or not lines:
+        what = f"nvidia-smi fails with status {status} and" if status != 0 else "nvidia-smi names no GPU; it"
+        raise VllmEnvError(f"{what} says: {said}", remedy="Check the driver (dmesg | grep NVRM); docker run needs --gpus all.")
     return [part.strip() for part in lines[0]]
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """Return a version's first two numbers, or nothing for a text such as "[N/A]"."""
+    """Return a version's first two numbers, or nothing for a string such as "[N/A]"."""
     return tuple(int(n) for n in version.split(".")[:2]) if re.fullmatch(r"\d+(\.\d+)+", version) else ()
 
 
 def _space(name: str, folder: Path, needed: int) -> Finding:
-    existing = next(p for p in (folder, *folder.parents) if p.exists())
-    free = shutil.disk_usage(existing).free / _GB
+    free = free_space(folder) / _GB
     what = f"{free:.0f} GB free in {folder}"
-    if free < needed / _GB:
-        return Finding(
-            name,
-            "problem",
-            f"{what}, {needed / _GB:.1f} GB are needed",
-            "Free some (gen_vllm_env.sh clean), or use --layout directory, which is not extracted.",
-        )
-    return Finding(name, "ok", what)
+    if free >= needed / _GB:
+        return Finding(name, "ok", what)
+    remedy = "Free some (gen_vllm_env.sh clean), or use --layout directory, which is not extracted."
+    return Finding(name, "problem", f"{what}, {needed / _GB:.1f} GB are needed", remedy)
 
 
 def _shared_memory() -> Finding:
     size = shutil.disk_usage("/dev/shm").total / _GB  # noqa: S108 - where POSIX shared memory lives
-    if size < 0.5:
-        return Finding(
-            "shared memory",
-            "warning",
-            f"{size * 1000:.0f} MB in /dev/shm",
-            "docker run --shm-size=1g (each stub takes some, tensor parallelism more).",
-        )
-    return Finding("shared memory", "ok", f"{size:.1f} GB in /dev/shm")
+    if size >= 0.5:
+        return Finding("shared memory", "ok", f"{size:.1f} GB in /dev/shm")
+    remedy = "docker run --shm-size=1g (each stub takes some, tensor parallelism more)."
+    return Finding("shared memory", "warning", f"{size * 1000:.0f} MB in /dev/shm", remedy)
 
 
 def _open_files() -> Finding:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < 4096:
-        return Finding(
-            "open files",
-            "warning",
-            f"limit {soft} (at most {hard})",
-            f"ulimit -n {min(hard, 65536)}: each connection takes one.",
-        )
-    return Finding("open files", "ok", f"limit {soft}")
+    if soft >= 4096:
+        return Finding("open files", "ok", f"limit {soft}")
+    remedy = f"ulimit -n {min(hard, 65536)}: each connection takes one."
+    return Finding("open files", "warning", f"limit {soft} (at most {hard})", remedy)
 
 
 def _ports() -> Finding:
     taken = [port for port in (8000, 8001, 8002) if _is_taken(port)]
-    if taken:
-        return Finding(
-            "ports",
-            "warning",
-            f"taken: {', '.join(map(str, taken))}",
-            "Start tritonserver with --http-port, --grpc-port, --metrics-port.",
-        )
-    return Finding("ports", "ok", "8000, 8001 and 8002 are free")
+    if not taken:
+        return Finding("ports", "ok", "8000, 8001 and 8002 are free")
+    remedy = "Start tritonserver with --http-port, --grpc-port, --metrics-port."
+    return Finding("ports", "warning", f"taken: {', '.join(map(str, taken))}", remedy)
 
 
 def _is_taken(port: int) -> bool:
@@ -227,11 +180,7 @@ def _hub() -> Finding:
 
 def _compiler() -> Finding:
     program = os.environ.get("CC") or next((c for c in ("gcc", "cc", "clang") if shutil.which(c)), "")
-    if not program:
-        return Finding(
-            "C compiler",
-            "warning",
-            "none",
-            "vLLM compiles some kernels when it starts: apt-get install gcc, or enforce_eager.",
-        )
-    return Finding("C compiler", "ok", program)
+    if program:
+        return Finding("C compiler", "ok", program)
+    remedy = "vLLM compiles some kernels when it starts: apt-get install gcc, or enforce_eager."
+    return Finding("C compiler", "warning", "none", remedy)

@@ -50,11 +50,9 @@ def _show(error: VllmEnvError, console: Console) -> None:
         console.error("".join(traceback.format_exception(error)))
     if isinstance(error, CommandError) and error.tail:
         console.error(error.tail)
-    console.error(f"error: {error.what}")
-    if error.cause:
-        console.error(f"  why: {error.cause}")
-    if error.remedy:
-        console.error(f"  fix: {error.remedy}")
+    for name, part in (("error", error.what), ("  why", error.cause), ("  fix", error.remedy)):
+        if part:
+            console.error(f"{name}: {part}")
 
 
 def _dispatch(arguments: list[str], console: Console) -> int:

@@ -16,18 +16,12 @@ from vllm_env.base.network import Network
 from vllm_env.base.pip_config import read_pip_config
 from vllm_env.base.workspace import Workspace
 from vllm_env.lock.lock import LockOptions
-from vllm_env.lock.spec import Overrides, Pin, PinKind
+from vllm_env.lock.spec import PIN_OPTIONS, Overrides, Pin
 from vllm_env.plan import BuildRequest, Layout
 from vllm_env.prefix.prune import RULES
 from vllm_env.triton.stub import StubMode
 from vllm_env.triton.stub_source import StubOptions
 
-_PINS: dict[str, PinKind] = {
-    "vllm": "release",
-    "vllm_commit": "commit",
-    "vllm_wheel": "wheel",
-    "vllm_source": "source",
-}
 _DESCRIPTION = """\
 Pins a vLLM, packs it with conda-pack, adds the stub that fits, and places both in a Triton model repository that stock
 tritonserver loads. Without an argument it builds the default profile of env/vllm_env.toml and proves it with a smoke run.
@@ -46,39 +40,24 @@ def build_parser() -> argparse.ArgumentParser:
     spec = parser.add_argument_group("the rest of the spec")
     spec.add_argument("--profile", choices=("cuda", "cpu"), help="default: cuda in a Triton container with a GPU, else cpu")
     spec.add_argument("--python", metavar="X.Y", help="Python of the environment")
-    spec.add_argument(
-        "--with", dest="packages", metavar="PACKAGE", action="append", default=[], help="a further package (repeatable)"
-    )
+    further = "a further package (repeatable)"
+    spec.add_argument("--with", dest="packages", metavar="PACKAGE", action="append", default=[], help=further)
     spec.add_argument("--spec", metavar="FILE", type=Path, help="another spec than env/vllm_env.toml")
     spec.add_argument("--distribution", metavar="NAME", help="the name under which the registry has vLLM")
     spec.add_argument("--wheel-index", metavar="URL", help="base of the per-commit wheel index")
     spec.add_argument("--git-url", metavar="URL", help="git repository for --vllm-commit")
     spec.add_argument("--keep", metavar="RULE", action="append", default=[], help="do not omit what RULE names (repeatable)")
     triton = parser.add_argument_group("Triton and the stub")
-    triton.add_argument(
-        "--triton-root",
-        metavar="DIR",
-        type=Path,
-        help="default: /opt/tritonserver, else .triton/, provisioned from a wheel",
-    )
-    triton.add_argument(
-        "--stub",
-        choices=get_args(StubMode),
-        default="auto",
-        help="where the stub comes from (default: auto)",
-    )
+    root_help = "default: /opt/tritonserver, else .triton/, provisioned from a wheel"
+    triton.add_argument("--triton-root", metavar="DIR", type=Path, help=root_help)
+    triton.add_argument("--stub", choices=get_args(StubMode), default="auto", help="where the stub comes from (default: auto)")
     triton.add_argument("--triton-git-url", metavar="URL", help="git organisation with python_backend, for --stub source")
     triton.add_argument("--boost-url", metavar="URL", help="where --stub source fetches Boost")
-    triton.add_argument(
-        "--jobs", metavar="N", type=int, default=0, help="compilers at once for --stub source (default: one a core)"
-    )
+    jobs_help = "compilers at once for --stub source (default: one a core)"
+    triton.add_argument("--jobs", metavar="N", type=int, default=0, help=jobs_help)
     place = parser.add_argument_group("where and how to place it")
-    place.add_argument(
-        "--layout",
-        choices=get_args(Layout),
-        default="archive",
-        help="vllm_env.tar.gz (default), or unpacked, which starts faster",
-    )
+    layout_help = "vllm_env.tar.gz (default), or unpacked, which starts faster"
+    place.add_argument("--layout", choices=get_args(Layout), default="archive", help=layout_help)
     place.add_argument("--model-repository", metavar="DIR", type=Path, help="default: model_repository")
     place.add_argument("--model", metavar="NAME", default="vllm", help="the model's folder in it (default: vllm)")
     lock = parser.add_argument_group("lock and network")
@@ -90,11 +69,8 @@ def build_parser() -> argparse.ArgumentParser:
     run.add_argument("--dry-run", action="store_true", help="say what would be done, and stop before the long work")
     run.add_argument("--no-smoke-run", action="store_true", help="do not serve the result and query it")
     run.add_argument("--smoke-model", metavar="MODEL", default="", help="serve this model in the smoke run, not the stand-in")
-    run.add_argument(
-        "--warm",
-        action="store_true",
-        help="load the model once with its own engine arguments and keep the caches that vLLM fills",
-    )
+    warm_help = "load the model once with its own engine arguments and keep the caches that vLLM fills"
+    run.add_argument("--warm", action="store_true", help=warm_help)
     add_common(parser)
     parser.add_argument("--version", action="version", version=f"vllm-env {__version__}")
     return parser
@@ -121,34 +97,31 @@ def add_common(parser: argparse.ArgumentParser) -> None:
 
 def request_of(options: argparse.Namespace) -> BuildRequest:
     """Return what the options ask for, checked as far as they alone can tell."""
-    given = [(option, value) for option in _PINS if (value := getattr(options, option))]
-    if len(given) > 1:
-        names = " and ".join("--" + option.replace("_", "-") for option, _ in given)
+    named = {kind: getattr(options, option[2:].replace("-", "_")) for kind, option in PIN_OPTIONS.items()}
+    pins = [Pin(kind, value) for kind, value in named.items() if value]
+    if len(pins) > 1:
+        names = " and ".join(PIN_OPTIONS[pin.kind] for pin in pins)
         raise UsageError(f"{names} were given, and only one vLLM can be pinned.", remedy="Keep one of them.")
     if options.locked and options.upgrade:
         raise UsageError("--locked and --upgrade contradict each other.", remedy="Keep one of them.")
     if options.wheelhouse and not options.wheelhouse.is_dir():
-        raise UsageError(
-            f"--wheelhouse {options.wheelhouse} is not a folder.", remedy="Fill one: ./gen_vllm_env.sh wheelhouse DIR."
-        )
+        remedy = "Fill one: ./gen_vllm_env.sh wheelhouse DIR."
+        raise UsageError(f"--wheelhouse {options.wheelhouse} is not a folder.", remedy=remedy)
     if "/" in options.model or options.model in ("", ".", ".."):
         raise UsageError(f"--model {options.model!r} is not a model's name.", remedy="Give a name without slashes.")
-    for name in options.keep:
-        if name not in {rule.name for rule in RULES}:
-            raise UsageError(f"--keep {name} names no rule.", remedy=_meant(name, [rule.name for rule in RULES]))
-    pin = Pin(_PINS[given[0][0]], given[0][1]) if given else None
-    defaults = BuildRequest()
+    rules = [rule.name for rule in RULES]
+    for name in (name for name in options.keep if name not in rules):
+        raise UsageError(f"--keep {name} names no rule.", remedy=_meant(name, rules))
+    pin, packages = next(iter(pins), None), tuple(options.packages)
     return BuildRequest(
         profile=options.profile,
-        overrides=Overrides(
-            pin, options.python, options.distribution, tuple(options.packages), options.wheel_index, options.git_url
-        ),
+        overrides=Overrides(pin, options.python, options.distribution, packages, options.wheel_index, options.git_url),
         spec_file=options.spec,
         triton_root=options.triton_root,
         stub=options.stub,
         stub_options=_stub_options(options),
         layout=options.layout,
-        repository=(options.model_repository or defaults.repository).absolute(),
+        repository=(options.model_repository or BuildRequest.repository).absolute(),
         model=options.model,
         lock=LockOptions(options.locked, options.upgrade),
         keep=tuple(options.keep),
@@ -160,19 +133,12 @@ def request_of(options: argparse.Namespace) -> BuildRequest:
 
 def _stub_options(options: argparse.Namespace) -> StubOptions:
     defaults = StubOptions.from_environment()
-    return StubOptions(
-        git_url=(options.triton_git_url or defaults.git_url).rstrip("/"),
-        boost_url=options.boost_url or defaults.boost_url,
-        jobs=options.jobs,
-    )
+    git_url = (options.triton_git_url or defaults.git_url).rstrip("/")
+    return StubOptions(git_url, options.boost_url or defaults.boost_url, options.jobs)
 
 
 def refuse_unknown_command(arguments: list[str], known: Iterable[str]) -> None:
-    """Refuse a first argument that looks like a subcommand and is none.
-
-    Raises:
-        UsageError: naming the subcommand that may have been meant.
-    """
+    """Refuse a first argument that looks like a subcommand and is none with a UsageError that names the nearest one."""
     if arguments and not arguments[0].startswith("-"):
         raise UsageError(f"Unknown subcommand {arguments[0]!r}.", remedy=_meant(arguments[0], list(known)))
 

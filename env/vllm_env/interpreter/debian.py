@@ -54,7 +54,7 @@ def restore_site_packages(stdlib: Path) -> None:
     """Make a copy of Debian's standard library look for packages in ``site-packages`` and install them there.
 
     Raises:
-        VllmEnvError: naming the file that is not as in the known releases.
+        VllmEnvError: a file is not as in the known releases.
     """
     for edit in _EDITS:
         file = next((stdlib / name for name in edit.files if (stdlib / name).is_file()), None)
@@ -80,12 +80,7 @@ def restore_site_packages(stdlib: Path) -> None:
 
 
 def restore_config_header(headers: Path, copy: Path) -> None:
-    """Put the ``pyconfig.h`` of this architecture, which Debian's only includes, in the place of that one.
-
-    Args:
-        headers: the folder that the headers come from, ``/usr/include/python3.11``.
-        copy: the copy of that folder.
-    """
+    """Put the ``pyconfig.h`` of this architecture into a copy of ``/usr/include/python3.11``, whose own only includes it."""
     real = headers.parent / _MULTIARCH / headers.name / "pyconfig.h"
     if real.is_file():
         shutil.copy(real, copy / "pyconfig.h")

@@ -64,8 +64,8 @@ def remote_url() -> str:
 def choose_layer(workspace: Workspace, python: str, recorded: CondaLayer | None = None, *, upgrade: bool = False) -> CondaLayer:
     """Return the layer for a Python version (``3.11``) that this machine installs.
 
-    The recorded one of a lock where it is available; else the one that a wheelhouse brings; else from conda-forge where that
-    answers, else from an interpreter of this machine. What was chosen first is kept, so that a second build is the same,
+    The one recorded in a lock where it is available; else the one in the wheelhouse; else from conda-forge where that answers,
+    else from an interpreter of this machine. What was chosen first is kept, so that a second build is the same,
     until ``upgrade``.
 
     Raises:
@@ -80,12 +80,9 @@ def choose_layer(workspace: Workspace, python: str, recorded: CondaLayer | None 
     known = None if upgrade else _remembered(memory)
     if known and known.channel == REMOTE and is_available(workspace, known):
         return known
-    layer = (
-        local_layer(workspace, python)
-        if known or not workspace.network.answers(remote_url())
-        else _remote_layer(workspace, python)
-    )
-    if not workspace.network.offline:  # what could not be asked for is no choice
+    make = _remote_layer if not known and workspace.network.answers(remote_url()) else local_layer
+    layer = make(workspace, python)
+    if not workspace.network.offline:  # without a network nothing was chosen
         memory.parent.mkdir(parents=True, exist_ok=True)
         memory.write_text(json.dumps(dataclasses.asdict(layer)), "utf-8")
     return layer
@@ -116,18 +113,20 @@ def _remembered(memory: Path) -> CondaLayer | None:
 
 
 def _remote_layer(workspace: Workspace, python: str) -> CondaLayer:
+    specs = [f"python {python}.*", "libstdcxx"]
     try:
-        return CondaLayer(REMOTE, _solve(workspace, remote_url(), [f"python {python}.*", "libstdcxx"]))
+        records = _work(workspace, _job(workspace, "solve", remote_url(), specs), f"resolve {', '.join(specs)} from conda-forge")
     except CommandError as error:
         raise VllmEnvError(
             f"conda-forge has no Python {python} that can be installed here.",
             cause=error.tail,
             remedy="Pick another with --python.",
         ) from error
+    return CondaLayer(REMOTE, tuple(CondaPackage(**record) for record in records))
 
 
 def local_layer(workspace: Workspace, python: str) -> CondaLayer:
-    """Return the layer that an interpreter of this machine gives.
+    """Return the layer made from an interpreter of this machine of version ``python`` (``3.11``).
 
     Raises:
         VllmEnvError: this machine has none that can be packed.
@@ -147,14 +146,14 @@ def is_available(workspace: Workspace, layer: CondaLayer) -> bool:
 
 
 def make_local_channel(workspace: Workspace, python: str) -> None:
-    """Make the local channel again, with a package of this machine's interpreter."""
+    """Make the local channel again, with a package of this machine's interpreter of version ``python`` (``3.11``)."""
     channel = _channel_folder(workspace, LOCAL)
     interpreter = find_interpreter(python)
     with workspace.cache.staging() as staging:
         new = staging / "channel"
         make_package(interpreter, new / "linux-64", staging)
         (new / "noarch").mkdir()
-        # packages of other Python versions stay; two builds that run together write the same bytes
+        # packages of other Python versions stay
         for file in sorted(channel.glob("linux-64/python-*.conda")):
             if not (new / "linux-64" / file.name).exists():
                 os.link(file, new / "linux-64" / file.name)
@@ -184,7 +183,7 @@ def copy_layer(workspace: Workspace, layer: CondaLayer, folder: Path) -> None:
     """Put the packages of a layer into ``folder/conda``, as a conda channel.
 
     Raises:
-        VllmEnvError: a package cannot be fetched, or is not the lock's.
+        VllmEnvError: a package cannot be fetched, or does not match the lock.
     """
     channel = folder.absolute() / "conda"
     if not _holds(channel, layer):
@@ -216,11 +215,6 @@ def _channels(workspace: Workspace, layer: CondaLayer) -> list[Path]:
 def _holds(channel: Path, layer: CondaLayer) -> bool:
     files = [(channel / p.subdir / p.file_name, p.sha256) for p in layer.packages]
     return all(file.is_file() and file_sha256(file) == sha256 for file, sha256 in files)
-
-
-def _solve(workspace: Workspace, channel: str, specs: Sequence[str]) -> tuple[CondaPackage, ...]:
-    records = _work(workspace, _job(workspace, "solve", channel, specs), f"resolve {', '.join(specs)} from conda-forge")
-    return tuple(CondaPackage(**record) for record in records)
 
 
 def _index(workspace: Workspace, channel: Path) -> None:

@@ -63,7 +63,7 @@ _SYSTEM_PREFIXES = (Path("/usr"), Path("/usr/local"), Path("/"))
 
 @dataclass(frozen=True)
 class Interpreter:
-    """A CPython of this machine with a shared libpython."""
+    """A CPython of this machine with a shared libpython; ``version`` is the full one, such as ``3.11.7``."""
 
     version: str
     executable: Path
@@ -85,24 +85,18 @@ class Interpreter:
 
 
 def require_x86_64() -> None:
-    """Refuse a machine of another architecture.
-
-    Raises:
-        VllmEnvError: naming it.
-    """
+    """Refuse a machine of another architecture with a VllmEnvError that names it."""
     machine = platform.machine()
     if machine != "x86_64":
-        raise VllmEnvError(
-            f"This machine is {machine}; environments are built on x86_64 for x86_64 only.",
-            remedy="Run this on an x86_64 machine.",
-        )
+        what = f"This machine is {machine}; environments are built on x86_64 for x86_64 only."
+        raise VllmEnvError(what, remedy="Run this on an x86_64 machine.")
 
 
 def find_interpreter(python: str) -> Interpreter:
     """Return an interpreter of this machine of version ``python`` (``3.11``), Debian's or Ubuntu's own if there is no other.
 
     Raises:
-        VllmEnvError: there is none with a shared libpython, or this machine is not an x86_64.
+        VllmEnvError: none with a shared libpython was found, or this machine is not an x86_64.
     """
     require_x86_64()
     rejected, seen = [], set()
@@ -178,7 +172,7 @@ def make_package(interpreter: Interpreter, folder: Path, staging: Path) -> Path:
     conda-forge.
 
     Raises:
-        VllmEnvError: the interpreter is Debian's and not as it is known, or this machine is not an x86_64.
+        VllmEnvError: the interpreter is Debian's but not as known, or this machine is not an x86_64.
         CommandError: the packed interpreter does not start.
     """
     require_x86_64()
@@ -229,17 +223,13 @@ def _copy_tree(source: Path, target: Path, *left_out: str) -> None:
 
 
 def _check_start(program: Path, packages: Path) -> None:
-    """Start the packed interpreter and see that it is at home in its tree.
-
-    Raises:
-        VllmEnvError: it looks for packages elsewhere, or installs them elsewhere.
-    """
-    output = run([program, "-I", "-B", "-c", _CHECK], what="start the interpreter that is to be packed")
+    """Start the packed interpreter and refuse one that looks for packages, or installs them, outside its tree."""
+    output = run([program, "-I", "-B", "-c", _CHECK], what="start the packed interpreter")
     for name, value in json.loads(output.splitlines()[-1]).items():
         expected = packages.parents[2] if name == "sys.prefix" else packages
         if [Path(v).resolve() for v in ([value] if isinstance(value, str) else value)] != [expected.resolve()]:
             raise VllmEnvError(
-                f"The interpreter that is to be packed has {name} = {value}, and should have {expected}.",
+                f"The packed interpreter has {name} = {value}, and should have {expected}.",
                 cause="It was changed by whoever built it.",
                 remedy="Give access to conda-forge, or pack another interpreter (pyenv with --enable-shared).",
             )

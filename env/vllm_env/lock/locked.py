@@ -39,7 +39,7 @@ class LockedWheel:
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a lock was resolved from; ``pin`` is the requirement of the pinned vLLM, a file's without its folder."""
+    """What a lock was resolved from, as in ``Spec``; ``pin`` is the pinned vLLM's requirement, a file's without its folder."""
 
     profile: str
     pin: str
@@ -83,11 +83,6 @@ class Lock:
     def python(self) -> str:
         """The interpreter's full version, such as ``3.11.7``."""
         return self.conda.python
-
-    @property
-    def download_size(self) -> int:
-        """Bytes of all wheels."""
-        return sum(wheel.size for wheel in self.wheels)
 
     @property
     def requirements(self) -> str:

@@ -1,7 +1,7 @@
 """Reads and writes a lock as ``pylock.toml`` (PEP 751).
 
 Wheels are named by file, as in a wheelhouse beside the lock, and by hash, not by a registry's URL, so that any mirror may
-serve them. What the standard has no place for stands in ``[tool.vllm-env]``: the inputs, and the interpreter for each
+serve them. What the standard has no place for is in ``[tool.vllm-env]``: the inputs, and the interpreter for each
 channel that packages can be locked of (conda-forge; the local channel is made by each machine from its own interpreter).
 """
 

@@ -1,4 +1,4 @@
-"""The spec: what is to be pinned and packed, as read from a TOML file and the command line."""
+"""The spec: what to pin and pack, as read from a TOML file and the command line."""
 
 import dataclasses
 import difflib
@@ -23,13 +23,14 @@ PinKind = Literal["release", "commit", "wheel", "source"]
 DEFAULT_SPEC = CHECKOUT / "env" / "vllm_env.toml"
 _PIN_KEYS: dict[str, PinKind] = {"vllm": "release", "commit": "commit", "wheel": "wheel", "source": "source"}
 _LIST_KEYS = ("requirements", "drop", "overrides")
-_TEXT_KEYS = ("distribution", "python", "torch_backend", "wheel_index", "git_url")
-_OPTION_OF: dict[PinKind, str] = {
+_STRING_KEYS = ("distribution", "python", "torch_backend", "wheel_index", "git_url")
+PIN_OPTIONS: dict[PinKind, str] = {
     "release": "--vllm",
     "commit": "--vllm-commit",
     "wheel": "--vllm-wheel",
     "source": "--vllm-source",
 }
+"""The option that pins in each way."""
 
 
 @dataclass(frozen=True)
@@ -40,15 +41,16 @@ class Pin:
     value: str
 
     def __str__(self) -> str:
-        return f"{_OPTION_OF[self.kind]} {self.value}"
+        return f"{PIN_OPTIONS[self.kind]} {self.value}"
 
 
 @dataclass(frozen=True)
 class Spec:
     """Everything that decides what gets into the environment, before it is resolved.
 
-    ``drop`` names distributions that are never installed, ``overrides`` are requirements that win over what packages
-    ask for, ``torch_backend`` is uv's name of a torch build ("cpu") or empty for the registry's.
+    ``python`` is a version such as ``3.11``. ``drop`` names distributions that are never installed, ``overrides`` are
+    requirements that win over what packages ask for, ``torch_backend`` is uv's name of a torch build ("cpu") or empty for
+    the registry's. Where the spec was read from does not make it another one.
     """
 
     profile: str
@@ -63,12 +65,6 @@ class Spec:
     git_url: str = ""
     path: Path = dataclasses.field(default=DEFAULT_SPEC, compare=False)
     is_default: bool = dataclasses.field(default=True, compare=False)
-
-    def inputs(self) -> dict[str, Any]:
-        """Return what the lock depends on; the file's own path does not count."""
-        fields = dataclasses.asdict(self)
-        del fields["path"], fields["is_default"]
-        return fields
 
 
 @dataclass(frozen=True)
@@ -87,7 +83,7 @@ def load_spec(profile: str, overrides: Overrides, path: Path | None = None) -> S
     """Read a profile's table and apply the command line's overrides.
 
     Raises:
-        UsageError: the file cannot be read, a key is unknown, or a value is none of its kind.
+        UsageError: the file cannot be read, a key is unknown, or a value is not of its type.
     """
     file = path or DEFAULT_SPEC
     table = _profile_table(file, profile)
@@ -124,27 +120,26 @@ def _profile_table(file: Path, profile: str) -> dict[str, Any]:
 
 def _from_table(table: dict[str, Any], profile: str, file: Path) -> Spec:
     where = f"[profile.{profile}] of {file}"
-    _refuse_unknown(table, {*_PIN_KEYS, *_LIST_KEYS, *_TEXT_KEYS}, where)
-    for key in (*_PIN_KEYS, *_TEXT_KEYS):
+    _refuse_unknown(table, {*_PIN_KEYS, *_LIST_KEYS, *_STRING_KEYS}, where)
+    for key in (*_PIN_KEYS, *_STRING_KEYS):
         if not isinstance(table.get(key, ""), str):
-            raise UsageError(f"{key} in {where} must be text, not {table[key]!r}.", remedy=f'Write {key} = "…".')
+            raise UsageError(f"{key} in {where} must be a string, not {table[key]!r}.", remedy=f'Write {key} = "…".')
     for key in _LIST_KEYS:
         value = table.get(key, [])
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-            raise UsageError(f"{key} in {where} must be a list of texts.", remedy=f'Write {key} = ["…"].')
+            raise UsageError(f"{key} in {where} must be a list of strings.", remedy=f'Write {key} = ["…"].')
     pins = [Pin(kind, _placed(table[key], kind, file)) for key, kind in _PIN_KEYS.items() if table.get(key)]
     if len(pins) != 1:
-        raise UsageError(
-            f"{where} must pin exactly one vLLM, not {len(pins)}.", remedy="Keep one of vllm, commit, wheel, source."
-        )
-    texts = {key: table[key] for key in _TEXT_KEYS if key in table}
+        what = f"{where} must pin exactly one vLLM, not {len(pins)}."
+        raise UsageError(what, remedy="Keep one of vllm, commit, wheel, source.")
+    strings = {key: table[key] for key in _STRING_KEYS if key in table}
     lists = {key: tuple(table.get(key, ())) for key in _LIST_KEYS}
-    fields: dict[str, Any] = {"distribution": "vllm", "python": "3.12", **texts, **lists}
+    fields: dict[str, Any] = {"distribution": "vllm", "python": "3.12", **strings, **lists}
     return Spec(profile=profile, pin=pins[0], path=file, **fields)
 
 
 def _placed(value: str, kind: PinKind, file: Path) -> str:
-    """A path in a spec is relative to the spec, wherever the build is started from."""
+    """Return a pin's value; a path in a spec is relative to the spec, wherever the build is started from."""
     is_path = kind == "source" or (kind == "wheel" and "://" not in value)
     return str(file.parent.absolute() / value) if is_path else value
 
@@ -164,9 +159,8 @@ def _validate(spec: Spec) -> None:
         try:
             Requirement(requirement)
         except InvalidRequirement as error:
-            raise UsageError(
-                f"{requirement!r} is not a requirement: {error}.", remedy="Write it like ray or 'ray>=2.40'."
-            ) from error
+            what = f"{requirement!r} is not a requirement: {error}."
+            raise UsageError(what, remedy="Write it like ray or 'ray>=2.40'.") from error
     for name in (spec.distribution, *spec.drop):
         if not re.fullmatch(r"[A-Za-z0-9]([\w.-]*[A-Za-z0-9])?", name):
             raise UsageError(f"{name!r} is not a distribution's name.", remedy="Write it like vllm or torchvision.")

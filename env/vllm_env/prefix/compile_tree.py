@@ -48,7 +48,7 @@ def sources(prefix: str) -> list[str]:
 
 
 def _die_with_parent() -> None:
-    """A worker holds both ends of its pool's pipe, so it would wait for ever for a parent that was killed."""
+    """A worker holds both ends of its pool's pipe, so it would wait forever for a parent that was killed."""
     ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG, prctl(2)
 
 

@@ -1,8 +1,6 @@
-"""What is left out of an environment because its profile cannot use it; each rule with its reason.
+"""What is omitted from an environment because its profile cannot use it; each rule with its reason.
 
-A rule takes away whole files and folders, or part of what is in a file.
-
-``--keep NAME`` turns a rule off.
+A rule takes away whole files and folders, or part of what is in a file; ``--keep NAME`` turns it off.
 """
 
 import os
@@ -17,7 +15,7 @@ from .strip import strip_symbols
 
 @dataclass(frozen=True)
 class Rule:
-    """Files and folders to leave out: ``pattern`` is matched against the whole path relative to the prefix.
+    """Files and folders to omit: ``pattern`` is matched against the whole path relative to the prefix.
 
     Of a rule with ``inside`` the files stay, without their symbol tables and debug information.
     """
@@ -100,11 +98,8 @@ def _strip(path: Path) -> tuple[int, int]:
 
 
 def _remove(path: Path) -> tuple[int, int]:
-    if path.is_symlink() or not path.is_dir():
-        size = path.lstat().st_size
-        path.unlink()
-        return 1, size
-    inside = [f for f in path.rglob("*") if not f.is_dir()]
-    size = sum(f.lstat().st_size for f in inside)
-    shutil.rmtree(path)
-    return len(inside), size
+    is_folder = path.is_dir() and not path.is_symlink()
+    files = [f for f in path.rglob("*") if not f.is_dir()] if is_folder else [path]
+    size = sum(f.lstat().st_size for f in files)
+    shutil.rmtree(path) if is_folder else path.unlink()
+    return len(files), size

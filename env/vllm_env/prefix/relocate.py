@@ -1,7 +1,4 @@
-"""Takes the build's own folder, times and accidents out of a prefix.
-
-So it runs anywhere, and equal locks give equal bytes.
-"""
+"""Takes the build's own folder, times and accidents out of a prefix: it runs anywhere, and equal locks give equal bytes."""
 
 import base64
 import csv
@@ -13,16 +10,11 @@ import re
 from pathlib import Path
 from typing import Any
 
+from vllm_env.base.filesystem import file_sha256, replace_file
 from vllm_env.base.neutral import EPOCH
 
 _ACCIDENTS = ("uv_cache.json", "direct_url.json", "REQUESTED", "INSTALLER")
-_LOCAL_FIELDS = (
-    "channel",
-    "indexed_timestamp",
-    "timestamp",
-    "extracted_package_dir",
-    "package_tarball_full_path",
-)
+_LOCAL_FIELDS = ("channel", "indexed_timestamp", "timestamp", "extracted_package_dir", "package_tarball_full_path")
 # A shell that starts the interpreter beside the script, wherever the environment lies; to Python it is a string.
 _SHEBANG = b"""#!/bin/sh
 '''exec' "$(dirname -- "$(realpath -- "$0")")/python" "$0" "$@"
@@ -31,7 +23,7 @@ _SHEBANG = b"""#!/bin/sh
 
 
 def make_relocatable(prefix: Path, packages: Path) -> None:
-    """Rewrite the scripts' first lines and the RECORD files, and remove what tells when and from where was installed."""
+    """Rewrite the scripts' first lines and the RECORD files, and remove what tells when and from where wheels were installed."""
     changed = _rewrite_scripts(prefix)
     for info in sorted(packages.glob("*.dist-info")):
         for name in _ACCIDENTS:
@@ -63,21 +55,13 @@ def _rewrite_scripts(prefix: Path) -> set[Path]:
         data = script.read_bytes()
         new = trampoline.sub(_SHEBANG, first_line.sub(_SHEBANG, data))
         if new != data:
-            _replace(script, new)
+            replace_file(script, new)
             changed.add(script)
     return changed
 
 
-def _replace(file: Path, data: bytes) -> None:
-    """Write by rename: the file may be a hard link into a cache."""
-    temporary = file.with_name(f".{file.name}.new")
-    temporary.write_bytes(data)
-    temporary.chmod(file.stat().st_mode & 0o777)
-    temporary.replace(file)
-
-
 def _rewrite_conda_record(file: Path, prefix: Path) -> None:
-    """Take out of conda's record where and when the package was fetched, and what of it was left out.
+    """Take out of conda's record where and when the package was fetched, and what of it was omitted.
 
     conda-pack takes the files from this record, refuses a prefix that lacks one of them, and wants an address.
     """
@@ -89,19 +73,18 @@ def _rewrite_conda_record(file: Path, prefix: Path) -> None:
     kept["paths_data"] = paths | {
         "paths": [_as_it_is(p, prefix / p["_path"]) for p in paths.get("paths", []) if p["_path"] in present]
     }
-    _replace(file, json.dumps(kept, indent=1, sort_keys=True).encode())
+    replace_file(file, json.dumps(kept, indent=1, sort_keys=True).encode())
 
 
 def _as_it_is(entry: dict[str, Any], file: Path) -> dict[str, Any]:
     """Return conda's entry of a file, with its digest of now if its size is another one (prune.py takes symbols out)."""
     if file.is_symlink() or not file.is_file() or entry.get("size_in_bytes") == file.stat().st_size:
         return entry
-    data = file.read_bytes()
-    return entry | {"sha256_in_prefix": hashlib.sha256(data).hexdigest(), "size_in_bytes": len(data)}
+    return entry | {"sha256_in_prefix": file_sha256(file), "size_in_bytes": file.stat().st_size}
 
 
 def _rewrite_record(record: Path, packages: Path, changed: set[Path]) -> None:
-    """Sort the rows, leave out files that are gone, and digest anew those that changed or have another size."""
+    """Sort the rows, omit files that are gone, and digest again those that changed or have another size."""
     rows = []
     for row in csv.reader(io.StringIO(record.read_text("utf-8"))):
         file = Path(os.path.normpath(packages / row[0]))
@@ -114,4 +97,4 @@ def _rewrite_record(record: Path, packages: Path, changed: set[Path]) -> None:
         rows.append(row)
     sink = io.StringIO()
     csv.writer(sink, lineterminator="\n").writerows(sorted(rows))
-    _replace(record, sink.getvalue().encode())
+    replace_file(record, sink.getvalue().encode())

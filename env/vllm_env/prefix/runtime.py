@@ -55,7 +55,7 @@ def install_runtime(prefix: Path, identity: str = "") -> None:
 
 
 def activation_variables(prefix: Path) -> dict[str, str]:
-    """Return what the scripts in ``etc/conda/activate.d`` set, by running them in bash; multi-line values are left out."""
+    """Return what the scripts in ``etc/conda/activate.d`` set, by running them in bash; multi-line values are omitted."""
     scripts = sorted((prefix / "etc/conda/activate.d").glob("*.sh"))
     if not scripts:
         return {}

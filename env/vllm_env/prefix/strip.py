@@ -1,8 +1,8 @@
 """Takes symbol tables and debug information out of ELF files, and moves nothing that is loaded.
 
-GNU strip lays a file out anew, which breaks libraries that patchelf or auditwheel has changed ("ELF load command
+GNU strip changes the layout of a file, which breaks libraries that patchelf or auditwheel has changed ("ELF load command
 address/offset not properly aligned"), and binutils is not in every container. Here all bytes up to the end of what a
-loader maps stay where they are; behind them some sections go and the table of sections is written anew. A file that is
+loader maps stay where they are; behind them some sections go and the table of sections is written again. A file that is
 laid out in any other way stays as it is.
 """
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-_LEAST = 64 * 2**10  # bytes; below this a file is not worth writing anew
+_LEAST = 64 * 2**10  # bytes; below this a file is not worth rewriting
 
 # ELF-64, little-endian: the file's header, a segment's and a section's (System V gABI 4.1, elf(5))
 _FILE = struct.Struct("<16sHHIQQQIHHHHHH")
@@ -54,7 +54,7 @@ class _Section(NamedTuple):
 
 @dataclass(frozen=True)
 class _Elf:
-    """A file's header, its sections with their names, and where that ends which must not move."""
+    """A file's header, its sections with their names, and the offset up to which nothing may move."""
 
     header: tuple[bytes | int, ...]
     sections: list[_Section]

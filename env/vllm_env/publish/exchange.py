@@ -30,7 +30,7 @@ def exchange(one: Path, other: Path) -> bool:
 
 
 def staging_in(place: Path) -> contextlib.AbstractContextManager[Path]:
-    """Give a new staging folder, locked (flock) as long as it is used, and remove it afterwards."""
+    """Yield a new staging folder, locked (flock) while it is used and removed afterwards."""
     return locked_folder(place, STAGING)
 
 

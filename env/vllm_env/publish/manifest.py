@@ -14,6 +14,7 @@ from vllm_env.archive.pack import Archive
 from vllm_env.base.errors import VllmEnvError
 from vllm_env.base.filesystem import file_sha256
 from vllm_env.prefix.prefix import Prefix
+from vllm_env.prefix.prune import Pruned
 from vllm_env.triton.root import STUB_NAME
 from vllm_env.triton.stub import Stub
 from vllm_env.verify.tree_rules import REBUILD, Expected
@@ -25,7 +26,7 @@ SBOM_NAME = "vllm_env.cdx.json"
 CACHE_NAME = "vllm_cache"
 """What ``--warm`` keeps beside the environment: the caches that vLLM fills."""
 FORMAT = 1
-_NAMED = ("torch", "numpy", "transformers", "setuptools", "triton")  # whose versions stand in the manifest
+_NAMED = ("torch", "numpy", "transformers", "setuptools", "triton")  # whose versions the manifest records
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class EnvironmentRecord:
 
 @dataclass(frozen=True)
 class StubRecord:
-    """The stub: its digest, its size in bytes, and the Python and the Triton release that it is for."""
+    """The stub: its digest, its size in bytes, and the Python (``3.11``) and the Triton release (``24.10``) that it is for."""
 
     sha256: str
     size: int
@@ -63,17 +64,8 @@ class StubRecord:
 
 
 @dataclass(frozen=True)
-class LeftOut:
-    """What a rule left out of the environment: how many files and bytes."""
-
-    rule: str
-    files: int
-    size: int
-
-
-@dataclass(frozen=True)
 class Manifest:
-    """What was built, from what, and for which Triton; ``spec`` holds the lock's inputs."""
+    """What was built, from what, and for which Triton; ``python`` is the full version (``3.11.7``), ``spec`` the inputs."""
 
     key: str
     layout: str
@@ -85,13 +77,13 @@ class Manifest:
     stub: StubRecord
     spec: dict[str, Any]
     lock_digest: str
-    left_out: tuple[LeftOut, ...]
+    left_out: tuple[Pruned, ...]
     built_at: str
     built_by: str = f"vllm-env {__version__}"
     format: int = FORMAT
 
     def to_json(self) -> str:
-        """Return the manifest's text."""
+        """Return the manifest as JSON."""
         return json.dumps(dataclasses.asdict(self), indent=2, sort_keys=True) + "\n"
 
     def expected(self) -> Expected:
@@ -118,7 +110,7 @@ def describe_build(key: str, prefix: Prefix, stub: Stub, archive: Archive | None
         stub=StubRecord(stub.sha256, stub.size, stub.python, stub.release, stub.origin),
         spec=dataclasses.asdict(lock.inputs),
         lock_digest=lock.digest,
-        left_out=tuple(LeftOut(p.rule, p.files, p.size) for p in prefix.pruned),
+        left_out=prefix.pruned,
         built_at=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
     )
 
@@ -145,7 +137,7 @@ def read_manifest(model: Path) -> Manifest | None:
         document["vllm"] = VllmRecord(**document["vllm"])
         document["archive"] = EnvironmentRecord(**document["archive"])
         document["stub"] = StubRecord(**document["stub"])
-        document["left_out"] = tuple(LeftOut(**rule) for rule in document["left_out"])
+        document["left_out"] = tuple(Pruned(**rule) for rule in document["left_out"])
         return Manifest(**document)
     except (ValueError, TypeError, AttributeError, KeyError) as error:
         raise VllmEnvError(f"{file} is damaged: {error}.", remedy=REBUILD) from error
@@ -155,7 +147,7 @@ def check_files(model: Path, manifest: Manifest) -> None:
     """Compare a published model's files with its manifest.
 
     Raises:
-        VllmEnvError: a file is missing or not the manifest's.
+        VllmEnvError: a file is missing or does not match the manifest.
     """
     for record in (manifest.archive, manifest.stub):
         file = model / record.name

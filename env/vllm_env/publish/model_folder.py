@@ -8,13 +8,11 @@ repository, where each would be a copy.
 
 import re
 import shutil
-import stat
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from vllm_env.base.filesystem import link_or_copy, mounts_in, sync
-from vllm_env.base.ownership import give, give_as, give_tree, owner_of
+from vllm_env.base.filesystem import give, give_as, give_tree, link_or_copy, mounts_in, owner_of, replace_file, sync
 from vllm_env.triton.root import STUB_NAME
 
 from .exchange import STAGING
@@ -29,7 +27,7 @@ _NOT_READ = ("__pycache__", "*.pyc", "*.safetensors", "*.bin", "*.gguf", "*.pt",
 
 @dataclass(frozen=True)
 class BuiltSet:
-    """What is to be placed: the stub, the archive or the unpacked environment, the manifest's and the SBOM's text."""
+    """What to place: the stub, the archive or the unpacked environment, and the manifest and the SBOM as JSON."""
 
     stub: Path
     environment: Path
@@ -113,16 +111,12 @@ def write_set(built: BuiltSet, folder: Path, *, linked: bool = False) -> None:
 
 
 def set_environment_path(model: Path, name: str) -> None:
-    """Point EXECUTION_ENV_PATH to the layout's name; nothing is written when it already does."""
+    """Point EXECUTION_ENV_PATH to the layout's name; write nothing if it already does."""
     config = model / CONFIG_NAME
     text = config.read_text("utf-8")
     new = re.sub(rf"\$\$TRITON_MODEL_DIRECTORY/({ARCHIVE_NAME}|{DIRECTORY_NAME})(?=\")", f"$$TRITON_MODEL_DIRECTORY/{name}", text)
     if new != text:
-        temporary = model / ".config.pbtxt.new"  # not in place: it may be a link to the user's file
-        temporary.write_text(new, "utf-8")
-        temporary.chmod(stat.S_IMODE(config.stat().st_mode))
-        give(temporary, owner_of(config))
-        temporary.replace(config)
+        replace_file(config, new.encode())
 
 
 def stage_candidate(built: BuiltSet, current: Path, template: Path, new: Path) -> None:

@@ -11,8 +11,7 @@ import os
 from pathlib import Path
 
 from vllm_env.base.errors import VllmEnvError
-from vllm_env.base.filesystem import mounts_in, remove_tree, require_space, sync, tree_size
-from vllm_env.base.ownership import give, owner_of
+from vllm_env.base.filesystem import give, mounts_in, nearest, owner_of, remove_tree, require_space, sync, tree_size
 from vllm_env.base.workspace import Workspace
 
 from .exchange import STAGING, exchange, remove_abandoned_staging, staging_in
@@ -26,9 +25,7 @@ def check_writable(repository: Path, model: str) -> None:
     Raises:
         VllmEnvError: the folder cannot be created or written, or is not a folder, or a volume is mounted over what is built.
     """
-    place = repository / model
-    while not os.path.lexists(place):  # not exists(), which raises where a folder above may not be entered
-        place = place.parent
+    place = nearest(repository / model)
     if place.exists() and not place.is_dir():
         raise VllmEnvError(f"--model-repository {repository}: {place} is not a folder.", remedy="Name a folder.")
     if not os.access(place, os.W_OK | os.X_OK) or os.statvfs(place).f_flag & os.ST_RDONLY:
@@ -40,12 +37,12 @@ def check_writable(repository: Path, model: str) -> None:
 
 
 def _refuse_mounts(target: Path, names: tuple[str, ...]) -> None:
-    """Refuse what can be neither replaced nor removed without emptying somebody's volume."""
+    """Refuse what can be neither replaced nor removed without emptying a volume."""
     for point in (p for name in names for p in mounts_in(target / name)):
         raise VllmEnvError(
             f"{target} cannot be built again: {point} is a mount point.",
             cause="A build replaces what lies there, and would remove what the mounted volume holds.",
-            remedy=f"Take the mount away (umount {point}, or leave out its -v or --mount), or name another --model.",
+            remedy=f"Take the mount away (umount {point}, or omit its -v or --mount), or name another --model.",
         )
 
 
@@ -57,7 +54,7 @@ def publish(workspace: Workspace, built: BuiltSet, repository: Path, model: str,
 
     Raises:
         VllmEnvError: the repository cannot be written, its file system is full, or a volume is mounted over what is
-            to be replaced; it is as it was then.
+            replaced; nothing has changed then.
     """
     target = repository / model
     if target.is_symlink():  # the user keeps the model elsewhere: it is placed there, and the link stays

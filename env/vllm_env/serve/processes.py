@@ -24,10 +24,8 @@ _TRACES = re.compile(rb"/tmp/python_env_\w+|/dev/shm/(?:psm_|sem\.mp-)\w+")
 def members(leader: int, marker: str, known: Iterable[psutil.Process] = ()) -> list[psutil.Process]:
     """Return the living processes of one server, except zombies and this process.
 
-    Args:
-        leader: id of the server's process, which leads a session of its own.
-        marker: value of the variable ``VLLM_ENV_SERVER_ID`` in the server's environment.
-        known: processes that were members before.
+    ``leader`` is the id of the server's process, which leads a session of its own, ``marker`` the value of the variable
+    ``VLLM_ENV_SERVER_ID`` in its environment; ``known`` were members before.
     """
     chosen = {p for p in known if is_alive(p)}
     chosen |= {p for p in psutil.process_iter() if _session_of(p) == leader or _is_marked(p, marker)}

@@ -65,10 +65,7 @@ class Recipe:
 def ensure_standin(workspace: Workspace, python: Path, recipe: Recipe | None = None) -> Path:
     """Return the folder of a stand-in in Hugging Face format, made if the cache has none for this recipe.
 
-    Args:
-        workspace: the model lies in ``standins/KEY`` of its cache.
-        python: an interpreter that has torch and transformers: that of the packed environment.
-        recipe: another than the default one.
+    ``python`` is an interpreter that has torch and transformers: that of the packed environment.
 
     Raises:
         VllmEnvError: training failed, or its result does not answer as the recipe says; nothing is kept.
@@ -104,7 +101,7 @@ def _train(python: Path, recipe_file: Path, folder: Path) -> None:
             error.what,
             tail=error.tail,
             cause=f"The environment of {python} cannot import torch or transformers, or the model did not learn.",
-            remedy="Name a model with --smoke-model, or leave the smoke run out with --no-smoke-run.",
+            remedy="Name a model with --smoke-model, or omit the smoke run with --no-smoke-run.",
         ) from error
 
 

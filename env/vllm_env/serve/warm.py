@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vllm_env.base.errors import CommandError, VllmEnvError
-from vllm_env.base.filesystem import mounts_in
-from vllm_env.base.ownership import give_tree, owner_of
+from vllm_env.base.filesystem import give_tree, mounts_in, owner_of
 from vllm_env.base.workspace import Workspace
 from vllm_env.publish.exchange import exchange, remove_abandoned_staging, staging_in
 from vllm_env.publish.manifest import CACHE_NAME
@@ -24,7 +23,7 @@ ENGINE_ARGS_NAME = "vllm_engine_args.json"
 READY_SECONDS = 3600.0  # a model of hundreds of GB may have to be downloaded first
 _VARIABLE = "TRITON_VLLM_WARM"  # read by triton_vllm/loading/warm_cache.py
 # Which GPUs of this very machine reach each other (vLLM's all_reduce_utils.py): another one may be wired otherwise.
-_OF_THIS_MACHINE = ("gpu_p2p_access_cache_*.json",)
+_OF_THIS_MACHINE = "gpu_p2p_access_cache_*.json"
 
 
 @dataclass(frozen=True)
@@ -41,14 +40,8 @@ def warm(workspace: Workspace, binary: Path, model: Path, *, log: Path, ready_ti
     """Load a model once with its own engine arguments and keep the caches that vLLM filled, in ``model/vllm_cache``.
 
     They are filled in a staging folder inside the model's folder and put in place in one step, once the server has ended
-    cleanly. The server loads no other model of the repository.
-
-    Args:
-        workspace: its console shows how long the model loads.
-        binary: ``bin/tritonserver`` of a Triton root.
-        model: the model's folder, as tritonserver loads it.
-        log: receives all that the server prints; what it holds is replaced.
-        ready_timeout: seconds until the model must be ready.
+    cleanly. The server (``binary``) loads no other model of the repository and replaces what ``log`` holds; the model must
+    be ready within ``ready_timeout`` seconds.
 
     Raises:
         CommandError: the model did not load; ``tail`` says why. The caches are as they were.
@@ -78,7 +71,7 @@ def _refuse_mounts(model: Path) -> None:
         raise VllmEnvError(
             f"--warm: {model / CACHE_NAME} cannot be replaced: {point} is a mount point.",
             cause="The caches are filled beside the old ones and exchanged with them, which would empty the mounted volume.",
-            remedy=f"Warm without that mount (umount {point}, or leave out its -v or --mount).",
+            remedy=f"Warm without that mount (umount {point}, or omit its -v or --mount).",
         )
 
 
@@ -114,9 +107,8 @@ def _load(workspace: Workspace, binary: Path, model: Path, filled: Path, log: Pa
 
 def _finish(filled: Path, log: Path) -> tuple[int, int]:
     """Leave what fits other machines with these devices, readable for the server's user; return files and bytes."""
-    for pattern in _OF_THIS_MACHINE:
-        for file in filled.glob(pattern):
-            file.unlink()
+    for file in filled.glob(_OF_THIS_MACHINE):
+        file.unlink()
     files = [path for path in filled.rglob("*") if path.is_file()]
     if not (filled / RECORD_NAME).is_file() or len(files) < 2:
         raise VllmEnvError(

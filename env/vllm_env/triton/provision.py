@@ -36,7 +36,7 @@ exec "$root/libexec/tritonserver" --backend-directory="$root/backends" --cache-d
 
 
 def provision(workspace: Workspace, target: Path) -> None:
-    """Lay out the wheel's Triton in ``target``; nothing happens when it is there already.
+    """Lay out the wheel's Triton in ``target``; do nothing if it is there already.
 
     Raises:
         CommandError: the wheel cannot be fetched.

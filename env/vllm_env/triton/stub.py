@@ -22,7 +22,7 @@ StubMode = Literal["auto", "prebuilt", "source"]
 
 @dataclass(frozen=True)
 class Stub:
-    """A stub for one Python version and one Triton release; ``origin`` is ``prebuilt`` or ``source``."""
+    """A stub for one Python (``3.11``) and one Triton release (``24.10``); ``origin`` is ``prebuilt`` or ``source``."""
 
     path: Path
     python: str
@@ -34,7 +34,7 @@ class Stub:
 
 @dataclass(frozen=True)
 class StubPlan:
-    """Which stub will be used; ``python`` is the full version (``3.11.7``), ``prebuilt`` None if one is to be built."""
+    """Which stub will be used; ``python`` is the full version (``3.11.7``), ``prebuilt`` is None if one will be built."""
 
     triton: TritonRoot
     python: str
@@ -55,17 +55,10 @@ class StubPlan:
 
 
 def plan_stub(workspace: Workspace, triton: TritonRoot, python: str, mode: StubMode, options: StubOptions) -> StubPlan:
-    """Choose the stub before anything long starts.
-
-    Args:
-        workspace: its network tells whether the sources can be reached, if a stub is to be built.
-        triton: the server's root.
-        python: the environment's Python, its full version (``3.11.7``).
-        mode: the root's own where it fits, only that, or one built from source.
-        options: how it would be built.
+    """Choose the stub for the environment's full Python version (``3.11.7``) before anything long starts.
 
     Raises:
-        VllmEnvError: there is none and it cannot be built here, or it may not be.
+        VllmEnvError: there is none, and none can be built here or ``mode`` forbids it.
     """
     plan = StubPlan(triton, python, options)
     path = triton.stubs.get(plan.minor) if mode != "source" else None
@@ -91,12 +84,7 @@ def plan_stub(workspace: Workspace, triton: TritonRoot, python: str, mode: StubM
 
 
 def make_stub(workspace: Workspace, plan: StubPlan, prefix: Path) -> Stub:
-    """Return the planned stub, or build one from source, or take that from the cache; checked and started once.
-
-    Args:
-        workspace: its cache holds the stubs that were built.
-        plan: what ``plan_stub`` returned.
-        prefix: a finished prefix with the environment's Python.
+    """Return the planned stub, or one built from source or by an earlier build; checked and started once in a prefix.
 
     Raises:
         VllmEnvError: it cannot be built, or would not start in the environment.
@@ -110,7 +98,7 @@ def make_stub(workspace: Workspace, plan: StubPlan, prefix: Path) -> Stub:
 
 
 def describe(path: Path, python: str, release: str, origin: str) -> Stub:
-    """Return a stub's record, with its digest and size."""
+    """Return a stub's record, with its digest and size; ``python`` is ``3.11``."""
     return Stub(path, python, release, file_sha256(path), path.stat().st_size, origin)
 
 

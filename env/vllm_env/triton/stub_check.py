@@ -4,11 +4,7 @@ import os
 import re
 from pathlib import Path
 
-from elftools.common.exceptions import ELFError
-from elftools.elf.elffile import ELFFile
-from elftools.elf.gnuversions import GNUVerDefSection
-
-from vllm_env.base.elf import newest_version, read_needs
+from vllm_env.base.elf import newest_defined, newest_version, read_needs
 from vllm_env.base.errors import VllmEnvError
 from vllm_env.base.process import run
 
@@ -19,13 +15,7 @@ _CPP = "libstdc++.so.6"
 
 
 def check_stub(stub: Path, python: str, triton: TritonRoot, environment: Path) -> None:
-    """Refuse a stub that would not start in an environment.
-
-    Args:
-        stub: the program.
-        python: the environment's Python, such as ``3.11``.
-        triton: the server's root, whose libraries it finds.
-        environment: the prefix, or the unpacked environment.
+    """Refuse a stub that would not start in an environment (a prefix or an unpacked one) with this Python (``3.11``).
 
     Raises:
         VllmEnvError: it needs another Python, a newer C or C++ library than it will meet, or does not start.
@@ -40,7 +30,9 @@ def check_stub(stub: Path, python: str, triton: TritonRoot, environment: Path) -
             cause="A stub loads the libpython that it was built for from the environment's lib/.",
             remedy="Use the --python that it was built for, or --stub source.",
         )
-    _check_newest(stub, newest_version(needs, "GLIBC_"), _libc_version(), "GLIBC", "this machine's C library")
+    libc = re.findall(r"\d+", os.confstr("CS_GNU_LIBC_VERSION") or "")  # "glibc 2.36"; empty for another C library
+    provided = tuple(int(n) for n in libc)
+    _check_newest(stub, newest_version(needs, "GLIBC_"), provided, "GLIBC", "this machine's C library")
     library = cpp_library(environment)
     if library:
         provided = newest_defined(library, "GLIBCXX_")
@@ -63,28 +55,10 @@ def _check_newest(stub: Path, needed: tuple[int, ...], provided: tuple[int, ...]
         )
 
 
-def _libc_version() -> tuple[int, ...]:
-    text = os.confstr("CS_GNU_LIBC_VERSION") or ""  # "glibc 2.36"; empty where the C library is another one
-    return tuple(int(n) for n in re.findall(r"\d+", text))
-
-
 def cpp_library(environment: Path) -> Path | None:
     """Return the libstdc++ that wins in an environment: its own, else the system's; None if neither is found."""
     candidates = [environment / "lib" / _CPP, *(Path(folder) / _CPP for folder in _SYSTEM_FOLDERS)]
     return next((path for path in candidates if path.exists()), None)
-
-
-def newest_defined(library: Path, prefix: str) -> tuple[int, ...]:
-    """Return the newest symbol version with ``prefix`` that a library defines, as numbers; () for none."""
-    try:
-        with library.open("rb") as stream:
-            sections = ELFFile(stream).iter_sections()
-            defined = next((s for s in sections if isinstance(s, GNUVerDefSection)), None)
-            names = [aux.name for _, auxes in defined.iter_versions() for aux in auxes] if defined else []
-    except (ELFError, OSError):
-        return ()
-    numbers = [name[len(prefix) :] for name in names if re.fullmatch(rf"{prefix}[\d.]+", name)]
-    return max((tuple(int(n) for n in number.split(".")) for number in numbers), default=())
 
 
 def start_stub(stub: Path, triton: TritonRoot, environment: Path) -> None:

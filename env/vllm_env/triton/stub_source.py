@@ -47,7 +47,7 @@ def source_key(release: str, python: str, options: StubOptions) -> str:
 
 
 def check_buildable(workspace: Workspace, release: str, python: str, options: StubOptions) -> None:
-    """Refuse early what cannot be built on this machine; what the cache has need not be.
+    """Refuse early a stub for a full Python version that cannot be built on this machine, unless the cache has it.
 
     Raises:
         VllmEnvError: git or a C++ compiler is missing, or the organisation has no branch of this release.
@@ -65,10 +65,10 @@ def check_buildable(workspace: Workspace, release: str, python: str, options: St
 
 
 def check_branch(workspace: Workspace, release: str, options: StubOptions) -> None:
-    """Refuse a release of which the organisation's ``python_backend`` has no branch.
+    """Refuse a release for which the organisation's ``python_backend`` has no branch.
 
     Raises:
-        VllmEnvError: it has none, or does not answer, or --offline forbids to ask it.
+        VllmEnvError: it has none, it does not answer, or --offline is given.
     """
     repository = f"{options.git_url}/python_backend.git"
     remedy = "Name a mirror with --triton-git-url, or use a --python for which there is a stub (--stub prebuilt)."
@@ -102,7 +102,7 @@ def build_stub(workspace: Workspace, triton: TritonRoot, python: str, prefix: Pa
     The log of a build is kept in ``logs/`` of the cache, also when it fails.
 
     Raises:
-        VllmEnvError: the branch is not there, or the build fails; the message names the log.
+        VllmEnvError: the branch does not exist, or the build fails; the message names the log.
     """
     key = source_key(triton.release, python, options)
     target = _cached(workspace, key)
@@ -158,11 +158,8 @@ class _Build:
         self._step("compile", [cmake, "--build", build, "--target", _TARGET, "--parallel", jobs])
         built = next(build.rglob(STUB_NAME), None)
         if built is None:
-            raise VllmEnvError(
-                f"The target {_TARGET} left no {STUB_NAME}.",
-                cause=f"The whole log is in {self.log}.",
-                remedy="Use --stub prebuilt.",
-            )
+            cause = f"The whole log is in {self.log}."
+            raise VllmEnvError(f"The target {_TARGET} left no {STUB_NAME}.", cause=cause, remedy="Use --stub prebuilt.")
         return built
 
     def _step(self, name: str, command: list[object]) -> None:
@@ -172,9 +169,8 @@ class _Build:
         try:
             self.workspace.network.program(command, what, env=env, on_line=self._record)
         except CommandError as error:
-            raise CommandError(
-                error.what, tail=error.tail, cause=f"The whole log is in {self.log}.", remedy=_remedy(error.tail)
-            ) from error
+            cause = f"The whole log is in {self.log}."
+            raise CommandError(error.what, tail=error.tail, cause=cause, remedy=_remedy(error.tail)) from error
 
     def _record(self, line: str) -> None:
         with self.log.open("a", encoding="utf-8") as sink:
@@ -205,17 +201,10 @@ def _definitions(build: _Build, prefix: Path, python: str) -> list[str]:
         "TRITON_REPO_ORGANIZATION": options.git_url,
         "TRITON_ENABLE_GPU": "ON" if options.gpu else "OFF",
         "PYBIND11_PYTHON_VERSION": minor,
-        "PYTHON_EXECUTABLE": interpreter,
-        # the interpreter's own LIBDIR is a neutral place where nothing lies
-        "PYTHON_LIBRARY": library,
-        "PYTHON_INCLUDE_DIR": headers,
-        "Python_EXECUTABLE": interpreter,
-        "Python_LIBRARY": library,
-        "Python_INCLUDE_DIR": headers,
-        "Python3_EXECUTABLE": interpreter,
-        "Python3_LIBRARY": library,
-        "Python3_INCLUDE_DIR": headers,
     }
+    for name in ("PYTHON", "Python", "Python3"):  # the interpreter's own LIBDIR is a neutral place where nothing lies
+        places = {"EXECUTABLE": interpreter, "LIBRARY": library, "INCLUDE_DIR": headers}
+        definitions |= {f"{name}_{what}": place for what, place in places.items()}
     if options.boost_url:
         definitions["TRITON_BOOST_URL"] = options.boost_url
     return ["-G", "Ninja", *(f"-D{name}={value}" for name, value in definitions.items())]
@@ -223,12 +212,7 @@ def _definitions(build: _Build, prefix: Path, python: str) -> list[str]:
 
 def _build_environment(options: StubOptions) -> dict[str, str]:
     """Return the variables of a build; git itself replaces the organisation where older releases have it written in."""
-    variables = {
-        "CMAKE_POLICY_VERSION_MINIMUM": "3.5",
-        "VIRTUAL_ENV": "",
-        "CONDA_PREFIX": "",
-        "PYTHONPATH": "",
-    }
+    variables = {"CMAKE_POLICY_VERSION_MINIMUM": "3.5", "VIRTUAL_ENV": "", "CONDA_PREFIX": "", "PYTHONPATH": ""}
     if options.git_url != DEFAULT_GIT_URL:
         variables |= {
             "GIT_CONFIG_COUNT": "1",

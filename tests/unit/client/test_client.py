@@ -1,4 +1,4 @@
-"""client/client.py: its command line, its lines and its exit codes, as a person runs it."""
+"""client/client.py: its command line, its lines and its exit codes, as a user runs it."""
 
 from __future__ import annotations
 

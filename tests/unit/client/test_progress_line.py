@@ -1,4 +1,4 @@
-"""client/progress_line.py: shown to a person who waits, and to nobody else."""
+"""client/progress_line.py: shown to a user who waits, and to nobody else."""
 
 from __future__ import annotations
 

@@ -119,14 +119,14 @@ class Stages:
         return self.folder / "standin"
 
     def smoke_run(self, workspace: Workspace, request: SmokeRequest) -> SmokeResult:
-        """Looks at what is served."""
+        """Look at what is served."""
         self.served.append(request)
         self.candidates.append({path.name for path in request.model_folder.iterdir()})
         self._call("smoke run")
         return SmokeResult(("PASS",), (("Hello", " there"),), 1.0)
 
     def warm(self, workspace: Workspace, binary: Path, model: Path, *, log: Path) -> Warmed:
-        """Names the caches."""
+        """Name the caches."""
         self._call("warm")
         assert (model / "vllm_env.json").is_file()
         return Warmed(model / "vllm_cache", 1, 1, 1.0)
@@ -267,7 +267,7 @@ def test_what_is_not_whole_is_built_again(
     assert not _build(workspace, request_).rebuilt
 
 
-def test_another_set_is_built_anew(stages: Stages, workspace: Workspace, request_: BuildRequest) -> None:
+def test_another_set_is_built_again(stages: Stages, workspace: Workspace, request_: BuildRequest) -> None:
     """The key tells it."""
     _build(workspace, request_)
     stages.key = "another"

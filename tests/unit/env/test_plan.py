@@ -67,7 +67,7 @@ def nothing_long(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _places(monkeypatch: pytest.MonkeyPatch, folder: Path, *, container: bool, provisioned: bool) -> tuple[Path, Path]:
-    """Puts a Triton where the container has it, and where this tool provisions one; returns both places."""
+    """Put a Triton where the container has it, and where this tool provisions one; return both places."""
     places = folder / "opt", folder / "place" / ".triton"
     for place, wanted in zip(places, (container, provisioned), strict=True):
         if wanted:

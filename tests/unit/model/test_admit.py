@@ -45,7 +45,7 @@ def adapter(name):
 
 @pytest.fixture
 def let(triton):
-    """Admits a request; returns the job, what was sent, and the admission's log."""
+    """Admits a request; return the job, what was sent, and the admission's log."""
 
     def admit(request, *, tasks=("generate", "embed"), healthy=True, unload_dead=False):
         engine = SimpleNamespace(tasks=tasks, is_healthy=lambda: healthy)

@@ -35,7 +35,7 @@ class Renderer:
 
 
 async def rendered(sizes, tokenizer=None, pooled=Pooled):
-    """Render prompts of these sizes, all of which arrive at once; returns where and when each was tokenized."""
+    """Render prompts of these sizes, all of which arrive at once; return where and when each was tokenized."""
     renderer = Renderer(tokenizer or Pooled())
     vllm = SimpleNamespace(parse_model_prompt=lambda _config, prompt: prompt, ThreadSafeHFTokenizerMixin=pooled)
     llm = SimpleNamespace(renderer=renderer, model_config=None)

@@ -204,7 +204,7 @@ def test_a_record_that_cannot_be_read_fails_no_load(filled, model, environment, 
 
 
 def test_paths_of_the_folder_that_was_filled_are_replaced(tmp_path):
-    """In vLLM's index (as 0.22 writes it) and in Triton's groups; texts that only begin alike stay."""
+    """In vLLM's index (as 0.22 writes it) and in Triton's groups; strings that only begin alike stay."""
     index = tmp_path / "torch_compile_cache/1a/rank_0_0/backbone/vllm_compile_cache.py"
     group = tmp_path / "triton/KEY/__grp__kernel.json"
     for file in (index, group):

@@ -39,7 +39,7 @@ os.kill(os.getpid(), 9)
 def _launch(
     *program: object, parent: int = 0, changes: Mapping[str, str | None] | None = None
 ) -> tuple[subprocess.CompletedProcess[str], str]:
-    """Runs the launcher to its end and returns what the program printed and what came through the pipe."""
+    """Run the launcher to its end and return what the program printed and what came through the pipe."""
     reader, writer = os.pipe()
     arguments = [parent or os.getpid(), int(signal.SIGKILL), writer, json.dumps(changes or {}), *program]
     try:

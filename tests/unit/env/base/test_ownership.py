@@ -9,7 +9,7 @@ import pytest
 
 from support.repositories import CHECKOUT
 from support.small_fixtures import workspace_in
-from vllm_env.base.ownership import Owner, give, owner_of
+from vllm_env.base.filesystem import Owner, give, owner_of
 from vllm_env.publish import publish as module
 from vllm_env.publish.model_folder import BUILT_NAMES, BuiltSet
 from vllm_env.publish.publish import publish
@@ -72,7 +72,7 @@ def hard_links(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("layout", ["archive", "directory"])
 def test_all_that_is_placed_is_the_host_users(place: Path, tmp_path: Path, hard_links: bool, layout: str) -> None:
-    """A new repository and model, then a build over it in which each file of the person keeps its owner."""
+    """A new repository and model, then a build over it in which each file of the user's keeps its owner."""
     model = publish(_WORKSPACE, _built(tmp_path / "cache", "one", layout), place / "new" / "models", "vllm", _TEMPLATE)
     archive = {"new/models/vllm/vllm_env.tar.gz"} if layout == "archive" and hard_links else set()
     assert {path for path, owner in _owners(place).items() if owner != _HOST} == archive  # a link to the cache's file

@@ -86,7 +86,7 @@ def test_an_interpreter_without_pip_is_no_error(tmp_path: Path) -> None:
 
 
 def test_certificates_do_not_replace_the_users_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """SSL_CERT_FILE of the person stays."""
+    """The user's SSL_CERT_FILE stays."""
     monkeypatch.delenv("SSL_CERT_FILE", raising=False)
     assert PipConfig(cert="/ca.pem").uv_environment() == {"SSL_CERT_FILE": "/ca.pem"}
     monkeypatch.setenv("SSL_CERT_FILE", "/mine.pem")

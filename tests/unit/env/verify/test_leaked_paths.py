@@ -34,7 +34,7 @@ def test_finds_a_build_path_in_the_run_path_of_a_program(tmp_path: Path) -> None
 
 
 def test_what_nothing_reads_does_not_count(tmp_path: Path) -> None:
-    """Texts inside a program, run paths of what needs no library, records of installed files, and links are passed over."""
+    """Strings inside a program, run paths of what needs no library, records of installed files, and links are passed over."""
     make_program(tmp_path / "tool", (make_library(tmp_path, "libanswer.so"),), body=f'puts("{PLACE}"); return answer();')
     (tmp_path / "RECORD").write_text(f"{PLACE}/file,,\n")
     (tmp_path / "link").symlink_to(f"{PLACE}/file")
