@@ -13,7 +13,7 @@ from vllm_env.base.filesystem import require_space
 from vllm_env.base.workspace import CHECKOUT, PLACE, Workspace
 from vllm_env.lock.lock import LockOptions, make_lock
 from vllm_env.lock.locked import Lock
-from vllm_env.lock.spec import Overrides, Spec, load_spec
+from vllm_env.lock.spec import Overrides, Spec, load_spec, only_profile
 from vllm_env.prefix.prefix import EXTRACTED_SPACE, prefix_key
 from vllm_env.publish.publish import check_writable
 from vllm_env.triton.provision import provision
@@ -104,7 +104,8 @@ def make_plan(workspace: Workspace, request: BuildRequest) -> Plan:
     """
     check_writable(request.repository, request.model)
     triton = find_triton(workspace, request.triton_root)
-    spec = load_spec(request.profile or default_profile(triton), request.overrides, request.spec_file)
+    alone = only_profile(request.spec_file) if request.spec_file else None
+    spec = load_spec(request.profile or alone or default_profile(triton), request.overrides, request.spec_file)
     _check_machine(request, spec)
     options = dataclasses.replace(request.stub_options, gpu=spec.profile == "cuda")
     if request.stub == "prebuilt":  # whether there is one is known before the lock, which may take minutes to resolve

@@ -49,6 +49,14 @@ def link_or_copy(source: str, target: str) -> None:
         shutil.copy2(source, target, follow_symlinks=False)
 
 
+def write_whole(file: Path, text: str) -> None:
+    """Write a text file, which appears whole or not at all."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    temporary = file.with_name(f".{file.name}.new")
+    temporary.write_text(text, "utf-8")
+    temporary.replace(file)
+
+
 def sync(path: Path) -> None:
     """Write a file or a folder through to the disk."""
     handle = os.open(path, os.O_RDONLY)

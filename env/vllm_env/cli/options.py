@@ -90,6 +90,9 @@ def build_parser() -> argparse.ArgumentParser:
     lock = parser.add_argument_group("lock and network")
     lock.add_argument("--locked", action="store_true", help="use the lock as it is, or fail")
     lock.add_argument("--upgrade", action="store_true", help="resolve again and write the lock beside the spec")
+    lock.add_argument(
+        "--save", metavar="FILE", type=Path, help="write this pin's spec to FILE (.toml), its lock beside it"
+    )
     lock.add_argument("--offline", action="store_true", help="touch no network")
     lock.add_argument("--wheelhouse", metavar="DIR", type=Path, help="take wheels from this folder only")
     run = parser.add_argument_group("the run")
@@ -158,7 +161,7 @@ def request_of(options: argparse.Namespace) -> BuildRequest:
         layout=options.layout,
         repository=(options.model_repository or defaults.repository).absolute(),
         model=options.model,
-        lock=LockOptions(options.locked, options.upgrade),
+        lock=LockOptions(options.locked, options.upgrade, options.save),
         keep=tuple(options.keep),
         smoke=not options.no_smoke_run,
         smoke_model=options.smoke_model,
