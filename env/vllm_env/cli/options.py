@@ -96,7 +96,11 @@ def build_parser() -> argparse.ArgumentParser:
     lock.add_argument("--offline", action="store_true", help="touch no network")
     lock.add_argument("--wheelhouse", metavar="DIR", type=Path, help="take wheels from this folder only")
     run = parser.add_argument_group("the run")
-    run.add_argument("--dry-run", action="store_true", help="say what would be done, and stop before the long work")
+    run.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="build nothing; say what would be done, the bytes to fetch, the space and the time",
+    )
     run.add_argument("--no-smoke-run", action="store_true", help="do not serve the result and query it")
     run.add_argument(
         "--smoke-model", metavar="MODEL", default="", help="serve this model in the smoke run, not the stand-in"
@@ -161,7 +165,7 @@ def request_of(options: argparse.Namespace) -> BuildRequest:
         layout=options.layout,
         repository=(options.model_repository or defaults.repository).absolute(),
         model=options.model,
-        lock=LockOptions(options.locked, options.upgrade, options.save),
+        lock=LockOptions(options.locked, options.upgrade, options.save, may_build=not options.dry_run),
         keep=tuple(options.keep),
         smoke=not options.no_smoke_run,
         smoke_model=options.smoke_model,

@@ -27,11 +27,15 @@ from .spec import DEFAULT_SPEC, Spec, check_save, save_spec
 
 @dataclass(frozen=True)
 class LockOptions:
-    """How the lock is to be made: as it is or not at all, or resolved again; ``save`` is where it is kept with its spec."""
+    """How the lock is to be made: as it is or not at all, or resolved again.
+
+    ``save`` is where it is kept with its spec; without ``may_build`` no wheel is built for it.
+    """
 
     locked: bool = False
     upgrade: bool = False
     save: Path | None = None
+    may_build: bool = True
 
 
 def make_lock(workspace: Workspace, spec: Spec, rules: ReleaseRules, options: LockOptions) -> Lock:
@@ -42,7 +46,7 @@ def make_lock(workspace: Workspace, spec: Spec, rules: ReleaseRules, options: Lo
     """
     if options.save:
         check_save(spec, options.save)
-    pinned = resolve_pin(workspace, spec)
+    pinned = resolve_pin(workspace, spec, may_build=options.may_build)
     inputs = inputs_of(spec, pinned)
     saved = [lock_beside(options.save, spec.profile)] if options.save else []
     files = [*saved, *_places(workspace, spec, inputs)]
