@@ -22,12 +22,14 @@ _EXAMPLES = re.compile(r"/home/(me|you|user|username|ubuntu|runner|vscode|jovyan
 def build_places(root: Path) -> tuple[str, ...]:
     """Return the folders that a build on this machine uses: the cache, the tools, the interpreter's, the checkout, home.
 
-    A folder that many machines have is left out: third-party sources name ``/root`` or ``/home/user`` in their examples.
+    A folder that many machines have is left out: third-party sources name ``/root`` or ``/home/user`` in their examples. So
+    they do with a name as short as ``/src``: what lies in such a folder stands for it.
     """
     pyenv = os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv"
     places = {str(p) for p in (root, sys.prefix, sys.base_prefix, pyenv, CHECKOUT, Path.home())}
     own = sorted(p for p in places if p not in _SYSTEM and not _EXAMPLES.fullmatch(p))
-    return tuple(p for p in own if not any(p.startswith(f"{other}/") for other in own))
+    outer = [p for p in own if not any(p.startswith(f"{other}/") for other in own)]
+    return tuple(q for p in outer for q in ([p] if p.count("/") > 1 else map(str, sorted(Path(p).glob("*")))))
 
 
 def find_leaks(environment: Path, places: tuple[str, ...]) -> list[tuple[str, str]]:
