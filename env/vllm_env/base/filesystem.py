@@ -4,6 +4,7 @@ import hashlib
 import os
 import re
 import shutil
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,19 @@ def write_whole(file: Path, text: str) -> None:
     temporary = file.with_name(f".{file.name}.new")
     temporary.write_text(text, "utf-8")
     temporary.replace(file)
+
+
+def let_read(path: Path) -> None:
+    """Let every user read a file or enter a folder, whatever the umask: the server may be another user's."""
+    mode = path.stat().st_mode
+    path.chmod(stat.S_IMODE(mode) | (0o555 if mode & stat.S_IXUSR else 0o444))
+
+
+def make_readable(folder: Path) -> None:
+    """Let every user read a folder and all below it; links stay as they are."""
+    for path in (folder, *folder.rglob("*")):
+        if not path.is_symlink():
+            let_read(path)
 
 
 def sync(path: Path) -> None:

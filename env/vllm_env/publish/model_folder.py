@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from vllm_env.base.filesystem import link_or_copy, mounts_in, sync
+from vllm_env.base.filesystem import let_read, link_or_copy, make_readable, mounts_in, sync
 from vllm_env.base.ownership import give, give_as, give_tree, owner_of
 from vllm_env.triton.root import STUB_NAME
 
@@ -82,7 +82,9 @@ def complete_from(template: Path, target: Path) -> None:
 
     shutil.copytree(template, target, ignore=ignore, dirs_exist_ok=True)
     shutil.copy2(template / CONFIG_NAME, target / CONFIG_NAME)
+    let_read(target)
     for path in copied:
+        let_read(path)
         give(path, owner_of(target))
 
 
@@ -100,6 +102,8 @@ def write_set(built: BuiltSet, folder: Path, *, linked: bool = False) -> None:
     else:  # a copy, not links: a user may edit what lies there, and the cache must not change with it
         copy = link_or_copy if linked else shutil.copy2
         shutil.copytree(built.environment, environment, symlinks=True, copy_function=copy)
+        if not linked:
+            make_readable(environment)
     (folder / SBOM_NAME).write_text(built.sbom, "utf-8")
     (folder / MANIFEST_NAME).write_text(built.manifest, "utf-8")
     for file in folder.iterdir():

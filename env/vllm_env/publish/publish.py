@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 
 from vllm_env.base.errors import VllmEnvError
-from vllm_env.base.filesystem import mounts_in, remove_tree, require_space, sync, tree_size
+from vllm_env.base.filesystem import let_read, mounts_in, remove_tree, require_space, sync, tree_size
 from vllm_env.base.ownership import give, owner_of
 from vllm_env.base.workspace import Workspace
 
@@ -91,6 +91,7 @@ def _make_folder(folder: Path) -> None:
     owner, missing = owner_of(folder), [f for f in (folder, *folder.parents) if not f.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     for made in missing:
+        let_read(made)
         give(made, owner)
 
 
@@ -117,6 +118,7 @@ def _publish_by_exchange(built: BuiltSet, target: Path, template: Path, place: P
         new = staging / target.name
         if not target.exists():
             new.mkdir()
+            let_read(new)
             give(new, owner_of(target))
         stage_model(built, target, template, new)
         sync(new)

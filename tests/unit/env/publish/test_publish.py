@@ -94,6 +94,25 @@ def test_modes_let_the_servers_user_read(built: BuiltSet, repository: Path, way:
     assert {_mode(model / n) for n in ("vllm_env.tar.gz", "vllm_env.json", "vllm_env.cdx.json")} == {0o644}
 
 
+def test_another_user_can_read_an_unpacked_environment(repository: Path, way: str, tmp_path: Path) -> None:
+    """Under umask 077 too, with a checkout and a cache that were made under it; the cache's own files stay private."""
+    before = os.umask(0o077)
+    try:
+        template = shutil.copytree(_TEMPLATE, tmp_path / "template", copy_function=shutil.copyfile)
+        template.chmod(0o700)
+        built = _built(tmp_path / "cache", "one", "directory")
+        (built.environment / "bin/python").write_text("")
+        (built.environment / "bin/python").chmod(0o700)
+        (built.environment / "bin/link").symlink_to("/nonexistent")
+        model = publish(_WORKSPACE, built, repository, "vllm", template)
+    finally:
+        os.umask(before)
+    paths = [p for p in (repository, *repository.rglob("*")) if not p.is_symlink()]
+    assert {str(p): _mode(p) for p in paths if _mode(p) & 0o044 != 0o044 or (p.is_dir() and not _mode(p) & 1)} == {}
+    assert _mode(model / "vllm_env/bin/python") == 0o755
+    assert _mode(built.environment / "bin/activate") == 0o600
+
+
 def test_the_users_files_stay_as_they_are(built: BuiltSet, repository: Path, way: str, tmp_path: Path) -> None:
     """Edited engine arguments, own files, links and modes survive; what was built is replaced."""
     model = publish(_WORKSPACE, built, repository, "vllm", _TEMPLATE)
