@@ -5,15 +5,18 @@ Exit codes: 0 done, 1 the build or a check failed, 2 wrong usage, 130 interrupte
 
 import dataclasses
 import json
+import shlex
+import shutil
 import signal
 import sys
 import traceback
 from collections.abc import Mapping
+from pathlib import Path
 from typing import NoReturn
 
 from vllm_env.base.console import Console
 from vllm_env.base.errors import CommandError, VllmEnvError
-from vllm_env.base.workspace import PLACE
+from vllm_env.base.workspace import CHECKOUT, TOOLS
 from vllm_env.build import BuildResult, build
 from vllm_env.lock.pins import NotBuiltError
 from vllm_env.plan import BYTES_A_SECOND, BuildRequest, Forecast, Plan, forecast
@@ -138,12 +141,27 @@ def _print_result(result: BuildResult, request: BuildRequest, console: Console) 
             console.result(f"{prompt!r} -> {answer!r}")
         console.result(result.smoke.client_lines[-1])
     state = "built" if result.rebuilt else "unchanged"
-    binary = result.triton.binary
-    shown = binary.relative_to(PLACE) if binary.is_relative_to(PLACE) else binary
     manifest = result.manifest
     console.result(f"{result.model}: {state}, vLLM {manifest.vllm.version} for Triton {manifest.triton_release}")
     if result.warmed:
         console.result(f"{result.warmed.folder}: {result.warmed.files} files, {result.warmed.size / 1e6:.0f} MB")
     console.result("Next:")
-    console.result(f"  {shown} --model-store={request.repository}")
-    console.result("  python3 client/client.py --iterations 10")
+    for command in _next_commands(result, request):
+        console.result(f"  {shlex.join(command)}")
+
+
+def _next_commands(result: BuildResult, request: BuildRequest) -> tuple[list[str], list[str]]:
+    """Return what serves the model and what asks it, as they work in this folder."""
+    # the client finds the tools of its checkout by itself; an installed wheel has this interpreter only
+    python = "python3" if TOOLS.is_relative_to(CHECKOUT) and shutil.which("python3") else sys.executable
+    ask = [python, _here(CHECKOUT / "client" / "client.py"), "--iterations", "10"]
+    if request.model != "vllm":
+        ask += ["--model", request.model]
+    if Path.cwd() != CHECKOUT:
+        ask += ["--input-prompts", _here(CHECKOUT / "prompts.txt")]
+    return [_here(result.triton.binary), f"--model-store={_here(request.repository)}"], ask
+
+
+def _here(path: Path) -> str:
+    """Return a path as it is shortest here."""
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)

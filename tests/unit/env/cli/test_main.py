@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -199,8 +200,25 @@ def test_a_build_ends_with_its_answers_and_what_comes_next(
         f"{built.model}/vllm_cache: 3 files, 2 MB",
         "Next:",
         f"  {tmp_path}/triton/bin/tritonserver --model-store={tmp_path}/models",
-        "  python3 client/client.py --iterations 10",
+        f"  {sys.executable} client/client.py --iterations 10",
     ]
+
+
+@pytest.mark.usefixtures("built")
+def test_what_to_type_next_works_where_it_is_typed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In another folder, with spaces in names, for another model; any python3 finds the tools of its checkout."""
+    place = tmp_path / "my work"
+    place.mkdir()
+    monkeypatch.chdir(place)
+    monkeypatch.setattr("vllm_env.cli.main.TOOLS", CHECKOUT / ".tools/venv/bin")
+    assert _run("--model-repository", "the models", "--model", "my model") == 0
+    serve, ask = capsys.readouterr().out.splitlines()[-2:]
+    assert shlex.split(serve) == [f"{tmp_path}/triton/bin/tritonserver", "--model-store=the models"]
+    client, prompts = f"{CHECKOUT}/client/client.py", f"{CHECKOUT}/prompts.txt"
+    words = ["python3", client, "--iterations", "10", "--model", "my model", "--input-prompts", prompts]
+    assert shlex.split(ask) == words
 
 
 def test_json_of_a_build_has_all_of_it(built: BuildResult, capsys: pytest.CaptureFixture[str]) -> None:
