@@ -6,6 +6,7 @@ where they are: the smoke run serves another model, and in a container the cache
 repository, where each would be a copy.
 """
 
+import os
 import re
 import shutil
 import stat
@@ -22,6 +23,7 @@ from .manifest import ARCHIVE_NAME, CACHE_NAME, DIRECTORY_NAME, MANIFEST_NAME, S
 
 BUILT_NAMES = (STUB_NAME, ARCHIVE_NAME, DIRECTORY_NAME, SBOM_NAME, MANIFEST_NAME)  # in the order of renaming
 CONFIG_NAME = "config.pbtxt"
+ENGINE_ARGS_NAME, EXAMPLE_NAME = "vllm_engine_args.json", "vllm_engine_args.example.json"
 CODE = "1"
 """The model's version folder, with ``model.py`` and what it imports."""
 _NOT_READ = ("__pycache__", "*.pyc", "*.safetensors", "*.bin", "*.gguf", "*.pt", "*.pth")
@@ -48,6 +50,7 @@ def stage_model(built: BuiltSet, current: Path, template: Path, new: Path) -> No
     if current.exists():
         _link_tree(current, new)
     complete_from(template, new)
+    write_engine_args(template, new)
     write_set(built, new)
     set_environment_path(new, built.environment_name)
 
@@ -86,6 +89,15 @@ def complete_from(template: Path, target: Path) -> None:
     for path in copied:
         let_read(path)
         give(path, owner_of(target))
+
+
+def write_engine_args(template: Path, model: Path) -> None:
+    """Give a model the example's engine arguments, from here on the user's own file, if it has none, nor the official backend's."""
+    arguments, official = model / ENGINE_ARGS_NAME, model / CODE / "model.json"
+    if not os.path.lexists(arguments) and not official.exists():
+        shutil.copyfile(template / EXAMPLE_NAME, arguments)
+        let_read(arguments)
+        give(arguments, owner_of(model))
 
 
 def write_set(built: BuiltSet, folder: Path, *, linked: bool = False) -> None:

@@ -17,7 +17,15 @@ from vllm_env.base.workspace import Workspace
 
 from .exchange import STAGING, exchange, remove_abandoned_staging, staging_in
 from .manifest import ARCHIVE_NAME, DIRECTORY_NAME
-from .model_folder import BUILT_NAMES, BuiltSet, complete_from, set_environment_path, stage_model, write_set
+from .model_folder import (
+    BUILT_NAMES,
+    BuiltSet,
+    complete_from,
+    set_environment_path,
+    stage_model,
+    write_engine_args,
+    write_set,
+)
 
 
 def check_writable(repository: Path, model: str) -> None:
@@ -132,6 +140,7 @@ def _publish_by_exchange(built: BuiltSet, target: Path, template: Path, place: P
 def _publish_in_place(built: BuiltSet, target: Path, template: Path) -> None:
     _make_folder(target)
     complete_from(template, target)
+    write_engine_args(template, target)
     with staging_in(target) as staging:
         give(staging, owner_of(target))
         write_set(built, staging)

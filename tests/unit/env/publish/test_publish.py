@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import shutil
+import subprocess
 import tempfile
 import threading
 from pathlib import Path
@@ -132,11 +133,27 @@ def test_the_users_files_stay_as_they_are(built: BuiltSet, repository: Path, way
 
 
 def test_a_missing_file_of_the_user_is_not_put_back(built: BuiltSet, repository: Path, way: str) -> None:
-    """A whole model is the user's: the template does not come back into it."""
+    """A whole model is the user's: the template does not come back into it, but for the arguments that no load can do without."""
     model = publish(_WORKSPACE, built, repository, "vllm", _TEMPLATE)
+    example = (_TEMPLATE / "vllm_engine_args.example.json").read_text()
+    for name in ("vllm_engine_args.json", "1/triton_vllm/coerce.py"):
+        (model / name).unlink()
+    publish(_WORKSPACE, built, repository, "vllm", _TEMPLATE)
+    assert not (model / "1/triton_vllm/coerce.py").exists()
+    assert (model / "vllm_engine_args.json").read_text() == example
     (model / "vllm_engine_args.json").unlink()
+    (model / "1/model.json").write_text("{}")  # the official backend's place for them
     publish(_WORKSPACE, built, repository, "vllm", _TEMPLATE)
     assert not (model / "vllm_engine_args.json").exists()
+
+
+def test_what_a_person_changes_is_no_tracked_file() -> None:
+    """Git knows the example only."""
+    tracked = subprocess.check_output(["git", "ls-files", "model_repository"], cwd=CHECKOUT, text=True).splitlines()
+    assert "model_repository/vllm/vllm_engine_args.example.json" in tracked
+    assert "model_repository/vllm/vllm_engine_args.json" not in tracked
+    ignored = ["git", "check-ignore", "--quiet", "model_repository/vllm/vllm_engine_args.json"]
+    assert subprocess.run(ignored, cwd=CHECKOUT, check=False).returncode == 0
 
 
 def test_a_half_made_model_is_completed(built: BuiltSet, repository: Path, way: str) -> None:
