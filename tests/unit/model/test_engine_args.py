@@ -27,7 +27,7 @@ DECLARED = {
 
 def test_published_file_fits_a_vllm_without_its_removed_argument():
     """The tutorial's file, with an argument that vLLM removed and a string for a boolean, gives one warning."""
-    path = Path(__file__).parents[3] / "model_repository" / "vllm" / FILE_NAME
+    path = Path(__file__).parents[3] / "model_repository" / "vllm" / "vllm_engine_args.example.json"
     fitted = fit(json.loads(path.read_text()), DECLARED)
     assert fitted.values == {"model": "facebook/opt-125m", "gpu_memory_utilization": 0.5}
     assert fitted.warning.count("disable_log_requests") == 1
