@@ -123,10 +123,9 @@ def test_a_failed_start_is_told_on_one_line():
 
 
 def _from(cause: Exception, message: str) -> Exception:
-    try:
-        raise OSError(message) from cause
-    except OSError as error:
-        return error
+    error = OSError(message)
+    error.__cause__ = cause
+    return error
 
 
 @pytest.mark.parametrize(
