@@ -92,7 +92,7 @@ def complete_from(template: Path, target: Path) -> None:
 
 
 def write_engine_args(template: Path, model: Path) -> None:
-    """Give a model the example's engine arguments, from here on the user's own file, if it has none, nor the official backend's."""
+    """Give a model the example's engine arguments if it has none, nor the official backend's; then they are the user's."""
     arguments, official = model / ENGINE_ARGS_NAME, model / CODE / "model.json"
     if not os.path.lexists(arguments) and not official.exists():
         shutil.copyfile(template / EXAMPLE_NAME, arguments)
