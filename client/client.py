@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import io
 import json
 import os
@@ -29,8 +30,8 @@ if TYPE_CHECKING:
 
 # Greedy, so that the same prompt gives the same answer every time; the length is the tutorial's.
 SAMPLING_PARAMETERS = {"temperature": 0, "max_tokens": 100}
-TOOLS_PYTHON = Path(__file__).resolve().parent.parent / ".tools" / "venv" / "bin" / "python"
-_REEXECUTED = "VLLM_ENV_CLIENT_REEXECUTED"
+TOOLS = Path(__file__).resolve().parent.parent / ".tools"
+_TRIED = "VLLM_ENV_CLIENT_TRIED"
 _HOST_AND_PORT = re.compile(r"(?P<host>[^\s/:]+|\[[0-9a-fA-F:.%]+\]):(?P<port>\d{1,5})")
 
 
@@ -161,13 +162,20 @@ def _seconds(text: str) -> float:
 
 
 def _use_tools_environment() -> None:
-    """Start this program again under the project's own Python if this one lacks tritonclient and that one exists."""
+    """Start this program again under a Python that the project has made for itself, if this one lacks tritonclient.
+
+    Each is tried once: one that a container has made may be a link to nothing here.
+    """
     try:
         import triton_stream  # noqa: F401
     except ImportError:
-        if _REEXECUTED not in os.environ and os.access(TOOLS_PYTHON, os.X_OK):
-            environment = {**os.environ, _REEXECUTED: "1"}
-            os.execve(TOOLS_PYTHON, [str(TOOLS_PYTHON), __file__, *sys.argv[1:]], environment)  # noqa: S606 - no shell is the point
+        tried = os.environ.get(_TRIED, "").split(os.pathsep)
+        for python in sorted(map(str, TOOLS.glob("venv*/bin/python"))):
+            if python not in tried:
+                tried.append(python)
+                with contextlib.suppress(OSError):
+                    environment = {**os.environ, _TRIED: os.pathsep.join(tried)}
+                    os.execve(python, [python, __file__, *sys.argv[1:]], environment)  # noqa: S606 - no shell is the point
 
 
 if __name__ == "__main__":

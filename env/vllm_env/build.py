@@ -12,7 +12,7 @@ from vllm_env.base.workspace import CHECKOUT, Workspace
 from vllm_env.plan import TEMPLATE, BuildRequest, Plan, has_gpu, make_plan
 from vllm_env.prefix.prefix import Prefix, make_prefix
 from vllm_env.publish.manifest import Manifest, describe_build, read_manifest
-from vllm_env.publish.model_folder import BuiltSet, stage_candidate
+from vllm_env.publish.model_folder import BuiltSet, stage_candidate, write_engine_args
 from vllm_env.publish.publish import publish
 from vllm_env.publish.sbom import render_sbom
 from vllm_env.serve.leftovers import server_runs
@@ -67,6 +67,7 @@ class _Build:
         published = _published(target, self.plan.key)
         if published:
             self.workspace.console.note(f"{target} is up to date; nothing to build")
+            write_engine_args(TEMPLATE, target)
             smoke = self._smoke(target, self._prefix()) if self.request.smoke else None
             result = BuildResult(target, published, rebuilt=False, triton=self.plan.triton, smoke=smoke)
         else:

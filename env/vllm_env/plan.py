@@ -13,8 +13,9 @@ from vllm_env.base.filesystem import require_space
 from vllm_env.base.workspace import CHECKOUT, PLACE, Workspace
 from vllm_env.lock.lock import LockOptions, make_lock
 from vllm_env.lock.locked import Lock
-from vllm_env.lock.spec import Overrides, Spec, load_spec
-from vllm_env.prefix.prefix import EXTRACTED_SPACE, prefix_key
+from vllm_env.lock.spec import Overrides, Spec, load_spec, only_profile
+from vllm_env.prefix.prefix import BUILD_SPACE, EXTRACTED_SPACE, prefix_key
+from vllm_env.publish.manifest import read_manifest
 from vllm_env.publish.publish import check_writable
 from vllm_env.triton.provision import provision
 from vllm_env.triton.root import CONTAINER_ROOT, TritonRoot, open_root
@@ -27,6 +28,12 @@ PROVISIONED = PLACE / ".triton"
 """Where a CPU Triton is laid out for machines that have none."""
 TEMPLATE = CHECKOUT / "model_repository" / "vllm"
 """The model's code and configuration, from which another repository or model is completed."""
+TMP = "/tmp"  # noqa: S108 - hard-coded in Triton's pb_env.cc: TMPDIR does not move it
+BYTES_A_SECOND = 25_000_000
+"""A registry's speed that a forecast reckons with."""
+# Seconds on two cores, as measured with vLLM 0.32 (benchmarks/results); packing includes the verification.
+_PREFIX_SECONDS, _PACK_SECONDS = {"cpu": 30, "cuda": 75}, {"cpu": 40, "cuda": 95}
+_STUB_SECONDS, _SERVE_SECONDS = 120, 60
 
 
 @dataclass(frozen=True)
@@ -63,6 +70,48 @@ class Plan:
     lock: Lock
     stub: StubPlan
     key: str
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What a build would cost; bytes and seconds are None where the lock is not known yet.
+
+    ``space`` has the bytes that each folder must take. ``unsized`` counts the wheels whose size the lock does not have.
+    """
+
+    fetch: int | None
+    unsized: int
+    space: dict[str, int]
+    seconds: int | None
+
+
+def forecast(workspace: Workspace, request: BuildRequest, spec: Spec, plan: Plan | None) -> Forecast:
+    """Return what a build would cost, from what the cache and the repository have already."""
+    served = request.smoke or request.warm
+    space = {TMP: EXTRACTED_SPACE[spec.profile]} if served and request.layout == "archive" else {}
+    serving = (_SERVE_SECONDS if request.smoke else 0) + (_SERVE_SECONDS if request.warm else 0)
+    stands = plan and _key_of(request.model_folder) == plan.key
+    if plan and (stands or workspace.cache.path("prefixes", prefix_key(plan.lock, request.keep), ".complete").is_file()):
+        rest = 0 if stands else _PACK_SECONDS[spec.profile]
+        return Forecast(0, 0, space, serving + rest)
+    space = {str(workspace.cache.root): BUILD_SPACE[spec.profile], **space}
+    if request.layout == "directory":
+        space[str(request.repository)] = EXTRACTED_SPACE[spec.profile]
+    if plan is None:
+        return Forecast(None, 0, space, None)
+    lock, stub = plan.lock, 0 if plan.stub.prebuilt else _STUB_SECONDS
+    building = _PREFIX_SECONDS[spec.profile] + _PACK_SECONDS[spec.profile] + stub
+    unsized = sum(1 for wheel in lock.wheels if not wheel.size)
+    return Forecast(lock.download_size, unsized, space, lock.download_size // BYTES_A_SECOND + building + serving)
+
+
+def _key_of(model: Path) -> str:
+    """Return the content key of what stands in the repository, or nothing."""
+    try:
+        manifest = read_manifest(model)
+    except VllmEnvError:  # damaged: it will be built again
+        return ""
+    return manifest.key if manifest else ""
 
 
 def has_gpu() -> bool:
@@ -102,7 +151,8 @@ def make_plan(workspace: Workspace, request: BuildRequest) -> Plan:
     """
     check_writable(request.repository, request.model)
     triton = find_triton(workspace, request.triton_root)
-    spec = load_spec(request.profile or default_profile(triton), request.overrides, request.spec_file)
+    alone = only_profile(request.spec_file) if request.spec_file else None
+    spec = load_spec(request.profile or alone or default_profile(triton), request.overrides, request.spec_file)
     _check_machine(request, spec)
     options = dataclasses.replace(request.stub_options, gpu=spec.profile == "cuda")
     if request.stub == "prebuilt":  # whether there is one is known before the lock, which may take minutes to resolve
@@ -126,7 +176,7 @@ def _check_machine(request: BuildRequest, spec: Spec) -> None:
         )
     if (request.smoke or request.warm) and request.layout == "archive":
         require_space(
-            Path("/tmp"),  # noqa: S108 - hard-coded in Triton's pb_env.cc: TMPDIR does not move it
+            Path(TMP),
             EXTRACTED_SPACE[spec.profile],
             f"Triton's extraction for {'the smoke run' if request.smoke else '--warm'}",
             remedy="Free some space in /tmp or mount a larger file system there (Triton extracts nowhere else); "

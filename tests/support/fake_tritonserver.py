@@ -8,6 +8,7 @@ What else it does is told by FAKE_TRITON, words in any order:
     fills     writes caches where a model that is warmed does
     broken    prints an error line and ends with 1
     never     is never ready
+    stubless  starts a stub whose libraries are missing, and waits for it for ever; before that it extracts an environment
     crash     aborts as tritonserver does when its stub dies at start-up; with crash-once only the first time
 """
 
@@ -77,6 +78,11 @@ def main() -> None:
     if "deaf" in words:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     print(json.dumps(options), flush=True)
+    if "stubless" in words:
+        Path(os.environ["FAKE_EXTRACTED"]).mkdir()
+        stub = subprocess.Popen(["sh", "-c", "echo stub: error while loading shared libraries: libx.so; exit 127"])
+        time.sleep(600)
+        stub.wait()
     if "never" in words:
         time.sleep(600)
     http.server.HTTPServer((options["http-address"], int(options["http-port"])), Ready).serve_forever()

@@ -57,8 +57,7 @@ def assemble(repository: Path, environment: Path) -> Path:
     source = CHECKOUT / "model_repository" / "vllm"
     model = repository / "vllm"
     shutil.copytree(source, model, ignore=shutil.ignore_patterns("__pycache__", "vllm_env*", "vllm_cache", "triton_python*"))
-    engine_args = source / "vllm_engine_args.json"
-    shutil.copy(engine_args, model / engine_args.name)
+    shutil.copy(source / "vllm_engine_args.example.json", model / "vllm_engine_args.json")
     # the Triton root's own stub is for its container's Python; with another the server never becomes ready
     python = next(environment.glob("lib/python3.*")).name.removeprefix("python")
     stub = open_root(triton_root()).stubs.get(python)

@@ -54,6 +54,27 @@ def link_or_copy(source: str, target: str) -> None:
         shutil.copy2(source, target, follow_symlinks=False)
 
 
+def write_whole(file: Path, text: str) -> None:
+    """Write a text file, which appears whole or not at all."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    temporary = file.with_name(f".{file.name}.new")
+    temporary.write_text(text, "utf-8")
+    temporary.replace(file)
+
+
+def let_read(path: Path) -> None:
+    """Let every user read a file or enter a folder, whatever the umask: the server may be another user's."""
+    mode = path.stat().st_mode
+    path.chmod(stat.S_IMODE(mode) | (0o555 if mode & stat.S_IXUSR else 0o444))
+
+
+def make_readable(folder: Path) -> None:
+    """Let every user read a folder and all below it; links stay as they are."""
+    for path in (folder, *folder.rglob("*")):
+        if not path.is_symlink():
+            let_read(path)
+
+
 def sync(path: Path) -> None:
     """Write a file or a folder through to the disk."""
     handle = os.open(path, os.O_RDONLY)

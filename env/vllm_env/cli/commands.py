@@ -15,6 +15,7 @@ from vllm_env.base.locks import remove_unlocked
 from vllm_env.base.workspace import Workspace
 from vllm_env.lock.spec import Overrides, load_spec
 from vllm_env.plan import BuildRequest, default_profile, installed_triton
+from vllm_env.publish.check_model import check_model
 from vllm_env.publish.manifest import Manifest, check_files, read_manifest
 from vllm_env.serve.leftovers import find_abandoned, find_private_caches, server_runs
 from vllm_env.triton.root import open_root
@@ -79,6 +80,7 @@ def verify(arguments: list[str], console: Console) -> int:
     workspace = open_workspace(console)
     with console.stage("verify"):
         check_files(model, manifest)
+        check_model(model, manifest)
         check_stub_release(manifest.stub.release, manifest.triton_release)
         environment, expected = model / manifest.archive.name, manifest.expected()
         if manifest.layout == "archive":

@@ -5,16 +5,21 @@ Exit codes: 0 done, 1 the build or a check failed, 2 wrong usage, 130 interrupte
 
 import dataclasses
 import json
+import shlex
+import shutil
 import signal
 import sys
 import traceback
+from collections.abc import Mapping
+from pathlib import Path
 from typing import NoReturn
 
 from vllm_env.base.console import Console
 from vllm_env.base.errors import CommandError, VllmEnvError
-from vllm_env.base.workspace import PLACE
+from vllm_env.base.workspace import CHECKOUT, TOOLS
 from vllm_env.build import BuildResult, build
-from vllm_env.plan import BuildRequest, Plan
+from vllm_env.lock.pins import NotBuiltError
+from vllm_env.plan import BYTES_A_SECOND, BuildRequest, Forecast, Plan, forecast
 from vllm_env.publish.manifest import CACHE_NAME
 
 from .commands import COMMANDS
@@ -63,10 +68,19 @@ def _dispatch(arguments: list[str], console: Console) -> int:
     else:
         refuse_unknown_command(arguments, (*COMMANDS, "build"))
     options = build_parser().parse_args(arguments)
-    request = request_of(options)
-    result = build(open_workspace(console, options), request, dry_run=options.dry_run)
+    request, workspace = request_of(options), open_workspace(console, options)
+    try:
+        result = build(workspace, request, dry_run=options.dry_run)
+    except NotBuiltError as missing:
+        spec, facts = (
+            missing.spec,
+            {"profile": missing.spec.profile, "vllm": str(missing.spec.pin), "lock": missing.what},
+        )
+        _print_dry_run(facts, forecast(workspace, request, spec, None), as_json=options.json)
+        return 0
     if isinstance(result, Plan):
-        _print_plan(result, request, console, as_json=options.json)
+        cost = forecast(workspace, request, result.spec, result)
+        _print_dry_run(_plan_facts(result, request), cost, as_json=options.json)
     elif options.json:
         console.result(json.dumps(_facts(result), indent=2))
     else:
@@ -85,7 +99,7 @@ def _facts(result: BuildResult) -> dict[str, object]:
     }
 
 
-def _print_plan(plan: Plan, request: BuildRequest, console: Console, *, as_json: bool) -> None:
+def _plan_facts(plan: Plan, request: BuildRequest) -> dict[str, object]:
     stub = plan.stub.prebuilt
     facts: dict[str, object] = {
         "profile": plan.spec.profile,
@@ -100,11 +114,23 @@ def _print_plan(plan: Plan, request: BuildRequest, console: Console, *, as_json:
     if request.warm:
         model = request.model_folder
         facts["warm"] = f"load {model} once, with its vllm_engine_args.json, and fill {model / CACHE_NAME}"
+    return facts
+
+
+def _print_dry_run(facts: Mapping[str, object], cost: Forecast, *, as_json: bool) -> None:
+    """Print what a build would do and what it would cost, as JSON or for a reader."""
     if as_json:
-        console.result(json.dumps(facts, indent=2))
+        bytes_of = {"bytes_to_fetch": cost.fetch, "wheels_of_unknown_size": cost.unsized, "bytes_needed": cost.space}
+        Console.result(json.dumps({**facts, **bytes_of, "seconds": cost.seconds}, indent=2))
         return
-    for name, value in facts.items():
-        console.result(f"{name:<14} {value}")
+    fetch = time = "not known before the wheel is there"
+    if cost.fetch is not None and cost.seconds is not None:
+        more = f", and {cost.unsized} wheels of unknown size" if cost.unsized else ""
+        fetch = f"{cost.fetch / 1e6:.0f} MB of wheels{more}"
+        time = f"about {max(1, round(cost.seconds / 60))} min on two cores at {BYTES_A_SECOND / 1e6:.0f} MB/s"
+    space = ", ".join(f"{size / 1e9:.1f} GB in {place}" for place, size in cost.space.items()) or "nothing more"
+    for name, value in (*facts.items(), ("fetch", fetch), ("space", space), ("time", time)):
+        Console.result(f"{name:<14} {value}")
 
 
 def _print_result(result: BuildResult, request: BuildRequest, console: Console) -> None:
@@ -113,12 +139,27 @@ def _print_result(result: BuildResult, request: BuildRequest, console: Console) 
             console.result(f"{prompt!r} -> {answer!r}")
         console.result(result.smoke.client_lines[-1])
     state = "built" if result.rebuilt else "unchanged"
-    binary = result.triton.binary
-    shown = binary.relative_to(PLACE) if binary.is_relative_to(PLACE) else binary
     manifest = result.manifest
     console.result(f"{result.model}: {state}, vLLM {manifest.vllm.version} for Triton {manifest.triton_release}")
     if result.warmed:
         console.result(f"{result.warmed.folder}: {result.warmed.files} files, {result.warmed.size / 1e6:.0f} MB")
     console.result("Next:")
-    console.result(f"  {shown} --model-store={request.repository}")
-    console.result("  python3 client/client.py --iterations 10")
+    for command in _next_commands(result, request):
+        console.result(f"  {shlex.join(command)}")
+
+
+def _next_commands(result: BuildResult, request: BuildRequest) -> tuple[list[str], list[str]]:
+    """Return what serves the model and what asks it, as they work in this folder."""
+    # the client finds the tools of its checkout by itself; an installed wheel has this interpreter only
+    python = "python3" if TOOLS.is_relative_to(CHECKOUT) and shutil.which("python3") else sys.executable
+    ask = [python, _here(CHECKOUT / "client" / "client.py"), "--iterations", "10"]
+    if request.model != "vllm":
+        ask += ["--model", request.model]
+    if Path.cwd() != CHECKOUT:
+        ask += ["--input-prompts", _here(CHECKOUT / "prompts.txt")]
+    return [_here(result.triton.binary), f"--model-store={_here(request.repository)}"], ask
+
+
+def _here(path: Path) -> str:
+    """Return a path as it is shortest here."""
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)

@@ -63,10 +63,15 @@ def build_parser() -> argparse.ArgumentParser:
     lock = parser.add_argument_group("lock and network")
     lock.add_argument("--locked", action="store_true", help="use the lock as it is, or fail")
     lock.add_argument("--upgrade", action="store_true", help="resolve again and write the lock beside the spec")
+    lock.add_argument("--save", metavar="FILE", type=Path, help="write this pin's spec to FILE (.toml), its lock beside it")
     lock.add_argument("--offline", action="store_true", help="touch no network")
     lock.add_argument("--wheelhouse", metavar="DIR", type=Path, help="take wheels from this folder only")
     run = parser.add_argument_group("the run")
-    run.add_argument("--dry-run", action="store_true", help="say what would be done, and stop before the long work")
+    run.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="build nothing; say what would be done, the bytes to fetch, the space and the time",
+    )
     run.add_argument("--no-smoke-run", action="store_true", help="do not serve the result and query it")
     run.add_argument("--smoke-model", metavar="MODEL", default="", help="serve this model in the smoke run, not the stand-in")
     warm_help = "load the model once with its own engine arguments and keep the caches that vLLM fills"
@@ -123,7 +128,7 @@ def request_of(options: argparse.Namespace) -> BuildRequest:
         layout=options.layout,
         repository=(options.model_repository or BuildRequest.repository).absolute(),
         model=options.model,
-        lock=LockOptions(options.locked, options.upgrade),
+        lock=LockOptions(options.locked, options.upgrade, options.save, may_build=not options.dry_run),
         keep=tuple(options.keep),
         smoke=not options.no_smoke_run,
         smoke_model=options.smoke_model,

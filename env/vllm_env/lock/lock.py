@@ -1,6 +1,7 @@
 """The lock: the exact conda packages and wheels, with their SHA-256, that a spec comes to for one Triton release.
 
-It lies beside the spec (``pylock.vllm_env-cpu.toml``); a spec changed on the command line has its lock in the cache.
+It lies beside the spec (``pylock.vllm_env-cpu.toml``); a spec changed on the command line has its lock in the cache, and
+beside the spec that ``--save`` writes.
 """
 
 import dataclasses
@@ -21,15 +22,20 @@ from .locked import Inputs, Lock, LockedWheel
 from .pins import PinnedVllm, resolve_pin
 from .pylock import LockFile, read_pylock, write_pylock
 from .resolve import resolve
-from .spec import DEFAULT_SPEC, Spec
+from .spec import DEFAULT_SPEC, Spec, check_save, save_spec
 
 
 @dataclass(frozen=True)
 class LockOptions:
-    """How the lock is to be made: as it is or not at all, or resolved again."""
+    """How the lock is to be made: as it is or not at all, or resolved again.
+
+    ``save`` is where it is kept with its spec; without ``may_build`` no wheel is built for it.
+    """
 
     locked: bool = False
     upgrade: bool = False
+    save: Path | None = None
+    may_build: bool = True
 
 
 def make_lock(workspace: Workspace, spec: Spec, rules: ReleaseRules, options: LockOptions) -> Lock:
@@ -38,26 +44,48 @@ def make_lock(workspace: Workspace, spec: Spec, rules: ReleaseRules, options: Lo
     Raises:
         VllmEnvError: ``--locked`` and there is none that fits, or the requirements have no solution.
     """
-    pinned = resolve_pin(workspace, spec)
+    if options.save:
+        check_save(spec, options.save)
+    pinned = resolve_pin(workspace, spec, may_build=options.may_build)
     inputs = inputs_of(spec, pinned)
-    files = _places(workspace, spec, inputs)
+    saved = [lock_beside(options.save, spec.profile)] if options.save else []
+    files = [*saved, *_places(workspace, spec, inputs)]
     fitting, drift = (None, "") if options.upgrade else _find(files, inputs, rules)
     if fitting:
         layer = choose_layer(workspace, spec.python, fitting.layer)
         if options.locked and layer != fitting.layer:
             workspace.console.note(f"the lock does not pin the interpreter of this machine: Python {layer} is taken")
-        return Lock(spec, pinned, layer, _with_pinned_file(fitting.wheels, pinned), inputs)
-    if options.locked:
+        lock = Lock(spec, pinned, layer, _with_pinned_file(fitting.wheels, pinned), inputs)
+    elif options.locked:
         raise VllmEnvError(
             f"--locked: the lock {files[0]} does not fit what is asked for.",
             cause=drift or "It does not exist.",
             remedy="Omit --locked to resolve again, or use --upgrade to write the lock.",
         )
-    layer = choose_layer(workspace, spec.python, upgrade=options.upgrade)
-    lock = Lock(spec, pinned, layer, resolve(workspace, spec, rules, pinned), inputs)
-    # the default spec's lock is part of the checkout: only --upgrade changes it there
-    write_pylock(lock, files[-1] if spec.path == DEFAULT_SPEC and not options.upgrade else files[0])
+    else:
+        layer = choose_layer(workspace, spec.python, upgrade=options.upgrade)
+        lock = Lock(spec, pinned, layer, resolve(workspace, spec, rules, pinned), inputs)
+        # the default spec's lock is part of the checkout: only --upgrade changes it there
+        write_pylock(lock, files[-1] if saved or (spec.path == DEFAULT_SPEC and not options.upgrade) else files[0])
+    _keep(workspace, lock, options.save)
     return lock
+
+
+def _keep(workspace: Workspace, lock: Lock, save: Path | None) -> None:
+    """Write spec and lock where ``--save`` wants them, and say where the lock of a pin is that no file has."""
+    console, spec = workspace.console, lock.spec
+    if save:
+        save_spec(spec, save)
+        write_pylock(lock, lock_beside(save, spec.profile))
+        console.note(f"saved the spec {save} and its lock {lock_beside(save, spec.profile)}")
+    elif not spec.is_default:
+        console.note(f"the lock of {spec.pin} is in the cache only; --save FILE keeps it, with its spec")
+
+
+def lock_beside(spec: Path, profile: str) -> Path:
+    """Return where the lock of a spec's profile lies."""
+    stem = f"{spec.stem}-{profile}".replace(".", "-")
+    return spec.with_name(f"pylock.{stem}.toml")
 
 
 def inputs_of(spec: Spec, pinned: PinnedVllm) -> Inputs:
@@ -76,11 +104,8 @@ def _places(workspace: Workspace, spec: Spec, inputs: Inputs) -> list[Path]:
     cached = workspace.cache.path("locks", key_of(dataclasses.asdict(inputs)), "pylock.toml")
     if not spec.is_default:
         return [cached]
-    stem = f"{spec.path.stem}-{spec.profile}".replace(".", "-")
-    beside, old = (
-        spec.path.with_name(f"pylock.{stem}.toml"),
-        spec.path.with_name(f"{spec.path.stem}.{spec.profile}.lock"),
-    )
+    beside = lock_beside(spec.path, spec.profile)
+    old = spec.path.with_name(f"{spec.path.stem}.{spec.profile}.lock")
     if old.is_file() and not beside.is_file():
         raise VllmEnvError(
             f"The lock {old} is of an older version of this tool.",

@@ -85,6 +85,11 @@ class Lock:
         return self.conda.python
 
     @property
+    def download_size(self) -> int:
+        """Bytes of all wheels whose size is known."""
+        return sum(wheel.size for wheel in self.wheels)
+
+    @property
     def requirements(self) -> str:
         """The wheels as a requirements file with hashes, which uv and pip read."""
         return "".join(f"{wheel.requirement}\n" for wheel in self.wheels)

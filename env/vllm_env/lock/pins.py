@@ -47,10 +47,20 @@ class PinnedVllm:
         return re.split(r"[\s=@\[]", self.requirement, maxsplit=1)[0]
 
 
-def resolve_pin(workspace: Workspace, spec: Spec) -> PinnedVllm:
+class NotBuiltError(VllmEnvError):
+    """A tree or commit has no wheel yet, and none was to be built; ``spec`` is what pins it."""
+
+    def __init__(self, spec: Spec) -> None:
+        remedy = "Build it: the same command without --dry-run."
+        super().__init__(f"The wheel of {spec.pin} must be built first, and nothing is locked without it.", remedy=remedy)
+        self.spec = spec
+
+
+def resolve_pin(workspace: Workspace, spec: Spec, *, may_build: bool = True) -> PinnedVllm:
     """Return what to install for a spec's pin.
 
     Raises:
+        NotBuiltError: there is no wheel of it, and none may be built.
         VllmEnvError: the wheel, tree or commit is not found, or not without network.
     """
     pin = spec.pin
@@ -61,9 +71,12 @@ def resolve_pin(workspace: Workspace, spec: Spec) -> PinnedVllm:
     if pin.kind == "source":
         tree = Path(pin.value).resolve()
         commit = _head_of(tree)
-        wheel = _built_wheel(workspace, tree, spec, commit=commit, identity=commit or _tree_digest(tree))
+        identity = commit or _tree_digest(tree)
+        if not may_build and _known(_built_folder(workspace, spec, identity)) is None:
+            raise NotBuiltError(spec)
+        wheel = _built_wheel(workspace, tree, spec, commit=commit, identity=identity)
         return _of_wheel(wheel, commit=commit, origin=f"source {tree}")
-    return _from_commit(workspace, spec)
+    return _from_commit(workspace, spec, may_build=may_build)
 
 
 def _from_wheel(workspace: Workspace, pin: Pin) -> PinnedVllm:
@@ -118,7 +131,7 @@ def _of_wheel(wheel: Path, *, origin: str, commit: str = "") -> PinnedVllm:
     return PinnedVllm(requirement, commit=commit, origin=origin, wheel=wheel)
 
 
-def _from_commit(workspace: Workspace, spec: Spec) -> PinnedVllm:
+def _from_commit(workspace: Workspace, spec: Spec, *, may_build: bool) -> PinnedVllm:
     sha = spec.pin.value
     index, url = (spec.wheel_index or _WHEEL_INDEX).rstrip("/"), spec.git_url or _GIT_URL
     built = _known(_built_folder(workspace, spec, sha))
@@ -126,6 +139,8 @@ def _from_commit(workspace: Workspace, spec: Spec) -> PinnedVllm:
         wheel = _wheel_of_commit(workspace, index, spec)
         if wheel:
             return _of_wheel(wheel, commit=sha, origin=f"per-commit wheel index {index}")
+        if not may_build:
+            raise NotBuiltError(spec)
         tree = workspace.cache.path("sources", sha)
         if not (tree / ".complete").is_file():
             _clone(workspace, url, sha, tree)

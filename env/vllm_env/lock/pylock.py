@@ -15,6 +15,7 @@ from packaging.pylock import Package, Pylock, PylockValidationError
 from packaging.utils import parse_wheel_filename
 
 from vllm_env.base.errors import VllmEnvError
+from vllm_env.base.filesystem import write_whole
 from vllm_env.interpreter.layer import REMOTE, CondaLayer, CondaPackage
 
 from .locked import Inputs, Lock, LockedWheel
@@ -52,10 +53,7 @@ def write_pylock(lock: Lock, file: Path) -> None:
         "tool": {_TOOL: tool},
     }
     Pylock.from_dict(document).validate()
-    file.parent.mkdir(parents=True, exist_ok=True)
-    temporary = file.with_name(f".{file.name}.new")
-    temporary.write_text(tomli_w.dumps(document), "utf-8")
-    temporary.replace(file)
+    write_whole(file, tomli_w.dumps(document))
 
 
 def _package(wheel: LockedWheel) -> dict[str, Any]:

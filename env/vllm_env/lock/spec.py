@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import tomli_w
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.version import InvalidVersion, Version
 
 from vllm_env.base.errors import UsageError
+from vllm_env.base.filesystem import write_whole
 from vllm_env.base.workspace import CHECKOUT
 
 if sys.version_info >= (3, 11):
@@ -99,6 +101,41 @@ def load_spec(profile: str, overrides: Overrides, path: Path | None = None) -> S
     )
     _validate(changed)
     return dataclasses.replace(changed, is_default=changed == spec)
+
+
+def only_profile(path: Path) -> str | None:
+    """Return the profile of a spec that has just one, as ``--save`` writes them; what is wrong is told by ``load_spec``."""
+    try:
+        profiles = tomllib.loads(path.read_text("utf-8"))["profile"]
+        return str(next(iter(profiles))) if len(profiles) == 1 else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def check_save(spec: Spec, file: Path) -> None:
+    """Refuse to write a spec over one that holds something else.
+
+    Raises:
+        UsageError: the file is no spec of this profile alone, or the very one that the build reads.
+    """
+    if file.suffix != ".toml":
+        raise UsageError(f"--save {file}: a spec is a .toml file.", remedy=f"Write {file.name}.toml.")
+    if file.exists() and (file.resolve() == spec.path.resolve() or only_profile(file) != spec.profile):
+        raise UsageError(
+            f"--save {file}: it is there already, and not a spec of the profile {spec.profile} alone.",
+            remedy="Name another file.",
+        )
+
+
+def save_spec(spec: Spec, file: Path) -> None:
+    """Write a spec as one profile's table; a pinned file or folder below ``file``'s own is named relative to it."""
+    folder, value = file.parent.absolute(), spec.pin.value
+    if spec.pin.kind == "source" or (spec.pin.kind == "wheel" and "://" not in value):
+        place = Path(value).absolute()
+        value = str(place.relative_to(folder) if place.is_relative_to(folder) else place)
+    key = next(key for key, kind in _PIN_KEYS.items() if kind == spec.pin.kind)
+    table = {key: value, **{name: getattr(spec, name) for name in (*_STRING_KEYS, *_LIST_KEYS)}}
+    write_whole(file, tomli_w.dumps({"profile": {spec.profile: table}}))
 
 
 def _profile_table(file: Path, profile: str) -> dict[str, Any]:

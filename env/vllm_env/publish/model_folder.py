@@ -6,13 +6,25 @@ where they are: the smoke run serves another model, and in a container the cache
 repository, where each would be a copy.
 """
 
+import os
 import re
 import shutil
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from vllm_env.base.filesystem import give, give_as, give_tree, link_or_copy, mounts_in, owner_of, replace_file, sync
+from vllm_env.base.filesystem import (
+    give,
+    give_as,
+    give_tree,
+    let_read,
+    link_or_copy,
+    make_readable,
+    mounts_in,
+    owner_of,
+    replace_file,
+    sync,
+)
 from vllm_env.triton.root import STUB_NAME
 
 from .exchange import STAGING
@@ -20,6 +32,7 @@ from .manifest import ARCHIVE_NAME, CACHE_NAME, DIRECTORY_NAME, MANIFEST_NAME, S
 
 BUILT_NAMES = (STUB_NAME, ARCHIVE_NAME, DIRECTORY_NAME, SBOM_NAME, MANIFEST_NAME)  # in the order of renaming
 CONFIG_NAME = "config.pbtxt"
+ENGINE_ARGS_NAME, EXAMPLE_NAME = "vllm_engine_args.json", "vllm_engine_args.example.json"
 CODE = "1"
 """The model's version folder, with ``model.py`` and what it imports."""
 _NOT_READ = ("__pycache__", "*.pyc", "*.safetensors", "*.bin", "*.gguf", "*.pt", "*.pth")
@@ -46,6 +59,7 @@ def stage_model(built: BuiltSet, current: Path, template: Path, new: Path) -> No
     if current.exists():
         _link_tree(current, new)
     complete_from(template, new)
+    write_engine_args(template, new)
     write_set(built, new)
     set_environment_path(new, built.environment_name)
 
@@ -80,8 +94,19 @@ def complete_from(template: Path, target: Path) -> None:
 
     shutil.copytree(template, target, ignore=ignore, dirs_exist_ok=True)
     shutil.copy2(template / CONFIG_NAME, target / CONFIG_NAME)
+    let_read(target)
     for path in copied:
+        let_read(path)
         give(path, owner_of(target))
+
+
+def write_engine_args(template: Path, model: Path) -> None:
+    """Give a model the example's engine arguments if it has none, nor the official backend's; then they are the user's."""
+    arguments, official = model / ENGINE_ARGS_NAME, model / CODE / "model.json"
+    if not os.path.lexists(arguments) and not official.exists():
+        shutil.copyfile(template / EXAMPLE_NAME, arguments)
+        let_read(arguments)
+        give(arguments, owner_of(model))
 
 
 def write_set(built: BuiltSet, folder: Path, *, linked: bool = False) -> None:
@@ -98,6 +123,8 @@ def write_set(built: BuiltSet, folder: Path, *, linked: bool = False) -> None:
     else:  # a copy, not links: a user may edit what lies there, and the cache must not change with it
         copy = link_or_copy if linked else shutil.copy2
         shutil.copytree(built.environment, environment, symlinks=True, copy_function=copy)
+        if not linked:
+            make_readable(environment)
     (folder / SBOM_NAME).write_text(built.sbom, "utf-8")
     (folder / MANIFEST_NAME).write_text(built.manifest, "utf-8")
     for file in folder.iterdir():

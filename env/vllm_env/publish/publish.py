@@ -11,12 +11,20 @@ import os
 from pathlib import Path
 
 from vllm_env.base.errors import VllmEnvError
-from vllm_env.base.filesystem import give, mounts_in, nearest, owner_of, remove_tree, require_space, sync, tree_size
+from vllm_env.base.filesystem import give, let_read, mounts_in, nearest, owner_of, remove_tree, require_space, sync, tree_size
 from vllm_env.base.workspace import Workspace
 
 from .exchange import STAGING, exchange, remove_abandoned_staging, staging_in
 from .manifest import ARCHIVE_NAME, DIRECTORY_NAME
-from .model_folder import BUILT_NAMES, BuiltSet, complete_from, set_environment_path, stage_model, write_set
+from .model_folder import (
+    BUILT_NAMES,
+    BuiltSet,
+    complete_from,
+    set_environment_path,
+    stage_model,
+    write_engine_args,
+    write_set,
+)
 
 
 def check_writable(repository: Path, model: str) -> None:
@@ -88,6 +96,7 @@ def _make_folder(folder: Path) -> None:
     owner, missing = owner_of(folder), [f for f in (folder, *folder.parents) if not f.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     for made in missing:
+        let_read(made)
         give(made, owner)
 
 
@@ -114,6 +123,7 @@ def _publish_by_exchange(built: BuiltSet, target: Path, template: Path, place: P
         new = staging / target.name
         if not target.exists():
             new.mkdir()
+            let_read(new)
             give(new, owner_of(target))
         stage_model(built, target, template, new)
         sync(new)
@@ -127,6 +137,7 @@ def _publish_by_exchange(built: BuiltSet, target: Path, template: Path, place: P
 def _publish_in_place(built: BuiltSet, target: Path, template: Path) -> None:
     _make_folder(target)
     complete_from(template, target)
+    write_engine_args(template, target)
     with staging_in(target) as staging:
         give(staging, owner_of(target))
         write_set(built, staging)

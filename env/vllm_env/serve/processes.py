@@ -57,6 +57,14 @@ def _is_marked(process: psutil.Process, marker: str) -> bool:
         return False
 
 
+def dead_children(parent: int) -> frozenset[int]:
+    """Return the ids of a process's children that have ended and that it has not asked for."""
+    with contextlib.suppress(psutil.Error):
+        children = psutil.Process(parent).children()
+        return frozenset(child.pid for child in children if not is_alive(child))
+    return frozenset()
+
+
 def traces(group: Iterable[psutil.Process]) -> set[Path]:
     """Return the folders ``/tmp/python_env_XXXXXX`` and the shared memory that these processes use or are writing.
 

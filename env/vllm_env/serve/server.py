@@ -11,6 +11,7 @@ import contextlib
 import http.client
 import os
 import random
+import re
 import shutil
 import signal
 import socket
@@ -28,7 +29,7 @@ from vllm_env.base.console import Console
 from vllm_env.base.errors import CommandError
 from vllm_env.base.process import Child, has_ended, start
 
-from . import processes, server_log
+from . import leftovers, processes, server_log
 
 _PORTS = range(10240, 32768)  # below Linux's ephemeral ports: no outgoing connection takes one while models load
 _POLL_SECONDS = 0.25
@@ -37,6 +38,7 @@ _EXIT_SECONDS = 45.0  # tritonserver gives its models 30 s (--exit-timeout-secs)
 _LEAVE_SECONDS = 5.0  # stubs and engines notice within seconds that the server is gone
 _GRACE_SECONDS = 3.0  # between SIGTERM and SIGKILL for what has not left by then
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where POSIX shared memory lives on Linux
+_EXTRACTED = re.compile(r"python_env_\w{6}")
 _ATTEMPTS = 2
 # How the stub's death at start-up shows in the server, which aborts with it: on a busy machine the Python backend of
 # 24.10 now and then reads a wrong handle from shared memory (seen; server issues 5949 and 8882 are of the same kind).
@@ -100,6 +102,9 @@ class TritonServer:
         self._known: set[psutil.Process] = set()
         self._traces: set[Path] = set()
         self._looked = 0.0
+        self._dead: frozenset[int] = frozenset()
+        self._started = 0.0
+        self._failed = False
         self._scratch: Path | None = None
         self._log_start = 0
 
@@ -154,6 +159,7 @@ class TritonServer:
             CommandError: the program cannot be started.
         """
         # a folder for temporary files of its own: vLLM leaves sockets there, one for each engine that it starts
+        self._started, self._failed, self._dead = time.time(), True, frozenset()
         self._scratch = Path(tempfile.mkdtemp(prefix="vllm_env_server_"))
         own = {"TMPDIR": str(self._scratch), processes.MARKER: self._id}
         self.log.parent.mkdir(parents=True, exist_ok=True)
@@ -202,6 +208,7 @@ class TritonServer:
                 self._console.step(f"tritonserver loads, {elapsed:.0f} s")
             self._look()
             time.sleep(_POLL_SECONDS)
+        self._failed = False
         self._look(now=True)
 
     def _is_ready(self) -> bool:
@@ -218,13 +225,30 @@ class TritonServer:
         silent = min(elapsed, server_log.silent_seconds(self.log))
         if self._child is None or self._child.poll() is not None:
             status = self._child.returncode if self._child else None
-            crashed = status == -signal.SIGABRT and _KNOWN_CRASH in server_log.read(self.log, start=self._log_start)
+            crashed = status == -signal.SIGABRT and self._is_known_crash()
             what = f"tritonserver ended with status {status} before its models were ready."
             raise self._failure(what, StuckStartError if crashed else CommandError)
+        if self._has_dead_stub():
+            what = "The model's stub ended at its start, and tritonserver would wait for it for ever."
+            raise self._failure(what, StuckStartError if self._is_known_crash() else CommandError)
         if elapsed > self._launch.ready_timeout:
             raise self._failure(f"tritonserver was not ready after {elapsed:.0f} s.")
         if self._launch.stall_timeout is not None and silent > self._launch.stall_timeout:
             raise self._failure(f"tritonserver was not ready and said nothing for {silent:.0f} s.", StuckStartError)
+
+    def _is_known_crash(self) -> bool:
+        return _KNOWN_CRASH in server_log.read(self.log, start=self._log_start)
+
+    def _has_dead_stub(self) -> bool:
+        """Tell whether a stub had ended at the last look already, and the server has still not asked for it.
+
+        The server asks at once for a stub that it has ended or whose death it has noticed, but not for one that did not
+        come as far as its first message: whose libraries are missing, say (seen with 24.10).
+        """
+        if time.monotonic() - self._looked < _LOOK_SECONDS:
+            return False
+        before, self._dead = self._dead, processes.dead_children(self.pid)
+        return bool(before & self._dead)
 
     def _failure(self, what: str, kind: type[CommandError] = CommandError) -> CommandError:
         return kind(what, tail=server_log.telling_lines(self.log), remedy=f"The whole log is {self.log}.")
@@ -264,6 +288,10 @@ class TritonServer:
         return self.leftovers
 
     def _remove_traces(self) -> None:
+        if self._failed:  # a stub that dies at once is gone before anybody sees which environment it was given
+            extracted = (Path("/tmp"), _EXTRACTED)  # noqa: S108 - hard-coded in Triton's pb_env.cc
+            left = (entry.path for entry in leftovers.find_abandoned((extracted,)))
+            self._traces |= {path for path in left if path.stat().st_ctime >= self._started}
         regions = _SHARED_MEMORY.glob(f"{self._shared_memory_prefix}*")
         for path in (*self._traces, *regions, *filter(None, [self._scratch])):
             if path.is_dir():

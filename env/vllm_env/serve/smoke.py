@@ -185,7 +185,13 @@ def _check(request: SmokeRequest, answers: tuple[tuple[str, str], ...], count: i
         raise VllmEnvError(f"The client stored {count} answers to {len(prompts)} prompts of {request.prompts}.")
     for prompt, answer in answers:
         wanted = request.expected.get(prompt, "")
-        if not answer.startswith(wanted) or (wanted and not answer):
+        if not answer.strip():
+            raise VllmEnvError(
+                f"The served model answered nothing to {prompt!r}.",
+                cause="A model that ends at once shows neither that its weights are right nor that its answers arrive.",
+                remedy=f"Name another --smoke-model, or use --no-smoke-run. The server's log is {request.log}.",
+            )
+        if not answer.startswith(wanted):
             raise VllmEnvError(
                 f"The served model completed {prompt!r} with {answer!r}, not with {wanted!r}.",
                 cause="The environment computes something else than the one that trained the stand-in model.",

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from vllm_env.base.cache import key_of, touch
 from vllm_env.base.errors import CommandError, VllmEnvError
+from vllm_env.base.filesystem import make_readable
 from vllm_env.base.process import run
 from vllm_env.base.workspace import Workspace
 
@@ -83,8 +84,7 @@ def ensure_standin(workspace: Workspace, python: Path, recipe: Recipe | None = N
         recipe_file = staged / "recipe.json"
         recipe_file.write_text(json.dumps(asdict(recipe)), encoding="utf-8")
         _train(python, recipe_file, made)
-        for file in made.iterdir():
-            file.chmod(0o644)  # safetensors writes 0600, and the server may be another user's
+        make_readable(made)  # safetensors writes 0600
         folder.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(OSError):  # another run may have made the same one meanwhile
             made.rename(folder)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vllm_env.base.errors import CommandError, VllmEnvError
-from vllm_env.base.filesystem import give_tree, mounts_in, owner_of
+from vllm_env.base.filesystem import give_tree, make_readable, mounts_in, owner_of
 from vllm_env.base.workspace import Workspace
 from vllm_env.publish.exchange import exchange, remove_abandoned_staging, staging_in
 from vllm_env.publish.manifest import CACHE_NAME
@@ -116,8 +116,7 @@ def _finish(filled: Path, log: Path) -> tuple[int, int]:
             cause="The model's folder has another 1/model.py than this project's, or an older one.",
             remedy=f"Copy 1/ from this checkout's model_repository/vllm. The server's log is {log}.",
         )
-    for path in (filled, *filled.rglob("*")):  # vLLM makes some of them 0600, and the server may be another user's
-        path.chmod(path.stat().st_mode | (0o755 if path.is_dir() else 0o644))
+    make_readable(filled)  # vLLM makes some of them 0600
     return len(files), sum(path.stat().st_size for path in files)
 
 

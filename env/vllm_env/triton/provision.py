@@ -11,7 +11,7 @@ import zipfile
 from pathlib import Path
 
 from vllm_env.base.cache import Cache
-from vllm_env.base.filesystem import remove_tree
+from vllm_env.base.filesystem import make_readable, remove_tree
 from vllm_env.base.workspace import Workspace
 
 WHEEL = "nvidia-pytriton==0.7.0"
@@ -49,6 +49,7 @@ def provision(workspace: Workspace, target: Path) -> None:
             fetch(workspace, folder)
             root = folder / "root"
             _lay_out(next(folder.glob("*.whl")), root)
+            make_readable(root)
             remove_tree(target)
             root.rename(target)
     finally:

@@ -163,10 +163,13 @@ def bare_python(tmp_path: Path) -> str:
 
 
 def test_python_without_tritonclient_uses_the_tools_environment(tmp_path: Path, bare_python: str) -> None:
-    """In a checkout where gen_vllm_env.sh made .tools/venv, any python3 runs the client."""
+    """In a checkout with a working .tools/venv*, any python3 runs the client; what is broken is passed over."""
     shutil.copytree(CLIENT.parent, tmp_path / "client", ignore=shutil.ignore_patterns("__pycache__"))
-    tools = tmp_path / ".tools" / "venv" / "bin"
+    tools = tmp_path / ".tools" / "venv-3.99" / "bin"
     tools.mkdir(parents=True)
+    for name, target in (("venv", "/nonexistent/python3"), ("venv-3.10", bare_python)):
+        (tmp_path / ".tools" / name / "bin").mkdir(parents=True)
+        (tmp_path / ".tools" / name / "bin/python").symlink_to(target)
     (tools / "python").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
     (tools / "python").chmod(0o755)
     (tmp_path / "prompts.txt").write_text(PROMPTS)

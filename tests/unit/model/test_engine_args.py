@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from triton_vllm.errors import ConfigError
-from triton_vllm.loading.engine_args import FILE_NAME, failure, fit, read
+from triton_vllm.loading.engine_args import FILE_NAME, failure, fit, read, unfetched
 
 DECLARED = {
     "model": str,
@@ -27,7 +27,7 @@ DECLARED = {
 
 def test_published_file_fits_a_vllm_without_its_removed_argument():
     """The tutorial's file, with an argument that vLLM removed and a string for a boolean, gives one warning."""
-    path = Path(__file__).parents[3] / "model_repository" / "vllm" / FILE_NAME
+    path = Path(__file__).parents[3] / "model_repository" / "vllm" / "vllm_engine_args.example.json"
     fitted = fit(json.loads(path.read_text()), DECLARED)
     assert fitted.values == {"model": "facebook/opt-125m", "gpu_memory_utilization": 0.5}
     assert fitted.warning.count("disable_log_requests") == 1
@@ -120,3 +120,36 @@ def test_a_failed_start_is_told_on_one_line():
     assert all(part in line for part in (FILE_NAME, "org/name", "max_model_len (9) is too long"))
     assert "input_value" not in line
     assert failure({"model": "/nowhere/at/all"}, error).endswith("model: there is no directory /nowhere/at/all")
+
+
+def _from(cause: Exception, message: str) -> Exception:
+    error = OSError(message)
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (OSError("We couldn't connect to 'https://huggingface.co' to load the files"), "no model hub answers"),
+        (_from(ConnectionError("Max retries exceeded"), "Can't load it"), "no model hub answers"),
+        (
+            ValueError("org/name is not a local folder and is not a valid model identifier"),
+            "not found on the model hub",
+        ),
+        (_from(OSError("404 Client Error"), "no file named config.json"), "not found on the model hub"),
+    ],
+)
+def test_a_model_that_cannot_be_fetched_is_one_line(error: Exception, said: str) -> None:
+    """It names the model, what is wrong and the remedy, wherever in the chain of errors that stands."""
+    line = unfetched({"model": "org/name"}, error)
+    assert said in line
+    assert "'org/name'" in line
+    assert FILE_NAME in line
+    assert "\n" not in line
+
+
+def test_other_failures_are_told_as_they_are() -> None:
+    """An error of the engine, and a folder's, are none of the hub."""
+    assert unfetched({"model": "org/name"}, ValueError("max_model_len is too large")) == ""
+    assert unfetched({"model": "/a/folder"}, OSError("not a valid model identifier")) == ""

@@ -46,8 +46,8 @@ def locked(channel: Channel, tmp_path: Path) -> list[str]:
     file = tmp_path / "spec.toml"
     file.write_text(f"[profile.cpu]\n{_TABLE}[profile.cuda]\n{_TABLE}")
     wheels = tuple(
-        LockedWheel(name, version, f"{name}-{version}-py3-none-any.whl", "2" * 64)
-        for name, version in (("setuptools", "84.2.1"), ("vllm", "0.99.0"))
+        LockedWheel(name, version, f"{name}-{version}-py3-none-any.whl", "2" * 64, size)
+        for name, version, size in (("setuptools", "84.2.1", 0), ("vllm", "0.99.0", 55_000_000))
     )
     for profile in ("cpu", "cuda"):
         spec = load_spec(profile, Overrides(), file)

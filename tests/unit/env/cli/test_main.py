@@ -5,6 +5,8 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -15,9 +17,12 @@ import pytest
 
 from support import triton_folder
 from support.repositories import CHECKOUT
+from support.small_build import make_tree
 from vllm_env.base.errors import CommandError
 from vllm_env.build import BuildResult
 from vllm_env.cli.main import main
+from vllm_env.prefix.prefix import BUILD_SPACE, EXTRACTED_SPACE
+from vllm_env.publish.manifest import Manifest
 from vllm_env.serve.smoke import SmokeResult
 from vllm_env.serve.warm import Warmed
 from vllm_env.triton.root import TritonRoot, rules_of
@@ -126,7 +131,16 @@ def test_a_dry_run_says_what_would_be_done(locked: list[str], tmp_path: Path, ca
     shown = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
     assert _run(*options, "--json") == 0
     facts = json.loads(capsys.readouterr().out)
+    costs = {name: facts.pop(name) for name in ("bytes_to_fetch", "wheels_of_unknown_size", "bytes_needed", "seconds")}
+    lines = {name: shown.pop(name) for name in ("fetch", "space", "time")}
     assert shown == {name: str(value) for name, value in facts.items()}
+    cache = str(tmp_path / "cache")
+    assert costs["bytes_to_fetch"] == 55_000_000
+    assert costs["bytes_needed"] == {cache: BUILD_SPACE["cpu"], "/tmp": EXTRACTED_SPACE["cpu"]}
+    assert 60 <= costs["seconds"] <= 600
+    assert lines["fetch"] == "55 MB of wheels, and 1 wheels of unknown size"
+    assert lines["space"] == f"6.0 GB in {cache}, 2.5 GB in /tmp"
+    assert re.fullmatch(r"about \d+ min on two cores at 25 MB/s", lines["time"])
     assert facts["profile"] == "cpu"
     assert facts["vllm"] == "vllm==0.99.0"
     assert facts["python"].startswith("3.11.")
@@ -135,6 +149,22 @@ def test_a_dry_run_says_what_would_be_done(locked: list[str], tmp_path: Path, ca
     assert facts["stub"].startswith("prebuilt, ")
     assert f"load {tmp_path / 'models' / 'vllm'} once" in facts["warm"]
     assert not (tmp_path / "models").exists()
+
+
+def test_a_dry_run_builds_no_wheel(locked: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a source tree that has none yet it says so, and what is known; a build without --dry-run would make it."""
+    tree = make_tree(tmp_path / "tree")
+    options = [*locked, "--profile", "cpu", "--vllm-source", tree]
+    options.remove("--locked")
+    assert _run(*options) == 0
+    shown = capsys.readouterr().out
+    assert re.search(rf"lock +The wheel of --vllm-source {tree} must be built first", shown)
+    assert "fetch          not known" in shown
+    assert _run(*options, "--json") == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert (facts["bytes_to_fetch"], facts["seconds"]) == (None, None)
+    assert facts["bytes_needed"][str(tmp_path / "cache")] == BUILD_SPACE["cpu"]
+    assert not (tmp_path / "cache/wheels").exists()
 
 
 @pytest.fixture
@@ -161,8 +191,25 @@ def test_a_build_ends_with_its_answers_and_what_comes_next(
         f"{built.model}/vllm_cache: 3 files, 2 MB",
         "Next:",
         f"  {tmp_path}/triton/bin/tritonserver --model-store={tmp_path}/models",
-        "  python3 client/client.py --iterations 10",
+        f"  {sys.executable} client/client.py --iterations 10",
     ]
+
+
+@pytest.mark.usefixtures("built")
+def test_what_to_type_next_works_where_it_is_typed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In another folder, with spaces in names, for another model; any python3 finds the tools of its checkout."""
+    place = tmp_path / "my work"
+    place.mkdir()
+    monkeypatch.chdir(place)
+    monkeypatch.setattr("vllm_env.cli.main.TOOLS", CHECKOUT / ".tools/venv/bin")
+    assert _run("--model-repository", "the models", "--model", "my model") == 0
+    serve, ask = capsys.readouterr().out.splitlines()[-2:]
+    assert shlex.split(serve) == [f"{tmp_path}/triton/bin/tritonserver", "--model-store=the models"]
+    client, prompts = f"{CHECKOUT}/client/client.py", f"{CHECKOUT}/prompts.txt"
+    words = ["python3", client, "--iterations", "10", "--model", "my model", "--input-prompts", prompts]
+    assert shlex.split(ask) == words
 
 
 def test_json_of_a_build_has_all_of_it(built: BuildResult, capsys: pytest.CaptureFixture[str]) -> None:

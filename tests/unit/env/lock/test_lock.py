@@ -10,13 +10,14 @@ import pytest
 
 from support.small_build import small_lock
 from support.small_fixtures import workspace_in
-from vllm_env.base.errors import VllmEnvError
+from vllm_env.base.errors import UsageError, VllmEnvError
 from vllm_env.interpreter.layer import REMOTE, CondaLayer
+from vllm_env.lock import lock as module
 from vllm_env.lock.lock import LockOptions, inputs_of, make_lock
 from vllm_env.lock.locked import Lock, LockedWheel
 from vllm_env.lock.pins import PinnedVllm
 from vllm_env.lock.pylock import read_pylock, write_pylock
-from vllm_env.lock.spec import Overrides, Pin, Spec, load_spec
+from vllm_env.lock.spec import Overrides, Pin, Spec, load_spec, only_profile, save_spec
 from vllm_env.triton.root import rules_of
 
 if TYPE_CHECKING:
@@ -147,3 +148,62 @@ def test_requirements_name_each_wheel_with_its_hash() -> None:
     lines = small_lock().requirements.splitlines()
     assert lines[0] == f"numpy==1.26.4 --hash=sha256:{'1' * 64}"
     assert lines[2] == f"vllm @ file:///cache/wheels/vllm-0.99.0-py3-none-any.whl --hash=sha256:{'4' * 64}"
+
+
+def _save(spec: Spec, root: Path, file: Path, **options: bool) -> Lock:
+    return make_lock(workspace_in(root), spec, rules_of("24.10"), LockOptions(save=file, **options))
+
+
+def test_a_saved_pin_is_built_again_elsewhere(
+    spec: Spec, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Spec and lock lie beside each other, the build says where, and --spec FILE --locked needs nothing else."""
+    changed = dataclasses.replace(spec, requirements=("setuptools", "ray"), is_default=False)
+    monkeypatch.setattr(module, "resolve", lambda *_: _WHEELS)
+    file = tmp_path / "kept" / "my pin.toml"
+    first = _save(changed, root, file)
+    said = capsys.readouterr().err
+    assert f"the spec {file}" in said
+    assert str(tmp_path / "kept/pylock.my pin-cpu.toml") in said
+    shutil.rmtree(root / "locks")
+    monkeypatch.setattr(module, "resolve", lambda *_: pytest.fail("it is resolved again"))
+    assert only_profile(file) == "cpu"
+    again = load_spec("cpu", Overrides(), file)
+    assert again.is_default
+    assert again.inputs() == changed.inputs()
+    assert _make(again, root, locked=True).digest == first.digest
+    assert _save(changed, root, file, locked=True).digest == first.digest  # the same command on an empty cache
+    assert "the cache only" not in capsys.readouterr().err
+
+
+def test_a_committed_lock_can_be_saved_too(spec: Spec, root: Path, tmp_path: Path) -> None:
+    """Nothing is resolved for it."""
+    file = tmp_path / "kept.toml"
+    assert _save(spec, root, file, locked=True).wheels == _WHEELS
+    assert _make(load_spec("cpu", Overrides(), file), root, locked=True).wheels == _WHEELS
+
+
+def test_a_pin_that_is_not_saved_says_where_its_lock_is(
+    spec: Spec, root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The cache of a container goes with it."""
+    monkeypatch.setattr(module, "resolve", lambda *_: _WHEELS)
+    _make(dataclasses.replace(spec, drop=("ray",), is_default=False), root)
+    assert "--save FILE" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("name", "text"), [("s.toml", _TEXT), ("two.toml", f"{_TEXT}[profile.cuda]\n"), ("pin", "")])
+def test_no_other_file_is_overwritten(spec: Spec, root: Path, tmp_path: Path, name: str, text: str) -> None:
+    """The spec that the build reads, a spec of several profiles, and what is no .toml file."""
+    (tmp_path / name).write_text(text)
+    with pytest.raises(UsageError, match="--save"):
+        _save(spec, root, tmp_path / name)
+    assert (tmp_path / name).read_text() == text
+
+
+def test_a_saved_path_is_relative_to_what_is_saved_beside_it(spec: Spec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder with spec, lock and wheel can be moved; what lies elsewhere is named from the root."""
+    monkeypatch.chdir(tmp_path)
+    for value, written in (("w/vllm.whl", "w/vllm.whl"), ("/elsewhere/vllm.whl", "/elsewhere/vllm.whl")):
+        save_spec(dataclasses.replace(spec, pin=Pin("wheel", value)), tmp_path / "pin.toml")
+        assert f'wheel = "{written}"' in (tmp_path / "pin.toml").read_text()

@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import shutil
+import subprocess
 import tempfile
 import threading
 from pathlib import Path
@@ -94,6 +95,25 @@ def test_modes_let_the_servers_user_read(built: BuiltSet, repository: Path, way:
     assert {_mode(model / n) for n in ("vllm_env.tar.gz", "vllm_env.json", "vllm_env.cdx.json")} == {0o644}
 
 
+def test_another_user_can_read_an_unpacked_environment(repository: Path, way: str, tmp_path: Path) -> None:
+    """Under umask 077 too, with a checkout and a cache that were made under it; the cache's own files stay private."""
+    before = os.umask(0o077)
+    try:
+        template = shutil.copytree(_TEMPLATE, tmp_path / "template", copy_function=shutil.copyfile)
+        template.chmod(0o700)
+        built = _built(tmp_path / "cache", "one", "directory")
+        (built.environment / "bin/python").write_text("")
+        (built.environment / "bin/python").chmod(0o700)
+        (built.environment / "bin/link").symlink_to("/nonexistent")
+        model = publish(_WORKSPACE, built, repository, "vllm", template)
+    finally:
+        os.umask(before)
+    paths = [p for p in (repository, *repository.rglob("*")) if not p.is_symlink()]
+    assert {str(p): _mode(p) for p in paths if _mode(p) & 0o044 != 0o044 or (p.is_dir() and not _mode(p) & 1)} == {}
+    assert _mode(model / "vllm_env/bin/python") == 0o755
+    assert _mode(built.environment / "bin/activate") == 0o600
+
+
 def test_the_users_files_stay_as_they_are(built: BuiltSet, repository: Path, way: str, tmp_path: Path) -> None:
     """Edited engine arguments, own files, links and modes survive; what was built is replaced."""
     model = publish(_WORKSPACE, built, repository, "vllm", _TEMPLATE)
@@ -113,11 +133,27 @@ def test_the_users_files_stay_as_they_are(built: BuiltSet, repository: Path, way
 
 
 def test_a_missing_file_of_the_user_is_not_put_back(built: BuiltSet, repository: Path, way: str) -> None:
-    """A whole model is the user's: the template does not come back into it."""
+    """A whole model is the user's: the template does not come back into it, but for the arguments that no load can do without."""
     model = publish(_WORKSPACE, built, repository, "vllm", _TEMPLATE)
+    example = (_TEMPLATE / "vllm_engine_args.example.json").read_text()
+    for name in ("vllm_engine_args.json", "1/triton_vllm/coerce.py"):
+        (model / name).unlink()
+    publish(_WORKSPACE, built, repository, "vllm", _TEMPLATE)
+    assert not (model / "1/triton_vllm/coerce.py").exists()
+    assert (model / "vllm_engine_args.json").read_text() == example
     (model / "vllm_engine_args.json").unlink()
+    (model / "1/model.json").write_text("{}")  # the official backend's place for them
     publish(_WORKSPACE, built, repository, "vllm", _TEMPLATE)
     assert not (model / "vllm_engine_args.json").exists()
+
+
+def test_what_a_person_changes_is_no_tracked_file() -> None:
+    """Git knows the example only."""
+    tracked = subprocess.check_output(["git", "ls-files", "model_repository"], cwd=CHECKOUT, text=True).splitlines()
+    assert "model_repository/vllm/vllm_engine_args.example.json" in tracked
+    assert "model_repository/vllm/vllm_engine_args.json" not in tracked
+    ignored = ["git", "check-ignore", "--quiet", "model_repository/vllm/vllm_engine_args.json"]
+    assert subprocess.run(ignored, cwd=CHECKOUT, check=False).returncode == 0
 
 
 def test_a_half_made_model_is_completed(built: BuiltSet, repository: Path, way: str) -> None:

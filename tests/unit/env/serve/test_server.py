@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import time
+import uuid
 from pathlib import Path
 
 import psutil
@@ -105,6 +107,22 @@ def test_failed_load_is_reported_at_once_with_the_log_lines_that_tell_why(binary
     assert "failed to load vllm: no such model" in failed.value.tail
     assert "loading: vllm:1" not in failed.value.tail
     assert traces() == before
+
+
+def test_a_stub_that_cannot_start_ends_the_wait(binary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tritonserver waits for its first message for ever; what it extracted for the stub is gone, too."""
+    extracted = Path("/tmp", f"python_env_{uuid.uuid4().hex[:6]}")
+    monkeypatch.setenv("FAKE_EXTRACTED", str(extracted))
+    monkeypatch.setattr("vllm_env.serve.leftovers._servers", list)  # of other tests
+    server = make(binary, "stubless", ready_timeout=60)
+    try:
+        with pytest.raises(CommandError, match="stub ended at its start") as failed, server:
+            pass
+        assert not extracted.exists()
+    finally:
+        shutil.rmtree(extracted, ignore_errors=True)
+    assert "libx.so" in failed.value.tail
+    assert not server.running
 
 
 def test_timeout_ends_the_server(binary: Path) -> None:

@@ -95,9 +95,19 @@ def test_answers_come_back_and_nothing_else_changes(workspace: Workspace, reques
 def test_wrong_or_missing_answer_fails(workspace: Workspace, request_: SmokeRequest, tmp_path: Path, answers: list[str]) -> None:
     """A model that does not say " Paris" is not the one that was trained, though every part answered."""
     make_client(tmp_path, answers)
-    with pytest.raises(VllmEnvError, match=r"Paris|1 answers to 2 prompts"):
+    with pytest.raises(VllmEnvError, match=r"not with ' Paris'|answered nothing|1 answers to 2 prompts"):
         smoke_run(workspace, request_)
     assert list(workspace.cache.path("build").iterdir()) == []
+
+
+@pytest.mark.parametrize("answer", ["", " \n"])
+def test_an_empty_answer_fails_whatever_is_expected(
+    workspace: Workspace, request_: SmokeRequest, tmp_path: Path, answer: str
+) -> None:
+    """Of a model that --smoke-model names nothing is expected, but that it says something."""
+    make_client(tmp_path, [" there", answer])
+    with pytest.raises(VllmEnvError, match=r"answered nothing to 'The capital of France is'.*--smoke-model"):
+        smoke_run(workspace, replace(request_, expected={}))
 
 
 def test_failed_client_fails_with_what_it_printed(workspace: Workspace, request_: SmokeRequest, tmp_path: Path) -> None:

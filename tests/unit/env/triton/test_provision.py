@@ -72,6 +72,19 @@ def test_the_root_is_laid_out_like_that_of_a_container(workspace: Workspace, whe
     assert sorted(p.name for p in tmp_path.iterdir()) == ["triton", "wheels"]
 
 
+def test_another_user_can_start_it(workspace: Workspace, wheel: Path, tmp_path: Path) -> None:
+    """Whatever the umask of the one who has provisioned it."""
+    before = os.umask(0o077)
+    try:
+        provision(workspace, tmp_path / "triton")
+    finally:
+        os.umask(before)
+    root = tmp_path / "triton"
+    modes = {str(p): p.stat().st_mode & 0o777 for p in (root, *root.rglob("*"))}
+    assert set(modes.values()) == {0o755, 0o644}
+    assert modes[str(root / "backends")] == 0o755
+
+
 def test_the_launcher_starts_it_from_anywhere(workspace: Workspace, wheel: Path, tmp_path: Path) -> None:
     """Also through a link and from a folder with a space: its libraries and backends, then the user's arguments."""
     root = tmp_path / "a folder" / "triton"

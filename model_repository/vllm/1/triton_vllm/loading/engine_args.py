@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -140,6 +141,32 @@ def fit(given: Mapping[str, Any], declared: Mapping[str, Any]) -> EngineArgs:
     # null is vLLM's own default, whatever the declared type says
     set_ones = {name: value for name, value in wanted.items() if value is not None}
     return EngineArgs({name: _coerced(name, value, declared[name]) for name, value in set_ones.items()}, warning)
+
+
+_NO_HUB = re.compile(
+    r"couldn't connect to|OfflineModeIsEnabled|offline mode is enabled|LocalEntryNotFound|cannot find the requested files"
+    r"|outgoing traffic has been disabled|Max retries exceeded|ConnectionError|ConnectError|Name or service not known"
+)
+_NOT_ON_HUB = re.compile(r"RepositoryNotFound|GatedRepo|not a valid model identifier|gated repo|401 Client|404 Client")
+
+
+def unfetched(values: Mapping[str, Any], error: BaseException) -> str:
+    """Return one line if the model could not be had from a hub, else nothing."""
+    model = str(values.get("model", ""))
+    said: list[str] = []
+    cause: BaseException | None = error
+    while cause is not None and len(said) < 20:
+        said.append(f"{type(cause).__name__}: {cause}")
+        cause = cause.__cause__ or cause.__context__
+    text = "\n".join(said)
+    if model.startswith(("/", "./", "../")):
+        return ""
+    if _NO_HUB.search(text):
+        return f"model '{model}': no model hub answers; name a folder with its weights in {FILE_NAME}, or set HF_ENDPOINT"
+    if _NOT_ON_HUB.search(text):
+        remedy = f"check the name in {FILE_NAME}, and set HF_TOKEN if it is private"
+        return f"model '{model}' was not found on the model hub, or may not be read; {remedy}"
+    return ""
 
 
 def failure(values: Mapping[str, Any], error: Exception) -> str:

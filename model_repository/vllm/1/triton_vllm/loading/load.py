@@ -88,6 +88,9 @@ def _start(prepared: Prepared, log: Log) -> tuple[Engine, Outbox]:
         engine.start(outbox.put, tuple(prepared.adapters.requests.values()))
     except Exception as error:  # noqa: BLE001 - vLLM raises what it likes; all of it is the load's reason
         outbox.close()
+        unfetched = engine_args.unfetched(values, error)
+        if unfetched:  # vLLM's traceback through three libraries says no more
+            raise ConfigError(unfetched) from None
         log.error("".join(traceback.format_exception(error)))  # noqa: TRY400 - Triton's log knows no exceptions
         raise ConfigError(engine_args.failure(values, error)) from None
     return engine, outbox

