@@ -15,6 +15,7 @@ from vllm_env.lock.locked import Lock, LockedWheel
 from vllm_env.lock.pins import PinnedVllm
 from vllm_env.lock.pylock import write_pylock
 from vllm_env.lock.spec import Overrides, load_spec
+from vllm_env.plan import TEMPLATE
 from vllm_env.publish.manifest import EnvironmentRecord, Manifest, StubRecord, VllmRecord
 
 if TYPE_CHECKING:
@@ -77,4 +78,7 @@ def model(manifest: Manifest, tmp_path: Path) -> Path:
     (folder / "vllm_env.json").write_text(manifest.to_json())
     (folder / "vllm_env.tar.gz").write_text("archive")
     (folder / "triton_python_backend_stub").write_text("stub")
+    shutil.copy(TEMPLATE / "config.pbtxt", folder)
+    (folder / "1").mkdir()
+    shutil.copy(TEMPLATE / "1" / "model.py", folder / "1")
     return folder

@@ -14,6 +14,7 @@ import pytest
 from vllm_env.base.cache import Cache
 from vllm_env.cli.main import main
 from vllm_env.publish.manifest import EnvironmentRecord
+from vllm_env.publish.model_folder import set_environment_path
 from vllm_env.serve.leftovers import Abandoned
 
 if TYPE_CHECKING:
@@ -79,6 +80,7 @@ def test_verify_checks_an_unpacked_environment(model: Path, manifest: Manifest, 
     manifest = replace(manifest, layout="directory", archive=EnvironmentRecord("vllm_env", key="p"))
     (model / "vllm_env.json").write_text(manifest.to_json())
     (model / "vllm_env").mkdir()
+    set_environment_path(model, "vllm_env")
     assert _run("verify", "--model-repository", model.parent) == 0
     assert checked == [("directory", model / "vllm_env", manifest.expected())]
 

@@ -180,9 +180,10 @@ def built(manifest: Manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_build_ends_with_its_answers_and_what_comes_next(
-    built: BuildResult, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    built: BuildResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Prompt and answer, the client's last line, what is where, and the commands to serve it and to ask it."""
+    monkeypatch.setattr("vllm_env.cli.main.TOOLS", tmp_path / "tools")  # an installed wheel has this interpreter only
     assert _run("--model-repository", tmp_path / "models") == 0
     assert capsys.readouterr().out.splitlines() == [
         "'Hello' -> ' there'",
