@@ -97,7 +97,7 @@ class _Build:
 
     def _prefix(self) -> Prefix:
         with self.workspace.console.stage("prefix"):
-            prefix = make_prefix(self.workspace, self.plan.lock, self.request.keep)
+            prefix = make_prefix(self.workspace, self.plan.lock, self.request.keep, self.plan.triton.path)
             made = f"{len(self.plan.lock.wheels)} wheels, bytecode compiled"
             self.workspace.console.step("reused" if prefix.reused else made)
         return prefix

@@ -178,9 +178,9 @@ def test_a_library_of_this_machine_that_a_wheel_needs_is_packed(
     module = make_library(tmp_path / "build", "extension.so", symbol="other", needs=(needed,), uses="answer")
     wheel = _make_wheel(tmp_path, "extension", "1.0", {"extension.so": module.read_bytes()})
     complete = replace(lock, wheels=(*lock.wheels, wheel))
-    found = machine_libraries.find_on_machine
+    found = machine_libraries.find_library
     places = {"libonlyhere.so.1": needed}
-    monkeypatch.setattr(machine_libraries, "find_on_machine", lambda name, *rest: places.get(name) or found(name, *rest))
+    monkeypatch.setattr(machine_libraries, "find_library", lambda name, *rest: places.get(name) or found(name, *rest))
     prefix = make_prefix(workspace, complete)
     assert (prefix.path / "lib" / "libonlyhere.so.1").is_file()
     assert find_needed_libraries(prefix.path, "cpu").missing == ()

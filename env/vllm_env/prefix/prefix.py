@@ -20,6 +20,7 @@ from vllm_env.lock.locked import Lock
 
 from .file_owners import check_clashes, find_clashes, read_installed
 from .machine_libraries import add_libraries, newer_glibc, with_dependencies
+from .missing_libraries import check_missing_libraries
 from .needed_libraries import find_needed_libraries
 from .prune import RULES, Pruned, prune
 from .relocate import make_relocatable, set_times
@@ -50,14 +51,16 @@ class Prefix:
 
 def prefix_key(lock: Lock, keep: tuple[str, ...]) -> str:
     """Return the content key of a lock's prefix: what is installed, and how this version of the tool treats it."""
-    modules = ("runtime_hook", "runtime", "prune", "strip", "relocate", "compile_tree", "outside_libraries")
+    modules = ("runtime_hook", "runtime", "prune", "strip", "relocate", "compile_tree", "machine_libraries", "outside_libraries")
     sources = [Path(__file__).with_name(f"{module}.py") for module in modules]
     rules = [r.name for r in RULES if lock.spec.profile in r.profiles and r.name not in keep]
     return key_of(_FORMAT, lock.digest, lock.spec.profile, rules, [file_sha256(s) for s in sources])
 
 
-def make_prefix(workspace: Workspace, lock: Lock, keep: tuple[str, ...] = ()) -> Prefix:
+def make_prefix(workspace: Workspace, lock: Lock, keep: tuple[str, ...] = (), triton: Path | None = None) -> Prefix:
     """Return the prefix of a lock from the cache, or make it; ``keep`` names the rules that leave nothing out.
+
+    Libraries that no wheel brings are taken from the Triton root ``triton`` where it has its own, else from this machine.
 
     Raises:
         VllmEnvError: there is too little space, a wheel is not found or is not the lock's.
@@ -77,7 +80,7 @@ def make_prefix(workspace: Workspace, lock: Lock, keep: tuple[str, ...] = ()) ->
         check_clashes(find_clashes(owned), owned)
         install_runtime(prefix, lock.digest)
         pruned = prune(prefix, lock.spec.profile, keep)
-        _complete_libraries(workspace, prefix, lock.spec.profile)
+        _complete_libraries(workspace, prefix, lock.spec.profile, triton / "lib" if triton else None)
         make_relocatable(prefix, site_packages(prefix))
         set_times(prefix)
         _compile(workspace, prefix)
@@ -107,12 +110,13 @@ def _install_wheels(workspace: Workspace, lock: Lock, prefix: Path, staging: Pat
     )
 
 
-def _complete_libraries(workspace: Workspace, prefix: Path, profile: str) -> None:
+def _complete_libraries(workspace: Workspace, prefix: Path, profile: str, vendored: Path | None) -> None:
     """Pack what files of the environment need, no wheel brings and a bare container lacks, such as vLLM's libnuma.so.1."""
     found = find_needed_libraries(prefix, profile)
-    added = add_libraries(with_dependencies(found.missing_libraries, prefix), prefix)
+    added = add_libraries(with_dependencies(found.missing_libraries, prefix, vendored), prefix)
     for library in added:
         workspace.console.note(f"packed {library.source}, which the environment needs and a bare container lacks")
+    check_missing_libraries(find_needed_libraries(prefix, profile) if added else found)  # before it is kept for later builds
     for library in newer_glibc(added, found):
         needed = ".".join(map(str, library.glibc))
         workspace.console.note(f"{library.soname} of this machine makes the environment need glibc {needed}")

@@ -1,20 +1,16 @@
 """Refuses an environment whose files ask for shared libraries that a bare container does not have."""
 
-from __future__ import annotations
-
 from collections import defaultdict
-from typing import TYPE_CHECKING
 
 from vllm_env.base.errors import VllmEnvError
-from vllm_env.prefix.outside_libraries import likely_packages
 
-if TYPE_CHECKING:
-    from vllm_env.prefix.needed_libraries import NeededLibraries
+from .needed_libraries import NeededLibraries
+from .outside_libraries import likely_packages
 
 _LISTED = 4  # libraries named in a message
 
 
-def check_needed_libraries(found: NeededLibraries) -> None:
+def check_missing_libraries(found: NeededLibraries) -> None:
     """Refuse an environment with missing libraries.
 
     Raises:
