@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import os
 import subprocess
 import zipfile
 from dataclasses import replace
@@ -184,4 +185,9 @@ def test_a_library_of_this_machine_that_a_wheel_needs_is_packed(
     prefix = make_prefix(workspace, complete)
     assert (prefix.path / "lib" / "libonlyhere.so.1").is_file()
     assert find_needed_libraries(prefix.path, "cpu").missing == ()
+    packed = prefix.path / "lib" / f"python{lock.spec.python}" / "site-packages" / "extension.so"
+    ask = f"import ctypes; print(ctypes.CDLL({str(packed)!r}).calls_answer())"
+    bare = {name: value for name, value in os.environ.items() if name != "LD_LIBRARY_PATH"}  # as vLLM's processes are started
+    answer = subprocess.run([prefix.python, "-I", "-c", ask], capture_output=True, text=True, check=False, env=bare)
+    assert answer.stdout == "42\n", answer.stderr
     assert "libonlyhere.so.1, which the environment needs and a bare container lacks" in capsys.readouterr().err

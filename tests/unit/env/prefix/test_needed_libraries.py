@@ -69,13 +69,15 @@ def test_the_machines_own_copy_does_not_count(packages: Path) -> None:
     assert _missing(packages) == ("libz.so.1",)
 
 
-def test_ld_library_path_is_the_environments_lib(packages: Path) -> None:
-    """Triton sets LD_LIBRARY_PATH to ``lib``, and to no folder below it."""
+def test_ld_library_path_does_not_count(packages: Path) -> None:
+    """The stub gets ``lib`` in it and vLLM's processes do not: a library there needs a run path, or something that loads it."""
     answer = make_library(packages.parents[1], "libanswer.so.1")
     make_library(packages / "demo", "demo.so", needs=(answer,))
+    found = _find(packages)
+    assert found.by_run_path == 0
+    assert [need.library for need in found.elsewhere] == ["libanswer.so.1"]
+    make_library(packages / "demo", "demo.so", needs=(answer,), linker=("-rpath", "$ORIGIN/../../.."))
     assert _find(packages).by_run_path == 1
-    answer.rename(packages / "demo" / "libanswer.so.1")
-    assert _find(packages).by_run_path == 0
 
 
 @pytest.mark.parametrize("origin", ["$ORIGIN", "${ORIGIN}"])
@@ -229,9 +231,9 @@ def test_a_tolerated_file_is_told_and_others_are_not_excused(packages: Path, tmp
 
 
 def test_the_newest_versions_that_are_asked_of_the_machine(packages: Path, tmp_path: Path) -> None:
-    """The C++ library's version counts as long as the machine brings it, and no longer once ``lib`` does."""
+    """The C++ library's version counts as long as the machine brings it, and no longer once the file's run path leads to one."""
     cxx = make_library(tmp_path / "linker", "libstdc++.so.6", "GLIBCXX_3.4.30")
-    make_program(packages / "demo", (cxx,))
+    make_program(packages / "demo", (cxx,), run_path="$ORIGIN/../..")
     found = _find(packages)
     assert found.glibc >= (2, 2)
     assert found.glibcxx == (3, 4, 30)
