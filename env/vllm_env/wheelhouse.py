@@ -9,6 +9,7 @@ import dataclasses
 import sysconfig
 from pathlib import Path
 
+from vllm_env.base.filesystem import give_tree, owner_of
 from vllm_env.base.workspace import CHECKOUT, Workspace
 from vllm_env.interpreter.layer import copy_layer
 from vllm_env.lock.locked import Lock
@@ -34,6 +35,7 @@ def fill_wheelhouse(workspace: Workspace, request: BuildRequest, folder: Path, *
         lock = plan.lock
         if dry_run:
             return lock
+        owner = owner_of(folder)
         folder.mkdir(parents=True, exist_ok=True)
         with console.stage("wheels"):
             _fetch_wheels(workspace, lock, folder)
@@ -48,6 +50,7 @@ def fill_wheelhouse(workspace: Workspace, request: BuildRequest, folder: Path, *
             with console.stage("tools"):
                 _download(workspace, TOOLS_LOCK, folder / "tools", "download the packager's own tools")
                 console.step(f"for Python {sysconfig.get_python_version()}")
+        give_tree(folder, owner)
     return lock
 
 

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import SPACE_REMEDY, VllmEnvError
-from .filesystem import is_writable, remove_tree, tree_size
+from .filesystem import give_tree, is_writable, owner_of, remove_tree, tree_size
 from .locks import locked_folder, remove_unlocked
 
 _LIMIT_BYTES = 40 * 2**30
@@ -73,6 +73,16 @@ def settle_home(caches: Path) -> None:
         os.environ["HOME"] = "/"
     if not is_writable(default_root()) and is_writable(place):
         os.environ["XDG_CACHE_HOME"] = str(place)
+
+
+def give_cache() -> None:
+    """Give a cache that root has filled in a user's folder to that user, whose builds could not take its locks otherwise."""
+    if os.geteuid() == 0:
+        with contextlib.suppress(VllmEnvError, OSError):  # another container's build may remove what it staged there
+            root = cache_root()
+            owner = max(owner_of(root), owner_of(root.parent), key=lambda owner: owner.uid != 0)
+            if owner.uid != 0 and root.is_dir():
+                give_tree(root, owner)
 
 
 @dataclass(frozen=True)

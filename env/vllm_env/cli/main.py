@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn
 
+from vllm_env.base.cache import give_cache
 from vllm_env.base.console import Console
 from vllm_env.base.errors import CommandError, VllmEnvError
 from vllm_env.base.workspace import CHECKOUT, TOOLS
@@ -45,6 +46,8 @@ def main(argv: list[str] | None = None) -> int:
         if console.verbose:
             traceback.print_exc()
         return 1
+    finally:
+        give_cache()
 
 
 def _interrupt(*_: object) -> NoReturn:
