@@ -255,9 +255,12 @@ def test_offline_takes_the_tools_from_the_wheelhouse(place: Place, tmp_path: Pat
 
 
 def test_a_wheelhouse_of_another_python_is_told(place: Place, tmp_path: Path) -> None:
-    """A folder without a wheel that fits: which Python would, and how to name it."""
+    """A folder without a wheel that fits: which Python would, and how to name it; no configuration adds another place."""
     (tmp_path / "house/tools").mkdir(parents=True)
-    code, _, err = place.run("--wheelhouse", str(tmp_path / "house"))
+    python = _bare(place)
+    (python.parents[1] / "pip.conf").write_text(f"[global]\nfind-links = {place.wheels}\n")
+    del place.env["PIP_CONFIG_FILE"]
+    code, _, err = place.run("--wheelhouse", str(tmp_path / "house"), PYTHON=str(python))
     assert code == 1
     assert "No matching distribution found for tool==1.0" in err
     assert "PYTHON=python3.X" in err.splitlines()[-1]
