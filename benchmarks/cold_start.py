@@ -1,6 +1,6 @@
 """Launch to ready and to the first token, phase by phase, of this project's repository and of what one would make first.
 
-    .tools/venv/bin/python benchmarks/cold_start.py --repository BUILT --triton-root ROOT
+    .tools/venv-*/bin/python benchmarks/cold_start.py --repository BUILT --triton-root ROOT
 
 Cases: `archive`, the repository as `gen_vllm_env.sh` built it; `directory`, the same environment unpacked; `baseline`,
 what a user would make without this project: the same wheels installed into a conda prefix, packed by conda-pack, both

@@ -164,13 +164,13 @@ def _seconds(text: str) -> float:
 def _use_tools_environment() -> None:
     """Start this program again under a Python that the project has made for itself, if this one lacks tritonclient.
 
-    Each is tried once: one that a container has made may be a link to nothing here.
+    Each is tried once, the newest first: one that a container has made may be a link to nothing here.
     """
     try:
         import triton_stream  # noqa: F401
     except ImportError:
         tried = os.environ.get(_TRIED, "").split(os.pathsep)
-        for python in sorted(map(str, TOOLS.glob("venv*/bin/python"))):
+        for python in map(str, sorted(TOOLS.glob("venv*/bin/python"), key=lambda p: p.lstat().st_mtime, reverse=True)):
             if python not in tried:
                 tried.append(python)
                 with contextlib.suppress(OSError):

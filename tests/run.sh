@@ -13,13 +13,7 @@ lock=$root/tests/requirements.txt
 python=${PYTHON:-python3}
 cd "$root"
 
-stamp=$("$python" -c 'import hashlib, sys; print(sys.executable, sys.version.split()[0], hashlib.sha256(open(sys.argv[1], "rb").read()).hexdigest())' "$lock")
-if [[ $(cat "$tools/.stamp" 2>/dev/null) != "$stamp" ]]; then
-  echo "making the tests' environment in $tools" >&2
-  "$python" -m venv --clear --without-pip "$tools"
-  "$python" -m pip --python "$tools/bin/python" install -qq --no-input --require-hashes --requirement "$lock"
-  printf '%s\n' "$stamp" >"$tools/.stamp"
-fi
+"$python" -B env/bootstrap.py --environment "$tools" "$lock"
 export PATH=$tools/bin:$PATH
 
 if [[ ${1:-} != --no-lint ]]; then

@@ -14,9 +14,10 @@ _TRIED = "VLLM_ENV_BENCHMARK_TRIED"
 
 
 def _use_tools_environment() -> None:
-    """Start the benchmark again, under each of the project's own Pythons once."""
+    """Start the benchmark again, under each of the project's own Pythons once, the newest first."""
+    found = _BENCHMARKS.parent.glob(".tools/venv*/bin/python")
     tried = os.environ.get(_TRIED, "").split(os.pathsep)
-    for python in sorted(map(str, _BENCHMARKS.parent.glob(".tools/venv*/bin/python"))):
+    for python in map(str, sorted(found, key=lambda p: p.lstat().st_mtime, reverse=True)):
         if python not in tried:
             tried.append(python)
             with contextlib.suppress(OSError):

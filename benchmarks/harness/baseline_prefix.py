@@ -2,7 +2,7 @@
 
 The interpreter as conda installs it and the wheels of the repository's lock as `uv pip install` puts them: no bytecode
 of theirs, nothing left out, none of the packager's changes. Both come from a wheelhouse that `gen_vllm_env.sh wheelhouse`
-fills. Run by the packager's Python (`.tools/venv`), which has rattler and uv.
+fills. Run by the packager's Python (`.tools/venv-…`), which has rattler and uv.
 """
 
 from __future__ import annotations

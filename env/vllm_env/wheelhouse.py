@@ -2,16 +2,22 @@
 
 DIR/*.whl              the wheels of the lock, verified against its hashes; that of the CPU Triton where none is installed
 DIR/conda/             a conda channel with the packages of the lock
+DIR/tools/*.whl        what the packager itself runs on, for the Python that runs it now; fill it once with each PYTHON
 """
 
 import dataclasses
+import sysconfig
 from pathlib import Path
 
-from vllm_env.base.workspace import Workspace
+from vllm_env.base.filesystem import give_tree, owner_of
+from vllm_env.base.workspace import CHECKOUT, Workspace
 from vllm_env.interpreter.layer import copy_layer
 from vllm_env.lock.locked import Lock
 from vllm_env.plan import PROVISIONED, BuildRequest, make_plan
 from vllm_env.triton.provision import fetch
+
+TOOLS_LOCK = CHECKOUT / "env" / "requirements.txt"
+"""The lock of the packager's own tools; an installed wheel has none, and its tools beside it."""
 
 
 def fill_wheelhouse(workspace: Workspace, request: BuildRequest, folder: Path, *, dry_run: bool = False) -> Lock:
@@ -29,6 +35,7 @@ def fill_wheelhouse(workspace: Workspace, request: BuildRequest, folder: Path, *
         lock = plan.lock
         if dry_run:
             return lock
+        owner = owner_of(folder)
         folder.mkdir(parents=True, exist_ok=True)
         with console.stage("wheels"):
             _fetch_wheels(workspace, lock, folder)
@@ -39,6 +46,11 @@ def fill_wheelhouse(workspace: Workspace, request: BuildRequest, folder: Path, *
         if plan.triton.path == PROVISIONED:  # the other machine may have none either
             with console.stage("triton"):
                 fetch(workspace, folder)
+        if TOOLS_LOCK.is_file():
+            with console.stage("tools"):
+                _download(workspace, TOOLS_LOCK, folder / "tools", "download the packager's own tools")
+                console.step(f"for Python {sysconfig.get_python_version()}")
+        give_tree(folder, owner)
     return lock
 
 
@@ -46,12 +58,17 @@ def _fetch_wheels(workspace: Workspace, lock: Lock, folder: Path) -> None:
     with workspace.cache.staging() as staging:
         requirements = staging / "requirements.txt"
         requirements.write_text(lock.requirements, "utf-8")
+        _download(workspace, requirements, folder, "download the wheels of the lock", "--python-version", lock.spec.python)
+
+
+def _download(workspace: Workspace, requirements: Path, folder: Path, what: str, *options: str) -> None:
+    with workspace.cache.staging() as staging:
         workspace.network.pip_command(
             [
-                "download", "--quiet", "--no-deps", "--require-hashes", "--only-binary", ":all:",
-                "--python-version", lock.spec.python, "--dest", folder, "--requirement", requirements,
+                "download", "--quiet", "--no-deps", "--require-hashes", "--only-binary", ":all:", *options,
+                "--dest", folder, "--requirement", requirements,
             ],
-            "download the wheels of the lock",
+            what,
             env={"TMPDIR": str(staging)},
             remedy="Check that the package registry answers; --upgrade if a locked wheel was withdrawn.",
         )  # fmt: skip

@@ -3,27 +3,18 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-import pytest
-
 from support import small_build
+from support.namespaces import without_network
 from vllm_env.plan import PROVISIONED, installed_triton
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-_ISOLATED = ["unshare", "--net", "--", "sh", "-c", 'ip link set lo up 2>/dev/null; exec "$@"', "sh"]
 
-
-def _may_isolate() -> bool:
-    return shutil.which("unshare") is not None and subprocess.run([*_ISOLATED, "true"], check=False).returncode == 0
-
-
-@pytest.mark.skipif(not _may_isolate(), reason="this user may not make a network namespace")
 def test_a_wheelhouse_is_enough(small_spec: Path, small_cache: Path, tmp_path: Path) -> None:
     """Filled with network; then, with empty caches and no network, the same environment is built from it alone."""
     house = tmp_path / "wheelhouse"
@@ -36,16 +27,17 @@ def test_a_wheelhouse_is_enough(small_spec: Path, small_cache: Path, tmp_path: P
     assert json.loads(filled.stdout)["wheels"] == len(wheels) == 3
     assert (installed_triton() == PROVISIONED) is any(house.glob("nvidia_pytriton-*.whl"))
     assert len(list(house.glob("conda/linux-64/python-3.11*.conda"))) == 1
+    assert len(list(house.glob("tools/*.whl"))) > 20
 
     command = small_build.command(tmp_path / "models", "--spec", small_spec, "--offline", "--wheelhouse", house)
     environment = small_build.environment(tmp_path / "empty", UV_CACHE_DIR=str(tmp_path / "uv"))
     proof = "import socket; socket.create_connection(('192.0.2.1', 443), 2)"
     assert (
         "unreachable"
-        in subprocess.run([*_ISOLATED, sys.executable, "-c", proof], capture_output=True, text=True, check=False).stderr
+        in subprocess.run([*without_network(), sys.executable, "-c", proof], capture_output=True, text=True, check=False).stderr
     )
     done = subprocess.run(
-        [*_ISOLATED, *command, "--locked"], env=environment, capture_output=True, text=True, check=False, timeout=300
+        [*without_network(), *command, "--locked"], env=environment, capture_output=True, text=True, check=False, timeout=300
     )
     assert done.returncode == 0, done.stderr
     assert not (tmp_path / "empty/conda/channel").exists()  # the interpreter, too, came from the wheelhouse
@@ -53,13 +45,14 @@ def test_a_wheelhouse_is_enough(small_spec: Path, small_cache: Path, tmp_path: P
     assert manifest["vllm"]["version"] == small_build.VERSION
 
 
-@pytest.mark.skipif(not _may_isolate(), reason="this user may not make a network namespace")
 def test_a_wheel_that_is_missing_is_named(small_spec: Path, small_cache: Path, tmp_path: Path) -> None:
     """An incomplete wheelhouse: the message has the package's name, nothing is published."""
     (tmp_path / "wheelhouse").mkdir()
     command = small_build.command(tmp_path / "models", "--spec", small_spec, "--offline", "--wheelhouse", tmp_path / "wheelhouse")
     environment = small_build.environment(small_cache, UV_CACHE_DIR=str(tmp_path / "uv"))
-    done = subprocess.run([*_ISOLATED, *command], env=environment, capture_output=True, text=True, check=False, timeout=300)
+    done = subprocess.run(
+        [*without_network(), *command], env=environment, capture_output=True, text=True, check=False, timeout=300
+    )
     assert done.returncode == 1
     assert "setuptools" in done.stderr or "numpy" in done.stderr
     assert not (tmp_path / "models").exists()

@@ -1,4 +1,4 @@
-"""Mount and process namespaces, as a container has them, for programs that tests start."""
+"""Mount, process and network namespaces, as a container has them, for programs that tests start."""
 
 from __future__ import annotations
 
@@ -31,6 +31,14 @@ def with_own_processes() -> list[str]:
     It is killed with the process that is put before it. Skips the test where that is not permitted.
     """
     return _permitted("--pid", "--fork", "--kill-child", "--mount-proc")
+
+
+def without_network() -> list[str]:
+    """Return what to put before a command, so that it has no network but its own 127.0.0.1.
+
+    Skips the test where that is not permitted.
+    """
+    return [*_permitted("--net"), "sh", "-ec", 'ip link set lo up; exec "$@"', "sh"]
 
 
 def _permitted(*options: str) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from triton_vllm.loading.settings import Settings
 from vllm_env.cli.commands import COMMANDS
-from vllm_env.cli.options import build_parser
+from vllm_env.cli.parser import build_parser
 from vllm_env.prefix.prune import RULES
 
 ROOT = Path(__file__).resolve().parent.parent.parent

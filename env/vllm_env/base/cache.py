@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import SPACE_REMEDY, VllmEnvError
-from .filesystem import remove_tree, tree_size
+from .filesystem import give_tree, is_writable, owner_of, remove_tree, tree_size
 from .locks import locked_folder, remove_unlocked
 
 _LIMIT_BYTES = 40 * 2**30
@@ -43,14 +43,46 @@ def key_of(*parts: Any) -> str:
 
 
 def cache_root() -> Path:
-    """Return the cache folder: ``VLLM_ENV_CACHE``, else ``vllm_env`` below ``XDG_CACHE_HOME`` or ``~/.cache``."""
+    """Return the cache folder: ``VLLM_ENV_CACHE``, else ``vllm_env`` below ``XDG_CACHE_HOME`` or ``~/.cache``.
+
+    Raises:
+        VllmEnvError: it cannot be written.
+    """
     own = os.environ.get("VLLM_ENV_CACHE")
-    return Path(own).absolute() if own else default_root()
+    root = Path(own).absolute() if own else default_root()
+    if not is_writable(root):
+        remedy = "Name a folder that can be written: VLLM_ENV_CACHE=DIR."
+        raise VllmEnvError(f"The cache folder {root} cannot be written by user {os.geteuid()}.", remedy=remedy)
+    return root
 
 
 def default_root() -> Path:
     """Return the cache folder that served models take, which know nothing of ``VLLM_ENV_CACHE``."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").absolute() / "vllm_env"
+
+
+def settle_home(caches: Path) -> None:
+    """Let all caches, also uv's and pip's, be in ``VLLM_ENV_CACHE`` or ``caches`` where ``~/.cache`` cannot be written.
+
+    So it is for a user whom the container does not know: the home is ``/``.
+    """
+    place = Path(os.environ.get("VLLM_ENV_CACHE") or caches).absolute()
+    try:
+        Path.home()
+    except RuntimeError:
+        os.environ["HOME"] = "/"
+    if not is_writable(default_root()) and is_writable(place):
+        os.environ["XDG_CACHE_HOME"] = str(place)
+
+
+def give_cache() -> None:
+    """Give a cache that root has filled in a user's folder to that user, whose builds could not take its locks otherwise."""
+    if os.geteuid() == 0:
+        with contextlib.suppress(VllmEnvError, OSError):  # another container's build may remove what it staged there
+            root = cache_root()
+            owner = max(owner_of(root), owner_of(root.parent), key=lambda owner: owner.uid != 0)
+            if owner.uid != 0 and root.is_dir():
+                give_tree(root, owner)
 
 
 @dataclass(frozen=True)

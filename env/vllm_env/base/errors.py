@@ -24,6 +24,11 @@ class VllmEnvError(Exception):
     def __str__(self) -> str:
         return " ".join(part for part in (self.what, self.cause, self.remedy) if part)
 
+    def lines(self) -> list[str]:
+        """Return the parts as a user reads them, one a line."""
+        parts = {"error": self.what, "  why": self.cause, "  fix": self.remedy}
+        return [f"{name}: {part}" for name, part in parts.items() if part]
+
 
 class UsageError(VllmEnvError):
     """An option, an argument or the spec file is wrong; nothing was begun."""

@@ -55,10 +55,12 @@ def link_or_copy(source: str, target: str) -> None:
 
 
 def write_whole(file: Path, text: str) -> None:
-    """Write a text file, which appears whole or not at all."""
+    """Write a text file, which appears whole or not at all, and is the owner's of what was there or of its folder."""
+    owner = owner_of(file)
     file.parent.mkdir(parents=True, exist_ok=True)
     temporary = file.with_name(f".{file.name}.new")
     temporary.write_text(text, "utf-8")
+    give(temporary, owner)
     temporary.replace(file)
 
 
@@ -106,6 +108,11 @@ def nearest(path: Path) -> Path:
     while not os.path.lexists(path):  # not exists(), which raises where a folder above may not be entered
         path = path.absolute().parent
     return path
+
+
+def is_writable(folder: Path) -> bool:
+    """Tell whether this user may write into a folder, or may make it."""
+    return os.access(nearest(folder), os.W_OK | os.X_OK)
 
 
 def replace_file(file: Path, data: bytes) -> None:

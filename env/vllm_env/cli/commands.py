@@ -23,35 +23,21 @@ from vllm_env.verify.verify import check_stub_release, verify_archive, verify_di
 from vllm_env.wheelhouse import fill_wheelhouse
 
 from .doctor import examine
-from .options import CommandParser, add_common, build_parser, open_workspace, request_of
+from .options import open_workspace, request_of
 
 _Removable = tuple[Path, int, "Callable[[], object]"]
 
 
-def _parser(name: str, description: str) -> CommandParser:
-    parser = CommandParser(prog=f"gen_vllm_env.sh {name}", allow_abbrev=False, description=description)
-    add_common(parser)
-    return parser
-
-
-def _options(name: str, description: str, arguments: list[str]) -> argparse.Namespace:
-    parser, repository = _parser(name, description), BuildRequest.repository
-    parser.add_argument("--model-repository", metavar="DIR", type=Path, default=repository, help="default: model_repository")
-    parser.add_argument("--model", metavar="NAME", default="vllm", help="default: vllm")
-    return parser.parse_args(arguments)
-
-
 def _manifest(options: argparse.Namespace) -> tuple[Path, Manifest]:
-    model = options.model_repository / options.model
+    model = (options.model_repository or BuildRequest.repository) / options.model
     manifest = read_manifest(model)
     if manifest is None:
         raise VllmEnvError(f"{model} holds no built environment.", remedy="Build it: ./gen_vllm_env.sh.")
     return model, manifest
 
 
-def inspect(arguments: list[str], console: Console) -> int:
+def inspect(options: argparse.Namespace, console: Console) -> int:
     """Print the manifest of a built model."""
-    options = _options("inspect", "Prints what a built model holds.", arguments)
     _, manifest = _manifest(options)
     if options.json:
         console.result(manifest.to_json().rstrip())
@@ -73,9 +59,8 @@ def inspect(arguments: list[str], console: Console) -> int:
     return 0
 
 
-def verify(arguments: list[str], console: Console) -> int:
+def verify(options: argparse.Namespace, console: Console) -> int:
     """Check a built model against its manifest and the loader's rules."""
-    options = _options("verify", "Checks a built repository as the build does before it publishes.", arguments)
     model, manifest = _manifest(options)
     workspace = open_workspace(console)
     with console.stage("verify"):
@@ -94,13 +79,8 @@ def verify(arguments: list[str], console: Console) -> int:
     return 0
 
 
-def clean(arguments: list[str], console: Console) -> int:
+def clean(options: argparse.Namespace, console: Console) -> int:
     """Free what killed builds and dead servers left, and the cache."""
-    what = "Frees what killed builds and dead servers left behind, and the cache. Running servers keep theirs."
-    parser = _parser("clean", what)
-    parser.add_argument("--dry-run", action="store_true", help="list it only")
-    parser.add_argument("--keep-cache", action="store_true", help="leave the cache as it is")
-    options = parser.parse_args(arguments)
     workspace = open_workspace(console)
     with workspace.exclusive():
         found = _abandoned(workspace) + ([] if options.keep_cache else _cached(workspace))
@@ -133,12 +113,8 @@ def _cached(workspace: Workspace) -> list[_Removable]:
     return [*found, *((entry.path, entry.size, entry.remove) for entry in private)]
 
 
-def doctor(arguments: list[str], console: Console) -> int:
+def doctor(options: argparse.Namespace, console: Console) -> int:
     """Print what this machine and its Triton can do; exit code 1 if something is a problem."""
-    parser = _parser("doctor", "Says what this machine can do.")
-    parser.add_argument("--triton-root", metavar="DIR", type=Path, help="default: as for the build")
-    parser.add_argument("--profile", choices=("cuda", "cpu"), help="default: as for the build")
-    options = parser.parse_args(arguments)
     path = options.triton_root or installed_triton()
     triton = open_root(path) if path else None
     spec = load_spec(options.profile or default_profile(triton), Overrides())
@@ -153,13 +129,8 @@ def doctor(arguments: list[str], console: Console) -> int:
     return 1 if any(f.state == "problem" for f in findings) else 0
 
 
-def wheelhouse(arguments: list[str], console: Console) -> int:
+def wheelhouse(options: argparse.Namespace, console: Console) -> int:
     """Fill a folder with what a build would download."""
-    parser = build_parser()
-    parser.prog, parser.epilog = "gen_vllm_env.sh wheelhouse", ""
-    parser.description = "Fills DIR with all that a build with the same options downloads, for --offline --wheelhouse DIR."
-    parser.add_argument("folder", metavar="DIR", type=Path)
-    options = parser.parse_args(arguments)
     workspace, folder = open_workspace(console, options), options.folder
     lock = fill_wheelhouse(workspace, request_of(options), folder, dry_run=options.dry_run)
     wheels, size = len(lock.wheels), tree_size(folder)
@@ -170,7 +141,7 @@ def wheelhouse(arguments: list[str], console: Console) -> int:
     return 0
 
 
-COMMANDS: dict[str, Callable[[list[str], Console], int]] = {
+COMMANDS: dict[str, Callable[[argparse.Namespace, Console], int]] = {
     "doctor": doctor,
     "inspect": inspect,
     "verify": verify,

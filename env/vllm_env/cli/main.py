@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn
 
+from vllm_env.base.cache import give_cache
 from vllm_env.base.console import Console
 from vllm_env.base.errors import CommandError, VllmEnvError
 from vllm_env.base.workspace import CHECKOUT, TOOLS
@@ -23,7 +24,8 @@ from vllm_env.plan import BYTES_A_SECOND, BuildRequest, Forecast, Plan, forecast
 from vllm_env.publish.manifest import CACHE_NAME
 
 from .commands import COMMANDS
-from .options import build_parser, open_workspace, refuse_unknown_command, request_of
+from .options import open_workspace, request_of
+from .parser import parse
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -44,6 +46,8 @@ def main(argv: list[str] | None = None) -> int:
         if console.verbose:
             traceback.print_exc()
         return 1
+    finally:
+        give_cache()
 
 
 def _interrupt(*_: object) -> NoReturn:
@@ -55,19 +59,14 @@ def _show(error: VllmEnvError, console: Console) -> None:
         console.error("".join(traceback.format_exception(error)))
     if isinstance(error, CommandError) and error.tail:
         console.error(error.tail)
-    for name, part in (("error", error.what), ("  why", error.cause), ("  fix", error.remedy)):
-        if part:
-            console.error(f"{name}: {part}")
+    for line in error.lines():
+        console.error(line)
 
 
 def _dispatch(arguments: list[str], console: Console) -> int:
-    if arguments and arguments[0] in COMMANDS:
-        return COMMANDS[arguments[0]](arguments[1:], console)
-    if arguments and arguments[0] == "build":
-        arguments = arguments[1:]
-    else:
-        refuse_unknown_command(arguments, (*COMMANDS, "build"))
-    options = build_parser().parse_args(arguments)
+    name, options = parse(arguments)
+    if name in COMMANDS:
+        return COMMANDS[name](options, console)
     request, workspace = request_of(options), open_workspace(console, options)
     try:
         result = build(workspace, request, dry_run=options.dry_run)

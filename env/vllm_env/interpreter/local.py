@@ -9,7 +9,6 @@ Debian's and Ubuntu's own interpreters will do where there is no other; see ``de
 
 import json
 import os
-import platform
 import re
 import shutil
 import sys
@@ -20,6 +19,7 @@ from pathlib import Path
 
 from vllm_env.base.elf import read_needs
 from vllm_env.base.errors import CommandError, VllmEnvError
+from vllm_env.base.machine import require_x86_64
 from vllm_env.base.neutral import NEUTRAL_PREFIX
 from vllm_env.base.process import capture, run
 
@@ -82,14 +82,6 @@ class Interpreter:
         """The folder with ``Python.h``, or None: torch.compile then has none to compile against (libpython3.11-dev)."""
         folder = self.prefix / "include" / f"python{_minor(self.version)}"
         return folder if (folder / "Python.h").is_file() else None
-
-
-def require_x86_64() -> None:
-    """Refuse a machine of another architecture with a VllmEnvError that names it."""
-    machine = platform.machine()
-    if machine != "x86_64":
-        what = f"This machine is {machine}; environments are built on x86_64 for x86_64 only."
-        raise VllmEnvError(what, remedy="Run this on an x86_64 machine.")
 
 
 def find_interpreter(python: str) -> Interpreter:

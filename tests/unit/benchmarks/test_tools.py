@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -11,7 +12,7 @@ BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
 
 
 def test_python_without_tritonclient_uses_the_tools_environment(tmp_path: Path) -> None:
-    """Of several the one that works."""
+    """Of several the newest that works."""
     bare = tmp_path / "bare"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", bare], check=True)
     shutil.copytree(BENCHMARKS, tmp_path / "benchmarks", ignore=shutil.ignore_patterns("__pycache__", "results"))
@@ -21,6 +22,11 @@ def test_python_without_tritonclient_uses_the_tools_environment(tmp_path: Path) 
     working = tmp_path / ".tools/venv-3.99/bin/python"
     working.write_text(f'#!/bin/sh\necho tools >&2\nexec {sys.executable} "$@"\n')
     working.chmod(0o755)
+    older = tmp_path / ".tools/venv-3.98/bin/python"
+    older.parent.mkdir(parents=True)
+    older.write_text("#!/bin/sh\necho older >&2\n")
+    older.chmod(0o755)
+    os.utime(older, (1, 1))
     argv = [bare / "bin/python", tmp_path / "benchmarks/soak.py", "--help"]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
     assert done.stderr == "tools\n"

@@ -163,7 +163,7 @@ def bare_python(tmp_path: Path) -> str:
 
 
 def test_python_without_tritonclient_uses_the_tools_environment(tmp_path: Path, bare_python: str) -> None:
-    """In a checkout with a working .tools/venv*, any python3 runs the client; what is broken is passed over."""
+    """In a checkout with a working .tools/venv*, any python3 runs the client: the newest that works."""
     shutil.copytree(CLIENT.parent, tmp_path / "client", ignore=shutil.ignore_patterns("__pycache__"))
     tools = tmp_path / ".tools" / "venv-3.99" / "bin"
     tools.mkdir(parents=True)
@@ -172,6 +172,11 @@ def test_python_without_tritonclient_uses_the_tools_environment(tmp_path: Path, 
         (tmp_path / ".tools" / name / "bin/python").symlink_to(target)
     (tools / "python").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
     (tools / "python").chmod(0o755)
+    older = tmp_path / ".tools" / "venv-3.10-older" / "bin" / "python"
+    older.parent.mkdir(parents=True)
+    older.write_text(f'#!/bin/sh\necho older >&2\nexec {sys.executable} "$@"\n')
+    older.chmod(0o755)
+    os.utime(older, (1, 1))
     (tmp_path / "prompts.txt").write_text(PROMPTS)
     with EchoServer() as server:
         argv = [bare_python, str(tmp_path / "client" / "client.py"), "-u", server.url]

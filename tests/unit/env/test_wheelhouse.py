@@ -57,6 +57,15 @@ def workspace(small_cache: Path) -> Workspace:
     return workspace_in(small_cache, Network())
 
 
+@pytest.fixture(autouse=True)
+def tools_lock(small_wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The lock of the packager's own tools: one wheel that lies on this machine, not 150 MB from a registry."""
+    lock = tmp_path / "requirements.txt"
+    lock.write_text(f"vllm @ {small_wheel.as_uri()} --hash=sha256:{file_sha256(small_wheel)}\n")
+    monkeypatch.setattr(module, "TOOLS_LOCK", lock)
+    return lock
+
+
 def _names(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
@@ -71,7 +80,8 @@ def test_it_holds_the_locks_files(workspace: Workspace, plan: Plan, small_wheel:
     assert {small_wheel.name, f"conda/linux-64/{package.file_name}"} <= {*_names(folder)}
     assert (folder / small_wheel.name).read_bytes() == small_wheel.read_bytes()
     assert file_sha256(folder / "conda" / "linux-64" / package.file_name) == package.sha256
-    assert [path.name for path in folder.iterdir() if path.name != "conda"] == [small_wheel.name]
+    assert {path.name for path in folder.iterdir()} == {"conda", "tools", small_wheel.name}
+    assert [path.name for path in (folder / "tools").iterdir()] == [small_wheel.name]
     assert list(workspace.cache.path("build").iterdir()) == []
 
 
@@ -112,6 +122,14 @@ def test_a_file_that_is_not_the_locks_is_refused(
     with pytest.raises(VllmEnvError, match="download the wheels of the lock"):
         fill_wheelhouse(workspace, BuildRequest(), tmp_path / "house")
     assert _names(tmp_path / "house") == []
+
+
+@pytest.mark.usefixtures("asked")
+def test_an_installed_wheel_has_its_tools_beside_it(workspace: Workspace, tools_lock: Path, tmp_path: Path) -> None:
+    """There is no lock of them in it, and no need."""
+    tools_lock.unlink()
+    fill_wheelhouse(workspace, BuildRequest(), tmp_path / "house")
+    assert not (tmp_path / "house" / "tools").exists()
 
 
 @pytest.mark.usefixtures("asked")

@@ -46,6 +46,46 @@ def test_root_follows_the_variables(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert cache.cache_root() == tmp_path / "home" / ".cache" / "vllm_env"
 
 
+def test_a_cache_that_cannot_be_written_is_named_with_the_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Not a raw error of the first thing that is written."""
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("VLLM_ENV_CACHE", str(tmp_path / "file" / "cache"))
+    with pytest.raises(VllmEnvError, match=rf"{tmp_path}/file/cache cannot be written by user \d+\..*VLLM_ENV_CACHE=DIR"):
+        cache.cache_root()
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_where_the_home_cannot_be_written_all_caches_move(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, named: bool) -> None:
+    """Below VLLM_ENV_CACHE if that is given, so that uv's and pip's follow; one that can be written stays."""
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", "")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("VLLM_ENV_CACHE", raising=False)
+    cache.settle_home(tmp_path / "tools")
+    assert cache.cache_root() == tmp_path / ".cache" / "vllm_env"
+    monkeypatch.setenv("HOME", str(tmp_path / "file"))
+    if named:
+        monkeypatch.setenv("VLLM_ENV_CACHE", str(tmp_path / "own"))
+    cache.settle_home(tmp_path / "tools")
+    assert os.environ["XDG_CACHE_HOME"] == str(tmp_path / ("own" if named else "tools"))
+    assert cache.cache_root() == (tmp_path / "own" if named else tmp_path / "tools" / "vllm_env")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes files for others")
+@pytest.mark.parametrize("mounted", [False, True])
+def test_what_root_fills_is_the_folders_owners(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, mounted: bool) -> None:
+    """A user's own folder mounted as the cache, or one that root made in a user's folder; root's own stays root's."""
+    root = tmp_path / "home" / "cache"
+    (root / "prefixes").mkdir(parents=True)
+    (root / "build.lock").touch()
+    monkeypatch.setenv("VLLM_ENV_CACHE", str(root))
+    cache.give_cache()
+    assert (root / "build.lock").stat().st_uid == 0
+    os.chown(root if mounted else root.parent, 12345, 12345)
+    cache.give_cache()
+    assert {path.stat().st_uid for path in (root, *root.rglob("*"))} == {12345}
+
+
 def test_keys_depend_on_content_and_not_on_order_of_mappings() -> None:
     """Equal inputs have one key, different ones two."""
     assert cache.key_of({"a": 1, "b": 2}) == cache.key_of({"b": 2, "a": 1})

@@ -9,7 +9,7 @@ import pytest
 
 from support.repositories import CHECKOUT
 from support.small_fixtures import workspace_in
-from vllm_env.base.filesystem import Owner, give, owner_of
+from vllm_env.base.filesystem import Owner, give, owner_of, write_whole
 from vllm_env.publish import publish as module
 from vllm_env.publish.model_folder import BUILT_NAMES, BuiltSet
 from vllm_env.publish.publish import publish
@@ -124,3 +124,12 @@ def test_only_what_root_has_made_is_given_and_a_link_is_not_followed(tmp_path: P
     for name in ("theirs", "link"):
         give(tmp_path / name, _HOST)
     assert [owner_of(tmp_path / n) for n in ("theirs", "roots", "link")] == [_OTHER, Owner(0, 0), _HOST]
+
+
+def test_a_written_file_is_its_folders_owners_or_stays_whose_it_was(place: Path) -> None:
+    """A lock or a spec in a user's checkout."""
+    write_whole(place / "new.toml", "new")
+    assert owner_of(place / "new.toml") == _HOST
+    os.chown(place / "new.toml", _OTHER.uid, _OTHER.gid)
+    write_whole(place / "new.toml", "newer")
+    assert owner_of(place / "new.toml") == _OTHER

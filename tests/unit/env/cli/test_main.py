@@ -204,7 +204,7 @@ def test_what_to_type_next_works_where_it_is_typed(
     place = tmp_path / "my work"
     place.mkdir()
     monkeypatch.chdir(place)
-    monkeypatch.setattr("vllm_env.cli.main.TOOLS", CHECKOUT / ".tools/venv/bin")
+    monkeypatch.setattr("vllm_env.cli.main.TOOLS", CHECKOUT / ".tools/venv-3.11-0123abcd/bin")
     assert _run("--model-repository", "the models", "--model", "my model") == 0
     serve, ask = capsys.readouterr().out.splitlines()[-2:]
     assert shlex.split(serve) == [f"{tmp_path}/triton/bin/tritonserver", "--model-store=the models"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import pytest
 
@@ -12,11 +12,13 @@ from vllm_env.base.console import Console
 from vllm_env.base.errors import UsageError
 from vllm_env.cli.commands import COMMANDS
 from vllm_env.cli.main import main
-from vllm_env.cli.options import build_parser, open_workspace, refuse_unknown_command, request_of
+from vllm_env.cli.options import open_workspace, request_of
+from vllm_env.cli.parser import _PARSERS, build_parser, parse
 from vllm_env.lock.lock import LockOptions
 from vllm_env.lock.spec import Overrides, Pin
-from vllm_env.plan import BuildRequest
+from vllm_env.plan import BuildRequest, Layout
 from vllm_env.prefix.prune import RULES
+from vllm_env.triton.stub import StubMode
 
 if TYPE_CHECKING:
     from vllm_env.base.workspace import Workspace
@@ -107,10 +109,23 @@ def test_what_follows_build_is_no_subcommand(arguments: list[str]) -> None:
 
 def test_known_subcommands_and_options_are_let_through() -> None:
     """Only a first word that is neither is refused; words after it are the options' affair."""
-    refuse_unknown_command([], COMMANDS)
-    refuse_unknown_command(["--model", "x"], COMMANDS)
+    assert parse([])[0] == "build"
+    assert parse(["--model", "x"])[0] == "build"
+    assert parse(["wheelhouse", "docter"])[0] == "wheelhouse"
     with pytest.raises(UsageError, match="Unknown subcommand 'docter'"):
-        refuse_unknown_command(["docter"], COMMANDS)
+        parse(["docter"])
+
+
+def test_every_subcommand_is_parsed_and_run() -> None:
+    """The parser's table, which knows nothing of what is run, and the table of what is run."""
+    assert set(_PARSERS) == {*COMMANDS, "build"}
+
+
+def test_the_choices_are_those_of_the_request() -> None:
+    """The parser names them itself, since it imports nothing but the standard library."""
+    choices = {action.option_strings[-1]: action.choices for action in build_parser()._actions}
+    assert choices["--layout"] == get_args(Layout)
+    assert choices["--stub"] == get_args(StubMode)
 
 
 def test_without_options_the_default_is_asked_for() -> None:

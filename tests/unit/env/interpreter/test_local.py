@@ -108,7 +108,7 @@ def test_equal_interpreters_give_equal_packages(channel, tmp_path: Path) -> None
 def test_another_architecture_is_refused_in_one_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """What is packed is for linux-64; on a Grace host neither looking for an interpreter nor packing one begins."""
     found = find_interpreter(PYTHON)
-    monkeypatch.setattr(interpreter.platform, "machine", lambda: "aarch64")
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
     for call in (lambda: find_interpreter(PYTHON), lambda: make_package(found, tmp_path / "out", tmp_path)):
         with pytest.raises(VllmEnvError, match=r"^This machine is aarch64; environments .* for x86_64 only\."):
             call()

@@ -1,0 +1,196 @@
+"""Makes the packager's own virtual environment, once per lock and interpreter, and becomes the packager in it.
+
+Standard library only. The environment lies in ``.tools/venv-X.Y-KEY`` of the checkout, or below the cache where that cannot
+be written. Its ``.stamp`` is written last; who runs in it holds a shared lock on its folder.
+
+    bootstrap.py ARGUMENT…                      the packager's command line, as gen_vllm_env.sh has it
+    bootstrap.py --environment FOLDER LOCK      only makes an environment, as tests/run.sh needs it
+"""
+
+import argparse
+import fcntl
+import hashlib
+import importlib.util
+import os
+import platform
+import shutil
+import sys
+import time
+from pathlib import Path
+from typing import NoReturn
+
+from vllm_env.base.cache import cache_root, settle_home
+from vllm_env.base.errors import CommandError, VllmEnvError
+from vllm_env.base.filesystem import give, give_tree, is_writable, owner_of
+from vllm_env.base.locks import locked, remove_unlocked
+from vllm_env.base.machine import require_x86_64
+from vllm_env.base.process import run
+from vllm_env.cli.parser import parse
+
+ENV = Path(__file__).resolve().parent
+TOOLS = ENV.parent / ".tools"
+LOCK = ENV / "requirements.txt"
+VERSION = platform.python_version()
+PYTHON = ".".join(VERSION.split(".")[:2])
+
+
+def main(arguments: list[str]) -> int:
+    """Become the packager, or return an exit code."""
+    try:
+        if arguments[:1] == ["--environment"]:
+            ensure(Path(arguments[1]).absolute(), Path(arguments[2]), argparse.Namespace(quiet=False))
+            return 0
+        _, options = parse(arguments)
+        require_x86_64()
+        settle_home(TOOLS / "cache")
+        folder = tools_folder()
+        if ensure(folder, LOCK, options):
+            remove_outdated(folder)
+        become(folder, arguments)
+    except VllmEnvError as error:
+        tail = [error.tail] if isinstance(error, CommandError) and error.tail else []
+        say("\n".join([*tail, *error.lines()]))
+        return error.exit_code
+    except OSError as error:
+        say(f"error: {error.strerror or error}: {error.filename or 'a file'}")
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def tools_folder() -> Path:
+    """Return where this interpreter's tools are, or can be made.
+
+    Raises:
+        VllmEnvError: neither the checkout nor the cache can be written.
+    """
+    name = f"venv-{PYTHON}-{hashlib.sha256(stamp_of(LOCK).encode()).hexdigest()[:8]}"
+    if is_made(TOOLS / name, LOCK) or is_writable(TOOLS):
+        return TOOLS / name
+    return cache_root() / "tools" / name
+
+
+def ensure(folder: Path, lock: Path, options: argparse.Namespace) -> bool:
+    """Make an environment unless it is there, and return whether it was made; two builds at once make it once.
+
+    Raises:
+        VllmEnvError: it cannot be made, or --offline forbids it.
+    """
+    if is_made(folder, lock):
+        return False
+    owner = owner_of(ENV if folder.is_relative_to(TOOLS) else folder)
+    sources = sources_of(options)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    give(folder.parent, owner)
+    with locked(folder.parent, lambda: say("tools      … another build makes them; waiting for it to end")):
+        if is_made(folder, lock):
+            return False
+        started = time.monotonic()
+        if not options.quiet:
+            say(f"tools      … into {folder}")
+        try:
+            install(folder, lock, sources, live=not options.quiet and sys.stderr.isatty())
+            (folder / ".stamp").write_text(stamp_of(lock), "utf-8")
+        finally:
+            give_tree(folder, owner)
+        if not options.quiet:
+            say(f"tools      {time.monotonic() - started:6.1f} s")
+    return True
+
+
+def stamp_of(lock: Path) -> str:
+    """Return what tells an environment from those of other interpreters and locks."""
+    return f"{sys.executable} {VERSION} {hashlib.sha256(lock.read_bytes()).hexdigest()}\n"
+
+
+def is_made(folder: Path, lock: Path) -> bool:
+    """Tell whether an environment is there and whole, for this interpreter and lock."""
+    stamp = folder / ".stamp"
+    readable = os.access(folder / "bin" / "python", os.X_OK) and os.access(stamp, os.R_OK)
+    return readable and stamp.read_text("utf-8") == stamp_of(lock)
+
+
+def sources_of(options: argparse.Namespace) -> list[str]:
+    """Return pip's options for where wheels come from: the wheelhouse if it has tools, else as pip is configured.
+
+    Raises:
+        VllmEnvError: --offline was given and the wheelhouse, if any, has no tools.
+    """
+    wheelhouse = getattr(options, "wheelhouse", None)
+    if wheelhouse and (wheelhouse / "tools").is_dir():
+        return ["--isolated", "--no-index", "--find-links", str((wheelhouse / "tools").absolute())]
+    if getattr(options, "offline", False):
+        raise VllmEnvError(
+            f"--offline: cannot install the packager's own tools: they are neither in {TOOLS} nor in a wheelhouse.",
+            cause=f"{wheelhouse} has no folder tools." if wheelhouse else "No --wheelhouse was given.",
+            remedy=f"With network and Python {PYTHON}: ./gen_vllm_env.sh wheelhouse DIR; here: --offline --wheelhouse DIR.",
+        )
+    return []
+
+
+def install(folder: Path, lock: Path, sources: list[str], *, live: bool) -> None:
+    """Make the virtual environment and let this interpreter's pip, or the one of its ensurepip, install the lock into it."""
+    (folder / ".stamp").unlink(missing_ok=True)
+    apt = f"Install Python's venv module (apt-get install python{PYTHON}-venv)."
+    run([sys.executable, "-m", "venv", "--clear", "--without-pip", folder], what="make a virtual environment", remedy=apt)
+    (folder / ".stamp").write_text(f"{sys.executable} {VERSION} unfinished\n", "utf-8")
+    (folder / "pip.conf").symlink_to(Path(sys.prefix) / "pip.conf")  # so that what pip is configured with here counts there
+    python, alone = folder / "bin" / "python", folder / "host"
+    pip = importlib.util.find_spec("pip")
+    if pip and pip.submodule_search_locations:  # a pip older than 22.3 has no --python, and Debian's ensurepip is a package
+        alone.mkdir()
+        (alone / "pip").symlink_to(pip.submodule_search_locations[0])  # and none of the packages beside it
+    else:
+        run([python, "-m", "ensurepip"], what="get a pip", remedy="Install pip (apt-get install python3-pip).")
+    environment = {"PYTHONPATH": str(alone), **({"PIP_CONFIG_FILE": os.devnull} if sources else {})}
+    options = ["--no-input", "--no-user", "--disable-pip-version-check", "--require-hashes", "--requirement", lock]
+    remedy = "Check that the package registry answers (pip config list)."
+    if sources:
+        remedy = f"Fill the wheelhouse again, with Python {PYTHON}; or name the Python that filled it: PYTHON=python3.X."
+    what = f"install the packages of {lock}"
+    try:
+        run(
+            [python, "-m", "pip", "install", *sources, *options],
+            what=what,
+            remedy=remedy,
+            env=environment,
+            on_line=_show if live else None,
+        )
+    finally:
+        if live:
+            sys.stderr.write("\r\033[K")
+
+
+def remove_outdated(folder: Path) -> None:
+    """Remove this interpreter's environments of other locks, but none in which somebody runs."""
+    with locked(folder.parent, lambda: None):
+        for other in folder.parent.glob("venv*"):
+            stamp = other / ".stamp"
+            if other != folder and stamp.is_file() and stamp.read_text("utf-8").startswith(f"{sys.executable} {VERSION} "):
+                remove_unlocked(other)
+
+
+def become(folder: Path, arguments: list[str]) -> NoReturn:
+    """Replace this process by the packager, which holds the environment's lock as long as it runs."""
+    handle = os.open(folder, os.O_RDONLY)
+    fcntl.flock(handle, fcntl.LOCK_SH)
+    os.set_inheritable(handle, True)  # noqa: FBT003 - the standard library's order
+    environment = {**os.environ, "PYTHONPATH": str(ENV)}
+    if os.geteuid() == 0 and owner_of(ENV).uid != 0:
+        environment["PYTHONDONTWRITEBYTECODE"] = "1"  # no __pycache__ of root's in a user's checkout
+    python = str(folder / "bin" / "python")
+    os.execve(python, [python, "-m", "vllm_env", *arguments], environment)  # noqa: S606 - no shell is the point
+
+
+def say(text: str) -> None:
+    """Print a line for the user."""
+    print(text, file=sys.stderr, flush=True)  # noqa: T201 - nothing else is installed yet
+
+
+def _show(line: str) -> None:
+    sys.stderr.write(f"\r\033[K{line.strip()[: shutil.get_terminal_size().columns - 1]}")
+    sys.stderr.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

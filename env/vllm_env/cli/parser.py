@@ -1,0 +1,157 @@
+"""The parsers of the command line, on the standard library alone: --help and a misspelt option need nothing installed."""
+
+import argparse
+import difflib
+import re
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import NoReturn
+
+from vllm_env import __version__
+from vllm_env.base.errors import UsageError
+
+_DESCRIPTION = """\
+Pins a vLLM, packs it with conda-pack, adds the stub that fits, and places both in a Triton model repository that stock
+tritonserver loads. Without an argument it builds the default profile of env/vllm_env.toml and proves it with a smoke run.
+"""
+_EPILOG = "Subcommands: build (the default), doctor, verify, inspect, wheelhouse, clean; each has --help."
+_REPOSITORY = "default: model_repository"
+
+
+class CommandParser(argparse.ArgumentParser):
+    """Turns usage errors into ours, so that they read alike."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise what argparse would print, with the option that an unknown one may have meant."""
+        unknown = re.match(r"unrecognized arguments: (--[\w-]+)", message)
+        near = difflib.get_close_matches(unknown[1], self._option_string_actions, 1) if unknown else []
+        remedy = f"Did you mean {near[0]}? See {self.prog} --help." if near else f"See {self.prog} --help."
+        raise UsageError(f"{message[:1].upper()}{message[1:]}.", remedy=remedy)
+
+
+def parse(arguments: list[str]) -> tuple[str, argparse.Namespace]:
+    """Return the subcommand and its options; --help and --version print and end the program.
+
+    Raises:
+        UsageError: a word is not known, with the near one.
+    """
+    if not arguments or arguments[0].startswith("-"):
+        return "build", build_parser().parse_args(arguments)
+    name = arguments[0]
+    if name not in _PARSERS:
+        raise UsageError(f"Unknown subcommand {name!r}.", remedy=meant(name, list(_PARSERS)))
+    return name, _PARSERS[name]().parse_args(arguments[1:])
+
+
+def build_parser() -> CommandParser:
+    """Return the parser of the build, which is what runs without a subcommand."""
+    parser = CommandParser(prog="gen_vllm_env.sh", allow_abbrev=False, description=_DESCRIPTION, epilog=_EPILOG)
+    pin = parser.add_argument_group("what to pin (exactly one; default: the profile's)")
+    pin.add_argument("--vllm", metavar="X.Y.Z", help="a release")
+    pin.add_argument("--vllm-commit", metavar="SHA", help="a commit, by its full SHA: its wheel, else built from git")
+    pin.add_argument("--vllm-wheel", metavar="PATH|URL", help="a wheel")
+    pin.add_argument("--vllm-source", metavar="DIR", help="a source tree, from which a wheel is built")
+    spec = parser.add_argument_group("the rest of the spec")
+    spec.add_argument("--profile", choices=("cuda", "cpu"), help="default: cuda in a Triton container with a GPU, else cpu")
+    spec.add_argument("--python", metavar="X.Y", help="Python of the environment")
+    further = "a further package (repeatable)"
+    spec.add_argument("--with", dest="packages", metavar="PACKAGE", action="append", default=[], help=further)
+    spec.add_argument("--spec", metavar="FILE", type=Path, help="another spec than env/vllm_env.toml")
+    spec.add_argument("--distribution", metavar="NAME", help="the name under which the registry has vLLM")
+    spec.add_argument("--wheel-index", metavar="URL", help="base of the per-commit wheel index")
+    spec.add_argument("--git-url", metavar="URL", help="git repository for --vllm-commit")
+    spec.add_argument("--keep", metavar="RULE", action="append", default=[], help="do not omit what RULE names (repeatable)")
+    triton = parser.add_argument_group("Triton and the stub")
+    root_help = "default: /opt/tritonserver, else .triton/, provisioned from a wheel"
+    triton.add_argument("--triton-root", metavar="DIR", type=Path, help=root_help)
+    triton.add_argument(
+        "--stub", choices=("auto", "prebuilt", "source"), default="auto", help="where the stub comes from (default: auto)"
+    )
+    triton.add_argument("--triton-git-url", metavar="URL", help="git organisation with python_backend, for --stub source")
+    triton.add_argument("--boost-url", metavar="URL", help="where --stub source fetches Boost")
+    jobs_help = "compilers at once for --stub source (default: one a core)"
+    triton.add_argument("--jobs", metavar="N", type=int, default=0, help=jobs_help)
+    place = parser.add_argument_group("where and how to place it")
+    layout_help = "vllm_env.tar.gz (default), or unpacked, which starts faster"
+    place.add_argument("--layout", choices=("archive", "directory"), default="archive", help=layout_help)
+    place.add_argument("--model-repository", metavar="DIR", type=Path, help=_REPOSITORY)
+    place.add_argument("--model", metavar="NAME", default="vllm", help="the model's folder in it (default: vllm)")
+    lock = parser.add_argument_group("lock and network")
+    lock.add_argument("--locked", action="store_true", help="use the lock as it is, or fail")
+    lock.add_argument("--upgrade", action="store_true", help="resolve again and write the lock beside the spec")
+    lock.add_argument("--save", metavar="FILE", type=Path, help="write this pin's spec to FILE (.toml), its lock beside it")
+    lock.add_argument("--offline", action="store_true", help="touch no network")
+    lock.add_argument("--wheelhouse", metavar="DIR", type=Path, help="take wheels from this folder only")
+    run = parser.add_argument_group("the run")
+    run.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="build nothing; say what would be done, the bytes to fetch, the space and the time",
+    )
+    run.add_argument("--no-smoke-run", action="store_true", help="do not serve the result and query it")
+    run.add_argument("--smoke-model", metavar="MODEL", default="", help="serve this model in the smoke run, not the stand-in")
+    warm_help = "load the model once with its own engine arguments and keep the caches that vLLM fills"
+    run.add_argument("--warm", action="store_true", help=warm_help)
+    _add_common(parser)
+    parser.add_argument("--version", action="version", version=f"vllm-env {__version__}")
+    return parser
+
+
+def _add_common(parser: CommandParser) -> None:
+    output = parser.add_argument_group("output")
+    output.add_argument("--json", action="store_true", help="the result as JSON on stdout")
+    output.add_argument("--quiet", action="store_true", help="no progress")
+    output.add_argument("--verbose", action="store_true", help="details, and a traceback on failure")
+
+
+def _named(name: str, description: str) -> CommandParser:
+    parser = CommandParser(prog=f"gen_vllm_env.sh {name}", allow_abbrev=False, description=description)
+    _add_common(parser)
+    return parser
+
+
+def _of_model(name: str, description: str) -> CommandParser:
+    parser = _named(name, description)
+    parser.add_argument("--model-repository", metavar="DIR", type=Path, help=_REPOSITORY)
+    parser.add_argument("--model", metavar="NAME", default="vllm", help="default: vllm")
+    return parser
+
+
+def _clean() -> CommandParser:
+    what = "Frees what killed builds and dead servers left behind, and the cache. Running servers keep theirs."
+    parser = _named("clean", what)
+    parser.add_argument("--dry-run", action="store_true", help="list it only")
+    parser.add_argument("--keep-cache", action="store_true", help="leave the cache as it is")
+    return parser
+
+
+def _doctor() -> CommandParser:
+    parser = _named("doctor", "Says what this machine can do.")
+    parser.add_argument("--triton-root", metavar="DIR", type=Path, help="default: as for the build")
+    parser.add_argument("--profile", choices=("cuda", "cpu"), help="default: as for the build")
+    return parser
+
+
+def _wheelhouse() -> CommandParser:
+    parser = build_parser()
+    parser.prog, parser.epilog = "gen_vllm_env.sh wheelhouse", ""
+    parser.description = "Fills DIR with all that a build with the same options downloads, for --offline --wheelhouse DIR."
+    parser.add_argument("folder", metavar="DIR", type=Path)
+    return parser
+
+
+def meant(given: str, known: list[str]) -> str:
+    """Return a remedy that names the known word next to a given one, or all of them."""
+    near = difflib.get_close_matches(given, known, 1)
+    return f"Did you mean {near[0]}?" if near else f"There are: {', '.join(known)}."
+
+
+_PARSERS: dict[str, Callable[[], CommandParser]] = {
+    "doctor": _doctor,
+    "inspect": partial(_of_model, "inspect", "Prints what a built model holds."),
+    "verify": partial(_of_model, "verify", "Checks a built repository as the build does before it publishes."),
+    "clean": _clean,
+    "wheelhouse": _wheelhouse,
+    "build": build_parser,
+}

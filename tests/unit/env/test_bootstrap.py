@@ -1,0 +1,310 @@
+"""The bootstrap, as a user runs it: in a checkout whose lock is one small wheel, with a program in the packager's place."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from support.repositories import CHECKOUT
+from vllm_env.base.filesystem import owner_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_PROGRAM = """\
+import json, os, sys, tool
+print(json.dumps([tool.VERSION, sys.prefix, sys.argv[1:], os.environ.get("XDG_CACHE_HOME")]))
+sys.stdout.flush()
+sys.stdin.read()
+"""
+_OTHER = 12345
+_DEBIAN = Path("/usr/bin/python3")
+
+
+class Place:
+    """A checkout, a folder with the wheels of its lock, and the variables of a user whose pip takes them from there."""
+
+    def __init__(self, folder: Path) -> None:
+        self.root, self.wheels = folder / "checkout", folder / "wheels"
+        self.tools = self.root / ".tools"
+        ignore = shutil.ignore_patterns("__pycache__", "*.toml")
+        shutil.copytree(CHECKOUT / "env", self.root / "env", ignore=ignore)
+        shutil.copy(CHECKOUT / "gen_vllm_env.sh", self.root)
+        (self.root / "env/vllm_env/__main__.py").write_text(_PROGRAM)
+        self.wheels.mkdir()
+        (folder / "home").mkdir()
+        self.env = {"PATH": os.environ["PATH"], "HOME": str(folder / "home"), "PYTHON": sys.executable}
+        self.env |= {"PIP_FIND_LINKS": str(self.wheels), "PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": os.devnull}
+        self.lock("1.0")
+
+    def lock(self, version: str) -> None:
+        """Make a wheel of the tool and lock it."""
+        wheel, info = self.wheels / f"tool-{version}-py3-none-any.whl", f"tool-{version}.dist-info"
+        with zipfile.ZipFile(wheel, "w") as archive:
+            archive.writestr("tool.py", f"VERSION = {version!r}\n")
+            archive.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: tool\nVersion: {version}\n")
+            archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+            archive.writestr(f"{info}/RECORD", f"tool.py,,\n{info}/METADATA,,\n{info}/WHEEL,,\n{info}/RECORD,,\n")
+        line = f"tool=={version} --hash=sha256:{hashlib.sha256(wheel.read_bytes()).hexdigest()}\n"
+        (self.root / "env/requirements.txt").write_text(line)
+
+    def start(self, *arguments: str, before: tuple[object, ...] = (), **variables: str) -> subprocess.Popen[str]:
+        """Start gen_vllm_env.sh; the program in the packager's place runs until its input ends."""
+        argv = [*before, self.root / "gen_vllm_env.sh", *arguments]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        return subprocess.Popen([str(a) for a in argv], env={**self.env, **variables}, cwd="/", text=True, **pipes)
+
+    def run(self, *arguments: str, before: tuple[object, ...] = (), **variables: str) -> tuple[int, str, str]:
+        """Run gen_vllm_env.sh; return its status, its result and its messages."""
+        child = self.start(*arguments, before=before, **variables)
+        out, err = child.communicate(timeout=120)
+        return child.returncode, out, err
+
+    def environments(self) -> list[Path]:
+        return sorted(self.tools.glob("venv*"))
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path)
+
+
+@pytest.fixture
+def open_place() -> Iterator[Place]:
+    """One that another user can reach; pytest's own folder is closed to others."""
+    if os.geteuid() != 0 or not _DEBIAN.exists():
+        pytest.skip("only root becomes another user, who needs an interpreter outside root's home")
+    folder = Path(tempfile.mkdtemp(prefix="vllm_env_test_"))
+    folder.chmod(0o755)
+    made = Place(folder)
+    made.env |= {"PYTHON": str(_DEBIAN), "HOME": "/"}
+    yield made
+    shutil.rmtree(folder)
+
+
+_AS_OTHER = ("setpriv", f"--reuid={_OTHER}", f"--regid={_OTHER}", "--clear-groups")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "said"),
+    [
+        (["--help"], 0, "--wheelhouse DIR"),
+        (["-h"], 0, "usage: gen_vllm_env.sh"),
+        (["--version"], 0, "vllm-env "),
+        (["wheelhouse", "--help"], 0, "usage: gen_vllm_env.sh wheelhouse"),
+        (["clean", "-h"], 0, "--keep-cache"),
+        (["--hepl"], 2, "Did you mean --help?"),
+        (["verfiy"], 2, "Did you mean verify?"),
+        (["--layout", "zip"], 2, "See gen_vllm_env.sh --help."),
+    ],
+)
+def test_help_and_misspelt_words_install_nothing(place: Place, arguments: list[str], status: int, said: str) -> None:
+    """No .tools, nothing in the home, and no bytecode in the checkout."""
+    before = sorted(place.root.rglob("*"))
+    code, out, err = place.run(*arguments)
+    assert code == status
+    assert said in (err if status else out)
+    assert sorted(place.root.rglob("*")) == before
+    assert list(Path(place.env["HOME"]).iterdir()) == []
+
+
+def test_the_parser_needs_the_standard_library_alone(place: Place) -> None:
+    """An interpreter without site-packages prints the help."""
+    argv = [sys.executable, "-SEsB", place.root / "env/bootstrap.py", "--help"]
+    assert "--wheelhouse" in subprocess.check_output(argv, text=True)
+
+
+def test_another_architecture_is_refused_before_anything_is_made(place: Place) -> None:
+    """In one sentence."""
+    code, _, err = place.run(before=("setarch", "i686"))
+    assert (code, err.splitlines()[0]) == (
+        1,
+        "error: This machine is i686; environments are built on x86_64 Linux for x86_64 only.",
+    )
+    assert not place.tools.exists()
+
+
+def test_it_becomes_the_packager_and_makes_its_tools_once(place: Place) -> None:
+    """The arguments arrive, pip's variables count, and the second run says nothing."""
+    code, out, err = place.run("build", "--model", "with space")
+    assert code == 0, err
+    (folder,) = place.environments()
+    assert out == f'["1.0", "{folder}", ["build", "--model", "with space"], null]\n'
+    assert err.startswith(f"tools      … into {folder}\n")
+    assert place.run() == (0, f'["1.0", "{folder}", [], null]\n', "")
+    assert place.run("--quiet", PYTHON=str(_bare(place)))[2] == ""
+
+
+def test_pips_configuration_of_the_interpreter_counts(place: Place) -> None:
+    """pip.conf beside the interpreter that runs the bootstrap, which a virtual environment would not see."""
+    for name in ("PIP_FIND_LINKS", "PIP_NO_INDEX", "PIP_CONFIG_FILE"):
+        del place.env[name]
+    python = _bare(place)
+    (python.parents[1] / "pip.conf").write_text(f"[global]\nno-index = true\nfind-links = {place.wheels}\n")
+    code, _, err = place.run(PYTHON=str(python))
+    assert code == 0, err
+
+
+def test_pip_of_ubuntu_22_04_is_enough(place: Place, tmp_path: Path) -> None:
+    """22.0.2 has no --python."""
+    subprocess.run([sys.executable, "-m", "venv", tmp_path / "old"], check=True)
+    python = tmp_path / "old/bin/python"
+    subprocess.run([python, "-m", "pip", "install", "-q", "pip==22.0.2"], check=True)
+    code, out, err = place.run(PYTHON=str(python))
+    assert (code, out[:6]) == (0, '["1.0"'), err
+    argv = [python, "-m", "pip", "--python", python, "list"]
+    assert "no such option: --python" in subprocess.run(argv, capture_output=True, text=True, check=False).stderr
+
+
+def _bare(place: Place) -> Path:
+    """An interpreter without pip, but with ensurepip."""
+    folder = place.root.parent / "bare"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
+    return folder / "bin/python"
+
+
+def test_neither_pip_nor_ensurepip_is_said_with_the_packages_name(place: Place, tmp_path: Path) -> None:
+    """Without pip, ensurepip's is used; without both, nothing half-made passes for whole at the next run."""
+    python = _bare(place)
+    (tmp_path / "debian").mkdir()
+    (tmp_path / "debian/ensurepip.py").write_text("raise SystemExit('ensurepip is disabled in Debian')\n")
+    code, _, err = place.run(PYTHON=str(python), PYTHONPATH=str(tmp_path / "debian"))
+    assert code == 1
+    assert "error: Could not get a pip" in err
+    assert "apt-get install python3-pip" in err
+    code, out, err = place.run(PYTHON=str(python))
+    assert (code, out[:6]) == (0, '["1.0"'), err
+
+
+@pytest.mark.skipif(not _DEBIAN.exists(), reason="there is no second interpreter")
+def test_two_interpreters_share_a_checkout(place: Place) -> None:
+    """Each has its environment, and none makes the other's again."""
+    for expected in ("tools", ""):
+        for python in (sys.executable, str(_DEBIAN)):
+            code, _, err = place.run(PYTHON=python)
+            assert (code, err[:5]) == (0, expected)
+    assert len(place.environments()) == 2
+
+
+def test_two_builds_at_once_make_the_tools_once(place: Place) -> None:
+    """The other one waits and then has them."""
+    children = [place.start() for _ in range(2)]
+    ended = [child.communicate(timeout=120) for child in children]
+    assert [child.returncode for child in children] == [0, 0]
+    assert sum(err.count("into ") for _, err in ended) == 1
+
+
+def test_what_a_killed_run_left_is_made_again(place: Place) -> None:
+    """Killed while pip installs: the environment is there, and not whole."""
+    child = place.start()
+    deadline = time.monotonic() + 60
+    while not any(p.read_text().endswith("unfinished\n") for p in place.tools.glob("venv*/.stamp")):
+        assert time.monotonic() < deadline
+    child.send_signal(signal.SIGKILL)
+    child.communicate()
+    code, out, err = place.run()
+    assert (code, out[:6], err[:5]) == (0, '["1.0"', "tools")
+    assert len(place.environments()) == 1
+
+
+def test_outdated_tools_go_unless_somebody_runs_in_them(place: Place) -> None:
+    """After a new lock, and those of an older bootstrap, too; another interpreter's stay."""
+    running = place.start()
+    running.stdout.readline()
+    (old,) = place.environments()
+    for name, line in {"venv": f"{sys.executable} {sys.version.split()[0]} {'0' * 64}\n", "venv-x": "/other 3.99.0 0\n"}.items():
+        (place.tools / name).mkdir()
+        (place.tools / name / ".stamp").write_text(line)
+    place.lock("2.0")
+    assert place.run()[0] == 0
+    names = {folder.name for folder in place.environments()}
+    assert len(names) == 3
+    assert {old.name, "venv-x"} < names
+    running.communicate(timeout=60)
+    place.lock("3.0")
+    code, out, _ = place.run()
+    assert (code, out[:6]) == (0, '["3.0"')
+    assert len(place.environments()) == 2
+
+
+def test_offline_takes_the_tools_from_the_wheelhouse(place: Place, tmp_path: Path) -> None:
+    """Whatever pip is configured with; without them the message says what is missing and what to do."""
+    house = tmp_path / "my house"
+    house.mkdir()
+    astray = {"PIP_FIND_LINKS": "https://192.0.2.1/", "PIP_INDEX_URL": "https://192.0.2.1/simple"}
+    code, _, err = place.run("--offline", **astray)
+    assert (code, "No --wheelhouse was given" in err, "wheelhouse DIR" in err) == (1, True, True)
+    code, _, err = place.run("--offline", "--wheelhouse", str(house), **astray)
+    assert (code, f"{house} has no folder tools" in err) == (1, True)
+    assert not place.tools.exists()
+    place.wheels.rename(house / "tools")
+    code, out, err = place.run("--offline", "--wheelhouse", str(house), **astray)
+    assert (code, out[:6]) == (0, '["1.0"'), err
+    assert place.run("--offline")[0] == 0
+
+
+def test_a_wheelhouse_of_another_python_is_told(place: Place, tmp_path: Path) -> None:
+    """A folder without a wheel that fits: which Python would, and how to name it; no configuration adds another place."""
+    (tmp_path / "house/tools").mkdir(parents=True)
+    python = _bare(place)
+    (python.parents[1] / "pip.conf").write_text(f"[global]\nfind-links = {place.wheels}\n")
+    del place.env["PIP_CONFIG_FILE"]
+    code, _, err = place.run("--wheelhouse", str(tmp_path / "house"), PYTHON=str(python))
+    assert code == 1
+    assert "No matching distribution found for tool==1.0" in err
+    assert "PYTHON=python3.X" in err.splitlines()[-1]
+
+
+def _chown_tree(folder: Path, uid: int) -> None:
+    for path in (folder, *folder.rglob("*")):
+        os.chown(path, uid, uid, follow_symlinks=False)
+
+
+def test_all_that_root_makes_is_the_checkouts_owners(open_place: Place) -> None:
+    """As in a container with a user's checkout mounted: tools, their lock, and no bytecode of root's."""
+    _chown_tree(open_place.root, _OTHER)
+    code, _, err = open_place.run(HOME="/root")
+    assert code == 0, err
+    assert {owner_of(path).uid for path in open_place.root.rglob("*")} == {_OTHER}
+    open_place.lock("2.0")
+    assert open_place.run(before=_AS_OTHER)[0] == 0
+    assert len(open_place.environments()) == 1
+
+
+def test_a_user_without_a_home_has_tools_and_caches_in_the_checkout(open_place: Place) -> None:
+    """HOME=/, as in a container that does not know the user."""
+    _chown_tree(open_place.root, _OTHER)
+    code, out, err = open_place.run(before=_AS_OTHER)
+    assert (code, f'"{open_place.tools}/cache"]' in out) == (0, True), err
+    del open_place.env["HOME"]
+    assert open_place.run(before=_AS_OTHER)[:2] == (0, out)
+
+
+def test_a_checkout_that_cannot_be_written_has_its_tools_in_the_cache(open_place: Place) -> None:
+    """Where neither can be written, one error says how to name a cache."""
+    code, _, err = open_place.run(before=_AS_OTHER)
+    assert (code, err.splitlines()) == (
+        1,
+        [
+            f"error: The cache folder /.cache/vllm_env cannot be written by user {_OTHER}.",
+            "  fix: Name a folder that can be written: VLLM_ENV_CACHE=DIR.",
+        ],
+    )
+    cache = open_place.root.parent / "cache"
+    cache.mkdir()
+    os.chown(cache, _OTHER, _OTHER)
+    code, out, err = open_place.run(before=_AS_OTHER, VLLM_ENV_CACHE=str(cache))
+    assert (code, f'"{cache}/tools/venv-3' in out, f'"{cache}"]' in out) == (0, True, True), err
+    assert open_place.run(HOME="/root")[0] == 0  # root makes the checkout's own
+    assert f'"{open_place.tools}/venv-3' in open_place.run(before=_AS_OTHER, VLLM_ENV_CACHE=str(cache))[1]
