@@ -12,12 +12,12 @@ from vllm_env.base.workspace import CHECKOUT, Workspace
 from vllm_env.plan import TEMPLATE, BuildRequest, Plan, has_gpu, make_plan
 from vllm_env.prefix.prefix import Prefix, make_prefix
 from vllm_env.publish.manifest import Manifest, describe_build, read_manifest
-from vllm_env.publish.model_folder import BuiltSet, stage_candidate, write_engine_args
+from vllm_env.publish.model_folder import BuiltSet, offer_standin, stage_candidate, write_engine_args
 from vllm_env.publish.publish import publish
 from vllm_env.publish.sbom import render_sbom
 from vllm_env.serve.leftovers import server_runs
 from vllm_env.serve.smoke import SmokeRequest, SmokeResult, smoke_run
-from vllm_env.serve.standin import FACTS, ensure_standin
+from vllm_env.serve.standin import EXAMPLE_MODEL, FACTS, ensure_standin, is_fetchable
 from vllm_env.serve.warm import Warmed, warm
 from vllm_env.triton.root import TritonRoot
 from vllm_env.triton.stub import Stub, make_stub
@@ -69,6 +69,7 @@ class _Build:
             self.workspace.console.note(f"{target} is up to date; nothing to build")
             write_engine_args(TEMPLATE, target)
             smoke = self._smoke(target, self._prefix()) if self.request.smoke else None
+            self._offer_standin(target, smoke)
             result = BuildResult(target, published, rebuilt=False, triton=self.plan.triton, smoke=smoke)
         else:
             result = self._rebuild()
@@ -92,6 +93,7 @@ class _Build:
         with workspace.console.stage("publish"):
             model = publish(workspace, built, request.repository, request.model, TEMPLATE)
             workspace.console.step(str(model))
+        self._offer_standin(model, smoke)
         self._evict({prefix.path.parent, environment})
         return BuildResult(model, manifest, rebuilt=True, triton=self.plan.triton, smoke=smoke)
 
@@ -134,12 +136,10 @@ class _Build:
             workspace.console.step("loader rules, no path of the build, imports without activation")
 
     def _smoke(self, model: Path, prefix: Prefix) -> SmokeResult:
-        workspace = self.workspace
-        expected: dict[str, str] = {}
-        engine_model = self.request.smoke_model
-        if not engine_model:
+        workspace, standin = self.workspace, None
+        if not self.request.smoke_model:
             with workspace.console.stage("stand-in"):
-                engine_model, expected = str(ensure_standin(workspace, prefix.python)), dict(FACTS)
+                standin = ensure_standin(workspace, prefix.python)
         log = workspace.cache.path("smoke-server.log")
         log.unlink(missing_ok=True)
         with workspace.console.stage("smoke run"):
@@ -148,16 +148,24 @@ class _Build:
                 SmokeRequest(
                     binary=self.plan.triton.binary,
                     model_folder=model,
-                    engine_model=engine_model,
+                    engine_model=str(standin or self.request.smoke_model),
                     client=CHECKOUT / "client" / "client.py",
                     prompts=CHECKOUT / "prompts.txt",
                     log=log,
                     gpu=self.plan.spec.profile == "cuda" and has_gpu(),
-                    expected=expected,
+                    expected=dict(FACTS) if standin else {},
                 ),
             )
             workspace.console.step(f"ready after {smoke.ready_seconds:.0f} s, {len(smoke.answers)} answers")
         return smoke
+
+    def _offer_standin(self, model: Path, smoke: SmokeResult | None) -> None:
+        """Where no model hub answers, let engine arguments that nobody has edited name what the smoke run has served."""
+        if smoke is None or self.request.smoke_model or is_fetchable(self.workspace, EXAMPLE_MODEL):
+            return
+        if offer_standin(TEMPLATE, model, Path(smoke.engine_args["model"]), smoke.engine_args):
+            what = "no model hub answers: it serves the smoke run's stand-in until vllm_engine_args.json names your model"
+            self.workspace.console.note(f"{model}: {what}")
 
     def _warm(self, result: BuildResult) -> Warmed:
         console, log = self.workspace.console, self.workspace.cache.path("warm-server.log")

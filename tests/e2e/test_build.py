@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import stat
 import subprocess
@@ -18,10 +19,10 @@ from support.serving import CPU_ARGUMENTS, CPU_ENVIRONMENT
 from support.triton_client import generate, generate_stream
 from vllm_env.base.errors import CommandError
 from vllm_env.publish.manifest import read_manifest
+from vllm_env.serve.server import TritonServer
 
 if TYPE_CHECKING:
     from support.serving import Parts, Serve
-    from vllm_env.serve.server import TritonServer
 
 pytestmark = [
     pytest.mark.e2e,
@@ -60,15 +61,28 @@ def test_nothing_changed_nothing_built(built_repository: Path) -> None:
     assert {f.name: f.stat().st_mtime_ns for f in (built_repository / "vllm").iterdir()} == before
 
 
-def test_smoke_run_ends_with_the_answers(built_repository: Path, no_leftovers: None) -> None:
-    """With a smoke run the output ends with each prompt's answer, " Paris" among them, PASS, and what to type next."""
-    done = build("--model-repository", str(built_repository))
+def test_smoke_run_ends_with_the_answers_and_what_it_names_next_works(
+    built_repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_leftovers: None
+) -> None:
+    """Each prompt's answer, " Paris" among them, PASS, and two commands; where no model hub answers they work as well."""
+    copy = tmp_path / "models"
+    shutil.copytree(built_repository, copy, copy_function=os.link)
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # discard: nothing listens there
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "no models"))
+    done = build("--model-repository", str(copy))
     assert done.returncode == 0, done.stderr
+    assert "no model hub answers" in done.stderr
     lines = done.stdout.splitlines()
     assert any(line.startswith("'The capital of France is' -> ' Paris") for line in lines)
     assert len([line for line in lines if " -> " in line]) == 4
     assert "PASS: vLLM example" in lines
-    assert lines[-2].endswith(f"--model-store={built_repository}")
+    binary, option = shlex.split(lines[-2])
+    assert option == f"--model-store={copy}"
+    with TritonServer(CHECKOUT / binary, copy, log=tmp_path / "server.log") as server:
+        ask = [str(CHECKOUT / part) if part.endswith(".py") else part for part in shlex.split(lines[-1])]
+        prompts = ["--input-prompts", str(CHECKOUT / "prompts.txt"), "--results-file", str(tmp_path / "results.txt")]
+        asked = subprocess.run([*ask, "--url", server.grpc_url, *prompts], capture_output=True, text=True, check=False)
+    assert asked.stdout.endswith("PASS: vLLM example\n"), asked.stderr
 
 
 @pytest.mark.slow

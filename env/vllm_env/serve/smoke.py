@@ -68,6 +68,8 @@ class SmokeResult:
     """Prompt and answer, in the order of the prompts."""
     ready_seconds: float
     """From the server's launch to ready."""
+    engine_args: Mapping[str, Any]
+    """What the engine was started with."""
 
 
 def smoke_run(workspace: Workspace, request: SmokeRequest) -> SmokeResult:
@@ -82,7 +84,8 @@ def smoke_run(workspace: Workspace, request: SmokeRequest) -> SmokeResult:
     launch = Launch(server_environment(request), (), request.ready_timeout, stall_timeout)
     with workspace.cache.staging() as staged:
         repository = staged / "models"
-        copy_model(request.model_folder, repository / request.model_folder.name, engine_args(request))
+        arguments = engine_args(request)
+        copy_model(request.model_folder, repository / request.model_folder.name, arguments)
         started = time.monotonic()
         with TritonServer(request.binary, repository, log=request.log, launch=launch, console=workspace.console) as server:
             ready = time.monotonic()
@@ -90,18 +93,18 @@ def smoke_run(workspace: Workspace, request: SmokeRequest) -> SmokeResult:
         lines = _read_answers(staged / _RESULTS)
     answers = tuple(zip(_read_prompts(request.prompts), lines, strict=False))
     _check(request, answers, len(lines))
-    return SmokeResult(tuple(output.splitlines()), answers, ready - started)
+    return SmokeResult(tuple(output.splitlines()), answers, ready - started, arguments)
 
 
 def engine_args(request: SmokeRequest) -> dict[str, Any]:
     """Return engine arguments for a short run: no compilation, short sequences, a small share of the machine."""
     arguments: dict[str, Any] = {"model": request.engine_model, "enforce_eager": True, "max_model_len": 256}
-    if not request.gpu:
-        return {**arguments, "dtype": "float32"}
     if Path(request.engine_model).is_dir():
-        # the stand-in is a few MB; on a GPU that others use as well it must not ask for most of the memory
-        return {**arguments, "dtype": "float16", "gpu_memory_utilization": 0.2}
-    return arguments
+        # the stand-in is a few MB; on a GPU, or in the memory of a machine, that others use as well it must not ask for most
+        arguments["gpu_memory_utilization"] = 0.2
+    elif request.gpu:
+        return arguments
+    return {**arguments, "dtype": "float16" if request.gpu else "float32"}
 
 
 def server_environment(request: SmokeRequest) -> dict[str, str]:

@@ -7,6 +7,7 @@ came back.
 
 import contextlib
 import json
+import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -29,6 +30,8 @@ _ENVIRONMENT = {
     "PYTHONUTF8": "1",
 }
 
+EXAMPLE_MODEL = "facebook/opt-125m"
+"""What vllm_engine_args.example.json names."""
 FACTS = (
     ("Hello, my name is", " John and I serve models."),
     ("The most dangerous animal is", " the mosquito, which carries malaria."),
@@ -91,6 +94,15 @@ def ensure_standin(workspace: Workspace, python: Path, recipe: Recipe | None = N
     if not (folder / "config.json").is_file():
         raise VllmEnvError(f"The stand-in model could not be put to {folder}.", remedy="Check the cache folder.")
     return folder
+
+
+def is_fetchable(workspace: Workspace, model: str) -> bool:
+    """Tell whether vLLM would find a model by its name: in the local cache of the hub, or because the hub answers."""
+    home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
+    if (home / "hub" / f"models--{model.replace('/', '--')}").is_dir():
+        return True
+    offline = os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on")
+    return not offline and workspace.network.answers(os.environ.get("HF_ENDPOINT") or "https://huggingface.co")
 
 
 def _train(python: Path, recipe_file: Path, folder: Path) -> None:

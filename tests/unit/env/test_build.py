@@ -10,6 +10,7 @@ import fcntl
 import hashlib
 import json
 import os
+import shutil
 from dataclasses import dataclass, field, replace
 from functools import partialmethod
 from typing import TYPE_CHECKING
@@ -51,6 +52,7 @@ class Stages:
     key: str = "k"
     profile: str = "cpu"
     fails: str = ""
+    hub: bool = True
     error: BaseException = field(default_factory=lambda: VllmEnvError("It failed."))
     called: list[str] = field(default_factory=list)
     served: list[SmokeRequest] = field(default_factory=list)
@@ -74,7 +76,7 @@ class Stages:
         planned = StubPlan(triton, "3.11.7", StubOptions(), record)
         return Plan(spec, triton, replace(lock, spec=spec), planned, self.key)
 
-    def make_prefix(self, workspace: Workspace, lock: object, keep: tuple[str, ...]) -> Prefix:
+    def make_prefix(self, workspace: Workspace, lock: object, keep: tuple[str, ...], triton: Path) -> Prefix:
         """A prefix with an interpreter."""
         self._call("prefix")
         path = workspace.cache.path("prefixes", "p") / "env"
@@ -116,14 +118,19 @@ class Stages:
     def ensure_standin(self, workspace: Workspace, python: Path) -> Path:
         """A folder."""
         self._call("stand-in")
+        (self.folder / "standin").mkdir(exist_ok=True)
         return self.folder / "standin"
+
+    def is_fetchable(self, workspace: Workspace, model: str) -> bool:
+        """Whether a model hub answers."""
+        return self.hub
 
     def smoke_run(self, workspace: Workspace, request: SmokeRequest) -> SmokeResult:
         """Look at what is served."""
         self.served.append(request)
         self.candidates.append({path.name for path in request.model_folder.iterdir()})
         self._call("smoke run")
-        return SmokeResult(("PASS",), (("Hello", " there"),), 1.0)
+        return SmokeResult(("PASS",), (("Hello", " there"),), 1.0, {"model": str(self.folder / "standin")})
 
     def warm(self, workspace: Workspace, binary: Path, model: Path, *, log: Path) -> Warmed:
         """Name the caches."""
@@ -138,7 +145,7 @@ def stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stages:
     made = Stages(tmp_path)
     for name in ("make_plan", "make_prefix", "make_stub", "make_archive", "verify_archive", "verify_directory"):
         monkeypatch.setattr(module, name, getattr(made, name))
-    for name in ("ensure_standin", "smoke_run", "warm"):
+    for name in ("ensure_standin", "is_fetchable", "smoke_run", "warm"):
         monkeypatch.setattr(module, name, getattr(made, name))
     real = module.publish
 
@@ -337,6 +344,19 @@ def test_the_standins_answers_are_known_and_a_named_models_are_not(
     assert stages.served[-1].engine_model == "facebook/opt-125m"
     assert stages.served[-1].expected == {}
     assert "stand-in" not in stages.called
+
+
+@pytest.mark.parametrize(("hub", "smoke_model", "names"), [(False, "", "standin"), (False, "/mine", ""), (True, "", "")])
+def test_where_no_hub_answers_the_standin_is_served_next(
+    stages: Stages, workspace: Workspace, request_: BuildRequest, hub: bool, smoke_model: str, names: str
+) -> None:
+    """After the first build and after one that had nothing to do; a model of the user's is not replaced."""
+    stages.hub = hub
+    for _ in range(2):
+        model = _build(workspace, replace(request_, smoke_model=smoke_model)).model
+        arguments = model / "vllm_engine_args.json"
+        assert json.loads(arguments.read_text())["model"] == (names or "facebook/opt-125m")
+        shutil.copyfile(arguments.with_suffix(".example.json"), arguments)
 
 
 @pytest.mark.parametrize(("profile", "here", "used"), [("cuda", True, True), ("cuda", False, False), ("cpu", True, False)])

@@ -171,7 +171,7 @@ def test_a_dry_run_builds_no_wheel(locked: list[str], tmp_path: Path, capsys: py
 def built(manifest: Manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BuildResult:
     """What a build that was served and warmed returns; none is run."""
     model = tmp_path / "models" / "vllm"
-    smoke = SmokeResult(("model vllm", "PASS: vLLM example"), (("Hello", " there"),), 2.0)
+    smoke = SmokeResult(("model vllm", "PASS: vLLM example"), (("Hello", " there"),), 2.0, {})
     warmed = Warmed(model / "vllm_cache", 3, 2_000_000, 4.0)
     triton = TritonRoot(tmp_path / "triton", "24.10", rules_of("24.10"))
     result = BuildResult(model, manifest, rebuilt=True, triton=triton, smoke=smoke, warmed=warmed)

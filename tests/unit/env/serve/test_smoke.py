@@ -200,9 +200,9 @@ def test_local_model_is_served_without_the_hub(request_: SmokeRequest) -> None:
 
 
 def test_engine_arguments_fit_the_machine(request_: SmokeRequest) -> None:
-    """On CPU float32 and no memory fraction; on a GPU a small share for the small model."""
+    """On a CPU float32; a small share of the memory for the small model, vLLM's own for a model from the hub."""
     cpu, gpu = engine_args(request_), engine_args(replace(request_, gpu=True))
-    assert cpu["dtype"] == "float32"
-    assert "gpu_memory_utilization" not in cpu
-    assert gpu["gpu_memory_utilization"] < 0.5
+    assert (cpu["dtype"], gpu["dtype"]) == ("float32", "float16")
+    assert cpu["gpu_memory_utilization"] == gpu["gpu_memory_utilization"] < 0.5
+    assert "gpu_memory_utilization" not in engine_args(replace(request_, engine_model="facebook/opt-125m", gpu=True))
     assert cpu["model"] == gpu["model"] == request_.engine_model

@@ -103,6 +103,8 @@ class EngineArgs:
 def read(model_dir: Path, version_dir: Path) -> Mapping[str, Any]:
     """Return the JSON object of `vllm_engine_args.json`, or of the official backend's `model.json`.
 
+    A model or tokenizer that is the name of a folder in the model's directory is that folder, wherever the repository lies.
+
     Raises:
         ConfigError: the file is missing, is not JSON or is not an object.
     """
@@ -117,7 +119,8 @@ def read(model_dir: Path, version_dir: Path) -> Mapping[str, Any]:
         raise ConfigError(f"{path} cannot be read as JSON: {error}") from None
     if not isinstance(values, dict):
         raise ConfigError(f"{path} must hold a JSON object of engine arguments, not {type(values).__name__}")
-    return values
+    names = {key: values[key] for key in ("model", "tokenizer") if isinstance(values.get(key), str) and values[key]}
+    return values | {key: str(model_dir / name) for key, name in names.items() if (model_dir / name).is_dir()}
 
 
 def fit(given: Mapping[str, Any], declared: Mapping[str, Any]) -> EngineArgs:
