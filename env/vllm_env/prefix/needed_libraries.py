@@ -21,7 +21,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from vllm_env.base.dynamic_section import read_dynamic_section, walk
+from vllm_env.base.elf import read_dynamic_section, walk
 
 from .outside_libraries import TOLERATED, outside, tolerated
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from vllm_env.base.dynamic_section import DynamicSection
+    from vllm_env.base.elf import DynamicSection
 
     from .outside_libraries import Tolerated
 

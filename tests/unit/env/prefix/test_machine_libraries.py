@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from support.elf_files import make_library, make_program
-from vllm_env.base.dynamic_section import read_dynamic_section
+from vllm_env.base.elf import read_dynamic_section
 from vllm_env.prefix.machine_libraries import (
     AddedLibrary,
     add_libraries,

@@ -12,7 +12,7 @@ import pytest
 from elftools.elf.elffile import ELFFile
 
 from support.elf_files import make_library, make_program
-from vllm_env.base.dynamic_section import read_dynamic_section
+from vllm_env.base.elf import read_dynamic_section
 from vllm_env.prefix.needed_libraries import Need, NeededLibraries, find_needed_libraries
 from vllm_env.prefix.outside_libraries import SYSTEM, Tolerated
 
