@@ -4,8 +4,6 @@ Each entry was decided on what CPU and CUDA environments of vLLM 0.32 and 0.33 r
 not among the C library's: Debian has them in packages of their own, and images without them exist.
 """
 
-from __future__ import annotations
-
 import fnmatch
 import re
 from dataclasses import dataclass
@@ -48,14 +46,7 @@ class Tolerated:
         return fnmatch.fnmatchcase(file, self.file) and any(fnmatch.fnmatchcase(library, p) for p in self.libraries)
 
 
-_FFMPEG = (
-    "libavcodec.so.*",
-    "libavdevice.so.*",
-    "libavfilter.so.*",
-    "libavformat.so.*",
-    "libavutil.so.*",
-    "libsw*.so.*",
-)
+_FFMPEG = ("libavcodec.so.*", "libavdevice.so.*", "libavfilter.so.*", "libavformat.so.*", "libavutil.so.*", "libsw*.so.*")
 _RDMA = ("libibverbs.so.*", "librdmacm.so.*", "libmlx5.so.*", "libefa.so.*")
 TOLERATED = (
     Tolerated("*/lib-dynload/_crypt.*", ("libcrypt.so.*",), "the module crypt left Python in 3.13; nothing imports it"),

@@ -12,13 +12,12 @@ from vllm_env.base.errors import VllmEnvError
 from vllm_env.base.filesystem import require_space
 from vllm_env.base.workspace import Workspace
 from vllm_env.lock.locked import Lock
-from vllm_env.prefix.needed_libraries import find_needed_libraries
+from vllm_env.prefix.needed_libraries import check_needed_libraries, find_needed_libraries
 from vllm_env.triton.root import NEWEST_KNOWN, TritonRoot, is_known
 from vllm_env.triton.stub import Stub, StubPlan
 
 from . import launcher_check, leaked_paths, tree_rules
 from .compiler_check import check_compiler
-from .needed_libraries import check_needed_libraries
 from .tree_rules import Expected
 
 _FORMAT = 2  # raise it when a check below becomes stricter
