@@ -22,7 +22,7 @@ from vllm_env.serve.warm import Warmed, warm
 from vllm_env.triton.root import TritonRoot
 from vllm_env.triton.stub import Stub, make_stub
 from vllm_env.verify.tree_rules import expected_of_lock
-from vllm_env.verify.verify import is_verified, mark_verified, verified_key, verify_archive, verify_directory
+from vllm_env.verify.verify import verified_mark, verify_archive, verify_directory
 
 
 @dataclass(frozen=True)
@@ -119,9 +119,9 @@ class _Build:
         """Verify what is new; what is reused passed before, or the build that made it failed right here."""
         workspace = self.workspace
         expected = expected_of_lock(self.plan.lock, stub.python, stub.release, archive.members if archive else 0)
-        key = verified_key(archive.sha256 if archive else prefix.key, stub.sha256, expected)
+        mark = verified_mark(workspace, archive.sha256 if archive else prefix.key, stub.sha256, expected)
         with workspace.console.stage("verify"):
-            if is_verified(workspace, key):
+            if mark.is_file():
                 workspace.console.step("passed before")
                 return
             if archive:
@@ -130,7 +130,8 @@ class _Build:
                 notes = verify_directory(workspace, prefix.path, expected)
             for note in notes:
                 workspace.console.note(note)
-            mark_verified(workspace, key)
+            mark.parent.mkdir(parents=True, exist_ok=True)
+            mark.touch()
             workspace.console.step("loader rules, no path of the build, imports without activation")
 
     def _smoke(self, model: Path, prefix: Prefix) -> SmokeResult:

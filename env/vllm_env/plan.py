@@ -161,7 +161,7 @@ def make_plan(workspace: Workspace, request: BuildRequest) -> Plan:
         lock = make_lock(workspace, spec, triton.rules, request.lock)
         workspace.console.step(f"{spec.pin.value}: {len(lock.wheels)} wheels, Python {lock.python}")
     stub = plan_stub(workspace, triton, lock.python, request.stub, options)
-    for note in check_plan(lock, stub):
+    for note in check_plan(lock, triton):
         workspace.console.note(note)
     key = key_of(archive_key(prefix_key(lock, request.keep)), stub.identity, request.layout)
     return Plan(spec, triton, lock, stub, key)

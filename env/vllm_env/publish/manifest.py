@@ -91,7 +91,7 @@ class Manifest:
         name = str(canonicalize_name(self.vllm.distribution))
         versions = {**self.versions, name: self.vllm.version}
         profile = str(self.spec.get("profile", "cpu"))
-        return Expected(self.stub.python, self.stub.release, versions, name, members=self.archive.members, profile=profile)
+        return Expected(self.stub.python, self.stub.release, versions, members=self.archive.members, profile=profile)
 
 
 def describe_build(key: str, prefix: Prefix, stub: Stub, archive: Archive | None) -> Manifest:
