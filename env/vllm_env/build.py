@@ -6,12 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vllm_env.archive.pack import Archive, make_archive
-from vllm_env.base.errors import VllmEnvError
 from vllm_env.base.filesystem import file_sha256
 from vllm_env.base.workspace import CHECKOUT, Workspace
-from vllm_env.plan import TEMPLATE, BuildRequest, Plan, has_gpu, make_plan
+from vllm_env.plan import TEMPLATE, BuildRequest, Plan, has_gpu, make_plan, standing
 from vllm_env.prefix.prefix import Prefix, make_prefix
-from vllm_env.publish.manifest import Manifest, describe_build, read_manifest
+from vllm_env.publish.manifest import Manifest, describe_build
 from vllm_env.publish.model_folder import BuiltSet, stage_candidate, write_engine_args
 from vllm_env.publish.publish import publish
 from vllm_env.publish.sbom import render_sbom
@@ -178,11 +177,8 @@ class _Build:
 
 def _published(target: Path, key: str) -> Manifest | None:
     """Return the manifest of what stands in the repository if it is what would be built; sizes tell a cut-off file."""
-    try:
-        manifest = read_manifest(target)
-    except VllmEnvError:  # damaged, or of another version of this tool: the remedy is this very build
-        return None
-    if manifest is None or manifest.key != key:
+    manifest = standing(target, key)
+    if manifest is None:
         return None
     environment, stub = target / manifest.archive.name, target / manifest.stub.name
     whole = environment.is_dir() or (environment.is_file() and environment.stat().st_size == manifest.archive.size)

@@ -44,7 +44,7 @@ def prefix(bare_prefix: Path, tmp_path: Path) -> Path:
     """A prefix of the test's own; its torch imports setuptools, as torch.utils.cpp_extension does."""
     own = tmp_path / "env"
     shutil.copytree(bare_prefix, own, symlinks=True)
-    install_runtime(own)
+    install_runtime(own, "a" * 64)
     for name, version in PACKAGES.items():
         imports = "import setuptools\n" if name == "torch" else ""
         _add(own, name, version, f"{imports}__version__ = {version!r}\n")

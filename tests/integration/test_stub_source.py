@@ -117,7 +117,7 @@ def test_the_start_check_stands_for_an_embedded_interpreter(
 
     with_hook = tmp_path / "env"
     shutil.copytree(place.prefix, with_hook, symlinks=True)
-    install_runtime(with_hook)
+    install_runtime(with_hook, "a" * 64)
     assert start(place.workspace, with_hook, (), activates=False).encoding == "UTF-8"
     assert _embedded(stub.path, with_hook)[2].upper() == "UTF-8"
 

@@ -48,11 +48,6 @@ class Clash:
     other: Distribution
     path: str
 
-    @property
-    def is_harmless(self) -> bool:
-        """Whether nothing reads the file at run time."""
-        return any(fnmatch.fnmatchcase(self.path, pattern) for pattern in _HARMLESS)
-
 
 @dataclass(frozen=True)
 class Owned:
@@ -102,7 +97,7 @@ def check_clashes(clashes: Iterable[Clash], owned: Mapping[Distribution, Owned])
     """
     pairs: dict[tuple[Distribution, Distribution], list[str]] = defaultdict(list)
     for clash in clashes:
-        if not clash.is_harmless:
+        if not any(fnmatch.fnmatchcase(clash.path, pattern) for pattern in _HARMLESS):
             pairs[clash.one, clash.other].append(clash.path)
     if not pairs:
         return

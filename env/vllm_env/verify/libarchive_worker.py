@@ -37,13 +37,9 @@ class Refused(Exception):  # noqa: N818 - it is what libarchive did
         self.answer = {"call": call, "status": status, "message": message, "member": member}
 
 
-def _plain(status: int, *_: Any) -> int:
-    return status
-
-
 # the binding turns warnings into log lines and errors into exceptions; Triton compares with ARCHIVE_OK
 for _function in ("read_next_header", "read_data_block", "write_header", "write_data_block", "write_finish_entry"):
-    getattr(ffi, _function).errcheck = _plain
+    getattr(ffi, _function).errcheck = lambda status, *_: status
 
 
 def _check(call: str, status: int, handle: int, member: str) -> bool:

@@ -24,13 +24,7 @@ from vllm_env.triton.root import rules_of
 
 REBUILD = "Build it again: ./gen_vllm_env.sh."
 _OF_PYTHON = ("pip", "setuptools", "wheel")  # an interpreter's conda package may bring them
-_MAGIC = {
-    b"\x28\xb5\x2f\xfd": "zstd",
-    b"\xfd7zXZ\0": "xz",
-    b"BZh": "bzip2",
-    b"PK\x03\x04": "ZIP",
-    b"\x04\x22\x4d\x18": "lz4",
-}
+_MAGIC = {b"\x28\xb5\x2f\xfd": "zstd", b"\xfd7zXZ\0": "xz", b"BZh": "bzip2", b"PK\x03\x04": "ZIP", b"\x04\x22\x4d\x18": "lz4"}
 # libarchive's messages (archive_write_disk_posix.c, archive_read_support_format_tar.c, …filter_gzip.c) and what they mean
 _MEANING = (
     (r"Path contains '\.\.'", "Since 26.06 Triton refuses members whose path contains '..' (SECURE_NODOTDOT)."),

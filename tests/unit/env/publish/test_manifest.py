@@ -38,7 +38,7 @@ def describe(folder: Path, *, packed: bool = True, distribution: str = "vllm") -
     lock = small_lock(commit="c" * 40)
     pinned = replace(lock.vllm, requirement=lock.vllm.requirement.replace("vllm", distribution, 1))
     prefix = Prefix(folder / "env", "p", replace(lock, vllm=pinned), (Pruned("tests", 2, 30),), reused=False)
-    archive = Archive(folder / "a", "a", "e" * 64, size=3, members=1, unpacked=10) if packed else None
+    archive = Archive(folder / "a", "e" * 64, size=3, members=1, unpacked=10) if packed else None
     return describe_build("k", prefix, Stub(folder / "stub", "3.11", "24.10", "d" * 64, 7, "prebuilt"), archive)
 
 
