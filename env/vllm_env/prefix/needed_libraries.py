@@ -89,7 +89,7 @@ def find_needed_libraries(environment: Path, profile: str, rules: tuple[Tolerate
     )
 
 
-def check_needed_libraries(found: NeededLibraries) -> None:
+def check_missing_libraries(found: NeededLibraries) -> None:
     """Refuse an environment whose files ask for libraries that a bare container does not have.
 
     Raises:

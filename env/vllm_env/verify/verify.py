@@ -11,7 +11,7 @@ from vllm_env.base.errors import VllmEnvError
 from vllm_env.base.filesystem import require_space
 from vllm_env.base.workspace import Workspace
 from vllm_env.lock.locked import Lock
-from vllm_env.prefix.needed_libraries import check_needed_libraries, find_needed_libraries
+from vllm_env.prefix.needed_libraries import check_missing_libraries, find_needed_libraries
 from vllm_env.triton.root import NEWEST_KNOWN, TritonRoot, is_known
 
 from . import launcher_check, leaked_paths, tree_rules
@@ -80,7 +80,7 @@ def verify_directory(workspace: Workspace, environment: Path, expected: Expected
     workspace.console.step("rules of the loader")
     tree_rules.check_tree(environment, expected)
     workspace.console.step("shared libraries")
-    check_needed_libraries(find_needed_libraries(environment, expected.profile))
+    check_missing_libraries(find_needed_libraries(environment, expected.profile))
     workspace.console.step("its own compiler")
     check_compiler(workspace, environment)
     workspace.console.step("paths of the build")

@@ -14,7 +14,7 @@ from elftools.elf.elffile import ELFFile
 from support.elf_files import make_library, make_program
 from vllm_env.base.elf import read_dynamic_section
 from vllm_env.base.errors import VllmEnvError
-from vllm_env.prefix.needed_libraries import Need, NeededLibraries, check_needed_libraries, find_needed_libraries
+from vllm_env.prefix.needed_libraries import Need, NeededLibraries, check_missing_libraries, find_needed_libraries
 from vllm_env.prefix.outside_libraries import SYSTEM, Tolerated
 
 if TYPE_CHECKING:
@@ -248,7 +248,7 @@ def test_the_message_names_file_library_packages_and_remedy(tmp_path: Path) -> N
     for name in ("_C.abi3.so", "_C_AVX2.abi3.so", "_C_AVX512.abi3.so"):
         make_library(tmp_path / "env" / "lib" / "vllm", name, needs=(numa,))
     with pytest.raises(VllmEnvError) as caught:
-        check_needed_libraries(find_needed_libraries(tmp_path / "env", "cpu"))
+        check_missing_libraries(find_needed_libraries(tmp_path / "env", "cpu"))
     assert "libnuma.so.1, which lib/vllm/_C.abi3.so and 2 more needs" in caught.value.what
     assert "apt-get install libnuma1" in caught.value.remedy
     assert "conda-forge: libnuma" in caught.value.remedy
@@ -258,10 +258,10 @@ def test_many_libraries_are_counted_and_not_listed() -> None:
     """A message stays readable when an environment lacks all of FFmpeg."""
     found = _lacking(*(Need("demo.so", f"libpart{n}.so.1") for n in range(9)))
     with pytest.raises(VllmEnvError, match="and 5 more") as caught:
-        check_needed_libraries(found)
+        check_missing_libraries(found)
     assert "libpart8" not in str(caught.value)
 
 
 def test_a_complete_environment_passes() -> None:
     """Nothing is missing, nothing is said."""
-    check_needed_libraries(_lacking())
+    check_missing_libraries(_lacking())
