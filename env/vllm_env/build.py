@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vllm_env.archive.pack import Archive, make_archive
-from vllm_env.base.filesystem import file_sha256
+from vllm_env.base.filesystem import file_sha256, write_whole
 from vllm_env.base.workspace import CHECKOUT, Workspace
 from vllm_env.plan import TEMPLATE, BuildRequest, Plan, has_gpu, make_plan, standing
 from vllm_env.prefix.prefix import Prefix, make_prefix
@@ -129,8 +129,7 @@ class _Build:
                 notes = verify_directory(workspace, prefix.path, expected)
             for note in notes:
                 workspace.console.note(note)
-            mark.parent.mkdir(parents=True, exist_ok=True)
-            mark.touch()
+            write_whole(mark, "")
             workspace.console.step("loader rules, no path of the build, imports without activation")
 
     def _smoke(self, model: Path, prefix: Prefix) -> SmokeResult:
