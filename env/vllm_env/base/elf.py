@@ -1,7 +1,6 @@
 """What ELF files ask for and offer, as ld.so goes by it, read with pyelftools: names, search paths, symbol versions."""
 
 import os
-import platform
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -13,8 +12,9 @@ from elftools.elf.dynamic import DynamicSegment
 from elftools.elf.elffile import ELFFile
 from elftools.elf.gnuversions import GNUVerDefSection, GNUVerNeedSection
 
-# The machine field of the header (System V gABI 4.1): code of a GPU or of another architecture is in ELF files too.
-_MACHINES = {"x86_64": 62, "aarch64": 183}
+# 64 bits, little-endian, and the machine field of the header (System V gABI 4.1): a GPU's code is in ELF files too. All that
+# is built here is for x86-64 (interpreter/local.py refuses another machine).
+_IDENT, _X86_64 = b"\x7fELF\x02\x01", (62).to_bytes(2, "little")
 # Nine tenths of an environment; no ELF file has such a name, and to open 50,000 files takes longer than all the rest.
 _NEVER_ELF = (".py", ".pyc", ".pyi", ".h", ".hpp", ".cuh", ".hxx", ".json", ".txt", ".md", ".cu", ".pxd", ".pyx")
 _DAMAGED = (ELFError, OSError, ValueError, KeyError, AttributeError)  # what pyelftools makes of a damaged file
@@ -53,10 +53,11 @@ def walk(folder: str) -> Iterator[tuple[str, bool]]:
 
 
 def read_dynamic_section(path: str | Path) -> DynamicSection | None:
-    """Return the dynamic section of a program or library of this machine's architecture, or None for any other file."""
+    """Return the dynamic section of a program or library for x86-64, or None for any other file."""
     try:
         with open(path, "rb") as stream:
-            if not _is_for_this_machine(stream.read(20)):
+            head = stream.read(20)
+            if head[:6] != _IDENT or head[18:] != _X86_64:
                 return None
             elf = ELFFile(stream)
             segment = _first(elf.iter_segments(), DynamicSegment)
@@ -79,12 +80,6 @@ def newest_defined(library: Path, prefix: str) -> tuple[int, ...]:
             return _newest(_versions(ELFFile(stream), GNUVerDefSection), prefix)
     except _DAMAGED:
         return ()
-
-
-def _is_for_this_machine(head: bytes) -> bool:
-    if head[:6] != b"\x7fELF\x02\x01" or len(head) < 20:  # 64 bits, little-endian
-        return False
-    return int.from_bytes(head[18:20], "little") == _MACHINES.get(platform.machine())
 
 
 def _first(parts: Iterable[Any], kind: type[Any]) -> Any:

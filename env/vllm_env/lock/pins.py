@@ -205,8 +205,6 @@ def _built_wheel(workspace: Workspace, tree: Path, spec: Spec, *, commit: str, i
         environment = {"SOURCE_DATE_EPOCH": str(EPOCH), "TMPDIR": str(staging), **_ANY_OWNER}
         if commit:  # let vLLM's build take the compiled parts of this very commit instead of compiling them
             environment |= {"VLLM_PRECOMPILED_WHEEL_COMMIT": commit}
-        if os.environ.get("VLLM_USE_PRECOMPILED"):
-            environment["VLLM_USE_PRECOMPILED"] = "1"
         workspace.network.uv(
             ["build", "--wheel", "--python", spec.python, "--out-dir", staging, tree],
             f"build a wheel of {tree}",

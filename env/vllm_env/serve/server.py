@@ -283,10 +283,7 @@ class TritonServer:
             self._traces |= {path for path in left if path.stat().st_ctime >= self._started}
         regions = _SHARED_MEMORY.glob(f"{self._shared_memory_prefix}*")
         for path in (*self._traces, *regions, *filter(None, [self._scratch])):
-            if path.is_dir():
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                path.unlink(missing_ok=True)
+            shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
 
 
 def free_ports() -> Ports:

@@ -80,11 +80,8 @@ def unpack(workspace: Workspace, archive: Path, folder: Path, triton: Path | Non
 
 
 def _check_compression(archive: Path) -> None:
-    try:
-        with archive.open("rb") as stream:
-            head = stream.read(8)
-    except OSError as error:
-        raise VllmEnvError(f"{archive} cannot be read: {error.strerror}.", remedy=REBUILD) from error
+    with archive.open("rb") as stream:
+        head = stream.read(8)
     kind = next((name for magic, name in _MAGIC.items() if head.startswith(magic)), None)
     if kind:
         raise VllmEnvError(
