@@ -6,12 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vllm_env.archive.pack import Archive, make_archive
-from vllm_env.base.errors import VllmEnvError
-from vllm_env.base.filesystem import file_sha256
+from vllm_env.base.filesystem import file_sha256, write_whole
 from vllm_env.base.workspace import CHECKOUT, Workspace
-from vllm_env.plan import TEMPLATE, BuildRequest, Plan, has_gpu, make_plan
+from vllm_env.plan import TEMPLATE, BuildRequest, Plan, has_gpu, make_plan, standing
 from vllm_env.prefix.prefix import Prefix, make_prefix
-from vllm_env.publish.manifest import Manifest, describe_build, read_manifest
+from vllm_env.publish.manifest import Manifest, describe_build
 from vllm_env.publish.model_folder import BuiltSet, offer_standin, stage_candidate, write_engine_args
 from vllm_env.publish.publish import publish
 from vllm_env.publish.sbom import render_sbom
@@ -22,7 +21,7 @@ from vllm_env.serve.warm import Warmed, warm
 from vllm_env.triton.root import TritonRoot
 from vllm_env.triton.stub import Stub, make_stub
 from vllm_env.verify.tree_rules import expected_of_lock
-from vllm_env.verify.verify import is_verified, mark_verified, verified_key, verify_archive, verify_directory
+from vllm_env.verify.verify import verified_mark, verify_archive, verify_directory
 
 
 @dataclass(frozen=True)
@@ -121,9 +120,9 @@ class _Build:
         """Verify what is new; what is reused passed before, or the build that made it failed right here."""
         workspace = self.workspace
         expected = expected_of_lock(self.plan.lock, stub.python, stub.release, archive.members if archive else 0)
-        key = verified_key(archive.sha256 if archive else prefix.key, stub.sha256, expected)
+        mark = verified_mark(workspace, archive.sha256 if archive else prefix.key, stub.sha256, expected)
         with workspace.console.stage("verify"):
-            if is_verified(workspace, key):
+            if mark.is_file():
                 workspace.console.step("passed before")
                 return
             if archive:
@@ -132,7 +131,7 @@ class _Build:
                 notes = verify_directory(workspace, prefix.path, expected)
             for note in notes:
                 workspace.console.note(note)
-            mark_verified(workspace, key)
+            write_whole(mark, "")
             workspace.console.step("loader rules, no path of the build, imports without activation")
 
     def _smoke(self, model: Path, prefix: Prefix) -> SmokeResult:
@@ -185,11 +184,8 @@ class _Build:
 
 def _published(target: Path, key: str) -> Manifest | None:
     """Return the manifest of what stands in the repository if it is what would be built; sizes tell a cut-off file."""
-    try:
-        manifest = read_manifest(target)
-    except VllmEnvError:  # damaged, or of another version of this tool: the remedy is this very build
-        return None
-    if manifest is None or manifest.key != key:
+    manifest = standing(target, key)
+    if manifest is None:
         return None
     environment, stub = target / manifest.archive.name, target / manifest.stub.name
     whole = environment.is_dir() or (environment.is_file() and environment.stat().st_size == manifest.archive.size)

@@ -15,7 +15,7 @@ from vllm_env.lock.lock import LockOptions, make_lock
 from vllm_env.lock.locked import Lock
 from vllm_env.lock.spec import Overrides, Spec, load_spec, only_profile
 from vllm_env.prefix.prefix import BUILD_SPACE, EXTRACTED_SPACE, prefix_key
-from vllm_env.publish.manifest import read_manifest
+from vllm_env.publish.manifest import Manifest, read_manifest
 from vllm_env.publish.publish import check_writable
 from vllm_env.triton.provision import provision
 from vllm_env.triton.root import CONTAINER_ROOT, TritonRoot, open_root
@@ -90,7 +90,7 @@ def forecast(workspace: Workspace, request: BuildRequest, spec: Spec, plan: Plan
     served = request.smoke or request.warm
     space = {TMP: EXTRACTED_SPACE[spec.profile]} if served and request.layout == "archive" else {}
     serving = (_SERVE_SECONDS if request.smoke else 0) + (_SERVE_SECONDS if request.warm else 0)
-    stands = plan and _key_of(request.model_folder) == plan.key
+    stands = plan and standing(request.model_folder, plan.key)
     if plan and (stands or workspace.cache.path("prefixes", prefix_key(plan.lock, request.keep), ".complete").is_file()):
         rest = 0 if stands else _PACK_SECONDS[spec.profile]
         return Forecast(0, 0, space, serving + rest)
@@ -105,13 +105,13 @@ def forecast(workspace: Workspace, request: BuildRequest, spec: Spec, plan: Plan
     return Forecast(lock.download_size, unsized, space, lock.download_size // BYTES_A_SECOND + building + serving)
 
 
-def _key_of(model: Path) -> str:
-    """Return the content key of what stands in the repository, or nothing."""
+def standing(model: Path, key: str) -> Manifest | None:
+    """Return the manifest of what stands in the repository if it has this content key."""
     try:
         manifest = read_manifest(model)
-    except VllmEnvError:  # damaged: it will be built again
-        return ""
-    return manifest.key if manifest else ""
+    except VllmEnvError:  # damaged, or of another version of this tool: the remedy is to build it again
+        return None
+    return manifest if manifest and manifest.key == key else None
 
 
 def has_gpu() -> bool:
@@ -161,7 +161,7 @@ def make_plan(workspace: Workspace, request: BuildRequest) -> Plan:
         lock = make_lock(workspace, spec, triton.rules, request.lock)
         workspace.console.step(f"{spec.pin.value}: {len(lock.wheels)} wheels, Python {lock.python}")
     stub = plan_stub(workspace, triton, lock.python, request.stub, options)
-    for note in check_plan(lock, stub):
+    for note in check_plan(lock, triton):
         workspace.console.note(note)
     key = key_of(archive_key(prefix_key(lock, request.keep)), stub.identity, request.layout)
     return Plan(spec, triton, lock, stub, key)

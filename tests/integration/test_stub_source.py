@@ -15,7 +15,7 @@ import pytest
 from support.git_organisation import STUB, make_organisation
 from support.listener import Listener
 from support.small_fixtures import workspace_in
-from vllm_env.base.elf import read_needs
+from vllm_env.base.elf import read_dynamic_section
 from vllm_env.base.errors import CommandError, VllmEnvError
 from vllm_env.base.network import Network
 from vllm_env.base.workspace import Workspace
@@ -76,10 +76,10 @@ def test_builds_checks_starts_and_caches_a_stub(place: Place, organisation: Stub
     stub = make_stub(workspace, plan, place.prefix)
 
     assert (stub.origin, stub.python, stub.release) == ("source", "3.11", "24.10")
-    needs = read_needs(stub.path)
+    needs = read_dynamic_section(stub.path)
     assert needs is not None
-    assert any(name.startswith("libpython3.11.so") for name in needs.libraries)
-    assert needs.run_paths == ()
+    assert any(name.startswith("libpython3.11.so") for name in needs.needed)
+    assert (*needs.rpath, *needs.runpath) == ()
     assert str(cache.path("build")).encode() not in stub.path.read_bytes()
     log = next(cache.path("logs").glob("stub-r24.10-*.log")).read_text()
     for part in ("BACKEND", "COMMON", "CORE"):
@@ -117,7 +117,7 @@ def test_the_start_check_stands_for_an_embedded_interpreter(
 
     with_hook = tmp_path / "env"
     shutil.copytree(place.prefix, with_hook, symlinks=True)
-    install_runtime(with_hook)
+    install_runtime(with_hook, "a" * 64)
     assert start(place.workspace, with_hook, (), activates=False).encoding == "UTF-8"
     assert _embedded(stub.path, with_hook)[2].upper() == "UTF-8"
 

@@ -35,7 +35,6 @@ class Archive:
     """A finished ``.tar.gz``: its SHA-256, size in bytes, and the number of members and bytes that it unpacks to."""
 
     path: Path
-    key: str
     sha256: str
     size: int
     members: int
@@ -60,14 +59,14 @@ def make_archive(workspace: Workspace, prefix: Prefix) -> Archive:
     if target.is_file() and facts.is_file():
         # not the archive: repositories hold links to it, and Triton extracts again when its time changes
         touch(facts)
-        return Archive(target, key, **json.loads(facts.read_text()), reused=True)
+        return Archive(target, **json.loads(facts.read_text()), reused=True)
     plan = plan_archive(prefix.path)
     require_space(workspace.cache.root, plan.size // 2, "the archive")
     with workspace.cache.staging() as staging:
         temporary = staging / target.name
         digest = write_archive(plan, temporary, workspace.console.step)
-        archive = Archive(target, key, digest, temporary.stat().st_size, plan.members, plan.size)
-        known = {k: v for k, v in dataclasses.asdict(archive).items() if k not in ("path", "key", "reused")}
+        archive = Archive(target, digest, temporary.stat().st_size, plan.members, plan.size)
+        known = {k: v for k, v in dataclasses.asdict(archive).items() if k not in ("path", "reused")}
         (staging / facts.name).write_text(json.dumps(known))
         target.parent.mkdir(parents=True, exist_ok=True)
         temporary.replace(target)
@@ -95,11 +94,8 @@ def plan_archive(prefix: Path) -> TarPlan:
             plan.add(str(prefix / bytecode), bytecode)
         packer.finish()
     except CondaPackException as error:
-        raise VllmEnvError(
-            "conda-pack refuses the environment.",
-            cause=str(error).strip(),
-            remedy="Install packages as wheels, not as editable.",
-        ) from error
+        remedy = "Install packages as wheels, not as editable."
+        raise VllmEnvError("conda-pack refuses the environment.", cause=str(error).strip(), remedy=remedy) from error
     return plan
 
 

@@ -1,81 +1,114 @@
-"""What an ELF file asks for, read with pyelftools: libraries, symbol versions, search paths."""
+"""What ELF files ask for and offer, as ld.so goes by it, read with pyelftools: names, search paths, symbol versions."""
 
+import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from elftools.common.exceptions import ELFError
-from elftools.elf.dynamic import DynamicSection
+from elftools.elf.dynamic import DynamicSegment
 from elftools.elf.elffile import ELFFile
 from elftools.elf.gnuversions import GNUVerDefSection, GNUVerNeedSection
-from packaging.version import Version
 
+# 64 bits, little-endian, and the machine field of the header (System V gABI 4.1): a GPU's code is in ELF files too. All that
+# is built here is for x86-64 (interpreter/local.py refuses another machine).
+_IDENT, _X86_64 = b"\x7fELF\x02\x01", (62).to_bytes(2, "little")
+# Nine tenths of an environment; no ELF file has such a name, and to open 50,000 files takes longer than all the rest.
+_NEVER_ELF = (".py", ".pyc", ".pyi", ".h", ".hpp", ".cuh", ".hxx", ".json", ".txt", ".md", ".cu", ".pxd", ".pyx")
+_DAMAGED = (ELFError, OSError, ValueError, KeyError, AttributeError)  # what pyelftools makes of a damaged file
 _LIBPYTHON = re.compile(r"libpython(3\.\d+)")
 
 
 @dataclass(frozen=True)
-class ElfNeeds:
-    """The dynamic section of an ELF file: NEEDED, RPATH or RUNPATH, and the versions it asks for, per library."""
+class DynamicSection:
+    """What ld.so goes by; the paths are as written, with ``$ORIGIN``.
 
-    libraries: tuple[str, ...]
-    run_paths: tuple[str, ...]
-    versions: dict[str, tuple[str, ...]]
+    ``glibc`` and ``glibcxx`` are the newest versions of symbols of the C and the C++ library, such as ``(2, 34)``, or ().
+    """
+
+    soname: str
+    needed: tuple[str, ...]
+    rpath: tuple[str, ...]
+    runpath: tuple[str, ...]
+    glibc: tuple[int, ...] = ()
+    glibcxx: tuple[int, ...] = ()
 
 
-def read_needs(path: Path) -> ElfNeeds | None:
-    """Return what an ELF file needs, or None for a file that is not a dynamic ELF file."""
+def walk(folder: str) -> Iterator[tuple[str, bool]]:
+    """Yield each file of a folder and of those in it that may be an ELF file, and whether it is a symbolic link.
+
+    Links to folders are not followed; they are not yielded either.
+    """
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                yield from walk(entry.path)
+            elif entry.is_symlink():
+                if not entry.is_dir():
+                    yield entry.path, True
+            elif entry.is_file() and not entry.name.endswith(_NEVER_ELF):
+                yield entry.path, False
+
+
+def read_dynamic_section(path: str | Path) -> DynamicSection | None:
+    """Return the dynamic section of a program or library for x86-64, or None for any other file."""
     try:
-        with path.open("rb") as stream:
-            elf = ELFFile(stream)
-            dynamic = _section(elf, DynamicSection)
-            if dynamic is None:
+        with open(path, "rb") as stream:
+            head = stream.read(20)
+            if head[:6] != _IDENT or head[18:] != _X86_64:
                 return None
-            tags = list(dynamic.iter_tags())
-            libraries = tuple(t.needed for t in tags if t.entry.d_tag == "DT_NEEDED")
-            paths = [t.rpath for t in tags if t.entry.d_tag == "DT_RPATH"]
-            paths += [t.runpath for t in tags if t.entry.d_tag == "DT_RUNPATH"]
-            run_paths = tuple(p for entry in paths for p in entry.split(":") if p)
-            return ElfNeeds(libraries, run_paths, _versions(elf))
-    except (ELFError, OSError):
+            elf = ELFFile(stream)
+            segment = _first(elf.iter_segments(), DynamicSegment)
+            return _read(elf, segment) if segment else None
+    except _DAMAGED:
         return None
-
-
-def _section(elf: ELFFile, kind: type[Any]) -> Any:
-    return next((section for section in elf.iter_sections() if isinstance(section, kind)), None)
-
-
-def _versions(elf: ELFFile) -> dict[str, tuple[str, ...]]:
-    section = _section(elf, GNUVerNeedSection)
-    return {need.name: tuple(aux.name for aux in auxes) for need, auxes in section.iter_versions()} if section else {}
 
 
 def needed_python(path: Path) -> str | None:
     """Return the Python version (``3.11``) whose libpython an ELF file needs, or None."""
-    needs = read_needs(path)
-    for library in needs.libraries if needs else ():
-        match = _LIBPYTHON.match(library)
-        if match:
-            return match.group(1)
-    return None
-
-
-def newest_version(needs: ElfNeeds, prefix: str) -> tuple[int, ...]:
-    """Return the newest symbol version with ``prefix`` (``GLIBC_``, ``GLIBCXX_``), as numbers; () for none."""
-    return _newest((name for names in needs.versions.values() for name in names), prefix)
+    section = read_dynamic_section(path)
+    matches = (_LIBPYTHON.match(library) for library in section.needed) if section else ()
+    return next((match[1] for match in matches if match), None)
 
 
 def newest_defined(library: Path, prefix: str) -> tuple[int, ...]:
-    """Return the newest symbol version with ``prefix`` that a library defines, as numbers; () for none."""
+    """Return the newest symbol version with ``prefix`` (``GLIBCXX_``) that a library defines, as numbers; () for none."""
     try:
         with library.open("rb") as stream:
-            section = _section(ELFFile(stream), GNUVerDefSection)
-            return _newest([aux.name for _, auxes in section.iter_versions() for aux in auxes] if section else (), prefix)
-    except (ELFError, OSError):
+            return _newest(_versions(ELFFile(stream), GNUVerDefSection), prefix)
+    except _DAMAGED:
         return ()
 
 
-def _newest(names: Iterable[str], prefix: str) -> tuple[int, ...]:
-    numbers = (name.removeprefix(prefix) for name in names if re.fullmatch(rf"{prefix}[\d.]+", name))
-    return max((Version(number).release for number in numbers), default=())
+def _first(parts: Iterable[Any], kind: type[Any]) -> Any:
+    return next((part for part in parts if isinstance(part, kind)), None)
+
+
+def _read(elf: ELFFile, segment: DynamicSegment) -> DynamicSection:
+    tags = list(segment.iter_tags())
+    versions = _versions(elf, GNUVerNeedSection)
+    return DynamicSection(
+        soname=next((tag.soname for tag in tags if tag.entry.d_tag == "DT_SONAME"), ""),
+        needed=tuple(tag.needed for tag in tags if tag.entry.d_tag == "DT_NEEDED"),
+        rpath=_folders(tag.rpath for tag in tags if tag.entry.d_tag == "DT_RPATH"),
+        runpath=_folders(tag.runpath for tag in tags if tag.entry.d_tag == "DT_RUNPATH"),
+        glibc=_newest(versions, "GLIBC_"),
+        glibcxx=_newest(versions, "GLIBCXX_"),
+    )
+
+
+def _folders(entries: Iterable[str]) -> tuple[str, ...]:
+    return tuple(folder for entry in entries for folder in entry.split(":") if folder)
+
+
+def _versions(elf: ELFFile, kind: type[Any]) -> list[str]:
+    """Return the symbol versions that a file asks for (GNUVerNeedSection) or defines (GNUVerDefSection)."""
+    section = _first(elf.iter_sections(), kind)
+    return [aux.name for _, auxes in section.iter_versions() for aux in auxes] if section else []
+
+
+def _newest(versions: list[str], prefix: str) -> tuple[int, ...]:
+    numbers = (re.fullmatch(rf"{prefix}(\d+(?:\.\d+)*)", version) for version in versions)
+    return max((tuple(int(n) for n in match[1].split(".")) for match in numbers if match), default=())

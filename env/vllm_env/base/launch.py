@@ -8,8 +8,6 @@ the process id of the parent, the signal's number, a file descriptor that receiv
 not start, and the changes to the environment as a JSON object, where null removes a variable.
 """
 
-from __future__ import annotations
-
 import ctypes
 import json
 import os

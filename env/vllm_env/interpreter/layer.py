@@ -16,7 +16,7 @@ from typing import Any
 from packaging.version import Version
 
 from vllm_env.base.errors import CommandError, VllmEnvError
-from vllm_env.base.filesystem import file_sha256, remove_tree
+from vllm_env.base.filesystem import file_sha256, remove_tree, write_whole
 from vllm_env.base.process import run
 from vllm_env.base.workspace import Workspace
 
@@ -83,8 +83,7 @@ def choose_layer(workspace: Workspace, python: str, recorded: CondaLayer | None 
     make = _remote_layer if not known and workspace.network.answers(remote_url()) else local_layer
     layer = make(workspace, python)
     if not workspace.network.offline:  # without a network nothing was chosen
-        memory.parent.mkdir(parents=True, exist_ok=True)
-        memory.write_text(json.dumps(dataclasses.asdict(layer)), "utf-8")
+        write_whole(memory, json.dumps(dataclasses.asdict(layer)))
     return layer
 
 

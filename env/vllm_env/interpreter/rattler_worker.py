@@ -19,10 +19,6 @@ from rattler.index import index_fs
 from vllm_env.base.neutral import NEUTRAL_PREFIX
 
 
-async def _index(job: dict[str, Any]) -> None:
-    await index_fs(Path(job["channel"]))
-
-
 async def _solve(job: dict[str, Any]) -> list[dict[str, str]]:
     records = await _solved(job)
     return [
@@ -64,7 +60,7 @@ async def _solved(job: dict[str, Any]) -> list[Any]:
     return records
 
 
-_JOBS = {"index": _index, "solve": _solve, "install": _install}
+_JOBS = {"index": lambda job: index_fs(Path(job["channel"])), "solve": _solve, "install": _install}
 
 
 def main() -> None:

@@ -71,10 +71,12 @@ def resolve_pin(workspace: Workspace, spec: Spec, *, may_build: bool = True) -> 
     if pin.kind == "source":
         tree = Path(pin.value).resolve()
         commit = _head_of(tree)
-        identity = commit or _tree_digest(tree)
-        if not may_build and _known(_built_folder(workspace, spec, identity)) is None:
-            raise NotBuiltError(spec)
-        wheel = _built_wheel(workspace, tree, spec, commit=commit, identity=identity)
+        folder = _built_folder(workspace, spec, commit or _tree_digest(tree))
+        wheel = _known(folder)
+        if wheel is None:
+            if not may_build:
+                raise NotBuiltError(spec)
+            wheel = _build_wheel(workspace, tree, spec, commit, folder)
         return _of_wheel(wheel, commit=commit, origin=f"source {tree}")
     return _from_commit(workspace, spec, may_build=may_build)
 
@@ -134,7 +136,8 @@ def _of_wheel(wheel: Path, *, origin: str, commit: str = "") -> PinnedVllm:
 def _from_commit(workspace: Workspace, spec: Spec, *, may_build: bool) -> PinnedVllm:
     sha = spec.pin.value
     index, url = (spec.wheel_index or _WHEEL_INDEX).rstrip("/"), spec.git_url or _GIT_URL
-    built = _known(_built_folder(workspace, spec, sha))
+    folder = _built_folder(workspace, spec, sha)
+    built = _known(folder)
     if built is None:
         wheel = _wheel_of_commit(workspace, index, spec)
         if wheel:
@@ -144,7 +147,7 @@ def _from_commit(workspace: Workspace, spec: Spec, *, may_build: bool) -> Pinned
         tree = workspace.cache.path("sources", sha)
         if not (tree / ".complete").is_file():
             _clone(workspace, url, sha, tree)
-        built = _built_wheel(workspace, tree, spec, commit=sha, identity=sha)
+        built = _build_wheel(workspace, tree, spec, sha, folder)
     return _of_wheel(built, commit=sha, origin=f"git {url} at {sha}")
 
 
@@ -194,19 +197,13 @@ def _built_folder(workspace: Workspace, spec: Spec, identity: str) -> Path:
     return workspace.cache.path("wheels", key_of("built", identity, spec.python, spec.torch_backend, precompiled, device))
 
 
-def _built_wheel(workspace: Workspace, tree: Path, spec: Spec, *, commit: str, identity: str) -> Path:
-    """Return the wheel of a source tree, built with the requested Python unless the cache has it."""
-    folder = _built_folder(workspace, spec, identity)
-    known = _known(folder)
-    if known:
-        return known
+def _build_wheel(workspace: Workspace, tree: Path, spec: Spec, commit: str, folder: Path) -> Path:
+    """Build a wheel of a source tree with the requested Python, into a folder of the cache."""
     with workspace.cache.staging() as staging:
         # the times in the wheel's ZIP: without it each build of the same tree would have a digest of its own
         environment = {"SOURCE_DATE_EPOCH": str(EPOCH), "TMPDIR": str(staging), **_ANY_OWNER}
         if commit:  # let vLLM's build take the compiled parts of this very commit instead of compiling them
             environment |= {"VLLM_PRECOMPILED_WHEEL_COMMIT": commit}
-        if os.environ.get("VLLM_USE_PRECOMPILED"):
-            environment["VLLM_USE_PRECOMPILED"] = "1"
         workspace.network.uv(
             ["build", "--wheel", "--python", spec.python, "--out-dir", staging, tree],
             f"build a wheel of {tree}",

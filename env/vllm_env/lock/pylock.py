@@ -6,7 +6,6 @@ channel that packages can be locked of (conda-forge; the local channel is made b
 """
 
 import dataclasses
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +18,7 @@ from vllm_env.base.filesystem import write_whole
 from vllm_env.interpreter.layer import REMOTE, CondaLayer, CondaPackage
 
 from .locked import Inputs, Lock, LockedWheel
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from .spec import read_toml
 
 _TOOL = "vllm-env"
 _FORMAT = 1  # raise it when the tables of [tool.vllm-env] change
@@ -71,7 +66,7 @@ def read_pylock(file: Path) -> LockFile:
         VllmEnvError: the file is damaged, or of another format.
     """
     try:
-        document = tomllib.loads(file.read_text("utf-8"))
+        document = read_toml(file)
         packages = Pylock.from_dict(document).packages
         tool = document["tool"][_TOOL]
         if tool["format"] != _FORMAT:

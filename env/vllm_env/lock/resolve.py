@@ -1,21 +1,11 @@
 """Resolves a spec to exact wheels with uv, for one platform: Linux on x86-64 with the C library of the Triton release."""
 
 import re
-import sys
 import urllib.parse
 from pathlib import Path
 from typing import Any
 
-from packaging.pylock import (
-    Package,
-    PackageArchive,
-    PackageDirectory,
-    PackageSdist,
-    PackageVcs,
-    PackageWheel,
-    Pylock,
-    PylockSelectError,
-)
+from packaging.pylock import Package, PackageArchive, PackageWheel, Pylock, PylockSelectError
 from packaging.tags import Tag, compatible_tags, cpython_tags
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
@@ -27,14 +17,8 @@ from vllm_env.triton.root import ReleaseRules
 
 from .locked import PYTORCH, LockedWheel
 from .pins import PinnedVllm
-from .spec import Spec
+from .spec import Spec, read_toml
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
-PackageFile = PackageArchive | PackageDirectory | PackageSdist | PackageVcs | PackageWheel
 _OLDEST = 5  # manylinux_2_5 is manylinux1, the oldest platform that wheels name
 
 
@@ -63,7 +47,7 @@ def resolve(workspace: Workspace, spec: Spec, rules: ReleaseRules, pinned: Pinne
             raise
         except CommandError as error:
             raise _explained(workspace, error, spec) from error
-        document = Pylock.from_dict(tomllib.loads(answer.read_text("utf-8")))
+        document = Pylock.from_dict(read_toml(answer))
     environment: Any = {"python_version": spec.python, "python_full_version": f"{spec.python}.0"}
     try:
         chosen = list(document.select(environment=environment, tags=_tags(spec.python, rules.glibc)))
@@ -81,7 +65,7 @@ def _tags(python: str, glibc: int) -> list[Tag]:
     return [*cpython_tags(version, platforms=platforms), *compatible_tags(version, interpreter, platforms)]
 
 
-def _locked(package: Package, file: PackageFile, pinned: PinnedVllm, spec: Spec) -> LockedWheel:
+def _locked(package: Package, file: object, pinned: PinnedVllm, spec: Spec) -> LockedWheel:
     """Return the one wheel of a package that will be installed."""
     if isinstance(file, PackageArchive):
         return _from_archive(package, file, pinned)

@@ -103,10 +103,15 @@ def load_spec(profile: str, overrides: Overrides, path: Path | None = None) -> S
     return dataclasses.replace(changed, is_default=changed == spec)
 
 
+def read_toml(file: Path) -> dict[str, Any]:
+    """Return a TOML file's tables; ValueError if it is none."""
+    return tomllib.loads(file.read_text("utf-8"))
+
+
 def only_profile(path: Path) -> str | None:
     """Return the profile of a spec that has just one, as ``--save`` writes them; what is wrong is told by ``load_spec``."""
     try:
-        profiles = tomllib.loads(path.read_text("utf-8"))["profile"]
+        profiles = read_toml(path)["profile"]
         return str(next(iter(profiles))) if len(profiles) == 1 else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
@@ -140,10 +145,10 @@ def save_spec(spec: Spec, file: Path) -> None:
 
 def _profile_table(file: Path, profile: str) -> dict[str, Any]:
     try:
-        document = tomllib.loads(file.read_text("utf-8"))
+        document = read_toml(file)
     except OSError as error:
         raise UsageError(f"The spec {file} cannot be read: {error.strerror}.", remedy="Check --spec.") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise UsageError(f"The spec {file} is not TOML: {error}.", remedy="See env/vllm_env.toml for the form.") from error
     _refuse_unknown(document, {"profile"}, f"the spec {file}")
     profiles = document.get("profile", {})

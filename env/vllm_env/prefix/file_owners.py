@@ -5,18 +5,16 @@ RECORD files can be read instead, up to the step that makes them anew (relocate.
 feature ``detect-module-conflicts`` warns of modules that two wheels have and names neither files nor remedy.
 """
 
-from __future__ import annotations
-
 import csv
 import fnmatch
+import importlib.metadata
 import io
 import posixpath
-import re
-import zipfile
 from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import combinations
-from typing import TYPE_CHECKING, BinaryIO
+from pathlib import Path
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
@@ -24,17 +22,11 @@ from packaging.version import InvalidVersion, Version
 
 from vllm_env.base.errors import VllmEnvError
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-    from pathlib import Path
-
 # Nothing imports or reads these at run time; projects leave them in their wheels by mistake.
 _HARMLESS = (
     "build_backend.py", "conftest.py", "setup.py", "tests/*", "test/*", "docs/*", "examples/*", "benchmarks/*",
     "LICENSE*", "NOTICE*", "README*", "CHANGELOG*", "CHANGES*",
 )  # fmt: skip
-_DATA = re.compile(r"[^/]+\.data/(?P<scheme>purelib|platlib|scripts|data)/(?P<rest>.+)")
-_PLACES = {"purelib": "", "platlib": "", "scripts": "../../../bin/", "data": "../../../"}
 
 
 @dataclass(frozen=True, order=True)
@@ -56,11 +48,6 @@ class Clash:
     other: Distribution
     path: str
 
-    @property
-    def is_harmless(self) -> bool:
-        """Whether nothing reads the file at run time."""
-        return any(fnmatch.fnmatchcase(self.path, pattern) for pattern in _HARMLESS)
-
 
 @dataclass(frozen=True)
 class Owned:
@@ -73,49 +60,17 @@ class Owned:
 def read_installed(packages: Path) -> dict[Distribution, Owned]:
     """Read what the distributions in a ``site-packages`` folder own, before anything rewrites their RECORD files."""
     owned = {}
-    for record in sorted(packages.glob("*.dist-info/RECORD")):
-        metadata = record.with_name("METADATA")
-        requires = _requires(metadata.read_text("utf-8", "replace")) if metadata.is_file() else ()
-        owned[_distribution(record.parent.name)] = Owned(_rows(record.read_text("utf-8")), requires)
+    for found in importlib.metadata.distributions(path=[str(packages)]):
+        metadata = found.metadata
+        distribution = Distribution(str(canonicalize_name(metadata["Name"])), metadata["Version"])
+        owned[distribution] = Owned(_rows(found.read_text("RECORD") or ""), tuple(metadata.get_all("Requires-Dist") or ()))
     return owned
-
-
-def read_wheel(wheel: Path | BinaryIO) -> tuple[Distribution, Owned]:
-    """Read what a wheel will own once it is installed; the stream may be one that fetches what is read of it.
-
-    Raises:
-        VllmEnvError: it is not a wheel.
-    """
-    try:
-        with zipfile.ZipFile(wheel) as archive:
-            record = next(n for n in archive.namelist() if re.fullmatch(r"[^/]+\.dist-info/RECORD", n))
-            rows = _rows(archive.read(record).decode("utf-8"))
-            requires = _requires(archive.read(posixpath.dirname(record) + "/METADATA").decode("utf-8", "replace"))
-    except (zipfile.BadZipFile, StopIteration, KeyError) as error:
-        raise VllmEnvError(f"{wheel} is not a wheel: it has no RECORD.", remedy="Download it again.") from error
-    files = {_installed_path(path): digest for path, digest in rows.items()}
-    return _distribution(posixpath.dirname(record)), Owned(files, requires)
-
-
-def _distribution(folder: str) -> Distribution:
-    name, _, version = folder.removesuffix(".dist-info").partition("-")
-    return Distribution(str(canonicalize_name(name)), version)
 
 
 def _rows(record: str) -> dict[str, str]:
     """Return the digests of a RECORD by path; files without one (RECORD itself, bytecode) cannot be compared."""
     rows = (row for row in csv.reader(io.StringIO(record)) if len(row) > 1 and row[1])
     return {posixpath.normpath(row[0]): row[1] for row in rows}
-
-
-def _requires(metadata: str) -> tuple[str, ...]:
-    head = metadata.partition("\n\n")[0]
-    return tuple(re.findall(r"^Requires-Dist:\s*(.+?)\s*$", head, re.MULTILINE))
-
-
-def _installed_path(path: str) -> str:
-    match = _DATA.fullmatch(path)
-    return _PLACES[match["scheme"]] + match["rest"] if match else path
 
 
 def find_clashes(owned: Mapping[Distribution, Owned]) -> tuple[Clash, ...]:
@@ -142,25 +97,18 @@ def check_clashes(clashes: Iterable[Clash], owned: Mapping[Distribution, Owned])
     """
     pairs: dict[tuple[Distribution, Distribution], list[str]] = defaultdict(list)
     for clash in clashes:
-        if not clash.is_harmless:
+        if not any(fnmatch.fnmatchcase(clash.path, pattern) for pattern in _HARMLESS):
             pairs[clash.one, clash.other].append(clash.path)
     if not pairs:
         return
     (one, other), paths = max(pairs.items(), key=lambda item: len(item[1]))
     more = f" {len(pairs) - 1} more pairs of packages clash as well." if len(pairs) > 1 else ""
+    count, shortest = f"{len(paths)} file{'s' if len(paths) > 1 else ''}", min(paths, key=lambda path: (path.count("/"), path))
     raise VllmEnvError(
-        f"{one} and {other} own {_count(paths)} with different contents, such as {min(paths, key=_depth)}.{more}",
+        f"{one} and {other} own {count} with different contents, such as {shortest}.{more}",
         cause=" ".join(["The one that is installed last wins, for both.", *_asked_by(one, owned), *_asked_by(other, owned)]),
         remedy=_remedy(one, other, len(paths), owned),
     )
-
-
-def _count(paths: list[str]) -> str:
-    return f"{len(paths)} file{'s' if len(paths) > 1 else ''}"
-
-
-def _depth(path: str) -> tuple[int, str]:
-    return path.count("/"), path
 
 
 def _asked_by(wanted: Distribution, owned: Mapping[Distribution, Owned]) -> list[str]:

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from vllm_env.base.dynamic_section import read_dynamic_section
+from vllm_env.base.elf import read_dynamic_section
 from vllm_env.base.process import capture, run
 
 from .needed_libraries import Need, NeededLibraries

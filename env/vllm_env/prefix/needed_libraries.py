@@ -14,26 +14,19 @@ soname (torchvision's ``libz.b9a71669.so.1``): nobody else can rely on that one.
 # ruff: noqa: PTH118, PTH119, PTH120
 # thousands of paths, which os.path joins and splits several times faster than pathlib
 
-from __future__ import annotations
-
 import os
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
-from vllm_env.base.dynamic_section import read_dynamic_section, walk
+from vllm_env.base.elf import DynamicSection, read_dynamic_section, walk
+from vllm_env.base.errors import VllmEnvError
 
-from .outside_libraries import TOLERATED, outside, tolerated
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from vllm_env.base.dynamic_section import DynamicSection
-
-    from .outside_libraries import Tolerated
+from .outside_libraries import TOLERATED, Tolerated, likely_packages, outside, tolerated
 
 _STUBS = f"{os.sep}stubs{os.sep}"  # for linkers only: the toolkit's stubs/libcuda.so has the driver's soname and no code
+_LISTED = 4  # libraries named in a message
 
 
 @dataclass(frozen=True, order=True)
@@ -48,21 +41,18 @@ class Need:
 class NeededLibraries:
     """What the ELF files of an environment ask for.
 
-    ``files`` is their number. Every need is in one of five places: ``by_run_path`` counts those that ld.so finds by
-    itself, ``elsewhere`` has those whose library is somewhere in the environment and must be loaded before, ``outside``
-    names what the machine or the driver brings, ``tolerated`` are documented exceptions, ``missing`` is the rest.
-    ``glibc`` and ``glibcxx`` are the newest symbol versions that are asked of the machine, such as ``(2, 34)``; () for
-    none, or if the environment brings its own libstdc++.
+    Every need is in one of five places: ``by_run_path`` counts those that ld.so finds by itself, ``elsewhere`` has those
+    whose library is somewhere in the environment and must be loaded before, ``outside`` names what the machine or the
+    driver brings, ``tolerated`` are documented exceptions, ``missing`` is the rest. ``glibc`` is the newest version of a
+    symbol of the C library that is asked of the machine, such as ``(2, 34)``; () for none.
     """
 
-    files: int
     by_run_path: int
     elsewhere: tuple[Need, ...]
     outside: tuple[str, ...]
     tolerated: tuple[Need, ...]
     missing: tuple[Need, ...]
     glibc: tuple[int, ...]
-    glibcxx: tuple[int, ...]
 
     @property
     def missing_libraries(self) -> tuple[str, ...]:
@@ -71,13 +61,7 @@ class NeededLibraries:
 
 
 def find_needed_libraries(environment: Path, profile: str, rules: tuple[Tolerated, ...] = TOLERATED) -> NeededLibraries:
-    """Look at every ELF file of an unpacked environment.
-
-    Args:
-        environment: the folder that holds ``bin`` and ``lib``.
-        profile: ``cuda`` leaves the driver's libraries to the machine, others do not.
-        rules: which files may go without which libraries.
-    """
+    """Look at every ELF file of an unpacked environment; the profile ``cuda`` leaves the driver's libraries to the machine."""
     tree = _Tree(environment)
     tree.pass_run_paths_on()
     elsewhere, outer, excused, missing, found = [], set(), [], [], 0
@@ -95,18 +79,41 @@ def find_needed_libraries(environment: Path, profile: str, rules: tuple[Tolerate
                 excused.append(need)
             else:
                 missing.append(need)
-    glibc = max((section.glibc for section in tree.sections.values()), default=())
-    glibcxx = max((section.glibcxx for section in tree.sections.values()), default=())
     return NeededLibraries(
-        files=len(tree.sections),
         by_run_path=found,
         elsewhere=tuple(sorted(elsewhere)),
         outside=tuple(sorted(outer)),
         tolerated=tuple(sorted(excused)),
         missing=tuple(sorted(missing)),
-        glibc=glibc,
-        glibcxx=glibcxx if "libstdc++.so.6" in outer else (),
+        glibc=max((section.glibc for section in tree.sections.values()), default=()),
     )
+
+
+def check_missing_libraries(found: NeededLibraries) -> None:
+    """Refuse an environment whose files ask for libraries that a bare container does not have.
+
+    Raises:
+        VllmEnvError: naming the libraries, the files that need them and the packages that have them.
+    """
+    if not found.missing:
+        return
+    files: dict[str, list[str]] = defaultdict(list)
+    for need in found.missing:
+        files[need.library].append(need.file)
+    first = sorted(files)[:_LISTED]
+    more = f" and {len(files) - _LISTED} more" if len(files) > _LISTED else ""
+    debian, conda = zip(*(likely_packages(library) for library in first), strict=True)
+    raise VllmEnvError(
+        f"The environment lacks shared libraries: {'; '.join(_line(name, files[name]) for name in first)}{more}.",
+        cause="They are in no folder that ld.so will look into and in no package, and a bare container does not have them.",
+        remedy=f"Install them on this machine, from which they are then packed (probably: apt-get install {' '.join(debian)}; "
+        f"on conda-forge: {', '.join(dict.fromkeys(conda))}), or leave out what needs them.",
+    )
+
+
+def _line(library: str, files: list[str]) -> str:
+    more = f" and {len(files) - 1} more" if len(files) > 1 else ""
+    return f"{library}, which {files[0]}{more} needs"
 
 
 class _Tree:

@@ -4,8 +4,6 @@ Each entry was decided on what CPU and CUDA environments of vLLM 0.32 and 0.33 r
 not among the C library's: Debian has them in packages of their own, and images without them exist.
 """
 
-from __future__ import annotations
-
 import fnmatch
 import re
 from dataclasses import dataclass
@@ -43,19 +41,8 @@ class Tolerated:
     libraries: tuple[str, ...]
     reason: str
 
-    def covers(self, file: str, library: str) -> bool:
-        """Tell whether a file of the environment may go without a library."""
-        return fnmatch.fnmatchcase(file, self.file) and any(fnmatch.fnmatchcase(library, p) for p in self.libraries)
 
-
-_FFMPEG = (
-    "libavcodec.so.*",
-    "libavdevice.so.*",
-    "libavfilter.so.*",
-    "libavformat.so.*",
-    "libavutil.so.*",
-    "libsw*.so.*",
-)
+_FFMPEG = ("libavcodec.so.*", "libavdevice.so.*", "libavfilter.so.*", "libavformat.so.*", "libavutil.so.*", "libsw*.so.*")
 _RDMA = ("libibverbs.so.*", "librdmacm.so.*", "libmlx5.so.*", "libefa.so.*")
 TOLERATED = (
     Tolerated("*/lib-dynload/_crypt.*", ("libcrypt.so.*",), "the module crypt left Python in 3.13; nothing imports it"),
@@ -106,7 +93,8 @@ def outside(library: str, profile: str) -> bool:
 
 def tolerated(file: str, library: str, rules: tuple[Tolerated, ...] = TOLERATED) -> bool:
     """Tell whether a file of the environment may go without a library."""
-    return any(rule.covers(file, library) for rule in rules)
+    covering = (rule for rule in rules if fnmatch.fnmatchcase(file, rule.file))
+    return any(fnmatch.fnmatchcase(library, pattern) for rule in covering for pattern in rule.libraries)
 
 
 def likely_packages(library: str) -> tuple[str, str]:

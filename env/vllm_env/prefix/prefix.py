@@ -20,8 +20,7 @@ from vllm_env.lock.locked import Lock
 
 from .file_owners import check_clashes, find_clashes, read_installed
 from .machine_libraries import add_libraries, newer_glibc, with_dependencies
-from .missing_libraries import check_missing_libraries
-from .needed_libraries import find_needed_libraries
+from .needed_libraries import check_missing_libraries, find_needed_libraries
 from .prune import RULES, Pruned, prune
 from .relocate import make_relocatable, set_times
 from .runtime import install_runtime, site_packages

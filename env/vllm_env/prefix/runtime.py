@@ -31,7 +31,7 @@ def site_packages(prefix: Path) -> Path:
     return next(p for p in sorted(prefix.glob("lib/python3.*/site-packages")) if p.is_dir())
 
 
-def install_runtime(prefix: Path, identity: str = "") -> None:
+def install_runtime(prefix: Path, identity: str) -> None:
     """Place the start-up hook, and the variables that it sets: those of the packages' ``activate.d`` scripts, and our own.
 
     ``identity`` tells environments apart, such as a lock's digest. Compiled kernels are kept by it: they include headers
@@ -47,11 +47,9 @@ def install_runtime(prefix: Path, identity: str = "") -> None:
     shutil.copyfile(_HOOK, packages / f"{_MODULE}.py")
     (packages / _PTH).write_text(f"import {_MODULE}\n")
     variables = activation_variables(prefix)
-    if identity:
-        variables["TORCHINDUCTOR_CACHE_DIR"] = f"{{cache}}/vllm_env/inductor/{identity[:16]}"
-    if variables:
-        lines = [f"{name}={value.replace(str(prefix), '{prefix}')}\n" for name, value in sorted(variables.items())]
-        (packages / "_vllm_env_variables.txt").write_text("".join(lines), "utf-8")
+    variables["TORCHINDUCTOR_CACHE_DIR"] = f"{{cache}}/vllm_env/inductor/{identity[:16]}"
+    lines = [f"{name}={value.replace(str(prefix), '{prefix}')}\n" for name, value in sorted(variables.items())]
+    (packages / "_vllm_env_variables.txt").write_text("".join(lines), "utf-8")
 
 
 def activation_variables(prefix: Path) -> dict[str, str]:

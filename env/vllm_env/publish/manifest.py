@@ -91,7 +91,7 @@ class Manifest:
         name = str(canonicalize_name(self.vllm.distribution))
         versions = {**self.versions, name: self.vllm.version}
         profile = str(self.spec.get("profile", "cpu"))
-        return Expected(self.stub.python, self.stub.release, versions, name, members=self.archive.members, profile=profile)
+        return Expected(self.stub.python, self.stub.release, versions, members=self.archive.members, profile=profile)
 
 
 def describe_build(key: str, prefix: Prefix, stub: Stub, archive: Archive | None) -> Manifest:
@@ -99,6 +99,9 @@ def describe_build(key: str, prefix: Prefix, stub: Stub, archive: Archive | None
     lock = prefix.lock
     versions = lock.versions()
     name = lock.vllm.name
+    environment = EnvironmentRecord(DIRECTORY_NAME, key=prefix.key)
+    if archive:
+        environment = EnvironmentRecord(ARCHIVE_NAME, archive.sha256, archive.size, archive.members, archive.unpacked)
     return Manifest(
         key=key,
         layout="archive" if archive else "directory",
@@ -106,19 +109,13 @@ def describe_build(key: str, prefix: Prefix, stub: Stub, archive: Archive | None
         python=lock.python,
         versions={n: versions[n] for n in _NAMED if n in versions},
         triton_release=stub.release,
-        archive=_environment(prefix, archive),
+        archive=environment,
         stub=StubRecord(stub.sha256, stub.size, stub.python, stub.release, stub.origin),
         spec=dataclasses.asdict(lock.inputs),
         lock_digest=lock.digest,
         left_out=prefix.pruned,
         built_at=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
     )
-
-
-def _environment(prefix: Prefix, archive: Archive | None) -> EnvironmentRecord:
-    if archive is None:
-        return EnvironmentRecord(DIRECTORY_NAME, key=prefix.key)
-    return EnvironmentRecord(ARCHIVE_NAME, archive.sha256, archive.size, archive.members, archive.unpacked)
 
 
 def read_manifest(model: Path) -> Manifest | None:

@@ -70,10 +70,9 @@ def stage_model(built: BuiltSet, current: Path, template: Path, new: Path) -> No
 
 def _link_tree(source: Path, target: Path) -> None:
     """Make ``target`` a copy of the folder ``source`` without what was built, its files as hard links."""
-    skip = {*BUILT_NAMES}
 
     def ignore(folder: str, names: list[str]) -> list[str]:
-        return [n for n in names if Path(folder) == source and (n in skip or n.startswith(STAGING))]
+        return [n for n in names if Path(folder) == source and (n in BUILT_NAMES or n.startswith(STAGING))]
 
     shutil.copytree(source, target, symlinks=True, ignore=ignore, copy_function=link_or_copy)
     shutil.copystat(source, target)

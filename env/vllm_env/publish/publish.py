@@ -16,15 +16,7 @@ from vllm_env.base.workspace import Workspace
 
 from .exchange import STAGING, exchange, remove_abandoned_staging, staging_in
 from .manifest import ARCHIVE_NAME, DIRECTORY_NAME
-from .model_folder import (
-    BUILT_NAMES,
-    BuiltSet,
-    complete_from,
-    set_environment_path,
-    stage_model,
-    write_engine_args,
-    write_set,
-)
+from .model_folder import BUILT_NAMES, BuiltSet, complete_from, set_environment_path, stage_model, write_engine_args, write_set
 
 
 def check_writable(repository: Path, model: str) -> None:
@@ -147,10 +139,6 @@ def _publish_in_place(built: BuiltSet, target: Path, template: Path) -> None:
                 remove_tree(target / name)
             if (staging / name).exists():
                 (staging / name).rename(target / name)
-        _remove_other_layout(built, target)
+        other = target / (DIRECTORY_NAME if built.layout == "archive" else ARCHIVE_NAME)
+        remove_tree(other) if other.is_dir() else other.unlink(missing_ok=True)
         sync(target)
-
-
-def _remove_other_layout(built: BuiltSet, target: Path) -> None:
-    other = target / (DIRECTORY_NAME if built.layout == "archive" else ARCHIVE_NAME)
-    remove_tree(other) if other.is_dir() else other.unlink(missing_ok=True)

@@ -55,8 +55,7 @@ def find_abandoned(places: tuple[tuple[Path, re.Pattern[str]], ...] = _PLACES) -
 def find_private_caches(roots: set[Path]) -> list[Abandoned]:
     """Return the private copies of vLLM's caches, of this user or, for root, of all; in use while a server runs.
 
-    Args:
-        roots: cache folders; the folders for temporary files are looked at as well.
+    They are in cache folders (``roots``) and in the folders for temporary files.
     """
     found = [path for root in sorted(roots) for path in sorted((root / "warm").glob("*"))]
     for folder in sorted({Path(tempfile.gettempdir()), Path("/tmp")}):  # noqa: S108 - a server need not have our TMPDIR

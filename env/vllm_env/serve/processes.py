@@ -28,7 +28,7 @@ def members(leader: int, marker: str, known: Iterable[psutil.Process] = ()) -> l
     ``VLLM_ENV_SERVER_ID`` in its environment; ``known`` were members before.
     """
     chosen = {p for p in known if is_alive(p)}
-    chosen |= {p for p in psutil.process_iter() if _session_of(p) == leader or _is_marked(p, marker)}
+    chosen |= {p for p in psutil.process_iter() if _belongs(p, leader, marker)}
     for process in list(chosen):
         with contextlib.suppress(psutil.Error):
             chosen.update(process.children(recursive=True))
@@ -43,18 +43,13 @@ def is_alive(process: psutil.Process) -> bool:
         return False
 
 
-def _session_of(process: psutil.Process) -> int:
-    try:
-        return os.getsid(process.pid)
-    except OSError:
-        return -1
-
-
-def _is_marked(process: psutil.Process, marker: str) -> bool:
-    try:
+def _belongs(process: psutil.Process, leader: int, marker: str) -> bool:
+    with contextlib.suppress(OSError):
+        if os.getsid(process.pid) == leader:
+            return True
+    with contextlib.suppress(psutil.Error, OSError):
         return process.environ().get(MARKER) == marker
-    except (psutil.Error, OSError):
-        return False
+    return False
 
 
 def dead_children(parent: int) -> frozenset[int]:

@@ -21,7 +21,6 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 
 import psutil
 
@@ -76,14 +75,8 @@ class Launch:
 class TritonServer:
     """A running tritonserver; a context manager that is entered when the models are ready.
 
-    A start that gets stuck through a known fault of the Python backend is tried once more.
-
-    Args:
-        binary: ``bin/tritonserver`` of a Triton root.
-        repository: the model repository to serve.
-        log: receives all that the server and its children print; appended to.
-        launch: variables, arguments and limits of the start.
-        console: shows how long the models have been loading.
+    A start that gets stuck through a known fault of the Python backend is tried once more. ``binary`` is the program of a
+    Triton root; what the server and its children print is appended to ``log``; ``console`` shows how long the models load.
     """
 
     def __init__(
@@ -149,7 +142,7 @@ class TritonServer:
                 break
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def start(self) -> None:
@@ -168,10 +161,7 @@ class TritonServer:
             try:
                 # SIGTERM and not SIGKILL: on a clean exit the server removes the environment that it extracted
                 self._child = start(
-                    self._command(),
-                    stdout=sink,
-                    env={**self._launch.environment, **own},
-                    when_parent_ends=signal.SIGTERM,
+                    self._command(), stdout=sink, env={**self._launch.environment, **own}, when_parent_ends=signal.SIGTERM
                 )
             except OSError as error:
                 raise CommandError(
@@ -266,14 +256,14 @@ class TritonServer:
         """Return the server's living processes: itself, stubs, vLLM's EngineCore and Workers, orphans included."""
         return processes.members(self.pid, self._id, self._known) if self._child else []
 
-    def stop(self) -> tuple[psutil.Process, ...]:
-        """End the server and what it left behind; return the processes that did not leave by themselves.
+    def stop(self) -> None:
+        """End the server and what it left behind.
 
         A server that was not ended by this method (a crash, a kill) leaves its stubs a moment to notice.
         """
         if self._child is None:
             self._remove_traces()
-            return self.leftovers
+            return
         try:
             self._look(now=True)
             if self._child.poll() is None:
@@ -285,7 +275,6 @@ class TritonServer:
             self._child.wait()
             self._child = None
             self._remove_traces()
-        return self.leftovers
 
     def _remove_traces(self) -> None:
         if self._failed:  # a stub that dies at once is gone before anybody sees which environment it was given
@@ -294,10 +283,7 @@ class TritonServer:
             self._traces |= {path for path in left if path.stat().st_ctime >= self._started}
         regions = _SHARED_MEMORY.glob(f"{self._shared_memory_prefix}*")
         for path in (*self._traces, *regions, *filter(None, [self._scratch])):
-            if path.is_dir():
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                path.unlink(missing_ok=True)
+            shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
 
 
 def free_ports() -> Ports:

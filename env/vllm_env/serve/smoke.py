@@ -4,6 +4,7 @@ What it serves is a temporary copy of the model's folder with other engine argum
 machine at hand. The archive is linked, not copied, and nothing in the published folder changes.
 """
 
+import contextlib
 import json
 import os
 import re
@@ -90,7 +91,7 @@ def smoke_run(workspace: Workspace, request: SmokeRequest) -> SmokeResult:
         with TritonServer(request.binary, repository, log=request.log, launch=launch, console=workspace.console) as server:
             ready = time.monotonic()
             output = _ask(request, server, staged)
-        lines = _read_answers(staged / _RESULTS)
+        lines = (staged / _RESULTS).read_text(encoding="utf-8").split(f"\n{_SEPARATOR}")[:-1]  # it ends with a separator
     answers = tuple(zip(_read_prompts(request.prompts), lines, strict=False))
     _check(request, answers, len(lines))
     return SmokeResult(tuple(output.splitlines()), answers, ready - started, arguments)
@@ -133,32 +134,24 @@ def copy_model(folder: Path, copy: Path, arguments: Mapping[str, Any]) -> None:
             shutil.copy2(folder / name, copy / name)
     copy_code(folder / CODE, copy / CODE)
     (copy / _ENGINE_ARGS).write_text(json.dumps(arguments, indent=2) + "\n", encoding="utf-8")
-    _keep_one_gpu(copy / "config.pbtxt")
-    _link_environment(folder, copy)
-
-
-def _keep_one_gpu(config: Path) -> None:
-    text = config.read_text(encoding="utf-8")
-    one = _GPU_IDS.sub(r"\1", text)
-    if one != text:
-        config.write_text(one, encoding="utf-8")
-
-
-def _link_environment(folder: Path, copy: Path) -> None:
     config = copy / "config.pbtxt"
     text = config.read_text(encoding="utf-8")
+    changed = _with_environment(_GPU_IDS.sub(r"\1", text), folder, copy)
+    if changed != text:
+        config.write_text(changed, encoding="utf-8")
+
+
+def _with_environment(text: str, folder: Path, copy: Path) -> str:
+    """Link the archive that a configuration names into the copy, or return the configuration with the original's path."""
     named = re.search(re.escape(_MODEL_DIRECTORY) + r'/([^"/]+)', text)
     if named is None:
-        return
+        return text
     environment = folder / named[1]
     if environment.is_file():
-        try:
+        with contextlib.suppress(OSError):  # another file system, or one without hard links
             os.link(environment, copy / named[1])
-        except OSError:  # another file system, or one without hard links
-            pass
-        else:
-            return
-    config.write_text(text.replace(named[0], str(environment.resolve())), encoding="utf-8")
+            return text
+    return text.replace(named[0], str(environment.resolve()))
 
 
 def _ask(request: SmokeRequest, server: TritonServer, folder: Path) -> str:
@@ -175,11 +168,6 @@ def _ask(request: SmokeRequest, server: TritonServer, folder: Path) -> str:
 def _read_prompts(path: Path) -> list[str]:
     lines = path.read_text(encoding="utf-8-sig").split("\n")
     return [line.rstrip("\r") for line in lines if line.strip()]
-
-
-def _read_answers(path: Path) -> list[str]:
-    parts = path.read_text(encoding="utf-8").split(f"\n{_SEPARATOR}")
-    return parts[:-1]  # the file ends with a separator
 
 
 def _check(request: SmokeRequest, answers: tuple[tuple[str, str], ...], count: int) -> None:

@@ -5,14 +5,13 @@ shows that tokenizer, weights, engine, tensors and transport all work, where ran
 came back.
 """
 
-import contextlib
 import json
 import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from vllm_env.base.cache import key_of, touch
-from vllm_env.base.errors import CommandError, VllmEnvError
+from vllm_env.base.errors import CommandError
 from vllm_env.base.filesystem import make_readable
 from vllm_env.base.process import run
 from vllm_env.base.workspace import Workspace
@@ -57,14 +56,6 @@ class Recipe:
     facts: tuple[tuple[str, str], ...] = FACTS
     """Prompts and how greedy decoding continues each, before it ends."""
 
-    def __post_init__(self) -> None:
-        if self.architecture not in ("opt", "llama"):
-            raise ValueError(f"architecture {self.architecture!r} is neither opt nor llama")
-        if self.hidden % self.heads or self.hidden // self.heads < 32:
-            raise ValueError(f"hidden {self.hidden} over {self.heads} heads is not 32 or more for each")
-        if self.vocabulary < 258:
-            raise ValueError(f"vocabulary {self.vocabulary} does not hold 256 bytes and two special tokens")
-
 
 def ensure_standin(workspace: Workspace, python: Path, recipe: Recipe | None = None) -> Path:
     """Return the folder of a stand-in in Hugging Face format, made if the cache has none for this recipe.
@@ -89,10 +80,7 @@ def ensure_standin(workspace: Workspace, python: Path, recipe: Recipe | None = N
         _train(python, recipe_file, made)
         make_readable(made)  # safetensors writes 0600
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(OSError):  # another run may have made the same one meanwhile
-            made.rename(folder)
-    if not (folder / "config.json").is_file():
-        raise VllmEnvError(f"The stand-in model could not be put to {folder}.", remedy="Check the cache folder.")
+        made.rename(folder)
     return folder
 
 

@@ -6,8 +6,6 @@ A program of its own, with nothing of this package: it needs torch and transform
 has. ``standin.py`` writes the recipe and runs it.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

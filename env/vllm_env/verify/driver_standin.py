@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from elftools.elf.elffile import ELFFile
 
-from vllm_env.base.dynamic_section import read_dynamic_section, walk
+from vllm_env.base.elf import read_dynamic_section, walk
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

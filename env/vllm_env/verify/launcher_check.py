@@ -7,7 +7,7 @@ the locale, which a stand-alone one does unless it is told not to.
 
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,12 +27,7 @@ _SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"
 # What initialising Python without a configured locale comes to (PEP 538 and 540 off, C locale).
 _AS_EMBEDDED = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
 # The probe changes nothing in the environment, and sees the bytecode as it was packed.
-_QUIET = {
-    "PYTHONDONTWRITEBYTECODE": "1",
-    "VLLM_NO_USAGE_STATS": "1",
-    "HF_HUB_OFFLINE": "1",
-    "VLLM_LOGGING_LEVEL": "ERROR",
-}
+_QUIET = {"PYTHONDONTWRITEBYTECODE": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
 
 
 @dataclass(frozen=True)
@@ -41,11 +36,11 @@ class Started:
 
     encoding: str
     prefix: str
-    path: tuple[str, ...]
+    path: Sequence[str]
     environment: Mapping[str, str]
-    imported: Mapping[str, tuple[str, str]]
-    files: tuple[str, ...]
-    stale: tuple[str, ...]
+    imported: Mapping[str, Sequence[str]]
+    files: Sequence[str]
+    stale: Sequence[str]
     distributions: Mapping[str, str]
 
 
@@ -107,16 +102,8 @@ def _explained(error: CommandError) -> CommandError:
 
 
 def _read(answer: dict[str, Any]) -> Started:
-    return Started(
-        encoding=answer["encoding"],
-        prefix=answer["prefix"],
-        path=tuple(answer["path"]),
-        environment=answer["environment"],
-        imported={name: (file, version) for name, (file, version) in answer["imported"].items()},
-        files=tuple(answer["files"]),
-        stale=tuple(answer["stale"]),
-        distributions={str(canonicalize_name(n)): v for n, v in answer["distributions"].items()},
-    )
+    distributions = {str(canonicalize_name(name)): version for name, version in answer["distributions"].items()}
+    return Started(**(answer | {"distributions": distributions}))
 
 
 def judge(started: Started, environment: Path, expected: Expected) -> None:

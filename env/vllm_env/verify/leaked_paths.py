@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from vllm_env.base.elf import read_needs
+from vllm_env.base.elf import read_dynamic_section
 from vllm_env.base.errors import VllmEnvError
 from vllm_env.base.workspace import CHECKOUT
 
@@ -73,9 +73,9 @@ def _place_in(file: Path, needles: Mapping[str, tuple[re.Pattern[bytes], re.Patt
         head = stream.read(len(_ELF))
         data = b"" if head == _ELF else head + stream.read()
     if head == _ELF:
-        needs = read_needs(file)
+        needs = read_dynamic_section(file)
         # without a library to look for, nothing reads the run path
-        data = "\n".join(needs.run_paths).encode() if needs and needs.libraries else b""
+        data = "\n".join((*needs.rpath, *needs.runpath)).encode() if needs and needs.needed else b""
     for place, patterns in needles.items():
         if place.encode() in data and any(p.search(data) for p in patterns[: 1 + (file.suffix == ".pyc")]):
             return place

@@ -9,8 +9,6 @@ A process of its own, because it changes the working folder and the locale: trit
 libarchive cannot convert some names.
 """
 
-from __future__ import annotations
-
 import ctypes
 import json
 import locale
@@ -39,13 +37,9 @@ class Refused(Exception):  # noqa: N818 - it is what libarchive did
         self.answer = {"call": call, "status": status, "message": message, "member": member}
 
 
-def _plain(status: int, *_: Any) -> int:
-    return status
-
-
 # the binding turns warnings into log lines and errors into exceptions; Triton compares with ARCHIVE_OK
 for _function in ("read_next_header", "read_data_block", "write_header", "write_data_block", "write_finish_entry"):
-    getattr(ffi, _function).errcheck = _plain
+    getattr(ffi, _function).errcheck = lambda status, *_: status
 
 
 def _check(call: str, status: int, handle: int, member: str) -> bool:
@@ -60,8 +54,8 @@ def _check(call: str, status: int, handle: int, member: str) -> bool:
     return status == _OK
 
 
-def unpack(archive: str, folder: str) -> dict[str, int]:
-    """Unpack an archive into an existing folder and return its number of members and bytes of data.
+def unpack(archive: str, folder: str) -> int:
+    """Unpack an archive into an existing folder and return its number of members.
 
     Raises:
         Refused: where Triton would stop.
@@ -73,25 +67,23 @@ def unpack(archive: str, folder: str) -> dict[str, int]:
     handle = os.open(archive, os.O_RDONLY | os.O_CLOEXEC)
     os.chdir(folder)
     ffi.read_open_fd(source, handle, _BLOCK)
-    entry, members, total, name = ctypes.c_void_p(), 0, 0, ""
+    entry, members, name = ctypes.c_void_p(), 0, ""
     while _check("read_next_header", ffi.read_next_header(source, ctypes.byref(entry)), source, name):
         name = (ffi.entry_pathname(entry) or b"").decode("utf-8", "replace")
         _check("write_header", ffi.write_header(sink, entry), sink, name)
-        total += _copy_data(source, sink, name)
+        _copy_data(source, sink, name)
         _check("write_finish_entry", ffi.write_finish_entry(sink), sink, name)
         members += 1
     ffi.read_free(source)
     ffi.write_free(sink)  # restores the times of folders
-    return {"members": members, "size": total}
+    return members
 
 
-def _copy_data(source: int, sink: int, name: str) -> int:
-    data, size, offset, total = ctypes.c_void_p(), ctypes.c_size_t(), ctypes.c_longlong(), 0
+def _copy_data(source: int, sink: int, name: str) -> None:
+    data, size, offset = ctypes.c_void_p(), ctypes.c_size_t(), ctypes.c_longlong()
     block = (ctypes.byref(data), ctypes.byref(size), ctypes.byref(offset))
     while _check("read_data_block", ffi.read_data_block(source, *block), source, name):
         _check("write_data_block", ffi.write_data_block(sink, data, size, offset), sink, name)
-        total += size.value
-    return total
 
 
 def main() -> None:
@@ -100,7 +92,7 @@ def main() -> None:
     locale.setlocale(locale.LC_ALL, "C")
     answer: dict[str, Any]
     try:
-        answer = unpack(job["archive"], job["folder"])
+        answer = {"members": unpack(job["archive"], job["folder"])}
     except Refused as refused:
         answer = {"refused": refused.answer}
     except ffi.ArchiveError as error:

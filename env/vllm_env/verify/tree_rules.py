@@ -24,13 +24,7 @@ from vllm_env.triton.root import rules_of
 
 REBUILD = "Build it again: ./gen_vllm_env.sh."
 _OF_PYTHON = ("pip", "setuptools", "wheel")  # an interpreter's conda package may bring them
-_MAGIC = {
-    b"\x28\xb5\x2f\xfd": "zstd",
-    b"\xfd7zXZ\0": "xz",
-    b"BZh": "bzip2",
-    b"PK\x03\x04": "ZIP",
-    b"\x04\x22\x4d\x18": "lz4",
-}
+_MAGIC = {b"\x28\xb5\x2f\xfd": "zstd", b"\xfd7zXZ\0": "xz", b"BZh": "bzip2", b"PK\x03\x04": "ZIP", b"\x04\x22\x4d\x18": "lz4"}
 # libarchive's messages (archive_write_disk_posix.c, archive_read_support_format_tar.c, …filter_gzip.c) and what they mean
 _MEANING = (
     (r"Path contains '\.\.'", "Since 26.06 Triton refuses members whose path contains '..' (SECURE_NODOTDOT)."),
@@ -54,7 +48,6 @@ class Expected:
     python: str
     release: str
     versions: dict[str, str]
-    distribution: str
     complete: bool = False
     members: int = 0
     profile: str = "cpu"
@@ -62,21 +55,13 @@ class Expected:
 
 def expected_of_lock(lock: Lock, python: str, release: str, members: int = 0) -> Expected:
     """Return what a build with this lock must have come to; ``python`` and ``release`` are those of its stub."""
-    versions = lock.versions()
-    named = str(canonicalize_name(lock.spec.distribution))
-    name = named if named in versions else "vllm"  # a pinned wheel has its own name, whatever the profile's is
-    return Expected(python, release, versions, name, complete=True, members=members, profile=lock.spec.profile)
+    return Expected(python, release, lock.versions(), complete=True, members=members, profile=lock.spec.profile)
 
 
 def unpack(workspace: Workspace, archive: Path, folder: Path, triton: Path | None = None, members: int = 0) -> None:
-    """Unpack an archive into a new folder as Triton would, by the libarchive of the Triton root if it brings one.
+    """Unpack an archive of so many members (0: not known) into a new folder as Triton would.
 
-    Args:
-        workspace: its cache holds what is exchanged with the process that unpacks.
-        archive: the file.
-        folder: what it is unpacked into.
-        triton: the Triton root.
-        members: how many members it must have, 0 if that is not known.
+    That is by the libarchive of the Triton root, if it brings one.
 
     Raises:
         VllmEnvError: Triton refuses it; the message names its rule.
@@ -95,11 +80,8 @@ def unpack(workspace: Workspace, archive: Path, folder: Path, triton: Path | Non
 
 
 def _check_compression(archive: Path) -> None:
-    try:
-        with archive.open("rb") as stream:
-            head = stream.read(8)
-    except OSError as error:
-        raise VllmEnvError(f"{archive} cannot be read: {error.strerror}.", remedy=REBUILD) from error
+    with archive.open("rb") as stream:
+        head = stream.read(8)
     kind = next((name for magic, name in _MAGIC.items() if head.startswith(magic)), None)
     if kind:
         raise VllmEnvError(
@@ -200,13 +182,7 @@ def installed(packages: Path) -> dict[str, str]:
 
 
 def _check_distributions(found: dict[str, str], expected: Expected) -> None:
-    if "setuptools" not in found:
-        raise VllmEnvError(
-            "The environment has no setuptools.",
-            cause="torch.utils.cpp_extension imports it, and vLLM that.",
-            remedy="Add it: --with setuptools.",
-        )
-    check_numpy(found.get("numpy", ""), expected.release)
+    check_versions(found, expected.release)
     wrong = differing(found, expected.versions)
     if expected.complete:
         wrong += [f"{name} {found[name]} is not in it" for name in found if name not in {*expected.versions, *_OF_PYTHON}]
@@ -239,15 +215,22 @@ def is_same_version(one: str, other: str) -> bool:
     return found == wanted or (wanted.local is None and Version(found.public) == wanted)
 
 
-def check_numpy(version: str, release: str) -> None:
-    """Refuse NumPy 2 with a stub that cannot read its arrays.
+def check_versions(versions: Mapping[str, str], release: str) -> None:
+    """Refuse distributions without setuptools, or with a NumPy 2 whose arrays a stub of this release cannot read.
 
     Raises:
         VllmEnvError: naming the rule and the remedy.
     """
-    if rules_of(release).numpy_bound and int(version.partition(".")[0] or 0) >= 2:
+    if "setuptools" not in versions:
         raise VllmEnvError(
-            f"NumPy {version} does not go with a stub of Triton {release}.",
+            "The environment has no setuptools.",
+            cause="torch.utils.cpp_extension imports it, and vLLM that.",
+            remedy="Add it: --with setuptools.",
+        )
+    numpy = versions.get("numpy", "")
+    if rules_of(release).numpy_bound and int(numpy.partition(".")[0] or 0) >= 2:
+        raise VllmEnvError(
+            f"NumPy {numpy} does not go with a stub of Triton {release}.",
             cause="Stubs before 24.11 have pybind11 2.10, which cannot read arrays of NumPy 2: the first request aborts them.",
             remedy="Leave NumPy to the tool (it asks for numpy<2), or use Triton 24.11 or newer.",
         )

@@ -7,15 +7,12 @@ the tree that comes out; an interpreter of it, started as Triton's launcher star
 from pathlib import Path
 
 from vllm_env.base.cache import key_of
-from vllm_env.base.elf import needed_python
 from vllm_env.base.errors import VllmEnvError
 from vllm_env.base.filesystem import require_space
 from vllm_env.base.workspace import Workspace
 from vllm_env.lock.locked import Lock
-from vllm_env.prefix.missing_libraries import check_missing_libraries
-from vllm_env.prefix.needed_libraries import find_needed_libraries
+from vllm_env.prefix.needed_libraries import check_missing_libraries, find_needed_libraries
 from vllm_env.triton.root import NEWEST_KNOWN, TritonRoot, is_known
-from vllm_env.triton.stub import Stub, StubPlan
 
 from . import launcher_check, leaked_paths, tree_rules
 from .compiler_check import check_compiler
@@ -24,12 +21,8 @@ from .tree_rules import Expected
 _FORMAT = 2  # raise it when a check below becomes stricter
 
 
-def check_plan(lock: Lock, plan: StubPlan) -> tuple[str, ...]:
-    """Refuse, before anything long starts, what Triton would refuse or what would break at the first request.
-
-    Args:
-        lock: what will be installed.
-        plan: the stub that will be used.
+def check_plan(lock: Lock, triton: TritonRoot) -> tuple[str, ...]:
+    """Refuse, before anything long starts, a lock with which the stub of a Triton would break at the first request.
 
     Returns:
         Notes for the user, such as that the release is newer than the table of rules.
@@ -37,37 +30,11 @@ def check_plan(lock: Lock, plan: StubPlan) -> tuple[str, ...]:
     Raises:
         VllmEnvError: naming the rule and the remedy.
     """
-    triton = plan.triton
-    if plan.prebuilt is not None:
-        check_stub_python(plan.prebuilt, plan.minor)
-        check_stub_release(plan.prebuilt.release, triton.release)
-    versions = lock.versions()
-    if "setuptools" not in versions:
-        raise VllmEnvError(
-            "The environment has no setuptools.",
-            cause="torch.utils.cpp_extension imports it, and vLLM that.",
-            remedy="Add it: --with setuptools.",
-        )
-    tree_rules.check_numpy(versions.get("numpy", ""), triton.release)
+    tree_rules.check_versions(lock.versions(), triton.release)
     if is_known(triton.release):
         return ()
     row = f"the rules of {triton.rules.since}, the nearest known ones, are applied"
     return (f"Triton {triton.release} is not in the table of releases, which ends with {NEWEST_KNOWN}: {row}",)
-
-
-def check_stub_python(stub: Stub, python: str) -> None:
-    """Refuse a stub that embeds another Python than the environment's (``3.11``).
-
-    Raises:
-        VllmEnvError: naming both and the remedy.
-    """
-    needed = needed_python(stub.path)
-    if needed != python:
-        raise VllmEnvError(
-            f"The stub {stub.path} embeds Python {needed}, the environment has {python}.",
-            cause="A stub loads the libpython that it was built for.",
-            remedy=f"Use --python {needed}, or --stub source." if needed else "Use --stub source.",
-        )
 
 
 def check_stub_release(stub_release: str, server_release: str) -> None:
@@ -87,17 +54,10 @@ def check_stub_release(stub_release: str, server_release: str) -> None:
 def verify_archive(
     workspace: Workspace, archive: Path, expected: Expected, triton: TritonRoot | None = None, *, unpacked: int = 0
 ) -> tuple[str, ...]:
-    """Unpack an archive as Triton does and check what comes out, down to an import of vLLM.
+    """Unpack an archive as Triton does, below the cache, and check what comes out, down to an import of vLLM.
 
-    Args:
-        workspace: the archive is unpacked below its cache and removed again.
-        archive: the ``.tar.gz``.
-        expected: what must be in it.
-        triton: the Triton root, whose own libarchive is used if it brings one.
-        unpacked: bytes that the archive unpacks to, 0 if that is not known.
-
-    Returns:
-        Notes for the user: what is not wrong, but costs time at each start.
+    The Triton root's own libarchive is used if it brings one; ``unpacked`` are the bytes that the archive unpacks to, 0 if
+    that is not known. Returned are notes for the user: what is not wrong, but costs time at each start.
 
     Raises:
         VllmEnvError: naming the rule and the remedy.
@@ -133,18 +93,10 @@ def verify_directory(workspace: Workspace, environment: Path, expected: Expected
     return (f"{len(started.stale)} of {len(started.files)} modules have no bytecode that fits ({named}, …): slower starts",)
 
 
-def verified_key(environment: str, stub_sha256: str, expected: Expected) -> str:
-    """Return the key of a verification: of which environment (its digest or key), with which stub, against what."""
-    return key_of(_FORMAT, environment, stub_sha256, expected.release, expected.python, expected.versions)
+def verified_mark(workspace: Workspace, environment: str, stub_sha256: str, expected: Expected) -> Path:
+    """Return the file that says that an environment (by digest or key) passed on this machine, with which stub, against what.
 
-
-def is_verified(workspace: Workspace, key: str) -> bool:
-    """Tell whether an environment passed on this machine before; one that was packed and never passed did not."""
-    return workspace.cache.path("verified", key).is_file()
-
-
-def mark_verified(workspace: Workspace, key: str) -> None:
-    """Remember that an environment passed."""
-    mark = workspace.cache.path("verified", key)
-    mark.parent.mkdir(parents=True, exist_ok=True)
-    mark.touch()
+    One that was packed and never passed has none.
+    """
+    key = key_of(_FORMAT, environment, stub_sha256, expected.release, expected.python, expected.versions)
+    return workspace.cache.path("verified", key)

@@ -99,7 +99,7 @@ class Stages:
             path.write_text(self.key)
             path.with_name(f"{self.key}.json").write_text("{}")
         digest = hashlib.sha256(self.key.encode()).hexdigest()
-        return Archive(path, self.key, digest, path.stat().st_size, members=3, unpacked=10)
+        return Archive(path, digest, path.stat().st_size, members=3, unpacked=10)
 
     def verify_archive(
         self, workspace: Workspace, archive: Path, expected: Expected, triton: TritonRoot, *, unpacked: int

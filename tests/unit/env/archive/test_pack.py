@@ -81,7 +81,7 @@ def test_an_archive_is_packed_once(prefix: Path, tmp_path: Path) -> None:
     first = make_archive(workspace, finished)
     assert first.path == tmp_path / "cache/archives" / f"{archive_key('key')}.tar.gz"
     assert (first.sha256, first.size) == (file_sha256(first.path), first.path.stat().st_size)
-    facts = first.path.with_name(f"{first.key}.json")
+    facts = first.path.with_name(f"{archive_key('key')}.json")
     for file in (first.path, facts):
         os.utime(file, (1000, 1000))
     assert make_archive(workspace, finished) == dataclasses.replace(first, reused=True)

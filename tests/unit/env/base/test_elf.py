@@ -1,33 +1,82 @@
-"""What is read out of ELF files, from files that a compiler has just made."""
+"""What is read out of ELF files that a compiler has just made, and of files that are none."""
 
 from __future__ import annotations
 
+import os
+import struct
+import subprocess
 from typing import TYPE_CHECKING
 
+import pytest
+
 from support.elf_files import make_library, make_program
-from vllm_env.base.elf import ElfNeeds, needed_python, newest_version, read_needs
+from vllm_env.base.elf import needed_python, newest_defined, read_dynamic_section, walk
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
-def test_reads_libraries_run_paths_and_versions(tmp_path: Path) -> None:
-    """The dynamic section's NEEDED and RUNPATH and the version that is asked of each library come out as they went in."""
-    library = make_library(tmp_path / "lib", "libanswer.so.3", "ANSWER_2.10")
-    program = make_program(tmp_path / "program", (library,), run_path="$ORIGIN/lib:/opt/lib")
-    needs = read_needs(program)
-    assert needs is not None
-    assert needs.libraries[0] == "libanswer.so.3"
-    assert needs.run_paths == ("$ORIGIN/lib", "/opt/lib")
-    assert needs.versions["libanswer.so.3"] == ("ANSWER_2.10",)
-    assert newest_version(needs, "GLIBC_")[0] == 2
+def test_reads_names_and_versions(tmp_path: Path) -> None:
+    """Soname, needed libraries and the newest symbol version of the C++ library come out as the linker was told."""
+    library = make_library(tmp_path, "libcxx.so.6", "GLIBCXX_3.4.30")
+    program = make_program(tmp_path / "program", (library,))
+    section = read_dynamic_section(str(library))
+    assert section is not None
+    assert section.soname == "libcxx.so.6"
+    asks = read_dynamic_section(str(program))
+    assert asks is not None
+    assert asks.needed[0] == "libcxx.so.6"
+    assert asks.glibcxx == (3, 4, 30)
+    assert asks.glibc[0] == 2
 
 
-def test_versions_are_compared_as_numbers() -> None:
+def test_versions_are_compared_as_numbers(tmp_path: Path) -> None:
     """3.4.9 is older than 3.4.30, and names that are no numbers (GLIBC_PRIVATE) do not count."""
-    needs = ElfNeeds((), (), {"a": ("GLIBCXX_3.4.9", "GLIBC_PRIVATE"), "b": ("GLIBCXX_3.4.30",)})
-    assert newest_version(needs, "GLIBCXX_") == (3, 4, 30)
-    assert newest_version(needs, "GLIBC_") == ()
+    older = make_library(tmp_path, "liba.so", "GLIBCXX_3.4.9")
+    newer = make_library(tmp_path, "libb.so", "GLIBCXX_3.4.30", symbol="question")
+    private = make_library(tmp_path, "libc.so", "GLIBCXX_PRIVATE", symbol="secret")
+    program = make_program(tmp_path / "program", (older, newer, private), body="return answer() + question() + secret();")
+    asks = read_dynamic_section(program)
+    assert asks is not None
+    assert asks.glibcxx == (3, 4, 30)
+    assert [newest_defined(library, "GLIBCXX_") for library in (older, newer, private)] == [(3, 4, 9), (3, 4, 30), ()]
+
+
+@pytest.mark.parametrize(("option", "kind"), [("--disable-new-dtags", "rpath"), ("--enable-new-dtags", "runpath")])
+def test_tells_rpath_from_runpath(tmp_path: Path, option: str, kind: str) -> None:
+    """They differ in what inherits them, so each lands in its own field."""
+    library = make_library(tmp_path, "libanswer.so.1", linker=(option, "-rpath", "$ORIGIN/a:$ORIGIN/b"))
+    section = read_dynamic_section(str(library))
+    assert section is not None
+    assert getattr(section, kind) == ("$ORIGIN/a", "$ORIGIN/b")
+    assert {section.rpath, section.runpath} == {("$ORIGIN/a", "$ORIGIN/b"), ()}
+
+
+def test_reads_a_file_without_a_table_of_sections(tmp_path: Path) -> None:
+    """ld.so goes by segments; a file whose section headers were cut off is loaded all the same."""
+    library = make_library(tmp_path, "libanswer.so.1")
+    data = bytearray(library.read_bytes())
+    data[0x28:0x30] = struct.pack("<Q", 0)  # e_shoff
+    data[0x3C:0x40] = struct.pack("<HH", 0, 0)  # e_shnum, e_shstrndx
+    library.write_bytes(data)
+    section = read_dynamic_section(str(library))
+    assert section is not None
+    assert section.soname == "libanswer.so.1"
+
+
+def test_passes_over_what_this_machine_does_not_load(tmp_path: Path) -> None:
+    """Another architecture's library, an object file, a script, a damaged and a missing file have no section here."""
+    library = make_library(tmp_path, "libanswer.so.1")
+    foreign = bytearray(library.read_bytes())
+    foreign[18:20] = struct.pack("<H", 190)  # EM_CUDA
+    (tmp_path / "foreign").write_bytes(foreign)
+    (tmp_path / "cut").write_bytes(library.read_bytes()[:100])
+    (tmp_path / "script").write_text("#!/bin/sh\n")
+    subprocess.run(["cc", "-c", "-x", "c", "-", "-o", tmp_path / "object.o"], input=b"int x;", check=True)
+    for name in ("foreign", "cut", "script", "object.o", "missing"):
+        assert read_dynamic_section(str(tmp_path / name)) is None, name
+    assert needed_python(tmp_path / "script") is None
+    assert newest_defined(tmp_path / "script", "GLIBC_") == ()
 
 
 def test_names_the_python_of_a_stub(tmp_path: Path) -> None:
@@ -37,10 +86,12 @@ def test_names_the_python_of_a_stub(tmp_path: Path) -> None:
         assert needed_python(program) == version
 
 
-def test_what_is_no_elf_file_needs_nothing(tmp_path: Path) -> None:
-    """Scripts, empty files and missing files are answered with None, not with an exception."""
-    for name, data in (("script", b"#!/bin/sh\n"), ("empty", b""), ("cut", b"\x7fELF\x02\x01\x01")):
-        (tmp_path / name).write_bytes(data)
-        assert read_needs(tmp_path / name) is None
-    assert read_needs(tmp_path / "missing") is None
-    assert needed_python(tmp_path / "script") is None
+def test_walks_into_folders_but_through_no_link(tmp_path: Path) -> None:
+    """A link to a folder is not followed, one to a file is told as one, and sources are not even opened."""
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "a.so").touch()
+    (tmp_path / "lib" / "module.py").touch()
+    (tmp_path / "lib64").symlink_to("lib")
+    (tmp_path / "lib" / "b.so").symlink_to("a.so")
+    found = {(os.path.relpath(path, tmp_path), is_link) for path, is_link in walk(str(tmp_path))}
+    assert found == {("lib/a.so", False), ("lib/b.so", True)}

@@ -17,7 +17,7 @@ import pytest
 import zstandard
 
 from support.small_fixtures import PYTHON
-from vllm_env.base.elf import read_needs
+from vllm_env.base.elf import read_dynamic_section
 from vllm_env.base.errors import VllmEnvError
 from vllm_env.base.neutral import NEUTRAL_PREFIX
 from vllm_env.interpreter import debian as debian_stdlib
@@ -74,7 +74,7 @@ def test_libraries_look_into_the_environment_alone(bare_prefix: Path) -> None:
     files = [bare_prefix / f"bin/python{PYTHON}", *(bare_prefix / "lib").glob("lib*.so*")]
     files += (bare_prefix / f"lib/python{PYTHON}/lib-dynload").glob("*.so")
     for file in files:
-        needs = read_needs(file)
+        needs = read_dynamic_section(file)
         assert needs is not None
         dynamic = subprocess.check_output(["readelf", "-d", file], text=True)
         paths = [line for line in dynamic.splitlines() if "RUNPATH" in line or "RPATH" in line]
@@ -326,9 +326,9 @@ def test_debians_program_brings_the_libraries_that_it_is_linked_to(debian_prefix
     """zlib and expat are in the program and in libpython there, not in modules; every library is found in the prefix."""
     files = [*(debian_prefix / "bin").glob("python3.*"), *(debian_prefix / "lib").glob("libpython3.*.so.1.0")]
     for file in files:
-        needs = read_needs(file)
+        needs = read_dynamic_section(file)
         assert needs is not None
-        for name in needs.libraries:
+        for name in needs.needed:
             assert interpreter._SYSTEM_LIBRARIES.match(name) or (debian_prefix / "lib" / name).is_file(), (file, name)
     assert (debian_prefix / "lib/libexpat.so.1").is_file()
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from support.elf_files import make_library, make_program
-from vllm_env.base.dynamic_section import read_dynamic_section
+from vllm_env.base.elf import read_dynamic_section
 from vllm_env.prefix.machine_libraries import (
     AddedLibrary,
     add_libraries,
@@ -121,7 +121,7 @@ def test_a_link_is_copied_as_the_file_under_the_name_that_is_asked_for(machine: 
 
 def test_tells_which_library_asks_for_a_newer_c_library() -> None:
     """2.9 is older than 2.34; what asks for no more than the environment did is not named."""
-    found = NeededLibraries(1, 0, (), (), (), (), (2, 34), ())
+    found = NeededLibraries(0, (), (), (), (), (2, 34))
     old, equal, newer = (AddedLibrary(f"lib{v}.so", Path("x"), (2, v)) for v in (9, 34, 36))
     assert newer_glibc((old, equal, newer), found) == (newer,)
 

@@ -12,8 +12,9 @@ import pytest
 from elftools.elf.elffile import ELFFile
 
 from support.elf_files import make_library, make_program
-from vllm_env.base.dynamic_section import read_dynamic_section
-from vllm_env.prefix.needed_libraries import Need, NeededLibraries, find_needed_libraries
+from vllm_env.base.elf import read_dynamic_section
+from vllm_env.base.errors import VllmEnvError
+from vllm_env.prefix.needed_libraries import Need, NeededLibraries, check_missing_libraries, find_needed_libraries
 from vllm_env.prefix.outside_libraries import SYSTEM, Tolerated
 
 if TYPE_CHECKING:
@@ -43,6 +44,10 @@ def _elsewhere(packages: Path) -> set[str]:
     return {need.library for need in _find(packages).elsewhere}
 
 
+def _lacking(*missing: Need) -> NeededLibraries:
+    return NeededLibraries(0, (), (), (), missing, (2, 34))
+
+
 def _absent(tmp_path: Path, soname: str, **options: tuple[str, ...]) -> Path:
     """A library to link against that is not in the environment."""
     return make_library(tmp_path / "linker", soname, **options)
@@ -54,7 +59,7 @@ def test_a_library_that_is_nowhere_is_missing(packages: Path, tmp_path: Path) ->
     make_library(packages / "vllm", "_C.abi3.so", needs=(numa,))
     found = _find(packages)
     assert found.missing == (Need("lib/python3.12/site-packages/vllm/_C.abi3.so", "libnuma.so.9"),)
-    assert found.files == 1
+    assert found.by_run_path == 0
     assert set(found.outside) <= set(SYSTEM)
 
 
@@ -230,12 +235,35 @@ def test_a_tolerated_file_is_told_and_others_are_not_excused(packages: Path, tmp
     }
 
 
-def test_the_newest_versions_that_are_asked_of_the_machine(packages: Path, tmp_path: Path) -> None:
-    """The C++ library's version counts as long as the machine brings it, and no longer once the file's run path leads to one."""
-    cxx = make_library(tmp_path / "linker", "libstdc++.so.6", "GLIBCXX_3.4.30")
-    make_program(packages / "demo", (cxx,), run_path="$ORIGIN/../..")
-    found = _find(packages)
-    assert found.glibc >= (2, 2)
-    assert found.glibcxx == (3, 4, 30)
-    shutil.copy(cxx, packages.parents[1])
-    assert _find(packages).glibcxx == ()
+def test_the_newest_version_that_is_asked_of_the_machine(packages: Path, tmp_path: Path) -> None:
+    """Of all files: a program that is linked against a C library of a newer version sets it for the environment."""
+    make_program(packages / "demo", (_absent(tmp_path, "libanswer.so.1"),))
+    assert (2, 2) <= _find(packages).glibc < (2, 99)
+    newer = make_library(tmp_path / "linker", "libc.so.6", "GLIBC_2.99")
+    make_library(packages / "newer", "demo.so", symbol="demo", needs=(newer,), uses="answer")
+    assert _find(packages).glibc == (2, 99)
+
+
+def test_the_message_names_file_library_packages_and_remedy(tmp_path: Path) -> None:
+    """Seen: vLLM's CPU kernels without libnuma, which passed every check and ended in EngineCore."""
+    numa = make_library(tmp_path / "linker", "libnuma.so.1")
+    for name in ("_C.abi3.so", "_C_AVX2.abi3.so", "_C_AVX512.abi3.so"):
+        make_library(tmp_path / "env" / "lib" / "vllm", name, needs=(numa,))
+    with pytest.raises(VllmEnvError) as caught:
+        check_missing_libraries(find_needed_libraries(tmp_path / "env", "cpu"))
+    assert "libnuma.so.1, which lib/vllm/_C.abi3.so and 2 more needs" in caught.value.what
+    assert "apt-get install libnuma1" in caught.value.remedy
+    assert "conda-forge: libnuma" in caught.value.remedy
+
+
+def test_many_libraries_are_counted_and_not_listed() -> None:
+    """A message stays readable when an environment lacks all of FFmpeg."""
+    found = _lacking(*(Need("demo.so", f"libpart{n}.so.1") for n in range(9)))
+    with pytest.raises(VllmEnvError, match="and 5 more") as caught:
+        check_missing_libraries(found)
+    assert "libpart8" not in str(caught.value)
+
+
+def test_a_complete_environment_passes() -> None:
+    """Nothing is missing, nothing is said."""
+    check_missing_libraries(_lacking())

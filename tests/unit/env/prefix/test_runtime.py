@@ -27,7 +27,7 @@ def prefix(bare_prefix: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     scripts.mkdir(parents=True)
     (scripts / "a.sh").write_text('export DEMO_HOME="$CONDA_PREFIX/share/demo"\nexport DEMO_MODE=fast\nexport PS1=x\n')
     (scripts / "b.sh").write_text('export DEMO_TWO="$DEMO_MODE-er"\nexport DEMO_LINES="a\nb"\n')
-    install_runtime(built)
+    install_runtime(built, "a" * 64)
     moved = tmp_path_factory.mktemp("moved") / "env"
     built.rename(moved)
     return moved

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from support.elf_files import make_library, make_program
-from vllm_env.base.dynamic_section import read_dynamic_section
+from vllm_env.base.elf import read_dynamic_section
 from vllm_env.verify.driver_standin import driver_functions, shared_library, write_driver_standin
 
 if TYPE_CHECKING:

