@@ -12,7 +12,7 @@ from pathlib import Path
 from vllm_env.base.filesystem import give_tree, owner_of
 from vllm_env.base.workspace import CHECKOUT, Workspace
 from vllm_env.interpreter.layer import copy_layer
-from vllm_env.lock.locked import Lock
+from vllm_env.lock.locked import PYTORCH, Lock
 from vllm_env.plan import PROVISIONED, BuildRequest, make_plan
 from vllm_env.triton.provision import fetch
 
@@ -55,13 +55,18 @@ def fill_wheelhouse(workspace: Workspace, request: BuildRequest, folder: Path, *
 
 
 def _fetch_wheels(workspace: Workspace, lock: Lock, folder: Path) -> None:
+    """Fetch those of the registries, then those that only the PyTorch project's index has, which is asked for nothing else."""
     with workspace.cache.staging() as staging:
-        requirements = staging / "requirements.txt"
-        requirements.write_text(lock.requirements, "utf-8")
-        _download(workspace, requirements, folder, "download the wheels of the lock", "--python-version", lock.spec.python)
+        for index, backend in (("", ""), (PYTORCH, lock.spec.torch_backend)):
+            requirements = staging / f"{index}requirements.txt"
+            requirements.write_text("".join(f"{wheel.requirement}\n" for wheel in lock.wheels if wheel.index == index), "utf-8")
+            options = ["--python-version", lock.spec.python]
+            _download(workspace, requirements, folder, "download the wheels of the lock", *options, torch_backend=backend)
 
 
-def _download(workspace: Workspace, requirements: Path, folder: Path, what: str, *options: str) -> None:
+def _download(workspace: Workspace, requirements: Path, folder: Path, what: str, *options: str, torch_backend: str = "") -> None:
+    if not requirements.stat().st_size:
+        return
     with workspace.cache.staging() as staging:
         workspace.network.pip_command(
             [
@@ -69,6 +74,7 @@ def _download(workspace: Workspace, requirements: Path, folder: Path, what: str,
                 "--dest", folder, "--requirement", requirements,
             ],
             what,
+            torch_backend=torch_backend,
             env={"TMPDIR": str(staging)},
             remedy="Check that the package registry answers; --upgrade if a locked wheel was withdrawn.",
         )  # fmt: skip

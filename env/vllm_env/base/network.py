@@ -22,6 +22,7 @@ from .pip_config import PipConfig
 from .process import run
 
 _CONNECT_TIMEOUT = 3.0  # s; a machine without access must not make a user wait
+_PYTORCH = "https://download.pytorch.org/whl"  # uv knows it by itself, pip does not
 _NO_PROMPT = {"GIT_TERMINAL_PROMPT": "0"}  # a private mirror without credentials is to fail, not to wait
 _REMEDY = "Check the network, the proxy (HTTPS_PROXY, NO_PROXY) and the registries that pip is configured with (pip config list)."
 # What uv, pip, git, cmake and rattler print when no answer came, and what that means.
@@ -59,16 +60,22 @@ class Network:
         Raises:
             CommandError: uv failed; NetworkError if no host answered.
         """
-        mirror = ["--index", self.torch_index] if torch_backend and self.torch_index and not self.wheelhouse else []
-        command = [Path(sys.executable).parent / "uv", *arguments, *self._uv_sources(), *mirror]
+        command = [Path(sys.executable).parent / "uv", *arguments, *self._uv_sources()]
         options["env"] = {**self.pip.uv_environment(), **options.get("env", {})}
+        own = ["--torch-backend", torch_backend]
+        return self._with_torch(command, "--index", own, what, torch_backend=torch_backend, **options)
+
+    def _with_torch(self, command: Sequence[object], index: str, own: Sequence[str], what: str, **options: Any) -> str:
+        """Run uv or pip; where ``torch_backend`` is named, with the mirror (``index``) or at last PyTorch's index (``own``)."""
+        torch = options.pop("torch_backend") and not self.wheelhouse
+        mirror = [index, self.torch_index] if torch and self.torch_index else []
         try:
-            return _run(command, what, **options)
+            return _run([*command, *mirror], what, **options)
         except CommandError as error:
-            if not torch_backend or mirror or self.offline or self.wheelhouse or "torch" not in error.tail:
+            if not torch or mirror or self.offline or "torch" not in error.tail:
                 raise
             try:
-                return _run([*command, "--torch-backend", torch_backend], what, **options)
+                return _run([*command, *own], what, **options)
             except CommandError:
                 raise error from None  # the first error is about the sources that the user configured
 
@@ -78,9 +85,12 @@ class Network:
             return ["--offline", "--no-index", "--find-links", str(self.wheelhouse)]
         return [*(["--offline"] if self.offline else []), *self.pip.uv_arguments()]
 
-    def pip_command(self, arguments: Sequence[object], what: str, **options: Any) -> str:
-        """Run the packager's own pip, which reads its configuration itself, as :meth:`program` does."""
-        return self.program([sys.executable, "-m", "pip", *arguments], what, **options)
+    def pip_command(self, arguments: Sequence[object], what: str, *, torch_backend: str = "", **options: Any) -> str:
+        """Run the packager's own pip, which reads its configuration itself, as :meth:`program` does; torch as in :meth:`uv`."""
+        self.require(what)
+        own = ["--extra-index-url", f"{_PYTORCH}/{torch_backend}"]
+        command = [sys.executable, "-m", "pip", *arguments]
+        return self._with_torch(command, "--extra-index-url", own, what, torch_backend=torch_backend, **options)
 
     def git(self, arguments: Sequence[object], what: str, **options: Any) -> str:
         """Run git, which asks for no password, as :meth:`program` does; a repository in a folder needs no network."""

@@ -14,7 +14,7 @@ from vllm_env import wheelhouse as module
 from vllm_env.base.errors import VllmEnvError
 from vllm_env.base.filesystem import file_sha256
 from vllm_env.base.network import Network, NetworkError
-from vllm_env.lock.locked import LockedWheel
+from vllm_env.lock.locked import PYTORCH, LockedWheel
 from vllm_env.plan import BuildRequest, Plan
 from vllm_env.triton.root import TritonRoot, rules_of
 from vllm_env.triton.stub import StubPlan
@@ -122,6 +122,26 @@ def test_a_file_that_is_not_the_locks_is_refused(
     with pytest.raises(VllmEnvError, match="download the wheels of the lock"):
         fill_wheelhouse(workspace, BuildRequest(), tmp_path / "house")
     assert _names(tmp_path / "house") == []
+
+
+def test_only_torch_is_asked_of_pytorchs_index(
+    workspace: Workspace, plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lock says which wheels only that index has; whatever else it offers is not taken from there."""
+    (wheel,) = plan.lock.wheels
+    torch = LockedWheel("torch", "2.13.0+cpu", "torch-2.13.0+cpu-cp311-cp311-linux_x86_64.whl", "5" * 64, index=PYTORCH)
+    lock = replace(plan.lock, wheels=(torch, wheel), spec=replace(plan.lock.spec, torch_backend="cpu"))
+    monkeypatch.setattr(module, "make_plan", lambda *_: replace(plan, lock=lock))
+    asked: list[tuple[str, str]] = []
+
+    def recorded(_network: Network, arguments: list[object], _what: str, *, torch_backend: str = "", **_options: object) -> str:
+        asked.append((Path(str(arguments[-1])).read_text("utf-8"), torch_backend))
+        return ""
+
+    monkeypatch.setattr(Network, "pip_command", recorded)
+    fill_wheelhouse(workspace, BuildRequest(), tmp_path / "house")
+    assert asked[:2] == [(f"{wheel.requirement}\n", ""), (f"{torch.requirement}\n", "cpu")]
+    assert [backend for _, backend in asked[2:]] == [""]
 
 
 @pytest.mark.usefixtures("asked")

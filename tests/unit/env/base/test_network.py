@@ -163,6 +163,31 @@ def test_a_mirror_stands_in_for_pytorchs_index(server: str, tmp_path: Path) -> N
     assert "torch==9.9.9+cpu" in _resolve_torch(Network(pip, torch_index=server), tmp_path)
 
 
+def _download_torch(network: Network, folder: Path) -> list[str]:
+    options = ["--isolated", "--no-cache-dir", "--no-deps", "--dest", folder / "got", "torch==9.9.9+cpu"]
+    network.pip_command(["download", *options], "download torch", torch_backend="cpu", env={"PIP_CONFIG_FILE": "/dev/null"})
+    return [file.name for file in (folder / "got").iterdir()]
+
+
+def test_pip_takes_torch_from_the_mirror_too(server: str, tmp_path: Path) -> None:
+    """As uv does; a wheelhouse is filled by pip."""
+    _torch_wheel(tmp_path / "served" / "torch")
+    assert _download_torch(Network(torch_index=server), tmp_path) == ["torch-9.9.9+cpu-py3-none-any.whl"]
+
+
+def test_pip_asks_pytorchs_own_index_after_the_users_sources(
+    server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only when they lack the build, and below its index of that kind; if that fails too, the first error is told."""
+    _torch_wheel(tmp_path / "served" / "cpu" / "torch")
+    monkeypatch.setattr(module, "_PYTORCH", server)
+    assert _download_torch(Network(), tmp_path) == ["torch-9.9.9+cpu-py3-none-any.whl"]
+    monkeypatch.setattr(module, "_PYTORCH", f"{server}/none")
+    with pytest.raises(CommandError, match="Could not download torch") as caught:
+        _download_torch(Network(), tmp_path)
+    assert "No matching distribution" in caught.value.tail
+
+
 def test_pytorchs_own_index_is_asked_after_the_users_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only when they lack the build, with uv's --torch-backend; if that fails too, the first error is told."""
     commands: list[list[str]] = []
