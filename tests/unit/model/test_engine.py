@@ -288,9 +288,16 @@ def test_stop_waits_for_requests_within_its_bound(started):
     clock = LoopClock(engine)
     _, put = added(engine, job())
     added(engine, late := job())
+    drain, waits = engine._drain, threading.Event()
+
+    async def noted(grace_s):
+        engine._loop.call_soon(waits.set)  # after the first step of `drain`
+        await drain(grace_s)
+
+    engine._drain = noted
     stopping = threading.Thread(target=engine.stop, args=(0.5,))
     stopping.start()
-    until(engine._ending.is_set)
+    assert waits.wait(PROMISED)
     clock.now += 0.4
     engine._loop.call_soon_threadsafe(put, output(finished=True))
     assert got.get(timeout=PROMISED)[1].finished

@@ -117,7 +117,7 @@ def test_failed_load_is_reported_at_once_with_the_log_lines_that_tell_why(binary
 def test_a_stub_that_cannot_start_ends_the_wait(binary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tritonserver waits for its first message for ever; what it extracted for the stub is gone, too."""
     extracted = Path("/tmp", f"python_env_{uuid.uuid4().hex[:6]}")
-    monkeypatch.setenv("FAKE_EXTRACTED", str(extracted))
+    monkeypatch.setenv("FAKE_EXTRACTED", extracted.name)  # the whole path would be a trace of its process
     # other tests' servers run, and extract environments of theirs
     monkeypatch.setattr("vllm_env.serve.leftovers._servers", list)
     monkeypatch.setattr(module, "_EXTRACTED", re.compile(extracted.name))
