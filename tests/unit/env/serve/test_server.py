@@ -121,6 +121,7 @@ def test_a_stub_that_cannot_start_ends_the_wait(binary: Path, monkeypatch: pytes
     # other tests' servers run, and extract environments of theirs
     monkeypatch.setattr("vllm_env.serve.leftovers._servers", list)
     monkeypatch.setattr(module, "_EXTRACTED", re.compile(extracted.name))
+    monkeypatch.setattr(module, "_LOOK_SECONDS", 0.2)
     server = make(binary, "stubless", ready_timeout=math.inf)
     try:
         with pytest.raises(CommandError, match="stub ended at its start") as failed, server:
