@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from support import repositories
-from support.leftovers import leftovers
+from support.leftovers import leftovers, wait_for_none
+from support.once import RUN, once, run_folder
 from support.serving import Parts, Serve, serve
 from support.small_fixtures import bare_prefix, channel, small_cache, small_spec, small_tree, small_wheel, workspace_in  # noqa: F401 - fixtures
 from vllm_env.base.cache import cache_root
@@ -24,23 +25,51 @@ if TYPE_CHECKING:
 
     from vllm_env.serve.server import TritonServer
 
+# Servers that several files share, by their fixtures: tests with one of these run on one worker, or each would start its own.
+_SHARED = ("long_server", "llama_server", "made_models", "server")
+# In this order two workers end at about the same time: what serves a model takes longest, and unit tests fill what is left.
+_LONGEST_FIRST = ("tests/e2e", "tests/chaos", "tests/integration", "")
 
-def pytest_configure() -> None:
+
+def pytest_configure(config: pytest.Config) -> None:
     """Let programs be interrupted: a shell starts a background command, such as this run, with SIGINT ignored."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    if not _is_worker(config):
+        os.environ[RUN] = tempfile.mkdtemp(prefix="vllm_env_test_")
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Remove the gigabytes that the run's workers shared; pytest keeps its own temporary folders for three sessions."""
+    if not _is_worker(config):
+        shutil.rmtree(os.environ.pop(RUN), ignore_errors=True)
+
+
+def _is_worker(config: pytest.Config) -> bool:
+    return hasattr(config, "workerinput")  # of xdist
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="also run tests that take minutes")
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in its own
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skip what this machine or this run is not for, each with its reason."""
+    """Skip what this machine or this run is not for, each with its reason; keep together what shares a server."""
+    if _is_worker(config):
+        items.sort(key=lambda item: next(n for n, place in enumerate(_LONGEST_FIRST) if item.nodeid.startswith(place)))
     for item in items:
+        if config.pluginmanager.hasplugin("xdist") and not item.get_closest_marker("xdist_group"):
+            item.add_marker(pytest.mark.xdist_group(_group(item)))
         if item.get_closest_marker("slow") and not config.getoption("--slow"):
             item.add_marker(pytest.mark.skip(reason="takes minutes; run with --slow"))
         if item.get_closest_marker("gpu") and not Path("/proc/driver/nvidia/version").exists():
             item.add_marker(pytest.mark.skip(reason="no NVIDIA GPU in this machine"))
+
+
+def _group(item: pytest.Item) -> str:
+    """Name what one worker runs: the tests of a shared server, else those of a file."""
+    used = getattr(item, "fixturenames", ())
+    return next((name for name in _SHARED if name in used), item.nodeid.partition("::")[0])
 
 
 @pytest.fixture(scope="session")
@@ -51,16 +80,16 @@ def checkout() -> Path:
 
 @pytest.fixture(scope="session")
 def session_folder() -> Iterator[Path]:
-    """A folder for gigabytes, gone at the end; pytest keeps its own temporary folders for three sessions."""
-    folder = Path(tempfile.mkdtemp(prefix="vllm_env_test_"))
+    """A folder for gigabytes, gone at the end; a worker's own."""
+    folder = Path(tempfile.mkdtemp(prefix="worker_", dir=run_folder()))
     yield folder
     shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")
-def built_repository(session_folder: Path) -> Path:
+def built_repository() -> Path:
     """A model repository that the real gen_vllm_env.sh built, once for all tests; read it, do not change it."""
-    return repositories.build(session_folder / "model_repository")
+    return once("model_repository", repositories.build)
 
 
 @pytest.fixture(scope="session")
@@ -70,15 +99,15 @@ def triton_root(built_repository: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def unpacked_environment(built_repository: Path, session_folder: Path) -> Path:
+def unpacked_environment(built_repository: Path) -> Path:
     """The built environment as a folder, with ``bin/python``."""
-    return repositories.unpacked_environment(built_repository / "vllm", session_folder / "environment")
+    return once("environment", functools.partial(repositories.unpacked_environment, built_repository / "vllm"))
 
 
 @pytest.fixture(scope="session")
 def standin_model(unpacked_environment: Path) -> Path:
     """A tiny model that knows the answers to prompts.txt."""
-    return ensure_standin(workspace_in(cache_root()), unpacked_environment / "bin" / "python")
+    return once("standin", lambda _: ensure_standin(workspace_in(cache_root()), unpacked_environment / "bin" / "python"))
 
 
 @pytest.fixture(scope="session")
@@ -106,5 +135,5 @@ def no_leftovers() -> Iterator[None]:
     """Fails the test if it leaves a process of a server, an extracted environment or shared memory behind."""
     before = leftovers(os.getpid())
     yield
-    left = leftovers(os.getpid()) - before
+    left = wait_for_none(lambda: leftovers(os.getpid()) - before)
     assert not left, f"left behind: {sorted(left)}"

@@ -8,12 +8,12 @@ import shlex
 import shutil
 import stat
 import subprocess
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from support.chaos_lab import STAGES
 from support.repositories import CHECKOUT, triton_root
 from support.serving import CPU_ARGUMENTS, CPU_ENVIRONMENT
 from support.triton_client import generate, generate_stream
@@ -51,13 +51,12 @@ def test_the_set_is_complete(built_repository: Path) -> None:
 
 
 def test_nothing_changed_nothing_built(built_repository: Path) -> None:
-    """The same command again takes under 5 s, says that nothing was to be built, and touches no file."""
+    """The same command again says that nothing was to be built, begins no stage, and touches no file."""
     before = {f.name: f.stat().st_mtime_ns for f in (built_repository / "vllm").iterdir()}
-    started = time.monotonic()
     done = build("--no-smoke-run", "--model-repository", str(built_repository))
     assert done.returncode == 0, done.stderr
-    assert time.monotonic() - started < 5
     assert "nothing to build" in done.stderr
+    assert not [line for line in done.stderr.splitlines() if line.startswith(STAGES[1:])]
     assert {f.name: f.stat().st_mtime_ns for f in (built_repository / "vllm").iterdir()} == before
 
 
@@ -121,11 +120,10 @@ def test_http_generate(server: TritonServer) -> None:
 
 
 def test_http_generate_stream(server: TritonServer) -> None:
-    """The same answer in events of one token."""
+    """The same answer in events; how many, when the sender wakes too late for some, is a matter of test_model_contract.py."""
     request = {"text_input": "The capital of France is", "stream": True, "temperature": 0, "max_tokens": 16}
     status, events = generate_stream(server.http_url, request)
     assert status == 200
-    assert len(events) > 3
     assert "".join(event["text_output"] for event in events) == " Paris, on the river Seine."
 
 
@@ -133,20 +131,14 @@ def test_the_archive_is_what_serves(serving: Serve) -> None:
     """Served as built, vLLM's modules come from the environment that the server extracted, and it leaves nothing."""
     with serving(as_built=True) as server:
         assert generate(server.http_url, {"text_input": "The capital of France is"})[0] == 200
-        loaded = {line for maps in _maps_of_stubs() for line in maps if "libtorch_cpu.so" in line}
+        loaded = {path for path in _mapped_by(server) if path.endswith("/libtorch_cpu.so")}
         assert loaded
         assert all(path.startswith("/tmp/python_env_") for path in loaded)
 
 
-def _maps_of_stubs() -> list[list[str]]:
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            if "triton_python_backend_stub" in (process / "cmdline").read_text():
-                found.append([line.split()[-1] for line in (process / "maps").read_text().splitlines()])
-        except OSError:
-            continue
-    return [maps for maps in found if any(path.startswith("/tmp/python_env_") for path in maps)]
+def _mapped_by(server: TritonServer) -> set[str]:
+    maps = (Path(f"/proc/{process.pid}/maps").read_text() for process in server.members())
+    return {line.split()[-1] for text in maps for line in text.splitlines()}
 
 
 @pytest.mark.parametrize("part", ["stub", "archive", "model.py"])

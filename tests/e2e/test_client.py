@@ -20,7 +20,7 @@ pytestmark = pytest.mark.e2e
 
 def run(server: TritonServer, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     argv = client_command("-u", server.grpc_url, *arguments)
-    return subprocess.run(argv, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(argv, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
 
 
 @pytest.mark.parametrize("mode", [[], ["--streaming-mode"]])

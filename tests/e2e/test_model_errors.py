@@ -147,7 +147,7 @@ def test_status_tells_the_kind_of_error(own_server: TritonServer, request_tensor
 @pytest.mark.parametrize("body", ["{", "[]", '{"text_input": 5}', '{"text_input": ["a", "b"]}'])
 def test_body_that_triton_refuses(server: TritonServer, body: str) -> None:
     """What is not for the model to judge gets Triton's own error, and the model lives on."""
-    status, text = post(server.http_url, "/v2/models/vllm/generate", body, timeout=10)
+    status, text = post(server.http_url, "/v2/models/vllm/generate", body, timeout=120)
     assert status >= 400
     assert "error" in json.loads(text)
     assert ask(server, PROMPT, json.loads(GOOD["sampling_parameters"])).text == PROMPT + ANSWER

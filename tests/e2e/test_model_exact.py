@@ -35,7 +35,12 @@ class Checked:
     prompts: bool
 
 
-@pytest.fixture(params=["opt", "llama"])
+@pytest.fixture(
+    params=[
+        pytest.param("opt", marks=pytest.mark.xdist_group("server")),  # the worker that has this server for others too
+        pytest.param("llama", marks=pytest.mark.xdist_group("llama_server")),
+    ]
+)
 def checked(request: pytest.FixtureRequest) -> Checked:
     """Either of the two architectures, on the server that has it."""
     if request.param == "opt":

@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psutil
 import pytest
 
 from support.leftovers import name_of
 from support.model_requests import STRANGE, ask_all, prompt
 from support.reference import ONE_THREAD
 from support.triton_client import get, post, stream, text_of
-from vllm_env.serve.processes import end
+from vllm_env.serve.processes import end, traces
 from vllm_env.serve.standin import FACTS
 
 if TYPE_CHECKING:
@@ -42,10 +43,12 @@ def footprint(server: TritonServer) -> Footprint:
     """Looks at a server."""
     status = Path(f"/proc/{server.pid}/status").read_text()
     fields = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
-    names = tuple(sorted(name_of(process) for process in server.members()))
-    # psm_ and sem.mp- are made by Python's multiprocessing for vLLM
-    ours = ("vllm_env_", "psm_", "sem.mp-")
-    shared = frozenset(path.name for path in Path("/dev/shm").iterdir() if path.name.startswith(ours))
+    members = server.members()
+    names = tuple(sorted(name_of(process) for process in members))
+    # psm_ and sem.mp- are made by Python's multiprocessing for vLLM, that of other tests' servers too
+    ours = (server._shared_memory_prefix, "psm_", "sem.mp-")
+    theirs = {path.name for path in traces(process for process in psutil.process_iter() if process not in members)}
+    shared = frozenset(path.name for path in Path("/dev/shm").iterdir() if path.name.startswith(ours)) - theirs
     return Footprint(int(fields["VmRSS"].split()[0]) / 1024, names, int(fields["Threads"]), shared)
 
 
@@ -81,7 +84,7 @@ def test_ten_cycles_leak_nothing(serving: Serve) -> None:
 
 def _wait_alone(server: TritonServer) -> None:
     """An unloaded model's stub and engine end a moment after Triton calls the model unloaded."""
-    until = time.monotonic() + 60
+    until = time.monotonic() + 120
     while [p for p in server.members() if name_of(p).startswith(("VLLM::", "triton_python_b"))]:
         assert time.monotonic() < until, [str(p) for p in server.members()]
         time.sleep(0.2)

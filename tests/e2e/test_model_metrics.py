@@ -62,7 +62,7 @@ def openai_metrics(parts: Parts, tmp_path_factory: pytest.TempPathFactory) -> Me
     arguments = {"model": str(parts.standin), **CPU_ARGUMENTS}
     with openai_server(parts.environment, arguments, tmp_path_factory.mktemp("openai") / "server.log") as url:
         for text in TEXTS:
-            status, body = post(url, "/v1/completions", {"model": arguments["model"], "prompt": text, **LOAD}, timeout=60)
+            status, body = post(url, "/v1/completions", {"model": arguments["model"], "prompt": text, **LOAD}, timeout=300)
             assert status == 200, body
         return _settled(url + "/metrics")
 
@@ -118,13 +118,13 @@ def test_metrics_leave_with_the_model_and_come_back_with_it(metrics_server: Trit
         running = pool.submit(ask_all, metrics_server, [request])
         time.sleep(0.05)
         assert _control(metrics_server, "unload") == 200
-        (answer,) = running.result(60)
+        (answer,) = running.result(300)
     assert answer.error or answer.values("num_output_tokens") == [[200]]
-    _wait_for(lambda: get(metrics_server.http_url, "/v2/models/vllm/ready")[0] != 200, 60)
-    _wait_for(lambda: not read_metrics(metrics_server.metrics_url).names("vllm:"), 30)
+    _wait_for(lambda: get(metrics_server.http_url, "/v2/models/vllm/ready")[0] != 200, 120)
+    _wait_for(lambda: not read_metrics(metrics_server.metrics_url).names("vllm:"), 120)
     assert _control(metrics_server, "load") == 200
     assert ask(metrics_server, PROMPT, {"temperature": 0}).text == PROMPT + ANSWER
-    _wait_for(lambda: read_metrics(metrics_server.metrics_url).total("vllm:generation_tokens_total") > 0, 10)
+    _wait_for(lambda: read_metrics(metrics_server.metrics_url).total("vllm:generation_tokens_total") > 0, 120)
 
 
 def _control(server: TritonServer, verb: str) -> int:

@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import zipfile
 from dataclasses import replace
@@ -39,9 +40,11 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture(scope="module")
-def workspace(channel: Channel) -> Workspace:
-    """The interpreter's channel, and the registries that pip is configured with."""
-    return workspace_in(channel.root, Network(read_pip_config()))
+def workspace(channel: Channel, tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    """A cache with the interpreter's channel, and the registries that pip is configured with."""
+    root = tmp_path_factory.mktemp("cache")
+    shutil.copytree(channel.root / "conda/channel", root / "conda/channel")
+    return workspace_in(root, Network(read_pip_config()))
 
 
 @pytest.fixture(scope="module")
@@ -96,9 +99,9 @@ def test_all_times_are_the_epoch(prefix: Prefix) -> None:
     assert {p.stat().st_mtime for p in files} == {EPOCH}
 
 
-def test_a_second_call_reuses_it(prefix: Prefix, lock: Lock, channel: Channel) -> None:
+def test_a_second_call_reuses_it(prefix: Prefix, lock: Lock, workspace: Workspace) -> None:
     """Nothing is installed twice, no network is needed, and the report of what was left out is the same."""
-    again = make_prefix(channel.workspace, lock)
+    again = make_prefix(workspace_in(workspace.cache.root), lock)
     assert again == replace(prefix, reused=True)
     assert prefix.pruned
 

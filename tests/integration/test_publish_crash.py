@@ -6,57 +6,40 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from typing import TYPE_CHECKING
 
 import pytest
 
+from support import publisher
 from support.repositories import CHECKOUT
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-_PUBLISHES = """
-import json, sys
-from pathlib import Path
-from vllm_env.base.cache import Cache
-from vllm_env.base.workspace import Workspace
-from vllm_env.publish import publish as module
-from vllm_env.publish.model_folder import BuiltSet
-from vllm_env.publish.publish import publish
-folder, template, way = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
-if way == "in place":
-    module._staging_place = lambda _: None
-workspace = Workspace(Cache(folder))
-print("starts", flush=True)
-for number in range(10**6):
-    tag = str(number % 2)
-    files = [folder / f"{kind}{tag}" for kind in ("stub", "env")]
-    for file in files:
-        if not file.exists():
-            file.write_text(tag * 100_000)
-    built = BuiltSet(*files, "archive", json.dumps({"tag": tag}), "{}")
-    publish(workspace, built, folder / "place" / "models", "vllm", template)
-"""
+_TEMPLATE = CHECKOUT / "model_repository" / "vllm"
 
 
-def _start(folder: Path, way: str) -> subprocess.Popen[str]:
-    child = subprocess.Popen(
-        [sys.executable, "-c", _PUBLISHES, folder, CHECKOUT / "model_repository" / "vllm", way],
-        env={**os.environ, "PYTHONPATH": str(CHECKOUT / "env")},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert child.stdout
-    child.stdout.readline()
-    return child
+def _kill_at_random(folder: Path, number: signal.Signals, longest: float, *, in_place: bool) -> None:
+    child, _ = publisher.start(folder, _TEMPLATE, in_place=in_place)
+    time.sleep(random.uniform(0, longest))
+    assert child.pid
+    os.kill(child.pid, number)
+    child.join()
+    assert child.exitcode == -number
+
+
+def _interrupt_when_published(folder: Path, *, in_place: bool) -> None:
+    child, published = publisher.start(folder, _TEMPLATE, in_place=in_place)
+    assert published.acquire(timeout=60)
+    assert child.pid
+    os.kill(child.pid, signal.SIGINT)
+    child.join()
 
 
 def _tags(model: Path) -> set[str]:
     texts = [(model / name).read_text() for name in ("triton_python_backend_stub", "vllm_env.tar.gz")]
-    assert {len(text) for text in texts} == {100_000}
+    assert {len(text) for text in texts} == {publisher.SIZE}
     return {json.loads((model / "vllm_env.json").read_text())["tag"], *(text[0] for text in texts)}
 
 
@@ -71,17 +54,11 @@ def place(tmp_path: Path) -> Path:
 def test_a_killed_publish_leaves_a_whole_set(tmp_path: Path, place: Path, number: signal.Signals) -> None:
     """25 kills at random moments of publishing without pause: never a mix, and the next one removes what was staged."""
     for _ in range(25):
-        child = _start(tmp_path, "exchange")
-        time.sleep(random.uniform(0.01, 0.15))
-        child.send_signal(number)
-        child.wait()
+        _kill_at_random(tmp_path, number, 0.15, in_place=False)
         if (place / "models" / "vllm").exists():
             assert len(_tags(place / "models" / "vllm")) == 1
             assert (place / "models" / "vllm" / "1" / "model.py").is_file()
-    child = _start(tmp_path, "exchange")
-    time.sleep(0.3)
-    child.send_signal(signal.SIGINT)
-    child.wait()
+    _interrupt_when_published(tmp_path, in_place=False)
     assert [p.name for p in place.iterdir()] == ["models"]
 
 
@@ -89,16 +66,10 @@ def test_a_publish_in_place_mends_what_a_crash_tore(tmp_path: Path, place: Path)
     """Where no exchange is possible each file is whole, and the next run completes the set."""
     model = place / "models" / "vllm"
     for _ in range(15):
-        child = _start(tmp_path, "in place")
-        time.sleep(random.uniform(0.01, 0.1))
-        child.kill()
-        child.wait()
+        _kill_at_random(tmp_path, signal.SIGKILL, 0.1, in_place=True)
         if (model / "vllm_env.json").exists():
             _tags(model)  # every file is one of the two, none is cut off
-    child = _start(tmp_path, "in place")
-    time.sleep(0.3)
-    child.send_signal(signal.SIGINT)
-    child.wait()
+    _interrupt_when_published(tmp_path, in_place=True)
     assert (model / "config.pbtxt").is_file()
     assert (model / "1" / "model.py").is_file()
     assert not [p for p in model.iterdir() if p.name.startswith(".vllm_env.staging")]

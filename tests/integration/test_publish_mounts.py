@@ -55,7 +55,7 @@ from vllm_env.base.cache import Cache
 from vllm_env.base.workspace import Workspace
 from vllm_env.serve.warm import warm
 binary, model, log = map(Path, sys.argv[1:])
-warm(Workspace(Cache(log.parent)), binary, model, log=log, ready_timeout=20)
+warm(Workspace(Cache(log.parent)), binary, model, log=log, ready_timeout=300)
 """
 
 
@@ -84,7 +84,7 @@ def _run(code: str, *arguments: object, before: list[str]) -> subprocess.Complet
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=300,
     )
 
 

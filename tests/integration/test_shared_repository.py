@@ -65,7 +65,7 @@ from vllm_env.base.workspace import Workspace
 from vllm_env.serve.warm import warm
 assert os.getpid() == 1
 binary, model, log = map(Path, sys.argv[1:])
-warm(Workspace(Cache(log.parent)), binary, model, log=log, ready_timeout=60)
+warm(Workspace(Cache(log.parent)), binary, model, log=log, ready_timeout=300)
 """
 
 _STAGES_IN_CACHE = """
@@ -94,7 +94,7 @@ def repository(tmp_path: Path) -> Path:
 
 def _publish(repository: Path, tag: str) -> None:
     with _container(_PUBLISHES, repository, CHECKOUT / "model_repository" / "vllm", tag) as child:
-        assert child.wait(60) == 0
+        assert child.wait(300) == 0
     assert _tags(repository / "vllm") == {tag}
 
 
@@ -131,7 +131,7 @@ def test_what_another_container_stages_stays(repository: Path, place: str) -> No
         name = other.stdout.readline().strip()
         _publish(repository, "two")
         assert (repository.parent / place / name / "file").exists()
-        assert other.communicate("", 30)[0] == "True\n"
+        assert other.communicate("", 300)[0] == "True\n"
     assert _strays(repository) == []
 
 
@@ -160,7 +160,7 @@ def test_a_model_is_published_while_another_container_warms_it(repository: Path,
             time.sleep(0.02)
         _publish(repository, "two")
         ready.touch()
-        assert warming.wait(60) == 0
+        assert warming.wait(300) == 0
     assert (repository / "vllm" / "vllm_cache" / "warm.json").read_text() == "new"
     assert _tags(repository / "vllm") == {"two"}
     assert _strays(repository) == []
@@ -190,4 +190,4 @@ def test_what_is_staged_in_a_shared_cache_stays_until_its_owner_is_dead(tmp_path
 
 def _tidied(root: Path) -> list[str]:
     with _container(_TIDIES_CACHE, root) as child:
-        return child.communicate(timeout=30)[0].split()
+        return child.communicate(timeout=300)[0].split()

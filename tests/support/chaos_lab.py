@@ -89,7 +89,7 @@ class Lab:
         staged = list((self.cache / "build").glob("*"))
         return [*beside, *inside, *staged, *self.temporary.iterdir(), *self.spec.parent.glob(".*")]
 
-    def stray_processes(self, seconds: float = 5.0) -> list[str]:
+    def stray_processes(self, seconds: float = 60.0) -> list[str]:
         """Processes that still have this lab's cache in their environment after ``seconds``."""
         end = time.monotonic() + seconds
         while (found := self._processes()) and time.monotonic() < end:
@@ -130,17 +130,17 @@ class Build:
         """What it has said so far."""
         return "".join(self._lines)
 
-    def wait_for(self, text: str, seconds: float = 120.0) -> None:
+    def wait_for(self, text: str, seconds: float = 300.0) -> None:
         """Return when a line begins with ``text``, or the build has ended."""
         with self._news:
             self._news.wait_for(
                 lambda: any(line.startswith(text) for line in self._lines) or not self._reader.is_alive(), seconds
             )
 
-    def wait(self, seconds: float = 240.0) -> int:
+    def wait(self, seconds: float = 600.0) -> int:
         """Wait for its end and return its status."""
         status = self.child.wait(seconds)
-        self._reader.join(5)
+        self._reader.join(60)
         if self.child.stderr and not self._reader.is_alive():
             self.child.stderr.close()
         return status
@@ -148,4 +148,4 @@ class Build:
     def signal(self, number: signal.Signals) -> int:
         """Send a signal and return the status with which it ended."""
         self.child.send_signal(number)
-        return self.wait(120)
+        return self.wait(300)

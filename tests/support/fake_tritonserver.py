@@ -79,7 +79,7 @@ def main() -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     print(json.dumps(options), flush=True)
     if "stubless" in words:
-        Path(os.environ["FAKE_EXTRACTED"]).mkdir()
+        Path("/tmp", os.environ["FAKE_EXTRACTED"]).mkdir()
         stub = subprocess.Popen(["sh", "-c", "echo stub: error while loading shared libraries: libx.so; exit 127"])
         time.sleep(600)
         stub.wait()

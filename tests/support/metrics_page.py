@@ -31,7 +31,7 @@ class Metrics:
 
 def read_metrics(url: str) -> Metrics:
     """Fetch and parse a page."""
-    with urllib.request.urlopen(url, timeout=10) as answer:
+    with urllib.request.urlopen(url, timeout=120) as answer:
         lines = answer.read().decode().splitlines()
     found = [match.groups() for match in map(_LINE.match, lines) if match]
     return Metrics(

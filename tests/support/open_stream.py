@@ -63,7 +63,7 @@ class OpenStream:
         with contextlib.suppress(Exception):  # a stream that has ended already
             self._client.stop_stream(cancel_requests=True)
 
-    def wait(self, count: int = 1, timeout: float = 30.0) -> list[Event]:
+    def wait(self, count: int = 1, timeout: float = 300.0) -> list[Event]:
         """Return the events once there are ``count`` of them, or the request has ended."""
         until = now() + timeout
         with self._arrived:
@@ -72,7 +72,7 @@ class OpenStream:
                     raise TimeoutError(f"{len(self.events)} of {count} responses after {timeout} s")
         return self.events
 
-    def wait_end(self, timeout: float = 30.0) -> Event:
+    def wait_end(self, timeout: float = 300.0) -> Event:
         """Return the last event: a final response or an error."""
         return self.wait(1 << 30, timeout)[-1]
 

@@ -40,7 +40,7 @@ def openai_server(environment: Path, engine_args: Mapping[str, Any], log: Path) 
     finally:
         server.terminate()
         try:
-            server.wait(20)
+            server.wait(60)
         finally:
             _end_group(server.pid)
             server.wait()
@@ -55,7 +55,7 @@ def _wait_ready(server: subprocess.Popen[bytes], url: str, log: Path) -> None:
     until = time.monotonic() + READY_SECONDS
     while server.poll() is None and time.monotonic() < until:
         try:
-            with urllib.request.urlopen(f"{url}/health", timeout=2):
+            with urllib.request.urlopen(f"{url}/health", timeout=60):
                 return
         except (urllib.error.URLError, OSError):
             time.sleep(0.5)

@@ -16,6 +16,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+from support.once import once
+from vllm_env.base.cache import Cache
+from vllm_env.base.network import Network
+from vllm_env.base.pip_config import read_pip_config
+from vllm_env.base.workspace import Workspace
+from vllm_env.plan import PROVISIONED, installed_triton
+from vllm_env.triton.provision import provision
 from vllm_env.triton.root import STUB_NAME, open_root
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -31,6 +38,17 @@ def triton_root() -> Path:
     return installed if (installed / "bin" / "tritonserver").is_file() else CHECKOUT / ".triton"
 
 
+def ensure_triton() -> None:
+    """See that there is a Triton, for builds with caches of their own would provision that of the checkout at the same time."""
+
+    def make(folder: Path) -> Path:
+        if installed_triton() is None:
+            provision(Workspace(Cache(folder), Network(read_pip_config())), PROVISIONED)
+        return folder
+
+    once("triton", make)
+
+
 def build(repository: Path) -> Path:
     """Return a model repository with a complete model ``vllm``, built into ``repository`` unless a variable says so.
 
@@ -43,6 +61,7 @@ def build(repository: Path) -> Path:
     environment = os.environ.get("VLLM_ENV_TEST_ENVIRONMENT")
     if environment:
         return assemble(repository, Path(environment).resolve())
+    ensure_triton()
     argv = [CHECKOUT / "gen_vllm_env.sh", "--no-smoke-run", "--model-repository", repository]
     if "VLLM_ENV_TEST_TRITON_ROOT" in os.environ:
         argv += ["--triton-root", triton_root()]

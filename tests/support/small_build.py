@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from support.repositories import CHECKOUT
+from support.repositories import CHECKOUT, ensure_triton
 from vllm_env.interpreter.layer import CondaLayer, CondaPackage
 from vllm_env.lock.lock import inputs_of
 from vllm_env.lock.locked import Lock, LockedWheel
@@ -93,7 +93,8 @@ def command(repository: Path, *options: object, smoke: bool = False) -> list[str
 
 
 def environment(cache: Path, **variables: str) -> dict[str, str]:
-    """The variables of a build with a cache of its own."""
+    """The variables of a build with a cache of its own; what builds share otherwise is there."""
+    ensure_triton()
     return {**os.environ, "PYTHONPATH": str(CHECKOUT / "env"), "VLLM_ENV_CACHE": str(cache), **variables}
 
 

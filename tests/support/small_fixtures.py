@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from support import small_build
+from support.once import once
 from vllm_env.base.cache import Cache
 from vllm_env.base.network import Network
 from vllm_env.base.workspace import Workspace
@@ -39,18 +40,26 @@ def workspace_in(root: Path, network: Network | None = None) -> Workspace:
 
 
 @pytest.fixture(scope="session")
-def channel(tmp_path_factory: pytest.TempPathFactory) -> Channel:
+def channel() -> Channel:
     """Made from an interpreter of this machine as on a machine without conda-forge; read it, do not change it."""
-    root = tmp_path_factory.mktemp("channel")
+
+    def make(root: Path) -> Path:
+        local_layer(workspace_in(root), PYTHON)
+        return root
+
+    root = once("channel", make)
     return Channel(root, local_layer(workspace_in(root), PYTHON))
 
 
 @pytest.fixture(scope="session")
-def bare_prefix(channel: Channel, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def bare_prefix(channel: Channel) -> Path:
     """A conda prefix with the interpreter alone; read it, do not change it."""
-    prefix = tmp_path_factory.mktemp("bare") / "env"
-    install_layer(channel.workspace, channel.layer, prefix)
-    return prefix
+
+    def make(prefix: Path) -> Path:
+        install_layer(channel.workspace, channel.layer, prefix)
+        return prefix
+
+    return once("bare/env", make)
 
 
 @pytest.fixture
@@ -62,15 +71,15 @@ def small_cache(channel: Channel, tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def small_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def small_tree() -> Path:
     """A source tree of a small vLLM in a git repository with one commit."""
-    return small_build.make_tree(tmp_path_factory.mktemp("source") / "vllm", git=True)
+    return once("source/vllm", lambda folder: small_build.make_tree(folder, git=True))
 
 
 @pytest.fixture(scope="session")
-def small_wheel(small_tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def small_wheel(small_tree: Path) -> Path:
     """A wheel of the small vLLM."""
-    return small_build.make_wheel(tmp_path_factory.mktemp("wheels"), small_tree)
+    return once("wheels", lambda folder: small_build.make_wheel(folder, small_tree))
 
 
 @pytest.fixture

@@ -37,7 +37,7 @@ def stream(
     *,
     model: str = "vllm",
     parameters: Mapping[str, Any] | None = None,
-    timeout: float = 60.0,
+    timeout: float = 300.0,
 ) -> list[Response]:
     """Send requests on one gRPC stream and return all responses in the order of arrival, empty final ones too.
 
@@ -90,13 +90,15 @@ def text_of(responses: Sequence[Response], request_id: int = 0) -> str:
     return "".join(response.text() for response in responses if response.request_id == str(request_id))
 
 
-def generate(url: str, payload: Mapping[str, Any], *, model: str = "vllm", timeout: float = 60.0) -> tuple[int, Any]:
+def generate(url: str, payload: Mapping[str, Any], *, model: str = "vllm", timeout: float = 300.0) -> tuple[int, Any]:
     """POST to ``/v2/models/MODEL/generate``; return the status and the JSON of the answer."""
     status, body = post(url, f"/v2/models/{model}/generate", payload, timeout=timeout)
     return status, json.loads(body)
 
 
-def generate_stream(url: str, payload: Mapping[str, Any], *, model: str = "vllm", timeout: float = 60.0) -> tuple[int, list[Any]]:
+def generate_stream(
+    url: str, payload: Mapping[str, Any], *, model: str = "vllm", timeout: float = 300.0
+) -> tuple[int, list[Any]]:
     """POST to ``/v2/models/MODEL/generate_stream``; return the status and the JSON of each server-sent event."""
     status, body = post(url, f"/v2/models/{model}/generate_stream", payload, timeout=timeout)
     events = [line.partition(":")[2] for line in body.splitlines() if line.startswith("data:")]
@@ -115,7 +117,7 @@ def post(url: str, path: str, payload: Mapping[str, Any] | str, *, timeout: floa
         connection.close()
 
 
-def get(url: str, path: str, *, timeout: float = 10.0) -> tuple[int, str]:
+def get(url: str, path: str, *, timeout: float = 120.0) -> tuple[int, str]:
     """GET a path; return the status and the whole body."""
     connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=timeout)
     try:

@@ -129,6 +129,14 @@ def until(condition):
         time.sleep(0.005)
 
 
+class LoopClock:
+    """The clock of an engine's loop, which only a test moves on: deadlines and grace periods end when it says so."""
+
+    def __init__(self, engine):
+        self.now = engine._loop.time()
+        engine._loop.time = lambda: self.now
+
+
 def added(engine, j):
     engine.submit(j)
     llm = Llm.started[-1]
@@ -200,8 +208,13 @@ def test_a_cancelled_job_is_aborted_and_told(started):
 def test_a_deadline_aborts(started):
     """A request that is late ends with UNAVAILABLE within its timeout (in microseconds)."""
     engine, got = started()
+    clock = LoopClock(engine)
     j = job(timeout=50_000)
     llm, _ = added(engine, j)
+    clock.now += 0.049
+    with pytest.raises(queue.Empty):
+        got.get(timeout=0.2)
+    clock.now += 0.002
     item = got.get(timeout=PROMISED)[1]
     assert isinstance(item, UnavailableError)
     assert "timeout of 50000 us" in str(item)
@@ -272,13 +285,27 @@ def test_a_job_that_has_ended_before_the_loop_took_it_is_not_begun(started):
 def test_stop_waits_for_requests_within_its_bound(started):
     """What can finish does; the rest is told, aborted and the engine shut down."""
     engine, got = started()
+    clock = LoopClock(engine)
     _, put = added(engine, job())
     added(engine, late := job())
-    engine._loop.call_later(0.1, put, output(finished=True))
-    began = time.monotonic()
-    engine.stop(0.5)
-    assert 0.4 < time.monotonic() - began < PROMISED
-    assert got.get_nowait()[1].finished
+    drain, waits = engine._drain, threading.Event()
+
+    async def noted(grace_s):
+        engine._loop.call_soon(waits.set)  # after the first step of `drain`
+        await drain(grace_s)
+
+    engine._drain = noted
+    stopping = threading.Thread(target=engine.stop, args=(0.5,))
+    stopping.start()
+    assert waits.wait(PROMISED)
+    clock.now += 0.4
+    engine._loop.call_soon_threadsafe(put, output(finished=True))
+    assert got.get(timeout=PROMISED)[1].finished
+    assert stopping.is_alive()
+    assert got.empty()
+    clock.now += 0.5
+    stopping.join(PROMISED)
+    assert not stopping.is_alive()
     assert got.get_nowait()[0] is late
     assert Llm.started[-1].closed
 

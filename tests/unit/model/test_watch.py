@@ -123,7 +123,13 @@ def test_the_thread_asks_nothing_until_woken_then_until_the_reply_closes():
     for _ in range(3):
         assert channel.questions.acquire(timeout=60)
     job.reply.send([], final=True)
+    while looked.acquire(blocking=False):
+        pass
+    watch.wake()
+    assert looked.acquire(timeout=60)  # so the look that was under way, which may have asked, is over
     asked = channel.asked
+    watch.wake()
+    assert looked.acquire(timeout=60)
     watch.close()
     assert channel.asked == asked
 

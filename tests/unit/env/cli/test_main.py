@@ -270,7 +270,7 @@ def test_an_interrupt_exits_with_130(tmp_path: Path, number: signal.Signals) -> 
         assert "waiting" in child.stderr.readline()
         time.sleep(0.1)
         child.send_signal(number)
-        assert child.wait(10) == 130
+        assert child.wait(60) == 130
         message = child.stderr.read()
         child.stderr.close()
     assert message.startswith("Interrupted")

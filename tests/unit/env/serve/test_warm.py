@@ -45,7 +45,7 @@ def older(request: pytest.FixtureRequest, model: Path) -> str | None:
 
 def run(binary: Path, model: Path) -> Warmed:
     place = model.parent.parent
-    return warm(workspace_in(place / "cache"), binary, model, log=place / "server.log", ready_timeout=20)
+    return warm(workspace_in(place / "cache"), binary, model, log=place / "server.log", ready_timeout=300)
 
 
 def names(model: Path) -> list[str]:
