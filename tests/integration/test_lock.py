@@ -172,3 +172,17 @@ def test_a_failing_network_is_called_that(small_spec: Path, small_cache: Path, m
     with pytest.raises(VllmEnvError, match="the network failed") as caught:
         _make(small_spec, small_cache)
     assert caught.value.cause == "No connection."
+
+
+@pytest.mark.parametrize("release", ["24.10", "26.06"])
+@pytest.mark.parametrize("profile", ["cpu", "cuda"])
+def test_the_default_pins_resolve(profile: str, release: str, tmp_path: Path) -> None:
+    """Against the registry, as it is today: where this fails, the pin in env/vllm_env.toml no longer serves anybody."""
+    shutil.copy(DEFAULT_SPEC, tmp_path)
+    spec = load_spec(profile, Overrides(), tmp_path / DEFAULT_SPEC.name)
+    workspace = workspace_in(tmp_path / "cache", Network(read_pip_config()))
+    lock = make_lock(workspace, spec, rules_of(release), LockOptions(upgrade=True))
+    assert lock.versions()[spec.distribution] == spec.pin.value
+    assert {"torch", "transformers", "numpy", "setuptools"} <= set(lock.versions())
+    again = make_lock(workspace, spec, rules_of(release), _LOCKED)
+    assert again.wheels == lock.wheels
