@@ -56,10 +56,11 @@ def make_archive(workspace: Workspace, prefix: Prefix) -> Archive:
     key = archive_key(prefix.key)
     target = workspace.cache.path("archives", f"{key}.tar.gz")
     facts = target.with_name(f"{key}.json")  # the name by which the cache finds the pair
-    if target.is_file() and facts.is_file():
-        # not the archive: repositories hold links to it, and Triton extracts again when its time changes
+    known = json.loads(facts.read_text()) if facts.is_file() else {}
+    if target.is_file() and target.stat().st_size == known.get("size"):
+        # not the archive: repositories hold links to it (one may have been cut off), and Triton extracts again when its time changes
         touch(facts)
-        return Archive(target, **json.loads(facts.read_text()), reused=True)
+        return Archive(target, **known, reused=True)
     plan = plan_archive(prefix.path)
     require_space(workspace.cache.root, plan.size // 2, "the archive")
     with workspace.cache.staging() as staging:
