@@ -8,7 +8,7 @@ import shutil
 import signal
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -24,11 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from vllm_env.serve.server import TritonServer
-
-# Servers that several files share, by their fixtures: tests with one of these run on one worker, or each would start its own.
-_SHARED = ("long_server", "llama_server", "made_models", "server")
-# In this order two workers end at about the same time: what serves a model takes longest, and unit tests fill what is left.
-_LONGEST_FIRST = ("tests/e2e", "tests/chaos", "tests/integration", "")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -52,24 +47,25 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="also run tests that take minutes")
 
 
-@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in its own
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give each worker whole groups of tests."""
+    from support.groups import GroupScheduling  # needs xdist
+
+    return GroupScheduling(config, log)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skip what this machine or this run is not for, each with its reason; keep together what shares a server."""
+    """Skip what this machine or this run is not for, each with its reason."""
     if _is_worker(config):
-        items.sort(key=lambda item: next(n for n, place in enumerate(_LONGEST_FIRST) if item.nodeid.startswith(place)))
+        from support.groups import sort_and_note  # needs xdist
+
+        sort_and_note(items)
     for item in items:
-        if config.pluginmanager.hasplugin("xdist") and not item.get_closest_marker("xdist_group"):
-            item.add_marker(pytest.mark.xdist_group(_group(item)))
         if item.get_closest_marker("slow") and not config.getoption("--slow"):
             item.add_marker(pytest.mark.skip(reason="takes minutes; run with --slow"))
         if item.get_closest_marker("gpu") and not Path("/proc/driver/nvidia/version").exists():
             item.add_marker(pytest.mark.skip(reason="no NVIDIA GPU in this machine"))
-
-
-def _group(item: pytest.Item) -> str:
-    """Name what one worker runs: the tests of a shared server, else those of a file."""
-    used = getattr(item, "fixturenames", ())
-    return next((name for name in _SHARED if name in used), item.nodeid.partition("::")[0])
 
 
 @pytest.fixture(scope="session")

@@ -28,5 +28,4 @@ if [[ ${1:-} == --fast ]]; then
   shift
   set -- tests/unit tests/integration/test_compat_contract.py tests/e2e/test_one_answer.py "$@"
 fi
-# the tests of one file, or of one shared server, stay together; a later -n0 gives one process, as --pdb needs it
-exec python -m pytest --numprocesses 2 --dist loadgroup --no-loadscope-reorder "$@"
+exec python -m pytest --numprocesses 2 "$@"  # a later -n0 gives one process, as --pdb needs it

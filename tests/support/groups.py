@@ -1,0 +1,56 @@
+"""Which tests one worker runs: those that share a server, else those of a file.
+
+xdist's own groups (`--dist loadgroup` of 3.8) stand in the tests' ids, where pytest 9.2 no longer takes them from.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from xdist.scheduler import LoadScopeScheduling
+
+from support.once import run_folder
+
+if TYPE_CHECKING:
+    import pytest
+
+# Servers that several files share, by their fixtures: each worker that ran a test with one of these would start its own.
+_SHARED = ("long_server", "llama_server", "made_models", "server")
+# In this order two workers end at about the same time: what serves a model takes longest, and unit tests fill what is left.
+_LONGEST_FIRST = ("tests/e2e", "tests/chaos", "tests/integration", "")
+_NOTE = "groups.json"
+
+
+def sort_and_note(items: list[pytest.Item]) -> None:
+    """In a worker: put long tests first, and note each test's group for the process that hands them out."""
+    items.sort(key=lambda item: next(n for n, place in enumerate(_LONGEST_FIRST) if item.nodeid.startswith(place)))
+    note = run_folder() / f"{os.getpid()}.json"
+    note.write_text(json.dumps({item.nodeid: group(item) for item in items}), encoding="utf-8")
+    note.replace(run_folder() / _NOTE)  # all workers write the same
+
+
+def group(item: pytest.Item) -> str:
+    """Name an item's group: what its mark says, else a fixture, else its file."""
+    mark = item.get_closest_marker("xdist_group")
+    if mark:
+        return str(mark.args[0])
+    used = getattr(item, "fixturenames", ())
+    return next((name for name in _SHARED if name in used), item.nodeid.partition("::")[0])
+
+
+class GroupScheduling(LoadScopeScheduling):  # type: ignore[misc]
+    """Hands out whole groups, in the order in which they were collected."""
+
+    def __init__(self, config: pytest.Config, log: object = None) -> None:
+        super().__init__(config, log)
+        config.option.loadscopereorder = False
+
+    @cached_property
+    def _groups(self) -> dict[str, str]:
+        return dict(json.loads((run_folder() / _NOTE).read_text(encoding="utf-8")))
+
+    def _split_scope(self, nodeid: str) -> str:
+        return self._groups[nodeid]
