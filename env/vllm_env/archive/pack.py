@@ -58,7 +58,7 @@ def make_archive(workspace: Workspace, prefix: Prefix) -> Archive:
     facts = target.with_name(f"{key}.json")  # the name by which the cache finds the pair
     known = json.loads(facts.read_text()) if facts.is_file() else {}
     if target.is_file() and target.stat().st_size == known.get("size"):
-        # not the archive: repositories hold links to it (one may have been cut off), and Triton extracts again when its time changes
+        # not the archive: repositories hold links to it, and Triton extracts again when its time changes
         touch(facts)
         return Archive(target, **known, reused=True)
     plan = plan_archive(prefix.path)
