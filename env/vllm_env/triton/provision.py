@@ -10,8 +10,8 @@ import stat
 import zipfile
 from pathlib import Path
 
-from vllm_env.base.cache import Cache
-from vllm_env.base.filesystem import make_readable, remove_tree
+from vllm_env.base.filesystem import give_tree, make_readable, owner_of, remove_tree
+from vllm_env.base.locks import locked_folder, remove_unlocked
 from vllm_env.base.workspace import Workspace
 
 WHEEL = "nvidia-pytriton==0.7.0"
@@ -43,17 +43,22 @@ def provision(workspace: Workspace, target: Path) -> None:
     """
     if (target / "RELEASE").is_file():
         return
-    beside = target.parent / f".{target.name}.staging"
-    try:
-        with Cache(beside).staging() as folder:
+    place, staging = target.parent, f"{target.name}.staging-"
+    place.mkdir(parents=True, exist_ok=True)
+    # builds that share no cache may share the checkout: the second one waits, and finds the first one's Triton
+    with workspace.locked(place, f"another build provisions {target}; waiting for it to end"):
+        if (target / "RELEASE").is_file():
+            return
+        for left in place.glob(f"{staging}*"):
+            remove_unlocked(left)
+        with locked_folder(place, staging) as folder:
             fetch(workspace, folder)
             root = folder / "root"
             _lay_out(next(folder.glob("*.whl")), root)
             make_readable(root)
+            give_tree(root, owner_of(target))
             remove_tree(target)
             root.rename(target)
-    finally:
-        remove_tree(beside)
 
 
 def fetch(workspace: Workspace, folder: Path) -> None:

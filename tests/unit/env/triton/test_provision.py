@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 import subprocess
+import threading
 import zipfile
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
 from support.small_fixtures import workspace_in
+from vllm_env.base.console import Console
 from vllm_env.base.errors import CommandError
 from vllm_env.base.network import Network, NetworkError
+from vllm_env.triton import provision as module
 from vllm_env.triton.provision import provision
 
 if TYPE_CHECKING:
@@ -118,6 +122,39 @@ def test_a_torn_root_is_made_again(workspace: Workspace, wheel: Path, tmp_path: 
     provision(workspace, root)
     assert (root / "RELEASE").is_file()
     assert not (root / "junk").exists()
+
+
+class _Noticing(Console):
+    """Remembers that something was said to the user."""
+
+    def __init__(self) -> None:
+        super().__init__(quiet=True)
+        self.said = threading.Event()
+
+    def note(self, text: str) -> None:
+        """Remember it."""
+        self.said.set()
+
+
+def test_two_builds_with_caches_of_their_own_provision_one(
+    workspace: Workspace, wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second comes while the first unpacks: it says that it waits, and finds the first one's Triton."""
+    root, real, laid_out, console = tmp_path / "triton", module._lay_out, [], _Noticing()
+    second = threading.Thread(target=provision, args=(replace(workspace, console=console), root))
+
+    def observed(file: Path, folder: Path) -> None:
+        laid_out.append(folder)
+        if len(laid_out) == 1:
+            second.start()
+            assert console.said.wait(60)
+        real(file, folder)
+
+    monkeypatch.setattr(module, "_lay_out", observed)
+    provision(workspace, root)
+    second.join(60)
+    assert (len(laid_out), second.is_alive()) == (1, False)
+    assert (root / "RELEASE").is_file()
 
 
 def test_no_wheel_is_an_error_and_leaves_nothing(workspace: Workspace, wheel: Path, tmp_path: Path) -> None:
