@@ -63,11 +63,12 @@ def start(workspace: Workspace, environment: Path, modules: tuple[str, ...], *, 
         for folder in (foreign, home / ".local" / "lib" / python / "site-packages"):
             folder.mkdir(parents=True)
             (folder / "numpy.py").write_text("raise ImportError('a numpy from outside the environment')\n")
-        variables = {"HOME": str(home), "PATH": _SYSTEM_PATH, "PYTHONPATH": str(foreign), **_AS_EMBEDDED, **_QUIET}
+        variables = {"HOME": str(home), "PYTHONPATH": str(foreign)}
+        probe = ["python3", "-c", _PROBE.read_text("utf-8"), json.dumps(modules)]
         generation = "up to 25.07" if activates else "since 25.08"
         try:
             output = run(
-                _command(environment, variables, modules, activates=activates),
+                command(environment, variables, probe, activates=activates),
                 what=f"start the environment as Triton {generation} does",
                 cwd=scratch,
                 remedy="A package breaks the import: pin another version of it (--with PACKAGE==VERSION), or of vLLM.",
@@ -80,17 +81,21 @@ def start(workspace: Workspace, environment: Path, modules: tuple[str, ...], *, 
     return _read(json.loads(line[len(_MARK) :]))
 
 
-def _command(environment: Path, variables: Mapping[str, str], modules: tuple[str, ...], *, activates: bool) -> list[str]:
-    """Return the command line that leaves no variable of this process; the interpreter is found through PATH."""
-    probe = ["python3", "-c", _PROBE.read_text("utf-8"), json.dumps(modules)]
-    clean = ["env", "-i", *(f"{name}={value}" for name, value in variables.items())]
+def command(environment: Path, variables: Mapping[str, str], program: list[str], *, activates: bool) -> list[str]:
+    """Return the command line of a program of the environment as one generation of the launcher would start it.
+
+    No variable of this process is left, ``variables`` are added, and the program is found through PATH.
+    """
+    given = {"PATH": _SYSTEM_PATH, **_AS_EMBEDDED, **_QUIET, **variables}
     library = environment / "lib"
     if activates:
         sourced = f"source {shlex.quote(f'{environment}/bin/activate')}"
-        text = f"{sourced} && exec env LD_LIBRARY_PATH={shlex.quote(str(library))}:$LD_LIBRARY_PATH {shlex.join(probe)}"
-        return [*clean, "bash", "-c", text]
-    given = (f"PATH={environment}/bin:{_SYSTEM_PATH}", f"LD_LIBRARY_PATH={library}", f"VIRTUAL_ENV={environment}")
-    return [*clean, *given, *probe]
+        text = f"{sourced} && exec env LD_LIBRARY_PATH={shlex.quote(str(library))}:$LD_LIBRARY_PATH {shlex.join(program)}"
+        program = ["bash", "-c", text]
+    else:
+        libraries = ":".join([str(library), *filter(None, [given.get("LD_LIBRARY_PATH")])])
+        given |= {"PATH": f"{environment}/bin:{_SYSTEM_PATH}", "LD_LIBRARY_PATH": libraries, "VIRTUAL_ENV": str(environment)}
+    return ["env", "-i", *(f"{name}={value}" for name, value in given.items()), *program]
 
 
 def _explained(error: CommandError) -> CommandError:
