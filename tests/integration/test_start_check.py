@@ -156,6 +156,7 @@ def test_an_archive_is_verified_from_its_bytes_to_an_import(prefix: Path, worksp
         "its own compiler",
         "paths of the build",
         "imports without activation",
+        "what vLLM imports later",
     ]
     assert list(workspace.cache.path("build").iterdir()) == []
     with pytest.raises(VllmEnvError, match="cut off between two members"):

@@ -52,8 +52,10 @@ _NO_DEVICE = re.compile(
 )
 
 
-def check_lazy_imports(workspace: Workspace, environment: Path, expected: Expected) -> tuple[str, ...]:
+def check_lazy_imports(workspace: Workspace, environment: Path, expected: Expected, seconds: float = _SECONDS) -> tuple[str, ...]:
     """Import what vLLM imports later than at its start on the profile's platform, started as Triton does.
+
+    Each may take ``seconds``.
 
     Returns:
         Notes for the user: which modules took too long to tell.
@@ -62,7 +64,7 @@ def check_lazy_imports(workspace: Workspace, environment: Path, expected: Expect
         VllmEnvError: a module is broken; one that lacks a driver, or a package that is not in the lock, is not.
     """
     modules = (*_MODULES[expected.profile], *_EVERYWHERE)
-    failures = import_each(workspace, environment, modules, expected)
+    failures = import_each(workspace, environment, modules, expected, seconds)
     broken, slow = {}, []
     for name, failure in failures.items():
         if failure.get("slow"):
@@ -73,11 +75,11 @@ def check_lazy_imports(workspace: Workspace, environment: Path, expected: Expect
             workspace.console.debug(f"{name}: {failure['text']}")
     if broken:
         raise _error(broken, environment)
-    return (f"Not told in {_SECONDS:.0f} s whether these can be imported: {', '.join(slow)}",) if slow else ()
+    return (f"not told in {seconds:.0f} s whether these can be imported: {', '.join(slow)}",) if slow else ()
 
 
 def import_each(
-    workspace: Workspace, environment: Path, modules: tuple[str, ...], expected: Expected, seconds: float = _SECONDS
+    workspace: Workspace, environment: Path, modules: tuple[str, ...], expected: Expected, seconds: float
 ) -> dict[str, dict[str, Any]]:
     """Import each of some modules in a process that may take ``seconds``; return the failures by module.
 
@@ -115,11 +117,11 @@ def is_broken(failure: Mapping[str, Any], versions: Mapping[str, str]) -> bool:
 
 
 def _error(broken: Mapping[str, Mapping[str, Any]], environment: Path) -> VllmEnvError:
-    name, first = next(iter(broken.items()))
-    others = f" ({len(broken) - 1} others neither: {', '.join([*broken][1:4])})" if len(broken) > 1 else ""
+    (name, first), *others = broken.items()
+    more = f" (nor {', '.join(other for other, _ in others[:3])}{' …' if len(others) > 3 else ''})" if others else ""
     place = first["place"].replace(f"{environment.resolve()}/", "").replace(f"{environment}/", "")
     return VllmEnvError(
-        f"vLLM could not import {name} when it needs it{others}: {first['text']}{place and f' ({place})'}.",
+        f"vLLM will not be able to import {name}{more}: {first['text']}{place and f' ({place})'}.",
         cause="It is not for want of a driver or a GPU: a package there is damaged, or does not go with another one's version.",
         remedy="Pin another version of the package that the message names (--with PACKAGE==VERSION), or of vLLM.",
     )
