@@ -6,20 +6,15 @@ function that the environment's files ask of the driver, and each answers CUDA_E
 or says that there is no device. It is written byte by byte: the machine may have no compiler.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import struct
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from pathlib import Path
 
 from elftools.elf.elffile import ELFFile
 
 from vllm_env.base.dynamic_section import read_dynamic_section, walk
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
 
 LIBRARY = "libcuda.so.1"
 _DRIVER_FUNCTION = re.compile(r"cu[A-Z]\w*")

@@ -64,28 +64,39 @@ def start(workspace: Workspace, environment: Path, modules: tuple[str, ...], *, 
             folder.mkdir(parents=True)
             (folder / "numpy.py").write_text("raise ImportError('a numpy from outside the environment')\n")
         variables = {"HOME": str(home), "PYTHONPATH": str(foreign)}
-        probe = ["python3", "-c", _PROBE.read_text("utf-8"), json.dumps(modules)]
-        generation = "up to 25.07" if activates else "since 25.08"
+        what = f"start the environment as Triton {'up to 25.07' if activates else 'since 25.08'} does"
         try:
-            output = run(
-                command(environment, variables, probe, activates=activates),
-                what=f"start the environment as Triton {generation} does",
-                cwd=scratch,
-                remedy="A package breaks the import: pin another version of it (--with PACKAGE==VERSION), or of vLLM.",
-            )
+            return _read(ask(environment, _PROBE, modules, variables, activates=activates, what=what))
         except CommandError as error:
             raise _explained(error) from error
+
+
+def ask(
+    environment: Path, probe: Path, question: Any, variables: Mapping[str, str], *, activates: bool, what: str
+) -> dict[str, Any]:
+    """Run a probe in the environment's interpreter as one generation of the launcher would start it; return its answer.
+
+    The probe gets ``question`` as JSON, no variable of this process and ``variables``, of which HOME is where it runs.
+
+    Raises:
+        CommandError: it does not start, or fails; the last lines that it printed are in the error.
+    """
+    program = ["python3", "-c", probe.read_text("utf-8"), json.dumps(question)]
+    output = run(
+        _command(environment, variables, program, activates=activates),
+        what=what,
+        cwd=Path(variables["HOME"]),
+        remedy="A package breaks the import: pin another version of it (--with PACKAGE==VERSION), or of vLLM.",
+    )
     line = next((line for line in reversed(output.splitlines()) if line.startswith(_MARK)), None)
     if line is None:
         raise CommandError("The environment's interpreter ended without an answer.", tail=output[-4000:], remedy=REBUILD)
-    return _read(json.loads(line[len(_MARK) :]))
+    answer: dict[str, Any] = json.loads(line[len(_MARK) :])
+    return answer
 
 
-def command(environment: Path, variables: Mapping[str, str], program: list[str], *, activates: bool) -> list[str]:
-    """Return the command line of a program of the environment as one generation of the launcher would start it.
-
-    No variable of this process is left, ``variables`` are added, and the program is found through PATH.
-    """
+def _command(environment: Path, variables: Mapping[str, str], program: list[str], *, activates: bool) -> list[str]:
+    """Return the command line that leaves no variable of this process; the program is found through PATH."""
     given = {"PATH": _SYSTEM_PATH, **_AS_EMBEDDED, **_QUIET, **variables}
     library = environment / "lib"
     if activates:

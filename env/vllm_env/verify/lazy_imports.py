@@ -3,7 +3,6 @@
 Seen: files of two CUDA packages over each other, which nothing noticed before ``import flashinfer`` on the GPU.
 """
 
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,17 +10,15 @@ from typing import Any
 
 from packaging.utils import canonicalize_name
 
-from vllm_env.base.errors import CommandError, VllmEnvError
-from vllm_env.base.process import run
+from vllm_env.base.errors import VllmEnvError
 from vllm_env.base.workspace import Workspace
 from vllm_env.triton.root import rules_of
 
 from .driver_standin import write_driver_standin
-from .launcher_check import command
-from .tree_rules import REBUILD, Expected
+from .launcher_check import ask
+from .tree_rules import Expected
 
 _PROBE = Path(__file__).with_name("lazy_probe.py")
-_MARK = "vllm_env-lazy "
 _SECONDS = 60.0  # the slowest one took 4 s on two cores
 _EVERYWHERE = (
     *("tokenizers", "transformers.modeling_utils", "xgrammar", "llguidance", "outlines_core"),
@@ -46,16 +43,14 @@ _MODULES = {
 # What torch, Triton, NVML and cuda.bindings say without a driver or a device, also behind the stand-in.
 _NO_DEVICE = re.compile(
     r"no NVIDIA driver|No CUDA GPUs|no CUDA-capable device|no NVIDIA GPU|CUDA driver version is insufficient|"
-    r"cudaErrorNoDevice|CUDA_ERROR_NO_DEVICE|NVML|Cannot re-initialize CUDA in forked|0 active drivers|"
-    r"lib(cuda|nvidia-ml)\.so\.1: cannot open",
+    r"cudaErrorNoDevice|CUDA_ERROR_NO_DEVICE|NVMLError_|NVML Shared Library Not Found|0 active drivers|"
+    r"Cannot re-initialize CUDA in forked|lib(cuda|nvidia-ml)\.so\.1: cannot open",
     re.IGNORECASE,
 )
 
 
 def check_lazy_imports(workspace: Workspace, environment: Path, expected: Expected, seconds: float = _SECONDS) -> tuple[str, ...]:
-    """Import what vLLM imports later than at its start on the profile's platform, started as Triton does.
-
-    Each may take ``seconds``.
+    """Import what vLLM imports after its start on the profile's platform, as Triton starts it; each may take ``seconds``.
 
     Returns:
         Notes for the user: which modules took too long to tell.
@@ -63,7 +58,7 @@ def check_lazy_imports(workspace: Workspace, environment: Path, expected: Expect
     Raises:
         VllmEnvError: a module is broken; one that lacks a driver, or a package that is not in the lock, is not.
     """
-    modules = (*_MODULES[expected.profile], *_EVERYWHERE)
+    modules = (*_MODULES.get(expected.profile, ()), *_EVERYWHERE)
     failures = import_each(workspace, environment, modules, expected, seconds)
     broken, slow = {}, []
     for name, failure in failures.items():
@@ -88,25 +83,16 @@ def import_each(
     Raises:
         CommandError: the interpreter does not start, or ends with what vLLM imports first.
     """
-    cuda = expected.profile == "cuda"
     with workspace.cache.staging() as scratch:
         variables = {"HOME": str(scratch)}
-        if cuda:
+        if expected.profile == "cuda":
             write_driver_standin(environment, scratch)
             # vLLM takes an empty list for a device that comes later, and Triton's kernels are then what they are on a GPU
             variables |= {"LD_LIBRARY_PATH": str(scratch), "CUDA_VISIBLE_DEVICES": ""}
-        job = json.dumps({"profile": expected.profile, "modules": modules, "seconds": seconds})
-        probe = ["python3", "-c", _PROBE.read_text("utf-8"), job]
-        output = run(
-            command(environment, variables, probe, activates=rules_of(expected.release).activates),
-            what="import what vLLM imports after its start",
-            cwd=scratch,
-            remedy="A package breaks the import: pin another version of it (--with PACKAGE==VERSION), or of vLLM.",
-        )
-    line = next((line for line in reversed(output.splitlines()) if line.startswith(_MARK)), None)
-    if line is None:
-        raise CommandError("The environment's interpreter ended without an answer.", tail=output[-4000:], remedy=REBUILD)
-    return {name: failure for name, failure in json.loads(line[len(_MARK) :]).items() if failure}
+        activates, what = rules_of(expected.release).activates, "import what vLLM imports after its start"
+        question = {"profile": expected.profile, "modules": modules, "seconds": seconds}
+        answers = ask(environment, _PROBE, question, variables, activates=activates, what=what)
+    return {name: failure for name, failure in answers.items() if failure}
 
 
 def is_broken(failure: Mapping[str, Any], versions: Mapping[str, str]) -> bool:
