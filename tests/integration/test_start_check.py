@@ -164,6 +164,13 @@ def test_an_archive_is_verified_from_its_bytes_to_an_import(prefix: Path, worksp
     assert list(workspace.cache.path("build").iterdir()) == []
 
 
+def test_what_is_imported_later_is_verified_too(unpacked: Path, workspace: Workspace) -> None:
+    """vLLM starts without its tokenizers, and the first request fails."""
+    (site_packages(unpacked) / "tokenizers.py").write_text("1 / 0\n")
+    with pytest.raises(VllmEnvError, match="not be able to import tokenizers: ZeroDivisionError"):
+        verify_directory(workspace, unpacked, EXPECTED)
+
+
 def test_a_folder_that_names_the_cache_is_refused(prefix: Path, workspace: Workspace) -> None:
     """Which folders are looked for follows from the cache that is used, and not from the user's."""
     (prefix / "etc").mkdir(exist_ok=True)

@@ -46,8 +46,12 @@ def _undefined(path: str) -> set[str]:
 
 
 def write_driver_standin(environment: Path, folder: Path) -> Path:
-    """Write ``folder/libcuda.so.1`` for an environment and return it; the folder goes into LD_LIBRARY_PATH."""
+    """Write ``folder/libcuda.so.1`` for an environment and return it; the folder goes into LD_LIBRARY_PATH.
+
+    Beside it is an NVML without functions: where there is a driver, it must not find the GPU either.
+    """
     target = folder / LIBRARY
+    (folder / "libnvidia-ml.so.1").write_bytes(shared_library("libnvidia-ml.so.1", ()))
     target.write_bytes(shared_library(LIBRARY, driver_functions(environment)))
     return target
 

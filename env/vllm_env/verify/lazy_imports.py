@@ -105,7 +105,7 @@ def is_broken(failure: Mapping[str, Any], versions: Mapping[str, str]) -> bool:
 def _error(broken: Mapping[str, Mapping[str, Any]], environment: Path) -> VllmEnvError:
     (name, first), *others = broken.items()
     more = f" (nor {', '.join(other for other, _ in others[:3])}{' …' if len(others) > 3 else ''})" if others else ""
-    place = first["place"].replace(f"{environment.resolve()}/", "").replace(f"{environment}/", "")
+    place = first["place"].removeprefix(f"{environment}/")
     return VllmEnvError(
         f"vLLM will not be able to import {name}{more}: {first['text']}{place and f' ({place})'}.",
         cause="It is not for want of a driver or a GPU: a package there is damaged, or does not go with another one's version.",

@@ -2,8 +2,8 @@
 
 Its argument is a JSON object: ``profile``, ``modules`` (a name that ends in ``.*`` stands for a package's own modules) and
 ``seconds`` for each, of which all together get five times as many. One line of its output, ``vllm_env-probe JSON``, is the
-answer: null or a failure by module. vLLM is imported here, the others in a forked process, which ends with the first failure
-and is followed by another one: what is half imported would make the next ones fail.
+answer: null or a failure by module. vLLM is imported here, the others in a forked process, which is ended after a failure
+and followed by another one: what is half imported would make the next ones fail.
 """
 
 import ctypes
@@ -64,10 +64,7 @@ def _expanded(name: str) -> list[str]:
 def _import_all(names: list[str], answers: Any) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     for name in names:
-        failure = _failure(name)
-        answers.send(failure)
-        if failure:
-            break
+        answers.send(_failure(name))
 
 
 def _import_in_children(names: list[str], seconds: float, answers: dict[str, Any]) -> None:

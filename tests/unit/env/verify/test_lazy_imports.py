@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sys
 import venv
 from typing import TYPE_CHECKING
 
+import psutil
 import pytest
 
 from support.elf_files import make_library
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
     from vllm_env.base.workspace import Workspace
 
 CPU = Expected("3.11", "25.12", {}, "vllm")
-LOCKED = {"xgrammar": "0.2.8"}
+LOCKED = {"xgrammar": "0.2.8", "torch": "2.13.0"}
 CUDA = Expected("3.11", "25.12", {}, "vllm", profile="cuda")
 LONG = 60.0  # s, which none of the modules here comes near
 SOON = 3.0  # s, for those that never end
@@ -74,10 +76,10 @@ BROKEN = {
 def test_tells_what_is_missing_from_what_is_broken(environment: Path, workspace: Workspace) -> None:
     """Whatever a module does, the ones after it are still imported; what is not there at all is passed over."""
     broken = {name: source for name, (source, _) in BROKEN.items()}
-    modules = _add(environment, TOLERATED | broken | {"fine": "", "cuda.__init__": ""})
-    failures = import_each(workspace, environment, (*modules[:-1], "cuda.gone", "gone"), CPU, LONG)
+    modules = _add(environment, TOLERATED | broken | {"fine": "", "torch.__init__": ""})
+    failures = import_each(workspace, environment, (*modules[:-1], "torch.gone", "gone"), CPU, LONG)
     assert {name for name, failure in failures.items() if is_broken(failure, LOCKED)} == {*BROKEN}
-    assert {*failures} == {*TOLERATED, *BROKEN, "cuda.gone", "gone", "vllm.v1.engine.async_llm"}
+    assert {*failures} == {*TOLERATED, *BROKEN, "torch.gone", "gone", "vllm.v1.engine.async_llm"}
     for name, (_, text) in BROKEN.items():
         assert re.search(text, failures[name]["text"])
     assert failures["attribute"]["place"].endswith("site-packages/attribute.py:2")
@@ -99,6 +101,13 @@ def test_an_import_that_never_ends_is_a_note(environment: Path, workspace: Works
     with pytest.raises(VllmEnvError, match="import llguidance: ZeroDivisionError"):
         check_lazy_imports(workspace, environment, CPU, SOON)
     assert list(workspace.cache.path("build").iterdir()) == []
+    assert [p for p in psutil.process_iter() if str(workspace.cache.root) in _folder(p)] == []
+
+
+def _folder(process: psutil.Process) -> str:
+    with contextlib.suppress(psutil.Error):
+        return process.cwd()
+    return ""
 
 
 def test_the_error_names_module_reason_and_place(environment: Path, workspace: Workspace) -> None:
@@ -121,6 +130,7 @@ def test_the_standin_stands_in_for_the_driver(environment: Path, workspace: Work
     driver = make_library(tmp_path / "linker", "libcuda.so.1", symbol="cuInit")
     make_library(environment / "lib", "extension.so", needs=(driver,), uses="cuInit", symbol="own")
     load = "import ctypes, os\ncode = ctypes.CDLL('extension.so', os.RTLD_NOW).calls_cuInit()"
+    load += "\nassert not hasattr(ctypes.CDLL('libnvidia-ml.so.1'), 'nvmlInit_v2')"
     _add(environment, {"extension": f"{load}\nraise RuntimeError(f'{{code}}: CUDA_ERROR_NO_DEVICE')"})
     expected = Expected("3.11", release, {}, "vllm", profile="cuda")
     failure = import_each(workspace, environment, ("extension",), expected, LONG)["extension"]
