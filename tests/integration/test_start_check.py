@@ -156,11 +156,19 @@ def test_an_archive_is_verified_from_its_bytes_to_an_import(prefix: Path, worksp
         "its own compiler",
         "paths of the build",
         "imports without activation",
+        "what vLLM imports later",
     ]
     assert list(workspace.cache.path("build").iterdir()) == []
     with pytest.raises(VllmEnvError, match="cut off between two members"):
         verify_archive(workspace, archive, replace(expected, members=plan.members + 1))
     assert list(workspace.cache.path("build").iterdir()) == []
+
+
+def test_what_is_imported_later_is_verified_too(unpacked: Path, workspace: Workspace) -> None:
+    """vLLM starts without its tokenizers, and the first request fails."""
+    (site_packages(unpacked) / "tokenizers.py").write_text("1 / 0\n")
+    with pytest.raises(VllmEnvError, match="not be able to import tokenizers: ZeroDivisionError"):
+        verify_directory(workspace, unpacked, EXPECTED)
 
 
 def test_a_folder_that_names_the_cache_is_refused(prefix: Path, workspace: Workspace) -> None:

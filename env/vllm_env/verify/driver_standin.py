@@ -6,30 +6,21 @@ function that the environment's files ask of the driver, and each answers CUDA_E
 or says that there is no device. It is written byte by byte: the machine may have no compiler.
 """
 
-from __future__ import annotations
-
 import os
-import platform
 import re
 import struct
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from pathlib import Path
 
 from elftools.elf.elffile import ELFFile
 
 from vllm_env.base.elf import read_dynamic_section, walk
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
 LIBRARY = "libcuda.so.1"
 _DRIVER_FUNCTION = re.compile(r"cu[A-Z]\w*")
 _PAGE = 4096
-# "return 100", which is CUDA_ERROR_NO_DEVICE; by the machine field of an ELF header
-_CODE = {
-    "x86_64": (62, bytes.fromhex("b864000000c3")),
-    "aarch64": (183, struct.pack("<II", 0x52800C80, 0xD65F03C0)),
-}
+_X86_64 = 62  # other machines are refused before anything is built
+_CODE = bytes.fromhex("b864000000c3")  # "return 100", which is CUDA_ERROR_NO_DEVICE
 # System V gABI 4.1: program headers and entries of the dynamic section
 _LOAD, _DYNAMIC, _GNU_STACK = 1, 2, 0x6474E551
 _READ_EXECUTE, _READ_WRITE = 5, 6
@@ -55,8 +46,12 @@ def _undefined(path: str) -> set[str]:
 
 
 def write_driver_standin(environment: Path, folder: Path) -> Path:
-    """Write ``folder/libcuda.so.1`` for an environment and return it; the folder goes into LD_LIBRARY_PATH."""
+    """Write ``folder/libcuda.so.1`` for an environment and return it; the folder goes into LD_LIBRARY_PATH.
+
+    Beside it is an NVML without functions: where there is a driver, it must not find the GPU either.
+    """
     target = folder / LIBRARY
+    (folder / "libnvidia-ml.so.1").write_bytes(shared_library("libnvidia-ml.so.1", ()))
     target.write_bytes(shared_library(LIBRARY, driver_functions(environment)))
     return target
 
@@ -66,7 +61,6 @@ def shared_library(soname: str, functions: Sequence[str]) -> bytes:
 
     The headers, tables and the code are one segment; the dynamic section, into which older ld.so write, is another.
     """
-    machine, code = _CODE[platform.machine()]
     names = [soname, *functions]
     strings = b"\0" + b"".join(name.encode() + b"\0" for name in names)
     starts = [1 + sum(len(n) + 1 for n in names[:i]) for i in range(len(names))]
@@ -75,22 +69,22 @@ def shared_library(soname: str, functions: Sequence[str]) -> bytes:
     symbols_at = _aligned(hash_at + 4 * (3 + count))
     strings_at = symbols_at + 24 * count
     code_at = _aligned(strings_at + len(strings))
-    dynamic_at = _aligned(code_at + len(code), _PAGE)
+    dynamic_at = _aligned(code_at + len(_CODE), _PAGE)
     # one bucket, whose chain runs through all symbols
     table = struct.pack(f"<{3 + count}I", 1, count, 1 if functions else 0, 0, *range(2, count), *([0] if functions else []))
     symbols = bytes(24) + b"".join(
-        struct.pack("<IBBHQQ", start, _GLOBAL_FUNCTION, 0, 1, code_at, len(code)) for start in starts[1:]
+        struct.pack("<IBBHQQ", start, _GLOBAL_FUNCTION, 0, 1, code_at, len(_CODE)) for start in starts[1:]
     )
     entries = ((_SONAME, 1), (_HASH, hash_at), (_STRTAB, strings_at), (_SYMTAB, symbols_at), (_STRSZ, len(strings)))
     dynamic = b"".join(struct.pack("<QQ", *entry) for entry in (*entries, (_SYMENT, 24), (0, 0)))
     segments = (
-        _segment(_LOAD, _READ_EXECUTE, 0, code_at + len(code), _PAGE)
+        _segment(_LOAD, _READ_EXECUTE, 0, code_at + len(_CODE), _PAGE)
         + _segment(_LOAD, _READ_WRITE, dynamic_at, len(dynamic), _PAGE)
         + _segment(_DYNAMIC, _READ_WRITE, dynamic_at, len(dynamic), 8)
         + _segment(_GNU_STACK, _READ_WRITE, 0, 0, 16)  # without it ld.so makes the stack executable, or refuses
     )
-    header = struct.pack("<16sHHIQQQIHHHHHH", b"\x7fELF\x02\x01\x01", 3, machine, 1, 0, 64, 0, 0, 64, 56, 4, 64, 0, 0)
-    parts = ((0, header + segments), (hash_at, table), (symbols_at, symbols), (strings_at, strings), (code_at, code))
+    header = struct.pack("<16sHHIQQQIHHHHHH", b"\x7fELF\x02\x01\x01", 3, _X86_64, 1, 0, 64, 0, 0, 64, 56, 4, 64, 0, 0)
+    parts = ((0, header + segments), (hash_at, table), (symbols_at, symbols), (strings_at, strings), (code_at, _CODE))
     data = bytearray(dynamic_at)
     for place, part in parts:
         data[place : place + len(part)] = part

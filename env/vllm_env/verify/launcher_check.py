@@ -58,34 +58,50 @@ def start(workspace: Workspace, environment: Path, modules: tuple[str, ...], *, 
         for folder in (foreign, home / ".local" / "lib" / python / "site-packages"):
             folder.mkdir(parents=True)
             (folder / "numpy.py").write_text("raise ImportError('a numpy from outside the environment')\n")
-        variables = {"HOME": str(home), "PATH": _SYSTEM_PATH, "PYTHONPATH": str(foreign), **_AS_EMBEDDED, **_QUIET}
-        generation = "up to 25.07" if activates else "since 25.08"
+        variables = {"HOME": str(home), "PYTHONPATH": str(foreign)}
+        what = f"start the environment as Triton {'up to 25.07' if activates else 'since 25.08'} does"
         try:
-            output = run(
-                _command(environment, variables, modules, activates=activates),
-                what=f"start the environment as Triton {generation} does",
-                cwd=scratch,
-                remedy="A package breaks the import: pin another version of it (--with PACKAGE==VERSION), or of vLLM.",
-            )
+            return _read(ask(environment, _PROBE, modules, variables, activates=activates, what=what))
         except CommandError as error:
             raise _explained(error) from error
+
+
+def ask(
+    environment: Path, probe: Path, question: Any, variables: Mapping[str, str], *, activates: bool, what: str
+) -> dict[str, Any]:
+    """Run a probe in the environment's interpreter as one generation of the launcher would start it; return its answer.
+
+    The probe gets ``question`` as JSON, no variable of this process and ``variables``, of which HOME is where it runs.
+
+    Raises:
+        CommandError: it does not start, or fails; the last lines that it printed are in the error.
+    """
+    program = ["python3", "-c", probe.read_text("utf-8"), json.dumps(question)]
+    output = run(
+        _command(environment, variables, program, activates=activates),
+        what=what,
+        cwd=Path(variables["HOME"]),
+        remedy="A package breaks the import: pin another version of it (--with PACKAGE==VERSION), or of vLLM.",
+    )
     line = next((line for line in reversed(output.splitlines()) if line.startswith(_MARK)), None)
     if line is None:
         raise CommandError("The environment's interpreter ended without an answer.", tail=output[-4000:], remedy=REBUILD)
-    return _read(json.loads(line[len(_MARK) :]))
+    answer: dict[str, Any] = json.loads(line[len(_MARK) :])
+    return answer
 
 
-def _command(environment: Path, variables: Mapping[str, str], modules: tuple[str, ...], *, activates: bool) -> list[str]:
-    """Return the command line that leaves no variable of this process; the interpreter is found through PATH."""
-    probe = ["python3", "-c", _PROBE.read_text("utf-8"), json.dumps(modules)]
-    clean = ["env", "-i", *(f"{name}={value}" for name, value in variables.items())]
+def _command(environment: Path, variables: Mapping[str, str], program: list[str], *, activates: bool) -> list[str]:
+    """Return the command line that leaves no variable of this process; the program is found through PATH."""
+    given = {"PATH": _SYSTEM_PATH, **_AS_EMBEDDED, **_QUIET, **variables}
     library = environment / "lib"
     if activates:
         sourced = f"source {shlex.quote(f'{environment}/bin/activate')}"
-        text = f"{sourced} && exec env LD_LIBRARY_PATH={shlex.quote(str(library))}:$LD_LIBRARY_PATH {shlex.join(probe)}"
-        return [*clean, "bash", "-c", text]
-    given = (f"PATH={environment}/bin:{_SYSTEM_PATH}", f"LD_LIBRARY_PATH={library}", f"VIRTUAL_ENV={environment}")
-    return [*clean, *given, *probe]
+        text = f"{sourced} && exec env LD_LIBRARY_PATH={shlex.quote(str(library))}:$LD_LIBRARY_PATH {shlex.join(program)}"
+        program = ["bash", "-c", text]
+    else:
+        libraries = ":".join([str(library), *filter(None, [given.get("LD_LIBRARY_PATH")])])
+        given |= {"PATH": f"{environment}/bin:{_SYSTEM_PATH}", "LD_LIBRARY_PATH": libraries, "VIRTUAL_ENV": str(environment)}
+    return ["env", "-i", *(f"{name}={value}" for name, value in given.items()), *program]
 
 
 def _explained(error: CommandError) -> CommandError:

@@ -1,7 +1,7 @@
 """Checks a finished set before it is published; ``gen_vllm_env.sh verify`` runs the same on any repository.
 
 In the order of the cost: the plan, before anything long starts; the files' digests; the archive, unpacked as Triton does;
-the tree that comes out; an interpreter of it, started as Triton's launcher starts the stub.
+the tree that comes out; an interpreter of it, started as Triton's launcher starts the stub; what vLLM imports later.
 """
 
 from pathlib import Path
@@ -16,9 +16,10 @@ from vllm_env.triton.root import NEWEST_KNOWN, TritonRoot, is_known
 
 from . import launcher_check, leaked_paths, tree_rules
 from .compiler_check import check_compiler
+from .lazy_imports import check_lazy_imports
 from .tree_rules import Expected
 
-_FORMAT = 2  # raise it when a check below becomes stricter
+_FORMAT = 3  # raise it when a check below becomes stricter
 
 
 def check_plan(lock: Lock, triton: TritonRoot) -> tuple[str, ...]:
@@ -87,10 +88,13 @@ def verify_directory(workspace: Workspace, environment: Path, expected: Expected
     leaked_paths.check_leaks(environment, leaked_paths.build_places(workspace.cache.root))
     workspace.console.step("imports without activation")
     started, _ = launcher_check.check_start(workspace, environment, expected)
-    if not started.stale:
-        return ()
-    named = ", ".join(started.stale[:3])
-    return (f"{len(started.stale)} of {len(started.files)} modules have no bytecode that fits ({named}, …): slower starts",)
+    workspace.console.step("what vLLM imports later")
+    notes = check_lazy_imports(workspace, environment, expected)
+    if started.stale:
+        named = ", ".join(started.stale[:3])
+        bytecode = f"{len(started.stale)} of {len(started.files)} modules have no bytecode that fits ({named}, …)"
+        return (f"{bytecode}: slower starts", *notes)
+    return notes
 
 
 def verified_mark(workspace: Workspace, environment: str, stub_sha256: str, expected: Expected) -> Path:

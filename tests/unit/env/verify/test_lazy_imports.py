@@ -1,0 +1,186 @@
+"""What vLLM imports later, imported in a real small environment: what is missing, what is broken, what never ends."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import sys
+import venv
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+
+from support.elf_files import make_library
+from support.small_fixtures import workspace_in
+from vllm_env.base.errors import CommandError, VllmEnvError
+from vllm_env.verify.lazy_imports import check_lazy_imports, import_each, is_broken
+from vllm_env.verify.tree_rules import Expected
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from vllm_env.base.workspace import Workspace
+
+CPU = Expected("3.11", "25.12", {}, "vllm")
+LOCKED = {"xgrammar": "0.2.8", "torch": "2.13.0"}
+CUDA = Expected("3.11", "25.12", {}, "vllm", profile="cuda")
+LONG = 60.0  # s, which none of the modules here comes near
+SOON = 3.0  # s, for those that never end
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> Path:
+    """An environment with an interpreter and nothing else, in a folder whose name has a space."""
+    folder = tmp_path / "python env"
+    venv.create(folder, symlinks=True)
+    return folder
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Workspace:
+    """An empty cache and no network."""
+    return workspace_in(tmp_path / "cache")
+
+
+def _add(environment: Path, modules: dict[str, str]) -> tuple[str, ...]:
+    """Write modules with their sources, packages as ``package.__init__``; return their names."""
+    packages = environment / "lib" / f"python3.{sys.version_info.minor}" / "site-packages"
+    for name, source in modules.items():
+        file = packages.joinpath(*name.split(".")).with_suffix(".py")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(source, "utf-8")
+    return tuple(modules)
+
+
+TOLERATED = {
+    "driver": "raise RuntimeError('Found no NVIDIA driver on your system.')",
+    "library": "raise ImportError('libcuda.so.1: cannot open shared object file: No such file or directory')",
+    "its_cause": "raise RuntimeError('not supported') from OSError('cuInit: CUDA_ERROR_NO_DEVICE')",
+    "optional": "import nowhere.inside",
+    "said_otherwise": "try:\n    import nowhere\nexcept ImportError as e:\n    raise ImportError('needs nowhere') from e",
+}
+BROKEN = {
+    "attribute": ("import json\njson.cudaLibrary_t", r"AttributeError: module 'json' has no attribute 'cudaLibrary_t'"),
+    "symbol": ("raise ImportError('x.so: undefined symbol: _ZN3c10')", r"undefined symbol: _ZN3c10"),
+    "locked": ("import xgrammar", r"No module named 'xgrammar'"),
+    "lacking": ("import json.nothing", r"No module named 'json\.nothing'"),
+    "fallback": ("try:\n    import nowhere\nexcept ImportError:\n    1 / 0", r"ZeroDivisionError"),
+    "exits": ("raise SystemExit(0)", r"SystemExit: 0"),
+    "exits_at_once": ("import os\nos._exit(0)", r"ended with exit status 0"),
+    "aborts": ("import os\nos.abort()", r"ended with SIGABRT"),
+    "segfault": ("import ctypes\nctypes.string_at(0)", r"ended with SIGSEGV"),
+}
+
+
+def test_tells_what_is_missing_from_what_is_broken(environment: Path, workspace: Workspace) -> None:
+    """Whatever a module does, the ones after it are still imported; what is not there at all is passed over."""
+    broken = {name: source for name, (source, _) in BROKEN.items()}
+    modules = _add(environment, TOLERATED | broken | {"fine": "", "torch.__init__": ""})
+    failures = import_each(workspace, environment, (*modules[:-1], "torch.gone", "gone"), CPU, LONG)
+    assert {name for name, failure in failures.items() if is_broken(failure, LOCKED)} == {*BROKEN}
+    assert {*failures} == {*TOLERATED, *BROKEN, "torch.gone", "gone", "vllm.v1.engine.async_llm"}
+    for name, (_, text) in BROKEN.items():
+        assert re.search(text, failures[name]["text"])
+    assert failures["attribute"]["place"].endswith("site-packages/attribute.py:2")
+
+
+def test_a_failure_leaves_nothing_to_the_next_ones(environment: Path, workspace: Workspace) -> None:
+    """What is half imported would let them fail as well, or pass."""
+    modules = _add(
+        environment, {"half": "import sys\nsys.half = True\n1 / 0", "next": "import sys\nassert not hasattr(sys, 'half')"}
+    )
+    assert {*import_each(workspace, environment, modules, CPU, LONG)} == {"half", "vllm.v1.engine.async_llm"}
+
+
+def test_an_import_that_never_ends_is_a_note(environment: Path, workspace: Workspace) -> None:
+    """Machines are slow: it is named and no error; those behind it are imported, and nothing of it stays."""
+    _add(environment, {"tokenizers": "while True: pass", "llguidance": ""})
+    assert check_lazy_imports(workspace, environment, CPU, SOON) == ("not told in 3 s whether these can be imported: tokenizers",)
+    _add(environment, {"llguidance": "1 / 0"})
+    with pytest.raises(VllmEnvError, match="import llguidance: ZeroDivisionError"):
+        check_lazy_imports(workspace, environment, CPU, SOON)
+    assert list(workspace.cache.path("build").iterdir()) == []
+    assert [p for p in psutil.process_iter() if str(workspace.cache.root) in _folder(p)] == []
+
+
+def _folder(process: psutil.Process) -> str:
+    with contextlib.suppress(psutil.Error):
+        return process.cwd()
+    return ""
+
+
+def test_the_error_names_module_reason_and_place(environment: Path, workspace: Workspace) -> None:
+    """As seen on a GPU: files of two packages over each other, which the first import of flashinfer shows."""
+    clash = {"flashinfer.__init__": "from cuda.bindings import runtime\nruntime.cudaLibrary_t", "flashinfer.decode": ""}
+    _add(environment, clash | {"cuda.bindings.__init__": "", "cuda.bindings.runtime": "", "llguidance": "1 / 0"})
+    with pytest.raises(VllmEnvError) as caught:
+        check_lazy_imports(workspace, environment, CUDA)
+    assert caught.value.what.startswith("vLLM will not be able to import flashinfer (nor flashinfer.sampling, flashinfer.decode")
+    assert "module 'cuda.bindings.runtime' has no attribute 'cudaLibrary_t'" in caught.value.what
+    assert f"(lib/python3.{sys.version_info.minor}/site-packages/flashinfer/__init__.py:2)" in caught.value.what
+    assert "--with PACKAGE==VERSION" in caught.value.remedy
+    _add(environment, {"llguidance": ""})
+    assert check_lazy_imports(workspace, environment, CPU) == ()
+
+
+@pytest.mark.parametrize("release", ["24.10", "25.12"])
+def test_the_standin_stands_in_for_the_driver(environment: Path, workspace: Workspace, tmp_path: Path, release: str) -> None:
+    """Under both generations of the launcher; a CPU's environment gets none."""
+    driver = make_library(tmp_path / "linker", "libcuda.so.1", symbol="cuInit")
+    make_library(environment / "lib", "extension.so", needs=(driver,), uses="cuInit", symbol="own")
+    load = "import ctypes, os\ncode = ctypes.CDLL('extension.so', os.RTLD_NOW).calls_cuInit()"
+    load += "\nassert not hasattr(ctypes.CDLL('libnvidia-ml.so.1'), 'nvmlInit_v2')"
+    _add(environment, {"extension": f"{load}\nraise RuntimeError(f'{{code}}: CUDA_ERROR_NO_DEVICE')"})
+    expected = Expected("3.11", release, {}, "vllm", profile="cuda")
+    failure = import_each(workspace, environment, ("extension",), expected, LONG)["extension"]
+    assert failure["text"] == "RuntimeError: 100: CUDA_ERROR_NO_DEVICE"
+    without = import_each(workspace, environment, ("extension",), Expected("3.11", release, {}, "vllm"), LONG)["extension"]
+    assert "libcuda.so.1: cannot open" in without["text"]
+
+
+VLLM = {
+    "vllm.__init__": "",
+    "vllm.platforms.__init__": (
+        "import importlib\nbuiltin_platform_plugins = {'cuda': lambda: None}\n"
+        "def __getattr__(name):\n"
+        "    if name != 'current_platform': raise AttributeError(name)\n"
+        "    module, _, kind = (builtin_platform_plugins['cuda']() or 'a.Cpu').rpartition('.')\n"
+        "    return getattr(importlib.import_module(module), kind)\n"
+    ),
+    "vllm.platforms.interface": "import typing\nclass DeviceCapability(typing.NamedTuple):\n    major: int\n    minor: int\n",
+    "vllm.platforms.cuda": (
+        "from . import interface\nclass CudaPlatform:\n"
+        "    @classmethod\n    def get_device_capability(cls, device_id=0): raise RuntimeError('No CUDA GPUs are available')\n"
+    ),
+    "vllm.v1.engine.async_llm": "",
+    "vllm.lora.model_manager": (
+        "from vllm.platforms import current_platform\nassert current_platform.get_device_capability(device_id=0) == (9, 0)\n1 / 0"
+    ),
+}
+
+
+def test_vllm_takes_the_profiles_platform(environment: Path, workspace: Workspace) -> None:
+    """Modules that decide by the GPU what to import are imported as on one; a package's own modules are found."""
+    _add(environment, VLLM)
+    failures = import_each(workspace, environment, ("vllm.lora.*", "nowhere.*"), CUDA, LONG)
+    assert {name: failure["text"] for name, failure in failures.items()} == {
+        "vllm.lora.model_manager": "ZeroDivisionError: division by zero"
+    }
+
+
+def test_a_broken_platform_is_broken(environment: Path, workspace: Workspace) -> None:
+    """What the platform itself imports is judged like the rest."""
+    _add(environment, VLLM | {"vllm.platforms.cuda": "import json.nothing"})
+    with pytest.raises(VllmEnvError, match=r"import vllm\.platforms\.cuda .*No module named 'json\.nothing'"):
+        check_lazy_imports(workspace, environment, CUDA)
+
+
+def test_an_interpreter_that_ends_early_is_an_error(environment: Path, workspace: Workspace) -> None:
+    """vLLM itself is imported in the process that starts the others."""
+    _add(environment, {"vllm.v1.engine.async_llm": "import os\nos.abort()"})
+    with pytest.raises(CommandError, match="import what vLLM imports after its start"):
+        check_lazy_imports(workspace, environment, CPU)
+    _add(environment, {"vllm.v1.engine.async_llm": "import os\nos._exit(0)"})
+    with pytest.raises(CommandError, match="without an answer"):
+        check_lazy_imports(workspace, environment, CPU)
