@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGER = ROOT / "env" / "vllm_env"
 SOURCES = sorted([*PACKAGER.rglob("*.py"), *(ROOT / "client").rglob("*.py"), *(ROOT / "model_repository").glob("vllm/1/**/*.py")])
-LONGEST, MOST_PARAMETERS, MOST_ENTRIES, MOST_LINES = 40, 6, 15, 9_200
+LONGEST, MOST_PARAMETERS, MOST_ENTRIES, MOST_LINES = 40, 6, 15, 9_400
 TABLES = {"build_parser"}  # the table of options
 LATE = {
     "torch",
