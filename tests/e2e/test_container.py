@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import functools
 import http.server
+import json
+import re
 import subprocess
+import sys
 import threading
+import time
+import urllib.request
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pytest
 
-from support import containers
+from support import containers, repositories
 from support.repositories import BUILD_SECONDS, CHECKOUT
+from support.small_fixtures import workspace_in
 from vllm_env.base.network import Network
 from vllm_env.base.pip_config import read_pip_config
 from vllm_env.lock.pylock import read_pylock
+from vllm_env.serve.standin import ensure_standin
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -93,3 +100,65 @@ def test_the_first_line_builds_serves_and_asks(built: Built) -> None:
     assert built.done.returncode == 0, built.done.stderr
     assert "PASS: vLLM example" in built.done.stdout.splitlines()
     assert (built.clone / "model_repository/vllm/vllm_env.tar.gz").is_file()
+
+
+@pytest.fixture(scope="module")
+def standin(built: Built, folder: Path) -> Path:
+    """A small model that knows the answers to prompts.txt."""
+    environment = repositories.unpacked_environment(built.clone / "model_repository/vllm", folder / "environment")
+    return ensure_standin(workspace_in(folder / "standin"), environment / "bin/python")
+
+
+def test_the_second_line_serves_as_another_user(built: Built, standin: Path, folder: Path) -> None:
+    """A user without a home, from a repository that cannot be written; the client asks from outside the container."""
+    engine = {"model": "/standin", "dtype": "float32", "enforce_eager": True, "max_model_len": 256}
+    (built.clone / "model_repository/vllm/vllm_engine_args.json").write_text(json.dumps(engine))
+    ports = containers.host_ports()
+    line = containers.as_podman(containers.readme_line(_SERVE), {"PWD": str(built.clone)}, ports=ports)
+    line[line.index(f"{built.clone}/model_repository:/models")] += ":ro"
+    variables = ["--env", "HOME=/", "--env", "VLLM_CPU_KVCACHE_SPACE=1", "--env", "HF_HUB_OFFLINE=1"]
+    log = folder / "server.log"
+    with containers.running(["--user", _OTHER, *variables, "--volume", f"{standin}:/standin:ro", *line], log) as server:
+        _wait_until_ready(server, ports[8000], log)
+        ask = [sys.executable, "client/client.py", "--iterations", "10", "--url", f"127.0.0.1:{ports[8001]}"]
+        done = subprocess.run(ask, cwd=built.clone, capture_output=True, text=True, check=False, timeout=_READY_SECONDS)
+    assert done.returncode == 0, done.stderr + log.read_text("utf-8")[-3000:]
+    assert done.stdout.splitlines()[-1] == "PASS: vLLM example"
+    assert "Paris, on the river Seine." in (built.clone / "results.txt").read_text("utf-8")
+
+
+def _wait_until_ready(server: subprocess.Popen[bytes], port: int, log: Path) -> None:
+    end = time.monotonic() + _READY_SECONDS
+    while time.monotonic() < end:
+        assert server.poll() is None, log.read_text("utf-8")[-3000:]
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/v2/health/ready", timeout=5):
+                return
+        except OSError:
+            time.sleep(0.5)
+    pytest.fail(f"not ready after {_READY_SECONDS} s: {log.read_text('utf-8')[-3000:]}")
+
+
+def test_with_a_mounted_cache_the_second_build_takes_nothing_from_the_network(
+    built: Built, folder: Path, torch_index: str
+) -> None:
+    """It has no network at all, and reuses the tools and the prefix of a container that is gone."""
+    cache = folder / "home/.cache/vllm_env"
+    cache.mkdir(parents=True)
+    line = _line(_CACHED, built.clone, folder / "home")
+    first = containers.run_line(["--network", "host", "--env", torch_index, *line])
+    assert first.returncode == 0, first.stderr
+    made = _made(cache)
+    second = containers.run_line(["--network", "none", *line])
+    assert second.returncode == 0, second.stderr
+    assert "is up to date; nothing to build" in second.stderr
+    assert "PASS: vLLM example" in second.stdout.splitlines()
+    assert re.search(r"^prefix .* reused$", second.stderr, re.MULTILINE), second.stderr
+    assert _made(cache) == made
+    assert "tools " not in second.stderr
+
+
+def _made(cache: Path) -> tuple[Path, int]:
+    """Return the cache's only finished prefix, and when it was finished (ns since 1970)."""
+    (finished,) = cache.glob("prefixes/*/.complete")
+    return finished, finished.stat().st_ctime_ns
