@@ -22,6 +22,7 @@ from support.small_fixtures import workspace_in
 from vllm_env.base.network import Network
 from vllm_env.base.pip_config import read_pip_config
 from vllm_env.lock.pylock import read_pylock
+from vllm_env.serve.server_log import telling_lines
 from vllm_env.serve.standin import ensure_standin
 
 if TYPE_CHECKING:
@@ -122,7 +123,7 @@ def test_the_second_line_serves_as_another_user(built: Built, standin: Path, fol
         _wait_until_ready(server, ports[8000], log)
         ask = [sys.executable, "client/client.py", "--iterations", "10", "--url", f"127.0.0.1:{ports[8001]}"]
         done = subprocess.run(ask, cwd=built.clone, capture_output=True, text=True, check=False, timeout=_READY_SECONDS)
-    assert done.returncode == 0, done.stderr + log.read_text("utf-8")[-3000:]
+    assert done.returncode == 0, done.stderr + telling_lines(log)
     assert done.stdout.splitlines()[-1] == "PASS: vLLM example"
     assert "Paris, on the river Seine." in (built.clone / "results.txt").read_text("utf-8")
 
@@ -130,13 +131,13 @@ def test_the_second_line_serves_as_another_user(built: Built, standin: Path, fol
 def _wait_until_ready(server: subprocess.Popen[bytes], port: int, log: Path) -> None:
     end = time.monotonic() + _READY_SECONDS
     while time.monotonic() < end:
-        assert server.poll() is None, log.read_text("utf-8")[-3000:]
+        assert server.poll() is None, telling_lines(log)
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/v2/health/ready", timeout=5):
                 return
         except OSError:
             time.sleep(0.5)
-    pytest.fail(f"not ready after {_READY_SECONDS} s: {log.read_text('utf-8')[-3000:]}")
+    pytest.fail(f"not ready after {_READY_SECONDS} s: {telling_lines(log)}")
 
 
 def test_with_a_mounted_cache_the_second_build_takes_nothing_from_the_network(
@@ -162,3 +163,17 @@ def _made(cache: Path) -> tuple[Path, int]:
     """Return the cache's only finished prefix, and when it was finished (ns since 1970)."""
     (finished,) = cache.glob("prefixes/*/.complete")
     return finished, finished.stat().st_ctime_ns
+
+
+def test_another_user_builds_in_a_checkout_of_its_own(folder: Path, torch_index: str) -> None:
+    """The container knows no such user and its home is ``/``, which cannot be written."""
+    clone = _clone(folder / "other")
+    given = containers.run_in(containers.image(), "chown", "-R", _OTHER, "/work", options=("--volume", f"{clone}:/work"))
+    assert given.returncode == 0, given.stderr
+    options = ["--network", "host", "--user", _OTHER, "--env", "HOME=/", "--env", torch_index]
+    done = containers.run_line([*_line(_BUILD, clone, folder, *options), "--no-smoke-run"])
+    assert done.returncode == 0, done.stderr
+    assert "Permission" not in done.stderr
+    assert "vLLM 0." in done.stdout
+    archive = clone / "model_repository/vllm/vllm_env.tar.gz"
+    assert archive.stat().st_uid == clone.stat().st_uid
