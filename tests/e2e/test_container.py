@@ -6,6 +6,7 @@ import functools
 import http.server
 import json
 import re
+import shlex
 import subprocess
 import sys
 import threading
@@ -177,3 +178,18 @@ def test_another_user_builds_in_a_checkout_of_its_own(folder: Path, torch_index:
     assert "vLLM 0." in done.stdout
     archive = clone / "model_repository/vllm/vllm_env.tar.gz"
     assert archive.stat().st_uid == clone.stat().st_uid
+
+
+def test_a_wheelhouse_is_enough_without_network(folder: Path, torch_index: str) -> None:
+    """Filled in one container, with the network; a fresh clone in another, without, comes from its bootstrap to PASS."""
+    house, filler, fresh = folder / "house", _clone(folder / "filler"), _clone(folder / "fresh")
+    house.mkdir()
+    at = ("--volume", f"{house}:/house", "--workdir", "/work")
+    fill = shlex.split(containers.readme_line(r"sh wheelhouse DIR ").replace("DIR", "/house"), comments=True)
+    options = ("--env", torch_index, "--volume", f"{filler}:/work", *at)
+    filled = containers.run_in(containers.image(), *fill, options=options)
+    assert filled.returncode == 0, filled.stderr
+    build = shlex.split(containers.readme_line(r"--offline --wheelhouse DIR ").replace("DIR", "/house"), comments=True)
+    done = containers.run_in(containers.image(), *build, options=("--volume", f"{fresh}:/work", *at), network="none")
+    assert done.returncode == 0, done.stderr
+    assert "PASS: vLLM example" in done.stdout.splitlines()
