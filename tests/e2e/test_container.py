@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import functools
 import http.server
+import re
+import shlex
 import subprocess
+import sys
 import threading
+import time
+import urllib.request
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,6 +21,7 @@ from support.repositories import BUILD_SECONDS, CHECKOUT
 from vllm_env.base.network import Network
 from vllm_env.base.pip_config import read_pip_config
 from vllm_env.lock.pylock import read_pylock
+from vllm_env.serve.server_log import telling_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -84,7 +90,8 @@ def _line(pattern: str, clone: Path, home: Path, *options: str) -> list[str]:
 def built(folder: Path, torch_index: str) -> Built:
     """README's first line in a fresh clone; the network is the host's because the index is on its 127.0.0.1."""
     clone = _clone(folder / "clone")
-    done = containers.run_line(_line(_BUILD, clone, folder, "--network", "host", "--env", torch_index))
+    variables = ["--env", torch_index, "--env", "HF_ENDPOINT=http://127.0.0.1:9"]  # no model hub: the stand-in is served next
+    done = containers.run_line(_line(_BUILD, clone, folder, "--network", "host", *variables))
     return Built(clone, done)
 
 
@@ -93,3 +100,84 @@ def test_the_first_line_builds_serves_and_asks(built: Built) -> None:
     assert built.done.returncode == 0, built.done.stderr
     assert "PASS: vLLM example" in built.done.stdout.splitlines()
     assert (built.clone / "model_repository/vllm/vllm_env.tar.gz").is_file()
+
+
+def test_the_second_line_serves_as_another_user(built: Built, folder: Path) -> None:
+    """A user without a home, from a repository that cannot be written; the client asks from outside the container."""
+    ports = containers.host_ports()
+    line = containers.as_podman(containers.readme_line(_SERVE), {"PWD": str(built.clone)}, ports=ports)
+    line[line.index(f"{built.clone}/model_repository:/models")] += ":ro"
+    log = folder / "server.log"
+    with containers.running(["--user", _OTHER, "--env", "HOME=/", *line], log) as server:
+        _wait_until_ready(server, ports[8000], log)
+        ask = [sys.executable, "client/client.py", "--iterations", "10", "--url", f"127.0.0.1:{ports[8001]}"]
+        done = subprocess.run(ask, cwd=built.clone, capture_output=True, text=True, check=False, timeout=_READY_SECONDS)
+    assert done.returncode == 0, done.stderr + telling_lines(log)
+    assert done.stdout.splitlines()[-1] == "PASS: vLLM example"
+    assert "Paris, on the river Seine." in (built.clone / "results.txt").read_text("utf-8")
+
+
+def _wait_until_ready(server: subprocess.Popen[bytes], port: int, log: Path) -> None:
+    end = time.monotonic() + _READY_SECONDS
+    while time.monotonic() < end:
+        assert server.poll() is None, telling_lines(log)
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/v2/health/ready", timeout=5):
+                return
+        except OSError:
+            time.sleep(0.5)
+    pytest.fail(f"not ready after {_READY_SECONDS} s: {telling_lines(log)}")
+
+
+def test_with_a_mounted_cache_the_second_build_takes_nothing_from_the_network(
+    built: Built, folder: Path, torch_index: str
+) -> None:
+    """It has no network at all, and reuses the tools and the prefix of a container that is gone."""
+    cache = folder / "home/.cache/vllm_env"
+    cache.mkdir(parents=True)
+    line = _line(_CACHED, built.clone, folder / "home")
+    first = containers.run_line(["--network", "host", "--env", torch_index, *line])
+    assert first.returncode == 0, first.stderr
+    made = _made(cache)
+    second = containers.run_line(["--network", "none", *line])
+    assert second.returncode == 0, second.stderr
+    assert "is up to date; nothing to build" in second.stderr
+    assert "PASS: vLLM example" in second.stdout.splitlines()
+    assert re.search(r"^prefix .* reused$", second.stderr, re.MULTILINE), second.stderr
+    assert _made(cache) == made
+    assert "tools " not in second.stderr
+
+
+def _made(cache: Path) -> tuple[Path, int]:
+    """Return the cache's only finished prefix, and when it was finished (ns since 1970)."""
+    (finished,) = cache.glob("prefixes/*/.complete")
+    return finished, finished.stat().st_ctime_ns
+
+
+def test_another_user_builds_in_a_checkout_of_its_own(folder: Path, torch_index: str) -> None:
+    """The container knows no such user and its home is ``/``, which cannot be written."""
+    clone = _clone(folder / "other")
+    given = containers.run_in(containers.image(), "chown", "-R", _OTHER, "/work", options=("--volume", f"{clone}:/work"))
+    assert given.returncode == 0, given.stderr
+    options = ["--network", "host", "--user", _OTHER, "--env", "HOME=/", "--env", torch_index]
+    done = containers.run_line([*_line(_BUILD, clone, folder, *options), "--no-smoke-run"])
+    assert done.returncode == 0, done.stderr
+    assert "Permission" not in done.stderr
+    assert "vLLM 0." in done.stdout
+    archive = clone / "model_repository/vllm/vllm_env.tar.gz"
+    assert archive.stat().st_uid == clone.stat().st_uid
+
+
+def test_a_wheelhouse_is_enough_without_network(folder: Path, torch_index: str) -> None:
+    """Filled in one container, with the network; a fresh clone in another, without, comes from its bootstrap to PASS."""
+    house, filler, fresh = folder / "house", _clone(folder / "filler"), _clone(folder / "fresh")
+    house.mkdir()
+    at = ("--volume", f"{house}:/house", "--workdir", "/work")
+    fill = shlex.split(containers.readme_line(r"sh wheelhouse DIR ").replace("DIR", "/house"), comments=True)
+    options = ("--env", torch_index, "--volume", f"{filler}:/work", *at)
+    filled = containers.run_in(containers.image(), *fill, options=options)
+    assert filled.returncode == 0, filled.stderr
+    build = shlex.split(containers.readme_line(r"--offline --wheelhouse DIR ").replace("DIR", "/house"), comments=True)
+    done = containers.run_in(containers.image(), *build, options=("--volume", f"{fresh}:/work", *at), network="none")
+    assert done.returncode == 0, done.stderr
+    assert "PASS: vLLM example" in done.stdout.splitlines()

@@ -17,6 +17,7 @@ from triton_vllm.loading import (
     engine_args,
     executor,
     guard,
+    home,
     inspector,
     interpreter,
     lora,
@@ -73,6 +74,7 @@ def prepare(args: Mapping[str, str], log: Log, progress: Progress, until_loaded:
     guard.own()
     guard.follow_parent()
     interpreter.use_environment_python()
+    home.settle(os.environ, log)
     warm_cache.use(model_dir, os.environ, log)
     progress.phase("importing vLLM")
     vllm = _import(log, until_loaded)

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from triton_vllm.loading import engine_args
+from triton_vllm.loading.home import private_folder
 from triton_vllm.loading.manifest import FILE_NAME
 
 if TYPE_CHECKING:
@@ -242,10 +243,4 @@ def _writable_place(environment: Mapping[str, str]) -> Path:
         place.mkdir(parents=True, exist_ok=True)
         if os.access(place, os.W_OK | os.X_OK):
             return place
-    # vLLM unpickles what lies there: a folder in /tmp must belong to this user alone
-    place = Path(tempfile.gettempdir(), f"vllm_env_warm_{os.getuid()}")
-    place.mkdir(mode=0o700, exist_ok=True)
-    status = place.lstat()
-    if place.is_symlink() or status.st_uid != os.getuid() or status.st_mode & 0o022:
-        raise PermissionError(f"{place} is not this user's alone")
-    return place
+    return private_folder()
