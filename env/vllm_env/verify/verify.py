@@ -7,7 +7,6 @@ the tree that comes out; an interpreter of it, started as Triton's launcher star
 from pathlib import Path
 
 from vllm_env.base.cache import key_of
-from vllm_env.base.errors import VllmEnvError
 from vllm_env.base.filesystem import require_space
 from vllm_env.base.workspace import Workspace
 from vllm_env.lock.locked import Lock
@@ -35,20 +34,6 @@ def check_plan(lock: Lock, triton: TritonRoot) -> tuple[str, ...]:
         return ()
     row = f"the rules of {triton.rules.since}, the nearest known ones, are applied"
     return (f"Triton {triton.release} is not in the table of releases, which ends with {NEWEST_KNOWN}: {row}",)
-
-
-def check_stub_release(stub_release: str, server_release: str) -> None:
-    """Refuse a stub of another Triton release than the server's (``24.10``).
-
-    Raises:
-        VllmEnvError: naming both and the remedy.
-    """
-    if stub_release != server_release:
-        raise VllmEnvError(
-            f"The stub is of Triton {stub_release}, the server of {server_release}.",
-            cause="They share memory whose layout changes between releases.",
-            remedy="Use --stub source, or the Triton root of the stub's release.",
-        )
 
 
 def verify_archive(
