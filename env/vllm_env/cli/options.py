@@ -42,7 +42,7 @@ def request_of(options: argparse.Namespace) -> BuildRequest:
         spec_file=options.spec,
         triton_root=options.triton_root,
         stub=options.stub,
-        stub_options=_stub_options(options),
+        stub_options=StubOptions.of(options.triton_git_url, options.boost_url, options.jobs),
         layout=options.layout,
         repository=(options.model_repository or BuildRequest.repository).absolute(),
         model=options.model,
@@ -52,12 +52,6 @@ def request_of(options: argparse.Namespace) -> BuildRequest:
         smoke_model=options.smoke_model,
         warm=options.warm,
     )
-
-
-def _stub_options(options: argparse.Namespace) -> StubOptions:
-    defaults = StubOptions.from_environment()
-    git_url = (options.triton_git_url or defaults.git_url).rstrip("/")
-    return StubOptions(git_url, options.boost_url or defaults.boost_url, options.jobs)
 
 
 def open_workspace(console: Console, options: argparse.Namespace | None = None) -> Workspace:

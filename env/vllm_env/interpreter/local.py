@@ -35,8 +35,8 @@ v = sysconfig.get_config_vars()
 print(json.dumps({
     "version": platform.python_version(), "prefix": sys.base_prefix, "executable": sys.executable,
     "implementation": sys.implementation.name, "stdlib": sysconfig.get_path("stdlib"),
-    "library": v.get("INSTSONAME") or "", "shared": bool(v.get("Py_ENABLE_SHARED")),
-    "folders": [p for p in (v.get("LIBDIR"), v.get("LIBPL")) if p], "multiarch": v.get("MULTIARCH") or "",
+    "library": v.get("INSTSONAME") or "", "multiarch": v.get("MULTIARCH") or "",
+    "folders": [p for p in (v.get("LIBDIR"), v.get("LIBPL")) if p],
 }))
 """
 _CHECK = """

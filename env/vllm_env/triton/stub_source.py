@@ -35,10 +35,10 @@ class StubOptions:
     gpu: bool = False
 
     @classmethod
-    def from_environment(cls) -> "StubOptions":
-        """Return options with the mirrors that TRITON_GIT_URL and TRITON_BOOST_URL name."""
-        url = os.environ.get("TRITON_GIT_URL") or DEFAULT_GIT_URL
-        return cls(url.rstrip("/"), os.environ.get("TRITON_BOOST_URL", ""))
+    def of(cls, git_url: str | None = None, boost_url: str | None = None, jobs: int = 0) -> "StubOptions":
+        """Return options with the mirrors that are given, else with those that TRITON_GIT_URL and TRITON_BOOST_URL name."""
+        url = git_url or os.environ.get("TRITON_GIT_URL") or DEFAULT_GIT_URL
+        return cls(url.rstrip("/"), boost_url or os.environ.get("TRITON_BOOST_URL", ""), jobs)
 
 
 def source_key(release: str, python: str, options: StubOptions) -> str:
