@@ -46,6 +46,13 @@ def remove_tree(path: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
+def put_in_place(made: Path, target: Path) -> None:
+    """Rename a finished folder to where it belongs; what a build of before has left there goes."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    remove_tree(target)
+    made.rename(target)
+
+
 def link_or_copy(source: str, target: str) -> None:
     """Hard-link a file, or a link itself; copy it where that is not possible."""
     try:

@@ -16,7 +16,7 @@ from typing import Any
 from packaging.version import Version
 
 from vllm_env.base.errors import CommandError, VllmEnvError
-from vllm_env.base.filesystem import file_sha256, remove_tree, write_whole
+from vllm_env.base.filesystem import file_sha256, put_in_place, write_whole
 from vllm_env.base.process import run
 from vllm_env.base.workspace import Workspace
 
@@ -157,9 +157,7 @@ def make_local_channel(workspace: Workspace, python: str) -> None:
             if not (new / "linux-64" / file.name).exists():
                 os.link(file, new / "linux-64" / file.name)
         _index(workspace, new)
-        remove_tree(channel)
-        channel.parent.mkdir(parents=True, exist_ok=True)
-        new.rename(channel)
+        put_in_place(new, channel)
 
 
 def install_layer(workspace: Workspace, layer: CondaLayer, prefix: Path) -> None:
@@ -226,16 +224,13 @@ def _job(workspace: Workspace, kind: str, channel: str, specs: Sequence[str]) ->
 
 def _work(workspace: Workspace, job: dict[str, Any], what: str) -> Any:
     """Run a job of rattler_worker.py; solving asks the channel, everything else reads folders."""
-    with workspace.cache.staging() as folder:
-        answer = folder / "answer.json"
-        (folder / "job.json").write_text(json.dumps(job | {"answer": str(answer)}), "utf-8")
-        command = [sys.executable, "-m", "vllm_env.interpreter.rattler_worker", folder / "job.json"]
-        variables = {"PYTHONPATH": str(_PACKAGES)}
-        if job["kind"] == "solve" and not job["channel_url"].startswith("file:"):
-            workspace.network.program(command, what, env=variables)
-        else:
-            run(command, what=what, env=variables)
-        return json.loads(answer.read_text("utf-8"))
+    command = [sys.executable, "-m", "vllm_env.interpreter.rattler_worker", json.dumps(job)]
+    variables = {"PYTHONPATH": str(_PACKAGES)}
+    if job["kind"] == "solve" and not job["channel_url"].startswith("file:"):
+        output = workspace.network.program(command, what, env=variables)
+    else:
+        output = run(command, what=what, env=variables)
+    return json.loads(output.splitlines()[-1])
 
 
 def _channel_folder(workspace: Workspace, channel: str) -> Path:

@@ -18,7 +18,7 @@ from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
 from vllm_env.base.cache import key_of, touch
 from vllm_env.base.errors import CommandError, UsageError, VllmEnvError
-from vllm_env.base.filesystem import file_sha256, remove_tree
+from vllm_env.base.filesystem import file_sha256, put_in_place
 from vllm_env.base.neutral import EPOCH
 from vllm_env.base.process import run
 from vllm_env.base.workspace import Workspace
@@ -185,9 +185,7 @@ def _clone(workspace: Workspace, url: str, sha: str, tree: Path) -> None:
         workspace.network.git(fetch, f"fetch commit {sha} from {url}", remedy=remedy)
         run(["git", "-C", work, "checkout", "--quiet", "FETCH_HEAD"], what=f"check out {sha}", remedy=remedy)
         (work / ".complete").touch()
-        tree.parent.mkdir(parents=True, exist_ok=True)
-        remove_tree(tree)
-        work.rename(tree)
+        put_in_place(work, tree)
 
 
 def _built_folder(workspace: Workspace, spec: Spec, identity: str) -> Path:

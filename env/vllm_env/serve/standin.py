@@ -12,7 +12,7 @@ from pathlib import Path
 
 from vllm_env.base.cache import key_of, touch
 from vllm_env.base.errors import CommandError
-from vllm_env.base.filesystem import make_readable
+from vllm_env.base.filesystem import make_readable, put_in_place
 from vllm_env.base.process import run
 from vllm_env.base.workspace import Workspace
 
@@ -79,8 +79,7 @@ def ensure_standin(workspace: Workspace, python: Path, recipe: Recipe | None = N
         recipe_file.write_text(json.dumps(asdict(recipe)), encoding="utf-8")
         _train(python, recipe_file, made)
         make_readable(made)  # safetensors writes 0600
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        made.rename(folder)
+        put_in_place(made, folder)
     return folder
 
 

@@ -11,7 +11,7 @@ import zipfile
 from pathlib import Path
 
 from vllm_env.base.cache import Cache
-from vllm_env.base.filesystem import make_readable, remove_tree
+from vllm_env.base.filesystem import make_readable, put_in_place, remove_tree
 from vllm_env.base.workspace import Workspace
 
 WHEEL = "nvidia-pytriton==0.7.0"
@@ -50,8 +50,7 @@ def provision(workspace: Workspace, target: Path) -> None:
             root = folder / "root"
             _lay_out(next(folder.glob("*.whl")), root)
             make_readable(root)
-            remove_tree(target)
-            root.rename(target)
+            put_in_place(root, target)
     finally:
         remove_tree(beside)
 

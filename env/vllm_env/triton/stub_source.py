@@ -9,7 +9,7 @@ from pathlib import Path
 from vllm_env.base.cache import key_of, touch
 from vllm_env.base.elf import read_dynamic_section
 from vllm_env.base.errors import CommandError, VllmEnvError
-from vllm_env.base.filesystem import remove_tree
+from vllm_env.base.filesystem import put_in_place
 from vllm_env.base.process import run
 from vllm_env.base.workspace import TOOLS, Workspace
 
@@ -122,9 +122,7 @@ def build_stub(workspace: Workspace, triton: TritonRoot, python: str, prefix: Pa
         done.mkdir()
         shutil.copyfile(built, done / STUB_NAME)
         (done / STUB_NAME).chmod(0o755)
-        target.parent.parent.mkdir(parents=True, exist_ok=True)
-        remove_tree(target.parent)
-        done.rename(target.parent)
+        put_in_place(done, target.parent)
     return target
 
 

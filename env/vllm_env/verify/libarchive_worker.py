@@ -1,4 +1,4 @@
-"""Unpacks an archive as Triton's Python backend does: ``python -m vllm_env.verify.libarchive_worker JOB.json``.
+"""Unpacks an archive as Triton's Python backend does: ``python -m vllm_env.verify.libarchive_worker ARCHIVE FOLDER``.
 
 The same libarchive calls in the same order as src/pb_env.cc of python_backend: gzip or no compression, tar, the working
 folder changed to the destination, times restored, and any status other than ARCHIVE_OK the end. The SECURE flags are
@@ -14,7 +14,6 @@ import json
 import locale
 import os
 import sys
-from pathlib import Path
 from typing import Any
 
 from libarchive import ffi
@@ -87,17 +86,16 @@ def _copy_data(source: int, sink: int, name: str) -> None:
 
 
 def main() -> None:
-    """Do the job and write what came of it into the job's ``answer``."""
-    job = json.loads(Path(sys.argv[1]).read_text("utf-8"))
+    """Unpack and print what came of it as a line of JSON."""
     locale.setlocale(locale.LC_ALL, "C")
     answer: dict[str, Any]
     try:
-        answer = {"members": unpack(job["archive"], job["folder"])}
+        answer = {"members": unpack(*sys.argv[1:])}
     except Refused as refused:
         answer = {"refused": refused.answer}
     except ffi.ArchiveError as error:
         answer = {"refused": Refused("archive_read_open_filename", error.retcode, str(error), "").answer}
-    Path(job["answer"]).write_text(json.dumps(answer), "utf-8")
+    print(json.dumps(answer))  # noqa: T201 - the result
 
 
 if __name__ == "__main__":

@@ -18,7 +18,6 @@ from packaging.version import InvalidVersion, Version
 
 from vllm_env.base.errors import VllmEnvError
 from vllm_env.base.process import run
-from vllm_env.base.workspace import Workspace
 from vllm_env.lock.locked import Lock
 from vllm_env.triton.root import rules_of
 
@@ -58,7 +57,7 @@ def expected_of_lock(lock: Lock, python: str, release: str, members: int = 0) ->
     return Expected(python, release, lock.versions(), complete=True, members=members, profile=lock.spec.profile)
 
 
-def unpack(workspace: Workspace, archive: Path, folder: Path, triton: Path | None = None, members: int = 0) -> None:
+def unpack(archive: Path, folder: Path, triton: Path | None = None, members: int = 0) -> None:
     """Unpack an archive of so many members (0: not known) into a new folder as Triton would.
 
     That is by the libarchive of the Triton root, if it brings one.
@@ -68,7 +67,7 @@ def unpack(workspace: Workspace, archive: Path, folder: Path, triton: Path | Non
     """
     _check_compression(archive)
     folder.mkdir(parents=True)
-    answer = _replay(workspace, archive, folder, triton)
+    answer = _replay(archive, folder, triton)
     if "refused" in answer:
         raise _explained(archive, answer["refused"])
     if members and answer["members"] != members:
@@ -91,7 +90,7 @@ def _check_compression(archive: Path) -> None:
         )
 
 
-def _replay(workspace: Workspace, archive: Path, folder: Path, triton: Path | None) -> dict[str, Any]:
+def _replay(archive: Path, folder: Path, triton: Path | None) -> dict[str, Any]:
     libraries = triton / "lib" if triton else None
     own = sorted(libraries.glob("libarchive*.so.13*")) if libraries else []
     library = str(own[0]) if own else ctypes.util.find_library("archive")
@@ -100,19 +99,13 @@ def _replay(workspace: Workspace, archive: Path, folder: Path, triton: Path | No
             "The loader's rules cannot be checked: this machine has no libarchive.so.13.",
             remedy="Install it (apt-get install libarchive13), or run in a Triton container, which has it.",
         )
-    with workspace.cache.staging() as exchange:
-        job = {"archive": str(archive.resolve()), "folder": str(folder), "answer": str(exchange / "answer.json")}
-        (exchange / "job.json").write_text(json.dumps(job), "utf-8")
-        environment = {"LIBARCHIVE": library, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
-        if own:
-            environment["LD_LIBRARY_PATH"] = str(libraries)
-        run(
-            [sys.executable, "-m", "vllm_env.verify.libarchive_worker", exchange / "job.json"],
-            what=f"unpack {archive.name} as Triton does",
-            env=environment,
-        )
-        answer: dict[str, Any] = json.loads((exchange / "answer.json").read_text("utf-8"))
-        return answer
+    environment = {"LIBARCHIVE": library, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+    if own:
+        environment["LD_LIBRARY_PATH"] = str(libraries)
+    command = [sys.executable, "-m", "vllm_env.verify.libarchive_worker", archive.resolve(), folder]
+    output = run(command, what=f"unpack {archive.name} as Triton does", env=environment)
+    answer: dict[str, Any] = json.loads(output.splitlines()[-1])
+    return answer
 
 
 def _explained(archive: Path, refused: dict[str, Any]) -> VllmEnvError:

@@ -52,7 +52,7 @@ def verify_archive(
     with workspace.cache.staging() as staging:
         workspace.console.step("unpacked with libarchive")
         environment = staging / "0"  # as Triton names it
-        tree_rules.unpack(workspace, archive, environment, triton.path if triton else None, expected.members)
+        tree_rules.unpack(archive, environment, triton.path if triton else None, expected.members)
         return verify_directory(workspace, environment, expected)
 
 
