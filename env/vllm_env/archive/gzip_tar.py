@@ -105,11 +105,7 @@ def _cut(piece: Piece, room: int) -> tuple[Piece, Piece, int]:
 
 
 def compress_chunk(chunk: list[Piece]) -> bytearray:
-    """Return a chunk as one gzip member.
-
-    Raises:
-        OSError: a file has changed or gone since the plan was made.
-    """
+    """Return a chunk as one gzip member; OSError if a file has changed or gone since the plan was made."""
     if not hasattr(_local, "buffer"):  # kept by each thread: new memory costs as much as reading into it
         _local.buffer = memoryview(bytearray(_CHUNK))
     position = 0

@@ -94,11 +94,7 @@ def sync(path: Path) -> None:
 
 
 def require_space(folder: Path, needed: int, purpose: str, remedy: str = SPACE_REMEDY) -> None:
-    """Refuse early when a file system has less than ``needed`` bytes free.
-
-    Raises:
-        VllmEnvError: the file system of ``folder`` is too full for ``purpose``.
-    """
+    """Refuse early, with a VllmEnvError, a file system that has less than the ``needed`` bytes free for ``purpose``."""
     free = free_space(folder)
     if free < needed:
         what = f"No space: {purpose} needs {needed / 1e9:.1f} GB in {folder}, and {free / 1e9:.1f} GB are free."

@@ -89,20 +89,12 @@ class Network:
         return self.program(["git", *arguments], what, **options)
 
     def program(self, argv: Sequence[object], what: str, **options: Any) -> str:
-        """Run a program that fetches something and return what it printed.
-
-        Raises:
-            CommandError: it failed; NetworkError if no host answered, or with --offline.
-        """
+        """Run a program that fetches something and return what it printed; NetworkError if no host answers, or with --offline."""
         self.require(what)
         return _run(argv, what, **options)
 
     def require(self, what: str) -> None:
-        """Refuse what needs a network.
-
-        Raises:
-            NetworkError: --offline was given; the message names what was wanted.
-        """
+        """Refuse what needs a network: with --offline a NetworkError names what was wanted."""
         if self.offline:
             raise NetworkError(
                 f"--offline: cannot {what}.",
@@ -111,11 +103,7 @@ class Network:
             )
 
     def download(self, url: str, sha256: str, target: Path) -> None:
-        """Fetch a file and check its digest; ``target`` appears whole or not at all.
-
-        Raises:
-            VllmEnvError: it cannot be fetched, or is another file.
-        """
+        """Fetch a file, which appears whole or not at all; VllmEnvError if it cannot be fetched, or is not that of the digest."""
         if not url.startswith("file:"):
             self.require(f"fetch {target.name}")
         temporary = target.with_name(f".{target.name}.new")

@@ -31,11 +31,7 @@ class CommandParser(argparse.ArgumentParser):
 
 
 def parse(arguments: list[str]) -> tuple[str, argparse.Namespace]:
-    """Return the subcommand and its options; --help and --version print and end the program.
-
-    Raises:
-        UsageError: a word is not known, with the near one.
-    """
+    """Return the subcommand and its options; --help and --version print and end the program, a UsageError has the near word."""
     if not arguments or arguments[0].startswith("-"):
         return "build", build_parser().parse_args(arguments)
     name = arguments[0]

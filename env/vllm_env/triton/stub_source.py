@@ -65,11 +65,7 @@ def check_buildable(workspace: Workspace, release: str, python: str, options: St
 
 
 def check_branch(workspace: Workspace, release: str, options: StubOptions) -> None:
-    """Refuse a release for which the organisation's ``python_backend`` has no branch.
-
-    Raises:
-        VllmEnvError: it has none, it does not answer, or --offline is given.
-    """
+    """Refuse, with a VllmEnvError, a release without branch in ``python_backend``, or an organisation that does not answer."""
     repository = f"{options.git_url}/python_backend.git"
     remedy = "Name a mirror with --triton-git-url, or use a --python for which there is a stub (--stub prebuilt)."
     what = f"look for branch r{release} in {repository}"

@@ -42,11 +42,7 @@ for _function in ("read_next_header", "read_data_block", "write_header", "write_
 
 
 def _check(call: str, status: int, handle: int, member: str) -> bool:
-    """Return whether there is more, as the status of a libarchive call says.
-
-    Raises:
-        Refused: the status is neither ARCHIVE_OK nor ARCHIVE_EOF.
-    """
+    """Return whether there is more after a call with this status; Refused if it is neither ARCHIVE_OK nor ARCHIVE_EOF."""
     if status not in (_OK, _EOF):
         message = ffi.error_string(handle) or b""
         raise Refused(f"archive_{call}", status, message.decode("utf-8", "replace"), member)
@@ -54,11 +50,7 @@ def _check(call: str, status: int, handle: int, member: str) -> bool:
 
 
 def unpack(archive: str, folder: str) -> int:
-    """Unpack an archive into an existing folder and return its number of members.
-
-    Raises:
-        Refused: where Triton would stop.
-    """
+    """Unpack an archive into an existing folder and return its number of members; Refused where Triton would stop."""
     source, sink = ffi.read_new(), ffi.write_disk_new()
     ffi.write_disk_set_options(sink, _FLAGS)
     ffi.get_read_filter_function("gzip")(source)

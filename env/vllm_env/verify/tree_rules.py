@@ -121,11 +121,7 @@ def _explained(archive: Path, refused: dict[str, Any]) -> VllmEnvError:
 
 
 def check_tree(environment: Path, expected: Expected) -> None:
-    """Refuse an unpacked environment that Triton refuses, or that would break at the first request.
-
-    Raises:
-        VllmEnvError: naming the rule and the remedy.
-    """
+    """Refuse, with a VllmEnvError, an unpacked environment that Triton refuses, or that would break at the first request."""
     if not (environment / "bin" / "activate").is_file():
         raise VllmEnvError(
             f"{environment} has no bin/activate.",
@@ -209,11 +205,7 @@ def is_same_version(one: str, other: str) -> bool:
 
 
 def check_versions(versions: Mapping[str, str], release: str) -> None:
-    """Refuse distributions without setuptools, or with a NumPy 2 whose arrays a stub of this release cannot read.
-
-    Raises:
-        VllmEnvError: naming the rule and the remedy.
-    """
+    """Refuse distributions without setuptools, or with a NumPy 2 whose arrays a stub of this release cannot read."""
     if "setuptools" not in versions:
         raise VllmEnvError(
             "The environment has no setuptools.",
