@@ -132,15 +132,12 @@ def default_profile(triton: TritonRoot | None) -> str:
 
 def find_triton(workspace: Workspace, root: Path | None) -> TritonRoot:
     """Open the named Triton root, that of the container, or the one provisioned into ``.triton/``."""
-    if root is not None:
-        return open_root(root)
-    if (CONTAINER_ROOT / "bin" / "tritonserver").is_file():
-        return open_root(CONTAINER_ROOT)
-    if not (PROVISIONED / "RELEASE").is_file():
+    found = root or installed_triton()
+    if found is None:
         with workspace.console.stage("triton"):
             provision(workspace, PROVISIONED)
             workspace.console.step(f"a CPU Triton {open_root(PROVISIONED).release} in {PROVISIONED}")
-    return open_root(PROVISIONED)
+    return open_root(found or PROVISIONED)
 
 
 def make_plan(workspace: Workspace, request: BuildRequest) -> Plan:

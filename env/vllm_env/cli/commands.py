@@ -95,7 +95,6 @@ def clean(options: argparse.Namespace, console: Console) -> int:
 
 
 def _abandoned(workspace: Workspace) -> list[_Removable]:
-    """Return what killed builds and dead servers left."""
     staged = [(folder, tree_size(folder), partial(remove_unlocked, folder)) for folder in workspace.cache.abandoned()]
     return [*((entry.path, entry.size, entry.remove) for entry in find_abandoned()), *staged]
 
@@ -141,9 +140,5 @@ def wheelhouse(options: argparse.Namespace, console: Console) -> int:
 
 
 COMMANDS: dict[str, Callable[[argparse.Namespace, Console], int]] = {
-    "doctor": doctor,
-    "inspect": inspect,
-    "verify": verify,
-    "clean": clean,
-    "wheelhouse": wheelhouse,
+    command.__name__: command for command in (doctor, inspect, verify, clean, wheelhouse)
 }

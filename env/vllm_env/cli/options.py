@@ -5,7 +5,7 @@ import os
 
 from vllm_env.base.cache import Cache, cache_root, settle_home
 from vllm_env.base.console import Console
-from vllm_env.base.errors import UsageError
+from vllm_env.base.errors import UsageError, meant
 from vllm_env.base.network import Network
 from vllm_env.base.pip_config import read_pip_config
 from vllm_env.base.workspace import PLACE, Workspace
@@ -14,8 +14,6 @@ from vllm_env.lock.spec import PIN_OPTIONS, Overrides, Pin
 from vllm_env.plan import BuildRequest
 from vllm_env.prefix.prune import RULES
 from vllm_env.triton.stub_source import StubOptions
-
-from .parser import meant
 
 
 def request_of(options: argparse.Namespace) -> BuildRequest:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from vllm_env import __version__
-from vllm_env.base.errors import UsageError
+from vllm_env.base.errors import UsageError, meant
 
 _DESCRIPTION = """\
 Pins a vLLM, packs it with conda-pack, adds the stub that fits, and places both in a Triton model repository that stock
@@ -135,12 +135,6 @@ def _wheelhouse() -> CommandParser:
     parser.description = "Fills DIR with all that a build with the same options downloads, for --offline --wheelhouse DIR."
     parser.add_argument("folder", metavar="DIR", type=Path)
     return parser
-
-
-def meant(given: str, known: list[str]) -> str:
-    """Return a remedy that names the known word next to a given one, or all of them."""
-    near = difflib.get_close_matches(given, known, 1)
-    return f"Did you mean {near[0]}?" if near else f"There are: {', '.join(known)}."
 
 
 _PARSERS: dict[str, Callable[[], CommandParser]] = {

@@ -56,8 +56,6 @@ _LEFT_OUT = (
     "__pycache__", "site-packages", "dist-packages", "test", "tests", "idlelib", "idle_test", "turtledemo", "tkinter",
     "ensurepip", "lib2to3", "config-*", "_tkinter*", "_test*", "_xxtestfuzz*", "xxlimited*", "EXTERNALLY-MANAGED",
 )  # fmt: skip
-
-
 _SYSTEM_PREFIXES = (Path("/usr"), Path("/usr/local"), Path("/"))
 
 

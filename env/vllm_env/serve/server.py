@@ -131,15 +131,11 @@ class TritonServer:
             try:
                 self.start()
                 self.wait_ready()
-            except StuckStartError:
-                self.stop()
-                if attempt == _ATTEMPTS:
-                    raise
-            except BaseException:
-                self.stop()
-                raise
-            else:
                 break
+            except BaseException as error:
+                self.stop()
+                if attempt == _ATTEMPTS or not isinstance(error, StuckStartError):
+                    raise
         return self
 
     def __exit__(self, *_: object) -> None:

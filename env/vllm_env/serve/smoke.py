@@ -92,8 +92,11 @@ def smoke_run(workspace: Workspace, request: SmokeRequest) -> SmokeResult:
             ready = time.monotonic()
             output = _ask(request, server, staged)
         lines = (staged / _RESULTS).read_text(encoding="utf-8").split(f"\n{_SEPARATOR}")[:-1]  # it ends with a separator
-    answers = tuple(zip(_read_prompts(request.prompts), lines, strict=False))
-    _check(request, answers, len(lines))
+    prompts = _read_prompts(request.prompts)
+    if len(lines) != len(prompts):
+        raise VllmEnvError(f"The client stored {len(lines)} answers to {len(prompts)} prompts of {request.prompts}.")
+    answers = tuple(zip(prompts, lines, strict=True))
+    _check(request, answers)
     return SmokeResult(tuple(output.splitlines()), answers, ready - started, arguments)
 
 
@@ -170,10 +173,7 @@ def _read_prompts(path: Path) -> list[str]:
     return [line.rstrip("\r") for line in lines if line.strip()]
 
 
-def _check(request: SmokeRequest, answers: tuple[tuple[str, str], ...], count: int) -> None:
-    prompts = _read_prompts(request.prompts)
-    if count != len(prompts):
-        raise VllmEnvError(f"The client stored {count} answers to {len(prompts)} prompts of {request.prompts}.")
+def _check(request: SmokeRequest, answers: tuple[tuple[str, str], ...]) -> None:
     for prompt, answer in answers:
         wanted = request.expected.get(prompt, "")
         if not answer.strip():
