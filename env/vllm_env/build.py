@@ -37,11 +37,7 @@ class BuildResult:
 
 
 def build(workspace: Workspace, request: BuildRequest, *, dry_run: bool = False) -> BuildResult | Plan:
-    """Build what is asked for and publish it, or return the plan of a dry run.
-
-    Raises:
-        VllmEnvError: a stage failed; what stood in the repository is as it was.
-    """
+    """Build what is asked for and publish it, or return the plan of a dry run; after an error all is as it was."""
     try:
         with workspace.exclusive():
             for folder in workspace.cache.remove_abandoned():

@@ -141,11 +141,7 @@ def find_triton(workspace: Workspace, root: Path | None) -> TritonRoot:
 
 
 def make_plan(workspace: Workspace, request: BuildRequest) -> Plan:
-    """Read the spec, resolve the lock and find the stub; check what can be checked before the long work.
-
-    Raises:
-        VllmEnvError: the request cannot be fulfilled.
-    """
+    """Read the spec, resolve the lock and find the stub; refuse, before the long work, what can be known to fail."""
     check_writable(request.repository, request.model)
     triton = find_triton(workspace, request.triton_root)
     alone = only_profile(request.spec_file) if request.spec_file else None

@@ -60,7 +60,10 @@ class Network:
             CommandError: uv failed; NetworkError if no host answered.
         """
         mirror = ["--index", self.torch_index] if torch_backend and self.torch_index and not self.wheelhouse else []
-        command = [Path(sys.executable).parent / "uv", *arguments, *self._uv_sources(), *mirror]
+        sources = [*(["--offline"] if self.offline else []), *self.pip.uv_arguments()]
+        if self.wheelhouse:
+            sources = ["--offline", "--no-index", "--find-links", str(self.wheelhouse)]
+        command = [Path(sys.executable).parent / "uv", *arguments, *sources, *mirror]
         options["env"] = {**self.pip.uv_environment(), **options.get("env", {})}
         try:
             return _run(command, what, **options)
@@ -71,12 +74,6 @@ class Network:
                 return _run([*command, "--torch-backend", torch_backend], what, **options)
             except CommandError:
                 raise error from None  # the first error is about the sources that the user configured
-
-    def _uv_sources(self) -> list[str]:
-        """Return uv's options for where wheels come from: pip's sources, or only the wheelhouse."""
-        if self.wheelhouse:
-            return ["--offline", "--no-index", "--find-links", str(self.wheelhouse)]
-        return [*(["--offline"] if self.offline else []), *self.pip.uv_arguments()]
 
     def pip_command(self, arguments: Sequence[object], what: str, **options: Any) -> str:
         """Run the packager's own pip, which reads its configuration itself, as :meth:`program` does."""

@@ -61,9 +61,8 @@ def build_parser() -> CommandParser:
     triton = parser.add_argument_group("Triton and the stub")
     root_help = "default: /opt/tritonserver, else .triton/, provisioned from a wheel"
     triton.add_argument("--triton-root", metavar="DIR", type=Path, help=root_help)
-    triton.add_argument(
-        "--stub", choices=("auto", "prebuilt", "source"), default="auto", help="where the stub comes from (default: auto)"
-    )
+    stub_help = "where the stub comes from (default: auto)"
+    triton.add_argument("--stub", choices=("auto", "prebuilt", "source"), default="auto", help=stub_help)
     triton.add_argument("--triton-git-url", metavar="URL", help="git organisation with python_backend, for --stub source")
     triton.add_argument("--boost-url", metavar="URL", help="where --stub source fetches Boost")
     jobs_help = "compilers at once for --stub source (default: one a core)"
@@ -80,11 +79,8 @@ def build_parser() -> CommandParser:
     lock.add_argument("--offline", action="store_true", help="touch no network")
     lock.add_argument("--wheelhouse", metavar="DIR", type=Path, help="take wheels from this folder only")
     run = parser.add_argument_group("the run")
-    run.add_argument(
-        "--dry-run",
-        action="store_true",
-        help="build nothing; say what would be done, the bytes to fetch, the space and the time",
-    )
+    dry_help = "build nothing; say what would be done, the bytes to fetch, the space and the time"
+    run.add_argument("--dry-run", action="store_true", help=dry_help)
     run.add_argument("--no-smoke-run", action="store_true", help="do not serve the result and query it")
     run.add_argument("--smoke-model", metavar="MODEL", default="", help="serve this model in the smoke run, not the stand-in")
     warm_help = "load the model once with its own engine arguments and keep the caches that vLLM fills"

@@ -89,9 +89,8 @@ def _from_wheel(workspace: Workspace, pin: Pin) -> PinnedVllm:
     if wheel is None:
         with workspace.cache.staging() as staging:
             command = ["download", "--no-deps", "--quiet", "--dest", staging, pin.value]
-            temporary = {"TMPDIR": str(staging)}  # so that a killed pip leaves nothing elsewhere
-            what, remedy = f"download {pin.value}", "Check the URL of the wheel."
-            workspace.network.pip_command(command, what, env=temporary, remedy=remedy)
+            scratch = {"TMPDIR": str(staging)}  # so that a killed pip leaves nothing elsewhere
+            workspace.network.pip_command(command, f"download {pin.value}", env=scratch, remedy="Check the URL of the wheel.")
             wheel = _keep(staging, folder)
         if wheel is None:
             raise VllmEnvError(f"{pin} is not a wheel.", remedy="Give the URL of a .whl file.")

@@ -81,11 +81,7 @@ class Overrides:
 
 
 def load_spec(profile: str, overrides: Overrides, path: Path | None = None) -> Spec:
-    """Read a profile's table and apply the command line's overrides.
-
-    Raises:
-        UsageError: the file cannot be read, a key is unknown, or a value is not of its type.
-    """
+    """Read a profile's table and apply the command line's overrides; UsageError if one of them is not as it must be."""
     file = path or DEFAULT_SPEC
     table = _profile_table(file, profile)
     spec = _from_table(table, profile, file)

@@ -20,11 +20,7 @@ from .model_folder import BUILT_NAMES, BuiltSet, complete_from, set_environment_
 
 
 def check_writable(repository: Path, model: str) -> None:
-    """Refuse early a repository that cannot be written.
-
-    Raises:
-        VllmEnvError: the folder cannot be created or written, or is not a folder, or a volume is mounted over what is built.
-    """
+    """Refuse early, with a VllmEnvError, a repository that cannot be written, or a model that a volume is mounted over."""
     place = nearest(repository / model)
     if place.exists() and not place.is_dir():
         raise VllmEnvError(f"--model-repository {repository}: {place} is not a folder.", remedy="Name a folder.")

@@ -177,11 +177,7 @@ class TritonServer:
         return f"vllm_env_{self._id[:12]}_"
 
     def wait_ready(self) -> None:
-        """Wait until all models are ready.
-
-        Raises:
-            CommandError: the server ended, or was not ready in time; ``tail`` holds the telling lines of its log.
-        """
+        """Wait until all models are ready; CommandError, with the log's telling lines, if the server ends or takes too long."""
         started = time.monotonic()
         while not self._is_ready():
             elapsed = time.monotonic() - started

@@ -15,11 +15,7 @@ _CPP = "libstdc++.so.6"
 
 
 def check_stub(stub: Path, python: str, triton: TritonRoot, environment: Path) -> None:
-    """Refuse a stub that would not start in an environment (a prefix or an unpacked one) with this Python (``3.11``).
-
-    Raises:
-        VllmEnvError: it needs another Python, a newer C or C++ library than it will meet, or does not start.
-    """
+    """Refuse, with a VllmEnvError, a stub that would not start in a prefix or unpacked environment of this Python (``3.11``)."""
     needs = read_dynamic_section(stub)
     if needs is None:
         raise VllmEnvError(f"The stub {stub} is not a dynamic ELF program.", remedy="Use --stub source.")
@@ -62,11 +58,7 @@ def cpp_library(environment: Path) -> Path | None:
 
 
 def start_stub(stub: Path, triton: TritonRoot, environment: Path) -> None:
-    """Start a stub without arguments: it says that it wants some and ends with status 1, as tritonserver expects.
-
-    Raises:
-        VllmEnvError: the dynamic loader could not start it, or it ended in another way.
-    """
+    """Start a stub without arguments; VllmEnvError unless it says so and ends with status 1, as tritonserver expects."""
     inherited = os.environ.get("LD_LIBRARY_PATH", "")
     folders = [str(environment / "lib"), str(triton.path / "lib"), *inherited.split(":")]
     path = ":".join(dict.fromkeys(f for f in folders if f))

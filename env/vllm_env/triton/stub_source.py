@@ -47,11 +47,7 @@ def source_key(release: str, python: str, options: StubOptions) -> str:
 
 
 def check_buildable(workspace: Workspace, release: str, python: str, options: StubOptions) -> None:
-    """Refuse early a stub for a full Python version that cannot be built on this machine, unless the cache has it.
-
-    Raises:
-        VllmEnvError: git or a C++ compiler is missing, or the organisation has no branch of this release.
-    """
+    """Refuse early, with a VllmEnvError, a stub for a full Python version that is not cached and cannot be built here."""
     if _cached(workspace, source_key(release, python, options)).is_file():
         return
     compiler = os.environ.get("CXX") or next((c for c in ("c++", "g++", "clang++") if shutil.which(c)), "")
