@@ -20,7 +20,7 @@ from vllm_env.serve.standin import EXAMPLE_MODEL, FACTS, ensure_standin, is_fetc
 from vllm_env.serve.warm import Warmed, warm
 from vllm_env.triton.root import TritonRoot
 from vllm_env.triton.stub import Stub, make_stub
-from vllm_env.verify.tree_rules import expected_of_lock
+from vllm_env.verify.tree_rules import Expected
 from vllm_env.verify.verify import verified_mark, verify_archive, verify_directory
 
 
@@ -115,7 +115,8 @@ class _Build:
     def _verify(self, prefix: Prefix, stub: Stub, archive: Archive | None) -> None:
         """Verify what is new; what is reused passed before, or the build that made it failed right here."""
         workspace = self.workspace
-        expected = expected_of_lock(self.plan.lock, stub.python, stub.release, archive.members if archive else 0)
+        lock, members = self.plan.lock, archive.members if archive else 0
+        expected = Expected(stub.python, stub.release, lock.versions(), complete=True, members=members, profile=lock.spec.profile)
         mark = verified_mark(workspace, archive.sha256 if archive else prefix.key, stub.sha256, expected)
         with workspace.console.stage("verify"):
             if mark.is_file():

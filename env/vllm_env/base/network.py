@@ -52,12 +52,9 @@ class Network:
     torch_index: str = ""
 
     def uv(self, arguments: Sequence[object], what: str, *, torch_backend: str = "", **options: Any) -> str:
-        """Run uv with the configured sources and return what it printed.
+        """Run uv with the configured sources and return what it printed; NetworkError if no host answers.
 
         Where they lack a torch build (``torch_backend``, such as ``cpu``), the PyTorch project's index is asked as well.
-
-        Raises:
-            CommandError: uv failed; NetworkError if no host answered.
         """
         mirror = ["--index", self.torch_index] if torch_backend and self.torch_index and not self.wheelhouse else []
         sources = [*(["--offline"] if self.offline else []), *self.pip.uv_arguments()]

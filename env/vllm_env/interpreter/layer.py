@@ -62,14 +62,11 @@ def remote_url() -> str:
 
 
 def choose_layer(workspace: Workspace, python: str, recorded: CondaLayer | None = None, *, upgrade: bool = False) -> CondaLayer:
-    """Return the layer for a Python version (``3.11``) that this machine installs.
+    """Return the layer for a Python version (``3.11``) that this machine installs; VllmEnvError if neither channel has one.
 
     The one recorded in a lock where it is available; else the one in the wheelhouse; else from conda-forge where that answers,
     else from an interpreter of this machine. What was chosen first is kept, so that a second build is the same,
     until ``upgrade``.
-
-    Raises:
-        VllmEnvError: neither channel has such a Python.
     """
     if recorded and is_available(workspace, recorded):
         return recorded

@@ -25,8 +25,8 @@ from vllm_env.base.filesystem import (
     mounts_in,
     owner_of,
     remove_tree,
-    replace_file,
     sync,
+    write_whole,
 )
 from vllm_env.triton.root import STUB_NAME
 
@@ -121,7 +121,7 @@ def offer_standin(template: Path, model: Path, standin: Path, arguments: Mapping
     remove_tree(copy)
     shutil.copytree(standin, copy)
     give_tree(copy, owner_of(model))
-    replace_file(file, (json.dumps({**arguments, "model": STANDIN_NAME}, indent=4) + "\n").encode())
+    write_whole(file, json.dumps({**arguments, "model": STANDIN_NAME}, indent=4) + "\n")
     return True
 
 
@@ -159,7 +159,7 @@ def set_environment_path(model: Path, name: str) -> None:
     text = config.read_text("utf-8")
     new = re.sub(rf"\$\$TRITON_MODEL_DIRECTORY/({ARCHIVE_NAME}|{DIRECTORY_NAME})(?=\")", f"$$TRITON_MODEL_DIRECTORY/{name}", text)
     if new != text:
-        replace_file(config, new.encode())
+        write_whole(config, new)
 
 
 def stage_candidate(built: BuiltSet, current: Path, template: Path, new: Path) -> None:

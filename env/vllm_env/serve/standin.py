@@ -58,12 +58,9 @@ class Recipe:
 
 
 def ensure_standin(workspace: Workspace, python: Path, recipe: Recipe | None = None) -> Path:
-    """Return the folder of a stand-in in Hugging Face format, made if the cache has none for this recipe.
+    """Return the folder of a stand-in in Hugging Face format, made if the cache has none; VllmEnvError if it does not learn.
 
     ``python`` is an interpreter that has torch and transformers: that of the packed environment.
-
-    Raises:
-        VllmEnvError: training failed, or its result does not answer as the recipe says; nothing is kept.
     """
     recipe = recipe or Recipe()
     key = key_of(asdict(recipe), _TRAINER.read_text(encoding="utf-8"), _transformers_version(python))

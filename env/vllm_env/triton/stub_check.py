@@ -28,27 +28,20 @@ def check_stub(stub: Path, python: str, triton: TritonRoot, environment: Path) -
         )
     libc = re.findall(r"\d+", os.confstr("CS_GNU_LIBC_VERSION") or "")  # "glibc 2.36"; empty for another C library
     provided = tuple(int(n) for n in libc)
-    _check_newest(stub, needs.glibc, provided, "GLIBC", "this machine's C library")
-    library = cpp_library(environment)
+    remedy = "Build it here with --stub source, or run in the container that will serve it."
+    _check_newest(f"{stub} needs GLIBC", needs.glibc, "this machine's C library", provided, remedy)
+    library = cpp_library(environment)  # the first in LD_LIBRARY_PATH
     if library:
         provided = newest_defined(library, "GLIBCXX_")
-        _check_newest(stub, needs.glibcxx, provided, "GLIBCXX", str(library))
+        remedy = "Add a newer libstdcxx-ng to the environment's conda packages, or build the stub here: --stub source."
+        _check_newest(f"{stub} needs GLIBCXX", needs.glibcxx, f"{library}, which is loaded first,", provided, remedy)
     start_stub(stub, triton, environment)
 
 
-def _check_newest(stub: Path, needed: tuple[int, ...], provided: tuple[int, ...], name: str, by: str) -> None:
+def _check_newest(needs: str, needed: tuple[int, ...], by: str, provided: tuple[int, ...], remedy: str) -> None:
     if provided and needed > provided:
         shown, has = (".".join(map(str, version)) for version in (needed, provided))
-        remedy = (
-            "Build it here with --stub source, or run in the container that will serve it."
-            if name == "GLIBC"
-            else "Add a newer libstdcxx-ng to the environment's conda packages, or build the stub here: --stub source."
-        )
-        raise VllmEnvError(
-            f"The stub {stub} needs {name} {shown}, and {by} has {has}.",
-            cause="The environment's lib/ comes first in LD_LIBRARY_PATH, then the system's." if name == "GLIBCXX" else "",
-            remedy=remedy,
-        )
+        raise VllmEnvError(f"The stub {needs} {shown}, and {by} has {has}.", remedy=remedy)
 
 
 def cpp_library(environment: Path) -> Path | None:

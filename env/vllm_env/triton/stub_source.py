@@ -89,12 +89,9 @@ def _cached(workspace: Workspace, key: str) -> Path:
 
 
 def build_stub(workspace: Workspace, triton: TritonRoot, python: str, prefix: Path, options: StubOptions) -> Path:
-    """Return the stub for a prefix's Python (``3.11.7``) from the cache, or clone and build it.
+    """Return the stub for a prefix's Python (``3.11.7``) from the cache, or clone and build it; VllmEnvError names the log.
 
     The log of a build is kept in ``logs/`` of the cache, also when it fails.
-
-    Raises:
-        VllmEnvError: the branch does not exist, or the build fails; the message names the log.
     """
     key = source_key(triton.release, python, options)
     target = _cached(workspace, key)

@@ -18,7 +18,6 @@ from packaging.version import InvalidVersion, Version
 
 from vllm_env.base.errors import VllmEnvError
 from vllm_env.base.process import run
-from vllm_env.lock.locked import Lock
 from vllm_env.triton.root import rules_of
 
 REBUILD = "Build it again: ./gen_vllm_env.sh."
@@ -52,18 +51,10 @@ class Expected:
     profile: str = "cpu"
 
 
-def expected_of_lock(lock: Lock, python: str, release: str, members: int = 0) -> Expected:
-    """Return what a build with this lock must have come to; ``python`` and ``release`` are those of its stub."""
-    return Expected(python, release, lock.versions(), complete=True, members=members, profile=lock.spec.profile)
-
-
 def unpack(archive: Path, folder: Path, triton: Path | None = None, members: int = 0) -> None:
-    """Unpack an archive of so many members (0: not known) into a new folder as Triton would.
+    """Unpack an archive of so many members (0: not known) as Triton would, by its own libarchive if its root brings one.
 
-    That is by the libarchive of the Triton root, if it brings one.
-
-    Raises:
-        VllmEnvError: Triton refuses it; the message names its rule.
+    A VllmEnvError names the rule by which Triton refuses it.
     """
     _check_compression(archive)
     folder.mkdir(parents=True)
