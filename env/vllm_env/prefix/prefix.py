@@ -59,9 +59,7 @@ def make_prefix(workspace: Workspace, lock: Lock, keep: tuple[str, ...] = (), tr
     """Return the prefix of a lock from the cache, or make it; ``keep`` names the rules that leave nothing out.
 
     Libraries that no wheel brings are taken from the Triton root ``triton`` where it has its own, else from this machine.
-
-    Raises:
-        VllmEnvError: there is too little space, a wheel is not found or is not the lock's.
+    A VllmEnvError tells of too little space, and of a wheel that is not found or is not the lock's.
     """
     key = prefix_key(lock, keep)
     target = workspace.cache.path("prefixes", key)

@@ -36,11 +36,8 @@ def publish(workspace: Workspace, built: BuiltSet, repository: Path, model: str,
     """Place a built set in ``repository/model`` and return that folder.
 
     A repository without the model gets one from ``template``. What the user keeps there stays as it is, except
-    EXECUTION_ENV_PATH in config.pbtxt when the layout changes.
-
-    Raises:
-        VllmEnvError: the repository cannot be written, its file system is full, or a volume is mounted over what is
-            replaced; nothing has changed then.
+    EXECUTION_ENV_PATH in config.pbtxt when the layout changes. After a VllmEnvError (the repository cannot be written, is
+    full, or a volume is mounted over what is replaced) nothing has changed.
     """
     target = repository / model
     if target.is_symlink():  # the user keeps the model elsewhere: it is placed there, and the link stays
