@@ -85,8 +85,7 @@ class Interpreter:
 def find_interpreter(python: str) -> Interpreter:
     """Return an interpreter of this machine of version ``python`` (``3.11``), Debian's or Ubuntu's own if there is no other.
 
-    Raises:
-        VllmEnvError: none with a shared libpython was found, or this machine is not an x86_64.
+    A VllmEnvError tells that none has a shared libpython, or that this machine is not an x86_64.
     """
     require_x86_64()
     rejected, seen = [], set()

@@ -57,12 +57,7 @@ class NotBuiltError(VllmEnvError):
 
 
 def resolve_pin(workspace: Workspace, spec: Spec, *, may_build: bool = True) -> PinnedVllm:
-    """Return what to install for a spec's pin.
-
-    Raises:
-        NotBuiltError: there is no wheel of it, and none may be built.
-        VllmEnvError: the wheel, tree or commit is not found, or not without network.
-    """
+    """Return what to install for a spec's pin; NotBuiltError if its wheel must be built first, VllmEnvError if not found."""
     pin = spec.pin
     if pin.kind == "release":
         return PinnedVllm(f"{spec.distribution}=={pin.value}", origin="release")
