@@ -11,16 +11,17 @@ from vllm_env.base.workspace import CHECKOUT, Workspace
 from vllm_env.plan import TEMPLATE, BuildRequest, Plan, has_gpu, make_plan, standing
 from vllm_env.prefix.prefix import Prefix, make_prefix
 from vllm_env.publish.manifest import Manifest, describe_build
-from vllm_env.publish.model_folder import BuiltSet, offer_standin, stage_candidate, write_engine_args
+from vllm_env.publish.model_folder import BuiltSet, stage_candidate, write_engine_args
 from vllm_env.publish.publish import publish
 from vllm_env.publish.sbom import render_sbom
+from vllm_env.publish.without_hub import EXAMPLE_MODEL, is_fetchable, offer_standin
 from vllm_env.serve.leftovers import server_runs
 from vllm_env.serve.smoke import SmokeRequest, SmokeResult, smoke_run
-from vllm_env.serve.standin import EXAMPLE_MODEL, FACTS, ensure_standin, is_fetchable
+from vllm_env.serve.standin import FACTS, ensure_standin
 from vllm_env.serve.warm import Warmed, warm
 from vllm_env.triton.root import TritonRoot
 from vllm_env.triton.stub import Stub, make_stub
-from vllm_env.verify.tree_rules import expected_of_lock
+from vllm_env.verify.tree_rules import Expected
 from vllm_env.verify.verify import verified_mark, verify_archive, verify_directory
 
 
@@ -37,11 +38,7 @@ class BuildResult:
 
 
 def build(workspace: Workspace, request: BuildRequest, *, dry_run: bool = False) -> BuildResult | Plan:
-    """Build what is asked for and publish it, or return the plan of a dry run.
-
-    Raises:
-        VllmEnvError: a stage failed; what stood in the repository is as it was.
-    """
+    """Build what is asked for and publish it, or return the plan of a dry run; after an error all is as it was."""
     try:
         with workspace.exclusive():
             for folder in workspace.cache.remove_abandoned():
@@ -119,7 +116,8 @@ class _Build:
     def _verify(self, prefix: Prefix, stub: Stub, archive: Archive | None) -> None:
         """Verify what is new; what is reused passed before, or the build that made it failed right here."""
         workspace = self.workspace
-        expected = expected_of_lock(self.plan.lock, stub.python, stub.release, archive.members if archive else 0)
+        lock, members = self.plan.lock, archive.members if archive else 0
+        expected = Expected(stub.python, stub.release, lock.versions(), complete=True, members=members, profile=lock.spec.profile)
         mark = verified_mark(workspace, archive.sha256 if archive else prefix.key, stub.sha256, expected)
         with workspace.console.stage("verify"):
             if mark.is_file():

@@ -132,23 +132,16 @@ def default_profile(triton: TritonRoot | None) -> str:
 
 def find_triton(workspace: Workspace, root: Path | None) -> TritonRoot:
     """Open the named Triton root, that of the container, or the one provisioned into ``.triton/``."""
-    if root is not None:
-        return open_root(root)
-    if (CONTAINER_ROOT / "bin" / "tritonserver").is_file():
-        return open_root(CONTAINER_ROOT)
-    if not (PROVISIONED / "RELEASE").is_file():
+    found = root or installed_triton()
+    if found is None:
         with workspace.console.stage("triton"):
             provision(workspace, PROVISIONED)
             workspace.console.step(f"a CPU Triton {open_root(PROVISIONED).release} in {PROVISIONED}")
-    return open_root(PROVISIONED)
+    return open_root(found or PROVISIONED)
 
 
 def make_plan(workspace: Workspace, request: BuildRequest) -> Plan:
-    """Read the spec, resolve the lock and find the stub; check what can be checked before the long work.
-
-    Raises:
-        VllmEnvError: the request cannot be fulfilled.
-    """
+    """Read the spec, resolve the lock and find the stub; refuse, before the long work, what can be known to fail."""
     check_writable(request.repository, request.model)
     triton = find_triton(workspace, request.triton_root)
     alone = only_profile(request.spec_file) if request.spec_file else None

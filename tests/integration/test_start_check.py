@@ -62,7 +62,7 @@ def unpacked(prefix: Path, workspace: Workspace, tmp_path: Path) -> Path:
     """The same after conda-pack and libarchive, in a folder whose name has a space."""
     archive, environment = tmp_path / "vllm_env.tar.gz", tmp_path / "python env" / "0"
     write_archive(plan_archive(prefix), archive)
-    unpack(workspace, archive, environment)
+    unpack(archive, environment)
     shutil.rmtree(prefix)
     return environment
 

@@ -14,7 +14,16 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGER = ROOT / "env" / "vllm_env"
 SOURCES = sorted([*PACKAGER.rglob("*.py"), *(ROOT / "client").rglob("*.py"), *(ROOT / "model_repository").glob("vllm/1/**/*.py")])
-LONGEST, MOST_PARAMETERS, MOST_ENTRIES, MOST_LINES = 40, 6, 15, 9_400
+LONGEST, MOST_PARAMETERS, MOST_ENTRIES, MOST_LINES = 40, 6, 15, 9_060
+AS_BEFORE = 7_898  # lines of the packager before it had a workspace, a network policy and the standard lock (fc2eb29)
+# what was asked for after those: missing libraries, clashing files, what vLLM imports later,
+# Debian's interpreters, machines without a model hub
+SINCE = {
+    *("prefix/machine_libraries.py", "prefix/needed_libraries.py", "prefix/outside_libraries.py", "prefix/file_owners.py"),
+    *("verify/compiler_check.py", "verify/driver_standin.py", "verify/lazy_imports.py", "verify/lazy_probe.py"),
+    *("interpreter/debian.py", "interpreter/debian_site.py", "base/machine.py"),
+    *("publish/check_model.py", "publish/without_hub.py"),
+}
 TABLES = {"build_parser"}  # the table of options
 LATE = {
     "torch",
@@ -75,8 +84,11 @@ def test_rooms_say_what_they_are() -> None:
 
 
 def test_the_packager_stays_small() -> None:
-    """It gained a workspace, a network policy and the standard lock, and is no larger than before them."""
-    assert sum(len(p.read_text("utf-8").splitlines()) for p in PACKAGER.rglob("*.py")) <= MOST_LINES
+    """As a whole, and without the modules of later features no larger than before the rooms: their price is what went."""
+    lines = {file.relative_to(PACKAGER).as_posix(): len(file.read_text("utf-8").splitlines()) for file in PACKAGER.rglob("*.py")}
+    assert lines.keys() >= SINCE
+    assert sum(lines.values()) <= MOST_LINES
+    assert sum(count for name, count in lines.items() if name not in SINCE) <= AS_BEFORE
 
 
 @pytest.mark.parametrize("folder", ["benchmarks", "client"])

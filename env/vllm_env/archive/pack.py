@@ -48,11 +48,7 @@ def archive_key(prefix_key: str) -> str:
 
 
 def make_archive(workspace: Workspace, prefix: Prefix) -> Archive:
-    """Return the archive of a prefix from the cache, or pack it.
-
-    Raises:
-        VllmEnvError: conda-pack refuses the prefix, or there is too little space.
-    """
+    """Return the archive of a prefix from the cache, or pack it; VllmEnvError if there is too little space for it."""
     key = archive_key(prefix.key)
     target = workspace.cache.path("archives", f"{key}.tar.gz")
     facts = target.with_name(f"{key}.json")  # the name by which the cache finds the pair
@@ -76,11 +72,7 @@ def make_archive(workspace: Workspace, prefix: Prefix) -> Archive:
 
 
 def plan_archive(prefix: Path) -> TarPlan:
-    """Let conda-pack name the members of a prefix's archive.
-
-    Raises:
-        VllmEnvError: the prefix cannot be packed, for example because a package is installed as editable.
-    """
+    """Let conda-pack name the members of a prefix's archive; VllmEnvError if it refuses, as it does an editable package."""
     plan = TarPlan(left_out=_LEFT_OUT)
     try:
         environment = CondaEnv.from_prefix(str(prefix), on_missing_cache="ignore")

@@ -45,8 +45,7 @@ def key_of(*parts: Any) -> str:
 def cache_root() -> Path:
     """Return the cache folder: ``VLLM_ENV_CACHE``, else ``vllm_env`` below ``XDG_CACHE_HOME`` or ``~/.cache``.
 
-    Raises:
-        VllmEnvError: it cannot be written.
+    A VllmEnvError refuses one that cannot be written.
     """
     own = os.environ.get("VLLM_ENV_CACHE")
     root = Path(own).absolute() if own else default_root()

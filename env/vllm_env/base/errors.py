@@ -7,6 +7,9 @@
 Every message gives what failed; ``cause`` and ``remedy`` give the likely reason and the next step.
 """
 
+import difflib
+from collections.abc import Iterable
+
 SPACE_REMEDY = "Free some space (gen_vllm_env.sh clean), or point VLLM_ENV_CACHE and TMPDIR to a larger file system."
 
 
@@ -42,3 +45,10 @@ class CommandError(VllmEnvError):
     def __init__(self, what: str, *, tail: str = "", cause: str = "", remedy: str = "") -> None:
         super().__init__(what, cause=cause, remedy=remedy)
         self.tail = tail
+
+
+def meant(given: str, known: Iterable[str]) -> str:
+    """Return a remedy that names the known word next to a given one, or all of them."""
+    words = list(known)
+    near = difflib.get_close_matches(given, words, 1)
+    return f"Did you mean {near[0]}?" if near else f"There are: {', '.join(words)}."

@@ -46,6 +46,13 @@ def remove_tree(path: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
+def put_in_place(made: Path, target: Path) -> None:
+    """Rename a finished folder to where it belongs; what a build of before has left there goes."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    remove_tree(target)
+    made.rename(target)
+
+
 def link_or_copy(source: str, target: str) -> None:
     """Hard-link a file, or a link itself; copy it where that is not possible."""
     try:
@@ -54,12 +61,17 @@ def link_or_copy(source: str, target: str) -> None:
         shutil.copy2(source, target, follow_symlinks=False)
 
 
-def write_whole(file: Path, text: str) -> None:
-    """Write a text file, which appears whole or not at all, and is the owner's of what was there or of its folder."""
+def write_whole(file: Path, data: str | bytes) -> None:
+    """Write a file, which appears whole or not at all, with mode and owner of what was there, else with its folder's owner.
+
+    It is renamed into its place, because what was there may be a link to the user's file, or a hard link into a cache.
+    """
     owner = owner_of(file)
     file.parent.mkdir(parents=True, exist_ok=True)
     temporary = file.with_name(f".{file.name}.new")
-    temporary.write_text(text, "utf-8")
+    temporary.write_bytes(data.encode() if isinstance(data, str) else data)
+    if file.exists():
+        temporary.chmod(stat.S_IMODE(file.stat().st_mode))
     give(temporary, owner)
     temporary.replace(file)
 
@@ -87,11 +99,7 @@ def sync(path: Path) -> None:
 
 
 def require_space(folder: Path, needed: int, purpose: str, remedy: str = SPACE_REMEDY) -> None:
-    """Refuse early when a file system has less than ``needed`` bytes free.
-
-    Raises:
-        VllmEnvError: the file system of ``folder`` is too full for ``purpose``.
-    """
+    """Refuse early, with a VllmEnvError, a file system that has less than the ``needed`` bytes free for ``purpose``."""
     free = free_space(folder)
     if free < needed:
         what = f"No space: {purpose} needs {needed / 1e9:.1f} GB in {folder}, and {free / 1e9:.1f} GB are free."
@@ -113,15 +121,6 @@ def nearest(path: Path) -> Path:
 def is_writable(folder: Path) -> bool:
     """Tell whether this user may write into a folder, or may make it."""
     return os.access(nearest(folder), os.W_OK | os.X_OK)
-
-
-def replace_file(file: Path, data: bytes) -> None:
-    """Replace a file by rename, with its mode and owner: it may be a link to the user's file, or a hard link into a cache."""
-    temporary = file.with_name(f".{file.name}.new")
-    temporary.write_bytes(data)
-    temporary.chmod(stat.S_IMODE(file.stat().st_mode))
-    give(temporary, owner_of(file))
-    temporary.replace(file)
 
 
 def owner_of(place: Path) -> Owner:

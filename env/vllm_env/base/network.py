@@ -53,14 +53,14 @@ class Network:
     torch_index: str = ""
 
     def uv(self, arguments: Sequence[object], what: str, *, torch_backend: str = "", **options: Any) -> str:
-        """Run uv with the configured sources and return what it printed.
+        """Run uv with the configured sources and return what it printed; NetworkError if no host answers.
 
         Where they lack a torch build (``torch_backend``, such as ``cpu``), the PyTorch project's index is asked as well.
-
-        Raises:
-            CommandError: uv failed; NetworkError if no host answered.
         """
-        command = [Path(sys.executable).parent / "uv", *arguments, *self._uv_sources()]
+        sources = [*(["--offline"] if self.offline else []), *self.pip.uv_arguments()]
+        if self.wheelhouse:
+            sources = ["--offline", "--no-index", "--find-links", str(self.wheelhouse)]
+        command = [Path(sys.executable).parent / "uv", *arguments, *sources]
         options["env"] = {**self.pip.uv_environment(), **options.get("env", {})}
         own = ["--torch-backend", torch_backend]
         return self._with_torch(command, "--index", own, what, torch_backend=torch_backend, **options)
@@ -79,12 +79,6 @@ class Network:
             except CommandError:
                 raise error from None  # the first error is about the sources that the user configured
 
-    def _uv_sources(self) -> list[str]:
-        """Return uv's options for where wheels come from: pip's sources, or only the wheelhouse."""
-        if self.wheelhouse:
-            return ["--offline", "--no-index", "--find-links", str(self.wheelhouse)]
-        return [*(["--offline"] if self.offline else []), *self.pip.uv_arguments()]
-
     def pip_command(self, arguments: Sequence[object], what: str, *, torch_backend: str = "", **options: Any) -> str:
         """Run the packager's own pip, which reads its configuration itself, as :meth:`program` does; torch as in :meth:`uv`."""
         self.require(what)
@@ -99,20 +93,12 @@ class Network:
         return self.program(["git", *arguments], what, **options)
 
     def program(self, argv: Sequence[object], what: str, **options: Any) -> str:
-        """Run a program that fetches something and return what it printed.
-
-        Raises:
-            CommandError: it failed; NetworkError if no host answered, or with --offline.
-        """
+        """Run a program that fetches something and return what it printed; NetworkError if no host answers, or with --offline."""
         self.require(what)
         return _run(argv, what, **options)
 
     def require(self, what: str) -> None:
-        """Refuse what needs a network.
-
-        Raises:
-            NetworkError: --offline was given; the message names what was wanted.
-        """
+        """Refuse what needs a network: with --offline a NetworkError names what was wanted."""
         if self.offline:
             raise NetworkError(
                 f"--offline: cannot {what}.",
@@ -121,11 +107,7 @@ class Network:
             )
 
     def download(self, url: str, sha256: str, target: Path) -> None:
-        """Fetch a file and check its digest; ``target`` appears whole or not at all.
-
-        Raises:
-            VllmEnvError: it cannot be fetched, or is another file.
-        """
+        """Fetch a file, which appears whole or not at all; VllmEnvError if it cannot be fetched, or is not that of the digest."""
         if not url.startswith("file:"):
             self.require(f"fetch {target.name}")
         temporary = target.with_name(f".{target.name}.new")

@@ -37,9 +37,7 @@ class PipConfig:
 
     def uv_environment(self) -> dict[str, str]:
         """Return the variables that uv needs in addition."""
-        if self.cert and not os.environ.get("SSL_CERT_FILE"):
-            return {"SSL_CERT_FILE": self.cert}
-        return {}
+        return {"SSL_CERT_FILE": self.cert} if self.cert and not os.environ.get("SSL_CERT_FILE") else {}
 
 
 def read_pip_config(python: str = sys.executable) -> PipConfig:

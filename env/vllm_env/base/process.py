@@ -34,13 +34,10 @@ def run(
     on_line: Callable[[str], None] | None = None,
     remedy: str = "",
 ) -> str:
-    """Run a program and return what it printed (stdout and stderr together).
+    """Run a program and return what it printed on stdout and stderr; CommandError if it is missing or fails.
 
     ``what`` says what it does for us, for the error message ("resolve the requirements"); ``env`` is added to this
     process's variables, an empty value removes one; ``on_line`` is called with each line as it is printed.
-
-    Raises:
-        CommandError: the program is missing or ended with a non-zero status.
     """
     arguments = [str(a) for a in argv]
     try:
@@ -61,13 +58,10 @@ def run(
 
 
 def capture(argv: Sequence[object], *, env: Mapping[str, str] | None = None, seconds: float | None = None) -> tuple[int, str]:
-    """Run a short program that may fail or hang, and return its status and what it printed.
+    """Run a short program that may fail, and return its status and output; CommandError if it does not start, or end in time.
 
     ``env`` are all of its variables, None gives this process's own; ``seconds`` is how long it may take. One that waits
     inside a driver does not end when it is killed: it is left behind.
-
-    Raises:
-        CommandError: it does not start, or has not ended in time.
     """
     program = str(argv[0])
     try:
@@ -92,13 +86,10 @@ def start(
     cwd: Path | None = None,
     when_parent_ends: signal.Signals = signal.SIGKILL,
 ) -> Child:
-    """Start a program in a session of its own and return at once; it ends with the thread that has started it.
+    """Start a program in a session of its own, which ends with the thread that has started it; OSError if it cannot be.
 
     ``stdout`` receives stderr as well, ``subprocess.PIPE`` gives UTF-8 text; ``env`` is added to this process's variables,
     an empty value removes one; ``when_parent_ends`` is the signal that the program gets when this process ends.
-
-    Raises:
-        OSError: the program is missing or cannot be executed.
     """
     reader, writer = os.pipe()
     changes = json.dumps({name: value or None for name, value in (env or {}).items()})

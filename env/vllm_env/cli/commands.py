@@ -19,7 +19,7 @@ from vllm_env.publish.check_model import check_model
 from vllm_env.publish.manifest import Manifest, check_files, read_manifest
 from vllm_env.serve.leftovers import find_abandoned, find_private_caches, server_runs
 from vllm_env.triton.root import open_root
-from vllm_env.verify.verify import check_stub_release, verify_archive, verify_directory
+from vllm_env.verify.verify import verify_archive, verify_directory
 from vllm_env.wheelhouse import fill_wheelhouse
 
 from .doctor import examine
@@ -66,7 +66,6 @@ def verify(options: argparse.Namespace, console: Console) -> int:
     with console.stage("verify"):
         check_files(model, manifest)
         check_model(model, manifest)
-        check_stub_release(manifest.stub.release, manifest.triton_release)
         environment, expected = model / manifest.archive.name, manifest.expected()
         if manifest.layout == "archive":
             notes = verify_archive(workspace, environment, expected, unpacked=manifest.archive.unpacked)
@@ -96,7 +95,6 @@ def clean(options: argparse.Namespace, console: Console) -> int:
 
 
 def _abandoned(workspace: Workspace) -> list[_Removable]:
-    """Return what killed builds and dead servers left."""
     staged = [(folder, tree_size(folder), partial(remove_unlocked, folder)) for folder in workspace.cache.abandoned()]
     return [*((entry.path, entry.size, entry.remove) for entry in find_abandoned()), *staged]
 
@@ -142,9 +140,5 @@ def wheelhouse(options: argparse.Namespace, console: Console) -> int:
 
 
 COMMANDS: dict[str, Callable[[argparse.Namespace, Console], int]] = {
-    "doctor": doctor,
-    "inspect": inspect,
-    "verify": verify,
-    "clean": clean,
-    "wheelhouse": wheelhouse,
+    command.__name__: command for command in (doctor, inspect, verify, clean, wheelhouse)
 }

@@ -51,6 +51,10 @@ def examine(workspace: Workspace, triton: TritonRoot | None, spec: Spec) -> list
     ]
 
 
+def _judged(name: str, is_fine: bool, what: str, remedy: str, otherwise: str = "warning") -> Finding:  # noqa: FBT001 - a verdict
+    return Finding(name, "ok", what) if is_fine else Finding(name, otherwise, what, remedy)
+
+
 def _triton(triton: TritonRoot | None) -> Finding:
     if triton is None:
         return Finding("Triton", "warning", "none here yet", "The first build provisions a CPU Triton into .triton/.")
@@ -132,36 +136,28 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def _space(name: str, folder: Path, needed: int) -> Finding:
-    free = free_space(folder) / _GB
-    what = f"{free:.0f} GB free in {folder}"
-    if free >= needed / _GB:
-        return Finding(name, "ok", what)
+    free = free_space(folder)
+    what = f"{free / _GB:.0f} GB free in {folder}, {needed / _GB:.1f} GB are needed"
     remedy = "Free some (gen_vllm_env.sh clean), or use --layout directory, which is not extracted."
-    return Finding(name, "problem", f"{what}, {needed / _GB:.1f} GB are needed", remedy)
+    return _judged(name, free >= needed, what, remedy, "problem")
 
 
 def _shared_memory() -> Finding:
     size = shutil.disk_usage("/dev/shm").total / _GB  # noqa: S108 - where POSIX shared memory lives
-    if size >= 0.5:
-        return Finding("shared memory", "ok", f"{size:.1f} GB in /dev/shm")
     remedy = "docker run --shm-size=1g (each stub takes some, tensor parallelism more)."
-    return Finding("shared memory", "warning", f"{size * 1000:.0f} MB in /dev/shm", remedy)
+    return _judged("shared memory", size >= 0.5, f"{size:.2f} GB in /dev/shm", remedy)
 
 
 def _open_files() -> Finding:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft >= 4096:
-        return Finding("open files", "ok", f"limit {soft}")
     remedy = f"ulimit -n {min(hard, 65536)}: each connection takes one."
-    return Finding("open files", "warning", f"limit {soft} (at most {hard})", remedy)
+    return _judged("open files", soft >= 4096, f"limit {soft} (at most {hard})", remedy)
 
 
 def _ports() -> Finding:
     taken = [port for port in (8000, 8001, 8002) if _is_taken(port)]
-    if not taken:
-        return Finding("ports", "ok", "8000, 8001 and 8002 are free")
-    remedy = "Start tritonserver with --http-port, --grpc-port, --metrics-port."
-    return Finding("ports", "warning", f"taken: {', '.join(map(str, taken))}", remedy)
+    what = f"taken: {', '.join(map(str, taken))}" if taken else "8000, 8001 and 8002 are free"
+    return _judged("ports", not taken, what, "Start tritonserver with --http-port, --grpc-port, --metrics-port.")
 
 
 def _is_taken(port: int) -> bool:
@@ -180,7 +176,5 @@ def _hub() -> Finding:
 
 def _compiler() -> Finding:
     program = os.environ.get("CC") or next((c for c in ("gcc", "cc", "clang") if shutil.which(c)), "")
-    if program:
-        return Finding("C compiler", "ok", program)
     remedy = "vLLM compiles some kernels when it starts: apt-get install gcc, or enforce_eager."
-    return Finding("C compiler", "warning", "none", remedy)
+    return _judged("C compiler", bool(program), program or "none", remedy)

@@ -71,11 +71,8 @@ def _dispatch(arguments: list[str], console: Console) -> int:
     try:
         result = build(workspace, request, dry_run=options.dry_run)
     except NotBuiltError as missing:
-        spec, facts = (
-            missing.spec,
-            {"profile": missing.spec.profile, "vllm": str(missing.spec.pin), "lock": missing.what},
-        )
-        _print_dry_run(facts, forecast(workspace, request, spec, None), as_json=options.json)
+        facts = {"profile": missing.spec.profile, "vllm": str(missing.spec.pin), "lock": missing.what}
+        _print_dry_run(facts, forecast(workspace, request, missing.spec, None), as_json=options.json)
         return 0
     if isinstance(result, Plan):
         cost = forecast(workspace, request, result.spec, result)

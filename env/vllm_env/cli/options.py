@@ -5,7 +5,7 @@ import os
 
 from vllm_env.base.cache import Cache, cache_root, settle_home
 from vllm_env.base.console import Console
-from vllm_env.base.errors import UsageError
+from vllm_env.base.errors import UsageError, meant
 from vllm_env.base.network import Network
 from vllm_env.base.pip_config import read_pip_config
 from vllm_env.base.workspace import PLACE, Workspace
@@ -14,8 +14,6 @@ from vllm_env.lock.spec import PIN_OPTIONS, Overrides, Pin
 from vllm_env.plan import BuildRequest
 from vllm_env.prefix.prune import RULES
 from vllm_env.triton.stub_source import StubOptions
-
-from .parser import meant
 
 
 def request_of(options: argparse.Namespace) -> BuildRequest:
@@ -42,7 +40,7 @@ def request_of(options: argparse.Namespace) -> BuildRequest:
         spec_file=options.spec,
         triton_root=options.triton_root,
         stub=options.stub,
-        stub_options=_stub_options(options),
+        stub_options=StubOptions.of(options.triton_git_url, options.boost_url, options.jobs),
         layout=options.layout,
         repository=(options.model_repository or BuildRequest.repository).absolute(),
         model=options.model,
@@ -52,12 +50,6 @@ def request_of(options: argparse.Namespace) -> BuildRequest:
         smoke_model=options.smoke_model,
         warm=options.warm,
     )
-
-
-def _stub_options(options: argparse.Namespace) -> StubOptions:
-    defaults = StubOptions.from_environment()
-    git_url = (options.triton_git_url or defaults.git_url).rstrip("/")
-    return StubOptions(git_url, options.boost_url or defaults.boost_url, options.jobs)
 
 
 def open_workspace(console: Console, options: argparse.Namespace | None = None) -> Workspace:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from vllm_env import __version__
-from vllm_env.base.errors import UsageError
+from vllm_env.base.errors import UsageError, meant
 
 _DESCRIPTION = """\
 Pins a vLLM, packs it with conda-pack, adds the stub that fits, and places both in a Triton model repository that stock
@@ -31,11 +31,7 @@ class CommandParser(argparse.ArgumentParser):
 
 
 def parse(arguments: list[str]) -> tuple[str, argparse.Namespace]:
-    """Return the subcommand and its options; --help and --version print and end the program.
-
-    Raises:
-        UsageError: a word is not known, with the near one.
-    """
+    """Return the subcommand and its options; --help and --version print and end the program, a UsageError has the near word."""
     if not arguments or arguments[0].startswith("-"):
         return "build", build_parser().parse_args(arguments)
     name = arguments[0]
@@ -65,9 +61,8 @@ def build_parser() -> CommandParser:
     triton = parser.add_argument_group("Triton and the stub")
     root_help = "default: /opt/tritonserver, else .triton/, provisioned from a wheel"
     triton.add_argument("--triton-root", metavar="DIR", type=Path, help=root_help)
-    triton.add_argument(
-        "--stub", choices=("auto", "prebuilt", "source"), default="auto", help="where the stub comes from (default: auto)"
-    )
+    stub_help = "where the stub comes from (default: auto)"
+    triton.add_argument("--stub", choices=("auto", "prebuilt", "source"), default="auto", help=stub_help)
     triton.add_argument("--triton-git-url", metavar="URL", help="git organisation with python_backend, for --stub source")
     triton.add_argument("--boost-url", metavar="URL", help="where --stub source fetches Boost")
     jobs_help = "compilers at once for --stub source (default: one a core)"
@@ -84,11 +79,8 @@ def build_parser() -> CommandParser:
     lock.add_argument("--offline", action="store_true", help="touch no network")
     lock.add_argument("--wheelhouse", metavar="DIR", type=Path, help="take wheels from this folder only")
     run = parser.add_argument_group("the run")
-    run.add_argument(
-        "--dry-run",
-        action="store_true",
-        help="build nothing; say what would be done, the bytes to fetch, the space and the time",
-    )
+    dry_help = "build nothing; say what would be done, the bytes to fetch, the space and the time"
+    run.add_argument("--dry-run", action="store_true", help=dry_help)
     run.add_argument("--no-smoke-run", action="store_true", help="do not serve the result and query it")
     run.add_argument("--smoke-model", metavar="MODEL", default="", help="serve this model in the smoke run, not the stand-in")
     warm_help = "load the model once with its own engine arguments and keep the caches that vLLM fills"
@@ -139,12 +131,6 @@ def _wheelhouse() -> CommandParser:
     parser.description = "Fills DIR with all that a build with the same options downloads, for --offline --wheelhouse DIR."
     parser.add_argument("folder", metavar="DIR", type=Path)
     return parser
-
-
-def meant(given: str, known: list[str]) -> str:
-    """Return a remedy that names the known word next to a given one, or all of them."""
-    near = difflib.get_close_matches(given, known, 1)
-    return f"Did you mean {near[0]}?" if near else f"There are: {', '.join(known)}."
 
 
 _PARSERS: dict[str, Callable[[], CommandParser]] = {

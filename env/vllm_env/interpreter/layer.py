@@ -16,7 +16,7 @@ from typing import Any
 from packaging.version import Version
 
 from vllm_env.base.errors import CommandError, VllmEnvError
-from vllm_env.base.filesystem import file_sha256, remove_tree, write_whole
+from vllm_env.base.filesystem import file_sha256, put_in_place, write_whole
 from vllm_env.base.process import run
 from vllm_env.base.workspace import Workspace
 
@@ -62,14 +62,11 @@ def remote_url() -> str:
 
 
 def choose_layer(workspace: Workspace, python: str, recorded: CondaLayer | None = None, *, upgrade: bool = False) -> CondaLayer:
-    """Return the layer for a Python version (``3.11``) that this machine installs.
+    """Return the layer for a Python version (``3.11``) that this machine installs; VllmEnvError if neither channel has one.
 
     The one recorded in a lock where it is available; else the one in the wheelhouse; else from conda-forge where that answers,
     else from an interpreter of this machine. What was chosen first is kept, so that a second build is the same,
     until ``upgrade``.
-
-    Raises:
-        VllmEnvError: neither channel has such a Python.
     """
     if recorded and is_available(workspace, recorded):
         return recorded
@@ -125,11 +122,7 @@ def _remote_layer(workspace: Workspace, python: str) -> CondaLayer:
 
 
 def local_layer(workspace: Workspace, python: str) -> CondaLayer:
-    """Return the layer made from an interpreter of this machine of version ``python`` (``3.11``).
-
-    Raises:
-        VllmEnvError: this machine has none that can be packed.
-    """
+    """Return the layer made from an interpreter of this machine of version ``python`` (``3.11``); VllmEnvError if it has none."""
     interpreter = find_interpreter(python)
     file = _channel_folder(workspace, LOCAL) / "linux-64" / f"python-{interpreter.version}-{BUILD}.conda"
     if not file.is_file():
@@ -157,17 +150,11 @@ def make_local_channel(workspace: Workspace, python: str) -> None:
             if not (new / "linux-64" / file.name).exists():
                 os.link(file, new / "linux-64" / file.name)
         _index(workspace, new)
-        remove_tree(channel)
-        channel.parent.mkdir(parents=True, exist_ok=True)
-        new.rename(channel)
+        put_in_place(new, channel)
 
 
 def install_layer(workspace: Workspace, layer: CondaLayer, prefix: Path) -> None:
-    """Install the exact packages of a layer into a new prefix, from the wheelhouse if that has them.
-
-    Raises:
-        VllmEnvError: the channel does not have these very packages.
-    """
+    """Install the packages of a layer into a new prefix; VllmEnvError if neither wheelhouse nor channel has these very ones."""
     channel = next((c for c in _channels(workspace, layer) if _holds(c, layer)), None)
     if channel is None:
         channel = _channel_folder(workspace, layer.channel)
@@ -179,11 +166,7 @@ def install_layer(workspace: Workspace, layer: CondaLayer, prefix: Path) -> None
 
 
 def copy_layer(workspace: Workspace, layer: CondaLayer, folder: Path) -> None:
-    """Put the packages of a layer into ``folder/conda``, as a conda channel.
-
-    Raises:
-        VllmEnvError: a package cannot be fetched, or does not match the lock.
-    """
+    """Make ``folder/conda`` a conda channel with a layer's packages; VllmEnvError if one cannot be fetched, or is another."""
     channel = folder.absolute() / "conda"
     if not _holds(channel, layer):
         _fill(workspace, layer, channel)
@@ -226,16 +209,13 @@ def _job(workspace: Workspace, kind: str, channel: str, specs: Sequence[str]) ->
 
 def _work(workspace: Workspace, job: dict[str, Any], what: str) -> Any:
     """Run a job of rattler_worker.py; solving asks the channel, everything else reads folders."""
-    with workspace.cache.staging() as folder:
-        answer = folder / "answer.json"
-        (folder / "job.json").write_text(json.dumps(job | {"answer": str(answer)}), "utf-8")
-        command = [sys.executable, "-m", "vllm_env.interpreter.rattler_worker", folder / "job.json"]
-        variables = {"PYTHONPATH": str(_PACKAGES)}
-        if job["kind"] == "solve" and not job["channel_url"].startswith("file:"):
-            workspace.network.program(command, what, env=variables)
-        else:
-            run(command, what=what, env=variables)
-        return json.loads(answer.read_text("utf-8"))
+    command = [sys.executable, "-m", "vllm_env.interpreter.rattler_worker", json.dumps(job)]
+    variables = {"PYTHONPATH": str(_PACKAGES)}
+    if job["kind"] == "solve" and not job["channel_url"].startswith("file:"):
+        output = workspace.network.program(command, what, env=variables)
+    else:
+        output = run(command, what=what, env=variables)
+    return json.loads(output.splitlines()[-1])
 
 
 def _channel_folder(workspace: Workspace, channel: str) -> Path:

@@ -35,8 +35,8 @@ v = sysconfig.get_config_vars()
 print(json.dumps({
     "version": platform.python_version(), "prefix": sys.base_prefix, "executable": sys.executable,
     "implementation": sys.implementation.name, "stdlib": sysconfig.get_path("stdlib"),
-    "library": v.get("INSTSONAME") or "", "shared": bool(v.get("Py_ENABLE_SHARED")),
-    "folders": [p for p in (v.get("LIBDIR"), v.get("LIBPL")) if p], "multiarch": v.get("MULTIARCH") or "",
+    "library": v.get("INSTSONAME") or "", "multiarch": v.get("MULTIARCH") or "",
+    "folders": [p for p in (v.get("LIBDIR"), v.get("LIBPL")) if p],
 }))
 """
 _CHECK = """
@@ -56,8 +56,6 @@ _LEFT_OUT = (
     "__pycache__", "site-packages", "dist-packages", "test", "tests", "idlelib", "idle_test", "turtledemo", "tkinter",
     "ensurepip", "lib2to3", "config-*", "_tkinter*", "_test*", "_xxtestfuzz*", "xxlimited*", "EXTERNALLY-MANAGED",
 )  # fmt: skip
-
-
 _SYSTEM_PREFIXES = (Path("/usr"), Path("/usr/local"), Path("/"))
 
 
@@ -87,8 +85,7 @@ class Interpreter:
 def find_interpreter(python: str) -> Interpreter:
     """Return an interpreter of this machine of version ``python`` (``3.11``), Debian's or Ubuntu's own if there is no other.
 
-    Raises:
-        VllmEnvError: none with a shared libpython was found, or this machine is not an x86_64.
+    A VllmEnvError tells that none has a shared libpython, or that this machine is not an x86_64.
     """
     require_x86_64()
     rejected, seen = [], set()

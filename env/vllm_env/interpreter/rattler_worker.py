@@ -1,6 +1,6 @@
-"""Runs one py-rattler job and ends: ``python -m vllm_env.interpreter.rattler_worker JOB.json``.
+"""Runs one py-rattler job and ends: ``python -m vllm_env.interpreter.rattler_worker JOB``.
 
-The answer is written into the file that the job names as ``answer``.
+The job is JSON, and so is the answer, which is the last line on stdout.
 
 A process of its own, because rattler's runtime threads outlive asyncio.run() and abort an interpreter that shuts down
 under them ("PyGILState_Release: thread state must be current", py-rattler 0.28), and because a signal must end it.
@@ -65,11 +65,11 @@ _JOBS = {"index": lambda job: index_fs(Path(job["channel"])), "solve": _solve, "
 
 def main() -> None:
     """Run the job and leave without unwinding rattler's threads."""
-    job = json.loads(Path(sys.argv[1]).read_text("utf-8"))
+    job = json.loads(sys.argv[1])
     status = 0
     try:
         result = asyncio.run(_JOBS[job["kind"]](job))
-        Path(job["answer"]).write_text(json.dumps(result), "utf-8")
+        sys.stdout.write(f"{json.dumps(result)}\n")
     except Exception as error:  # noqa: BLE001 - the parent shows it
         sys.stderr.write(f"{type(error).__name__}: {error}\n")
         status = 1

@@ -39,11 +39,7 @@ class LockOptions:
 
 
 def make_lock(workspace: Workspace, spec: Spec, rules: ReleaseRules, options: LockOptions) -> Lock:
-    """Return the lock of a spec: the one that exists if it fits, else a newly resolved one.
-
-    Raises:
-        VllmEnvError: ``--locked`` and there is none that fits, or the requirements have no solution.
-    """
+    """Return the lock of a spec: the one that exists if it fits, else a new one; VllmEnvError if ``--locked`` forbids that."""
     if options.save:
         check_save(spec, options.save)
     pinned = resolve_pin(workspace, spec, may_build=options.may_build)
@@ -96,11 +92,7 @@ def inputs_of(spec: Spec, pinned: PinnedVllm) -> Inputs:
 
 
 def _places(workspace: Workspace, spec: Spec, inputs: Inputs) -> list[Path]:
-    """Return where the lock of a spec may lie, in the order of looking.
-
-    Raises:
-        VllmEnvError: beside the spec lies a lock of an older version of this tool.
-    """
+    """Return where a spec's lock may lie, in the order of looking; VllmEnvError if there is one of an older version."""
     cached = workspace.cache.path("locks", key_of(dataclasses.asdict(inputs)), "pylock.toml")
     if not spec.is_default:
         return [cached]

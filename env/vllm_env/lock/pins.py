@@ -18,7 +18,7 @@ from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
 from vllm_env.base.cache import key_of, touch
 from vllm_env.base.errors import CommandError, UsageError, VllmEnvError
-from vllm_env.base.filesystem import file_sha256, remove_tree
+from vllm_env.base.filesystem import file_sha256, put_in_place
 from vllm_env.base.neutral import EPOCH
 from vllm_env.base.process import run
 from vllm_env.base.workspace import Workspace
@@ -57,12 +57,7 @@ class NotBuiltError(VllmEnvError):
 
 
 def resolve_pin(workspace: Workspace, spec: Spec, *, may_build: bool = True) -> PinnedVllm:
-    """Return what to install for a spec's pin.
-
-    Raises:
-        NotBuiltError: there is no wheel of it, and none may be built.
-        VllmEnvError: the wheel, tree or commit is not found, or not without network.
-    """
+    """Return what to install for a spec's pin; NotBuiltError if its wheel must be built first, VllmEnvError if not found."""
     pin = spec.pin
     if pin.kind == "release":
         return PinnedVllm(f"{spec.distribution}=={pin.value}", origin="release")
@@ -89,9 +84,8 @@ def _from_wheel(workspace: Workspace, pin: Pin) -> PinnedVllm:
     if wheel is None:
         with workspace.cache.staging() as staging:
             command = ["download", "--no-deps", "--quiet", "--dest", staging, pin.value]
-            temporary = {"TMPDIR": str(staging)}  # so that a killed pip leaves nothing elsewhere
-            what, remedy = f"download {pin.value}", "Check the URL of the wheel."
-            workspace.network.pip_command(command, what, env=temporary, remedy=remedy)
+            scratch = {"TMPDIR": str(staging)}  # so that a killed pip leaves nothing elsewhere
+            workspace.network.pip_command(command, f"download {pin.value}", env=scratch, remedy="Check the URL of the wheel.")
             wheel = _keep(staging, folder)
         if wheel is None:
             raise VllmEnvError(f"{pin} is not a wheel.", remedy="Give the URL of a .whl file.")
@@ -185,9 +179,7 @@ def _clone(workspace: Workspace, url: str, sha: str, tree: Path) -> None:
         workspace.network.git(fetch, f"fetch commit {sha} from {url}", remedy=remedy)
         run(["git", "-C", work, "checkout", "--quiet", "FETCH_HEAD"], what=f"check out {sha}", remedy=remedy)
         (work / ".complete").touch()
-        tree.parent.mkdir(parents=True, exist_ok=True)
-        remove_tree(tree)
-        work.rename(tree)
+        put_in_place(work, tree)
 
 
 def _built_folder(workspace: Workspace, spec: Spec, identity: str) -> Path:

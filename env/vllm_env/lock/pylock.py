@@ -60,11 +60,7 @@ def _package(wheel: LockedWheel) -> dict[str, Any]:
 
 
 def read_pylock(file: Path) -> LockFile:
-    """Read a lock.
-
-    Raises:
-        VllmEnvError: the file is damaged, or of another format.
-    """
+    """Read a lock; VllmEnvError if the file is damaged, or of another format."""
     try:
         document = read_toml(file)
         packages = Pylock.from_dict(document).packages

@@ -23,11 +23,7 @@ _OLDEST = 5  # manylinux_2_5 is manylinux1, the oldest platform that wheels name
 
 
 def resolve(workspace: Workspace, spec: Spec, rules: ReleaseRules, pinned: PinnedVllm) -> tuple[LockedWheel, ...]:
-    """Return the wheels that a spec comes to, for one Triton release.
-
-    Raises:
-        VllmEnvError: the requirements have no solution, or no host answered.
-    """
+    """Return a spec's wheels for one Triton release; VllmEnvError if there is no solution, or no host answered."""
     numpy = [rules.numpy_bound] if rules.numpy_bound else []
     # a marker that is never true drops a requirement; an override of NumPy wins over packages that declare numpy>=2
     overrides = [*spec.overrides, *numpy, *(f'{name}; sys_platform == "never"' for name in spec.drop)]

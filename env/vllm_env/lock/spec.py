@@ -1,7 +1,6 @@
 """The spec: what to pin and pack, as read from a TOML file and the command line."""
 
 import dataclasses
-import difflib
 import re
 import sys
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ import tomli_w
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.version import InvalidVersion, Version
 
-from vllm_env.base.errors import UsageError
+from vllm_env.base.errors import UsageError, meant
 from vllm_env.base.filesystem import write_whole
 from vllm_env.base.workspace import CHECKOUT
 
@@ -82,23 +81,13 @@ class Overrides:
 
 
 def load_spec(profile: str, overrides: Overrides, path: Path | None = None) -> Spec:
-    """Read a profile's table and apply the command line's overrides.
-
-    Raises:
-        UsageError: the file cannot be read, a key is unknown, or a value is not of its type.
-    """
+    """Read a profile's table and apply the command line's overrides; UsageError if one of them is not as it must be."""
     file = path or DEFAULT_SPEC
     table = _profile_table(file, profile)
     spec = _from_table(table, profile, file)
-    changed = dataclasses.replace(
-        spec,
-        pin=overrides.pin or spec.pin,
-        python=overrides.python or spec.python,
-        distribution=overrides.distribution or spec.distribution,
-        requirements=spec.requirements + tuple(p for p in overrides.packages if p not in spec.requirements),
-        wheel_index=overrides.wheel_index or spec.wheel_index,
-        git_url=overrides.git_url or spec.git_url,
-    )
+    given: dict[str, Any] = {name: value for name, value in vars(overrides).items() if value and name != "packages"}
+    requirements = spec.requirements + tuple(p for p in overrides.packages if p not in spec.requirements)
+    changed = dataclasses.replace(spec, requirements=requirements, **given)
     _validate(changed)
     return dataclasses.replace(changed, is_default=changed == spec)
 
@@ -118,11 +107,7 @@ def only_profile(path: Path) -> str | None:
 
 
 def check_save(spec: Spec, file: Path) -> None:
-    """Refuse to write a spec over one that holds something else.
-
-    Raises:
-        UsageError: the file is no spec of this profile alone, or the very one that the build reads.
-    """
+    """Refuse, with a UsageError, to write over the spec that is read, or over what is no spec of this profile alone."""
     if file.suffix != ".toml":
         raise UsageError(f"--save {file}: a spec is a .toml file.", remedy=f"Write {file.name}.toml.")
     if file.exists() and (file.resolve() == spec.path.resolve() or only_profile(file) != spec.profile):
@@ -189,9 +174,7 @@ def _placed(value: str, kind: PinKind, file: Path) -> str:
 def _refuse_unknown(table: dict[str, Any], known: set[str], where: str) -> None:
     for key in table:
         if key not in known:
-            close = difflib.get_close_matches(key, known, 1)
-            hint = f"Did you mean {close[0]!r}?" if close else f"Known keys: {', '.join(sorted(known))}."
-            raise UsageError(f"Unknown key {key!r} in {where}.", remedy=hint)
+            raise UsageError(f"Unknown key {key!r} in {where}.", remedy=meant(key, sorted(known)))
 
 
 def _validate(spec: Spec) -> None:

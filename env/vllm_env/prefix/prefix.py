@@ -10,8 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from vllm_env.base.cache import key_of, touch
-from vllm_env.base.errors import VllmEnvError
-from vllm_env.base.filesystem import file_sha256, remove_tree, require_space
+from vllm_env.base.filesystem import file_sha256, put_in_place, require_space
 from vllm_env.base.neutral import NEUTRAL_PREFIX
 from vllm_env.base.process import run
 from vllm_env.base.workspace import Workspace
@@ -60,9 +59,7 @@ def make_prefix(workspace: Workspace, lock: Lock, keep: tuple[str, ...] = (), tr
     """Return the prefix of a lock from the cache, or make it; ``keep`` names the rules that leave nothing out.
 
     Libraries that no wheel brings are taken from the Triton root ``triton`` where it has its own, else from this machine.
-
-    Raises:
-        VllmEnvError: there is too little space, a wheel is not found or is not the lock's.
+    A VllmEnvError tells of too little space, and of a wheel that is not found or is not the lock's.
     """
     key = prefix_key(lock, keep)
     target = workspace.cache.path("prefixes", key)
@@ -71,7 +68,8 @@ def make_prefix(workspace: Workspace, lock: Lock, keep: tuple[str, ...] = (), tr
         return Prefix(target / "env", key, lock, _read_pruned(target), reused=True)
     require_space(workspace.cache.root, BUILD_SPACE[lock.spec.profile], "the environment")
     with workspace.cache.staging() as staging:
-        prefix = staging / "env"
+        made = staging / "made"
+        prefix = made / "env"
         workspace.console.step(f"Python {lock.python}", 0.02)
         install_layer(workspace, lock.conda, prefix)
         _install_wheels(workspace, lock, prefix, staging)
@@ -84,8 +82,8 @@ def make_prefix(workspace: Workspace, lock: Lock, keep: tuple[str, ...] = (), tr
         set_times(prefix)
         _compile(workspace, prefix)
         set_times(prefix)
-        (staging / ".complete").write_text("\n".join(f"{p.rule} {p.files} {p.size}" for p in pruned))
-        _move_into_place(staging, target)
+        (made / ".complete").write_text("\n".join(f"{p.rule} {p.files} {p.size}" for p in pruned))
+        put_in_place(made, target)
     return Prefix(target / "env", key, lock, pruned, reused=False)
 
 
@@ -137,22 +135,6 @@ def _show_compiled(workspace: Workspace, line: str) -> None:
     if len(numbers) == 2 and numbers[0].isdigit():
         done = 0.4 + 0.6 * int(numbers[0]) / max(1, int(numbers[1]))
         workspace.console.step(f"bytecode {numbers[0]}/{numbers[1]}", done)
-
-
-def _move_into_place(staging: Path, target: Path) -> None:
-    finished = staging.parent / f"{staging.name}.done"
-    target.parent.mkdir(parents=True, exist_ok=True)
-    finished.mkdir()
-    for name in ("env", ".complete"):
-        (staging / name).rename(finished / name)
-    try:
-        finished.rename(target)
-    except OSError as error:
-        remove_tree(finished)
-        if not (target / ".complete").is_file():
-            raise VllmEnvError(
-                f"The environment cannot be moved to {target}: {error.strerror}.", remedy="Run gen_vllm_env.sh clean."
-            ) from error
 
 
 def _read_pruned(target: Path) -> tuple[Pruned, ...]:

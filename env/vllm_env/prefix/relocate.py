@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from vllm_env.base.filesystem import file_sha256, replace_file
+from vllm_env.base.filesystem import file_sha256, write_whole
 from vllm_env.base.neutral import EPOCH
 
 _ACCIDENTS = ("uv_cache.json", "direct_url.json", "REQUESTED", "INSTALLER")
@@ -55,7 +55,7 @@ def _rewrite_scripts(prefix: Path) -> set[Path]:
         data = script.read_bytes()
         new = trampoline.sub(_SHEBANG, first_line.sub(_SHEBANG, data))
         if new != data:
-            replace_file(script, new)
+            write_whole(script, new)
             changed.add(script)
     return changed
 
@@ -73,7 +73,7 @@ def _rewrite_conda_record(file: Path, prefix: Path) -> None:
     kept["paths_data"] = paths | {
         "paths": [_as_it_is(p, prefix / p["_path"]) for p in paths.get("paths", []) if p["_path"] in present]
     }
-    replace_file(file, json.dumps(kept, indent=1, sort_keys=True).encode())
+    write_whole(file, json.dumps(kept, indent=1, sort_keys=True))
 
 
 def _as_it_is(entry: dict[str, Any], file: Path) -> dict[str, Any]:
@@ -97,4 +97,4 @@ def _rewrite_record(record: Path, packages: Path, changed: set[Path]) -> None:
         rows.append(row)
     sink = io.StringIO()
     csv.writer(sink, lineterminator="\n").writerows(sorted(rows))
-    replace_file(record, sink.getvalue().encode())
+    write_whole(record, sink.getvalue())

@@ -4,9 +4,13 @@ import contextlib
 import ctypes
 import errno
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
+from vllm_env.base.errors import VllmEnvError
+from vllm_env.base.filesystem import mounts_in
 from vllm_env.base.locks import locked_folder, remove_unlocked
+from vllm_env.base.workspace import Workspace
 
 STAGING = ".vllm_env.staging-"
 """Followed by random letters and digits."""
@@ -15,11 +19,7 @@ _AT_FDCWD = -100
 
 
 def exchange(one: Path, other: Path) -> bool:
-    """Exchange two folders in one step, renameat2(2); False if this file system cannot.
-
-    Raises:
-        OSError: it could, but the folders may not be moved.
-    """
+    """Exchange two folders by renameat2(2); False if this file system cannot, OSError if it may not move them."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.renameat2(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0:
         return True
@@ -27,6 +27,21 @@ def exchange(one: Path, other: Path) -> bool:
     if code in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EXDEV, errno.EBUSY):
         return False
     raise OSError(code, os.strerror(code), str(other))
+
+
+def refuse_mounts(folder: Path, names: Iterable[str]) -> None:
+    """Refuse, with a VllmEnvError, what can be neither replaced nor removed in a folder without emptying a volume."""
+    for point in (p for name in names for p in mounts_in(folder / name)):
+        raise VllmEnvError(
+            f"{folder} cannot be filled again: {point} is a mount point.",
+            cause="What lies there is replaced, and what the mounted volume holds would be removed.",
+            remedy=f"Take the mount away (umount {point}, or omit its -v or --mount), or name another --model.",
+        )
+
+
+def publishing(workspace: Workspace, repository: Path) -> contextlib.AbstractContextManager[None]:
+    """Hold the lock of publishing into a repository, which builds in other containers may share."""
+    return workspace.locked(repository, f"another build publishes in {repository}; waiting for it to end")
 
 
 def staging_in(place: Path) -> contextlib.AbstractContextManager[Path]:

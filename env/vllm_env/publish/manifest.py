@@ -119,11 +119,7 @@ def describe_build(key: str, prefix: Prefix, stub: Stub, archive: Archive | None
 
 
 def read_manifest(model: Path) -> Manifest | None:
-    """Return the manifest of a built model's folder, or None if it has none.
-
-    Raises:
-        VllmEnvError: the file is damaged or of another format.
-    """
+    """Return the manifest of a built model's folder, or None; VllmEnvError if it is damaged or of another format."""
     file = model / MANIFEST_NAME
     if not file.is_file():
         return None
@@ -141,11 +137,7 @@ def read_manifest(model: Path) -> Manifest | None:
 
 
 def check_files(model: Path, manifest: Manifest) -> None:
-    """Compare a published model's files with its manifest.
-
-    Raises:
-        VllmEnvError: a file is missing or does not match the manifest.
-    """
+    """Refuse, with a VllmEnvError, a published model with a file that is missing or not as its manifest says."""
     for record in (manifest.archive, manifest.stub):
         file = model / record.name
         if file.is_dir():

@@ -6,14 +6,12 @@ where they are: the smoke run serves another model, and in a container the cache
 repository, where each would be a copy.
 """
 
-import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from vllm_env.base.filesystem import (
     give,
@@ -24,9 +22,8 @@ from vllm_env.base.filesystem import (
     make_readable,
     mounts_in,
     owner_of,
-    remove_tree,
-    replace_file,
     sync,
+    write_whole,
 )
 from vllm_env.triton.root import STUB_NAME
 
@@ -36,7 +33,6 @@ from .manifest import ARCHIVE_NAME, CACHE_NAME, DIRECTORY_NAME, MANIFEST_NAME, S
 BUILT_NAMES = (STUB_NAME, ARCHIVE_NAME, DIRECTORY_NAME, SBOM_NAME, MANIFEST_NAME)  # in the order of renaming
 CONFIG_NAME = "config.pbtxt"
 ENGINE_ARGS_NAME, EXAMPLE_NAME = "vllm_engine_args.json", "vllm_engine_args.example.json"
-STANDIN_NAME = "standin"
 CODE = "1"
 """The model's version folder, with ``model.py`` and what it imports."""
 _NOT_READ = ("__pycache__", "*.pyc", "*.safetensors", "*.bin", "*.gguf", "*.pt", "*.pth")
@@ -112,19 +108,6 @@ def write_engine_args(template: Path, model: Path) -> None:
         give(arguments, owner_of(model))
 
 
-def offer_standin(template: Path, model: Path, standin: Path, arguments: Mapping[str, Any]) -> bool:
-    """Let a model whose engine arguments are still the example's serve a copy of the stand-in; tell whether it does now."""
-    file = model / ENGINE_ARGS_NAME
-    if not file.is_file() or file.read_bytes() != (template / EXAMPLE_NAME).read_bytes():
-        return False
-    copy = model / STANDIN_NAME
-    remove_tree(copy)
-    shutil.copytree(standin, copy)
-    give_tree(copy, owner_of(model))
-    replace_file(file, (json.dumps({**arguments, "model": STANDIN_NAME}, indent=4) + "\n").encode())
-    return True
-
-
 def write_set(built: BuiltSet, folder: Path, *, linked: bool = False) -> None:
     """Write the set into a folder; it belongs to the folder's owner.
 
@@ -159,7 +142,7 @@ def set_environment_path(model: Path, name: str) -> None:
     text = config.read_text("utf-8")
     new = re.sub(rf"\$\$TRITON_MODEL_DIRECTORY/({ARCHIVE_NAME}|{DIRECTORY_NAME})(?=\")", f"$$TRITON_MODEL_DIRECTORY/{name}", text)
     if new != text:
-        replace_file(config, new.encode())
+        write_whole(config, new)
 
 
 def stage_candidate(built: BuiltSet, current: Path, template: Path, new: Path) -> None:

@@ -14,17 +14,13 @@ from vllm_env.base.errors import VllmEnvError
 from vllm_env.base.filesystem import give, let_read, mounts_in, nearest, owner_of, remove_tree, require_space, sync, tree_size
 from vllm_env.base.workspace import Workspace
 
-from .exchange import STAGING, exchange, remove_abandoned_staging, staging_in
+from .exchange import STAGING, exchange, publishing, refuse_mounts, remove_abandoned_staging, staging_in
 from .manifest import ARCHIVE_NAME, DIRECTORY_NAME
 from .model_folder import BUILT_NAMES, BuiltSet, complete_from, set_environment_path, stage_model, write_engine_args, write_set
 
 
 def check_writable(repository: Path, model: str) -> None:
-    """Refuse early a repository that cannot be written.
-
-    Raises:
-        VllmEnvError: the folder cannot be created or written, or is not a folder, or a volume is mounted over what is built.
-    """
+    """Refuse early, with a VllmEnvError, a repository that cannot be written, or a model that a volume is mounted over."""
     place = nearest(repository / model)
     if place.exists() and not place.is_dir():
         raise VllmEnvError(f"--model-repository {repository}: {place} is not a folder.", remedy="Name a folder.")
@@ -33,37 +29,24 @@ def check_writable(repository: Path, model: str) -> None:
             f"--model-repository {repository} cannot be written: no permission in {place}.",
             remedy="Change its permissions, or name another folder with --model-repository.",
         )
-    _refuse_mounts(repository / model, BUILT_NAMES)
-
-
-def _refuse_mounts(target: Path, names: tuple[str, ...]) -> None:
-    """Refuse what can be neither replaced nor removed without emptying a volume."""
-    for point in (p for name in names for p in mounts_in(target / name)):
-        raise VllmEnvError(
-            f"{target} cannot be built again: {point} is a mount point.",
-            cause="A build replaces what lies there, and would remove what the mounted volume holds.",
-            remedy=f"Take the mount away (umount {point}, or omit its -v or --mount), or name another --model.",
-        )
+    refuse_mounts(repository / model, BUILT_NAMES)
 
 
 def publish(workspace: Workspace, built: BuiltSet, repository: Path, model: str, template: Path) -> Path:
     """Place a built set in ``repository/model`` and return that folder.
 
     A repository without the model gets one from ``template``. What the user keeps there stays as it is, except
-    EXECUTION_ENV_PATH in config.pbtxt when the layout changes.
-
-    Raises:
-        VllmEnvError: the repository cannot be written, its file system is full, or a volume is mounted over what is
-            replaced; nothing has changed then.
+    EXECUTION_ENV_PATH in config.pbtxt when the layout changes. After a VllmEnvError (the repository cannot be written, is
+    full, or a volume is mounted over what is replaced) nothing has changed.
     """
     target = repository / model
     if target.is_symlink():  # the user keeps the model elsewhere: it is placed there, and the link stays
         repository, target = target.resolve().parent, target.resolve()
     try:
         _make_folder(repository)
-        with workspace.locked(repository, f"another build publishes in {repository}; waiting for it to end"):
+        with publishing(workspace, repository):
             remove_abandoned_staging(repository)
-            _refuse_mounts(target, BUILT_NAMES)
+            refuse_mounts(target, BUILT_NAMES)
             receiver = target if target.exists() else repository
             require_space(receiver, _bytes_to_copy(built, receiver), f"the environment in {target}")
             place = _staging_place(target)

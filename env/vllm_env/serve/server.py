@@ -131,26 +131,18 @@ class TritonServer:
             try:
                 self.start()
                 self.wait_ready()
-            except StuckStartError:
-                self.stop()
-                if attempt == _ATTEMPTS:
-                    raise
-            except BaseException:
-                self.stop()
-                raise
-            else:
                 break
+            except BaseException as error:
+                self.stop()
+                if attempt == _ATTEMPTS or not isinstance(error, StuckStartError):
+                    raise
         return self
 
     def __exit__(self, *_: object) -> None:
         self.stop()
 
     def start(self) -> None:
-        """Start the program and returns at once.
-
-        Raises:
-            CommandError: the program cannot be started.
-        """
+        """Start the program and return at once; CommandError if it cannot be started."""
         # a folder for temporary files of its own: vLLM leaves sockets there, one for each engine that it starts
         self._started, self._failed, self._dead = time.time(), True, frozenset()
         self._scratch = Path(tempfile.mkdtemp(prefix="vllm_env_server_"))
@@ -185,11 +177,7 @@ class TritonServer:
         return f"vllm_env_{self._id[:12]}_"
 
     def wait_ready(self) -> None:
-        """Wait until all models are ready.
-
-        Raises:
-            CommandError: the server ended, or was not ready in time; ``tail`` holds the telling lines of its log.
-        """
+        """Wait until all models are ready; CommandError, with the log's telling lines, if the server ends or takes too long."""
         started = time.monotonic()
         while not self._is_ready():
             elapsed = time.monotonic() - started

@@ -39,38 +39,37 @@ _STALL_SECONDS = 150.0  # extraction and the import of vLLM are silent for 25 s 
 
 @dataclass(frozen=True)
 class SmokeRequest:
-    """What is served, with which model, and who asks."""
+    """What is served, with which model, and who asks.
+
+    ``binary`` is the Triton root's program; ``model_folder`` is the built model, whose name is the model's name;
+    ``engine_model`` is a folder in Hugging Face format, such as the stand-in's, or a name on the hub; ``log`` receives all
+    that the server prints; ``expected`` has how the answers to some prompts must begin, by prompt; the model must be ready
+    within ``ready_timeout`` seconds.
+    """
 
     binary: Path
-    """``bin/tritonserver`` of the Triton root."""
     model_folder: Path
-    """The built model: ``config.pbtxt``, ``1/``, the stub and the environment; its name is the model's name."""
     engine_model: str
-    """A folder in Hugging Face format, such as the stand-in's, or a name on the hub."""
     client: Path
-    """``client/client.py``."""
     prompts: Path
     log: Path
-    """Receives all that the server prints."""
     gpu: bool = False
     expected: Mapping[str, str] = field(default_factory=dict)
-    """How the answers to some prompts must begin, by prompt; ``dict(standin.FACTS)`` for the stand-in."""
     ready_timeout: float = 600.0
-    """Seconds until the model must be ready."""
 
 
 @dataclass(frozen=True)
 class SmokeResult:
-    """What the smoke run saw."""
+    """What the smoke run saw.
+
+    ``client_lines`` end with ``PASS: vLLM example``; ``answers`` are pairs of prompt and answer, in the order of the prompts;
+    ``ready_seconds`` count from the server's launch; ``engine_args`` is what the engine was started with.
+    """
 
     client_lines: tuple[str, ...]
-    """The client's output; its last line is ``PASS: vLLM example``."""
     answers: tuple[tuple[str, str], ...]
-    """Prompt and answer, in the order of the prompts."""
     ready_seconds: float
-    """From the server's launch to ready."""
     engine_args: Mapping[str, Any]
-    """What the engine was started with."""
 
 
 def smoke_run(workspace: Workspace, request: SmokeRequest) -> SmokeResult:
@@ -92,8 +91,11 @@ def smoke_run(workspace: Workspace, request: SmokeRequest) -> SmokeResult:
             ready = time.monotonic()
             output = _ask(request, server, staged)
         lines = (staged / _RESULTS).read_text(encoding="utf-8").split(f"\n{_SEPARATOR}")[:-1]  # it ends with a separator
-    answers = tuple(zip(_read_prompts(request.prompts), lines, strict=False))
-    _check(request, answers, len(lines))
+    prompts = _read_prompts(request.prompts)
+    if len(lines) != len(prompts):
+        raise VllmEnvError(f"The client stored {len(lines)} answers to {len(prompts)} prompts of {request.prompts}.")
+    answers = tuple(zip(prompts, lines, strict=True))
+    _check(request, answers)
     return SmokeResult(tuple(output.splitlines()), answers, ready - started, arguments)
 
 
@@ -170,10 +172,7 @@ def _read_prompts(path: Path) -> list[str]:
     return [line.rstrip("\r") for line in lines if line.strip()]
 
 
-def _check(request: SmokeRequest, answers: tuple[tuple[str, str], ...], count: int) -> None:
-    prompts = _read_prompts(request.prompts)
-    if count != len(prompts):
-        raise VllmEnvError(f"The client stored {count} answers to {len(prompts)} prompts of {request.prompts}.")
+def _check(request: SmokeRequest, answers: tuple[tuple[str, str], ...]) -> None:
     for prompt, answer in answers:
         wanted = request.expected.get(prompt, "")
         if not answer.strip():

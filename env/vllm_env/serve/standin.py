@@ -6,13 +6,12 @@ came back.
 """
 
 import json
-import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from vllm_env.base.cache import key_of, touch
 from vllm_env.base.errors import CommandError
-from vllm_env.base.filesystem import make_readable
+from vllm_env.base.filesystem import make_readable, put_in_place
 from vllm_env.base.process import run
 from vllm_env.base.workspace import Workspace
 
@@ -29,8 +28,6 @@ _ENVIRONMENT = {
     "PYTHONUTF8": "1",
 }
 
-EXAMPLE_MODEL = "facebook/opt-125m"
-"""What vllm_engine_args.example.json names."""
 FACTS = (
     ("Hello, my name is", " John and I serve models."),
     ("The most dangerous animal is", " the mosquito, which carries malaria."),
@@ -58,12 +55,9 @@ class Recipe:
 
 
 def ensure_standin(workspace: Workspace, python: Path, recipe: Recipe | None = None) -> Path:
-    """Return the folder of a stand-in in Hugging Face format, made if the cache has none for this recipe.
+    """Return the folder of a stand-in in Hugging Face format, made if the cache has none; VllmEnvError if it does not learn.
 
     ``python`` is an interpreter that has torch and transformers: that of the packed environment.
-
-    Raises:
-        VllmEnvError: training failed, or its result does not answer as the recipe says; nothing is kept.
     """
     recipe = recipe or Recipe()
     key = key_of(asdict(recipe), _TRAINER.read_text(encoding="utf-8"), _transformers_version(python))
@@ -79,18 +73,8 @@ def ensure_standin(workspace: Workspace, python: Path, recipe: Recipe | None = N
         recipe_file.write_text(json.dumps(asdict(recipe)), encoding="utf-8")
         _train(python, recipe_file, made)
         make_readable(made)  # safetensors writes 0600
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        made.rename(folder)
+        put_in_place(made, folder)
     return folder
-
-
-def is_fetchable(workspace: Workspace, model: str) -> bool:
-    """Tell whether vLLM would find a model by its name: in the local cache of the hub, or because the hub answers."""
-    home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
-    if (home / "hub" / f"models--{model.replace('/', '--')}").is_dir():
-        return True
-    offline = os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on")
-    return not offline and workspace.network.answers(os.environ.get("HF_ENDPOINT") or "https://huggingface.co")
 
 
 def _train(python: Path, recipe_file: Path, folder: Path) -> None:

@@ -89,11 +89,7 @@ def make_model(recipe: dict[str, Any], *, vocabulary: int, end: int) -> Any:
 
 
 def train(model: Any, tokenizer: Any, facts: list[list[str]]) -> int:
-    """Train until every token of every answer is sure; return the number of steps.
-
-    Raises:
-        TrainingError: it is not after ``MAX_STEPS``.
-    """
+    """Train until every token of every answer is sure; return the number of steps, TrainingError after ``MAX_STEPS``."""
     import torch
 
     end = tokenizer.token_to_id(END)
@@ -128,11 +124,7 @@ def least_sure(logits: Any, rows: list[list[int]], starts: list[int]) -> float:
 
 
 def check_saved(folder: Path, facts: list[list[str]]) -> None:
-    """Load what was saved, as vLLM will, and complete every prompt greedily.
-
-    Raises:
-        TrainingError: an answer is not the one taught.
-    """
+    """Load what was saved, as vLLM will, and complete every prompt greedily; TrainingError if an answer is not the one taught."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vllm_env.base.errors import CommandError, VllmEnvError
-from vllm_env.base.filesystem import give_tree, make_readable, mounts_in, owner_of
+from vllm_env.base.filesystem import give_tree, make_readable, owner_of
 from vllm_env.base.workspace import Workspace
-from vllm_env.publish.exchange import exchange, remove_abandoned_staging, staging_in
+from vllm_env.publish.exchange import exchange, publishing, refuse_mounts, remove_abandoned_staging, staging_in
 from vllm_env.publish.manifest import CACHE_NAME
 
 from .server import Launch, TritonServer
@@ -48,7 +48,7 @@ def warm(workspace: Workspace, binary: Path, model: Path, *, log: Path, ready_ti
         VllmEnvError: the model left no caches, or they cannot be written. They are as they were.
     """
     model = model.absolute()
-    _refuse_mounts(model)
+    refuse_mounts(model, (CACHE_NAME,))
     try:
         return _fill(workspace, binary, model, log, ready_timeout)
     except CommandError as error:
@@ -66,33 +66,19 @@ def warm(workspace: Workspace, binary: Path, model: Path, *, log: Path, ready_ti
         ) from error
 
 
-def _refuse_mounts(model: Path) -> None:
-    for point in mounts_in(model / CACHE_NAME):
-        raise VllmEnvError(
-            f"--warm: {model / CACHE_NAME} cannot be replaced: {point} is a mount point.",
-            cause="The caches are filled beside the old ones and exchanged with them, which would empty the mounted volume.",
-            remedy=f"Warm without that mount (umount {point}, or omit its -v or --mount).",
-        )
-
-
 def _fill(workspace: Workspace, binary: Path, model: Path, log: Path, ready_timeout: float) -> Warmed:
+    repository = model.resolve().parent
     with contextlib.ExitStack() as stack:
-        with _unpublished(workspace, model):
+        with publishing(workspace, repository):
             remove_abandoned_staging(model.parent)
             filled = stack.enter_context(staging_in(model)) / CACHE_NAME
             filled.mkdir()
         seconds = _load(workspace, binary, model, filled, log, ready_timeout)
         files, size = _finish(filled, log)
         give_tree(filled, owner_of(model.resolve()))
-        with _unpublished(workspace, model):
+        with publishing(workspace, repository):
             _place(filled, model / CACHE_NAME)
     return Warmed(model / CACHE_NAME, files, size, seconds)
-
-
-def _unpublished(workspace: Workspace, model: Path) -> contextlib.AbstractContextManager[None]:
-    """Hold the lock of publishing: a build in another container does not replace the folder meanwhile."""
-    repository = model.resolve().parent
-    return workspace.locked(repository, f"another build publishes in {repository}; waiting for it to end")
 
 
 def _load(workspace: Workspace, binary: Path, model: Path, filled: Path, log: Path, ready_timeout: float) -> float:

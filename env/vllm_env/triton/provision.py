@@ -10,7 +10,7 @@ import stat
 import zipfile
 from pathlib import Path
 
-from vllm_env.base.filesystem import give_tree, make_readable, owner_of, remove_tree
+from vllm_env.base.filesystem import give_tree, make_readable, owner_of, put_in_place
 from vllm_env.base.locks import locked_folder, remove_unlocked
 from vllm_env.base.workspace import Workspace
 
@@ -36,11 +36,7 @@ exec "$root/libexec/tritonserver" --backend-directory="$root/backends" --cache-d
 
 
 def provision(workspace: Workspace, target: Path) -> None:
-    """Lay out the wheel's Triton in ``target``; do nothing if it is there already.
-
-    Raises:
-        CommandError: the wheel cannot be fetched.
-    """
+    """Lay out the wheel's Triton in ``target``, unless it is there already; CommandError if the wheel cannot be fetched."""
     if (target / "RELEASE").is_file():
         return
     place, staging = target.parent, f"{target.name}.staging-"
@@ -57,16 +53,11 @@ def provision(workspace: Workspace, target: Path) -> None:
             _lay_out(next(folder.glob("*.whl")), root)
             make_readable(root)
             give_tree(root, owner_of(target))
-            remove_tree(target)
-            root.rename(target)
+            put_in_place(root, target)
 
 
 def fetch(workspace: Workspace, folder: Path) -> None:
-    """Put the wheel that carries the CPU Triton into a folder, from the wheelhouse if there is one.
-
-    Raises:
-        CommandError: it cannot be fetched.
-    """
+    """Put the CPU Triton's wheel into a folder, from the wheelhouse if there is one; CommandError if it cannot be fetched."""
     wheelhouse = workspace.network.wheelhouse or folder
     known = next(wheelhouse.glob(_FILE), None)
     if known:

@@ -79,11 +79,7 @@ def _ordinal(release: str) -> tuple[int, int]:
 
 
 def release_of_server(version: str) -> str:
-    """Return the container release (``24.10``) of a server version (``2.51.0``).
-
-    Raises:
-        VllmEnvError: the version is older than the table.
-    """
+    """Return the container release (``24.10``) of a server version (``2.51.0``); VllmEnvError if it is older than the table."""
     numbers = [int(n) for n in version.split(".")[:3]]
     minor = numbers[1]
     months = (_KNOWN_RELEASE[0] * 12 + _KNOWN_RELEASE[1] - 1) + (minor - _KNOWN_MINOR)
@@ -95,11 +91,7 @@ def release_of_server(version: str) -> str:
 
 
 def open_root(path: Path) -> TritonRoot:
-    """Read a Triton root.
-
-    Raises:
-        UsageError: the folder holds no tritonserver with a Python backend.
-    """
+    """Read a Triton root; UsageError if the folder holds no tritonserver with a Python backend."""
     for needed in ("bin/tritonserver", "backends/python/libtriton_python.so"):
         if not (path / needed).is_file():
             raise UsageError(

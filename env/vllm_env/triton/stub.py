@@ -55,11 +55,7 @@ class StubPlan:
 
 
 def plan_stub(workspace: Workspace, triton: TritonRoot, python: str, mode: StubMode, options: StubOptions) -> StubPlan:
-    """Choose the stub for the environment's full Python version (``3.11.7``) before anything long starts.
-
-    Raises:
-        VllmEnvError: there is none, and none can be built here or ``mode`` forbids it.
-    """
+    """Choose the stub for a full Python version (``3.11.7``) before anything long starts; VllmEnvError if there can be none."""
     plan = StubPlan(triton, python, options)
     path = triton.stubs.get(plan.minor) if mode != "source" else None
     if path:
@@ -84,11 +80,7 @@ def plan_stub(workspace: Workspace, triton: TritonRoot, python: str, mode: StubM
 
 
 def make_stub(workspace: Workspace, plan: StubPlan, prefix: Path) -> Stub:
-    """Return the planned stub, or one built from source or by an earlier build; checked and started once in a prefix.
-
-    Raises:
-        VllmEnvError: it cannot be built, or would not start in the environment.
-    """
+    """Return the planned stub, or the one built from source, checked and started once in a prefix; VllmEnvError if it fails."""
     stub = plan.prebuilt
     if stub is None:
         path = stub_source.build_stub(workspace, plan.triton, plan.python, prefix, plan.options)

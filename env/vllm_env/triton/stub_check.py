@@ -15,11 +15,7 @@ _CPP = "libstdc++.so.6"
 
 
 def check_stub(stub: Path, python: str, triton: TritonRoot, environment: Path) -> None:
-    """Refuse a stub that would not start in an environment (a prefix or an unpacked one) with this Python (``3.11``).
-
-    Raises:
-        VllmEnvError: it needs another Python, a newer C or C++ library than it will meet, or does not start.
-    """
+    """Refuse, with a VllmEnvError, a stub that would not start in a prefix or unpacked environment of this Python (``3.11``)."""
     needs = read_dynamic_section(stub)
     if needs is None:
         raise VllmEnvError(f"The stub {stub} is not a dynamic ELF program.", remedy="Use --stub source.")
@@ -32,27 +28,20 @@ def check_stub(stub: Path, python: str, triton: TritonRoot, environment: Path) -
         )
     libc = re.findall(r"\d+", os.confstr("CS_GNU_LIBC_VERSION") or "")  # "glibc 2.36"; empty for another C library
     provided = tuple(int(n) for n in libc)
-    _check_newest(stub, needs.glibc, provided, "GLIBC", "this machine's C library")
-    library = cpp_library(environment)
+    remedy = "Build it here with --stub source, or run in the container that will serve it."
+    _check_newest(f"{stub} needs GLIBC", needs.glibc, "this machine's C library", provided, remedy)
+    library = cpp_library(environment)  # the first in LD_LIBRARY_PATH
     if library:
         provided = newest_defined(library, "GLIBCXX_")
-        _check_newest(stub, needs.glibcxx, provided, "GLIBCXX", str(library))
+        remedy = "Add a newer libstdcxx-ng to the environment's conda packages, or build the stub here: --stub source."
+        _check_newest(f"{stub} needs GLIBCXX", needs.glibcxx, f"{library}, which is loaded first,", provided, remedy)
     start_stub(stub, triton, environment)
 
 
-def _check_newest(stub: Path, needed: tuple[int, ...], provided: tuple[int, ...], name: str, by: str) -> None:
+def _check_newest(needs: str, needed: tuple[int, ...], by: str, provided: tuple[int, ...], remedy: str) -> None:
     if provided and needed > provided:
         shown, has = (".".join(map(str, version)) for version in (needed, provided))
-        remedy = (
-            "Build it here with --stub source, or run in the container that will serve it."
-            if name == "GLIBC"
-            else "Add a newer libstdcxx-ng to the environment's conda packages, or build the stub here: --stub source."
-        )
-        raise VllmEnvError(
-            f"The stub {stub} needs {name} {shown}, and {by} has {has}.",
-            cause="The environment's lib/ comes first in LD_LIBRARY_PATH, then the system's." if name == "GLIBCXX" else "",
-            remedy=remedy,
-        )
+        raise VllmEnvError(f"The stub {needs} {shown}, and {by} has {has}.", remedy=remedy)
 
 
 def cpp_library(environment: Path) -> Path | None:
@@ -62,11 +51,7 @@ def cpp_library(environment: Path) -> Path | None:
 
 
 def start_stub(stub: Path, triton: TritonRoot, environment: Path) -> None:
-    """Start a stub without arguments: it says that it wants some and ends with status 1, as tritonserver expects.
-
-    Raises:
-        VllmEnvError: the dynamic loader could not start it, or it ended in another way.
-    """
+    """Start a stub without arguments; VllmEnvError unless it says so and ends with status 1, as tritonserver expects."""
     inherited = os.environ.get("LD_LIBRARY_PATH", "")
     folders = [str(environment / "lib"), str(triton.path / "lib"), *inherited.split(":")]
     path = ":".join(dict.fromkeys(f for f in folders if f))

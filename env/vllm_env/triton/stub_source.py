@@ -9,7 +9,7 @@ from pathlib import Path
 from vllm_env.base.cache import key_of, touch
 from vllm_env.base.elf import read_dynamic_section
 from vllm_env.base.errors import CommandError, VllmEnvError
-from vllm_env.base.filesystem import remove_tree
+from vllm_env.base.filesystem import put_in_place
 from vllm_env.base.process import run
 from vllm_env.base.workspace import TOOLS, Workspace
 
@@ -35,10 +35,10 @@ class StubOptions:
     gpu: bool = False
 
     @classmethod
-    def from_environment(cls) -> "StubOptions":
-        """Return options with the mirrors that TRITON_GIT_URL and TRITON_BOOST_URL name."""
-        url = os.environ.get("TRITON_GIT_URL") or DEFAULT_GIT_URL
-        return cls(url.rstrip("/"), os.environ.get("TRITON_BOOST_URL", ""))
+    def of(cls, git_url: str | None = None, boost_url: str | None = None, jobs: int = 0) -> "StubOptions":
+        """Return options with the mirrors that are given, else with those that TRITON_GIT_URL and TRITON_BOOST_URL name."""
+        url = git_url or os.environ.get("TRITON_GIT_URL") or DEFAULT_GIT_URL
+        return cls(url.rstrip("/"), boost_url or os.environ.get("TRITON_BOOST_URL", ""), jobs)
 
 
 def source_key(release: str, python: str, options: StubOptions) -> str:
@@ -47,11 +47,7 @@ def source_key(release: str, python: str, options: StubOptions) -> str:
 
 
 def check_buildable(workspace: Workspace, release: str, python: str, options: StubOptions) -> None:
-    """Refuse early a stub for a full Python version that cannot be built on this machine, unless the cache has it.
-
-    Raises:
-        VllmEnvError: git or a C++ compiler is missing, or the organisation has no branch of this release.
-    """
+    """Refuse early, with a VllmEnvError, a stub for a full Python version that is not cached and cannot be built here."""
     if _cached(workspace, source_key(release, python, options)).is_file():
         return
     compiler = os.environ.get("CXX") or next((c for c in ("c++", "g++", "clang++") if shutil.which(c)), "")
@@ -65,11 +61,7 @@ def check_buildable(workspace: Workspace, release: str, python: str, options: St
 
 
 def check_branch(workspace: Workspace, release: str, options: StubOptions) -> None:
-    """Refuse a release for which the organisation's ``python_backend`` has no branch.
-
-    Raises:
-        VllmEnvError: it has none, it does not answer, or --offline is given.
-    """
+    """Refuse, with a VllmEnvError, a release without branch in ``python_backend``, or an organisation that does not answer."""
     repository = f"{options.git_url}/python_backend.git"
     remedy = "Name a mirror with --triton-git-url, or use a --python for which there is a stub (--stub prebuilt)."
     what = f"look for branch r{release} in {repository}"
@@ -97,12 +89,9 @@ def _cached(workspace: Workspace, key: str) -> Path:
 
 
 def build_stub(workspace: Workspace, triton: TritonRoot, python: str, prefix: Path, options: StubOptions) -> Path:
-    """Return the stub for a prefix's Python (``3.11.7``) from the cache, or clone and build it.
+    """Return the stub for a prefix's Python (``3.11.7``) from the cache, or clone and build it; VllmEnvError names the log.
 
     The log of a build is kept in ``logs/`` of the cache, also when it fails.
-
-    Raises:
-        VllmEnvError: the branch does not exist, or the build fails; the message names the log.
     """
     key = source_key(triton.release, python, options)
     target = _cached(workspace, key)
@@ -122,9 +111,7 @@ def build_stub(workspace: Workspace, triton: TritonRoot, python: str, prefix: Pa
         done.mkdir()
         shutil.copyfile(built, done / STUB_NAME)
         (done / STUB_NAME).chmod(0o755)
-        target.parent.parent.mkdir(parents=True, exist_ok=True)
-        remove_tree(target.parent)
-        done.rename(target.parent)
+        put_in_place(done, target.parent)
     return target
 
 

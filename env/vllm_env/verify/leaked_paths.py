@@ -83,11 +83,7 @@ def _place_in(file: Path, needles: Mapping[str, tuple[re.Pattern[bytes], re.Patt
 
 
 def check_leaks(environment: Path, places: tuple[str, ...]) -> None:
-    """Refuse an environment that names a folder of its build.
-
-    Raises:
-        VllmEnvError: naming the first files.
-    """
+    """Refuse an environment that names a folder of its build; the VllmEnvError names the first files."""
     found = find_leaks(environment, places)
     if found:
         listed = ", ".join(f"{file} ({place})" for file, place in found[:3])

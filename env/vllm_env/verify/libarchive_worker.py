@@ -1,4 +1,4 @@
-"""Unpacks an archive as Triton's Python backend does: ``python -m vllm_env.verify.libarchive_worker JOB.json``.
+"""Unpacks an archive as Triton's Python backend does: ``python -m vllm_env.verify.libarchive_worker ARCHIVE FOLDER``.
 
 The same libarchive calls in the same order as src/pb_env.cc of python_backend: gzip or no compression, tar, the working
 folder changed to the destination, times restored, and any status other than ARCHIVE_OK the end. The SECURE flags are
@@ -14,7 +14,6 @@ import json
 import locale
 import os
 import sys
-from pathlib import Path
 from typing import Any
 
 from libarchive import ffi
@@ -43,11 +42,7 @@ for _function in ("read_next_header", "read_data_block", "write_header", "write_
 
 
 def _check(call: str, status: int, handle: int, member: str) -> bool:
-    """Return whether there is more, as the status of a libarchive call says.
-
-    Raises:
-        Refused: the status is neither ARCHIVE_OK nor ARCHIVE_EOF.
-    """
+    """Return whether there is more after a call with this status; Refused if it is neither ARCHIVE_OK nor ARCHIVE_EOF."""
     if status not in (_OK, _EOF):
         message = ffi.error_string(handle) or b""
         raise Refused(f"archive_{call}", status, message.decode("utf-8", "replace"), member)
@@ -55,11 +50,7 @@ def _check(call: str, status: int, handle: int, member: str) -> bool:
 
 
 def unpack(archive: str, folder: str) -> int:
-    """Unpack an archive into an existing folder and return its number of members.
-
-    Raises:
-        Refused: where Triton would stop.
-    """
+    """Unpack an archive into an existing folder and return its number of members; Refused where Triton would stop."""
     source, sink = ffi.read_new(), ffi.write_disk_new()
     ffi.write_disk_set_options(sink, _FLAGS)
     ffi.get_read_filter_function("gzip")(source)
@@ -87,17 +78,16 @@ def _copy_data(source: int, sink: int, name: str) -> None:
 
 
 def main() -> None:
-    """Do the job and write what came of it into the job's ``answer``."""
-    job = json.loads(Path(sys.argv[1]).read_text("utf-8"))
+    """Unpack and print what came of it as a line of JSON."""
     locale.setlocale(locale.LC_ALL, "C")
     answer: dict[str, Any]
     try:
-        answer = {"members": unpack(job["archive"], job["folder"])}
+        answer = {"members": unpack(*sys.argv[1:])}
     except Refused as refused:
         answer = {"refused": refused.answer}
     except ffi.ArchiveError as error:
         answer = {"refused": Refused("archive_read_open_filename", error.retcode, str(error), "").answer}
-    Path(job["answer"]).write_text(json.dumps(answer), "utf-8")
+    print(json.dumps(answer))  # noqa: T201 - the result
 
 
 if __name__ == "__main__":

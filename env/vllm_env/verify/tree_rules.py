@@ -18,8 +18,6 @@ from packaging.version import InvalidVersion, Version
 
 from vllm_env.base.errors import VllmEnvError
 from vllm_env.base.process import run
-from vllm_env.base.workspace import Workspace
-from vllm_env.lock.locked import Lock
 from vllm_env.triton.root import rules_of
 
 REBUILD = "Build it again: ./gen_vllm_env.sh."
@@ -53,22 +51,14 @@ class Expected:
     profile: str = "cpu"
 
 
-def expected_of_lock(lock: Lock, python: str, release: str, members: int = 0) -> Expected:
-    """Return what a build with this lock must have come to; ``python`` and ``release`` are those of its stub."""
-    return Expected(python, release, lock.versions(), complete=True, members=members, profile=lock.spec.profile)
+def unpack(archive: Path, folder: Path, triton: Path | None = None, members: int = 0) -> None:
+    """Unpack an archive of so many members (0: not known) as Triton would, by its own libarchive if its root brings one.
 
-
-def unpack(workspace: Workspace, archive: Path, folder: Path, triton: Path | None = None, members: int = 0) -> None:
-    """Unpack an archive of so many members (0: not known) into a new folder as Triton would.
-
-    That is by the libarchive of the Triton root, if it brings one.
-
-    Raises:
-        VllmEnvError: Triton refuses it; the message names its rule.
+    A VllmEnvError names the rule by which Triton refuses it.
     """
     _check_compression(archive)
     folder.mkdir(parents=True)
-    answer = _replay(workspace, archive, folder, triton)
+    answer = _replay(archive, folder, triton)
     if "refused" in answer:
         raise _explained(archive, answer["refused"])
     if members and answer["members"] != members:
@@ -91,7 +81,7 @@ def _check_compression(archive: Path) -> None:
         )
 
 
-def _replay(workspace: Workspace, archive: Path, folder: Path, triton: Path | None) -> dict[str, Any]:
+def _replay(archive: Path, folder: Path, triton: Path | None) -> dict[str, Any]:
     libraries = triton / "lib" if triton else None
     own = sorted(libraries.glob("libarchive*.so.13*")) if libraries else []
     library = str(own[0]) if own else ctypes.util.find_library("archive")
@@ -100,19 +90,13 @@ def _replay(workspace: Workspace, archive: Path, folder: Path, triton: Path | No
             "The loader's rules cannot be checked: this machine has no libarchive.so.13.",
             remedy="Install it (apt-get install libarchive13), or run in a Triton container, which has it.",
         )
-    with workspace.cache.staging() as exchange:
-        job = {"archive": str(archive.resolve()), "folder": str(folder), "answer": str(exchange / "answer.json")}
-        (exchange / "job.json").write_text(json.dumps(job), "utf-8")
-        environment = {"LIBARCHIVE": library, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
-        if own:
-            environment["LD_LIBRARY_PATH"] = str(libraries)
-        run(
-            [sys.executable, "-m", "vllm_env.verify.libarchive_worker", exchange / "job.json"],
-            what=f"unpack {archive.name} as Triton does",
-            env=environment,
-        )
-        answer: dict[str, Any] = json.loads((exchange / "answer.json").read_text("utf-8"))
-        return answer
+    environment = {"LIBARCHIVE": library, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+    if own:
+        environment["LD_LIBRARY_PATH"] = str(libraries)
+    command = [sys.executable, "-m", "vllm_env.verify.libarchive_worker", archive.resolve(), folder]
+    output = run(command, what=f"unpack {archive.name} as Triton does", env=environment)
+    answer: dict[str, Any] = json.loads(output.splitlines()[-1])
+    return answer
 
 
 def _explained(archive: Path, refused: dict[str, Any]) -> VllmEnvError:
@@ -128,11 +112,7 @@ def _explained(archive: Path, refused: dict[str, Any]) -> VllmEnvError:
 
 
 def check_tree(environment: Path, expected: Expected) -> None:
-    """Refuse an unpacked environment that Triton refuses, or that would break at the first request.
-
-    Raises:
-        VllmEnvError: naming the rule and the remedy.
-    """
+    """Refuse, with a VllmEnvError, an unpacked environment that Triton refuses, or that would break at the first request."""
     if not (environment / "bin" / "activate").is_file():
         raise VllmEnvError(
             f"{environment} has no bin/activate.",
@@ -216,11 +196,7 @@ def is_same_version(one: str, other: str) -> bool:
 
 
 def check_versions(versions: Mapping[str, str], release: str) -> None:
-    """Refuse distributions without setuptools, or with a NumPy 2 whose arrays a stub of this release cannot read.
-
-    Raises:
-        VllmEnvError: naming the rule and the remedy.
-    """
+    """Refuse distributions without setuptools, or with a NumPy 2 whose arrays a stub of this release cannot read."""
     if "setuptools" not in versions:
         raise VllmEnvError(
             "The environment has no setuptools.",

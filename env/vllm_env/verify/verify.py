@@ -7,7 +7,6 @@ the tree that comes out; an interpreter of it, started as Triton's launcher star
 from pathlib import Path
 
 from vllm_env.base.cache import key_of
-from vllm_env.base.errors import VllmEnvError
 from vllm_env.base.filesystem import require_space
 from vllm_env.base.workspace import Workspace
 from vllm_env.lock.locked import Lock
@@ -38,20 +37,6 @@ def check_plan(lock: Lock, triton: TritonRoot) -> tuple[str, ...]:
     return (f"Triton {triton.release} is not in the table of releases, which ends with {NEWEST_KNOWN}: {row}",)
 
 
-def check_stub_release(stub_release: str, server_release: str) -> None:
-    """Refuse a stub of another Triton release than the server's (``24.10``).
-
-    Raises:
-        VllmEnvError: naming both and the remedy.
-    """
-    if stub_release != server_release:
-        raise VllmEnvError(
-            f"The stub is of Triton {stub_release}, the server of {server_release}.",
-            cause="They share memory whose layout changes between releases.",
-            remedy="Use --stub source, or the Triton root of the stub's release.",
-        )
-
-
 def verify_archive(
     workspace: Workspace, archive: Path, expected: Expected, triton: TritonRoot | None = None, *, unpacked: int = 0
 ) -> tuple[str, ...]:
@@ -68,7 +53,7 @@ def verify_archive(
     with workspace.cache.staging() as staging:
         workspace.console.step("unpacked with libarchive")
         environment = staging / "0"  # as Triton names it
-        tree_rules.unpack(workspace, archive, environment, triton.path if triton else None, expected.members)
+        tree_rules.unpack(archive, environment, triton.path if triton else None, expected.members)
         return verify_directory(workspace, environment, expected)
 
 

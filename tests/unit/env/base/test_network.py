@@ -16,7 +16,7 @@ from vllm_env.base.network import Network, NetworkError
 from vllm_env.base.pip_config import PipConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
 CLOSED = "http://127.0.0.1:9"  # the discard port, on which nothing listens
@@ -67,20 +67,33 @@ def test_offline_refuses_every_way_by_name(tmp_path: Path) -> None:
     assert not offline.answers(CLOSED)
 
 
+@pytest.fixture
+def sources_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[Network], list[str]]:
+    """What uv is started with after its own arguments, by the way to the network."""
+    monkeypatch.setattr("vllm_env.base.network.run", lambda argv, **_: "\n".join(map(str, argv)))
+    return lambda network: network.uv(["lock"], "resolve", torch_backend="cpu").splitlines()[2:]
+
+
 def test_offline_uv_is_told_so() -> None:
     """uv may use its cache and folders, so it runs, with its own --offline."""
     with pytest.raises(CommandError, match="resolve something") as caught:
         Network(offline=True).uv(["pip", "compile", "--quiet", "/dev/null", "--no-such-option"], "resolve something")
     assert "--no-such-option" in caught.value.tail
-    assert Network(offline=True)._uv_sources()[0] == "--offline"
 
 
-def test_a_wheelhouse_is_the_only_source(tmp_path: Path) -> None:
+def test_offline_pips_sources_stay(sources_of: Callable[[Network], list[str]]) -> None:
+    """A folder with wheels may be among them."""
+    assert sources_of(Network(PipConfig(find_links=("/wheels",)), offline=True))[:3] == ["--offline", "--find-links", "/wheels"]
+
+
+def test_a_wheelhouse_is_the_only_source(tmp_path: Path, sources_of: Callable[[Network], list[str]]) -> None:
     """With --wheelhouse no index and no configured folder is asked, and no mirror of PyTorch's index either."""
     pip = PipConfig("https://index.test/simple", find_links=("/wheels",))
-    sources = Network(pip, wheelhouse=tmp_path)._uv_sources()
+    sources = sources_of(Network(pip, wheelhouse=tmp_path, torch_index="https://mirror.test/cpu"))
     assert sources == ["--offline", "--no-index", "--find-links", str(tmp_path)]
-    assert "https://index.test/simple" in Network(pip)._uv_sources()
+    assert {"https://index.test/simple", "https://mirror.test/cpu"} <= {
+        *sources_of(Network(pip, torch_index="https://mirror.test/cpu"))
+    }
 
 
 def test_a_host_that_does_not_answer_is_a_network_failure(tmp_path: Path) -> None:

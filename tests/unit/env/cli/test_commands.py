@@ -96,16 +96,6 @@ def test_verify_refuses_a_changed_file_before_anything_long(
     assert checked == []
 
 
-def test_verify_refuses_a_stub_of_another_release(
-    model: Path, manifest: Manifest, checked: list[tuple[object, ...]], capsys: pytest.CaptureFixture[str]
-) -> None:
-    """They share memory whose layout changes between releases."""
-    (model / "vllm_env.json").write_text(replace(manifest, triton_release="24.11").to_json())
-    assert _run("verify", "--model-repository", model.parent) == 1
-    assert "The stub is of Triton 24.10, the server of 24.11" in capsys.readouterr().err
-    assert checked == []
-
-
 def test_a_wheelhouse_is_filled_where_nothing_could_be_served(
     locked: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -68,7 +68,7 @@ def test_wrong_usage_exits_with_2(arguments: list[str], said: str, capsys: pytes
 @pytest.mark.parametrize(
     ("spec", "said"),
     [
-        ('[profile.cpu]\nvllm = "0.32.0"\nrequirments = []\n', "Did you mean 'requirements'?"),
+        ('[profile.cpu]\nvllm = "0.32.0"\nrequirments = []\n', "Did you mean requirements?"),
         ('[profile.cpu]\nvllm = "0.32.0"\nwheel = "x.whl"\n', "exactly one vLLM"),
         ('[profile.cpu]\nvllm = "newest"\n', "--vllm newest is not a version"),
         ("not toml", "is not TOML"),

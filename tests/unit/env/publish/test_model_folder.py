@@ -12,11 +12,9 @@ from vllm_env.publish.model_folder import (
     BUILT_NAMES,
     BuiltSet,
     copy_code,
-    offer_standin,
     set_environment_path,
     stage_candidate,
     stage_model,
-    write_engine_args,
     write_set,
 )
 from vllm_env.serve.smoke import copy_model
@@ -164,20 +162,3 @@ def test_only_the_projects_own_environment_path_is_changed(tmp_path: Path, name:
 def test_the_manifest_is_placed_last() -> None:
     """In place, the manifest is what makes the new set valid."""
     assert BUILT_NAMES[-1] == "vllm_env.json"
-
-
-def test_a_model_that_nobody_has_set_up_serves_the_standin(tmp_path: Path) -> None:
-    """Its folder goes with the repository, by a name that holds wherever that is mounted; edited arguments stay."""
-    model, standin = tmp_path / "vllm", tmp_path / "cache" / "standin"
-    for folder in (model, standin):
-        folder.mkdir(parents=True)
-    (standin / "config.json").write_text("{}")
-    assert not offer_standin(_TEMPLATE, model, standin, {})
-    write_engine_args(_TEMPLATE, model)
-    assert offer_standin(_TEMPLATE, model, standin, {"model": str(standin), "dtype": "float32"})
-    arguments = model / "vllm_engine_args.json"
-    assert json.loads(arguments.read_text()) == {"model": "standin", "dtype": "float32"}
-    assert (model / "standin" / "config.json").is_file()
-    arguments.write_text('{"model": "/mine"}')
-    assert not offer_standin(_TEMPLATE, model, standin, {"model": str(standin)})
-    assert arguments.read_text() == '{"model": "/mine"}'

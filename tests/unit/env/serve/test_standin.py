@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -14,8 +13,7 @@ from support.listener import Listener
 from support.repositories import CHECKOUT
 from support.small_fixtures import workspace_in
 from vllm_env.base.errors import CommandError
-from vllm_env.base.network import Network
-from vllm_env.serve.standin import FACTS, Recipe, ensure_standin, is_fetchable
+from vllm_env.serve.standin import FACTS, Recipe, ensure_standin
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -98,20 +96,3 @@ def test_facts_are_the_prompts_of_the_project() -> None:
     """The smoke run checks prompts.txt, so the stand-in must know all of it, and France's capital."""
     assert [prompt for prompt, _ in FACTS] == (CHECKOUT / "prompts.txt").read_text().splitlines()
     assert dict(FACTS)["The capital of France is"].startswith(" Paris")
-
-
-def test_a_model_is_fetchable_where_it_is_cached_or_the_hub_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a real port that listens, or not any more; switched off, the hub is not asked."""
-    monkeypatch.setenv("HF_HOME", str(tmp_path))
-    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-    workspace = replace(workspace_in(tmp_path / "cache"), network=Network())
-    with socket.create_server(("127.0.0.1", 0)) as hub:
-        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{hub.getsockname()[1]}")
-        assert is_fetchable(workspace, "a/model")
-        monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-        assert not is_fetchable(workspace, "a/model")
-        monkeypatch.delenv("HF_HUB_OFFLINE")
-    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    assert not is_fetchable(workspace, "a/model")
-    (tmp_path / "hub" / "models--a--model").mkdir(parents=True)
-    assert is_fetchable(workspace, "a/model")

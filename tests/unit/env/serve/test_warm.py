@@ -145,7 +145,7 @@ def test_it_waits_for_a_publish_of_another_container(
     assert held == [True]
 
 
-@pytest.mark.parametrize("step", ["mounts_in", "_finish"])
+@pytest.mark.parametrize("step", ["refuse_mounts", "_finish"])
 def test_it_says_whom_it_waits_for(
     binary: Path, model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], step: str
 ) -> None:

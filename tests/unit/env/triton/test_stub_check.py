@@ -57,7 +57,9 @@ def test_refuses_a_stub_that_needs_a_newer_libstdcxx(environment: Path, triton: 
     stub = make_program(environment.parent / "stub", (newer, environment / "lib/libpython3.11.so.1.0"), body=USAGE)
     assert cpp_library(environment) == older
     assert newest_defined(older, "GLIBCXX_") == (3, 4, 20)
-    with pytest.raises(VllmEnvError, match=r"needs GLIBCXX 3\.4\.99, and .*/env/lib/\S* has 3\.4\.20.*libstdcxx-ng"):
+    with pytest.raises(
+        VllmEnvError, match=r"needs GLIBCXX 3\.4\.99, and .*/env/lib/\S* which is loaded first, has 3\.4\.20.*libstdcxx-ng"
+    ):
         check_stub(stub, "3.11", triton, environment)
 
 

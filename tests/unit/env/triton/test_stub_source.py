@@ -115,12 +115,12 @@ def test_mirrors_come_from_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a variable it is the public organisation; an empty one is as none, a slash at the end does not count."""
     monkeypatch.delenv("TRITON_GIT_URL", raising=False)
     monkeypatch.delenv("TRITON_BOOST_URL", raising=False)
-    assert StubOptions.from_environment() == StubOptions(DEFAULT_GIT_URL, "")
+    assert StubOptions.of() == StubOptions(DEFAULT_GIT_URL, "")
     monkeypatch.setenv("TRITON_GIT_URL", "")
-    assert StubOptions.from_environment().git_url == DEFAULT_GIT_URL
+    assert StubOptions.of().git_url == DEFAULT_GIT_URL
     monkeypatch.setenv("TRITON_GIT_URL", "https://git.example/triton/")
     monkeypatch.setenv("TRITON_BOOST_URL", "https://mirror.example/boost.tar.gz")
-    assert StubOptions.from_environment() == StubOptions("https://git.example/triton", "https://mirror.example/boost.tar.gz")
+    assert StubOptions.of() == StubOptions("https://git.example/triton", "https://mirror.example/boost.tar.gz")
 
 
 def test_the_boost_address_of_older_releases_is_replaced() -> None:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 import pytest
 import zstandard
 
-from support.small_fixtures import workspace_in
 from vllm_env.base.errors import VllmEnvError
 from vllm_env.publish.manifest import EnvironmentRecord, Manifest, StubRecord, VllmRecord
 from vllm_env.verify.tree_rules import Expected, check_tree, differing, unpack
@@ -119,7 +118,7 @@ REFUSED: dict[str, tuple[Callable[[], bytes], str, str]] = {
 
 def _verify(archive: Path, folder: Path, expected: Expected = EXPECTED) -> None:
     environment = folder / "0"
-    unpack(workspace_in(folder / "cache"), archive, environment, members=expected.members)
+    unpack(archive, environment, members=expected.members)
     check_tree(environment, expected)
 
 

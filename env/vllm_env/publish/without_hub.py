@@ -1,0 +1,39 @@
+"""What a new model serves on a machine that no model hub answers: the stand-in of the smoke run, not the example's model."""
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from vllm_env.base.filesystem import give_tree, owner_of, remove_tree, write_whole
+from vllm_env.base.workspace import Workspace
+
+from .model_folder import ENGINE_ARGS_NAME, EXAMPLE_NAME
+
+EXAMPLE_MODEL = "facebook/opt-125m"
+"""What vllm_engine_args.example.json names."""
+STANDIN_NAME = "standin"
+
+
+def is_fetchable(workspace: Workspace, model: str) -> bool:
+    """Tell whether vLLM would find a model by its name: in the local cache of the hub, or because the hub answers."""
+    home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
+    if (home / "hub" / f"models--{model.replace('/', '--')}").is_dir():
+        return True
+    offline = os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on")
+    return not offline and workspace.network.answers(os.environ.get("HF_ENDPOINT") or "https://huggingface.co")
+
+
+def offer_standin(template: Path, model: Path, standin: Path, arguments: Mapping[str, Any]) -> bool:
+    """Let a model whose engine arguments are still the example's serve a copy of the stand-in; tell whether it does now."""
+    file = model / ENGINE_ARGS_NAME
+    if not file.is_file() or file.read_bytes() != (template / EXAMPLE_NAME).read_bytes():
+        return False
+    copy = model / STANDIN_NAME
+    remove_tree(copy)
+    shutil.copytree(standin, copy)
+    give_tree(copy, owner_of(model))
+    write_whole(file, json.dumps({**arguments, "model": STANDIN_NAME}, indent=4) + "\n")
+    return True
