@@ -48,6 +48,10 @@ DOCUMENTED = {  # by the official backend, with the names that vLLM has given th
 GONE = {"best_of"}  # from vLLM's V1 engine
 
 
+def _page(server: TritonServer) -> str:
+    return f"http://127.0.0.1:{server.ports.metrics}/metrics"
+
+
 @pytest.fixture(scope="module")
 def metrics_server(serving: Serve) -> Iterator[TritonServer]:
     """A server that publishes metrics and loads and unloads its model when told."""
@@ -72,7 +76,7 @@ def triton_metrics(metrics_server: TritonServer) -> Metrics:
     """What Triton exports after the same load, half of it streamed."""
     answers = ask_all(metrics_server, [prompt(text, LOAD, stream=i % 2 == 0) for i, text in enumerate(TEXTS)])
     assert not [answer.error for answer in answers if answer.error]
-    return _settled(metrics_server.metrics_url)
+    return _settled(_page(metrics_server))
 
 
 def _settled(url: str) -> Metrics:
@@ -121,10 +125,10 @@ def test_metrics_leave_with_the_model_and_come_back_with_it(metrics_server: Trit
         (answer,) = running.result(300)
     assert answer.error or answer.values("num_output_tokens") == [[200]]
     _wait_for(lambda: get(metrics_server.http_url, "/v2/models/vllm/ready")[0] != 200, 120)
-    _wait_for(lambda: not read_metrics(metrics_server.metrics_url).names("vllm:"), 120)
+    _wait_for(lambda: not read_metrics(_page(metrics_server)).names("vllm:"), 120)
     assert _control(metrics_server, "load") == 200
     assert ask(metrics_server, PROMPT, {"temperature": 0}).text == PROMPT + ANSWER
-    _wait_for(lambda: read_metrics(metrics_server.metrics_url).total("vllm:generation_tokens_total") > 0, 120)
+    _wait_for(lambda: read_metrics(_page(metrics_server)).total("vllm:generation_tokens_total") > 0, 120)
 
 
 def _control(server: TritonServer, verb: str) -> int:

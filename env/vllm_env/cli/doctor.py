@@ -8,6 +8,8 @@ import socket
 from dataclasses import dataclass
 from pathlib import Path
 
+from packaging.requirements import Requirement
+
 from vllm_env.base.errors import CommandError, VllmEnvError
 from vllm_env.base.filesystem import free_space
 from vllm_env.base.process import capture
@@ -47,7 +49,7 @@ def examine(workspace: Workspace, triton: TritonRoot | None, spec: Spec) -> list
         _open_files(),
         _ports(),
         _hub(),
-        _compiler(),
+        _compiler(spec),
     ]
 
 
@@ -88,7 +90,8 @@ def _interpreter(workspace: Workspace, spec: Spec) -> Finding:
     except VllmEnvError as error:
         return Finding("interpreter", "problem", f"{error.what} {error.cause}", error.remedy)
     what = f"conda-forge does not answer; Python {found.version} of this machine, {found.executable}"
-    return Finding("interpreter", "ok", what)
+    remedy = f"torch.compile needs its C headers on a CPU: apt-get install libpython{spec.python}-dev."
+    return _judged("interpreter", spec.profile == "cuda" or bool(found.headers), what, remedy)
 
 
 def _gpu(spec: Spec) -> Finding:
@@ -174,7 +177,13 @@ def _hub() -> Finding:
     return Finding("model hub", "ok", what, "" if token else "Gated models need HF_TOKEN in the server's environment.")
 
 
-def _compiler() -> Finding:
-    program = os.environ.get("CC") or next((c for c in ("gcc", "cc", "clang") if shutil.which(c)), "")
-    remedy = "vLLM compiles some kernels when it starts: apt-get install gcc, or enforce_eager."
-    return _judged("C compiler", bool(program), program or "none", remedy)
+def _compiler(spec: Spec) -> Finding:
+    """Tell what compiles at run time: launchers of GPU kernels, in C; on a CPU what torch.compile writes, in C++."""
+    if spec.profile == "cuda":
+        program = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
+        own = any(Requirement(text).name == "ziglang" for text in spec.requirements)
+        what = program or ("none here; the environment brings its own" if own else "none, and the environment brings none")
+        return _judged("C compiler", bool(program or own), what, "GPU kernels need one: --with ziglang, or apt-get install gcc.")
+    program = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
+    remedy = "torch.compile needs one: apt-get install g++."
+    return _judged("C++ compiler", bool(program), program or "none: models run eagerly (enforce_eager)", remedy)

@@ -112,11 +112,6 @@ class TritonServer:
         return f"127.0.0.1:{self.ports.grpc}"
 
     @property
-    def metrics_url(self) -> str:
-        """``http://127.0.0.1:PORT/metrics``."""
-        return f"http://127.0.0.1:{self.ports.metrics}/metrics"
-
-    @property
     def pid(self) -> int:
         """The server's process id; 0 before the start."""
         return self._child.pid if self._child else 0

@@ -16,6 +16,7 @@ import pytest
 from support.small_fixtures import workspace_in
 from vllm_env.cli import doctor
 from vllm_env.cli.doctor import examine
+from vllm_env.interpreter.local import Interpreter
 from vllm_env.lock.spec import Overrides, load_spec
 from vllm_env.triton.root import TritonRoot, rules_of
 
@@ -167,3 +168,29 @@ def test_json_lists_every_finding():
     findings = json.loads(done.stdout)
     assert {"Triton", "stub", "GPU", "ports"} <= {f["name"] for f in findings}
     assert done.returncode == int(any(f["state"] == "problem" for f in findings))
+
+
+def test_what_compiles_at_run_time_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """GPU kernels need a C compiler, which the default environment brings; on a CPU models run eagerly without one for C++."""
+    cuda, cpu = (load_spec(profile, Overrides()) for profile in ("cuda", "cpu"))
+    for variable in ("CC", "CXX"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    own, none, eager = (doctor._compiler(spec) for spec in (cuda, replace(cuda, requirements=()), cpu))
+    assert (own.state, none.state, eager.state) == ("ok", "warning", "warning")
+    assert "brings its own" in own.what
+    assert "--with ziglang" in none.remedy
+    assert "eagerly" in eager.what
+    for name in ("gcc", "g++"):
+        (tmp_path / name).touch(mode=0o755)
+    assert [doctor._compiler(spec).what for spec in (cuda, cpu)] == [str(tmp_path / "gcc"), str(tmp_path / "g++")]
+
+
+def test_an_interpreter_without_headers_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """torch.compile compiles against them on a CPU; a GPU's kernels are compiled with the environment's own compiler."""
+    spec = load_spec("cpu", Overrides(python=".".join(map(str, sys.version_info[:2]))))
+    here = doctor._interpreter(workspace_in(tmp_path), spec)
+    monkeypatch.setattr(Interpreter, "headers", None)
+    bare = doctor._interpreter(workspace_in(tmp_path), spec)
+    assert (here.state, bare.state) == ("ok", "warning")
+    assert f"libpython{spec.python}-dev" in bare.remedy
