@@ -44,7 +44,11 @@ class SamplingParams:
     temperature: float
     output_kind: RequestOutputKind
     structured_outputs: StructuredOutputsParams | None
-    __struct_fields__ = ("n", "max_tokens", "temperature", "output_kind", "structured_outputs")
+    logprobs: int | None
+    allowed_token_ids: list[int] | None
+    __struct_fields__ = (
+        "n", "max_tokens", "temperature", "output_kind", "structured_outputs", "logprobs", "allowed_token_ids",
+    )  # fmt: skip
 
     def __init__(self, **values: Any) -> None:
         self.n = 1

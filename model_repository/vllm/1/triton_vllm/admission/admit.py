@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from triton_vllm import compat, transport
 from triton_vllm.admission import pooling, sampling
+from triton_vllm.admission.fit import check_fit, check_params
+from triton_vllm.admission.limits import USUAL, Limits
 from triton_vllm.admission.parse import parse
 from triton_vllm.delivery.reply import Reply
 from triton_vllm.delivery.response import Assembler, PoolingAssembler
@@ -22,6 +25,19 @@ if TYPE_CHECKING:
     from triton_vllm.request import EmbedRequest
 
 
+@dataclass(frozen=True)
+class Policy:
+    """What the operator has chosen.
+
+    Attributes:
+        unload_dead: whether the first request that finds the engine dead has the server unload the model.
+        limits: how much a request may ask for, and how many there may be.
+    """
+
+    unload_dead: bool = False
+    limits: Limits = USUAL
+
+
 class Admission:
     """Check requests and turn them into jobs.
 
@@ -31,7 +47,7 @@ class Admission:
         engine: asked what it can do and whether it lives.
         find_adapter: returns vLLM's LoRARequest for the name that a request gives.
         log: told of requests that could not be read.
-        unload_dead: whether the first request that finds the engine dead has the server unload the model.
+        policy: what the operator has chosen.
     """
 
     def __init__(
@@ -41,15 +57,15 @@ class Admission:
         engine: Engine,
         find_adapter: Callable[[str | None], Any],
         log: Log,
-        *,
-        unload_dead: bool,
+        policy: Policy,
     ) -> None:
         self._name = name
         self._vllm = vllm
         self._engine = engine
         self._find_adapter = find_adapter
         self._log = log
-        self._unload_dead = unload_dead
+        self._unload_dead = policy.unload_dead
+        self._limits = policy.limits
         self._schema = compat.sampling_schema(vllm)
         self._pooling_types = compat.pooling_types(vllm)
 
@@ -70,14 +86,22 @@ class Admission:
             if self._unload_dead:
                 transport.unload(self._name)
             raise UnavailableError(DEAD)
-        parsed = parse(transport.inputs(request), request.parameters(), transport.timeout_us(request))
+        most = self._limits.max_requests_in_flight
+        if 0 < most <= len(self._engine.jobs()):
+            raise UnavailableError(f"{most} requests are in flight, and no more are taken: try again later")
+        parsed = parse(transport.inputs(request), request.parameters(), transport.timeout_us(request), self._limits)
+        check_fit(parsed, self._engine.facts(), self._limits)
         job = self._generate(parsed, reply) if isinstance(parsed, GenerateRequest) else self._embed(parsed, reply)
         job.lora = self._find_adapter(parsed.lora_name)
         return job
 
     def _generate(self, parsed: GenerateRequest, reply: Reply) -> Job:
         self._require("generate")
-        params = sampling.build(self._schema, parsed.parameters, stream=parsed.stream)
+        values = parsed.parameters
+        if parsed.wants.cumulative_logprob and "logprobs" not in values:
+            values = {**values, "logprobs": 0}  # else vLLM sums nothing up, and the answer is NaN
+        params = sampling.build(self._schema, values, stream=parsed.stream, limits=self._limits)
+        check_params(params, self._engine.facts())
         prefix = (parsed.text or "") if parsed.echo else ""
         return Job(parsed, params, reply, Assembler(parsed.wants, params.n, prefix))
 
