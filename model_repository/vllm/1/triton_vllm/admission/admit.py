@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from triton_vllm import compat, transport
@@ -19,7 +20,7 @@ from triton_vllm.request import GenerateRequest
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from triton_vllm.compat import Vllm
+    from triton_vllm.compat import Facts, Vllm
     from triton_vllm.inference.engine import Engine
     from triton_vllm.protocols import Log, TritonRequest
     from triton_vllm.request import EmbedRequest
@@ -81,6 +82,10 @@ class Admission:
             reply.fail(InternalError("the request could not be read; the server's log has the details"))
         return None
 
+    @cached_property
+    def _facts(self) -> Facts:
+        return self._engine.facts()  # a restarted engine has the same model
+
     def _job(self, request: TritonRequest, reply: Reply) -> Job:
         if not self._engine.is_healthy():
             if self._unload_dead:
@@ -90,7 +95,7 @@ class Admission:
         if 0 < most <= len(self._engine.jobs()):
             raise UnavailableError(f"{most} requests are in flight, and no more are taken: try again later")
         parsed = parse(transport.inputs(request), request.parameters(), transport.timeout_us(request), self._limits)
-        check_fit(parsed, self._engine.facts(), self._limits)
+        check_fit(parsed, self._facts, self._limits)
         job = self._generate(parsed, reply) if isinstance(parsed, GenerateRequest) else self._embed(parsed, reply)
         job.lora = self._find_adapter(parsed.lora_name)
         return job
@@ -101,7 +106,7 @@ class Admission:
         if parsed.wants.cumulative_logprob and "logprobs" not in values:
             values = {**values, "logprobs": 0}  # else vLLM sums nothing up, and the answer is NaN
         params = sampling.build(self._schema, values, stream=parsed.stream, limits=self._limits)
-        check_params(params, self._engine.facts())
+        check_params(params, self._facts)
         prefix = (parsed.text or "") if parsed.echo else ""
         return Job(parsed, params, reply, Assembler(parsed.wants, params.n, prefix))
 

@@ -96,6 +96,11 @@ class Limits:
 
 
 USUAL = Limits()
+_COUNT = {"image": "max_images", "audio": "max_clips", "video": "max_clips"}
+_SIZE = {
+    **dict.fromkeys(("text_input", "prompt_token_ids", "embedding_request"), "max_text_bytes"),
+    **dict.fromkeys(("sampling_parameters", "tools", "chat_template_kwargs"), "max_parameter_bytes"),
+}
 
 
 def refuse_above(limit: int, found: int, what: str, unit: str = "") -> None:
@@ -125,15 +130,14 @@ def check_sizes(limits: Limits, inputs: Mapping[str, np.ndarray[Any, Any]], para
     Raises:
         InvalidRequestError: an input, or all of them, are too large.
     """
-    counts = {"image": limits.max_images, "audio": limits.max_clips, "video": limits.max_clips}
-    texts = dict.fromkeys(("text_input", "prompt_token_ids", "embedding_request"), limits.max_text_bytes)
-    objects = dict.fromkeys(("sampling_parameters", "tools", "chat_template_kwargs"), limits.max_parameter_bytes)
     total = len(parameters)
     for name, array in inputs.items():
-        refuse_above(counts.get(name, 0), array.size, f"{name} has", "elements")
         size = _bytes(array)
-        refuse_above(texts.get(name, 0) or objects.get(name, 0), size, f"{name} has", "bytes")
         total += size
+        if name in _COUNT:
+            refuse_above(getattr(limits, _COUNT[name]), array.size, f"{name} has", "elements")
+        elif name in _SIZE:
+            refuse_above(getattr(limits, _SIZE[name]), size, f"{name} has", "bytes")
     refuse_above(limits.max_parameter_bytes, len(parameters), "the request parameters have", "bytes")
     refuse_above(limits.max_request_bytes, total, "the request has", "bytes")
 

@@ -70,6 +70,8 @@ def check_parts(limits: Limits, messages: Sequence[Mapping[str, Any]]) -> list[i
     found: list[tuple[str, int]] = []
     count = 0
     for number, message in enumerate(messages):
+        if not isinstance(message["role"], str):
+            raise InvalidRequestError(f"messages[{number}].role must be a string")
         content = message.get("content")
         if content is None or isinstance(content, str):
             continue
