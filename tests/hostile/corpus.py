@@ -26,7 +26,7 @@ class Case:
         name: what it tries.
         make: makes its tensors; some have 50 MB.
         expected: a part of the refusal, `ANSWER` or `ANY`.
-        early: it is refused without vLLM.
+        early: if refused, then without vLLM.
         heavy: it takes seconds to make and to send.
     """
 
@@ -35,6 +35,11 @@ class Case:
     expected: str
     early: bool = True
     heavy: bool = False
+
+    @property
+    def refused_early(self) -> bool:
+        """Whether admission refuses it."""
+        return self.early and self.expected not in (ANSWER, ANY)
 
 
 def sampled(name: str, parameters: Mapping[str, Any] | str, expected: str, **more: Any) -> Case:

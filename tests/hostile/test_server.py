@@ -57,7 +57,7 @@ def check(server: TritonServer, case: Case) -> None:
     assert not [word for word in INTERNALS if word in error], error
 
 
-@pytest.mark.parametrize("case", [c for c in CORPUS if not (c.early or c.heavy)], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [c for c in CORPUS if not (c.refused_early or c.heavy)], ids=lambda case: case.name)
 def test_what_only_vllm_can_refuse(attacked: TritonServer, case: Case) -> None:
     """It is answered or refused, and the neighbours do not notice."""
     check(attacked, case)
@@ -66,13 +66,13 @@ def test_what_only_vllm_can_refuse(attacked: TritonServer, case: Case) -> None:
 @pytest.mark.parametrize("part", range(8))
 def test_what_admission_refuses(attacked: TritonServer, part: int) -> None:
     """An eighth of the corpus at once: each gets its own refusal, the neighbours their answer."""
-    cases = [c for c in CORPUS if c.early and not c.heavy and c.expected != ANY][part::8]
+    cases = [c for c in CORPUS if c.refused_early and not c.heavy][part::8]
     requests = [NEIGHBOUR, *(case.make() for case in cases), NEIGHBOUR]
     responses = stream(attacked.grpc_url, requests, timeout=REPLY_SECONDS)
     errors = [response.error for response in responses if response.error]
     assert (text_of(responses, 0), text_of(responses, len(requests) - 1)) == (WORDS, WORDS)
-    assert len(errors) == len(cases)
     assert [case.name for case in cases if not any(case.expected in error for error in errors)] == []
+    assert len(errors) == len(cases)
 
 
 @pytest.mark.slow
