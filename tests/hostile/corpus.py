@@ -297,6 +297,7 @@ PICTURES = [
     shown("no base64", "not base64!", "image[0] is not valid base64"),
     shown("other characters", "ä" * 50, "image[0] is not valid base64"),
     shown("nothing", "", "it is not a PNG, JPEG or WEBP"),
+    shown("two pictures of 20 million pixels", [picture(png(5000, 4000))] * 2, "the pictures have 40000000 pixels"),
     shown("17 pictures", [picture(ONE)] * 17, "image has 17 elements"),
     shown("100,000 pictures", [""] * 100_000, "image has 100000 elements"),
     Case(

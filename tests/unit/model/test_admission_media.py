@@ -90,11 +90,13 @@ def test_no_other_host_is_asked(url):
 def test_parts_are_counted_over_all_messages():
     """Parts, pictures, audios and videos."""
     one, sound = refers("data:;base64," + FINE), {"type": "input_audio", "input_audio": {"data": "AAAA"}}
-    assert check_parts(SMALL, [*message("a", one), *message(one, sound, "b")]) == [len(FINE) + 13, len(FINE) + 13, 4]
+    half = refers("data:;base64," + picture(png(5, 10)))
+    assert check_parts(SMALL, [*message("a", half), *message(half, sound, "b")]) == [len(FINE) + 13, len(FINE) + 13, 4]
     for messages, says in (
         ([*message(one, one), *message(one)], "3 pictures"),
         ([*message(sound), *message(refers("data:,AAAA", "video_url"))], "2 audios and videos"),
         ([*message("a", "b", "c"), *message("d", "e", "f")], "6 parts"),
+        ([*message(one), *message(refers("data:;base64," + picture(png(1, 1))))], "the pictures have 101 pixels"),
     ):
         with pytest.raises(InvalidRequestError, match=says):
             check_parts(SMALL, messages)

@@ -62,7 +62,7 @@ class Limits:
         max_choices: strings of `choice`, and of all enumerations of a schema.
         max_images: pictures of a request.
         max_image_bytes: a picture's file.
-        max_image_pixels: a picture's width times its height, read from its first bytes.
+        max_image_pixels: width times height of all pictures of a request, read from their first bytes.
         max_clips: audios and videos of a request.
         max_clip_bytes: the file of an audio or a video.
         allowed_media_domains: hosts from which vLLM may fetch what `messages` refer to; empty: nothing is fetched.

@@ -23,8 +23,8 @@ REFUSED = ("image_embeds", "audio_embeds", "video_embeds", "prompt_embeds", "ima
 """These hold a program's tensors, or name what another request has left in a cache."""
 
 
-def check_item(limits: Limits, kind: str, name: str, text: str) -> None:
-    """Check one picture, audio or video in base64.
+def check_item(limits: Limits, kind: str, name: str, text: str) -> int:
+    """Check one picture, audio or video in base64; return the pixels of a picture, else 0.
 
     Args:
         limits: the model's.
@@ -40,7 +40,7 @@ def check_item(limits: Limits, kind: str, name: str, text: str) -> None:
     if kind != "image":
         if "," in body:  # vLLM takes that for the frames of a video, as many as there are
             raise InvalidRequestError(f"{name} is not valid base64")
-        return
+        return 0
     if not body.isascii():
         raise InvalidRequestError(f"{name} is not valid base64")
     if any(space in body for space in "\n\r\t "):
@@ -52,6 +52,7 @@ def check_item(limits: Limits, kind: str, name: str, text: str) -> None:
     except ValueError as error:
         raise InvalidRequestError(f"{name} cannot be decoded: it is {error}") from None
     refuse_above(limits.max_image_pixels, width * height, f"{name} of {width} x {height} has", "pixels")
+    return width * height
 
 
 def check_parts(limits: Limits, messages: Sequence[Mapping[str, Any]]) -> list[int]:
@@ -67,7 +68,7 @@ def check_parts(limits: Limits, messages: Sequence[Mapping[str, Any]]) -> list[i
     Raises:
         InvalidRequestError: a content is neither text nor a list of parts, or a part is not allowed.
     """
-    found: list[tuple[str, int]] = []
+    found: list[tuple[str, int, int]] = []
     count = 0
     for number, message in enumerate(messages):
         if not isinstance(message["role"], str):
@@ -81,14 +82,15 @@ def check_parts(limits: Limits, messages: Sequence[Mapping[str, Any]]) -> list[i
         refuse_above(limits.max_parts, count, "messages have", "parts or more")
         for place, part in enumerate(content):
             found += _part(limits, part, f"messages[{number}].content[{place}]")
-    kinds = [kind for kind, _ in found]
+    kinds = [kind for kind, _, _ in found]
     refuse_above(limits.max_images, kinds.count("image"), "messages have", "pictures")
     refuse_above(limits.max_clips, len(kinds) - kinds.count("image"), "messages have", "audios and videos")
-    return [length for _, length in found]
+    refuse_above(limits.max_image_pixels, sum(pixels for _, _, pixels in found), "the pictures have", "pixels")
+    return [length for _, length, _ in found]
 
 
-def _part(limits: Limits, part: Any, name: str) -> list[tuple[str, int]]:
-    """Check one part; return its pictures, audios and videos, each with its characters."""
+def _part(limits: Limits, part: Any, name: str) -> list[tuple[str, int, int]]:
+    """Check one part; return its pictures, audios and videos, each with its characters and pixels."""
     if isinstance(part, str):
         return []
     if not isinstance(part, dict):
@@ -99,12 +101,12 @@ def _part(limits: Limits, part: Any, name: str) -> list[tuple[str, int]]:
     found = []
     for key in KINDS.keys() & part.keys():
         text = _text(part[key], key, f"{name}.{key}")
-        place = text if key == "input_audio" else text.strip()
-        if key == "input_audio" or place[:5].lower() == "data:":
-            check_item(limits, KINDS[key], f"{name}.{key}", text)
+        pixels = 0
+        if key == "input_audio" or text[:5].lower() == "data:":
+            pixels = check_item(limits, KINDS[key], f"{name}.{key}", text)
         else:
-            _check_remote(limits, place, f"{name}.{key}")
-        found.append((KINDS[key], len(text)))
+            _check_remote(limits, text, f"{name}.{key}")
+        found.append((KINDS[key], len(text), pixels))
     return found
 
 

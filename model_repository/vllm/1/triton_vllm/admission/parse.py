@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from triton_vllm.admission import chat
 from triton_vllm.admission.document import json_object
-from triton_vllm.admission.limits import USUAL, check_sizes
+from triton_vllm.admission.limits import USUAL, check_sizes, refuse_above
 from triton_vllm.admission.media import check_item
 from triton_vllm.coerce import to_bool, to_int
 from triton_vllm.contract import EXTRA_FLAGS, FLAGS, MEDIA
@@ -110,9 +110,8 @@ def _media(inputs: Inputs, limits: Limits) -> dict[str, tuple[str, ...]]:
     media = {name: items for name in MEDIA if name in inputs and (items := strings(inputs, name))}
     if media and "messages" in inputs:
         raise InvalidRequestError(f"{next(iter(media))}: with messages, media go into their content")
-    for name, items in media.items():
-        for number, text in enumerate(items):
-            check_item(limits, name, f"{name}[{number}]", text)
+    pixels = sum(check_item(limits, name, f"{name}[{i}]", text) for name, items in media.items() for i, text in enumerate(items))
+    refuse_above(limits.max_image_pixels, pixels, "the pictures have", "pixels")
     return media
 
 
