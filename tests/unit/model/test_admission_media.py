@@ -75,6 +75,7 @@ def test_hosts_that_the_operator_has_named_may_be_asked(url):
         "http://evil.org\\.images.example.com/",
         "http://images.example.com\t.evil.org/",
         "http://images.example.com\N{FULLWIDTH FULL STOP}evil.org/",
+        "http://images.example.com/\\a",
         "file://images.example.com/etc/passwd",
         "ftp://images.example.com/a",
         "//images.example.com/a",

@@ -14,6 +14,7 @@ from triton_vllm.errors import InvalidRequestError
     [
         ("abc", (3, 0)),
         ("a{3}", (3, 0)),
+        ("a{3}{4}", (12, 0)),
         ("ab{2,5}c", (7, 0)),
         ("a{0,}", (1, 0)),
         ("a{0}", (1, 0)),
