@@ -91,6 +91,7 @@ def test_sums_of_log_probabilities_are_json(attacked: TritonServer) -> None:
     assert json.loads(text)["cumulative_logprob"] < 0
 
 
+@pytest.mark.slow
 def test_too_many_requests_are_unavailable_at_once(serving: Serve) -> None:
     """Those within the limit are answered, the others told to come again."""
 
