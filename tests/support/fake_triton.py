@@ -125,7 +125,10 @@ class Request:
 
 
 def install() -> ModuleType:
-    """Put the module where `import` finds it, and return it."""
+    """Put the module where `import` finds it, once in a process, and return it."""
+    found = sys.modules.get("triton_python_backend_utils")
+    if hasattr(found, "fakes"):
+        return found  # type: ignore[return-value]  # what has imported it keeps it
     module: Any = ModuleType("triton_python_backend_utils")
     module.unloaded = []
     vars(module).update(

@@ -33,7 +33,13 @@ class UsageContext(enum.Enum):
 class StructuredOutputsParams:
     """Constraints of an answer."""
 
+    json: str | dict | None = None
     regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    whitespace_pattern: str | None = None
+    structural_tag: str | None = None
 
 
 class SamplingParams:
@@ -44,7 +50,20 @@ class SamplingParams:
     temperature: float
     output_kind: RequestOutputKind
     structured_outputs: StructuredOutputsParams | None
-    __struct_fields__ = ("n", "max_tokens", "temperature", "output_kind", "structured_outputs")
+    logprobs: int | None
+    prompt_logprobs: int | None
+    min_tokens: int
+    ignore_eos: bool
+    stop: str | list[str] | None
+    bad_words: list[str] | None
+    stop_token_ids: list[int] | None
+    allowed_token_ids: list[int] | None
+    logprob_token_ids: list[int] | None
+    logit_bias: dict[int, float] | None
+    __struct_fields__ = (
+        "n", "max_tokens", "temperature", "output_kind", "structured_outputs", "logprobs", "prompt_logprobs", "min_tokens",
+        "ignore_eos", "stop", "bad_words", "stop_token_ids", "allowed_token_ids", "logprob_token_ids", "logit_bias",
+    )  # fmt: skip
 
     def __init__(self, **values: Any) -> None:
         self.n = 1

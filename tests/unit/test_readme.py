@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import fields
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from triton_vllm.admission.limits import Limits
 from triton_vllm.loading.settings import Settings
 from vllm_env.cli.commands import COMMANDS
 from vllm_env.cli.parser import build_parser
@@ -92,8 +94,15 @@ def test_the_parameters_table_is_that_of_the_adapter():
     source = (ROOT / "model_repository/vllm/1/triton_vllm/loading/settings.py").read_text("utf-8")
     read = dict(re.findall(r'value\("(\w+)", \w+, Settings\.(\w+)\)', source))
     plain = {name: getattr(Settings, field) for name, field in read.items()}
-    defaults = {n: "" if v == () else str(v).lower() if isinstance(v, bool) else f"{v:g}" for n, v in plain.items()}
-    assert documented == defaults
+    plain |= {field.name.upper(): field.default for field in fields(Limits)}
+    assert documented == {name: _as_parameter(value) for name, value in plain.items()}
+
+
+def _as_parameter(value: Any) -> str:
+    """Write a default as config.pbtxt would have it."""
+    if isinstance(value, tuple):
+        return ",".join(value)
+    return str(value).lower() if isinstance(value, bool) else f"{value:.12g}"
 
 
 def test_the_rules_table_is_that_of_the_program():

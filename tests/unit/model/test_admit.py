@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,7 +10,10 @@ import pytest
 
 from support import fake_vllm
 from support.fake_triton import FINAL, Request
-from triton_vllm.admission.admit import Admission
+from support.pictures import picture, png
+from triton_vllm.admission.admit import Admission, Policy
+from triton_vllm.admission.limits import USUAL, Limits
+from triton_vllm.compat import Facts
 from triton_vllm.delivery.response import Assembler, PoolingAssembler
 from triton_vllm.errors import DEAD, InvalidRequestError
 
@@ -20,7 +24,11 @@ VLLM = SimpleNamespace(
     },
     client_errors=(ValueError,),
 )
+FACTS = Facts(max_tokens=100, vocabulary=50, multimodal=False)
 EMBEDDING = b'{"input": "hello", "pooling_params": {"dimensions": 2}}'
+PNG = picture(png(5, 6)).encode()
+PART = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{PNG.decode()}"}}
+CHAT = json.dumps([{"role": "user", "content": [PART]}]).encode()
 
 
 def tensors(**values):
@@ -47,10 +55,10 @@ def adapter(name):
 def let(triton):
     """Admits a request; return the job, what was sent, and the admission's log."""
 
-    def admit(request, *, tasks=("generate", "embed"), healthy=True, unload_dead=False):
-        engine = SimpleNamespace(tasks=tasks, is_healthy=lambda: healthy)
+    def admit(request, *, tasks=("generate", "embed"), healthy=True, unload_dead=False, in_flight=0, limits=USUAL):
+        engine = SimpleNamespace(tasks=tasks, is_healthy=lambda: healthy, jobs=lambda: [None] * in_flight, facts=lambda: FACTS)
         log = Log()
-        job = Admission("mine", VLLM, engine, adapter, log, unload_dead=unload_dead).admit(request)
+        job = Admission("mine", VLLM, engine, adapter, log, Policy(unload_dead, limits)).admit(request)
         return job, request.sender.sent, log.errors
 
     return admit
@@ -127,6 +135,44 @@ def test_an_unexpected_error_reaches_the_log_and_not_the_client(let):
     assert (job, flags, response.error.code) == (None, FINAL, "INTERNAL")
     assert "division" not in response.error.message
     assert "ZeroDivisionError" in errors[0]
+
+
+@pytest.mark.parametrize(("in_flight", "taken"), [(2, True), (3, False), (4, False)])
+def test_no_more_requests_are_taken_than_the_limit(let, in_flight, taken):
+    """One too many is told so at once, with the code that says that it may come again."""
+    job, sent, _ = let(Request(tensors(text_input=b"hi")), in_flight=in_flight, limits=Limits(max_requests_in_flight=3))
+    assert (job is not None) is taken
+    assert [(r.error.code, r.error.message) for r, _ in sent] == (
+        [] if taken else [("UNAVAILABLE", "3 requests are in flight, and no more are taken: try again later")]
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "parameters", "code", "says"),
+    [
+        ({"text_input": b"x" * 3201}, "", "INVALID_ARG", "the prompt has 3201 characters, too many for this model's maximum"),
+        ({"prompt_token_ids": 50}, "", "INVALID_ARG", "token id 50 is not in the model's vocabulary of 50 tokens"),
+        ({"embedding_request": b'{"input": [4294967301]}'}, "", "INVALID_ARG", "token id 4294967301 is not in the model's"),
+        ({"embedding_request": b'{"input": [1' + b",1" * 100 + b"]}"}, "", "INVALID_ARG", "the prompt has 101 tokens, more than"),
+        ({"text_input": b"a"}, '{"allowed_token_ids": [1, 50]}', "INVALID_ARG", "allowed_token_ids: token id 50 is not"),
+        ({"text_input": b"a"}, '{"allowed_token_ids": [-1, 5]}', "INVALID_ARG", "allowed_token_ids: token id -1 is not"),
+        ({"text_input": b"a", "image": PNG}, "", "UNSUPPORTED", "image: this model takes texts only"),
+        ({"messages": CHAT}, "", "UNSUPPORTED", "messages: this model takes texts only"),
+    ],
+)  # fmt: skip
+def test_what_the_model_cannot_take_is_refused_before_it_is_tokenized_or_decoded(let, given, parameters, code, says):
+    """By the model's length, its vocabulary and what it takes besides texts."""
+    job, ((response, _),), errors = let(Request(tensors(**given), parameters))
+    assert (job, response.error.code, errors) == (None, code, [])
+    assert says in response.error.message
+
+
+def test_a_sum_of_log_probabilities_is_there_whenever_it_is_asked_for(let):
+    """Without `logprobs` vLLM sums nothing up, and the answer would be NaN, which is no JSON."""
+    wanted = {"text_input": b"hi", "return_cumulative_logprob": True}
+    assert let(Request(tensors(**wanted)))[0].params.logprobs == 0
+    assert let(Request(tensors(**wanted), '{"logprobs": 3}'))[0].params.logprobs == 3
+    assert not hasattr(let(Request(tensors(text_input=b"hi")))[0].params, "logprobs")
 
 
 @pytest.mark.parametrize("unload", [False, True])

@@ -86,3 +86,9 @@ def test_closest_names_a_near_miss_only():
     """A typo gets a hint, an unrelated word none."""
     assert closest("temprature", ["temperature", "top_p"]) == ", did you mean 'temperature'?"
     assert closest("zzz", ["temperature"]) == ""
+
+
+def test_a_long_name_is_not_looked_for():
+    """The search for the closest one takes longer than linearly, and no parameter has so long a name."""
+    assert closest("max_token", ["max_tokens"]) == ", did you mean 'max_tokens'?"
+    assert closest("x" * 71, ["x" * 70]) == ""

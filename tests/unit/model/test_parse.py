@@ -7,9 +7,12 @@ import json
 import numpy as np
 import pytest
 
+from support.pictures import picture, png
 from triton_vllm.admission.parse import parse
 from triton_vllm.errors import InvalidRequestError
 from triton_vllm.request import EmbedRequest, GenerateRequest, Wants
+
+GIVEN = picture(png(5, 6))
 
 
 def tensors(**values):
@@ -95,7 +98,7 @@ def test_other_prompts():
 
 def test_several_images():
     """Each element of the tensor is one picture."""
-    assert parse(tensors(text_input="x", image=["YQ==", "Yg=="]), "").media == {"image": ("YQ==", "Yg==")}
+    assert parse(tensors(text_input="x", image=[GIVEN, GIVEN]), "").media == {"image": (GIVEN, GIVEN)}
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import base64
 import threading
+import time
 from types import SimpleNamespace
 
 import pytest
 
 from triton_vllm.errors import InvalidRequestError, UnsupportedError
-from triton_vllm.inference.prompt import Prompter
+from triton_vllm.inference.prompt import DECODED_AT_ONCE, Prompter
 from triton_vllm.request import Chat, EmbedRequest, GenerateRequest, Wants
 
 OLD = SimpleNamespace(parse_model_prompt=None, ChatParams=None, ThreadSafeHFTokenizerMixin=None)
@@ -50,6 +51,26 @@ def test_media_are_decoded_outside_the_event_loop():
     request = generate(text="hi", media={"image": (base64.b64encode(b"picture").decode(),)})
     assert made(request, loaders={"image": load}) == {"prompt": "hi", "multi_modal_data": {"image": [b"PICTURE"]}}
     assert threads != [threading.main_thread()]
+
+
+def test_a_few_requests_are_decoded_at_once():
+    """Each holds its pixels three times meanwhile."""
+    running, most = [], []
+
+    def load(data):
+        running.append(data)
+        most.append(len(running))
+        time.sleep(0.02)  # lets others in, if others are let in
+        running.remove(data)
+
+    async def all_at_once():
+        prompter = Prompter(OLD, {"image": load})
+        requests = [generate(text="hi", media={"image": (base64.b64encode(bytes([n])).decode(),)}) for n in range(12)]
+        await asyncio.gather(*(prompter.make(SimpleNamespace(), request) for request in requests))
+
+    asyncio.run(all_at_once())
+    assert len(most) == 12
+    assert max(most) <= DECODED_AT_ONCE
 
 
 def test_media_that_this_vllm_cannot_decode_are_refused():

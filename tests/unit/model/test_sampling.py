@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from triton_vllm.admission.limits import Limits
 from triton_vllm.admission.sampling import build
 from triton_vllm.compat import Schema
 from triton_vllm.errors import InvalidRequestError
@@ -100,8 +101,37 @@ def test_wrong_values_are_refused_by_name(given, says):
 
 
 @pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"n": 5, "max_tokens": 1}, "n must be smaller, it is 5; this model takes at most 4"),
+        ({"n": 4, "max_tokens": 6}, "n times max_tokens are 24 tokens; this model takes at most 20"),
+        ({"n": 2}, "n times max_tokens are 32 tokens"),
+        ({"stop": ["a", "b", "c"]}, "'stop' has 3 strings; this model takes at most 2"),
+        ({"stop": "x" * 1025}, "'stop' has a string of 1025 characters"),
+        ({"guided_regex": "a" * 9}, "structured_outputs.regex has 9 characters; this model takes at most 8"),
+        ({"x" * 1_000_000: 1}, f"unknown sampling parameter '{'x' * 57}...'"),
+        ({"n": "x" * 1_000_000}, 'must be an integer, not "xxx'),
+    ],
+)
+def test_amounts_are_limited(given, says):
+    """By the operator's limits, in few words."""
+    limits = Limits(max_n=4, max_answer_tokens=20, max_stop_strings=2, max_constraint_bytes=8)
+    with pytest.raises(InvalidRequestError) as caught:
+        build(SCHEMA, given, stream=False, limits=limits)
+    assert says in str(caught.value)
+    assert len(str(caught.value)) < 200
+
+
+def test_one_long_answer_is_bounded_by_the_model_only():
+    """Clients ask for as much as there is."""
+    assert build(SCHEMA, {"max_tokens": 10**6}, stream=False, limits=Limits(max_answer_tokens=20)).max_tokens == 10**6
+
+
+@pytest.mark.parametrize(
     ("given", "expected"),
     [
+        ({"structured_outputs": {"json_object": False}}, None),
+        ({"structured_outputs": {"json_object": False, "regex": "a+"}}, Structured(regex="a+")),
         ({"structured_outputs": {"regex": "a+"}}, Structured(regex="a+")),
         ({"structured_outputs": '{"regex": "a+"}'}, Structured(regex="a+")),
         ({"guided_decoding": {"choice": ["a", "b"], "backend": "xgrammar"}}, Structured(choice=["a", "b"])),

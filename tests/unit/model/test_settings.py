@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from triton_vllm.admission.limits import Limits
 from triton_vllm.errors import ConfigError
 from triton_vllm.loading.settings import Settings, read
 
@@ -44,6 +45,17 @@ def test_all_values():
     assert read(given) == expected
 
 
+def test_limits_have_parameters_of_their_names():
+    """Numbers, 0 for none, and lists in place of the adapter's own."""
+    given = config(
+        MAX_N="4", MAX_IMAGES="0", ALLOWED_MEDIA_DOMAINS="A.example.com, b.example.com", ALLOWED_CHAT_TEMPLATE_KWARGS="x"
+    )
+    domains = ("a.example.com", "b.example.com")
+    expected = Limits(max_n=4, max_images=0, allowed_media_domains=domains, allowed_chat_template_kwargs=("x",))
+    assert read(given).limits == expected
+    assert read(config()).limits == Limits()
+
+
 @pytest.mark.parametrize(
     ("name", "value", "says"),
     [
@@ -52,6 +64,10 @@ def test_all_values():
         ("GPU_DEVICE_IDS", "0,-1", "invalid GPU ID(s): [-1]"),
         ("GPU_DEVICE_IDS", "1,1", "duplicate GPU ID(s): [1]"),
         ("RESPONSE_SENDER_THREADS", "-1", "RESPONSE_SENDER_THREADS must be between 0 and 16"),
+        ("MAX_N", "-1", "MAX_N must not be negative, not -1; 0 is no limit"),
+        ("MAX_TEXT_BYTES", "4 MB", 'MAX_TEXT_BYTES must be an integer, not "4 MB"'),
+        ("ALLOWED_MEDIA_DOMAINS", "http://x", "ALLOWED_MEDIA_DOMAINS must be comma-separated host names"),
+        ("ALLOWED_CHAT_TEMPLATE_KWARGS", "thinking,padding", "ALLOWED_CHAT_TEMPLATE_KWARGS must not name 'padding'"),
     ],
 )
 def test_wrong_values_are_refused_by_name(name, value, says):

@@ -16,6 +16,8 @@ import typing
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Union
 
+LONG_NAME = 60
+"""Characters of a client's value that an error repeats; a name with more is no misspelt one of ours."""
 _TRUE, _FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
 _NAMES = {
     bool: "true or false",
@@ -56,8 +58,15 @@ def coerce(value: Any, hint: Any) -> Any:  # noqa: PLR0911 - a table of cases re
 
 def closest(name: str, known: Iterable[str]) -> str:
     """Return ", did you mean 'x'?" for the known name most like `name`, or nothing."""
+    if len(name) > LONG_NAME:  # the search takes longer than linearly
+        return ""
     found = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     return f", did you mean '{found[0]}'?" if found else ""
+
+
+def shown(value: str) -> str:
+    """Return a text, or the beginning of a long one, for an error."""
+    return value if len(value) <= LONG_NAME else value[: LONG_NAME - 3] + "..."
 
 
 def to_bool(value: Any) -> bool:
@@ -123,8 +132,11 @@ _SIMPLE: dict[Any, Callable[[Any], Any]] = {
 
 
 def _wrong(value: Any, kind: type) -> ValueError:
-    shown = json.dumps(value, default=str)
-    return ValueError(f"must be {_NAMES[kind]}, not {shown if len(shown) <= 60 else shown[:57] + '...'}")
+    return ValueError(f"must be {_NAMES[kind]}, not {_json(value)}")
+
+
+def _json(value: Any) -> str:
+    return shown(json.dumps(value[:LONG_NAME] if isinstance(value, str | list) else value, default=str))
 
 
 def _union(value: Any, members: tuple[Any, ...]) -> Any:
@@ -149,7 +161,7 @@ def _literal(value: Any, choices: tuple[Any, ...]) -> Any:
         if str(value) == str(choice):
             return choice
     allowed = ", ".join(str(c) for c in choices)
-    raise ValueError(f"must be one of {allowed}, not {json.dumps(value, default=str)}")
+    raise ValueError(f"must be one of {allowed}, not {_json(value)}")
 
 
 def _from_json(value: Any, kind: type) -> Any:
@@ -182,7 +194,7 @@ def _enum(value: Any, kind: type[enum.Enum]) -> enum.Enum:
     for member in kind:
         if value in (member, member.value) or str(value).upper() == member.name.upper():
             return member
-    raise ValueError(f"must be one of {', '.join(m.name for m in kind)}, not {json.dumps(value, default=str)}")
+    raise ValueError(f"must be one of {', '.join(m.name for m in kind)}, not {_json(value)}")
 
 
 def _record(value: Any, kind: type) -> Any:
@@ -194,7 +206,7 @@ def _record(value: Any, kind: type) -> Any:
     known = [f.name for f in dataclasses.fields(kind) if f.init and not f.name.startswith("_")]
     for name in fields:
         if name not in known:
-            raise ValueError(f"has no field '{name}'{closest(str(name), known)}")
+            raise ValueError(f"has no field '{shown(str(name))}'{closest(str(name), known)}")
     try:
         return kind(**fields)
     except (TypeError, ValueError) as error:

@@ -296,3 +296,26 @@ def attach(collector: Collector, put: Callable[[Output | Exception], None]) -> N
         early = error
     if early is not None:
         put(early)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a model can take; 0 is not known.
+
+    Attributes:
+        max_tokens: of a prompt and its answer together.
+        vocabulary: token ids are below it.
+        multimodal: whether it takes more than texts.
+    """
+
+    max_tokens: int = 0
+    vocabulary: int = 0
+    multimodal: bool = True
+
+
+def facts(llm: EngineClient) -> Facts:
+    """Return what the engine's model can take."""
+    config = llm.model_config
+    if config is None:
+        return Facts()
+    return Facts(int(config.max_model_len), int(config.get_vocab_size()), bool(config.is_multimodal_model))

@@ -10,16 +10,29 @@ AdapterError
 
 from __future__ import annotations
 
+import re
 from typing import ClassVar
+
+LONGEST = 500
+"""Characters of an error's text; vLLM's repeat what they were given, however long that is."""
+_PLACE = re.compile(r"(?<![\w:/.])/(?:[\w.+~-]+/)+[\w.+~-]*|\b0x[0-9a-fA-F]{6,}")
+"""A path of this machine, or an address in its memory."""
 
 DEAD = "Model is unavailable due to unhealthy vLLM engine"
 """The answer to every request while the engine is dead; the official backend uses the same text."""
 
 
 class AdapterError(Exception):
-    """An error with a text for the client and the name of a `TritonError` code."""
+    """An error with a text for the client and the name of a `TritonError` code.
+
+    The text is cut to 500 characters, and without paths and addresses of the server.
+    """
 
     code: ClassVar[str] = "INTERNAL"
+
+    def __init__(self, text: str = "") -> None:
+        cut = text if len(text) <= LONGEST else text[: LONGEST - 3] + "..."
+        super().__init__(_PLACE.sub("…", cut) if "/" in cut or "0x" in cut else cut)
 
 
 class InvalidRequestError(AdapterError):

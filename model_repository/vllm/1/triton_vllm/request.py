@@ -11,11 +11,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Chat:
-    """A conversation for the model's chat template."""
+    """A conversation for the model's chat template.
+
+    `characters` counts those of messages and tools in JSON, without the pictures, audios and videos that `media` tells of.
+    """
 
     messages: tuple[Mapping[str, Any], ...]
     tools: tuple[Mapping[str, Any], ...] | None = None
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    characters: int = 0
+    media: bool = False
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from triton_vllm import transport
-from triton_vllm.admission.admit import Admission
+from triton_vllm.admission.admit import Admission, Policy
 from triton_vllm.loading.load import load
 
 if TYPE_CHECKING:
@@ -28,13 +28,14 @@ class Service:
         self._log = transport.Log(args["model_name"])
         self._model = load(args, self._log)
         prepared = self._model.prepared
+        settings = prepared.settings
         self._admission = Admission(
             args["model_name"],
             prepared.vllm,
             self._model.engine,
             prepared.adapters.request,
             self._log,
-            unload_dead=prepared.settings.health_check and not prepared.settings.restart,
+            Policy(settings.health_check and not settings.restart, settings.limits),
         )
 
     def accept(self, request: TritonRequest) -> None:

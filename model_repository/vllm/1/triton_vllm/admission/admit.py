@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from triton_vllm import compat, transport
 from triton_vllm.admission import pooling, sampling
+from triton_vllm.admission.fit import check_fit, check_params
+from triton_vllm.admission.limits import USUAL, Limits
 from triton_vllm.admission.parse import parse
 from triton_vllm.delivery.reply import Reply
 from triton_vllm.delivery.response import Assembler, PoolingAssembler
@@ -16,10 +20,23 @@ from triton_vllm.request import GenerateRequest
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from triton_vllm.compat import Vllm
+    from triton_vllm.compat import Facts, Vllm
     from triton_vllm.inference.engine import Engine
     from triton_vllm.protocols import Log, TritonRequest
     from triton_vllm.request import EmbedRequest
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What the operator has chosen.
+
+    Attributes:
+        unload_dead: whether the first request that finds the engine dead has the server unload the model.
+        limits: how much a request may ask for, and how many there may be.
+    """
+
+    unload_dead: bool = False
+    limits: Limits = USUAL
 
 
 class Admission:
@@ -31,7 +48,7 @@ class Admission:
         engine: asked what it can do and whether it lives.
         find_adapter: returns vLLM's LoRARequest for the name that a request gives.
         log: told of requests that could not be read.
-        unload_dead: whether the first request that finds the engine dead has the server unload the model.
+        policy: what the operator has chosen.
     """
 
     def __init__(
@@ -41,15 +58,15 @@ class Admission:
         engine: Engine,
         find_adapter: Callable[[str | None], Any],
         log: Log,
-        *,
-        unload_dead: bool,
+        policy: Policy,
     ) -> None:
         self._name = name
         self._vllm = vllm
         self._engine = engine
         self._find_adapter = find_adapter
         self._log = log
-        self._unload_dead = unload_dead
+        self._unload_dead = policy.unload_dead
+        self._limits = policy.limits
         self._schema = compat.sampling_schema(vllm)
         self._pooling_types = compat.pooling_types(vllm)
 
@@ -65,19 +82,31 @@ class Admission:
             reply.fail(InternalError("the request could not be read; the server's log has the details"))
         return None
 
+    @cached_property
+    def _facts(self) -> Facts:
+        return self._engine.facts()  # a restarted engine has the same model
+
     def _job(self, request: TritonRequest, reply: Reply) -> Job:
         if not self._engine.is_healthy():
             if self._unload_dead:
                 transport.unload(self._name)
             raise UnavailableError(DEAD)
-        parsed = parse(transport.inputs(request), request.parameters(), transport.timeout_us(request))
+        most = self._limits.max_requests_in_flight
+        if 0 < most <= len(self._engine.jobs()):
+            raise UnavailableError(f"{most} requests are in flight, and no more are taken: try again later")
+        parsed = parse(transport.inputs(request), request.parameters(), transport.timeout_us(request), self._limits)
+        check_fit(parsed, self._facts, self._limits)
         job = self._generate(parsed, reply) if isinstance(parsed, GenerateRequest) else self._embed(parsed, reply)
         job.lora = self._find_adapter(parsed.lora_name)
         return job
 
     def _generate(self, parsed: GenerateRequest, reply: Reply) -> Job:
         self._require("generate")
-        params = sampling.build(self._schema, parsed.parameters, stream=parsed.stream)
+        values = parsed.parameters
+        if parsed.wants.cumulative_logprob and "logprobs" not in values:
+            values = {**values, "logprobs": 0}  # else vLLM sums nothing up, and the answer is NaN
+        params = sampling.build(self._schema, values, stream=parsed.stream, limits=self._limits)
+        check_params(params, self._facts)
         prefix = (parsed.text or "") if parsed.echo else ""
         return Job(parsed, params, reply, Assembler(parsed.wants, params.n, prefix))
 

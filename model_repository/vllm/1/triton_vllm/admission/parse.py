@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from triton_vllm.admission import chat
+from triton_vllm.admission.document import json_object
+from triton_vllm.admission.limits import USUAL, check_sizes, refuse_above
+from triton_vllm.admission.media import check_item
 from triton_vllm.coerce import to_bool, to_int
 from triton_vllm.contract import EXTRA_FLAGS, FLAGS, MEDIA
 from triton_vllm.errors import InvalidRequestError
@@ -14,46 +17,40 @@ from triton_vllm.request import Chat, EmbedRequest, GenerateRequest, Request, Wa
 if TYPE_CHECKING:
     import numpy as np
 
+    from triton_vllm.admission.limits import Limits
+
 Inputs = Mapping[str, "np.ndarray[Any, Any]"]
 PROMPTS = ("text_input", "messages", "prompt_token_ids")
-_JSON_NAMES = {
-    list: "a list",
-    str: "a string",
-    int: "a number",
-    float: "a number",
-    bool: "a boolean",
-    type(None): "null",
-}
 # Names that Triton's frontends and request parameters reserve; they reach the parameters only by forwarding.
 RESERVED = ("sequence_id", "sequence_start", "sequence_end", "headers")
 
 
-def parse(inputs: Inputs, parameters: str, timeout: int = 0) -> Request:
+def parse(inputs: Inputs, parameters: str, timeout: int = 0, limits: Limits = USUAL) -> Request:
     """Parse one request.
 
     Args:
         inputs: the tensors by name; strings are object arrays of bytes.
         parameters: the request parameters as JSON text; `sampling_parameters`, where given, is used instead.
         timeout: Triton's own timeout of the request in microseconds, for a request that has no other; 0 for none.
+        limits: what is larger than these is refused.
 
     Raises:
         InvalidRequestError: with the name of the input, the reason and what is expected.
     """
+    check_sizes(limits, inputs, parameters)
     if "embedding_request" in inputs:
-        return _parse_embedding(inputs, timeout)
-    values = _parameters(inputs, parameters)
+        return _parse_embedding(inputs, timeout, limits)
+    values = _parameters(inputs, parameters, limits)
     stream = _flag(inputs, "stream")
     given = [name for name in PROMPTS if name in inputs]
     if len(given) != 1:
         found = f"found {' and '.join(given)}" if given else "found none"
         raise InvalidRequestError(f"exactly one of {', '.join(PROMPTS)} is required, {found}")
-    media = {name: items for name in MEDIA if name in inputs and (items := strings(inputs, name))}
-    if media and "messages" in inputs:
-        raise InvalidRequestError(f"{next(iter(media))}: with messages, media go into their content")
+    media = _media(inputs, limits)
     return GenerateRequest(
         text=_text(inputs) if "text_input" in inputs else None,
         token_ids=_token_ids(inputs) if "prompt_token_ids" in inputs else None,
-        chat=_chat(inputs) if "messages" in inputs else None,
+        chat=_chat(inputs, limits) if "messages" in inputs else None,
         stream=stream,
         echo=_echo(inputs, stream=stream),
         wants=_wants(inputs),
@@ -71,27 +68,6 @@ def strings(inputs: Inputs, name: str) -> tuple[str, ...]:
         return tuple(v.decode("utf-8") if isinstance(v, bytes) else str(v) for v in inputs[name].reshape(-1))
     except UnicodeDecodeError:
         raise InvalidRequestError(f"{name} must be UTF-8 text") from None
-
-
-def json_object(text: str, name: str) -> dict[str, Any]:
-    """Return the JSON object in `text`; `name` is the input that an error names."""
-    value = _json(text, name)
-    if not isinstance(value, dict):
-        raise InvalidRequestError(f"{name} must be a JSON object, not {_JSON_NAMES[type(value)]}")
-    return value
-
-
-def _json(text: str, name: str) -> Any:
-    try:
-        return json.loads(text, parse_constant=_no_constant)
-    except ValueError as error:
-        raise InvalidRequestError(f"{name} is not valid JSON: {error}") from None
-    except RecursionError:
-        raise InvalidRequestError(f"{name} is nested too deeply") from None
-
-
-def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not a JSON number")
 
 
 def _scalar(inputs: Inputs, name: str) -> Any:
@@ -125,19 +101,18 @@ def _token_ids(inputs: Inputs) -> tuple[int, ...]:
     return tuple(values.tolist())
 
 
-def _chat(inputs: Inputs) -> Chat:
-    messages = _json(str(_scalar(inputs, "messages")), "messages")
-    if not isinstance(messages, list) or not messages or not all(isinstance(m, dict) and "role" in m for m in messages):
-        raise InvalidRequestError("messages must be a non-empty JSON list of objects with 'role' and 'content'")
-    tools = _json(str(_scalar(inputs, "tools")), "tools") if "tools" in inputs else None
-    if tools is not None and not (isinstance(tools, list) and all(isinstance(t, dict) for t in tools)):
-        raise InvalidRequestError("tools must be a JSON list of objects")
-    kwargs: Mapping[str, Any] = {}
-    if "chat_template_kwargs" in inputs:
-        kwargs = json_object(str(_scalar(inputs, "chat_template_kwargs")), "chat_template_kwargs")
-        if "chat_template" in kwargs:  # a program, which would run in the server for as long as it likes
-            raise InvalidRequestError("chat_template_kwargs cannot hold a chat_template; the model's own is used")
-    return Chat(tuple(messages), tuple(tools) if tools else None, kwargs)
+def _chat(inputs: Inputs, limits: Limits) -> Chat:
+    """Return the conversation; its three inputs are JSON texts."""
+    return chat.parse(limits, {name: str(_scalar(inputs, name)) for name in chat.INPUTS if name in inputs})
+
+
+def _media(inputs: Inputs, limits: Limits) -> dict[str, tuple[str, ...]]:
+    media = {name: items for name in MEDIA if name in inputs and (items := strings(inputs, name))}
+    if media and "messages" in inputs:
+        raise InvalidRequestError(f"{next(iter(media))}: with messages, media go into their content")
+    pixels = sum(check_item(limits, name, f"{name}[{i}]", text) for name, items in media.items() for i, text in enumerate(items))
+    refuse_above(limits.max_image_pixels, pixels, "the pictures have", "pixels")
+    return media
 
 
 def _echo(inputs: Inputs, *, stream: bool) -> bool:
@@ -154,12 +129,12 @@ def _wants(inputs: Inputs) -> Wants:
     return Wants(**{name.removeprefix("return_"): True for name in (*FLAGS, *EXTRA_FLAGS) if _flag(inputs, name)})
 
 
-def _parameters(inputs: Inputs, parameters: str) -> dict[str, Any]:
+def _parameters(inputs: Inputs, parameters: str, limits: Limits) -> dict[str, Any]:
     if "sampling_parameters" in inputs:
         text = str(_scalar(inputs, "sampling_parameters"))
-        values = json_object(text, "sampling_parameters") if text else {}
+        values = json_object(text, "sampling_parameters", limits.max_json_depth) if text else {}
     else:
-        values = json_object(parameters, "the request parameters") if parameters else {}
+        values = json_object(parameters, "the request parameters", limits.max_json_depth) if parameters else {}
         # A forwarded HTTP header arrives as a parameter too; a dash or a capital is in none of vLLM's names.
         values = {k: v for k, v in values.items() if k.isidentifier() and k == k.lower()}
     return {
@@ -187,8 +162,8 @@ def _integer(inputs: Inputs, values: dict[str, Any], name: str) -> int:
     return number
 
 
-def _parse_embedding(inputs: Inputs, timeout: int) -> EmbedRequest:
-    values = json_object(str(_scalar(inputs, "embedding_request")), "embedding_request")
+def _parse_embedding(inputs: Inputs, timeout: int, limits: Limits) -> EmbedRequest:
+    values = json_object(str(_scalar(inputs, "embedding_request")), "embedding_request", limits.max_json_depth)
     source = values.get("input")
     ids = isinstance(source, list) and bool(source) and all(type(i) is int and i >= 0 for i in source)
     if not ids and not (isinstance(source, str) and source):

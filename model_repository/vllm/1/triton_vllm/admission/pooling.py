@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from triton_vllm.coerce import closest, coerce
+from triton_vllm.coerce import closest, coerce, shown
 from triton_vllm.errors import InvalidRequestError
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def build(make: Any, types: Mapping[str, Any], refusals: tuple[type[Exception], 
     values: dict[str, Any] = {}
     for name, value in request.parameters.items():
         if name not in known:
-            raise InvalidRequestError(f"unknown pooling parameter '{name}'{closest(name, known)}")
+            raise InvalidRequestError(f"unknown pooling parameter '{shown(name)}'{closest(name, known)}")
         try:
             values[name] = coerce(value, types[name])
         except ValueError as error:

@@ -5,16 +5,22 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from triton_vllm.coerce import closest, coerce
+from triton_vllm.admission import constraints
+from triton_vllm.admission.limits import USUAL, refuse_above
+from triton_vllm.coerce import closest, coerce, shown
 from triton_vllm.errors import InvalidRequestError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from triton_vllm.admission.limits import Limits
     from triton_vllm.compat import Schema
 
 # Set by the adapter or by vLLM itself, never by a client.
 INTERNAL = frozenset({"output_kind", "skip_clone", "output_text_buffer_length", "extra_args", "stream_interval"})
+USUAL_TOKENS = 16
+"""What vLLM takes for `max_tokens` where a request has none."""
+LONGEST_STOP_STRING = 1024
 # Names of the official backend, older vLLM and the OpenAI protocol for the same constraint.
 GUIDED = {
     "guided_json": "json",
@@ -26,19 +32,39 @@ GUIDED = {
 }
 
 
-def build(schema: Schema, parameters: Mapping[str, Any], *, stream: bool) -> Any:
+def build(schema: Schema, parameters: Mapping[str, Any], *, stream: bool, limits: Limits = USUAL) -> Any:
     """Return SamplingParams for a request: only new tokens when streaming, everything at the end when not.
 
     Raises:
-        InvalidRequestError: unknown parameter, wrong type or a value that vLLM refuses.
+        InvalidRequestError: unknown parameter, wrong type, too large, or a value that vLLM refuses.
     """
-    values = _structured(schema, dict(parameters))
+    values = _structured(schema, dict(parameters), limits)
     made = {name: _checked(schema, name, value) for name, value in values.items()}
+    _check_amounts(limits, made)
     made["output_kind"] = schema.streaming if stream else schema.whole
     try:
         return schema.make(**schema.fixed, **made)
     except schema.refusals as error:
         raise InvalidRequestError(f"sampling parameters: {_first_line(error)}") from None
+
+
+def _check_amounts(limits: Limits, made: Mapping[str, Any]) -> None:
+    n = made.get("n", 1)
+    if n > 1:
+        refuse_above(limits.max_n, n, "sampling parameters: n must be smaller, it is")
+        tokens = n * (made.get("max_tokens") or USUAL_TOKENS)
+        refuse_above(limits.max_answer_tokens, tokens, "sampling parameters: n times max_tokens are", "tokens")
+    for name in ("logprobs", "prompt_logprobs"):
+        count = made.get(name) or 0
+        if count == -1 and limits.max_logprobs:
+            raise InvalidRequestError(f"sampling parameters: {name} must be at most {limits.max_logprobs}, not -1 for all")
+        refuse_above(limits.max_logprobs, count, f"sampling parameters: {name} must be smaller, it is")
+    for name in ("stop", "bad_words"):
+        given = made.get(name) or ()
+        words = [given] if isinstance(given, str) else given
+        refuse_above(limits.max_stop_strings, len(words), f"sampling parameter '{name}' has", "strings")
+        longest = max(map(len, words), default=0)
+        refuse_above(LONGEST_STOP_STRING, longest, f"sampling parameter '{name}' has a string of", "characters")
 
 
 def _first_line(error: Exception) -> str:
@@ -48,7 +74,7 @@ def _first_line(error: Exception) -> str:
 def _checked(schema: Schema, name: str, value: Any) -> Any:
     if name not in schema.types or name in INTERNAL:
         known = [n for n in schema.types if n not in INTERNAL]
-        raise InvalidRequestError(f"unknown sampling parameter '{name}'{closest(name, known)}")
+        raise InvalidRequestError(f"unknown sampling parameter '{shown(name)}'{closest(name, known)}")
     if name == schema.structured_name and isinstance(value, schema.structured):
         return value
     try:
@@ -57,7 +83,7 @@ def _checked(schema: Schema, name: str, value: Any) -> Any:
         raise InvalidRequestError(f"sampling parameter '{name}' {error}") from None
 
 
-def _structured(schema: Schema, values: dict[str, Any]) -> dict[str, Any]:
+def _structured(schema: Schema, values: dict[str, Any], limits: Limits) -> dict[str, Any]:
     """Replace every spelling of a structured-output constraint by the one that this vLLM takes."""
     constraint: dict[str, Any] = {}
     for old, new in GUIDED.items():
@@ -68,17 +94,20 @@ def _structured(schema: Schema, values: dict[str, Any]) -> dict[str, Any]:
     for name in ("structured_outputs", "guided_decoding"):
         if name in values:
             constraint |= _object(values.pop(name), name)
-    if not constraint:
-        return values
     for name in ("backend", "_backend"):  # chosen for the whole engine since vLLM 0.11
         constraint.pop(name, None)
-    values[schema.structured_name] = _constraint(schema, constraint)
+    if constraint.get("json_object") in (False, "false"):  # vLLM counts it as a constraint, and then finds none
+        del constraint["json_object"]
+    if not constraint:
+        return values
+    values[schema.structured_name] = _constraint(schema, constraint, limits)
     return values
 
 
-def _constraint(schema: Schema, fields: dict[str, Any]) -> Any:
+def _constraint(schema: Schema, fields: dict[str, Any], limits: Limits) -> Any:
     if isinstance(fields.get("choice"), str):
         fields["choice"] = _json_or(fields["choice"], [fields["choice"]])
+    constraints.check(limits, fields)
     try:
         return coerce(fields, schema.structured)
     except schema.refusals as error:

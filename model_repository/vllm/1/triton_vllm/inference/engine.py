@@ -98,6 +98,10 @@ class Engine:
         """Return the jobs in flight."""
         return list(self._jobs.values())  # one C call, so no other thread can change the dict meanwhile
 
+    def facts(self) -> compat.Facts:
+        """Return what the model can take."""
+        return compat.facts(self._llm)
+
     def submit(self, job: Job) -> None:
         """Take a job; its outcome comes through `put`."""
         # Here and not in the loop: the watch, woken next, would find nothing in flight and go to sleep again.

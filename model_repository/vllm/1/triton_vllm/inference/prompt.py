@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
     from triton_vllm.protocols import EngineClient
 
+DECODED_AT_ONCE = 4
+"""Requests whose pictures are decoded at the same time: each may take three times the bytes of its pixels."""
+
 
 class Prompter:
     """Turn requests into prompts of the installed vLLM.
@@ -29,6 +32,7 @@ class Prompter:
         self._vllm = vllm
         self._loaders = loaders
         self._turn = asyncio.Lock()
+        self._decoding = asyncio.Semaphore(DECODED_AT_ONCE)
 
     async def make(self, llm: EngineClient, request: Request) -> Any:
         """Return what `add_request` takes; runs in the engine's event loop.
@@ -44,7 +48,8 @@ class Prompter:
             prompt = {"prompt": request.text}
         if isinstance(request, GenerateRequest) and request.media:
             # Decoding an image or a video takes long, so it is not done in the event loop.
-            prompt["multi_modal_data"] = await asyncio.to_thread(media.decode, request.media, self._loaders)
+            async with self._decoding:
+                prompt["multi_modal_data"] = await asyncio.to_thread(media.decode, request.media, self._loaders)
         return await tokenize(self._vllm, llm, prompt, self._turn)
 
     async def _chat(self, llm: EngineClient, chat: Chat) -> Any:

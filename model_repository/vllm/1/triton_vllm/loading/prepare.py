@@ -76,6 +76,8 @@ def prepare(args: Mapping[str, str], log: Log, progress: Progress, until_loaded:
     interpreter.use_environment_python()
     home.settle(os.environ, log)
     warm_cache.use(model_dir, os.environ, log)
+    # A host that the operator has named could send vLLM on to any other one.
+    os.environ.setdefault("VLLM_MEDIA_URL_ALLOW_REDIRECTS", "0")
     progress.phase("importing vLLM")
     vllm = _import(log, until_loaded)
     values = _fit(vllm, given, log)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
+from triton_vllm.admission.limits import USUAL, Limits
 from triton_vllm.coerce import to_bool, to_float, to_int
 from triton_vllm.errors import ConfigError
 
@@ -23,6 +24,7 @@ class Settings:
         gpu_ids: GPU_DEVICE_IDS, the GPUs of a KIND_MODEL instance, in place of CUDA_VISIBLE_DEVICES; empty leaves it to vLLM.
         unload_grace_s: UNLOAD_GRACE_SECONDS, how long requests in flight may go on when the model is unloaded.
         senders: RESPONSE_SENDER_THREADS, threads that send responses; 0 chooses by the number of cores.
+        limits: of requests, each a parameter of its name in capitals.
     """
 
     metrics: bool = False
@@ -31,6 +33,14 @@ class Settings:
     gpu_ids: tuple[int, ...] = ()
     unload_grace_s: float = 20.0
     senders: int = 0
+    limits: Limits = USUAL
+
+
+TO_TOKENIZER = frozenset({
+    "chat_template", "max_length", "padding", "padding_side", "processor_kwargs", "return_assistant_tokens_mask", "return_dict",
+    "return_tensors", "tokenize", "tokenizer_kwargs", "truncation",
+})  # fmt: skip
+"""What transformers takes for itself of the arguments of a template: each makes a program or a length out of a request."""
 
 
 def read(model_config: Mapping[str, Any]) -> Settings:
@@ -58,7 +68,43 @@ def read(model_config: Mapping[str, Any]) -> Settings:
         gpu_ids=value("GPU_DEVICE_IDS", _gpu_ids, Settings.gpu_ids),
         unload_grace_s=value("UNLOAD_GRACE_SECONDS", to_float, Settings.unload_grace_s),
         senders=value("RESPONSE_SENDER_THREADS", _senders, Settings.senders),
+        limits=Limits(
+            **{field.name: value(field.name.upper(), _LISTS.get(field.name, _limit), field.default) for field in fields(Limits)}
+        ),
     )
+
+
+def _limit(text: str) -> int:
+    number = to_int(text)
+    if number < 0:
+        raise ValueError(f"must not be negative, not {number}; 0 is no limit")
+    return number
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def _domains(text: str) -> tuple[str, ...]:
+    names = _names(text.lower())
+    wrong = next((name for name in names if not set(name) <= set("abcdefghijklmnopqrstuvwxyz0123456789.-")), None)
+    if wrong is not None:
+        raise ValueError(f"must be comma-separated host names such as images.example.com, not '{wrong}'")
+    return names
+
+
+def _template_kwargs(text: str) -> tuple[str, ...]:
+    names = _names(text)
+    wrong = next((name for name in names if name in TO_TOKENIZER), None)
+    if wrong is not None:
+        raise ValueError(f"must not name '{wrong}', which is no argument of a template")
+    return names
+
+
+_LISTS: Mapping[str, Callable[[str], tuple[str, ...]]] = {
+    "allowed_media_domains": _domains,
+    "allowed_chat_template_kwargs": _template_kwargs,
+}
 
 
 def _senders(text: str) -> int:

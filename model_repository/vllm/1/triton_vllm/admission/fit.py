@@ -1,0 +1,65 @@
+"""Check a request against what the model can take, before it is tokenized or decoded."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from triton_vllm.errors import InvalidRequestError, UnsupportedError
+from triton_vllm.request import GenerateRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from triton_vllm.admission.limits import Limits
+    from triton_vllm.compat import Facts
+    from triton_vllm.request import Request
+
+TOKEN_IDS = ("allowed_token_ids", "logit_bias", "logprob_token_ids", "stop_token_ids", "trace_decode_token_ids")
+
+
+def check_fit(request: Request, facts: Facts, limits: Limits) -> None:
+    """Refuse what the model cannot take.
+
+    Raises:
+        InvalidRequestError: the prompt is longer than the model takes, or has token ids that it does not know.
+        UnsupportedError: pictures, audio or video for a model of texts.
+    """
+    chat = request.chat if isinstance(request, GenerateRequest) else None
+    if isinstance(request, GenerateRequest) and not facts.multimodal and (request.media or (chat and chat.media)):
+        raise UnsupportedError(f"{next(iter(request.media), 'messages')}: this model takes texts only")
+    if request.token_ids is not None:
+        most = facts.max_tokens
+        if 0 < most < len(request.token_ids):
+            raise InvalidRequestError(f"the prompt has {len(request.token_ids)} tokens, more than this model's maximum of {most}")
+        if not facts.multimodal:  # others have ids above their vocabulary, for the places of pictures
+            check_ids("the prompt", request.token_ids, facts)
+    characters = chat.characters if chat else len(request.text or "")
+    most = facts.max_tokens * limits.max_characters_per_token
+    if 0 < most < characters:
+        raise InvalidRequestError(
+            f"the prompt has {characters} characters, too many for this model's maximum of {facts.max_tokens} tokens"
+        )
+
+
+def check_params(params: Any, facts: Facts) -> None:
+    """Refuse token ids beyond the vocabulary in vLLM's SamplingParams: they index tables that requests share.
+
+    Raises:
+        InvalidRequestError: names the parameter.
+    """
+    for name in TOKEN_IDS:
+        ids = getattr(params, name, None)
+        if ids:
+            check_ids(name, ids, facts)
+
+
+def check_ids(name: str, ids: Iterable[int], facts: Facts) -> None:
+    """Refuse token ids that the model does not know.
+
+    Raises:
+        InvalidRequestError: names what holds them.
+    """
+    largest, smallest = max(ids), min(ids)
+    if smallest < 0 or 0 < facts.vocabulary <= largest:
+        wrong = smallest if smallest < 0 else largest
+        raise InvalidRequestError(f"{name}: token id {wrong} is not in the model's vocabulary of {facts.vocabulary} tokens")

@@ -1,0 +1,130 @@
+"""The corpus on the real server, beside a neighbour whose answer must not change."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+
+from hostile.corpus import ANSWER, ANY, CORPUS, Case
+from support.model_requests import ask, prompt
+from support.reference import ONE_THREAD
+from support.triton_client import get, post, stream, text_of
+from vllm_env.serve.standin import FACTS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from support.serving import Serve
+    from vllm_env.serve.server import TritonServer
+
+pytestmark = pytest.mark.e2e
+PROMPT, WORDS = FACTS[2]
+NEIGHBOUR = prompt(PROMPT, {"temperature": 0, "max_tokens": 64}, exclude_input_in_output=True)
+INTERNALS = ("Traceback", "NoneType", "object at 0x", ".py", "site-packages", "triton_vllm", "<class", "KeyError", "/root")
+REPLY_SECONDS = 120.0
+LONGEST_ERROR = 600  # ours and what Triton puts before it
+MEMORY_MB = 200
+
+
+@pytest.fixture(scope="module")
+def attacked(serving: Serve) -> Iterator[TritonServer]:
+    """A server of this file's own: others should not find it as it is left."""
+    with serving(environment=ONE_THREAD) as running:
+        yield running
+
+
+def beside_neighbours(server: TritonServer, request: Any) -> list[str]:
+    """Send a request between two neighbours; return its errors, once both have had their answer."""
+    responses = stream(server.grpc_url, [NEIGHBOUR, request, NEIGHBOUR], timeout=REPLY_SECONDS)
+    assert (text_of(responses, 0), text_of(responses, 2)) == (WORDS, WORDS)
+    return [response.error for response in responses if response.error]
+
+
+def check(server: TritonServer, case: Case) -> None:
+    """Send a case; see that the outcome is the documented one."""
+    errors = beside_neighbours(server, case.make())
+    if case.expected == ANSWER or (case.expected == ANY and not errors):
+        assert errors == []
+        return
+    (error,) = errors
+    assert error.strip()
+    assert case.expected == ANY or case.expected in error
+    assert len(error) < LONGEST_ERROR
+    assert not [word for word in INTERNALS if word in error], error
+
+
+@pytest.mark.parametrize("case", [c for c in CORPUS if not (c.refused_early or c.heavy)], ids=lambda case: case.name)
+def test_what_only_vllm_can_refuse(attacked: TritonServer, case: Case) -> None:
+    """It is answered or refused, and the neighbours do not notice."""
+    check(attacked, case)
+
+
+@pytest.mark.parametrize("part", range(8))
+def test_what_admission_refuses(attacked: TritonServer, part: int) -> None:
+    """An eighth of the corpus at once: each gets its own refusal, the neighbours their answer."""
+    cases = [c for c in CORPUS if c.refused_early and not c.heavy][part::8]
+    requests = [NEIGHBOUR, *(case.make() for case in cases), NEIGHBOUR]
+    responses = stream(attacked.grpc_url, requests, timeout=REPLY_SECONDS)
+    errors = [response.error for response in responses if response.error]
+    assert (text_of(responses, 0), text_of(responses, len(requests) - 1)) == (WORDS, WORDS)
+    assert [case.name for case in cases if not any(case.expected in error for error in errors)] == []
+    assert len(errors) == len(cases)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [c for c in CORPUS if c.heavy], ids=lambda case: case.name)
+def test_what_is_large(attacked: TritonServer, case: Case) -> None:
+    """Tens of megabytes are refused as quickly as they come."""
+    check(attacked, case)
+
+
+def test_sums_of_log_probabilities_are_json(attacked: TritonServer) -> None:
+    """Asked for without `logprobs`, too: the answer had a bare NaN, which is no JSON."""
+    body = {"text_input": PROMPT, "return_cumulative_logprob": True, "parameters": {"temperature": 0, "max_tokens": 8}}
+    status, text = post(attacked.http_url, "/v2/models/vllm/generate", body, timeout=REPLY_SECONDS)
+    assert status == 200
+    assert "NaN" not in text
+    assert json.loads(text)["cumulative_logprob"] < 0
+
+
+@pytest.mark.slow
+def test_too_many_requests_are_unavailable_at_once(serving: Serve) -> None:
+    """Those within the limit are answered, the others told to come again."""
+
+    def prepare(model: Path) -> None:
+        with (model / "config.pbtxt").open("a", encoding="utf-8") as config:
+            config.write('\nparameters { key: "MAX_REQUESTS_IN_FLIGHT" value: { string_value: "4" } }\n')
+
+    with serving(environment=ONE_THREAD, prepare=prepare) as server:
+        long = prompt("Once upon a time", {"max_tokens": 200, "ignore_eos": True, "temperature": 0})
+        responses = stream(server.grpc_url, [long] * 32, timeout=REPLY_SECONDS)
+        errors = [response.error for response in responses if response.error]
+        assert len(errors) + len([r for r in responses if r.text()]) == 32
+        assert len(errors) >= 1
+        assert all("4 requests are in flight, and no more are taken: try again later" in error for error in errors)
+        assert ask(server, PROMPT, {"temperature": 0, "max_tokens": 64}, exclude_input_in_output=True).text == WORDS
+
+
+def megabytes(server: TritonServer) -> dict[int, float]:
+    """Return the resident memory of the stub and of vLLM's processes by pid."""
+    children = psutil.Process(server.pid).children(recursive=True)
+    return {process.pid: process.memory_info().rss / 1e6 for process in children}
+
+
+@pytest.mark.slow
+def test_the_whole_corpus_leaves_no_mark(serving: Serve) -> None:
+    """Nobody dies, the server is ready, and no process holds 200 MB more than before."""
+    with serving(environment=ONE_THREAD) as server:
+        for case in CORPUS[::8]:  # what is made at the first use of each kind is made
+            beside_neighbours(server, case.make())
+        before = megabytes(server)
+        for case in CORPUS:
+            beside_neighbours(server, case.make())
+        after = megabytes(server)
+        assert after.keys() == before.keys()
+        assert {pid: after[pid] - size for pid, size in before.items() if after[pid] - size > MEMORY_MB} == {}
+        assert get(server.http_url, "/v2/health/ready")[0] == 200
