@@ -106,7 +106,8 @@ def started():
             AsyncLLM=Llm,
             UsageContext=SimpleNamespace(API_SERVER=None),
             EngineDeadError=DeadError,
-            client_errors=(ValueError,),
+            refusals=(),
+            client_errors=(ValueError, TypeError),
             busy_errors=(),
             enable_envs_cache=None,
             disable_envs_cache=None,
@@ -144,8 +145,17 @@ def added(engine, j):
     return llm, llm.collectors[j.id].put
 
 
-def output(*, finished):
-    return SimpleNamespace(finished=finished)
+def output(*, finished, reason=None, index=0):
+    """Return a RequestOutput with one completion."""
+    return SimpleNamespace(finished=finished, outputs=[SimpleNamespace(index=index, finish_reason=reason)])
+
+
+def raised(error, module):
+    """Return an exception that a `raise` in a module of that name made."""
+    try:
+        exec("raise error", {"__name__": module, "error": error})
+    except type(error) as made:
+        return made
 
 
 def test_outputs_come_in_order_and_end_with_the_finished_one(started):
@@ -172,25 +182,120 @@ def test_an_output_that_came_before_attaching_is_not_lost(started):
 
 
 @pytest.mark.parametrize(
-    ("raised", "told"),
+    ("cause", "told"),
     [
-        (ValueError("prompt too long"), InvalidRequestError("prompt too long")),
+        (raised(ValueError("prompt too long"), "vllm.v1.engine.processor"), InvalidRequestError("prompt too long")),
+        (raised(ValueError("x" * 5000), "vllm.sampling_params"), InvalidRequestError("x" * 500)),
+        (TypeError("add_request() got an unexpected keyword argument 'priority'"), InternalError()),
+        (raised(ValueError("secret internals"), "numpy.core"), InternalError()),
         (DeadError(), UnavailableError(DEAD)),
         (RuntimeError("secret internals"), InternalError()),
     ],
 )
-def test_errors_are_translated(started, raised, told):
-    """vLLM's refusal reaches the client; an unexpected error does not carry internals there."""
+def test_errors_are_translated(started, cause, told):
+    """vLLM's refusal reaches the client; an error that is not the client's is logged and carries no internals there."""
     engine, got = started()
-    Llm.started[-1].add_error = raised
+    Llm.started[-1].add_error = cause
     engine.submit(job())
     item = got.get(timeout=PROMISED)[1]
     assert type(item) is type(told)
+    assert not isinstance(told, InvalidRequestError) or str(item) == str(told)
     assert "secret" not in str(item)
+    assert len(engine._log.lines) == isinstance(told, InternalError)
+    assert all("Traceback" in line and str(cause) in line for line in engine._log.lines)
     Llm.started[-1].add_error = None
     _, put = added(engine, j := job())  # and the next one is served
     put(last := output(finished=True))
     assert got.get(timeout=PROMISED) == (j, last)
+
+
+def test_the_same_failure_again_is_a_line_in_the_log(started):
+    """A vLLM that has moved on fails for every request: one traceback tells why, and each request has its line."""
+    engine, got = started()
+    Llm.started[-1].add_error = TypeError("add_request() got an unexpected keyword argument 'priority'")
+    for _ in range(3):
+        engine.submit(job())
+        got.get(timeout=PROMISED)
+    assert ["Traceback" in line for line in engine._log.lines].count(True) == 1
+    assert len(engine._log.lines) == 3
+
+
+def test_a_failed_output_handler_is_nobodys_fault(started):
+    """vLLM gives its exception to everyone in flight: all may try again, and the log has it once."""
+    engine, got = started()
+    puts = [added(engine, job())[1] for _ in range(3)]
+    error = raised(ValueError("a detokenizer's fault"), "vllm.v1.engine.output_processor")
+    for put in puts:
+        engine._loop.call_soon_threadsafe(put, error)
+    told = [got.get(timeout=PROMISED)[1] for _ in puts]
+    assert {(type(e), str(e)) for e in told} == {(UnavailableError, DEAD)}
+    assert [line.count("Traceback") for line in engine._log.lines] == [1]
+
+
+class Pooled:
+    """In place of a tensor of pooled numbers."""
+
+    def __init__(self, count):
+        self.numel = lambda: count
+
+
+def pooled(count, error=None):
+    return SimpleNamespace(finished=True, outputs=SimpleNamespace(data=Pooled(count)), error=error)
+
+
+@pytest.mark.parametrize(
+    ("last", "kind"),
+    [
+        (output(finished=True, reason="error"), InternalError),
+        (pooled(0), InternalError),
+        (pooled(0, SimpleNamespace(retryable=True)), UnavailableError),
+        (pooled(0, SimpleNamespace(retryable=False)), InternalError),
+    ],
+)
+def test_a_request_that_failed_in_the_engine_is_no_success(started, last, kind):
+    """vLLM ends it with an output that says so and has no text or numbers: the client is told an error."""
+    engine, got = started()
+    j = job()
+    _, put = added(engine, j)
+    put(last)
+    told = got.get(timeout=PROMISED)[1]
+    assert type(told) is kind
+    assert "the engine could not finish this request" in str(told)
+    assert engine.jobs() == []
+
+
+@pytest.mark.parametrize("last", [output(finished=True, reason="stop"), pooled(3)])
+def test_a_request_that_succeeded_is_none_of_these(started, last):
+    """Its last output is passed on as it is."""
+    engine, got = started()
+    _, put = added(engine, job())
+    put(last)
+    assert got.get(timeout=PROMISED)[1] is last
+
+
+def test_one_failed_completion_of_several_ends_the_request(started):
+    """Those that go on are aborted: a part of an answer is none."""
+    engine, got = started()
+    j = job()
+    j.several = True
+    llm, put = added(engine, j)
+    put(output(finished=False, index=0))
+    engine._loop.call_soon_threadsafe(put, output(finished=False, reason="error", index=1))
+    assert not got.get(timeout=PROMISED)[1].finished
+    assert isinstance(got.get(timeout=PROMISED)[1], InternalError)
+    until(lambda: llm.aborted == [j.id])
+    put(output(finished=True, reason="stop", index=0))
+    assert got.empty()
+
+
+def test_an_exception_over_an_output_stays_with_its_request(started):
+    """It is raised in vLLM's output handler, which would end, and everyone's requests with it."""
+    engine, got = started()
+    llm, put = added(engine, j := job())
+    engine._loop.call_soon_threadsafe(put, SimpleNamespace())  # no output at all
+    assert isinstance(got.get(timeout=PROMISED)[1], InternalError)
+    until(lambda: llm.aborted == [j.id])
+    assert "an output was not taken" in engine._log.lines[0]
 
 
 def test_a_cancelled_job_is_aborted_and_told(started):

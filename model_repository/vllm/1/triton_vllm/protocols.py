@@ -205,6 +205,9 @@ class RequestOutput(Protocol):
 class Pooled(Protocol):
     """A `torch.Tensor` of pooled numbers."""
 
+    def numel(self) -> int:
+        """Return how many there are."""
+
     def tolist(self) -> Any:
         """Return the numbers in lists, nested as its shape says."""
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from triton_vllm import compat
-from triton_vllm.errors import DEAD, AdapterError, CancelledError, InternalError, InvalidRequestError, UnavailableError
+from triton_vllm.errors import DEAD, AdapterError, CancelledError, InternalError, UnavailableError
+from triton_vllm.inference.outcome import FAILED, Translator, failure
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping
@@ -62,6 +63,7 @@ class Engine:
         self._values = values
         self._prompter = prompter
         self._log = log
+        self._translator = Translator(vllm, log)
         self._restart = restart
         self._pace = pace
         self._put: Put  # from `start` on
@@ -163,7 +165,7 @@ class Engine:
                 job.id, prompt, job.params, lora_request=job.lora, priority=job.request.priority
             )
         except Exception as error:  # noqa: BLE001 - a request must never take the model down
-            self._finish(job, self._translate(error))
+            self._finish(job, self._translator.refusal(error))
             return
         finally:
             job.task = None
@@ -175,12 +177,19 @@ class Engine:
     def _take(self, job: Job, item: Output | Exception) -> None:
         if job.ended:
             return
-        if isinstance(item, Exception):
-            self._finish(job, self._translate(item))
-        elif item.finished:
-            self._finish(job, item)
-        else:
-            self._put(job, item)
+        try:
+            if isinstance(item, Exception):
+                self._finish(job, self._translator.loss(item))
+            elif item.finished:
+                self._finish(job, failure(item) or item)
+            elif job.several and (error := failure(item)) is not None:
+                self._abort(job, error)  # one completion has failed; the others go on in vLLM
+            else:
+                self._put(job, item)
+        except Exception as error:  # noqa: BLE001 - vLLM's output handler would end, and with it every other request
+            self._translator.note("an output was not taken", error)
+            with contextlib.suppress(Exception):
+                self._abort(job, InternalError(FAILED))
 
     def _finish(self, job: Job, last: Item) -> None:
         if job.ended:
@@ -244,19 +253,6 @@ class Engine:
         for task in rest:
             task.cancel()
         await asyncio.gather(*rest, return_exceptions=True)
-
-    def _translate(self, error: Exception) -> AdapterError:
-        """Return what the client is told about an exception."""
-        if isinstance(error, AdapterError):
-            return error
-        if isinstance(error, self._vllm.EngineDeadError):
-            return UnavailableError(DEAD)
-        if isinstance(error, self._vllm.busy_errors):
-            return UnavailableError(f"the engine cannot take the request now: {error}")
-        if isinstance(error, self._vllm.client_errors):
-            return InvalidRequestError(str(error).strip())
-        self._log.error(f"request failed: {type(error).__name__}: {error}")
-        return InternalError("the engine failed on this request; the server's log has the details")
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:
