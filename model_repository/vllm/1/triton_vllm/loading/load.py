@@ -68,7 +68,7 @@ def load(args: Mapping[str, str], log: Log) -> Model:
         prepared = prepare(args, log, progress, until_loaded)
         progress.phase("starting the engine and loading the model")
         engine, outbox = _start(prepared, log)
-        watch = CancellationWatch(engine.jobs, engine.cancel)
+        watch = CancellationWatch(engine.jobs, engine.cancel, log)
         watch.start()
         labels = {"model": args["model_name"], "version": args["model_version"]}
         publisher = _publish(prepared, labels, log)
@@ -82,7 +82,7 @@ def _start(prepared: Prepared, log: Log) -> tuple[Engine, Outbox]:
     prompter = Prompter(vllm, compat.media_loaders(vllm, values))
     engine = Engine(vllm, values, prompter, log=log, restart=settings.restart)
     threads = settings.senders or (2 if (os.cpu_count() or 1) >= MANY_CORES else 1)
-    outbox = Outbox(Delivery(engine.drop, log).deliver, threads)
+    outbox = Outbox(Delivery(engine.drop, log).deliver, log, threads)
     outbox.start()
     try:
         engine.start(outbox.put, tuple(prepared.adapters.requests.values()))
