@@ -87,15 +87,25 @@ class MetricFamily:
 
 
 class ResponseSender:
-    """Keeps each response with its flags, and refuses any after the final one, as Triton does."""
+    """Keeps each response with its flags, and refuses any after the final one, as Triton does.
+
+    With `full` set, a response with tensors does not fit in shared memory; as in Triton it has closed by then, if it was the
+    final one.
+    """
 
     def __init__(self) -> None:
         self.sent: list[tuple[InferenceResponse, int]] = []
         self.cancelled = False
+        self.full = False
+        self._closed = False
 
-    def send(self, response: InferenceResponse, flags: int = 0) -> None:
-        if self.sent and self.sent[-1][1] == FINAL:
+    def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
+        if self._closed:
             raise RuntimeError("response sender has been closed")
+        self._closed = flags == FINAL
+        response = response or InferenceResponse()
+        if self.full and response.output_tensors:
+            raise RuntimeError("Failed to increase the shared memory pool size")
         self.sent.append((response, flags))
 
     def is_cancelled(self) -> bool:

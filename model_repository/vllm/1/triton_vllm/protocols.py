@@ -42,7 +42,7 @@ class TritonTensor(Protocol):
 class ResponseSender(Protocol):
     """`pb_utils.InferenceResponseSender`; only `transport.Channel` has one."""
 
-    def send(self, response: object, flags: int = 0) -> None:
+    def send(self, response: object = None, flags: int = 0) -> None:
         """Send a response; blocks for a handshake with the server."""
 
     def is_cancelled(self) -> bool:
