@@ -10,6 +10,10 @@ CODES = ("UNKNOWN", "INTERNAL", "INVALID_ARG", "UNAVAILABLE", "UNSUPPORTED", "CA
 FINAL = 1
 
 
+class TritonModelException(Exception):  # noqa: N818 - Triton's name
+    """Raised by calls to the server."""
+
+
 class Tensor:
     """A named array."""
 
@@ -138,7 +142,15 @@ def install() -> ModuleType:
     """Put the module where `import` finds it, and return it."""
     module: Any = ModuleType("triton_python_backend_utils")
     module.unloaded = []
+    module.ending = False
+
+    def is_model_ready(model_name: str) -> bool:
+        if module.ending:
+            raise TritonModelException("Failed to check model readiness: Server not ready")
+        return True
+
     vars(module).update(
+        is_model_ready=is_model_ready, TritonModelException=TritonModelException,
         TRITONSERVER_RESPONSE_COMPLETE_FINAL=FINAL, Tensor=Tensor, TritonError=TritonError, Logger=Logger,
         InferenceResponse=InferenceResponse, MetricFamily=MetricFamily, unload_model=module.unloaded.append,
         fakes=SimpleNamespace(Request=Request),

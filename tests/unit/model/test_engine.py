@@ -5,6 +5,7 @@ vLLM itself is replaced by a small stand-in here, with the methods that `compat`
 
 from __future__ import annotations
 
+import asyncio
 import queue
 import threading
 import time
@@ -15,10 +16,11 @@ import pytest
 
 from support.fake_reply import fake_job as job
 from triton_vllm.errors import DEAD, CancelledError, InternalError, InvalidRequestError, UnavailableError
-from triton_vllm.inference.engine import Engine, Pace
+from triton_vllm.inference.engine import UNLOADED, Engine, Pace
 
 PROMISED = 60.0  # s until something that will happen has happened, however busy the machine is
-PACE = Pace(health_period=0.01, backoff=(0.01,))
+PACE = Pace(health_period=0.01, question_period=0.01, backoff=(0.01,))
+STEP = 0.2  # s that a step of the model may take
 
 
 class Collector:
@@ -50,6 +52,8 @@ class Llm:
         self.closed = False
         self.add_error: Exception | None = None
         self.early = None
+        self.hangs = False
+        self.asked = threading.Semaphore(0)
         Llm.started.append(self)
 
     @classmethod
@@ -70,6 +74,12 @@ class Llm:
 
     async def abort(self, request_id):
         self.aborted.append(request_id)
+
+    async def is_sleeping(self):
+        self.asked.release()
+        if self.hangs:
+            await asyncio.sleep(3600)
+        return False
 
     def shutdown(self):
         self.closed = True
@@ -111,6 +121,7 @@ def started():
             busy_errors=(),
             enable_envs_cache=None,
             disable_envs_cache=None,
+            step_timeout_s=STEP,
         )
         got = queue.Queue()
         engine = Engine(vllm, {}, Prompter(), log=Log(), restart=restart, pace=PACE)
@@ -353,6 +364,74 @@ def test_a_dead_engine_stays_dead_where_restart_is_off(started):
     assert not engine.is_healthy()
     assert engine._log.lines == ["the engine has died"]
     assert len(Llm.started) == 1
+
+
+def test_an_engine_that_hangs_is_replaced(started):
+    """It answers nothing while requests are open: they are told, and another engine is started, as for a dead one."""
+    engine, got = started()
+    hung, _ = added(engine, job())
+    assert hung.asked.acquire(timeout=PROMISED)
+    hung.hangs = True
+    assert str(got.get(timeout=PROMISED)[1]) == DEAD
+    until(lambda: len(Llm.started) == 2 and engine.is_healthy())
+    assert hung.closed
+    assert engine._log.lines[0] == "the engine does not answer for 0 s, starting it again"
+    _, put = added(engine, j := job())
+    put(last := output(finished=True))
+    assert got.get(timeout=PROMISED) == (j, last)
+
+
+def test_an_engine_that_answers_may_take_its_time(started):
+    """A request without outputs is no reason: a whole answer takes minutes."""
+    engine, got = started()
+    llm, _ = added(engine, job())
+    for _ in range(5):
+        assert llm.asked.acquire(timeout=PROMISED)
+    assert got.empty()
+    assert engine.is_healthy()
+
+
+def test_an_idle_engine_is_not_asked(started):
+    """Nobody waits for it, and a question wakes its process."""
+    engine, _ = started()
+    time.sleep(10 * PACE.health_period)
+    assert not Llm.started[-1].asked.acquire(blocking=False)
+    assert engine.is_healthy()
+
+
+def test_a_check_that_fails_is_not_the_last(started):
+    """An exception in it would leave a dead engine unnoticed for ever."""
+    engine, got = started()
+    bury, failures = engine._bury, iter([KeyError("injected")])
+
+    def fails_once():
+        for failure in failures:
+            raise failure
+        bury()
+
+    engine._bury = fails_once
+    added(engine, job())
+    Llm.started[-1].errored = True
+    assert str(got.get(timeout=PROMISED)[1]) == DEAD
+    assert "injected" in engine._log.lines[0]
+
+
+def test_a_server_that_ends_gets_its_answers_in_time(started):
+    """After the grace period what is in flight is told, and what comes later at once: nothing holds the server up."""
+    engine, got = started()
+    clock = LoopClock(engine)
+    llm, put = added(engine, done := job())
+    added(engine, late := job())
+    engine.leave(20)
+    engine._loop.call_soon_threadsafe(put, last := output(finished=True))
+    assert got.get(timeout=PROMISED) == (done, last)
+    clock.now += 21
+    j, error = got.get(timeout=PROMISED)
+    assert (j, type(error), str(error)) == (late, UnavailableError, UNLOADED)
+    until(lambda: llm.aborted == [late.id])
+    engine.submit(later := job())
+    clock.now += 1
+    assert got.get(timeout=PROMISED)[0] is later
 
 
 def blocked(engine):

@@ -109,6 +109,19 @@ def test_the_server_is_asked_about_the_request(triton):
     assert channel.is_cancelled() is True
 
 
+def test_a_server_that_ends_says_so_and_other_troubles_do_not(triton, monkeypatch):
+    """It answers nothing about its models any more; that it cannot be asked just now is no reason to give up requests."""
+    assert transport.is_ending("mine") is False
+    triton.ending = True
+    assert transport.is_ending("mine") is True
+
+    def fails(model_name):
+        raise triton.TritonModelException("Failed to increase the shared memory pool size")
+
+    monkeypatch.setattr(triton, "is_model_ready", fails)
+    assert transport.is_ending("mine") is False
+
+
 def test_samples_of_one_name_share_a_family(triton):
     """Triton refuses a second family of the same name."""
     metrics = transport.TritonMetrics()

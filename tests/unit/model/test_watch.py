@@ -11,7 +11,7 @@ import pytest
 
 from support.fake_log import FakeLog
 from support.fake_reply import FakeChannel, fake_job
-from triton_vllm.delivery.watch import LONGEST_S, PERIOD_S, CancellationWatch
+from triton_vllm.delivery.watch import LONGEST_S, PERIOD_S, CancellationWatch, Departure
 from triton_vllm.errors import CancelledError
 
 QUESTION_S = 60e-6  # a round trip to the server
@@ -49,7 +49,7 @@ def watched(clock, number, cost=QUESTION_S):
     channels = [Timed(clock, cost) for _ in range(number)]
     jobs = [fake_job(channel) for channel in channels]
     found = []
-    return CancellationWatch(lambda: jobs, found.append, FakeLog(), clock), channels, jobs, found
+    return CancellationWatch(lambda: jobs, found.append, FakeLog(), clock=clock), channels, jobs, found
 
 
 def test_a_cancelled_job_is_found_and_others_are_left_alone(clock):
@@ -192,3 +192,22 @@ def test_an_exception_does_not_end_the_watch():
     watch.close()
     assert len(log.errors) == 1
     assert "injected" in log.errors[0]
+
+
+def test_the_server_is_asked_once_a_second_whether_it_ends_and_only_while_a_request_is_open(clock):
+    """Each question is a round trip; the first answer that it does is told once."""
+    asked, told, ends = [], [], []
+    departure = Departure(lambda: asked.append(clock.now) or bool(ends), lambda: told.append(clock.now), clock)
+    job = fake_job(FakeChannel())
+    watch = CancellationWatch(lambda: [job], lambda _: None, FakeLog(), departure, clock)
+    for clock.now in (0.0, 0.5, 0.99, 1.0, 1.5):
+        watch.look()
+    assert (asked, told) == ([0.0, 1.0], [])
+    ends.append(True)
+    for clock.now in (2.0, 3.0, 4.0):
+        watch.look()
+    assert (asked, told) == ([0.0, 1.0, 2.0], [2.0])
+    job.reply.send([], final=True)
+    departure._next = 0.0
+    watch.look()
+    assert len(asked) == 3

@@ -47,6 +47,7 @@ OPTIONAL_PLACES: Mapping[str, tuple[str, ...]] = {
     "UniProcExecutor": ("vllm.v1.executor.uniproc_executor",),
     "enable_envs_cache": ("vllm.envs",),
     "disable_envs_cache": ("vllm.envs",),
+    "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": ("vllm.envs",),
 }
 
 
@@ -55,7 +56,7 @@ class Vllm:
     """The parts of the installed vLLM that the adapter uses.
 
     `refusals` are the exceptions by which it says that a request is wrong; `client_errors` adds those by which Python says
-    that a value is.
+    that a value is. `step_timeout_s` is how long vLLM waits for a worker's step before it takes the worker to be lost, s.
     """
 
     version: str
@@ -79,6 +80,7 @@ class Vllm:
     enable_envs_cache: Callable[[], None] | None
     disable_envs_cache: Callable[[], None] | None
     media_io: Mapping[str, Any]
+    step_timeout_s: float = 300.0
 
 
 @dataclass(frozen=True)
@@ -123,6 +125,7 @@ def load() -> Vllm:
         UniProcExecutor=optional["UniProcExecutor"],
         enable_envs_cache=optional["enable_envs_cache"],
         disable_envs_cache=optional["disable_envs_cache"],
+        step_timeout_s=float(optional["VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS"] or Vllm.step_timeout_s),
         media_io={name: optional[f"{name.capitalize()}MediaIO"] for name in ("image", "audio", "video")},
     )
 

@@ -282,6 +282,9 @@ class EngineClient(Protocol):
     async def abort(self, request_id: str) -> None:
         """Stop a request; one that is unknown is ignored."""
 
+    async def is_sleeping(self) -> bool:
+        """Ask EngineCore whether it is asleep."""
+
     def get_tokenizer(self) -> Any:
         """Return the tokenizer; to be awaited before 0.20."""
 

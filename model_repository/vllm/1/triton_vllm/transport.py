@@ -37,6 +37,18 @@ def unload(name: str) -> None:
     pb_utils.unload_model(name)
 
 
+def is_ending(name: str) -> bool:
+    """Return whether the server is about to end; a round trip.
+
+    It answers nothing about its models from then on. (Whether the model is ready is of no interest: it may ask the model.)
+    """
+    try:
+        pb_utils.is_model_ready(model_name=name)
+    except pb_utils.TritonModelException as error:
+        return "not ready" in str(error)
+    return False
+
+
 def shared_memory_free() -> int:
     """Return how many bytes Triton's region of shared memory can grow by; a system call of a microsecond."""
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from typing import TYPE_CHECKING
@@ -22,6 +23,36 @@ MAX_SHARE = 0.05
 on an H200, asking was two thirds of what a whole answer cost the stub beyond the engine's own work."""
 
 
+class Departure:
+    """Notice that the server is about to end while requests are in flight.
+
+    It unloads a model only after the last response of every request, waits for that a bounded time (30 s unless told
+    otherwise), then ends and cuts the clients off. It tells no model that it is waiting, but says so when it is asked.
+
+    Args:
+        is_ending: asks the server; a round trip.
+        leave: called once, when it ends.
+        clock: seconds.
+    """
+
+    def __init__(
+        self, is_ending: Callable[[], bool], leave: Callable[[], None], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._is_ending = is_ending
+        self._leave = leave
+        self._clock = clock
+        self._next = 0.0
+
+    def look(self) -> None:
+        """Ask, if a second has passed since the last time."""
+        if self._clock() < self._next:
+            return
+        self._next = self._clock() + LONGEST_S
+        if self._is_ending():
+            self._next = math.inf
+            self._leave()
+
+
 class CancellationWatch:
     """Ask the server about each request in flight every 80 ms.
 
@@ -33,6 +64,7 @@ class CancellationWatch:
         jobs: returns the jobs in flight; called in the watch's thread.
         cancel: called once for a job that the client cancelled.
         log: told of questions that failed, and of what ended the thread's work, which then goes on.
+        departure: looked at while requests are in flight.
         clock: seconds; by it the watch knows what asking costs.
     """
 
@@ -41,8 +73,10 @@ class CancellationWatch:
         jobs: Callable[[], Iterable[Job]],
         cancel: Callable[[Job], None],
         log: Log,
+        departure: Departure | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._departure = departure
         self._jobs = jobs
         self._cancel = cancel
         self._log = log
@@ -79,6 +113,8 @@ class CancellationWatch:
             except Exception as error:  # noqa: BLE001 - the jobs after it must be asked about
                 self._note(error)
             busy = busy or not reply.closed
+        if busy and self._departure is not None:
+            self._departure.look()
         spent = self._clock() - began
         return busy, min(max(PERIOD_S - spent, spent * (1 / MAX_SHARE - 1)), LONGEST_S)
 

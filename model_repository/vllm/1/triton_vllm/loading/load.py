@@ -6,12 +6,13 @@ import os
 import traceback
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from triton_vllm import compat, transport
 from triton_vllm.delivery.deliver import Delivery
 from triton_vllm.delivery.outbox import Outbox
-from triton_vllm.delivery.watch import CancellationWatch
+from triton_vllm.delivery.watch import CancellationWatch, Departure
 from triton_vllm.errors import ConfigError
 from triton_vllm.inference.engine import Engine
 from triton_vllm.inference.prompt import Prompter
@@ -68,7 +69,7 @@ def load(args: Mapping[str, str], log: Log) -> Model:
         prepared = prepare(args, log, progress, until_loaded)
         progress.phase("starting the engine and loading the model")
         engine, outbox = _start(prepared, log)
-        watch = CancellationWatch(engine.jobs, engine.cancel, log)
+        watch = CancellationWatch(engine.jobs, engine.cancel, log, _departure(engine, prepared, args["model_name"], log))
         watch.start()
         labels = {"model": args["model_name"], "version": args["model_version"]}
         publisher = _publish(prepared, labels, log)
@@ -94,6 +95,16 @@ def _start(prepared: Prepared, log: Log) -> tuple[Engine, Outbox]:
         log.error("".join(traceback.format_exception(error)))  # noqa: TRY400 - Triton's log knows no exceptions
         raise ConfigError(engine_args.failure(values, error)) from None
     return engine, outbox
+
+
+def _departure(engine: Engine, prepared: Prepared, name: str, log: Log) -> Departure:
+    grace = prepared.settings.unload_grace_s
+
+    def leave() -> None:
+        log.info(f"the server ends: {len(engine.jobs())} requests in flight have {grace:.0f} s to finish")
+        engine.leave(grace)
+
+    return Departure(partial(transport.is_ending, name), leave)
 
 
 def _publish(prepared: Prepared, labels: Mapping[str, str], log: Log) -> Publisher | None:
