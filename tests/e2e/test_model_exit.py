@@ -40,12 +40,13 @@ def test_every_request_is_answered_before_the_server_ends(
     serving: Serve, long_arguments: dict[str, object], no_leftovers: None
 ) -> None:
     """SIGTERM: what cannot finish within the grace period is told UNAVAILABLE, and the server's status is 0."""
-    with serving(long_arguments, environment=ONE_THREAD, prepare=with_grace) as server, ExitStack() as stack:
-        requests = [prompt(PROMPT, LONG, stream=number % 2 == 0) for number in range(CLIENTS)]
-        streams = [stack.enter_context(OpenStream(server.grpc_url, one)) for one in requests]
-        streams[0].wait(3)
-        os.kill(server.pid, signal.SIGTERM)
-        ends = [stream.wait_end(PATIENCE) for stream in streams]
+    with serving(long_arguments, environment=ONE_THREAD, prepare=with_grace) as server:
+        with ExitStack() as stack:
+            requests = [prompt(PROMPT, LONG, stream=number % 2 == 0) for number in range(CLIENTS)]
+            streams = [stack.enter_context(OpenStream(server.grpc_url, one)) for one in requests]
+            streams[0].wait(3)
+            os.kill(server.pid, signal.SIGTERM)
+            ends = [stream.wait_end(PATIENCE) for stream in streams]
         # the last ones may have come to a server that took no more
         assert {end.error for end in ends} <= {UNLOADED, "Request for unknown model: 'vllm' has no available versions"}
         assert [end.error for end in ends].count(UNLOADED) > SLOTS
@@ -53,7 +54,7 @@ def test_every_request_is_answered_before_the_server_ends(
         until = time.monotonic() + PATIENCE
         while server._child.poll() is None and time.monotonic() < until:
             time.sleep(0.1)
-        assert server._child.returncode == 0
+        assert server._child.returncode == 0, server.log.read_text(errors="replace")[-4000:]
         said = server.log.read_text(errors="replace")
         assert "Exit timeout expired" not in said
         assert f"requests in flight have {GRACE} s to finish" in said

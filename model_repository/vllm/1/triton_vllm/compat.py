@@ -48,6 +48,7 @@ OPTIONAL_PLACES: Mapping[str, tuple[str, ...]] = {
     "enable_envs_cache": ("vllm.envs",),
     "disable_envs_cache": ("vllm.envs",),
     "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": ("vllm.envs",),
+    "DEFAULT_LOGGING_CONFIG": ("vllm.logger",),
 }
 
 
@@ -81,6 +82,7 @@ class Vllm:
     disable_envs_cache: Callable[[], None] | None
     media_io: Mapping[str, Any]
     step_timeout_s: float = 300.0
+    logging_config: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -126,6 +128,7 @@ def load() -> Vllm:
         enable_envs_cache=optional["enable_envs_cache"],
         disable_envs_cache=optional["disable_envs_cache"],
         step_timeout_s=float(optional["VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS"] or Vllm.step_timeout_s),
+        logging_config=optional["DEFAULT_LOGGING_CONFIG"],
         media_io={name: optional[f"{name.capitalize()}MediaIO"] for name in ("image", "audio", "video")},
     )
 

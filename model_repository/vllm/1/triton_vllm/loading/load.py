@@ -17,6 +17,7 @@ from triton_vllm.errors import ConfigError
 from triton_vllm.inference.engine import Engine
 from triton_vllm.inference.prompt import Prompter
 from triton_vllm.loading import engine_args, interpreter
+from triton_vllm.loading.cause import Cause
 from triton_vllm.loading.prepare import Prepared, prepare
 from triton_vllm.loading.progress import Progress
 from triton_vllm.metrics import Mirror, Publisher
@@ -85,15 +86,18 @@ def _start(prepared: Prepared, log: Log) -> tuple[Engine, Outbox]:
     threads = settings.senders or (2 if (os.cpu_count() or 1) >= MANY_CORES else 1)
     outbox = Outbox(Delivery(engine.drop, log).deliver, log, threads)
     outbox.start()
-    try:
-        engine.start(outbox.put, tuple(prepared.adapters.requests.values()))
-    except Exception as error:  # noqa: BLE001 - vLLM raises what it likes; all of it is the load's reason
-        outbox.close()
-        unfetched = engine_args.unfetched(values, error)
-        if unfetched:  # vLLM's traceback through three libraries says no more
-            raise ConfigError(unfetched) from None
-        log.error("".join(traceback.format_exception(error)))  # noqa: TRY400 - Triton's log knows no exceptions
-        raise ConfigError(engine_args.failure(values, error)) from None
+    # Ray takes variables to machines that have no such file, and vLLM would not start there
+    uses_ray = "ray" in (values.get("distributed_executor_backend"), values.get("data_parallel_backend"))
+    with Cause(None if uses_ray else vllm.logging_config, os.environ) as cause:
+        try:
+            engine.start(outbox.put, tuple(prepared.adapters.requests.values()))
+        except Exception as error:  # noqa: BLE001 - vLLM raises what it likes; all of it is the load's reason
+            outbox.close()
+            unfetched = engine_args.unfetched(values, error, prepared.file_name)
+            if unfetched:  # vLLM's traceback through three libraries says no more
+                raise ConfigError(unfetched) from None
+            log.error("".join(traceback.format_exception(error)))  # noqa: TRY400 - Triton's log knows no exceptions
+            raise ConfigError(engine_args.failure(values, error, prepared.file_name, cause.find())) from None
     return engine, outbox
 
 
