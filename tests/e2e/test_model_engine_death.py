@@ -113,3 +113,19 @@ def test_killed_stub_takes_its_engine_along(doomed: TritonServer, count: int) ->
         alive = [process for process in parts if is_alive(process)]
     assert not alive
     assert get(doomed.http_url, "/v2/health/live")[0] == 200
+
+
+def test_hung_engine_is_told_to_all_and_comes_back(serving: Serve, long_arguments: dict[str, object]) -> None:
+    """A process that stands still is none that has died: vLLM calls it healthy for ever."""
+    limit = {"VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": "20"}  # vLLM's own for a step of a worker, 300 s by default
+    with serving(long_arguments, environment={**ONE_THREAD, **limit}) as server, ExitStack() as stack:
+        (process,) = engine_parts(server, "VLLM::EngineCor")
+        streams = [stack.enter_context(OpenStream(server.grpc_url, prompt(PROMPT, LONG, stream=True))) for _ in range(4)]
+        while not any(stream.events for stream in streams):
+            time.sleep(0.1)
+        process.suspend()
+        ends = [stream.wait_end(BACK_SECONDS) for stream in streams]
+        assert {end.error for end in ends} == {DEAD}
+        assert _is_served_within(server, BACK_SECONDS)
+        assert is_back(server)
+        assert not is_alive(process)

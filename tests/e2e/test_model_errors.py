@@ -173,3 +173,13 @@ def test_a_load_that_vllm_cannot_do_tells_why(serving: Serve) -> None:
     status = next(line for line in failed.value.tail.splitlines() if "failed to load 'vllm'" in line)
     assert "distributed_executor_backend: vLLM" in status
     assert "does not support ray" in status
+
+
+def test_a_load_that_fails_in_the_engines_process_tells_why(serving: Serve) -> None:
+    """AsyncLLM itself only refers to what was logged before."""
+    with pytest.raises(CommandError) as failed, serving({"num_gpu_blocks_override": 1}):
+        pass
+    status = next(line for line in failed.value.tail.splitlines() if "failed to load 'vllm'" in line)
+    assert "vLLM did not start with the arguments of vllm_engine_args.json" in status
+    assert "ValueError: " in status
+    assert "root cause" not in status

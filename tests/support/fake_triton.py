@@ -10,6 +10,10 @@ CODES = ("UNKNOWN", "INTERNAL", "INVALID_ARG", "UNAVAILABLE", "UNSUPPORTED", "CA
 FINAL = 1
 
 
+class TritonModelException(Exception):  # noqa: N818 - Triton's name
+    """Raised by calls to the server."""
+
+
 class Tensor:
     """A named array."""
 
@@ -87,15 +91,25 @@ class MetricFamily:
 
 
 class ResponseSender:
-    """Keeps each response with its flags, and refuses any after the final one, as Triton does."""
+    """Keeps each response with its flags, and refuses any after the final one, as Triton does.
+
+    With `full` set, a response with tensors does not fit in shared memory; as in Triton it has closed by then, if it was the
+    final one.
+    """
 
     def __init__(self) -> None:
         self.sent: list[tuple[InferenceResponse, int]] = []
         self.cancelled = False
+        self.full = False
+        self._closed = False
 
-    def send(self, response: InferenceResponse, flags: int = 0) -> None:
-        if self.sent and self.sent[-1][1] == FINAL:
+    def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
+        if self._closed:
             raise RuntimeError("response sender has been closed")
+        self._closed = flags == FINAL
+        response = response or InferenceResponse()
+        if self.full and response.output_tensors:
+            raise RuntimeError("Failed to increase the shared memory pool size")
         self.sent.append((response, flags))
 
     def is_cancelled(self) -> bool:
@@ -131,7 +145,15 @@ def install() -> ModuleType:
         return found  # type: ignore[return-value]  # what has imported it keeps it
     module: Any = ModuleType("triton_python_backend_utils")
     module.unloaded = []
+    module.ending = False
+
+    def is_model_ready(model_name: str) -> bool:
+        if module.ending:
+            raise TritonModelException("Failed to check model readiness: Server not ready")
+        return True
+
     vars(module).update(
+        is_model_ready=is_model_ready, TritonModelException=TritonModelException,
         TRITONSERVER_RESPONSE_COMPLETE_FINAL=FINAL, Tensor=Tensor, TritonError=TritonError, Logger=Logger,
         InferenceResponse=InferenceResponse, MetricFamily=MetricFamily, unload_model=module.unloaded.append,
         fakes=SimpleNamespace(Request=Request),

@@ -91,3 +91,23 @@ def test_a_server_that_takes_nothing_does_not_stop_the_sender(delivery, dropped)
     assert channel.sent == []
     assert dropped == [job]
     assert job.reply.closed
+
+
+class Mute:
+    """A log that fails, as Triton's does where shared memory is full."""
+
+    def error(self, text):
+        raise RuntimeError("no log")
+
+
+def test_the_client_is_told_whatever_else_fails():
+    """The log and the engine are told after it, and neither may end the sender's thread."""
+
+    def drop(job):
+        raise RuntimeError("Event loop is closed")
+
+    channel = FakeChannel()
+    job = fake_job(channel, assembler=Broken())
+    Delivery(drop, Mute()).deliver(job, [output()])
+    assert [str(error) for error, _ in channel.sent] == [NOT_SENT]
+    assert job.reply.closed

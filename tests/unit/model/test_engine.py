@@ -5,6 +5,7 @@ vLLM itself is replaced by a small stand-in here, with the methods that `compat`
 
 from __future__ import annotations
 
+import asyncio
 import queue
 import threading
 import time
@@ -15,10 +16,11 @@ import pytest
 
 from support.fake_reply import fake_job as job
 from triton_vllm.errors import DEAD, CancelledError, InternalError, InvalidRequestError, UnavailableError
-from triton_vllm.inference.engine import Engine, Pace
+from triton_vllm.inference.engine import UNLOADED, Engine, Pace
 
 PROMISED = 60.0  # s until something that will happen has happened, however busy the machine is
-PACE = Pace(health_period=0.01, backoff=(0.01,))
+PACE = Pace(health_period=0.01, question_period=0.01, backoff=(0.01,))
+STEP = 0.2  # s that a step of the model may take
 
 
 class Collector:
@@ -50,6 +52,8 @@ class Llm:
         self.closed = False
         self.add_error: Exception | None = None
         self.early = None
+        self.hangs = False
+        self.asked = threading.Semaphore(0)
         Llm.started.append(self)
 
     @classmethod
@@ -70,6 +74,12 @@ class Llm:
 
     async def abort(self, request_id):
         self.aborted.append(request_id)
+
+    async def is_sleeping(self):
+        self.asked.release()
+        if self.hangs:
+            await asyncio.sleep(3600)
+        return False
 
     def shutdown(self):
         self.closed = True
@@ -106,10 +116,12 @@ def started():
             AsyncLLM=Llm,
             UsageContext=SimpleNamespace(API_SERVER=None),
             EngineDeadError=DeadError,
-            client_errors=(ValueError,),
+            refusals=(),
+            client_errors=(ValueError, TypeError),
             busy_errors=(),
             enable_envs_cache=None,
             disable_envs_cache=None,
+            step_timeout_s=STEP,
         )
         got = queue.Queue()
         engine = Engine(vllm, {}, Prompter(), log=Log(), restart=restart, pace=PACE)
@@ -144,8 +156,17 @@ def added(engine, j):
     return llm, llm.collectors[j.id].put
 
 
-def output(*, finished):
-    return SimpleNamespace(finished=finished)
+def output(*, finished, reason=None, index=0):
+    """Return a RequestOutput with one completion."""
+    return SimpleNamespace(finished=finished, outputs=[SimpleNamespace(index=index, finish_reason=reason)])
+
+
+def raised(error, module):
+    """Return an exception that a `raise` in a module of that name made."""
+    try:
+        exec("raise error", {"__name__": module, "error": error})
+    except type(error) as made:
+        return made
 
 
 def test_outputs_come_in_order_and_end_with_the_finished_one(started):
@@ -172,25 +193,120 @@ def test_an_output_that_came_before_attaching_is_not_lost(started):
 
 
 @pytest.mark.parametrize(
-    ("raised", "told"),
+    ("cause", "told"),
     [
-        (ValueError("prompt too long"), InvalidRequestError("prompt too long")),
+        (raised(ValueError("prompt too long"), "vllm.v1.engine.processor"), InvalidRequestError("prompt too long")),
+        (raised(ValueError("x" * 5000), "vllm.sampling_params"), InvalidRequestError("x" * 500)),
+        (TypeError("add_request() got an unexpected keyword argument 'priority'"), InternalError()),
+        (raised(ValueError("secret internals"), "numpy.core"), InternalError()),
         (DeadError(), UnavailableError(DEAD)),
         (RuntimeError("secret internals"), InternalError()),
     ],
 )
-def test_errors_are_translated(started, raised, told):
-    """vLLM's refusal reaches the client; an unexpected error does not carry internals there."""
+def test_errors_are_translated(started, cause, told):
+    """vLLM's refusal reaches the client; an error that is not the client's is logged and carries no internals there."""
     engine, got = started()
-    Llm.started[-1].add_error = raised
+    Llm.started[-1].add_error = cause
     engine.submit(job())
     item = got.get(timeout=PROMISED)[1]
     assert type(item) is type(told)
+    assert not isinstance(told, InvalidRequestError) or str(item) == str(told)
     assert "secret" not in str(item)
+    assert len(engine._log.lines) == isinstance(told, InternalError)
+    assert all("Traceback" in line and str(cause) in line for line in engine._log.lines)
     Llm.started[-1].add_error = None
     _, put = added(engine, j := job())  # and the next one is served
     put(last := output(finished=True))
     assert got.get(timeout=PROMISED) == (j, last)
+
+
+def test_the_same_failure_again_is_a_line_in_the_log(started):
+    """A vLLM that has moved on fails for every request: one traceback tells why, and each request has its line."""
+    engine, got = started()
+    Llm.started[-1].add_error = TypeError("add_request() got an unexpected keyword argument 'priority'")
+    for _ in range(3):
+        engine.submit(job())
+        got.get(timeout=PROMISED)
+    assert ["Traceback" in line for line in engine._log.lines].count(True) == 1
+    assert len(engine._log.lines) == 3
+
+
+def test_a_failed_output_handler_is_nobodys_fault(started):
+    """vLLM gives its exception to everyone in flight: all may try again, and the log has it once."""
+    engine, got = started()
+    puts = [added(engine, job())[1] for _ in range(3)]
+    error = raised(ValueError("a detokenizer's fault"), "vllm.v1.engine.output_processor")
+    for put in puts:
+        engine._loop.call_soon_threadsafe(put, error)
+    told = [got.get(timeout=PROMISED)[1] for _ in puts]
+    assert {(type(e), str(e)) for e in told} == {(UnavailableError, DEAD)}
+    assert [line.count("Traceback") for line in engine._log.lines] == [1]
+
+
+class Pooled:
+    """In place of a tensor of pooled numbers."""
+
+    def __init__(self, count):
+        self.numel = lambda: count
+
+
+def pooled(count, error=None):
+    return SimpleNamespace(finished=True, outputs=SimpleNamespace(data=Pooled(count)), error=error)
+
+
+@pytest.mark.parametrize(
+    ("last", "kind"),
+    [
+        (output(finished=True, reason="error"), InternalError),
+        (pooled(0), InternalError),
+        (pooled(0, SimpleNamespace(retryable=True)), UnavailableError),
+        (pooled(0, SimpleNamespace(retryable=False)), InternalError),
+    ],
+)
+def test_a_request_that_failed_in_the_engine_is_no_success(started, last, kind):
+    """vLLM ends it with an output that says so and has no text or numbers: the client is told an error."""
+    engine, got = started()
+    j = job()
+    _, put = added(engine, j)
+    put(last)
+    told = got.get(timeout=PROMISED)[1]
+    assert type(told) is kind
+    assert "the engine could not finish this request" in str(told)
+    assert engine.jobs() == []
+
+
+@pytest.mark.parametrize("last", [output(finished=True, reason="stop"), pooled(3)])
+def test_a_request_that_succeeded_is_none_of_these(started, last):
+    """Its last output is passed on as it is."""
+    engine, got = started()
+    _, put = added(engine, job())
+    put(last)
+    assert got.get(timeout=PROMISED)[1] is last
+
+
+def test_one_failed_completion_of_several_ends_the_request(started):
+    """Those that go on are aborted: a part of an answer is none."""
+    engine, got = started()
+    j = job()
+    j.several = True
+    llm, put = added(engine, j)
+    put(output(finished=False, index=0))
+    engine._loop.call_soon_threadsafe(put, output(finished=False, reason="error", index=1))
+    assert not got.get(timeout=PROMISED)[1].finished
+    assert isinstance(got.get(timeout=PROMISED)[1], InternalError)
+    until(lambda: llm.aborted == [j.id])
+    put(output(finished=True, reason="stop", index=0))
+    assert got.empty()
+
+
+def test_an_exception_over_an_output_stays_with_its_request(started):
+    """It is raised in vLLM's output handler, which would end, and everyone's requests with it."""
+    engine, got = started()
+    llm, put = added(engine, j := job())
+    engine._loop.call_soon_threadsafe(put, SimpleNamespace())  # no output at all
+    assert isinstance(got.get(timeout=PROMISED)[1], InternalError)
+    until(lambda: llm.aborted == [j.id])
+    assert "an output was not taken" in engine._log.lines[0]
 
 
 def test_a_cancelled_job_is_aborted_and_told(started):
@@ -248,6 +364,74 @@ def test_a_dead_engine_stays_dead_where_restart_is_off(started):
     assert not engine.is_healthy()
     assert engine._log.lines == ["the engine has died"]
     assert len(Llm.started) == 1
+
+
+def test_an_engine_that_hangs_is_replaced(started):
+    """It answers nothing while requests are open: they are told, and another engine is started, as for a dead one."""
+    engine, got = started()
+    hung, _ = added(engine, job())
+    assert hung.asked.acquire(timeout=PROMISED)
+    hung.hangs = True
+    assert str(got.get(timeout=PROMISED)[1]) == DEAD
+    until(lambda: len(Llm.started) == 2 and engine.is_healthy())
+    assert hung.closed
+    assert engine._log.lines[0] == "the engine does not answer for 0 s, starting it again"
+    _, put = added(engine, j := job())
+    put(last := output(finished=True))
+    assert got.get(timeout=PROMISED) == (j, last)
+
+
+def test_an_engine_that_answers_may_take_its_time(started):
+    """A request without outputs is no reason: a whole answer takes minutes."""
+    engine, got = started()
+    llm, _ = added(engine, job())
+    for _ in range(5):
+        assert llm.asked.acquire(timeout=PROMISED)
+    assert got.empty()
+    assert engine.is_healthy()
+
+
+def test_an_idle_engine_is_not_asked(started):
+    """Nobody waits for it, and a question wakes its process."""
+    engine, _ = started()
+    time.sleep(10 * PACE.health_period)
+    assert not Llm.started[-1].asked.acquire(blocking=False)
+    assert engine.is_healthy()
+
+
+def test_a_check_that_fails_is_not_the_last(started):
+    """An exception in it would leave a dead engine unnoticed for ever."""
+    engine, got = started()
+    bury, failures = engine._bury, iter([KeyError("injected")])
+
+    def fails_once():
+        for failure in failures:
+            raise failure
+        bury()
+
+    engine._bury = fails_once
+    added(engine, job())
+    Llm.started[-1].errored = True
+    assert str(got.get(timeout=PROMISED)[1]) == DEAD
+    assert "injected" in engine._log.lines[0]
+
+
+def test_a_server_that_ends_gets_its_answers_in_time(started):
+    """After the grace period what is in flight is told, and what comes later at once: nothing holds the server up."""
+    engine, got = started()
+    clock = LoopClock(engine)
+    llm, put = added(engine, done := job())
+    added(engine, late := job())
+    engine.leave(20)
+    engine._loop.call_soon_threadsafe(put, last := output(finished=True))
+    assert got.get(timeout=PROMISED) == (done, last)
+    clock.now += 21
+    j, error = got.get(timeout=PROMISED)
+    assert (j, type(error), str(error)) == (late, UnavailableError, UNLOADED)
+    until(lambda: llm.aborted == [late.id])
+    engine.submit(later := job())
+    clock.now += 1
+    assert got.get(timeout=PROMISED)[0] is later
 
 
 def blocked(engine):

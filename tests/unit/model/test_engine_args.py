@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from triton_vllm.errors import ConfigError
-from triton_vllm.loading.engine_args import FILE_NAME, failure, fit, read, unfetched
+from triton_vllm.loading.engine_args import FILE_NAME, failure, fit, place, read, unfetched
 
 DECLARED = {
     "model": str,
@@ -161,3 +161,17 @@ def test_a_folder_in_the_models_directory_is_named_as_it_is(tmp_path: Path) -> N
     for model, read_as in (("standin", str(tmp_path / "standin")), ("facebook/opt-125m", "facebook/opt-125m"), ("", "")):
         (tmp_path / FILE_NAME).write_text(json.dumps({"model": model, "tokenizer": None}), encoding="utf-8")
         assert read(tmp_path, tmp_path / "1") == {"model": read_as, "tokenizer": None}
+
+
+def test_the_file_that_was_read_is_named(tmp_path: Path) -> None:
+    """The official backend's lies in the version's folder; whoever reads the error must find it."""
+    version = tmp_path / "1"
+    version.mkdir()
+    (version / "model.json").write_text('{"modle": "a"}')
+    assert place(tmp_path, version) == version / "model.json"
+    with pytest.raises(ConfigError, match=r"^1/model.json: vLLM has no engine argument 'modle'"):
+        fit(read(tmp_path, version), {"model": str}, "1/model.json")
+    line = failure({"model": "org/name"}, RuntimeError("See root cause above"), "1/model.json", "ValueError: too large")
+    assert line == "vLLM did not start with the arguments of 1/model.json, model 'org/name': ValueError: too large"
+    (tmp_path / "vllm_engine_args.json").write_text("{}")
+    assert place(tmp_path, version) == tmp_path / "vllm_engine_args.json"

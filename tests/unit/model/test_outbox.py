@@ -13,14 +13,16 @@ import time
 
 import pytest
 
+from support.fake_log import FakeLog
+from support.fake_reply import FakeChannel
 from support.fake_reply import fake_job as job
 from triton_vllm.delivery.outbox import LONGEST_S, Outbox
 
 PROMISED = 60  # s until something that will happen has happened, however busy the machine is
 
 
-def started(deliver, threads=1):
-    outbox = Outbox(deliver, threads)
+def started(deliver, threads=1, log=None):
+    outbox = Outbox(deliver, log or FakeLog(), threads)
     outbox.start()
     return outbox
 
@@ -124,6 +126,31 @@ def test_no_output_is_left_behind_when_the_sender_goes_to_sleep():
         outbox.close()
 
 
+def test_an_exception_does_not_end_the_sender():
+    """The job that it met is answered, those behind it are served, and the log has it once however often it comes."""
+    log, sent = FakeLog(), threading.Semaphore(0)
+
+    def deliver(j, items):
+        if items == ["bad"]:
+            raise KeyError("injected")
+        sent.release()
+
+    outbox = started(deliver, log=log)
+    channels = [FakeChannel() for _ in range(3)]
+    for channel in channels:
+        outbox.assign(bad := job(channel))
+        outbox.put(bad, "bad")
+    outbox.assign(good := job())
+    outbox.put(good, "good")
+    assert sent.acquire(timeout=PROMISED)
+    outbox.put(good, "better")  # also after it has slept
+    assert sent.acquire(timeout=PROMISED)
+    outbox.close()
+    assert [len(channel.sent) for channel in channels] == [1, 1, 1]
+    assert len(log.errors) == 1
+    assert "injected" in log.errors[0]
+
+
 class Bench:
     """A lane without its thread: time passes only where a test or a send lets it.
 
@@ -137,7 +164,7 @@ class Bench:
         self.cost = cost
         self.got = [[] for _ in range(streams)]
         self.sends: list[tuple[float, int]] = []  # when, whose
-        self.outbox = Outbox(self.deliver, clock=lambda: self.now)
+        self.outbox = Outbox(self.deliver, FakeLog(), clock=lambda: self.now)
         (self.lane,) = self.outbox._lanes
         self.jobs = [job() for _ in range(streams)]
         for j in self.jobs:

@@ -7,6 +7,7 @@ import pytest
 
 from support.fake_triton import FINAL, MetricFamily, Request
 from triton_vllm import errors, transport
+from triton_vllm.delivery.reply import NOT_SENT, Reply
 from triton_vllm.metrics import Sample
 
 
@@ -37,6 +38,40 @@ def test_a_response_carries_its_tensors_and_whether_it_is_final(triton, final, f
     assert sent == flags
     assert [(t.name(), t.as_numpy()[0]) for t in response.output_tensors] == [("text_output", b"a")]
     assert response.error is None
+
+
+ANSWER = [("text_output", text(b"a" * 1000)), ("token_ids", np.zeros(1000, np.int32))]
+
+
+@pytest.mark.parametrize(("free", "count"), [(0, 2), (transport.MARGIN + 2 * 5000, 2), (transport.MARGIN + 2 * 5000 + 1, 1)])
+def test_the_end_goes_out_by_itself_where_shared_memory_is_short(triton, monkeypatch, free, count):
+    """One final response everywhere else: a second handshake for each request would cost."""
+    monkeypatch.setattr(transport, "shared_memory_free", lambda: free)
+    request = Request({})
+    transport.Channel(request).send(ANSWER, final=True)
+    assert [flags for _, flags in request.sender.sent] == [0, FINAL][-count:]
+    assert [len(response.output_tensors) for response, _ in request.sender.sent] == [2, 0][:count]
+
+
+def test_a_final_response_that_does_not_fit_ends_in_an_error(triton, monkeypatch):
+    """Sent at once as the final one it would close Triton's sender, and the client would wait for ever."""
+    monkeypatch.setattr(transport, "shared_memory_free", lambda: 0)
+    request = Request({})
+    request.sender.full = True
+    reply = Reply(transport.Channel(request))
+    with pytest.raises(RuntimeError, match="shared memory"):
+        reply.send(ANSWER, final=True)
+    reply.give_up()
+    ((response, flags),) = request.sender.sent
+    assert (response.error.message, flags) == (NOT_SENT, FINAL)
+
+
+def test_how_much_shared_memory_is_free_is_what_the_file_system_says(triton, monkeypatch, tmp_path):
+    """Where it cannot tell, none is taken to be."""
+    monkeypatch.setattr(transport, "SHARED_MEMORY", str(tmp_path))
+    assert transport.shared_memory_free() > 0
+    monkeypatch.setattr(transport, "SHARED_MEMORY", str(tmp_path / "none"))
+    assert transport.shared_memory_free() == 0
 
 
 @pytest.mark.parametrize(
@@ -72,6 +107,19 @@ def test_the_server_is_asked_about_the_request(triton):
     assert channel.is_cancelled() is False
     request.sender.cancelled = True
     assert channel.is_cancelled() is True
+
+
+def test_a_server_that_ends_says_so_and_other_troubles_do_not(triton, monkeypatch):
+    """It answers nothing about its models any more; that it cannot be asked just now is no reason to give up requests."""
+    assert transport.is_ending("mine") is False
+    triton.ending = True
+    assert transport.is_ending("mine") is True
+
+    def fails(model_name):
+        raise triton.TritonModelException("Failed to increase the shared memory pool size")
+
+    monkeypatch.setattr(triton, "is_model_ready", fails)
+    assert transport.is_ending("mine") is False
 
 
 def test_samples_of_one_name_share_a_family(triton):

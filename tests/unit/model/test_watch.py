@@ -9,8 +9,9 @@ import threading
 
 import pytest
 
+from support.fake_log import FakeLog
 from support.fake_reply import FakeChannel, fake_job
-from triton_vllm.delivery.watch import LONGEST_S, PERIOD_S, CancellationWatch
+from triton_vllm.delivery.watch import LONGEST_S, PERIOD_S, CancellationWatch, Departure
 from triton_vllm.errors import CancelledError
 
 QUESTION_S = 60e-6  # a round trip to the server
@@ -48,7 +49,7 @@ def watched(clock, number, cost=QUESTION_S):
     channels = [Timed(clock, cost) for _ in range(number)]
     jobs = [fake_job(channel) for channel in channels]
     found = []
-    return CancellationWatch(lambda: jobs, found.append, clock), channels, jobs, found
+    return CancellationWatch(lambda: jobs, found.append, FakeLog(), clock=clock), channels, jobs, found
 
 
 def test_a_cancelled_job_is_found_and_others_are_left_alone(clock):
@@ -116,7 +117,7 @@ def test_the_thread_asks_nothing_until_woken_then_until_the_reply_closes():
         looked.release()
         return [job]
 
-    watch = CancellationWatch(jobs, lambda _: None)
+    watch = CancellationWatch(jobs, lambda _: None, FakeLog())
     watch.start()
     assert not looked.acquire(timeout=2 * PERIOD_S)
     watch.wake()
@@ -143,7 +144,7 @@ def test_closing_does_not_wait_for_the_pause_to_end():
             looked.set()
             return True, 3600.0
 
-    watch = Long(list, lambda _: None)
+    watch = Long(list, lambda _: None, FakeLog())
     watch.start()
     watch.wake()
     assert looked.wait(60)
@@ -151,3 +152,62 @@ def test_closing_does_not_wait_for_the_pause_to_end():
     closer.start()
     closer.join(60)
     assert not closer.is_alive()
+
+
+class Broken(FakeChannel):
+    """The server cannot be asked about this request: shared memory is full, say."""
+
+    def is_cancelled(self):
+        raise RuntimeError("injected")
+
+
+def test_a_question_that_fails_keeps_nobody_from_being_asked_about():
+    """The jobs after it are watched as before, and the log has it once."""
+    log, given_up = FakeLog(), FakeChannel()
+    given_up.cancelled = True
+    jobs, found = [fake_job(Broken()), fake_job(given_up)], []
+    watch = CancellationWatch(lambda: jobs, found.append, log)
+    assert watch.look()[0] is True
+    watch.look()
+    assert found == [jobs[1]]
+    assert len(log.errors) == 1
+
+
+def test_an_exception_does_not_end_the_watch():
+    """The thread goes on by itself: no request need come for those in flight to be watched again."""
+    log, cancelled, failures = FakeLog(), threading.Event(), iter([RuntimeError("injected")] * 3)
+    channel = FakeChannel()
+    channel.cancelled = True
+    job = fake_job(channel)
+
+    def jobs():
+        for failure in failures:
+            raise failure
+        return [job]
+
+    watch = CancellationWatch(jobs, lambda _: cancelled.set(), log)
+    watch.start()
+    watch.wake()
+    assert cancelled.wait(60)
+    watch.close()
+    assert len(log.errors) == 1
+    assert "injected" in log.errors[0]
+
+
+def test_the_server_is_asked_once_a_second_whether_it_ends_and_only_while_a_request_is_open(clock):
+    """Each question is a round trip; the first answer that it does is told once."""
+    asked, told, ends = [], [], []
+    departure = Departure(lambda: asked.append(clock.now) or bool(ends), lambda: told.append(clock.now), clock)
+    job = fake_job(FakeChannel())
+    watch = CancellationWatch(lambda: [job], lambda _: None, FakeLog(), departure, clock)
+    for clock.now in (0.0, 0.5, 0.99, 1.0, 1.5):
+        watch.look()
+    assert (asked, told) == ([0.0, 1.0], [])
+    ends.append(True)
+    for clock.now in (2.0, 3.0, 4.0):
+        watch.look()
+    assert (asked, told) == ([0.0, 1.0, 2.0], [2.0])
+    job.reply.send([], final=True)
+    departure._next = 0.0
+    watch.look()
+    assert len(asked) == 3

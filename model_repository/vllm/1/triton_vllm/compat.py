@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import inspect
+import opcode
 import sys
 import typing
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ if typing.TYPE_CHECKING:
 
     from triton_vllm.protocols import Collector, EngineClient, Output, PrometheusFamily, Renderer
 
+_RAISE = opcode.opmap["RAISE_VARARGS"]
 # (attribute, modules in the order tried: newest place first)
 PLACES: Mapping[str, tuple[str, ...]] = {
     "AsyncEngineArgs": ("vllm.engine.arg_utils",),
@@ -45,12 +47,18 @@ OPTIONAL_PLACES: Mapping[str, tuple[str, ...]] = {
     "UniProcExecutor": ("vllm.v1.executor.uniproc_executor",),
     "enable_envs_cache": ("vllm.envs",),
     "disable_envs_cache": ("vllm.envs",),
+    "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": ("vllm.envs",),
+    "DEFAULT_LOGGING_CONFIG": ("vllm.logger",),
 }
 
 
 @dataclass(frozen=True)
 class Vllm:
-    """The parts of the installed vLLM that the adapter uses."""
+    """The parts of the installed vLLM that the adapter uses.
+
+    `refusals` are the exceptions by which it says that a request is wrong; `client_errors` adds those by which Python says
+    that a value is. `step_timeout_s` is how long vLLM waits for a worker's step before it takes the worker to be lost, s.
+    """
 
     version: str
     path: str
@@ -63,6 +71,7 @@ class Vllm:
     PoolingParams: Any
     LoRARequest: Any
     EngineDeadError: type[Exception]
+    refusals: tuple[type[Exception], ...]
     client_errors: tuple[type[Exception], ...]
     busy_errors: tuple[type[Exception], ...]
     parse_model_prompt: Callable[[Any, Any], Any] | None
@@ -72,6 +81,8 @@ class Vllm:
     enable_envs_cache: Callable[[], None] | None
     disable_envs_cache: Callable[[], None] | None
     media_io: Mapping[str, Any]
+    step_timeout_s: float = 300.0
+    logging_config: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -102,12 +113,13 @@ def load() -> Vllm:
     vllm = importlib.import_module("vllm")
     found = {name: _find(name, places) for name, places in PLACES.items()}
     optional = {name: _find(name, places, required=False) for name, places in OPTIONAL_PLACES.items()}
-    client = [optional["VLLMClientError"], optional["VLLMValidationError"], ValueError, TypeError, OverflowError]
+    refusals = tuple(e for e in (optional["VLLMClientError"], optional["VLLMValidationError"]) if e)
     return Vllm(
         version=str(getattr(vllm, "__version__", "unknown")),
         path=str(next(iter(vllm.__path__))),
         **found,
-        client_errors=tuple(e for e in client if e),
+        refusals=refusals,
+        client_errors=(*refusals, ValueError, TypeError, OverflowError),
         busy_errors=tuple(e for e in [optional["GracefulHTTPError"]] if e),
         parse_model_prompt=optional["parse_model_prompt"],
         ChatParams=optional["ChatParams"],
@@ -115,6 +127,8 @@ def load() -> Vllm:
         UniProcExecutor=optional["UniProcExecutor"],
         enable_envs_cache=optional["enable_envs_cache"],
         disable_envs_cache=optional["disable_envs_cache"],
+        step_timeout_s=float(optional["VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS"] or Vllm.step_timeout_s),
+        logging_config=optional["DEFAULT_LOGGING_CONFIG"],
         media_io={name: optional[f"{name.capitalize()}MediaIO"] for name in ("image", "audio", "video")},
     )
 
@@ -276,6 +290,23 @@ def prometheus_families() -> Iterable[PrometheusFamily]:
 
     families: Iterable[PrometheusFamily] = REGISTRY.collect()
     return families
+
+
+def is_refusal(vllm: Vllm, error: Exception) -> bool:
+    """Return whether vLLM says by this exception that the request is wrong.
+
+    It has classes for that, and a plain ValueError or TypeError here and there (everywhere before 0.20). The same come from
+    calling it the wrong way, and from its own faults: so of those only what a `raise` in vLLM's code made is a refusal.
+    """
+    if isinstance(error, vllm.refusals):
+        return True
+    last = error.__traceback__
+    if last is None or not isinstance(error, vllm.client_errors):
+        return False
+    while last.tb_next is not None:
+        last = last.tb_next
+    module = str(last.tb_frame.f_globals.get("__name__", ""))
+    return module.partition(".")[0] == "vllm" and last.tb_frame.f_code.co_code[last.tb_lasti] == _RAISE
 
 
 def is_dead(llm: EngineClient) -> bool:

@@ -29,6 +29,7 @@ class Job:
         request: what was asked, set by admission, as are `params` and `lora`.
         params: vLLM's SamplingParams or PoolingParams.
         lora: vLLM's LoRARequest, or None.
+        several: whether there is more than one completion.
         reply: the answer.
         assembler: makes responses from outputs.
         task: adds the request to the engine; set by the event loop, as are `deadline` and `ended`.
@@ -53,6 +54,7 @@ class Job:
         "queued",
         "reply",
         "request",
+        "several",
         "task",
     )
 
@@ -60,6 +62,7 @@ class Job:
         self.id = f"triton-{os.getpid()}-{next(_numbers)}"
         self.request = request
         self.params = params
+        self.several = getattr(params, "n", 1) > 1
         self.reply = reply
         self.pending: deque[Item] = deque()
         self.queued = False

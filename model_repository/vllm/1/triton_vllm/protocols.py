@@ -42,7 +42,7 @@ class TritonTensor(Protocol):
 class ResponseSender(Protocol):
     """`pb_utils.InferenceResponseSender`; only `transport.Channel` has one."""
 
-    def send(self, response: object, flags: int = 0) -> None:
+    def send(self, response: object = None, flags: int = 0) -> None:
         """Send a response; blocks for a handshake with the server."""
 
     def is_cancelled(self) -> bool:
@@ -205,6 +205,9 @@ class RequestOutput(Protocol):
 class Pooled(Protocol):
     """A `torch.Tensor` of pooled numbers."""
 
+    def numel(self) -> int:
+        """Return how many there are."""
+
     def tolist(self) -> Any:
         """Return the numbers in lists, nested as its shape says."""
 
@@ -278,6 +281,9 @@ class EngineClient(Protocol):
 
     async def abort(self, request_id: str) -> None:
         """Stop a request; one that is unknown is ignored."""
+
+    async def is_sleeping(self) -> bool:
+        """Ask EngineCore whether it is asleep."""
 
     def get_tokenizer(self) -> Any:
         """Return the tokenizer; to be awaited before 0.20."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 import triton_python_backend_utils as pb_utils
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
     from triton_vllm.metrics import Sample
     from triton_vllm.protocols import Metric, TritonRequest
 
+SHARED_MEMORY = "/dev/shm"  # noqa: S108 - where POSIX shared memory lives on Linux
+MARGIN = 8 << 20
+"""Bytes of shared memory beyond a response for what is sent at the same time, and for the region's growth by a step."""
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 
 
@@ -33,6 +37,31 @@ def unload(name: str) -> None:
     pb_utils.unload_model(name)
 
 
+def is_ending(name: str) -> bool:
+    """Return whether the server is about to end; a round trip.
+
+    It answers nothing about its models from then on. (Whether the model is ready is of no interest: it may ask the model.)
+    """
+    try:
+        pb_utils.is_model_ready(model_name=name)
+    except pb_utils.TritonModelException as error:
+        return "not ready" in str(error)
+    return False
+
+
+def shared_memory_free() -> int:
+    """Return how many bytes Triton's region of shared memory can grow by; a system call of a microsecond."""
+    try:
+        found = os.statvfs(SHARED_MEMORY)
+    except OSError:
+        return 0
+    return found.f_bavail * found.f_frsize
+
+
+def _size(tensors: Tensors) -> int:
+    return sum(sum(map(len, array)) if array.dtype == object else array.nbytes for _, array in tensors)
+
+
 class Channel:
     """The response sender of one request; `delivery.reply` knows when each of these may be called."""
 
@@ -42,9 +71,21 @@ class Channel:
         self._sender = request.get_response_sender()
 
     def send(self, tensors: Tensors, *, final: bool) -> None:
-        """Send one response; blocks for a handshake with the server."""
+        """Send one response; blocks for a handshake with the server.
+
+        Triton's sender closes before it places a final response in shared memory, and takes nothing after it: a client whose
+        answer did not fit would wait for ever. So where that might happen the end goes out by itself, after the content: it
+        fits in what the content has left.
+        """
         response = pb_utils.InferenceResponse([pb_utils.Tensor(name, array) for name, array in tensors])
-        self._sender.send(response, FINAL if final else 0)
+        if not final:
+            self._sender.send(response, 0)
+        elif shared_memory_free() > 2 * _size(tensors) + MARGIN:
+            self._sender.send(response, FINAL)
+        else:
+            self._sender.send(response, 0)
+            del response  # its shared memory with it
+            self._sender.send(flags=FINAL)
 
     def send_error(self, error: AdapterError) -> None:
         """Send an error as the final response."""

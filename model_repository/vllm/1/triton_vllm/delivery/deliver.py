@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING
 
 from triton_vllm.errors import AdapterError
@@ -34,6 +35,8 @@ class Delivery:
             else:
                 job.reply.send(job.assembler.build(items), final=last.finished)
         except Exception as error:  # noqa: BLE001 - the next job must be served
-            self._log.error(f"response not sent: {type(error).__name__}: {error}")
-            self._drop(job)
             job.reply.give_up()
+            with contextlib.suppress(Exception):  # the log goes through the shared memory that may be full
+                self._log.error(f"response not sent: {type(error).__name__}: {error}")
+            with contextlib.suppress(Exception):  # the event loop may be closed
+                self._drop(job)

@@ -7,13 +7,13 @@ import heapq
 import itertools
 import math
 import queue
-import threading
 import time
 from collections import deque
 from collections.abc import Callable
 
+from triton_vllm.delivery import supervised
 from triton_vllm.job import Job
-from triton_vllm.protocols import Item
+from triton_vllm.protocols import Item, Log
 
 Deliver = Callable[[Job, list[Item]], None]
 
@@ -37,12 +37,13 @@ class Outbox:
 
     Args:
         deliver: sends one response for a job's consecutive outputs; called in the job's thread.
+        log: told what ended a thread's work, which then goes on.
         threads: how many send.
         clock: seconds; by it sends are timed and paused.
     """
 
-    def __init__(self, deliver: Deliver, threads: int = 1, clock: Callable[[], float] = time.monotonic) -> None:
-        self._lanes = [_Lane(deliver, clock, f"triton-send-{i}") for i in range(threads)]
+    def __init__(self, deliver: Deliver, log: Log, threads: int = 1, clock: Callable[[], float] = time.monotonic) -> None:
+        self._lanes = [_Lane(deliver, log, clock, f"triton-send-{i}") for i in range(threads)]
         self._next = 0
 
     def start(self) -> None:
@@ -74,7 +75,7 @@ class Outbox:
 class _Lane:
     """One sender thread: jobs with something to send, and those whose pause is not over."""
 
-    def __init__(self, deliver: Deliver, clock: Callable[[], float], name: str) -> None:
+    def __init__(self, deliver: Deliver, log: Log, clock: Callable[[], float], name: str) -> None:
         self._deliver = deliver
         self._clock = clock
         self._ready: deque[Job] = deque()
@@ -85,7 +86,7 @@ class _Lane:
         self._ended = False
         self._streams = 0
         self._cost = _FIRST_COST_S
-        self.thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self.thread = supervised.thread(name, self._run, log)
 
     def put(self, job: Job) -> None:
         """Take a job; wakes the thread only if it would sleep beyond the job's turn."""
@@ -110,6 +111,7 @@ class _Lane:
             self._bell.put(None)
 
     def _run(self) -> None:
+        self._wakes_at = _AWAKE
         while not self._ended:
             self._wakes_at = self.turn()
             if not self._ready and not self._ended:  # else it came while the thread was taken to be awake
@@ -154,7 +156,11 @@ class _Lane:
         if not items or job.reply.closed:
             return
         is_first = job.due == 0.0
-        self._deliver(job, items)
+        try:
+            self._deliver(job, items)
+        except BaseException:
+            job.reply.give_up()
+            raise
         # Wall time on purpose: it grows when the engine needs the cores, and then fewer sends are the right answer.
         self._cost += _LEARNING * (self._clock() - now - self._cost)
         if job.reply.closed:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from typing import TYPE_CHECKING
+
+from triton_vllm.delivery import supervised
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from triton_vllm.job import Job
+    from triton_vllm.protocols import Log
 
 PERIOD_S = 0.08
 LONGEST_S = 1.0
@@ -17,6 +21,36 @@ LONGEST_S = 1.0
 MAX_SHARE = 0.05
 """Share of the thread's time that may go into asking: a question costs 60 us. At a quarter of the time, with 256 in flight
 on an H200, asking was two thirds of what a whole answer cost the stub beyond the engine's own work."""
+
+
+class Departure:
+    """Notice that the server is about to end while requests are in flight.
+
+    It unloads a model only after the last response of every request, waits for that a bounded time (30 s unless told
+    otherwise), then ends and cuts the clients off. It tells no model that it is waiting, but says so when it is asked.
+
+    Args:
+        is_ending: asks the server; a round trip.
+        leave: called once, when it ends.
+        clock: seconds.
+    """
+
+    def __init__(
+        self, is_ending: Callable[[], bool], leave: Callable[[], None], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._is_ending = is_ending
+        self._leave = leave
+        self._clock = clock
+        self._next = 0.0
+
+    def look(self) -> None:
+        """Ask, if a second has passed since the last time."""
+        if self._clock() < self._next:
+            return
+        self._next = self._clock() + LONGEST_S
+        if self._is_ending():
+            self._next = math.inf
+            self._leave()
 
 
 class CancellationWatch:
@@ -29,6 +63,8 @@ class CancellationWatch:
     Args:
         jobs: returns the jobs in flight; called in the watch's thread.
         cancel: called once for a job that the client cancelled.
+        log: told of questions that failed, and of what ended the thread's work, which then goes on.
+        departure: looked at while requests are in flight.
         clock: seconds; by it the watch knows what asking costs.
     """
 
@@ -36,14 +72,19 @@ class CancellationWatch:
         self,
         jobs: Callable[[], Iterable[Job]],
         cancel: Callable[[Job], None],
+        log: Log,
+        departure: Departure | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._departure = departure
         self._jobs = jobs
         self._cancel = cancel
+        self._log = log
+        self._failed = False
         self._clock = clock
         self._wake = threading.Event()
         self._end = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="triton-cancel", daemon=True)
+        self._thread = supervised.thread("triton-cancel", self._run, log)
 
     def start(self) -> None:
         """Start the thread; it sleeps until there is a request in flight."""
@@ -66,18 +107,32 @@ class CancellationWatch:
         busy = False
         for job in self._jobs():
             reply = job.reply
-            if not reply.cancelled and reply.is_cancelled():
-                self._cancel(job)
+            try:
+                if not reply.cancelled and reply.is_cancelled():
+                    self._cancel(job)
+            except Exception as error:  # noqa: BLE001 - the jobs after it must be asked about
+                self._note(error)
             busy = busy or not reply.closed
+        if busy and self._departure is not None:
+            self._departure.look()
         spent = self._clock() - began
         return busy, min(max(PERIOD_S - spent, spent * (1 / MAX_SHARE - 1)), LONGEST_S)
+
+    def _note(self, error: Exception) -> None:
+        if not self._failed:
+            self._failed = True
+            self._log.error(f"a request could not be asked about: {type(error).__name__}: {error}")
 
     def _run(self) -> None:
         while not self._end.is_set():
             self._wake.wait()
             # Cleared before looking: a request that comes meanwhile sets it again.
             self._wake.clear()
-            busy, pause = self.look()
+            try:
+                busy, pause = self.look()
+            except BaseException:
+                self._wake.set()  # the thread begins anew, and those in flight are still there
+                raise
             self._end.wait(pause)
             if busy:
                 self._wake.set()

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import threading
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from triton_vllm import compat
-from triton_vllm.errors import DEAD, AdapterError, CancelledError, InternalError, InvalidRequestError, UnavailableError
+from triton_vllm.errors import DEAD, AdapterError, CancelledError, InternalError, UnavailableError
+from triton_vllm.inference.outcome import FAILED, Translator, failure
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping
@@ -25,13 +27,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Pace:
-    """Seconds between two checks of the engine, and before each attempt to start a dead one again."""
+    """Seconds between two checks of the engine, two questions to it, and before each attempt to start a dead one again."""
 
     health_period: float = 0.5
+    question_period: float = 10.0
     backoff: tuple[float, ...] = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)
 
 
 USUAL_PACE = Pace()
+UNLOADED = "the model was unloaded before the request had finished"
 
 
 class Engine:
@@ -62,6 +66,7 @@ class Engine:
         self._values = values
         self._prompter = prompter
         self._log = log
+        self._translator = Translator(vllm, log)
         self._restart = restart
         self._pace = pace
         self._put: Put  # from `start` on
@@ -71,6 +76,8 @@ class Engine:
         self._loop = _new_loop()
         self._thread = threading.Thread(target=self._run, name="triton-engine", daemon=True)
         self._ending = threading.Event()
+        self._asked_at = 0.0
+        self._hung = False
         self.tasks: tuple[str, ...] = ()
         self.healthy = False
 
@@ -120,6 +127,10 @@ class Engine:
         """Return whether the engine is up; costs no round trip."""
         return self.healthy and not compat.is_dead(self._llm)
 
+    def leave(self, grace_s: float) -> None:
+        """Let requests in flight go on for `grace_s` seconds, then cancel them: the server ends, and waits for them no longer."""
+        self._loop.call_soon_threadsafe(self._loop.call_later, grace_s, self._give_up)
+
     def stop(self, grace_s: float) -> None:
         """Finish what is in flight within `grace_s` seconds, cancel the rest and shut vLLM down; a second call does nothing."""
         if self._loop.is_closed():
@@ -147,16 +158,20 @@ class Engine:
         self.tasks = tuple(await self._llm.get_supported_tasks())
         for adapter in self._adapters:
             await self._llm.add_lora(adapter)
+        self._hung, self._asked_at = False, self._loop.time()
         self.healthy = True
 
     def _begin(self, job: Job) -> None:
         if job.ended:  # the engine has died, or is being unloaded
             return
-        if job.request.timeout:
-            seconds = job.request.timeout / 1e6
-            error = UnavailableError(f"timeout of {job.request.timeout} us expired before the request had finished")
-            job.deadline = self._loop.call_later(seconds, self._abort, job, error)
-        job.task = self._loop.create_task(self._add(job))
+        try:
+            if job.request.timeout:
+                seconds = job.request.timeout / 1e6
+                error = UnavailableError(f"timeout of {job.request.timeout} us expired before the request had finished")
+                job.deadline = self._loop.call_later(seconds, self._abort, job, error)
+            job.task = self._loop.create_task(self._add(job))
+        except Exception as error:  # noqa: BLE001 - a request must never take the model down
+            self._finish(job, self._translator.refusal(error))
 
     async def _add(self, job: Job) -> None:
         try:
@@ -167,7 +182,7 @@ class Engine:
                 job.id, prompt, job.params, lora_request=job.lora, priority=job.request.priority
             )
         except Exception as error:  # noqa: BLE001 - a request must never take the model down
-            self._finish(job, self._translate(error))
+            self._finish(job, self._translator.refusal(error))
             return
         finally:
             job.task = None
@@ -179,12 +194,19 @@ class Engine:
     def _take(self, job: Job, item: Output | Exception) -> None:
         if job.ended:
             return
-        if isinstance(item, Exception):
-            self._finish(job, self._translate(item))
-        elif item.finished:
-            self._finish(job, item)
-        else:
-            self._put(job, item)
+        try:
+            if isinstance(item, Exception):
+                self._finish(job, self._translator.loss(item))
+            elif item.finished:
+                self._finish(job, failure(item) or item)
+            elif job.several and (error := failure(item)) is not None:
+                self._abort(job, error)  # one completion has failed; the others go on in vLLM
+            else:
+                self._put(job, item)
+        except Exception as error:  # noqa: BLE001 - vLLM's output handler would end, and with it every other request
+            self._translator.note("an output was not taken", error)
+            with contextlib.suppress(Exception):
+                self._abort(job, InternalError(FAILED))
 
     def _finish(self, job: Job, last: Item) -> None:
         if job.ended:
@@ -205,19 +227,51 @@ class Engine:
         if job.task is None and self.is_healthy():  # else `_add` is still running, and checks `ended` itself
             self._loop.create_task(self._llm.abort(job.id))
 
+    def _give_up(self) -> None:
+        """Cancel what is in flight, now and whenever more has come."""
+        for job in self.jobs():
+            self._abort(job, UnavailableError(UNLOADED))
+        self._loop.call_later(self._pace.health_period, self._give_up)
+
     def _check(self) -> None:
         """Check regularly whether the engine is alive: an idle one dies without an error in any request."""
         if self._ending.is_set():
             return
-        if self.healthy and compat.is_dead(self._llm):
-            self.healthy = False
-            self._log.error("the engine has died" + (", starting it again" if self._restart else ""))
-            for job in self.jobs():
-                self._finish(job, UnavailableError(DEAD))
-            if self._restart:
-                self._loop.create_task(self._revive())
-                return
+        try:
+            if self.healthy and (self._hung or compat.is_dead(self._llm)):
+                self._bury()
+                if self._restart:
+                    self._loop.create_task(self._revive())
+                    return
+            if self.healthy and self._jobs and self._loop.time() - self._asked_at > self._pace.question_period:
+                self._asked_at = math.inf
+                self._loop.create_task(self._ask())
+        except Exception as error:  # noqa: BLE001 - the next check may find more
+            self._translator.note("the engine could not be checked", error)
         self._loop.call_later(self._pace.health_period, self._check)
+
+    def _bury(self) -> None:
+        self.healthy = False
+        how = f"does not answer for {self._vllm.step_timeout_s:.0f} s" if self._hung else "has died"
+        self._log.error(f"the engine {how}" + (", starting it again" if self._restart else ""))
+        for job in self.jobs():
+            self._finish(job, UnavailableError(DEAD))
+
+    async def _ask(self) -> None:
+        """Ask EngineCore something while requests are open: one that hangs is healthy to vLLM, and they would wait for ever.
+
+        It answers between two steps of the model, so as long as vLLM itself bears a step to take it may take.
+        """
+        llm = self._llm
+        try:
+            await asyncio.wait_for(llm.is_sleeping(), self._vllm.step_timeout_s)
+        except asyncio.TimeoutError:
+            self._hung = llm is self._llm
+        except Exception as error:  # noqa: BLE001 - a dead one is told by `is_dead`, and to ask is no request's matter
+            if not compat.is_dead(llm):
+                self._translator.note("the engine could not be asked", error)
+        finally:
+            self._asked_at = self._loop.time()
 
     async def _revive(self) -> None:
         attempt = 0
@@ -241,26 +295,13 @@ class Engine:
         while self._jobs and self._loop.time() < end:  # noqa: ASYNC110 - once per unload; an event would be set per request
             await asyncio.sleep(0.05)
         for job in self.jobs():
-            self._abort(job, UnavailableError("the model was unloaded before the request had finished"))
+            self._abort(job, UnavailableError(UNLOADED))
         await asyncio.sleep(0)
         self._llm.shutdown()
         rest = [t for t in asyncio.all_tasks(self._loop) if t is not asyncio.current_task()]
         for task in rest:
             task.cancel()
         await asyncio.gather(*rest, return_exceptions=True)
-
-    def _translate(self, error: Exception) -> AdapterError:
-        """Return what the client is told about an exception."""
-        if isinstance(error, AdapterError):
-            return error
-        if isinstance(error, self._vllm.EngineDeadError):
-            return UnavailableError(DEAD)
-        if isinstance(error, self._vllm.busy_errors):
-            return UnavailableError(f"the engine cannot take the request now: {error}")
-        if isinstance(error, self._vllm.client_errors):
-            return InvalidRequestError(str(error).strip())
-        self._log.error(f"request failed: {type(error).__name__}: {error}")
-        return InternalError("the engine failed on this request; the server's log has the details")
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:

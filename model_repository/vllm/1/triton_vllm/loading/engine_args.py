@@ -100,6 +100,12 @@ class EngineArgs:
     warning: str = ""
 
 
+def place(model_dir: Path, version_dir: Path) -> Path:
+    """Return the file that the arguments are read from, whether it is there or not."""
+    official = version_dir / OFFICIAL_NAME
+    return official if official.is_file() and not (model_dir / FILE_NAME).is_file() else model_dir / FILE_NAME
+
+
 def read(model_dir: Path, version_dir: Path) -> Mapping[str, Any]:
     """Return the JSON object of `vllm_engine_args.json`, or of the official backend's `model.json`.
 
@@ -108,9 +114,7 @@ def read(model_dir: Path, version_dir: Path) -> Mapping[str, Any]:
     Raises:
         ConfigError: the file is missing, is not JSON or is not an object.
     """
-    path = model_dir / FILE_NAME
-    if not path.is_file() and (version_dir / OFFICIAL_NAME).is_file():
-        path = version_dir / OFFICIAL_NAME
+    path = place(model_dir, version_dir)
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -123,7 +127,7 @@ def read(model_dir: Path, version_dir: Path) -> Mapping[str, Any]:
     return values | {key: str(model_dir / name) for key, name in names.items() if (model_dir / name).is_dir()}
 
 
-def fit(given: Mapping[str, Any], declared: Mapping[str, Any]) -> EngineArgs:
+def fit(given: Mapping[str, Any], declared: Mapping[str, Any], file: str = FILE_NAME) -> EngineArgs:
     """Fit the given arguments to those that vLLM declares (name → type hint).
 
     Raises:
@@ -132,7 +136,7 @@ def fit(given: Mapping[str, Any], declared: Mapping[str, Any]) -> EngineArgs:
     wanted = {name: value for name, value in given.items() if name in declared}
     notes: list[str] = []
     for name in (n for n in given if n not in declared):
-        replacement = _replace(name, given[name], declared)
+        replacement = _replace(name, given[name], declared, file)
         notes.append(f"{name} -> {', '.join(replacement) or 'ignored'}")
         for key, item in replacement.items():  # what the file says under today's name wins
             present = wanted.get(key)
@@ -143,7 +147,7 @@ def fit(given: Mapping[str, Any], declared: Mapping[str, Any]) -> EngineArgs:
     warning = f"engine arguments that this vLLM no longer has: {'; '.join(notes)}" if notes else ""
     # null is vLLM's own default, whatever the declared type says
     set_ones = {name: value for name, value in wanted.items() if value is not None}
-    return EngineArgs({name: _coerced(name, value, declared[name]) for name, value in set_ones.items()}, warning)
+    return EngineArgs({name: _coerced(name, value, declared[name], file) for name, value in set_ones.items()}, warning)
 
 
 _NO_HUB = re.compile(
@@ -153,7 +157,7 @@ _NO_HUB = re.compile(
 _NOT_ON_HUB = re.compile(r"RepositoryNotFound|GatedRepo|not a valid model identifier|gated repo|401 Client|404 Client")
 
 
-def unfetched(values: Mapping[str, Any], error: BaseException) -> str:
+def unfetched(values: Mapping[str, Any], error: BaseException, file: str = FILE_NAME) -> str:
     """Return one line if the model could not be had from a hub, else nothing."""
     model = str(values.get("model", ""))
     said: list[str] = []
@@ -165,35 +169,43 @@ def unfetched(values: Mapping[str, Any], error: BaseException) -> str:
     if model.startswith(("/", "./", "../")):
         return ""
     if _NO_HUB.search(text):
-        return f"model '{model}': no model hub answers; name a folder with its weights in {FILE_NAME}, or set HF_ENDPOINT"
+        return f"model '{model}': no model hub answers; name a folder with its weights in {file}, or set HF_ENDPOINT"
     if _NOT_ON_HUB.search(text):
-        remedy = f"check the name in {FILE_NAME}, and set HF_TOKEN if it is private"
+        remedy = f"check the name in {file}, and set HF_TOKEN if it is private"
         return f"model '{model}' was not found on the model hub, or may not be read; {remedy}"
     return ""
 
 
-def failure(values: Mapping[str, Any], error: Exception) -> str:
-    """Return one line for Triton's status on why vLLM did not start with these arguments."""
+def failure(values: Mapping[str, Any], error: Exception, file: str = FILE_NAME, cause: str = "") -> str:
+    """Return one line for Triton's status on why vLLM did not start with these arguments.
+
+    Args:
+        values: the arguments.
+        error: what vLLM raised.
+        file: where the arguments were read.
+        cause: what went wrong in vLLM's processes, if `error` only says that something did.
+    """
     model = str(values.get("model", ""))
     if model.startswith(("/", "./", "../")) and not Path(model).exists():
-        return f"{FILE_NAME}: model: there is no directory {model}"
+        return f"{file}: model: there is no directory {model}"
     # pydantic ends with the whole input and a link
     reason = " ".join(str(error).split("[type=", 1)[0].split())
-    return f"vLLM did not start with the arguments of {FILE_NAME}, model '{model}': {type(error).__name__}: {reason[:600]}"
+    said = cause or f"{type(error).__name__}: {reason[:600]}"
+    return f"vLLM did not start with the arguments of {file}, model '{model}': {said}"
 
 
-def _replace(name: str, value: Any, declared: Mapping[str, Any]) -> Mapping[str, Any]:
+def _replace(name: str, value: Any, declared: Mapping[str, Any], file: str) -> Mapping[str, Any]:
     if name not in REPLACEMENTS:
-        raise ConfigError(f"{FILE_NAME}: vLLM has no engine argument '{name}'{closest(name, declared)}")
+        raise ConfigError(f"{file}: vLLM has no engine argument '{name}'{closest(name, declared)}")
     try:
         replacement = REPLACEMENTS[name](value)
     except ValueError as error:
-        raise ConfigError(f"{FILE_NAME}: {name} {error}") from None
+        raise ConfigError(f"{file}: {name} {error}") from None
     return {key: item for key, item in replacement.items() if key in declared}
 
 
-def _coerced(name: str, value: Any, hint: Any) -> Any:
+def _coerced(name: str, value: Any, hint: Any, file: str) -> Any:
     try:
         return coerce(value, hint)
     except ValueError as error:
-        raise ConfigError(f"{FILE_NAME}: {name} {error}") from None
+        raise ConfigError(f"{file}: {name} {error}") from None

@@ -6,16 +6,18 @@ import os
 import traceback
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from triton_vllm import compat, transport
 from triton_vllm.delivery.deliver import Delivery
 from triton_vllm.delivery.outbox import Outbox
-from triton_vllm.delivery.watch import CancellationWatch
+from triton_vllm.delivery.watch import CancellationWatch, Departure
 from triton_vllm.errors import ConfigError
 from triton_vllm.inference.engine import Engine
 from triton_vllm.inference.prompt import Prompter
 from triton_vllm.loading import engine_args, interpreter
+from triton_vllm.loading.cause import Cause
 from triton_vllm.loading.prepare import Prepared, prepare
 from triton_vllm.loading.progress import Progress
 from triton_vllm.metrics import Mirror, Publisher
@@ -68,7 +70,7 @@ def load(args: Mapping[str, str], log: Log) -> Model:
         prepared = prepare(args, log, progress, until_loaded)
         progress.phase("starting the engine and loading the model")
         engine, outbox = _start(prepared, log)
-        watch = CancellationWatch(engine.jobs, engine.cancel)
+        watch = CancellationWatch(engine.jobs, engine.cancel, log, _departure(engine, prepared, args["model_name"], log))
         watch.start()
         labels = {"model": args["model_name"], "version": args["model_version"]}
         publisher = _publish(prepared, labels, log)
@@ -82,18 +84,31 @@ def _start(prepared: Prepared, log: Log) -> tuple[Engine, Outbox]:
     prompter = Prompter(vllm, compat.media_loaders(vllm, values))
     engine = Engine(vllm, values, prompter, log=log, restart=settings.restart)
     threads = settings.senders or (2 if (os.cpu_count() or 1) >= MANY_CORES else 1)
-    outbox = Outbox(Delivery(engine.drop, log).deliver, threads)
+    outbox = Outbox(Delivery(engine.drop, log).deliver, log, threads)
     outbox.start()
-    try:
-        engine.start(outbox.put, tuple(prepared.adapters.requests.values()))
-    except Exception as error:  # noqa: BLE001 - vLLM raises what it likes; all of it is the load's reason
-        outbox.close()
-        unfetched = engine_args.unfetched(values, error)
-        if unfetched:  # vLLM's traceback through three libraries says no more
-            raise ConfigError(unfetched) from None
-        log.error("".join(traceback.format_exception(error)))  # noqa: TRY400 - Triton's log knows no exceptions
-        raise ConfigError(engine_args.failure(values, error)) from None
+    # Ray takes variables to machines that have no such file, and vLLM would not start there
+    uses_ray = "ray" in (values.get("distributed_executor_backend"), values.get("data_parallel_backend"))
+    with Cause(None if uses_ray else vllm.logging_config, os.environ) as cause:
+        try:
+            engine.start(outbox.put, tuple(prepared.adapters.requests.values()))
+        except Exception as error:  # noqa: BLE001 - vLLM raises what it likes; all of it is the load's reason
+            outbox.close()
+            unfetched = engine_args.unfetched(values, error, prepared.file_name)
+            if unfetched:  # vLLM's traceback through three libraries says no more
+                raise ConfigError(unfetched) from None
+            log.error("".join(traceback.format_exception(error)))  # noqa: TRY400 - Triton's log knows no exceptions
+            raise ConfigError(engine_args.failure(values, error, prepared.file_name, cause.find())) from None
     return engine, outbox
+
+
+def _departure(engine: Engine, prepared: Prepared, name: str, log: Log) -> Departure:
+    grace = prepared.settings.unload_grace_s
+
+    def leave() -> None:
+        log.info(f"the server ends: {len(engine.jobs())} requests in flight have {grace:.0f} s to finish")
+        engine.leave(grace)
+
+    return Departure(partial(transport.is_ending, name), leave)
 
 
 def _publish(prepared: Prepared, labels: Mapping[str, str], log: Log) -> Publisher | None:

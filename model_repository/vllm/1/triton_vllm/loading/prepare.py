@@ -45,12 +45,14 @@ class Prepared:
         vllm: the imported vLLM.
         engine_args: as this vLLM takes them, with what was chosen for this machine.
         adapters: the LoRA adapters.
+        file_name: where the engine arguments were read, from the model's folder on.
     """
 
     settings: Settings
     vllm: Vllm
     engine_args: Mapping[str, Any]
     adapters: lora.Adapters
+    file_name: str
 
 
 def prepare(args: Mapping[str, str], log: Log, progress: Progress, until_loaded: ExitStack) -> Prepared:
@@ -80,11 +82,12 @@ def prepare(args: Mapping[str, str], log: Log, progress: Progress, until_loaded:
     os.environ.setdefault("VLLM_MEDIA_URL_ALLOW_REDIRECTS", "0")
     progress.phase("importing vLLM")
     vllm = _import(log, until_loaded)
-    values = _fit(vllm, given, log)
+    file_name = str(engine_args.place(model_dir, version_dir).relative_to(model_dir))
+    values = _fit(vllm, given, file_name, log)
     enabled = bool(values.get("enable_lora", False))
     adapters = lora.read(model_dir, version_dir, enabled=enabled, make=vllm.LoRARequest)
     defaults = {**_choose_compilers(values, log), **_choose_processes(vllm, values)}
-    return Prepared(chosen, vllm, {**defaults, **values}, adapters)
+    return Prepared(chosen, vllm, {**defaults, **values}, adapters, file_name)
 
 
 def _choose_devices(args: Mapping[str, str], chosen: Settings, given: Mapping[str, Any], log: Log) -> None:
@@ -106,13 +109,13 @@ def _import(log: Log, until_loaded: ExitStack) -> Vllm:
     return vllm
 
 
-def _fit(vllm: Vllm, given: Mapping[str, Any], log: Log) -> Mapping[str, Any]:
-    fitted = engine_args.fit(given, compat.engine_arg_types(vllm))
+def _fit(vllm: Vllm, given: Mapping[str, Any], file_name: str, log: Log) -> Mapping[str, Any]:
+    fitted = engine_args.fit(given, compat.engine_arg_types(vllm), file_name)
     if fitted.warning:
         log.warning(fitted.warning)
     if fitted.values.get("distributed_executor_backend") == "ray" and not compat.supports_ray():
         raise ConfigError(
-            f"{engine_args.FILE_NAME}: distributed_executor_backend: vLLM {vllm.version} does not support ray on the "
+            f"{file_name}: distributed_executor_backend: vLLM {vllm.version} does not support ray on the "
             "platform that it runs on here (its CPU build never does); use mp, or leave it out"
         )
     return fitted.values

@@ -1,0 +1,68 @@
+"""The server is told to end while requests run that would take minutes: each is answered, and the server ends well."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from support.model_requests import prompt
+from support.open_stream import OpenStream
+from support.reference import ONE_THREAD
+from vllm_env.serve.standin import FACTS
+
+if TYPE_CHECKING:
+    from support.serving import Serve
+
+pytestmark = pytest.mark.e2e
+PROMPT, _ = FACTS[2]
+LONG = {"temperature": 0, "max_tokens": 60_000, "ignore_eos": True}
+CLIENTS = 40
+SLOTS = 2  # as conftest.py gives the engine
+UNLOADED = "the model was unloaded before the request had finished"
+GRACE = 5
+PATIENCE = 120.0
+
+
+def with_grace(model: Path) -> None:
+    """Give requests in flight a few seconds."""
+    entry = f'\nparameters: {{ key: "UNLOAD_GRACE_SECONDS" value: {{ string_value: "{GRACE}" }} }}\n'
+    config = model / "config.pbtxt"
+    config.write_text(config.read_text(encoding="utf-8") + entry, encoding="utf-8")
+
+
+def test_every_request_is_answered_before_the_server_ends(
+    serving: Serve, long_arguments: dict[str, object], no_leftovers: None
+) -> None:
+    """SIGTERM: what cannot finish within the grace period is told UNAVAILABLE, and the server's status is 0."""
+    with serving(long_arguments, environment=ONE_THREAD, prepare=with_grace) as server:
+        with ExitStack() as stack:
+            requests = [prompt(PROMPT, LONG, stream=number % 4 > 0) for number in range(CLIENTS)]
+            streams = [stack.enter_context(OpenStream(server.grpc_url, one)) for one in requests]
+            _wait_until_some_run(streams)
+            os.kill(server.pid, signal.SIGTERM)
+            ends = [stream.wait_end(PATIENCE) for stream in streams]
+        # the last ones may have come to a server that took no more
+        assert {end.error for end in ends} <= {UNLOADED, "Request for unknown model: 'vllm' has no available versions"}
+        assert [end.error for end in ends].count(UNLOADED) > SLOTS
+        assert server._child is not None
+        until = time.monotonic() + PATIENCE
+        while server._child.poll() is None and time.monotonic() < until:
+            time.sleep(0.1)
+        assert server._child.returncode == 0, server.log.read_text(errors="replace")[-4000:]
+        said = server.log.read_text(errors="replace")
+        assert "Exit timeout expired" not in said
+        assert f"requests in flight have {GRACE} s to finish" in said
+
+
+def _wait_until_some_run(streams: list[OpenStream]) -> None:
+    """Return when all were sent for a while and some have tokens: the engine takes them as they come."""
+    until = time.monotonic() + PATIENCE
+    while not any(len(stream.events) >= 100 for stream in streams):
+        assert time.monotonic() < until
+        time.sleep(0.1)

@@ -1,0 +1,77 @@
+"""Shared memory runs full while answers are on their way: each client is answered, and the model serves on."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from support.model_requests import ask, prompt
+from support.namespaces import with_mounts
+from support.open_stream import OpenStream
+from support.reference import ONE_THREAD
+from support.serving import serve
+from vllm_env.serve.standin import FACTS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from support.serving import Parts
+    from vllm_env.serve.server import TritonServer
+
+pytestmark = pytest.mark.e2e
+PROMPT, ANSWER = FACTS[2]
+SIZE = "64m"  # as a container has it
+# some MB of log probabilities, where Triton's region has 1 MB until it grows
+LARGE = {"n": 8, "logprobs": 20, "max_tokens": 200, "ignore_eos": True}
+ANSWERED = 120.0
+
+
+@pytest.fixture
+def small(parts: Parts, tmp_path: Path) -> Iterator[TritonServer]:
+    """A server whose shared memory is its own, as in a container."""
+    program = tmp_path / "tritonserver"
+    mount = f'mount -t tmpfs -o size={SIZE} tmpfs /dev/shm; exec "$@"'
+    argv = [*with_mounts(), "sh", "-ec", mount, "sh", str(parts.binary)]
+    program.write_text(f'#!/bin/sh\nexec {shlex.join(argv)} "$@"\n')
+    program.chmod(0o755)
+    with serve(dataclasses.replace(parts, binary=program), environment=ONE_THREAD) as server:
+        yield server
+
+
+def shared_memory(server: TritonServer) -> Path:
+    """Return the server's ``/dev/shm`` as it is seen from here."""
+    return Path(f"/proc/{server.pid}/root/dev/shm")
+
+
+def fill(file: Path) -> None:
+    """Leave no byte of a file system."""
+    with file.open("wb", buffering=0) as sink:
+        for size in (1 << 20, 1 << 12):
+            try:
+                while sink.write(bytes(size)):
+                    pass
+            except OSError:
+                continue
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_an_answer_that_does_not_fit_ends_in_an_error(small: TritonServer, streaming: bool) -> None:
+    """Triton has closed the request when it finds that out; its client must not wait for what cannot come any more."""
+    filler = shared_memory(small) / "filler"
+    large = prompt(PROMPT, LARGE, stream=streaming, return_logprobs=True)
+    fill(filler)
+    with ExitStack() as stack:
+        requests = [stack.enter_context(OpenStream(small.grpc_url, large)) for _ in range(4)]
+        ends = [request.wait_end(ANSWERED) for request in requests]
+    assert all(end.final or end.error for end in ends)
+    if not streaming:  # streamed, each response is small
+        assert "could not be sent" in "".join(end.error for end in ends)
+    assert ask(small, PROMPT, {"temperature": 0}).text == PROMPT + ANSWER  # short ones fit all the while
+    filler.unlink()
+    with OpenStream(small.grpc_url, large) as again:
+        assert again.wait_end(ANSWERED).error == ""
