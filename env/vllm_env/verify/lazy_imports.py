@@ -78,7 +78,8 @@ def import_each(
 ) -> dict[str, dict[str, Any]]:
     """Import each of some modules in a process that may take ``seconds``; return the failures by module.
 
-    A failure has ``text``, ``place`` (file and line) and ``absent`` (the module that there is not), or is only ``slow``.
+    A failure has ``text``, ``place`` (file and line), ``absent`` (the module that there is not) and ``owners`` (distributions
+    that have such a module), or is only ``slow``.
 
     Raises:
         CommandError: the interpreter does not start, or ends with what vLLM imports first.
@@ -98,7 +99,7 @@ def import_each(
 def is_broken(failure: Mapping[str, Any], versions: Mapping[str, str]) -> bool:
     """Tell whether a failed import would fail on a GPU as well, with what the lock has (``versions``)."""
     if absent := failure["absent"]:
-        return canonicalize_name(absent.partition(".")[0]) in versions and "." not in absent
+        return "." not in absent and any(canonicalize_name(owner) in versions for owner in failure["owners"])
     return not _NO_DEVICE.search(failure["text"])
 
 

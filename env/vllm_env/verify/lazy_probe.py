@@ -8,6 +8,7 @@ and followed by another one: what is half imported would make the next ones fail
 
 import ctypes
 import importlib
+import importlib.metadata
 import importlib.util
 import json
 import multiprocessing
@@ -36,7 +37,8 @@ def _failure(name: str) -> Any:
             absent = ""  # a package that is there lacks a module that another one asks for
         frame = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith("<")][-1]  # not importlib's
         text = " <- ".join("".join(traceback.format_exception_only(e)).strip() for e in chain)
-        return {"text": text[-1000:], "place": f"{frame.filename}:{frame.lineno}", "absent": absent}
+        owners = importlib.metadata.packages_distributions().get(top, [top]) if absent else []  # PIL is pillow's
+        return {"text": text[-1000:], "place": f"{frame.filename}:{frame.lineno}", "absent": absent, "owners": owners}
     return None
 
 
@@ -83,7 +85,7 @@ def _import_in_children(names: list[str], seconds: float, answers: dict[str, Any
                 child.join()
                 code = child.exitcode or 0
                 end = signal.Signals(-code).name if code < 0 else f"exit status {code}"
-                failure = {"text": f"the process ended with {end}", "place": "", "absent": ""}
+                failure = {"text": f"the process ended with {end}", "place": "", "absent": "", "owners": []}
             answers[names.pop(0)] = failure
         child.kill()
         child.join()

@@ -158,7 +158,8 @@ def test_other_failures_are_told_as_they_are() -> None:
 def test_a_folder_in_the_models_directory_is_named_as_it_is(tmp_path: Path) -> None:
     """So that a repository that brings its weights works wherever it is mounted; other names are the hub's."""
     (tmp_path / "standin").mkdir()
-    for model, read_as in (("standin", str(tmp_path / "standin")), ("facebook/opt-125m", "facebook/opt-125m"), ("", "")):
+    elsewhere = ("facebook/opt-125m", "", ".", "..", "/tmp", "a" * 300, "nul\0")
+    for model, read_as in (("standin", str(tmp_path / "standin")), *((name, name) for name in elsewhere)):
         (tmp_path / FILE_NAME).write_text(json.dumps({"model": model, "tokenizer": None}), encoding="utf-8")
         assert read(tmp_path, tmp_path / "1") == {"model": read_as, "tokenizer": None}
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from vllm_env.base.workspace import Workspace
 
 CPU = Expected("3.11", "25.12", {}, "vllm")
-LOCKED = {"xgrammar": "0.2.8", "torch": "2.13.0"}
+LOCKED = {"pillow": "12.0", "xgrammar": "0.2.8", "torch": "2.13.0"}
 CUDA = Expected("3.11", "25.12", {}, "vllm", profile="cuda")
 LONG = 60.0  # s, which none of the modules here comes near
 SOON = 3.0  # s, for those that never end
@@ -64,6 +64,7 @@ BROKEN = {
     "attribute": ("import json\njson.cudaLibrary_t", r"AttributeError: module 'json' has no attribute 'cudaLibrary_t'"),
     "symbol": ("raise ImportError('x.so: undefined symbol: _ZN3c10')", r"undefined symbol: _ZN3c10"),
     "locked": ("import xgrammar", r"No module named 'xgrammar'"),
+    "lost": ("import PIL", r"No module named 'PIL'"),
     "lacking": ("import json.nothing", r"No module named 'json\.nothing'"),
     "fallback": ("try:\n    import nowhere\nexcept ImportError:\n    1 / 0", r"ZeroDivisionError"),
     "exits": ("raise SystemExit(0)", r"SystemExit: 0"),
@@ -77,6 +78,10 @@ def test_tells_what_is_missing_from_what_is_broken(environment: Path, workspace:
     """Whatever a module does, the ones after it are still imported; what is not there at all is passed over."""
     broken = {name: source for name, (source, _) in BROKEN.items()}
     modules = _add(environment, TOLERATED | broken | {"fine": "", "torch.__init__": ""})
+    info = environment / "lib" / f"python3.{sys.version_info.minor}" / "site-packages" / "pillow-12.0.dist-info"
+    info.mkdir()  # pillow is installed, but its files are gone
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: pillow\nVersion: 12.0\n")
+    (info / "RECORD").write_text("PIL/__init__.py,,\n")
     failures = import_each(workspace, environment, (*modules[:-1], "torch.gone", "gone"), CPU, LONG)
     assert {name for name, failure in failures.items() if is_broken(failure, LOCKED)} == {*BROKEN}
     assert {*failures} == {*TOLERATED, *BROKEN, "torch.gone", "gone", "vllm.v1.engine.async_llm"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -123,8 +124,10 @@ def read(model_dir: Path, version_dir: Path) -> Mapping[str, Any]:
         raise ConfigError(f"{path} cannot be read as JSON: {error}") from None
     if not isinstance(values, dict):
         raise ConfigError(f"{path} must hold a JSON object of engine arguments, not {type(values).__name__}")
-    names = {key: values[key] for key in ("model", "tokenizer") if isinstance(values.get(key), str) and values[key]}
-    return values | {key: str(model_dir / name) for key, name in names.items() if (model_dir / name).is_dir()}
+    names = {key: values[key] for key in ("model", "tokenizer") if isinstance(values.get(key), str)}
+    own = {key: model_dir / name for key, name in names.items() if name.strip("./") and not name.startswith("/")}
+    # os.path tells "no" of a folder that may not be entered and of a name that is too long, where Path.is_dir() raises
+    return values | {key: str(folder) for key, folder in own.items() if os.path.isdir(folder)}  # noqa: PTH112
 
 
 def fit(given: Mapping[str, Any], declared: Mapping[str, Any], file: str = FILE_NAME) -> EngineArgs:
@@ -186,7 +189,7 @@ def failure(values: Mapping[str, Any], error: Exception, file: str = FILE_NAME, 
         cause: what went wrong in vLLM's processes, if `error` only says that something did.
     """
     model = str(values.get("model", ""))
-    if model.startswith(("/", "./", "../")) and not Path(model).exists():
+    if model.startswith(("/", "./", "../")) and not os.path.exists(model):  # noqa: PTH110
         return f"{file}: model: there is no directory {model}"
     # pydantic ends with the whole input and a link
     reason = " ".join(str(error).split("[type=", 1)[0].split())
