@@ -1,7 +1,7 @@
 """Finds files that two distributions own with different contents: the one that is installed last wins, for both.
 
 The wheels' own RECORD files tell it exactly. uv copies their rows as they are when it installs, so the environment's
-RECORD files can be read instead, up to the step that makes them anew (relocate.py): 57,000 rows take 0.3 s. uv's preview
+RECORD files can be read instead, up to the step that rewrites them (relocate.py): 57,000 rows take 0.3 s. uv's preview
 feature ``detect-module-conflicts`` warns of modules that two wheels have and names neither files nor remedy.
 """
 

@@ -49,8 +49,8 @@ class Prefix:
 
 def prefix_key(lock: Lock, keep: tuple[str, ...]) -> str:
     """Return the content key of a lock's prefix: what is installed, and how this version of the tool treats it."""
-    modules = ("runtime_hook", "runtime", "prune", "strip", "relocate", "compile_tree", "machine_libraries", "needed_libraries", "outside_libraries")
-    sources = [Path(__file__).with_name(f"{module}.py") for module in modules]
+    modules = "runtime_hook runtime prune strip relocate compile_tree machine_libraries needed_libraries outside_libraries"
+    sources = [Path(__file__).with_name(f"{module}.py") for module in modules.split()]
     rules = [r.name for r in RULES if lock.spec.profile in r.profiles and r.name not in keep]
     return key_of(_FORMAT, lock.digest, lock.spec.profile, rules, [file_sha256(s) for s in sources])
 

@@ -11,7 +11,7 @@ from .model_folder import CODE, CONFIG_NAME
 
 _COPY = "Copy it from this checkout's model_repository/vllm."
 _MODEL_DIRECTORY = "$$TRITON_MODEL_DIRECTORY"
-# texts are kept, so that a # in one begins no comment
+# strings are kept, so that a # in one begins no comment
 _COMMENT = re.compile(r"""("[^"\n]*"|'[^'\n]*')|#[^\n]*""")
 _BACKEND = re.compile(r"""(?:^|[\s;,}\]])backend\s*:\s*(["'])(.*?)\1""")
 _ENVIRONMENT = re.compile(

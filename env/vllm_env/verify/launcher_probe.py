@@ -19,13 +19,13 @@ def _spec_of(name: str) -> bool:
 
 
 def _file_of(module: object) -> str:
-    """Return a module's file, or an empty text: torch has objects among the modules whose ``__file__`` is none."""
+    """Return a module's file, or an empty string: torch has objects among the modules whose ``__file__`` is none."""
     file = getattr(module, "__file__", None)
     return file if isinstance(file, str) and os.path.exists(file) else ""  # noqa: PTH110 - os.path is loaded anyway
 
 
 def _is_stale(module: object) -> bool:
-    """Tell whether a module's bytecode does not fit its source, so that each start would compile it anew."""
+    """Tell whether a module's bytecode does not fit its source, so that each start would compile it again."""
     source, cached = _file_of(module), getattr(module, "__cached__", None)
     if not source.endswith(".py") or not isinstance(cached, str):
         return False

@@ -131,7 +131,7 @@ class CancellationWatch:
             try:
                 busy, pause = self.look()
             except BaseException:
-                self._wake.set()  # the thread begins anew, and those in flight are still there
+                self._wake.set()  # the thread begins again, and those in flight are still there
                 raise
             self._end.wait(pause)
             if busy:
