@@ -10,9 +10,11 @@ be written. Its ``.stamp`` is written last; who runs in it holds a shared lock o
 import argparse
 import fcntl
 import hashlib
+import importlib.metadata
 import importlib.util
 import os
 import platform
+import re
 import shutil
 import sys
 import time
@@ -24,6 +26,7 @@ from vllm_env.base.errors import CommandError, VllmEnvError
 from vllm_env.base.filesystem import give, give_tree, is_writable, owner_of
 from vllm_env.base.locks import locked, remove_unlocked
 from vllm_env.base.machine import require_x86_64
+from vllm_env.base.network import Network
 from vllm_env.base.process import run
 from vllm_env.cli.parser import parse
 
@@ -32,6 +35,9 @@ TOOLS = ENV.parent / ".tools"
 LOCK = ENV / "requirements.txt"
 VERSION = platform.python_version()
 PYTHON = ".".join(VERSION.split(".")[:2])
+ASTRAY = ("PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PIP_DRY_RUN", "PIP_PYTHON", "PIP_CONSTRAINT")
+# ``python -m`` would search the current folder first, before it can be told not to (-P is newer than 3.10)
+RUN = "import sys; sys.path[:] = filter(None, sys.path); import runpy; runpy.run_module(sys.argv.pop(1), None, '__main__', 1)"
 
 
 def main(arguments: list[str]) -> int:
@@ -90,6 +96,7 @@ def ensure(folder: Path, lock: Path, options: argparse.Namespace) -> bool:
             say(f"tools      … into {folder}")
         try:
             install(folder, lock, sources, live=not options.quiet and sys.stderr.isatty())
+            require_installed(folder, lock)
             (folder / ".stamp").write_text(stamp_of(lock), "utf-8")
         finally:
             give_tree(folder, owner)
@@ -132,7 +139,7 @@ def install(folder: Path, lock: Path, sources: list[str], *, live: bool) -> None
     """Make the virtual environment and let this interpreter's pip, or the one of its ensurepip, install the lock into it."""
     (folder / ".stamp").unlink(missing_ok=True)
     apt = f"Install Python's venv module (apt-get install python{PYTHON}-venv)."
-    run([sys.executable, "-m", "venv", "--clear", "--without-pip", folder], what="make a virtual environment", remedy=apt)
+    run([sys.executable, "-I", "-m", "venv", "--clear", "--without-pip", folder], what="make a virtual environment", remedy=apt)
     (folder / ".stamp").write_text(f"{sys.executable} {VERSION} unfinished\n", "utf-8")
     (folder / "pip.conf").symlink_to(Path(sys.prefix) / "pip.conf")  # so that what pip is configured with here counts there
     python, alone = folder / "bin" / "python", folder / "host"
@@ -141,24 +148,31 @@ def install(folder: Path, lock: Path, sources: list[str], *, live: bool) -> None
         alone.mkdir()
         (alone / "pip").symlink_to(pip.submodule_search_locations[0])  # and none of the packages beside it
     else:
-        run([python, "-m", "ensurepip"], what="get a pip", remedy="Install pip (apt-get install python3-pip).")
-    environment = {"PYTHONPATH": str(alone), **({"PIP_CONFIG_FILE": os.devnull} if sources else {})}
+        run([python, "-m", "ensurepip"], what="get a pip", remedy="Install pip (apt-get install python3-pip).", cwd=folder)
+    changes = dict.fromkeys(ASTRAY, "") | {"PYTHONPATH": str(alone), **({"PIP_CONFIG_FILE": os.devnull} if sources else {})}
     options = ["--no-input", "--no-user", "--disable-pip-version-check", "--require-hashes", "--requirement", lock]
     remedy = "Check that the package registry answers (pip config list)."
     if sources:
         remedy = f"Fill the wheelhouse again, with Python {PYTHON}; or name the Python that filled it: PYTHON=python3.X."
-    what = f"install the packages of {lock}"
+    command = [python, "-c", RUN, "pip", "install", *sources, *options]
     try:
-        run(
-            [python, "-m", "pip", "install", *sources, *options],
-            what=what,
-            remedy=remedy,
-            env=environment,
-            on_line=_show if live else None,
-        )
+        Network().program(command, f"install the packages of {lock}", remedy=remedy, env=changes, on_line=_show if live else None)
     finally:
         if live:
             sys.stderr.write("\r\033[K")
+
+
+def require_installed(folder: Path, lock: Path) -> None:
+    """Require the distributions that a lock has for every machine: pip can be configured to install nothing, or elsewhere."""
+    packages = folder / "lib" / f"python{PYTHON}" / "site-packages"
+    there = {re.sub(r"[-_.]+", "-", d.metadata["Name"]).lower() for d in importlib.metadata.distributions(path=[str(packages)])}
+    missing = sorted(set(re.findall(r"^([\w.-]+)==\S+ (?!;)", lock.read_text("utf-8"), re.MULTILINE)) - there)
+    if missing:
+        raise VllmEnvError(
+            f"pip has not put {missing[0]} into {packages}.",
+            cause="It is configured to install elsewhere, or nothing: target, prefix, root or dry-run.",
+            remedy="Remove that from pip's configuration (pip config list), or name none: PIP_CONFIG_FILE=/dev/null.",
+        )
 
 
 def remove_outdated(folder: Path) -> None:
@@ -179,7 +193,7 @@ def become(folder: Path, arguments: list[str]) -> NoReturn:
     if os.geteuid() == 0 and owner_of(ENV).uid != 0:
         environment["PYTHONDONTWRITEBYTECODE"] = "1"  # no __pycache__ of root's in a user's checkout
     python = str(folder / "bin" / "python")
-    os.execve(python, [python, "-m", "vllm_env", *arguments], environment)  # noqa: S606 - no shell is the point
+    os.execve(python, [python, "-c", RUN, "vllm_env", *arguments], environment)  # noqa: S606 - no shell is the point
 
 
 def say(text: str) -> None:

@@ -24,7 +24,7 @@ from .local import BUILD, find_interpreter, make_package
 
 LOCAL = "local"
 REMOTE = "conda-forge"
-_PACKAGES = Path(__file__).resolve().parents[2]  # where ``python -m vllm_env.…`` finds this package
+_PACKAGES = Path(__file__).resolve().parents[2]  # where ``python -m vllm_env.…`` finds this package, and nothing of the user's
 
 
 @dataclass(frozen=True)
@@ -212,9 +212,9 @@ def _work(workspace: Workspace, job: dict[str, Any], what: str) -> Any:
     command = [sys.executable, "-m", "vllm_env.interpreter.rattler_worker", json.dumps(job)]
     variables = {"PYTHONPATH": str(_PACKAGES)}
     if job["kind"] == "solve" and not job["channel_url"].startswith("file:"):
-        output = workspace.network.program(command, what, env=variables)
+        output = workspace.network.program(command, what, env=variables, cwd=_PACKAGES)
     else:
-        output = run(command, what=what, env=variables)
+        output = run(command, what=what, env=variables, cwd=_PACKAGES)
     return json.loads(output.splitlines()[-1])
 
 

@@ -82,7 +82,7 @@ def _check_compression(archive: Path) -> None:
 
 
 def _replay(archive: Path, folder: Path, triton: Path | None) -> dict[str, Any]:
-    libraries = triton / "lib" if triton else None
+    libraries = triton.absolute() / "lib" if triton else None
     own = sorted(libraries.glob("libarchive*.so.13*")) if libraries else []
     library = str(own[0]) if own else ctypes.util.find_library("archive")
     if library is None:
@@ -93,8 +93,8 @@ def _replay(archive: Path, folder: Path, triton: Path | None) -> dict[str, Any]:
     environment = {"LIBARCHIVE": library, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
     if own:
         environment["LD_LIBRARY_PATH"] = str(libraries)
-    command = [sys.executable, "-m", "vllm_env.verify.libarchive_worker", archive.resolve(), folder]
-    output = run(command, what=f"unpack {archive.name} as Triton does", env=environment)
+    command = [sys.executable, "-m", "vllm_env.verify.libarchive_worker", archive.resolve(), folder.absolute()]
+    output = run(command, what=f"unpack {archive.name} as Triton does", env=environment, cwd=Path(environment["PYTHONPATH"]))
     answer: dict[str, Any] = json.loads(output.splitlines()[-1])
     return answer
 

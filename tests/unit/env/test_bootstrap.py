@@ -46,6 +46,7 @@ class Place:
         (folder / "home").mkdir()
         self.env = {"PATH": os.environ["PATH"], "HOME": str(folder / "home"), "PYTHON": sys.executable}
         self.env |= {"PIP_FIND_LINKS": str(self.wheels), "PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": os.devnull}
+        self.cwd = Path("/")
         self.lock("1.0")
 
     def lock(self, version: str) -> None:
@@ -63,7 +64,7 @@ class Place:
         """Start gen_vllm_env.sh; the program in the packager's place runs until its input ends."""
         argv = [*before, self.root / "gen_vllm_env.sh", *arguments]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        return subprocess.Popen([str(a) for a in argv], env={**self.env, **variables}, cwd="/", text=True, **pipes)
+        return subprocess.Popen([str(a) for a in argv], env={**self.env, **variables}, cwd=self.cwd, text=True, **pipes)
 
     def run(self, *arguments: str, before: tuple[object, ...] = (), **variables: str) -> tuple[int, str, str]:
         """Run gen_vllm_env.sh; return its status, its result and its messages."""
@@ -185,6 +186,59 @@ def test_neither_pip_nor_ensurepip_is_said_with_the_packages_name(place: Place, 
     assert "apt-get install python3-pip" in err
     code, out, err = place.run(PYTHON=str(python))
     assert (code, out[:6]) == (0, '["1.0"'), err
+
+
+@pytest.mark.parametrize("name", ["TARGET", "PREFIX", "ROOT", "DRY_RUN", "PYTHON", "CONSTRAINT"])
+def test_no_variable_leads_the_tools_elsewhere(place: Place, tmp_path: Path, name: str) -> None:
+    """What a user has set for installations of their own."""
+    (tmp_path / "constraint").write_text("tool<1\n")
+    values = {"DRY_RUN": "1", "PYTHON": sys.executable, "CONSTRAINT": str(tmp_path / "constraint")}
+    code, out, err = place.run(**{f"PIP_{name}": values.get(name, str(tmp_path / "elsewhere"))})
+    assert (code, out[:6]) == (0, '["1.0"'), err
+
+
+def test_tools_that_pip_put_elsewhere_are_no_tools(place: Place, tmp_path: Path) -> None:
+    """pip.conf has a target: the error says where the fault is, and the next run without it makes them."""
+    (tmp_path / "pip.conf").write_text(f"[install]\ntarget = {tmp_path / 'elsewhere'}\n")
+    code, out, err = place.run(PIP_CONFIG_FILE=str(tmp_path / "pip.conf"))
+    assert (code, out) == (1, ""), err
+    assert "has not put tool into" in err
+    assert "pip config list" in err.splitlines()[-1]
+    code, out, err = place.run()
+    assert (code, out[:6]) == (0, '["1.0"'), err
+
+
+@pytest.mark.parametrize("pip", [True, False])
+def test_files_of_the_current_folder_are_not_imported(place: Place, *, pip: bool) -> None:
+    """Neither by the packager, nor by venv, pip and ensurepip; a relative folder of wheels counts from there as ever."""
+    place.cwd = place.root.parent / "cwd"
+    place.cwd.mkdir()
+    for name in ("tool", "json", "runpy", "typing", "queue", "shutil", "logging", "tempfile"):
+        (place.cwd / f"{name}.py").write_text("raise SystemExit(f'{__file__} was imported')\n")
+    python = sys.executable if pip else str(_bare(place))
+    code, out, err = place.run("--model", "x", PYTHON=python, PIP_FIND_LINKS="../wheels")
+    assert (code, out[:6]) == (0, '["1.0"'), err
+
+
+def test_a_network_that_fails_is_called_that(place: Place) -> None:
+    """An index at a port where nobody listens."""
+    place.env |= {"PIP_NO_INDEX": "0", "PIP_RETRIES": "1", "PIP_INDEX_URL": "http://127.0.0.1:9/simple", "no_proxy": "*"}
+    del place.env["PIP_FIND_LINKS"]
+    code, _, err = place.run()
+    assert code == 1
+    assert "the network failed" in err
+    assert "pip config list" in err.splitlines()[-1]
+
+
+def test_the_script_finds_its_checkout_through_a_link_and_with_cdpath(place: Place, tmp_path: Path) -> None:
+    """A link in ~/bin, and a relative path that CDPATH could lead elsewhere."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/link").symlink_to(place.root / "gen_vllm_env.sh")
+    (tmp_path / "astray/checkout").mkdir(parents=True)
+    for command in (tmp_path / "bin/link", "checkout/gen_vllm_env.sh"):
+        argv = ["bash", command, "--version"]
+        variables = {**place.env, "CDPATH": str(tmp_path / "astray")}
+        assert "vllm-env " in subprocess.check_output(argv, env=variables, cwd=tmp_path, text=True)
 
 
 @pytest.mark.skipif(not _DEBIAN.exists(), reason="there is no second interpreter")

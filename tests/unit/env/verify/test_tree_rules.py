@@ -146,6 +146,15 @@ def test_accepts_what_triton_accepts(compress: Callable[[bytes], bytes], tmp_pat
     assert (tmp_path / "0" / "bin" / "activate").stat().st_mtime == 1_577_836_800
 
 
+def test_files_of_the_current_folder_are_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker searches the packager's own folder in its place; relative paths count from here as ever."""
+    (tmp_path / "json.py").write_text("raise SystemExit('the json of the current folder')\n")
+    (tmp_path / "e.tar").write_bytes(_tar(GOOD))
+    monkeypatch.chdir(tmp_path)
+    unpack(Path("e.tar"), Path("e"), members=len(GOOD))
+    assert (tmp_path / "e/bin/activate").is_file()
+
+
 def test_accepts_gzip_in_several_members(tmp_path: Path) -> None:
     """Archives are written as gzip members one after the other; libarchive reads on after the first."""
     data = _tar(GOOD)
