@@ -90,7 +90,7 @@ def test_a_cache_that_fills_up_meanwhile_is_a_clean_error(lab: Lab, channel: Cha
         _fill_cache(lab, channel)
         build = lab.start()
         build.wait_for("prefix …")
-        while build.child.poll() is None and not list((lab.cache / "build").glob("*/env")):
+        while build.child.poll() is None and not list((lab.cache / "build").glob("*/made/env")):
             time.sleep(0.002)  # until it has seen that there is space
         _take_the_rest(lab.cache)
         assert build.wait() == 1
