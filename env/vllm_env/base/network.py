@@ -125,9 +125,8 @@ class Network:
         """Tell within 3 s whether the host of a URL, or the proxy that leads to it, can be connected to."""
         try:
             parts = urllib.parse.urlsplit(url)
-            if parts.scheme == "file":
-                return Path(parts.path).is_dir()
-            return not self.offline and _connects(*_first_hop(parts))
+            is_folder = parts.scheme == "file" and Path(parts.path).is_dir()
+            return is_folder or (parts.scheme != "file" and not self.offline and _connects(*_first_hop(parts)))
         except ValueError:  # the host's or the proxy's address is none
             return False
 
