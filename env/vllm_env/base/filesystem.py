@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import stat
+import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -47,10 +48,14 @@ def remove_tree(path: Path) -> None:
 
 
 def put_in_place(made: Path, target: Path) -> None:
-    """Rename a finished folder to where it belongs; what a build of before has left there goes."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    remove_tree(target)
-    made.rename(target)
+    """Rename a finished folder to where it belongs or a link leads; what is there goes. VllmEnvError where that cannot be."""
+    target = target.resolve()
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        remove_tree(target) if target.is_dir() else target.unlink(missing_ok=True)
+        made.rename(target)
+    except OSError as error:
+        raise VllmEnvError(f"{target} cannot be replaced: {error}.", remedy="Remove it, or the link that leads there.") from error
 
 
 def link_or_copy(source: str, target: str) -> None:
@@ -68,12 +73,13 @@ def write_whole(file: Path, data: str | bytes) -> None:
     """
     owner = owner_of(file)
     file.parent.mkdir(parents=True, exist_ok=True)
-    temporary = file.with_name(f".{file.name}.new")
-    temporary.write_bytes(data.encode() if isinstance(data, str) else data)
-    if file.exists():
-        temporary.chmod(stat.S_IMODE(file.stat().st_mode))
-    give(temporary, owner)
-    temporary.replace(file)
+    with tempfile.TemporaryDirectory(prefix=f".{file.name}.", dir=file.parent) as own:  # into which nobody else can plant a link
+        temporary = Path(own) / file.name
+        temporary.write_bytes(data.encode() if isinstance(data, str) else data)
+        if file.exists():
+            temporary.chmod(stat.S_IMODE(file.stat().st_mode))
+        give(temporary, owner)
+        temporary.replace(file)
 
 
 def let_read(path: Path) -> None:
@@ -84,9 +90,8 @@ def let_read(path: Path) -> None:
 
 def make_readable(folder: Path) -> None:
     """Let every user read a folder and all below it; links stay as they are."""
-    for path in (folder, *folder.rglob("*")):
-        if not path.is_symlink():
-            let_read(path)
+    for path in (p for p in (folder, *folder.rglob("*")) if not p.is_symlink()):
+        let_read(path)
 
 
 def sync(path: Path) -> None:
@@ -100,8 +105,7 @@ def sync(path: Path) -> None:
 
 def require_space(folder: Path, needed: int, purpose: str, remedy: str = SPACE_REMEDY) -> None:
     """Refuse early, with a VllmEnvError, a file system that has less than the ``needed`` bytes free for ``purpose``."""
-    free = free_space(folder)
-    if free < needed:
+    if (free := free_space(folder)) < needed:
         what = f"No space: {purpose} needs {needed / 1e9:.1f} GB in {folder}, and {free / 1e9:.1f} GB are free."
         raise VllmEnvError(what, remedy=remedy)
 
@@ -125,8 +129,7 @@ def is_writable(folder: Path) -> bool:
 
 def owner_of(place: Path) -> Owner:
     """Return the owner of a file or folder, of a link itself, or of the nearest folder above that exists."""
-    status = nearest(place).lstat()
-    return Owner(status.st_uid, status.st_gid)
+    return Owner(*nearest(place).lstat()[4:6])
 
 
 def give(path: Path, owner: Owner) -> None:
@@ -136,9 +139,8 @@ def give(path: Path, owner: Owner) -> None:
     write it would change both.
     """
     status = path.lstat()
-    if os.geteuid() != 0 or status.st_uid != 0 or owner == Owner(status.st_uid, status.st_gid):
-        return
-    if stat.S_ISREG(status.st_mode) and status.st_nlink > 1:
+    linked = stat.S_ISREG(status.st_mode) and status.st_nlink > 1
+    if os.geteuid() != 0 or status.st_uid != 0 or linked or owner == Owner(status.st_uid, status.st_gid):
         return
     with contextlib.suppress(OSError):  # a root that may not (root_squash), or a user whom this container does not know
         os.chown(path, owner.uid, owner.gid, follow_symlinks=False)
@@ -164,8 +166,7 @@ def mounts_in(folder: Path) -> list[Path]:
     because a file can be a mount point too.
     """
     place = folder.resolve()
-    lines = _MOUNTINFO.read_bytes().strip().split(b"\n")
-    points = [_unescaped(line.split(b" ")[4]) for line in lines]
+    points = [_unescaped(line.split(b" ")[4]) for line in _MOUNTINFO.read_bytes().strip().split(b"\n")]
     return [point for point in points if point.is_relative_to(place)]
 
 

@@ -5,8 +5,9 @@ they would have fetched. ``options`` are those of ``base.process.run``: ``env``,
 """
 
 import functools
+import hashlib
+import http.client
 import re
-import shutil
 import socket
 import sys
 import urllib.parse
@@ -17,11 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from .errors import CommandError, VllmEnvError
-from .filesystem import file_sha256
+from .filesystem import write_whole
 from .pip_config import PipConfig
 from .process import run
 
 _CONNECT_TIMEOUT = 3.0  # s; a machine without access must not make a user wait
+_READ_TIMEOUT = 60.0  # s between two parts of a file
 _PYTORCH = "https://download.pytorch.org/whl"  # uv knows it by itself, pip does not
 _NO_PROMPT = {"GIT_TERMINAL_PROMPT": "0"}  # a private mirror without credentials is to fail, not to wait
 _REMEDY = "Check the network, the proxy (HTTPS_PROXY, NO_PROXY) and the registries that pip is configured with (pip config list)."
@@ -110,26 +112,23 @@ class Network:
         """Fetch a file, which appears whole or not at all; VllmEnvError if it cannot be fetched, or is not that of the digest."""
         if not url.startswith("file:"):
             self.require(f"fetch {target.name}")
-        temporary = target.with_name(f".{target.name}.new")
-        target.parent.mkdir(parents=True, exist_ok=True)
         try:
-            with urllib.request.urlopen(url) as source, temporary.open("wb") as sink:  # noqa: S310 - a channel's address
-                shutil.copyfileobj(source, sink)
-            if file_sha256(temporary) != sha256:
-                remedy = "Fetch it again, or resolve again with --upgrade."
-                raise VllmEnvError(f"{url} is not the lock's file: its SHA-256 differs.", remedy=remedy)
-            temporary.replace(target)
-        except OSError as error:
+            with urllib.request.urlopen(url, timeout=_READ_TIMEOUT) as source:  # noqa: S310 - a channel's address
+                data = source.read()  # at once, because a read of a given size does not tell a reply that is cut off
+            if hashlib.sha256(data).hexdigest() != sha256:
+                raise VllmEnvError(f"{url} is not the lock's file: its SHA-256 differs.", remedy="Resolve again with --upgrade.")
+            write_whole(target, data)
+        except (OSError, http.client.HTTPException, ValueError) as error:
             raise NetworkError(f"{url} cannot be fetched: {error}.", remedy=_REMEDY) from error
-        finally:
-            temporary.unlink(missing_ok=True)
 
     def answers(self, url: str) -> bool:
         """Tell within 3 s whether the host of a URL, or the proxy that leads to it, can be connected to."""
-        parts = urllib.parse.urlsplit(url)
-        if parts.scheme == "file":
-            return Path(parts.path).is_dir()
-        return not self.offline and _connects(*_first_hop(parts))
+        try:
+            parts = urllib.parse.urlsplit(url)
+            is_folder = parts.scheme == "file" and Path(parts.path).is_dir()
+            return is_folder or (parts.scheme != "file" and not self.offline and _connects(*_first_hop(parts)))
+        except ValueError:  # the host's or the proxy's address is none
+            return False
 
 
 def _first_hop(parts: urllib.parse.SplitResult) -> tuple[str, int]:

@@ -48,7 +48,7 @@ def write_pylock(lock: Lock, file: Path) -> None:
         "tool": {_TOOL: tool},
     }
     Pylock.from_dict(document).validate()
-    write_whole(file, tomli_w.dumps(document))
+    write_whole(file.resolve(), tomli_w.dumps(document))
 
 
 def _package(wheel: LockedWheel) -> dict[str, Any]:

@@ -125,7 +125,7 @@ def save_spec(spec: Spec, file: Path) -> None:
         value = str(place.relative_to(folder) if place.is_relative_to(folder) else place)
     key = next(key for key, kind in _PIN_KEYS.items() if kind == spec.pin.kind)
     table = {key: value, **{name: getattr(spec, name) for name in (*_STRING_KEYS, *_LIST_KEYS)}}
-    write_whole(file, tomli_w.dumps({"profile": {spec.profile: table}}))
+    write_whole(file.resolve(), tomli_w.dumps({"profile": {spec.profile: table}}))
 
 
 def _profile_table(file: Path, profile: str) -> dict[str, Any]:

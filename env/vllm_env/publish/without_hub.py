@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from vllm_env.base.filesystem import give_tree, owner_of, remove_tree, write_whole
+from vllm_env.base.filesystem import file_sha256, give_tree, owner_of, write_whole
 from vllm_env.base.workspace import Workspace
 
 from .model_folder import ENGINE_ARGS_NAME, EXAMPLE_NAME
@@ -19,21 +19,31 @@ STANDIN_NAME = "standin"
 
 def is_fetchable(workspace: Workspace, model: str) -> bool:
     """Tell whether vLLM would find a model by its name: in the local cache of the hub, or because the hub answers."""
-    home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
-    if (home / "hub" / f"models--{model.replace('/', '--')}").is_dir():
+    home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"
+    hub = Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub").expanduser()
+    if any((hub / f"models--{model.replace('/', '--')}").glob("snapshots/*/config.json")):
         return True
     offline = os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on")
     return not offline and workspace.network.answers(os.environ.get("HF_ENDPOINT") or "https://huggingface.co")
 
 
 def offer_standin(template: Path, model: Path, standin: Path, arguments: Mapping[str, Any]) -> bool:
-    """Let a model whose engine arguments are still the example's serve a copy of the stand-in; tell whether it does now."""
+    """Let a model whose engine arguments are still the example's serve a copy of the stand-in; tell whether it does now.
+
+    A folder or link of the copy's name that is no such copy is the user's, and all stays as it is.
+    """
     file = model / ENGINE_ARGS_NAME
     if not file.is_file() or file.read_bytes() != (template / EXAMPLE_NAME).read_bytes():
         return False
     copy = model / STANDIN_NAME
-    remove_tree(copy)
-    shutil.copytree(standin, copy)
-    give_tree(copy, owner_of(model))
+    if not os.path.lexists(copy):
+        shutil.copytree(standin, copy)
+        give_tree(copy, owner_of(model))
+    elif copy.is_symlink() or _digests(copy) != _digests(standin):
+        return False
     write_whole(file, json.dumps({**arguments, "model": STANDIN_NAME}, indent=4) + "\n")
     return True
+
+
+def _digests(folder: Path) -> dict[Path, str]:
+    return {path.relative_to(folder): file_sha256(path) for path in folder.rglob("*") if path.is_file()}

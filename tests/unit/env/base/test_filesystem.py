@@ -19,10 +19,12 @@ from vllm_env.base.filesystem import (
     file_sha256,
     link_or_copy,
     mounts_in,
+    put_in_place,
     remove_tree,
     require_space,
     sync,
     tree_size,
+    write_whole,
 )
 
 if TYPE_CHECKING:
@@ -183,3 +185,46 @@ def test_the_kernels_own_list_is_read(tmp_path: Path) -> None:
     said = subprocess.check_output([*before, sys.executable, "-c", code, model], env=environment, text=True)
     assert said.splitlines() == [str(model / "my weights"), str(model / "file")]
     assert mounts_in(model) == []
+
+
+def test_a_folder_is_put_where_a_link_leads_and_over_a_file(tmp_path: Path) -> None:
+    """The link stays the user's; a file of that name goes, as a folder would."""
+    for name in ("real", "made", "again"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / name).touch()
+    (tmp_path / "link").symlink_to("real")
+    (tmp_path / "file").touch()
+    put_in_place(tmp_path / "made", tmp_path / "link")
+    put_in_place(tmp_path / "again", tmp_path / "file")
+    assert (tmp_path / "link").readlink() == Path("real")
+    assert [p.name for p in (*(tmp_path / "real").iterdir(), *(tmp_path / "file").iterdir())] == ["made", "again"]
+
+
+def test_a_folder_that_cannot_be_put_in_place_is_named(tmp_path: Path, elsewhere: Path) -> None:
+    """By a link to another file system, say."""
+    (tmp_path / "made").mkdir()
+    (tmp_path / "link").symlink_to(elsewhere / "real")
+    with pytest.raises(VllmEnvError, match=f"{elsewhere}/real cannot be replaced") as caught:
+        put_in_place(tmp_path / "made", tmp_path / "link")
+    assert "link" in caught.value.remedy
+
+
+def test_a_file_is_written_past_what_lies_beside_it(tmp_path: Path) -> None:
+    """A planted link of the temporary file's name would let root overwrite any file."""
+    (tmp_path / "theirs").write_text("theirs")
+    (tmp_path / ".file.new").symlink_to("theirs")
+    write_whole(tmp_path / "file", "text")
+    assert (tmp_path / "file").read_text() == "text"
+    assert (tmp_path / "theirs").read_text() == "theirs"
+
+
+def test_an_interrupted_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither a part of the file nor a temporary one."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(filesystem, "give", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        write_whole(tmp_path / "file", "text")
+    assert list(tmp_path.iterdir()) == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import http.server
+import socket
 import threading
 import zipfile
 from typing import TYPE_CHECKING
@@ -125,9 +126,48 @@ def test_a_download_is_whole_and_the_locks_or_not_there(server: str, tmp_path: P
         network.download(f"{server}/file", "0" * 64, target)
     with pytest.raises(NetworkError, match="cannot be fetched"):
         network.download(f"{server}/none", "0" * 64, target)
-    assert list(target.parent.iterdir()) == []
+    assert not target.parent.exists()
     network.download(f"{server}/file", hashlib.sha256(b"abc").hexdigest(), target)
     assert target.read_bytes() == b"abc"
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nabc", "97 more expected"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n64\r\nabc", "IncompleteRead"),
+        (b"no such protocol\r\n\r\n", "no such protocol"),
+        (None, "timed out"),
+    ],
+)
+def test_a_download_that_is_cut_off_is_a_network_failure(
+    answer: bytes | None, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not another file than the lock's, nor a traceback; a host that never answers is not waited for."""
+    monkeypatch.setattr(module, "_READ_TIMEOUT", 0.2, raising=False)
+    with socket.create_server(("127.0.0.1", 0)) as host:
+
+        def reply() -> None:
+            with host.accept()[0] as connection:
+                connection.recv(1 << 16)
+                connection.sendall(answer or b"")
+                connection.shutdown(socket.SHUT_WR) if answer else connection.recv(1)  # until the other side gives up
+
+        thread = threading.Thread(target=reply, daemon=True)
+        thread.start()
+        with pytest.raises(NetworkError, match=told):
+            Network().download(f"http://127.0.0.1:{host.getsockname()[1]}/file", "0" * 64, tmp_path / "sub" / "file")
+        thread.join()
+    assert not (tmp_path / "sub").exists()
+
+
+@pytest.mark.parametrize("url", ["http://[::1/file", "http://host:abc/file", "no-url"])
+def test_an_address_that_is_none_is_a_network_failure(url: str, tmp_path: Path) -> None:
+    """It may come from a channel that the user has configured."""
+    with pytest.raises(NetworkError, match="cannot be fetched"):
+        Network().download(url, "0" * 64, tmp_path / "file")
+    if url != "no-url":
+        assert not Network().answers(url)
 
 
 def test_a_file_is_copied_offline_too(tmp_path: Path) -> None:
@@ -148,6 +188,12 @@ def test_who_is_asked_behind_a_proxy(server: str, monkeypatch: pytest.MonkeyPatc
     module._connects.cache_clear()
     monkeypatch.delenv("no_proxy")
     monkeypatch.setenv("https_proxy", "127.0.0.1:9")
+    assert not Network().answers("https://no-such-host.invalid/channel")
+
+
+def test_behind_a_proxy_that_is_no_address_nothing_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A traceback would not tell which variable is wrong; what fetches something later names the proxy."""
+    monkeypatch.setenv("https_proxy", "http://u:p@ss:wo@h:80x")
     assert not Network().answers("https://no-such-host.invalid/channel")
 
 

@@ -61,6 +61,16 @@ def test_equal_locks_give_equal_bytes(tmp_path: Path) -> None:
     assert (tmp_path / "a.toml").read_bytes() == (tmp_path / "b.toml").read_bytes()
 
 
+def test_a_lock_that_is_a_link_stays_one(tmp_path: Path) -> None:
+    """Several checkouts may share a lock; what it leads to is written."""
+    lock = small_lock()
+    (tmp_path / "shared.toml").touch()
+    (tmp_path / "pylock.toml").symlink_to("shared.toml")
+    write_pylock(lock, tmp_path / "pylock.toml")
+    assert (tmp_path / "pylock.toml").is_symlink()
+    assert read_pylock(tmp_path / "shared.toml") == read_pylock(tmp_path / "pylock.toml")
+
+
 def test_a_lock_of_another_tool_is_refused(tmp_path: Path) -> None:
     """uv's own pylock.toml has no inputs to compare."""
     (tmp_path / "pylock.toml").write_text('lock-version = "1.0"\ncreated-by = "uv"\npackages = []\n')

@@ -29,7 +29,8 @@ def test_the_example_names_the_model_that_is_looked_for() -> None:
 def test_a_model_is_fetchable_where_it_is_cached_or_the_hub_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By a real port that listens, or not any more; switched off, the hub is not asked."""
     monkeypatch.setenv("HF_HOME", str(tmp_path))
-    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    for name in ("HF_HUB_OFFLINE", "HF_HUB_CACHE"):
+        monkeypatch.delenv(name, raising=False)
     workspace = replace(workspace_in(tmp_path / "cache"), network=Network())
     with socket.create_server(("127.0.0.1", 0)) as hub:
         monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{hub.getsockname()[1]}")
@@ -39,7 +40,34 @@ def test_a_model_is_fetchable_where_it_is_cached_or_the_hub_answers(tmp_path: Pa
         monkeypatch.delenv("HF_HUB_OFFLINE")
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     assert not is_fetchable(workspace, "a/model")
-    (tmp_path / "hub" / "models--a--model").mkdir(parents=True)
+    snapshot = tmp_path / "hub" / "models--a--model" / "snapshots" / "0"
+    snapshot.mkdir(parents=True)
+    assert not is_fetchable(workspace, "a/model")  # an interrupted download
+    (snapshot / "config.json").touch()
+    assert is_fetchable(workspace, "a/model")
+
+
+@pytest.mark.parametrize(
+    ("variables", "hub"),
+    [
+        ({"XDG_CACHE_HOME": "xdg"}, "xdg/huggingface/hub"),
+        ({"XDG_CACHE_HOME": "xdg", "HF_HOME": "home"}, "home/hub"),
+        ({"XDG_CACHE_HOME": "xdg", "HF_HOME": "home", "HF_HUB_CACHE": "cache"}, "cache"),
+    ],
+)
+def test_the_hubs_own_variables_say_where_its_cache_is(
+    variables: dict[str, str], hub: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As huggingface_hub reads them: the narrower one wins."""
+    for name in ("XDG_CACHE_HOME", "HF_HOME", "HF_HUB_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, folder in variables.items():
+        monkeypatch.setenv(name, str(tmp_path / folder))
+    workspace = replace(workspace_in(tmp_path / "workspace"), network=Network(offline=True))
+    assert not is_fetchable(workspace, "a/model")
+    snapshot = tmp_path / hub / "models--a--model" / "snapshots" / "0"
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").touch()
     assert is_fetchable(workspace, "a/model")
 
 
@@ -58,3 +86,24 @@ def test_a_model_that_nobody_has_set_up_serves_the_standin(tmp_path: Path) -> No
     arguments.write_text('{"model": "/mine"}')
     assert not offer_standin(_TEMPLATE, model, standin, {"model": str(standin)})
     assert arguments.read_text() == '{"model": "/mine"}'
+
+
+@pytest.mark.parametrize("link", [False, True])
+def test_a_users_own_folder_of_the_standins_name_stays(tmp_path: Path, link: bool) -> None:
+    """It may hold a model; only an equal copy of the stand-in is taken for one."""
+    model, standin = tmp_path / "vllm", tmp_path / "cache" / "standin"
+    for folder in (model, standin, tmp_path / "mine"):
+        folder.mkdir(parents=True)
+    for folder in (standin, tmp_path / "mine"):
+        (folder / "config.json").write_text("{}")
+    (tmp_path / "mine" / "weights").write_text("mine")
+    write_engine_args(_TEMPLATE, model)
+    before = (model / "vllm_engine_args.json").read_bytes()
+    place = model / "standin"
+    place.symlink_to("../mine") if link else (tmp_path / "mine").rename(place)
+    assert not offer_standin(_TEMPLATE, model, standin, {})
+    assert (place / "weights").read_text() == "mine"
+    assert place.is_symlink() is link
+    assert (model / "vllm_engine_args.json").read_bytes() == before
+    (place / "weights").unlink()
+    assert offer_standin(_TEMPLATE, model, standin, {}) is not link
