@@ -42,7 +42,7 @@ class PipConfig:
 
 def read_pip_config(python: str = sys.executable) -> PipConfig:
     """Read what ``pip config list`` prints: files and ``PIP_*`` variables, the variables winning."""
-    status, listing = capture([python, "-m", "pip", "config", "list"])
+    status, listing = capture([python, "-I", "-m", "pip", "config", "list"])  # -I: nothing of the current folder
     return parse_pip_config(listing if status == 0 else "")
 
 

@@ -91,3 +91,11 @@ def test_certificates_do_not_replace_the_users_own(monkeypatch: pytest.MonkeyPat
     assert PipConfig(cert="/ca.pem").uv_environment() == {"SSL_CERT_FILE": "/ca.pem"}
     monkeypatch.setenv("SSL_CERT_FILE", "/mine.pem")
     assert PipConfig(cert="/ca.pem").uv_environment() == {}
+
+
+def test_files_of_the_current_folder_are_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even one in pip's place; without an answer nothing would be configured."""
+    (tmp_path / "pip.py").write_text("raise SystemExit('the pip of the current folder')\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PIP_INDEX_URL", "https://mirror.example/simple")
+    assert read_pip_config().index_url == "https://mirror.example/simple"
