@@ -7,7 +7,7 @@
 #   tests/run.sh --no-lint …    tests only
 set -euo pipefail
 
-root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
+root=$(CDPATH= cd -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")/.." && pwd)
 tools=$root/.tools/tests
 lock=$root/tests/requirements.txt
 python=${PYTHON:-python3}

@@ -85,7 +85,7 @@ class Network:
         """Run the packager's own pip, which reads its configuration itself, as :meth:`program` does; torch as in :meth:`uv`."""
         self.require(what)
         own = ["--extra-index-url", f"{_PYTORCH}/{torch_backend}"]
-        command = [sys.executable, "-m", "pip", *arguments]
+        command = [sys.executable, "-I", "-m", "pip", *arguments]
         return self._with_torch(command, "--extra-index-url", own, what, torch_backend=torch_backend, **options)
 
     def git(self, arguments: Sequence[object], what: str, **options: Any) -> str:
