@@ -76,24 +76,28 @@ class Sighting:
 
 
 class Sightings:
-    """The machine's processes that have come since this was made, by id: other tests' servers run meanwhile."""
+    """The processes of one server, by id: those that were given its own VLLM_CACHE_ROOT; other tests' servers run meanwhile."""
 
-    def __init__(self) -> None:
+    def __init__(self, cache: dict[str, str]) -> None:
         self.seen: dict[int, Sighting] = {}
-        self._before = {folder.name for folder in Path("/proc").iterdir()}
+        self._mark = f"VLLM_CACHE_ROOT={cache['VLLM_CACHE_ROOT']}"
+        self._before = {(pid, sighting.began) for pid, sighting in self._look().items()}
 
     def look(self) -> None:
-        """Note what is there now."""
-        for folder in Path("/proc").iterdir():
-            if not folder.name.isdigit() or folder.name in self._before:
-                continue
+        """Note what is there now and was not before, in a server that was started with the same cache."""
+        self.seen |= {pid: s for pid, s in self._look().items() if (pid, s.began) not in self._before}
+
+    def _look(self) -> dict[int, Sighting]:
+        found = {}
+        for folder in (f for f in Path("/proc").iterdir() if f.name.isdigit()):
             with contextlib.suppress(OSError, IndexError):  # it ends meanwhile
                 command = (folder / "cmdline").read_bytes().decode(errors="replace").replace("\0", " ").strip()
                 fields = (folder / "stat").read_bytes().rpartition(b")")[2].split()
                 given = (folder / "environ").read_bytes().decode(errors="replace").split("\0")
                 variables = frozenset(one.partition("=")[0] for one in given)
-                if command:  # a zombie has none
-                    self.seen[int(folder.name)] = Sighting(command, int(fields[1]), int(fields[19]), variables)
+                if command and self._mark in given:  # a zombie has no command
+                    found[int(folder.name)] = Sighting(command, int(fields[1]), int(fields[19]), variables)
+        return found
 
     def stub(self) -> int:
         """Return the id of the model's stub: the first of its command line, for it forks."""
@@ -133,21 +137,21 @@ def test_a_first_start_begins_the_look_at_once_and_leaves_nothing(serving: Serve
     It has the variables that the stub had when it started it, and vLLM's import sets one.
     """
     cache = {"VLLM_CACHE_ROOT": str(tmp_path / "cache"), SET_BY_VLLM: ""}
-    first = Sightings()
+    first = Sightings(cache)
     with first.watching(), serving(environment=cache):
         (inspection,) = first.inspections()
         assert "VLLM_CACHE_ROOT" in first.seen[inspection].variables
         assert SET_BY_VLLM not in first.seen[inspection].variables
         assert gone(inspection)
-    later = Sightings()
+    later = Sightings(cache)
     with later.watching(), serving(environment=cache):
         assert later.inspections() == []
 
 
 def test_a_load_that_fails_leaves_no_process(serving: Serve, tmp_path: Path) -> None:
     """The process that was started ahead ends with the load for which it was started."""
-    seen = Sightings()
     cache = {"VLLM_CACHE_ROOT": str(tmp_path / "cache")}
+    seen = Sightings(cache)
     with seen.watching(), pytest.raises(CommandError) as failed, serving({"max_model_len": 10**9}, environment=cache):
         pytest.fail("it loaded")
     assert "max_model_len" in failed.value.tail, (failed.value, failed.value.tail)
