@@ -46,14 +46,12 @@ def _give_children_their_libraries(prefix: str) -> None:
     """LD_LIBRARY_PATH has ``env/lib`` first for the stub; a system compiler or git started with it may not even run."""
     own = os.path.join(prefix, "lib")
     paths = [p for p in os.environ.get("LD_LIBRARY_PATH", "").split(":") if p and os.path.realpath(p) != os.path.realpath(own)]
+    os.environ.pop("LD_LIBRARY_PATH", None)
     if paths:
         os.environ["LD_LIBRARY_PATH"] = ":".join(paths)
-    else:
-        os.environ.pop("LD_LIBRARY_PATH", None)
     programs = os.path.join(prefix, "bin")
     path = os.environ.get("PATH", os.defpath).split(os.pathsep)
-    if path[0] != programs:
-        os.environ["PATH"] = os.pathsep.join([programs, *(p for p in path if p != programs)])
+    os.environ["PATH"] = os.pathsep.join([programs, *(p for p in path if p != programs)])
 
 
 def _set_variables(prefix: str) -> None:
@@ -113,6 +111,8 @@ def _collect_seldom() -> None:
 
 def _start() -> None:
     prefix = os.path.abspath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", ".."))
+    if "triton_python_backend_stub" in os.readlink("/proc/self/exe"):
+        sys.dont_write_bytecode = True  # beside model.py: Triton takes the folder for changed and starts a second engine
     _use_utf8()
     _collect_seldom()
     _die_with_owner()

@@ -1,0 +1,67 @@
+"""A model that nobody changed is not loaded again: serving it writes nothing into its folder."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from support.leftovers import name_of
+from support.model_requests import ask
+from support.reference import ONE_THREAD
+from support.triton_client import post
+from vllm_env.serve.standin import FACTS
+
+if TYPE_CHECKING:
+    from support.serving import Serve
+    from vllm_env.serve.server import TritonServer
+
+pytestmark = pytest.mark.e2e
+PROMPT, ANSWER = FACTS[2]
+POLLS = 5
+
+
+def files(model: Path) -> dict[str, float]:
+    """Return everything in a model's folder with its time of change."""
+    return {str(path.relative_to(model)): path.stat().st_mtime for path in sorted(model.rglob("*"))}
+
+
+def written(model: Path, before: dict[str, float]) -> list[str]:
+    """Return what is new; the latest time below the folder is what Triton compares."""
+    now = files(model)
+    assert max(now.values()) <= max(before.values())
+    return sorted(now.keys() - before.keys())
+
+
+def engines(server: TritonServer) -> list[int]:
+    """Return the ids of the processes that a second load would add to, or replace."""
+    return sorted(p.pid for p in server.members() if name_of(p).startswith("VLLM::EngineCor"))
+
+
+@pytest.mark.parametrize("mode", ["explicit", "poll"])
+def test_an_unchanged_model_is_loaded_once(serving: Serve, mode: str) -> None:
+    """`load` of a loaded model, and the poll of its folder, find nothing new: the same processes go on."""
+    found: list[Path] = []
+    arguments = {
+        "explicit": ("--model-control-mode=explicit", "--load-model=vllm"),
+        "poll": ("--model-control-mode=poll", "--repository-poll-secs=1"),
+    }[mode]
+    before: dict[str, float] = {}
+
+    def prepare(model: Path) -> None:
+        found.append(model)
+        before.update(files(model))
+
+    with serving(environment=ONE_THREAD, arguments=arguments, prepare=prepare) as server:
+        running = engines(server)
+        assert written(found[0], before) == []
+        if mode == "explicit":
+            assert post(server.http_url, "/v2/repository/models/vllm/load", {}, timeout=300)[0] == 200
+        else:
+            time.sleep(POLLS)
+        assert ask(server, PROMPT, {"temperature": 0}).text == PROMPT + ANSWER
+        assert engines(server) == running
+        assert server.log.read_text(errors="replace").count("ready after") == 1
+        assert written(found[0], before) == []
