@@ -62,7 +62,7 @@ def inspect(options: argparse.Namespace, console: Console) -> int:
 def verify(options: argparse.Namespace, console: Console) -> int:
     """Check a built model against its manifest and the loader's rules."""
     model, manifest = _manifest(options)
-    workspace = open_workspace(console)
+    workspace = open_workspace(console, options)
     with console.stage("verify"):
         check_files(model, manifest)
         check_model(model, manifest)
@@ -80,7 +80,7 @@ def verify(options: argparse.Namespace, console: Console) -> int:
 
 def clean(options: argparse.Namespace, console: Console) -> int:
     """Free what killed builds and dead servers left, and the cache."""
-    workspace = open_workspace(console)
+    workspace = open_workspace(console, options)
     with workspace.exclusive():
         found = _abandoned(workspace) + ([] if options.keep_cache else _cached(workspace))
         for path, size, remove in found:
@@ -116,7 +116,7 @@ def doctor(options: argparse.Namespace, console: Console) -> int:
     path = options.triton_root or installed_triton()
     triton = open_root(path) if path else None
     spec = load_spec(options.profile or default_profile(triton), Overrides())
-    findings = examine(open_workspace(console), triton, spec)
+    findings = examine(open_workspace(console, options), triton, spec)
     if options.json:
         console.result(json.dumps([dataclasses.asdict(f) for f in findings], indent=2))
     else:

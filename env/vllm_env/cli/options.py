@@ -19,12 +19,6 @@ from vllm_env.triton.stub_source import StubOptions
 def request_of(options: argparse.Namespace) -> BuildRequest:
     """Return what the options ask for, checked as far as they alone can tell."""
     named = {kind: getattr(options, option[2:].replace("-", "_")) for kind, option in PIN_OPTIONS.items()}
-    pins = [Pin(kind, value) for kind, value in named.items() if value]
-    if len(pins) > 1:
-        names = " and ".join(PIN_OPTIONS[pin.kind] for pin in pins)
-        raise UsageError(f"{names} were given, and only one vLLM can be pinned.", remedy="Keep one of them.")
-    if options.locked and options.upgrade:
-        raise UsageError("--locked and --upgrade contradict each other.", remedy="Keep one of them.")
     if options.wheelhouse and not options.wheelhouse.is_dir():
         remedy = "Fill one: ./gen_vllm_env.sh wheelhouse DIR."
         raise UsageError(f"--wheelhouse {options.wheelhouse} is not a folder.", remedy=remedy)
@@ -33,7 +27,7 @@ def request_of(options: argparse.Namespace) -> BuildRequest:
     rules = [rule.name for rule in RULES]
     for name in (name for name in options.keep if name not in rules):
         raise UsageError(f"--keep {name} names no rule.", remedy=meant(name, rules))
-    pin, packages = next(iter(pins), None), tuple(options.packages)
+    pin, packages = next((Pin(k, value) for k, value in named.items() if value), None), tuple(options.packages)
     return BuildRequest(
         profile=options.profile,
         overrides=Overrides(pin, options.python, options.distribution, packages, options.wheel_index, options.git_url),
@@ -52,9 +46,8 @@ def request_of(options: argparse.Namespace) -> BuildRequest:
     )
 
 
-def open_workspace(console: Console, options: argparse.Namespace | None = None) -> Workspace:
+def open_workspace(console: Console, options: argparse.Namespace) -> Workspace:
     """Return the workspace of a run: the user's cache, pip's configuration, and the network as the options allow it."""
     settle_home(PLACE / ".tools" / "cache")
-    offline, wheelhouse = getattr(options, "offline", False), getattr(options, "wheelhouse", None)
-    network = Network(read_pip_config(), offline, wheelhouse, os.environ.get("VLLM_ENV_TORCH_INDEX", ""))
+    network = Network(read_pip_config(), options.offline, options.wheelhouse, os.environ.get("VLLM_ENV_TORCH_INDEX", ""))
     return Workspace(Cache(cache_root()), network, console)

@@ -43,7 +43,7 @@ def parse(arguments: list[str]) -> tuple[str, argparse.Namespace]:
 def build_parser() -> CommandParser:
     """Return the parser of the build, which is what runs without a subcommand."""
     parser = CommandParser(prog="gen_vllm_env.sh", allow_abbrev=False, description=_DESCRIPTION, epilog=_EPILOG)
-    pin = parser.add_argument_group("what to pin (exactly one; default: the profile's)")
+    pin = parser.add_argument_group("what to pin (one; default: the profile's)").add_mutually_exclusive_group()
     pin.add_argument("--vllm", metavar="X.Y.Z", help="a release")
     pin.add_argument("--vllm-commit", metavar="SHA", help="a commit, by its full SHA: its wheel, else built from git")
     pin.add_argument("--vllm-wheel", metavar="PATH|URL", help="a wheel")
@@ -66,18 +66,17 @@ def build_parser() -> CommandParser:
     triton.add_argument("--triton-git-url", metavar="URL", help="git organisation with python_backend, for --stub source")
     triton.add_argument("--boost-url", metavar="URL", help="where --stub source fetches Boost")
     jobs_help = "compilers at once for --stub source (default: one a core)"
-    triton.add_argument("--jobs", metavar="N", type=int, default=0, help=jobs_help)
+    triton.add_argument("--jobs", metavar="N", type=_count, default=0, help=jobs_help)
     place = parser.add_argument_group("where and how to place it")
     layout_help = "vllm_env.tar.gz (default), or unpacked, which starts faster"
     place.add_argument("--layout", choices=("archive", "directory"), default="archive", help=layout_help)
     place.add_argument("--model-repository", metavar="DIR", type=Path, help=_REPOSITORY)
     place.add_argument("--model", metavar="NAME", default="vllm", help="the model's folder in it (default: vllm)")
-    lock = parser.add_argument_group("lock and network")
-    lock.add_argument("--locked", action="store_true", help="use the lock as it is, or fail")
-    lock.add_argument("--upgrade", action="store_true", help="resolve again and write the lock beside the spec")
+    lock = parser.add_argument_group("lock")
+    use = lock.add_mutually_exclusive_group()
+    use.add_argument("--locked", action="store_true", help="use the lock as it is, or fail")
+    use.add_argument("--upgrade", action="store_true", help="resolve again and write the lock beside the spec")
     lock.add_argument("--save", metavar="FILE", type=Path, help="write this pin's spec to FILE (.toml), its lock beside it")
-    lock.add_argument("--offline", action="store_true", help="touch no network")
-    lock.add_argument("--wheelhouse", metavar="DIR", type=Path, help="take wheels from this folder only")
     run = parser.add_argument_group("the run")
     dry_help = "build nothing; say what would be done, the bytes to fetch, the space and the time"
     run.add_argument("--dry-run", action="store_true", help=dry_help)
@@ -90,7 +89,16 @@ def build_parser() -> CommandParser:
     return parser
 
 
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of 0 or more")
+    return int(text)
+
+
 def _add_common(parser: CommandParser) -> None:
+    network = parser.add_argument_group("network")
+    network.add_argument("--offline", action="store_true", help="touch no network")
+    network.add_argument("--wheelhouse", metavar="DIR", type=Path, help="take wheels, tools and Triton from this folder only")
     output = parser.add_argument_group("output")
     output.add_argument("--json", action="store_true", help="the result as JSON on stdout")
     output.add_argument("--quiet", action="store_true", help="no progress")

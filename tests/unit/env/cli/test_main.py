@@ -40,13 +40,14 @@ def _run(*arguments: object) -> int:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--vllm", "0.32.0", "--vllm-commit", "a" * 40], "--vllm and --vllm-commit were given"),
-        (["--vllm", "0.32.0", "--vllm-wheel", "x", "--vllm-source", "y"], "only one vLLM can be pinned"),
+        (["--vllm", "0.32.0", "--vllm-commit", "a" * 40], "Argument --vllm-commit: not allowed with argument --vllm."),
+        (["--vllm", "0.32.0", "--vllm-wheel", "x"], "--vllm-wheel: not allowed with argument --vllm."),
         (["--frobnicate"], "--frobnicate"),
         (["--vllm"], "--vllm"),
         (["--profile", "tpu"], "tpu"),
         (["--layout", "zip"], "zip"),
-        (["--locked", "--upgrade"], "contradict"),
+        (["--locked", "--upgrade"], "Argument --upgrade: not allowed with argument --locked."),
+        (["--jobs", "-3"], "'-3' is not a number of 0 or more"),
         (["--wheelhouse", "/nonexistent"], "--wheelhouse /nonexistent is not a folder"),
         (["--model", "a/b"], "'a/b' is not a model's name"),
         (["--model", ".."], "'..' is not a model's name"),

@@ -49,6 +49,21 @@ def test_help_has_every_option_of_the_design(capsys: pytest.CaptureFixture[str])
     assert shown >= _OPTIONS
 
 
+@pytest.mark.parametrize("arguments", [["--vllm", "1", "--vllm-source", "x"], ["--locked", "--upgrade"], ["--jobs", "x"]])
+def test_what_the_arguments_alone_tell_is_refused_by_the_parser(arguments: list[str]) -> None:
+    """It runs before anything is installed."""
+    with pytest.raises(UsageError):
+        parse(arguments)
+
+
+@pytest.mark.parametrize("command", ["doctor", "verify", "inspect", "clean"])
+def test_every_subcommand_works_without_a_network(command: str, tmp_path: Path) -> None:
+    """The packager's own tools come from the wheelhouse, and nothing asks a network."""
+    _, options = parse([command, "--offline", "--wheelhouse", str(tmp_path)])
+    network = open_workspace(Console(), options).network
+    assert (network.offline, network.wheelhouse) == (True, tmp_path)
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_subcommand_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Each says its own name and takes --json."""
@@ -190,4 +205,3 @@ def test_the_network_is_as_the_options_allow_it(tmp_path: Path, monkeypatch: pyt
     assert (network.offline, network.wheelhouse, network.torch_index) == (True, tmp_path, "https://torch.test")
     assert network.pip.index_url == "https://index.test/simple"
     assert (_workspace().network.offline, _workspace().network.wheelhouse) == (False, None)
-    assert open_workspace(Console()).network.offline is False
