@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from support.small_build import small_lock
 from support.small_fixtures import workspace_in
 from vllm_env.base.errors import UsageError, VllmEnvError
 from vllm_env.interpreter.layer import REMOTE, CondaLayer
@@ -133,21 +132,6 @@ def test_an_old_lock_is_refused_and_so_is_a_damaged_one(spec: Spec, root: Path) 
     with pytest.raises(VllmEnvError, match=r"s\.cpu\.lock is of an older version") as caught:
         _make(spec, root)
     assert "--upgrade" in caught.value.remedy
-
-
-def test_the_digest_is_of_what_is_locked_and_not_of_where_it_lies() -> None:
-    """Equal for another folder of the same wheel, different for another wheel."""
-    lock = small_lock()
-    assert small_lock(folder="/elsewhere").digest == lock.digest
-    changed = dataclasses.replace(lock.wheels[-1], sha256="5" * 64)
-    assert dataclasses.replace(lock, wheels=(*lock.wheels[:-1], changed)).digest != lock.digest
-
-
-def test_requirements_name_each_wheel_with_its_hash() -> None:
-    """A version for what an index has, the place of a file that no index has."""
-    lines = small_lock().requirements.splitlines()
-    assert lines[0] == f"numpy==1.26.4 --hash=sha256:{'1' * 64}"
-    assert lines[2] == f"vllm @ file:///cache/wheels/vllm-0.99.0-py3-none-any.whl --hash=sha256:{'4' * 64}"
 
 
 def _save(spec: Spec, root: Path, file: Path, **options: bool) -> Lock:

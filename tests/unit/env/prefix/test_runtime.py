@@ -222,6 +222,19 @@ def test_imports_are_not_held_up_by_garbage_collection(prefix: Path, bare_prefix
     assert int(_run(prefix, code)) * 10 < int(_run(bare_prefix, code))
 
 
+def test_the_stub_writes_no_bytecode(prefix: Path) -> None:
+    """Not beside model.py, whose folder Triton watches; every other interpreter of the environment does as it is told."""
+    code = "import sys; print(sys.dont_write_bytecode)"
+    assert _run(prefix, code) == "False"
+    stub = prefix / "bin/triton_python_backend_stub"
+    shutil.copy2(prefix / "bin/python", stub)  # follows the link: what /proc/self/exe names is this file
+    try:
+        done = subprocess.run([stub, "-c", code], env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True, check=True)
+    finally:
+        stub.unlink()
+    assert done.stdout.strip() == "True"
+
+
 def test_the_hook_costs_little(prefix: Path, bare_prefix: Path) -> None:
     """It runs in every interpreter, so it must load next to nothing."""
     code = "import sys; print(*sys.modules)"

@@ -1,0 +1,72 @@
+"""Which wheels fit a Triton release; resolving with the real uv is in tests/integration/test_lock.py."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from packaging.pylock import Package, PackageArchive, PackageWheel
+from packaging.utils import canonicalize_name, parse_wheel_filename
+from packaging.version import Version
+
+from vllm_env.lock.pins import PinnedVllm
+from vllm_env.lock.resolve import _locked, _tags
+from vllm_env.lock.spec import Overrides, Spec, load_spec
+
+_PINNED = PinnedVllm("vllm==0.99.0", origin="release")
+
+
+@pytest.fixture
+def spec() -> Spec:
+    return load_spec("cpu", Overrides())
+
+
+@pytest.mark.parametrize(
+    ("platform", "fits"),
+    [
+        ("cp311-cp311-manylinux_2_35_x86_64", True),
+        ("cp38-abi3-manylinux1_x86_64", True),
+        ("py3-none-any", True),
+        ("cp311-cp311-manylinux_2_36_x86_64", False),
+        ("cp312-cp312-manylinux_2_28_x86_64", False),
+        ("cp311-cp311-manylinux_2_28_aarch64", False),
+    ],
+)
+def test_a_wheel_fits_by_its_python_its_platform_and_the_c_library(platform: str, fits: bool) -> None:
+    """The C library is that of the Triton release, which may be older than this machine's."""
+    _, _, _, tags = parse_wheel_filename(f"demo-1.0-{platform}.whl")
+    assert bool(tags & set(_tags("3.11", glibc=35))) is fits
+
+
+def test_the_newest_platform_is_preferred() -> None:
+    """As pip does it."""
+    names = [tag.platform for tag in _tags("3.11", glibc=28) if tag.interpreter == "cp311" and tag.abi == "cp311"]
+    assert names[:2] == ["manylinux_2_28_x86_64", "manylinux_2_27_x86_64"]
+
+
+@pytest.mark.parametrize(("version", "index"), [("2.13.0+cpu", "pytorch"), ("2.13.0", "")])
+def test_a_local_version_is_on_pytorchs_own_index_only(spec: Spec, version: str, index: str) -> None:
+    """Wherever this machine has it from: the lock is for others too."""
+    name = f"torch-{version.replace('+', '%2B')}-cp311-cp311-linux_x86_64.whl"
+    wheel = PackageWheel(url=f"file:///opt/wheels/{name}", size=5, hashes={"sha256": "1" * 64})
+    package = Package(name=canonicalize_name("torch"), version=Version(version), wheels=[wheel])
+    locked = _locked(package, wheel, _PINNED, spec)
+    assert (locked.index, locked.size, locked.url) == (index, 5, "")
+    assert locked.file == f"torch-{version}-cp311-cp311-linux_x86_64.whl"
+
+
+def test_a_wheel_of_a_url_keeps_the_place(spec: Spec) -> None:
+    """No index has it; the version is the one in its file's name."""
+    archive = PackageArchive(url="https://files.test/demo-1.2%2Bx-py3-none-any.whl", size=9, hashes={"sha256": "2" * 64})
+    locked = _locked(Package(name=canonicalize_name("demo"), archive=archive), archive, _PINNED, spec)
+    assert (locked.version, locked.file, locked.url, locked.size) == ("1.2+x", "demo-1.2+x-py3-none-any.whl", archive.url, 9)
+
+
+def test_the_pinned_wheel_is_read_where_it_lies(spec: Spec, tmp_path: Path) -> None:
+    """Its digest and size come from the file, not from what uv wrote."""
+    wheel = tmp_path / "vllm-0.99.0-py3-none-any.whl"
+    wheel.write_bytes(b"wheel")
+    archive = PackageArchive(path=str(wheel), hashes={"sha256": ""})
+    pinned = PinnedVllm(f"vllm @ {wheel.as_uri()}", origin="wheel", wheel=wheel)
+    locked = _locked(Package(name=canonicalize_name("vllm"), archive=archive), archive, pinned, spec)
+    assert (locked.url, locked.size, len(locked.sha256)) == (wheel.as_uri(), 5, 64)
