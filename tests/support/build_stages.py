@@ -1,0 +1,126 @@
+"""What stands in for the stages of a build that take minutes; publishing, the manifest and the cache are real."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from support.small_build import small_lock
+from vllm_env.archive.pack import Archive
+from vllm_env.base.errors import VllmEnvError
+from vllm_env.build import BuildResult, build
+from vllm_env.plan import BuildRequest, Plan
+from vllm_env.prefix.prefix import Prefix
+from vllm_env.serve.smoke import SmokeRequest, SmokeResult
+from vllm_env.serve.warm import Warmed
+from vllm_env.triton.root import TritonRoot, rules_of
+from vllm_env.triton.stub import Stub, StubPlan
+from vllm_env.triton.stub_source import StubOptions
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from vllm_env.base.workspace import Workspace
+    from vllm_env.verify.tree_rules import Expected
+
+
+@dataclass
+class Stages:
+    """Stands in for the long stages; ``called`` has their names in the order of the calls."""
+
+    folder: Path
+    key: str = "k"
+    profile: str = "cpu"
+    fails: str = ""
+    hub: bool = True
+    error: BaseException = field(default_factory=lambda: VllmEnvError("It failed."))
+    called: list[str] = field(default_factory=list)
+    served: list[SmokeRequest] = field(default_factory=list)
+    candidates: list[set[str]] = field(default_factory=list)
+    expected: list[Expected] = field(default_factory=list)
+
+    def _call(self, name: str) -> None:
+        self.called.append(name)
+        if name == self.fails:
+            raise self.error
+
+    def make_plan(self, workspace: Workspace, request: BuildRequest) -> Plan:
+        """A plan with a stub of the Triton's own."""
+        self._call("plan")
+        stub = self.folder / "stub"
+        stub.write_text("stub")
+        lock = small_lock()
+        spec = replace(lock.spec, profile=self.profile)
+        triton = TritonRoot(self.folder / "triton", "24.10", rules_of("24.10"), {"3.11": stub})
+        record = Stub(stub, "3.11", "24.10", hashlib.sha256(b"stub").hexdigest(), 4, "prebuilt")
+        planned = StubPlan(triton, "3.11.7", StubOptions(), record)
+        return Plan(spec, triton, replace(lock, spec=spec), planned, self.key)
+
+    def make_prefix(self, workspace: Workspace, lock: object, keep: tuple[str, ...], triton: Path) -> Prefix:
+        """A prefix with an interpreter."""
+        self._call("prefix")
+        path = workspace.cache.path("prefixes", "p") / "env"
+        (path / "bin").mkdir(parents=True, exist_ok=True)
+        (path / "bin" / "python").write_text("python")
+        return Prefix(path, "p", small_lock(), (), reused=False)
+
+    def make_stub(self, workspace: Workspace, plan: StubPlan, prefix: Path) -> Stub:
+        """The planned one."""
+        self._call("stub")
+        assert plan.prebuilt
+        return plan.prebuilt
+
+    def make_archive(self, workspace: Workspace, prefix: Prefix) -> Archive:
+        """A file in the cache, to which published models are links."""
+        self._call("archive")
+        path = workspace.cache.path("archives", f"{self.key}.tar.gz")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.exists():
+            path.write_text(self.key)
+            path.with_name(f"{self.key}.json").write_text("{}")
+        digest = hashlib.sha256(self.key.encode()).hexdigest()
+        return Archive(path, digest, path.stat().st_size, members=3, unpacked=10)
+
+    def verify_archive(
+        self, workspace: Workspace, archive: Path, expected: Expected, triton: TritonRoot, *, unpacked: int
+    ) -> tuple[str, ...]:
+        """Has a note for the user."""
+        self.expected.append(expected)
+        self._call("verify")
+        return ("a note",)
+
+    def verify_directory(self, workspace: Workspace, environment: Path, expected: Expected) -> tuple[str, ...]:
+        """Has none."""
+        self.expected.append(expected)
+        self._call("verify")
+        return ()
+
+    def ensure_standin(self, workspace: Workspace, python: Path) -> Path:
+        """A folder."""
+        self._call("stand-in")
+        (self.folder / "standin").mkdir(exist_ok=True)
+        return self.folder / "standin"
+
+    def is_fetchable(self, workspace: Workspace, model: str) -> bool:
+        """Whether a model hub answers."""
+        return self.hub
+
+    def smoke_run(self, workspace: Workspace, request: SmokeRequest) -> SmokeResult:
+        """Look at what is served."""
+        self.served.append(request)
+        self.candidates.append({path.name for path in request.model_folder.iterdir()})
+        self._call("smoke run")
+        return SmokeResult(("PASS",), (("Hello", " there"),), 1.0, {"model": str(self.folder / "standin")})
+
+    def warm(self, workspace: Workspace, binary: Path, model: Path, *, log: Path) -> Warmed:
+        """Name the caches."""
+        self._call("warm")
+        assert (model / "vllm_env.json").is_file()
+        return Warmed(model / "vllm_cache", 1, 1, 1.0)
+
+
+def build_all(workspace: Workspace, request: BuildRequest) -> BuildResult:
+    result = build(workspace, request)
+    assert isinstance(result, BuildResult)
+    return result

@@ -1,0 +1,108 @@
+"""The build and its cache: one build at a time, what killed builds left, and what eviction leaves."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from dataclasses import replace
+from functools import partialmethod
+from typing import TYPE_CHECKING
+
+import pytest
+
+from support.build_stages import Stages, build_all
+from support.small_fixtures import workspace_in
+from triton_vllm.loading import warm_cache
+from vllm_env import build as module
+from vllm_env.base.cache import Cache, default_root
+from vllm_env.build import build
+from vllm_env.plan import BuildRequest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from vllm_env.base.workspace import Workspace
+
+
+def test_one_build_at_a_time_holds_the_cache(
+    stages: Stages, workspace: Workspace, request_: BuildRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the plan to the last stage; afterwards it is free."""
+    held: list[bool] = []
+
+    def look(*arguments: object) -> None:
+        with workspace.cache.path("build.lock").open() as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                held.append(True)
+            else:
+                held.append(False)
+
+    real = stages._call
+    monkeypatch.setattr(stages, "_call", lambda name: (look(), real(name)))
+    build_all(workspace, replace(request_, warm=True))
+    assert held == [True] * 9
+    look()
+    assert held[-1] is False
+
+
+def test_what_a_killed_build_staged_is_removed_first(stages: Stages, workspace: Workspace, request_: BuildRequest) -> None:
+    """Also by a dry run, which may be all that is ever run again."""
+    left = workspace.cache.path("build", "vllm_env-abcd_123")
+    (left / "env").mkdir(parents=True)
+    build(workspace, request_, dry_run=True)
+    assert not left.exists()
+
+
+def test_an_interrupted_build_looks_once_more(
+    workspace: Workspace, request_: BuildRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The interrupt may hit the very code that removes a staging folder."""
+    left = workspace.cache.path("build", "vllm_env-abcd_123")
+
+    def interrupted(*_: object) -> None:
+        left.mkdir(parents=True)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "make_plan", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        build(workspace, request_)
+    assert not left.exists()
+
+
+def test_a_build_keeps_its_own_entries(
+    stages: Stages, workspace: Workspace, request_: BuildRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However full the cache is; others go."""
+    other = workspace.cache.path("prefixes", "other")
+    other.mkdir(parents=True)
+    (other / "file").write_text("x")
+    monkeypatch.setattr("vllm_env.serve.leftovers._servers", list)
+    monkeypatch.setattr(Cache, "evict", partialmethod(Cache.evict, limit=0))
+    build_all(workspace, request_)
+    assert not other.exists()
+    assert workspace.cache.path("prefixes", "p", "env", "bin", "python").is_file()
+    assert workspace.cache.path("archives", "k.tar.gz").is_file()
+
+
+@pytest.mark.usefixtures("stages")
+@pytest.mark.parametrize("serves", [True, False])
+def test_eviction_leaves_a_running_servers_caches(
+    tmp_path: Path, request_: BuildRequest, monkeypatch: pytest.MonkeyPatch, serves: bool
+) -> None:
+    """A start marks its copy as used, and weeks later vLLM still reads a file there whenever it meets a new shape."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr("vllm_env.serve.leftovers._servers", lambda: [(os.getuid(), 0.0)] if serves else [])
+    monkeypatch.setattr(Cache, "evict", partialmethod(Cache.evict, limit=1500))
+    (tmp_path / "vllm_cache").mkdir()
+    (tmp_path / "vllm_cache" / warm_cache.RECORD).write_bytes(b"x" * 1000)
+    copy = warm_cache.private_copy(tmp_path / "vllm_cache", warm_cache.Record("", "", (), ""), os.environ)
+    workspace = workspace_in(default_root())
+    prefix = workspace.cache.path("prefixes", "newer")
+    prefix.mkdir(parents=True)
+    (prefix / "file").write_bytes(b"x" * 1000)
+    os.utime(copy, (1, 1))
+    os.utime(prefix, (2, 2))
+    build_all(workspace, request_)
+    assert (copy.exists(), prefix.exists()) == (serves, not serves)
