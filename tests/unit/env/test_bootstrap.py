@@ -69,7 +69,7 @@ class Place:
     def run(self, *arguments: str, before: tuple[object, ...] = (), **variables: str) -> tuple[int, str, str]:
         """Run gen_vllm_env.sh; return its status, its result and its messages."""
         child = self.start(*arguments, before=before, **variables)
-        out, err = child.communicate(timeout=120)
+        out, err = child.communicate(timeout=600)
         return child.returncode, out, err
 
     def environments(self) -> list[Path]:
@@ -254,7 +254,7 @@ def test_two_interpreters_share_a_checkout(place: Place) -> None:
 def test_two_builds_at_once_make_the_tools_once(place: Place) -> None:
     """The other one waits and then has them."""
     children = [place.start() for _ in range(2)]
-    ended = [child.communicate(timeout=120) for child in children]
+    ended = [child.communicate(timeout=600) for child in children]
     assert [child.returncode for child in children] == [0, 0]
     assert sum(err.count("into ") for _, err in ended) == 1
 
