@@ -79,10 +79,28 @@ def test_asking_takes_no_more_than_a_twentieth_of_the_time(clock):
     assert pause > PERIOD_S
 
 
-def test_one_late_answer_costs_the_others_a_second_at_most(clock):
-    """A question that took half a minute does not stop the watch for the next ten."""
-    watch, *_ = watched(clock, 1, cost=30.0)
-    assert watch.look() == (True, LONGEST_S)
+def test_one_late_answer_makes_nobody_wait_longer(clock):
+    """A busy machine answers a question late now and then: the next look comes at its usual time, or at once."""
+    watch, channels, *_ = watched(clock, 50)
+    for late in (0.05, 0.5, 30.0):
+        channels[7].cost = late
+        _, pause = watch.look()
+        assert pause < PERIOD_S
+        channels[7].cost = QUESTION_S
+        watch.look()
+
+
+def test_questions_that_stay_dear_are_asked_less_often(clock):
+    """On a machine that is always busy asking takes a twentieth of the time as well, and no pause is longer than a second."""
+    watch, channels, *_ = watched(clock, 32, cost=1e-3)
+    for _ in range(20):
+        _, pause = watch.look()
+    assert pause == pytest.approx(0.032 * 19)
+    for channel in channels:
+        channel.cost = 0.1
+    for _ in range(30):
+        _, pause = watch.look()
+    assert pause == LONGEST_S
 
 
 def test_a_closed_reply_is_not_asked_about(clock):
