@@ -11,7 +11,7 @@ import pytest
 
 from support.fake_log import FakeLog
 from support.fake_reply import FakeChannel, fake_job
-from triton_vllm.delivery.watch import LONGEST_S, PERIOD_S, CancellationWatch, Departure
+from triton_vllm.delivery.watch import DEAREST_S, LONGEST_S, PERIOD_S, CancellationWatch, Departure
 from triton_vllm.errors import CancelledError
 
 QUESTION_S = 60e-6  # a round trip to the server
@@ -91,14 +91,22 @@ def test_one_late_answer_makes_nobody_wait_longer(clock):
 
 
 def test_questions_that_stay_dear_are_asked_less_often(clock):
-    """On a machine that is always busy asking takes a twentieth of the time as well, and no pause is longer than a second."""
-    watch, channels, *_ = watched(clock, 32, cost=1e-3)
+    """On a slow machine as well asking takes a twentieth of the time; on a busy one nobody waits for it longer than that."""
+    watch, channels, *_ = watched(clock, 32, cost=DEAREST_S)
     for _ in range(20):
         _, pause = watch.look()
-    assert pause == pytest.approx(0.032 * 19)
+    assert pause == pytest.approx(32 * DEAREST_S * 19)
     for channel in channels:
-        channel.cost = 0.1
-    for _ in range(30):
+        channel.cost = 0.01
+    for _ in range(20):
+        _, pause = watch.look()
+    assert pause == pytest.approx(32 * DEAREST_S * 19)
+
+
+def test_no_pause_is_longer_than_a_second(clock):
+    """However many are in flight."""
+    watch, *_ = watched(clock, 1000, cost=DEAREST_S)
+    for _ in range(20):
         _, pause = watch.look()
     assert pause == LONGEST_S
 

@@ -23,9 +23,11 @@ MAX_SHARE = 0.05
 on an H200, asking was two thirds of what a whole answer cost the stub beyond the engine's own work."""
 QUESTION_S = 6e-5
 """What a question costs where nothing else runs."""
+DEAREST_S = 4 * QUESTION_S
+"""What the watch takes a question to cost at most: on a busy machine the rest is waiting, which takes nothing from anybody."""
 _GROWTH = 1.25
-"""By which the watch may find a question dearer than in the look before. Taken as it comes, one late answer on a busy machine
-made it pause for a second, and one in twenty cancellations waited for that."""
+"""By which it may find a question dearer than in the look before. Taken as it comes, one late answer on a busy machine made it
+pause for a second, and one in twenty cancellations waited for that."""
 
 
 class Departure:
@@ -120,7 +122,7 @@ class CancellationWatch:
                 self._note(error)
             asked += not reply.closed
         spent = self._clock() - began
-        self._cost = min(max(spent / max(asked, 1), QUESTION_S), _GROWTH * self._cost)
+        self._cost = min(max(spent / max(asked, 1), QUESTION_S), _GROWTH * self._cost, DEAREST_S)
         if asked and self._departure is not None:
             self._departure.look()
         return asked > 0, min(max(PERIOD_S - spent, self._cost * asked * (1 / MAX_SHARE - 1)), LONGEST_S)
