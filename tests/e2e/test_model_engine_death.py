@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import time
@@ -16,6 +17,7 @@ from support.leftovers import name_of
 from support.model_requests import ask, prompt
 from support.open_stream import OpenStream
 from support.reference import ONE_THREAD
+from support.settings import with_parameter
 from support.triton_client import generate, get
 from vllm_env.serve.processes import is_alive
 from vllm_env.serve.standin import FACTS
@@ -117,8 +119,8 @@ def test_killed_stub_takes_its_engine_along(doomed: TritonServer, count: int) ->
 
 def test_hung_engine_is_told_to_all_and_comes_back(serving: Serve, long_arguments: dict[str, object]) -> None:
     """A process that stands still is none that has died: vLLM calls it healthy for ever."""
-    limit = {"VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": "20"}  # vLLM's own for a step of a worker, 300 s by default
-    with serving(long_arguments, environment={**ONE_THREAD, **limit}) as server, ExitStack() as stack:
+    limit = functools.partial(with_parameter, name="ENGINE_TIMEOUT_SECONDS", value="20")
+    with serving(long_arguments, environment=ONE_THREAD, prepare=limit) as server, ExitStack() as stack:
         (process,) = engine_parts(server, "VLLM::EngineCor")
         streams = [stack.enter_context(OpenStream(server.grpc_url, prompt(PROMPT, LONG, stream=True))) for _ in range(4)]
         while not any(stream.events for stream in streams):

@@ -1,20 +1,23 @@
-"""Shared memory runs full while answers are on their way: each client is answered, and the model serves on."""
+"""Shared memory, or the folder for temporary files, runs full while answers are on their way: each client is answered."""
 
 from __future__ import annotations
 
 import dataclasses
 import shlex
+import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from support.leftovers import name_of
 from support.model_requests import ask, prompt
 from support.namespaces import with_mounts
 from support.open_stream import OpenStream
 from support.reference import ONE_THREAD
 from support.serving import serve
+from vllm_env.serve.processes import end
 from vllm_env.serve.standin import FACTS
 
 if TYPE_CHECKING:
@@ -29,13 +32,21 @@ SIZE = "64m"  # as a container has it
 # some MB of log probabilities, where Triton's region has 1 MB until it grows
 LARGE = {"n": 8, "logprobs": 20, "max_tokens": 200, "ignore_eos": True}
 ANSWERED = 120.0
+BACK = 300.0
+DEAD = "Model is unavailable due to unhealthy vLLM engine"
 
 
 @pytest.fixture
-def small(parts: Parts, tmp_path: Path) -> Iterator[TritonServer]:
-    """A server whose shared memory is its own, as in a container."""
+def place() -> str:
+    """What is small, as the shell has it."""
+    return "/dev/shm"
+
+
+@pytest.fixture
+def small(parts: Parts, tmp_path: Path, place: str) -> Iterator[TritonServer]:
+    """A server whose shared memory, or folder for temporary files, is its own, as in a container."""
     program = tmp_path / "tritonserver"
-    mount = f'mount -t tmpfs -o size={SIZE} tmpfs /dev/shm; exec "$@"'
+    mount = f'mount -t tmpfs -o size={SIZE} tmpfs {place}; exec "$@"'
     argv = [*with_mounts(), "sh", "-ec", mount, "sh", str(parts.binary)]
     program.write_text(f'#!/bin/sh\nexec {shlex.join(argv)} "$@"\n')
     program.chmod(0o755)
@@ -75,3 +86,26 @@ def test_an_answer_that_does_not_fit_ends_in_an_error(small: TritonServer, strea
     filler.unlink()
     with OpenStream(small.grpc_url, large) as again:
         assert again.wait_end(ANSWERED).error == ""
+
+
+@pytest.mark.parametrize("place", ["$TMPDIR"])
+def test_no_room_for_temporary_files(small: TritonServer) -> None:
+    """Answers need none, nor does an engine that is started again: all are served, or told at once."""
+    (stub,) = [p for p in small.members() if name_of(p).startswith("triton_python_b")]
+    folder = Path(f"/proc/{small.pid}/root{stub.environ()['TMPDIR']}")
+    fill(folder / "filler")
+    with pytest.raises(OSError, match="No space left"):
+        (folder / "more").write_bytes(bytes(1 << 13))
+    constrained = {"structured_outputs": {"regex": "[a-z]{4}"}, "max_tokens": 8}
+    assert ask(small, PROMPT, {"temperature": 0}).text == PROMPT + ANSWER
+    assert ask(small, PROMPT, constrained).error == ""
+    large = prompt(PROMPT, LARGE, stream=True)
+    with ExitStack() as stack:
+        requests = [stack.enter_context(OpenStream(small.grpc_url, large)) for _ in range(4)]
+        requests[0].wait(3)
+        end([p for p in small.members() if name_of(p).startswith("VLLM::EngineCor")], grace=0)
+        assert {request.wait_end(ANSWERED).error for request in requests} <= {"", DEAD}
+    until = time.monotonic() + BACK
+    while ask(small, PROMPT, {"temperature": 0}).error:
+        assert time.monotonic() < until, small.log.read_text(errors="replace")[-4000:]
+        time.sleep(0.5)

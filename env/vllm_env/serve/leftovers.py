@@ -2,8 +2,7 @@
 
 Triton removes these on a clean exit only. Nothing is touched that a running process has mapped, nor anything younger than
 the oldest tritonserver that runs: that may be about to use it. The private copies of vLLM's caches that served models make
-(triton_vllm/loading/warm_cache.py) outlive their server on purpose, and are freed only while no tritonserver of this user
-runs: one reads a file there whenever a shape first comes up, and holds none open.
+(triton_vllm/loading/warm_cache.py) outlive their server on purpose: one that runs may read a file there at any time.
 """
 
 import contextlib
@@ -18,9 +17,9 @@ import psutil
 
 from vllm_env.base.filesystem import tree_size
 
-_PLACES = (  # Triton's own names, hard-coded in pb_env.cc and shm_manager; and those that server.py gives
+_PLACES = (  # Triton's own names, hard-coded in pb_env.cc and shm_manager; those that server.py gives; multiprocessing's
     (Path("/tmp"), re.compile(r"python_env_\w{6}|vllm_env_server_\w+")),  # noqa: S108
-    (Path("/dev/shm"), re.compile(r"triton_python_backend_shm_region_.*|vllm_env_[0-9a-f]{12}_.*")),  # noqa: S108
+    (Path("/dev/shm"), re.compile(r"triton_python_backend_shm_region_.*|vllm_env_[0-9a-f]{12}_.*|sem\.mp-[a-z0-9_]{8}")),  # noqa: S108
 )
 _WARM = re.compile(r"vllm_env_warm_\d+")  # of a user by number, below the folder for temporary files; a cache has warm/
 
@@ -39,15 +38,16 @@ class Abandoned:
 
 def find_abandoned(places: tuple[tuple[Path, re.Pattern[str]], ...] = _PLACES) -> list[Abandoned]:
     """Return what dead servers left, of this user or, for root, of all."""
-    used = _used_paths()
-    oldest = _oldest_server()
+    used, oldest = _used(), _oldest_server()
     found = []
     for folder, pattern in places:
         for path in sorted(folder.iterdir()) if folder.is_dir() else []:
             if not pattern.fullmatch(path.name) or not os.access(folder, os.W_OK) or not _is_ours(path):
                 continue
-            in_use = any(use == str(path) or use.startswith(f"{path}/") for use in used)
-            if not in_use and path.lstat().st_mtime < oldest:
+            stat = path.lstat()
+            number = f"{os.major(stat.st_dev):02x}:{os.minor(stat.st_dev):02x} {stat.st_ino}"
+            in_use = any(use in (str(path), number) or use.startswith(f"{path}/") for use in used)
+            if not in_use and stat.st_mtime < oldest:
                 found.append(Abandoned(path, tree_size(path)))
     return found
 
@@ -72,13 +72,13 @@ def _is_ours(path: Path) -> bool:
     return os.getuid() in (0, path.lstat().st_uid)
 
 
-def _used_paths() -> set[str]:
-    """Return what running processes have mapped, opened, or as their folder; psutil's maps would take seconds."""
+def _used() -> set[str]:  # psutil's maps would take seconds
+    """Return what processes have mapped, opened, or as their folder; also as device and inode: glibc links semaphores later."""
     used: set[str] = set()
     for process in Path("/proc").glob("[0-9]*"):
         try:
-            maps = (process / "maps").read_text(errors="replace")
-            used.update(line.split(None, 5)[5] for line in maps.splitlines() if "/" in line)
+            maps = (line.split(None, 5) for line in (process / "maps").read_text(errors="replace").splitlines() if "/" in line)
+            used.update(name for *_, device, inode, path in maps for name in (path, f"{device} {inode}"))
             used.update(os.readlink(link) for link in ((process / "cwd"), *(process / "fd").iterdir()))  # noqa: PTH115
         except OSError:  # it ended, or is another user's
             continue

@@ -9,7 +9,7 @@ import pytest
 from support.fake_reply import FakeChannel, fake_job
 from triton_vllm.delivery.deliver import Delivery
 from triton_vllm.delivery.reply import NOT_SENT
-from triton_vllm.errors import InternalError, UnavailableError
+from triton_vllm.errors import CancelledError, InternalError, UnavailableError
 
 
 class Log:
@@ -52,13 +52,30 @@ def test_outputs_become_one_response_that_is_final_if_the_last_one_is(delivery, 
     assert dropped == []
 
 
-def test_an_error_ends_the_answer_whatever_came_before_it(delivery, dropped):
-    """The client is told the reason; the outputs before it are not sent any more."""
+def test_outputs_that_came_before_an_error_are_sent_before_it(delivery, dropped):
+    """A deadline takes nothing away that was there in time."""
     channel = FakeChannel()
-    error = UnavailableError("full")
+    first, second, error = output(), output(), UnavailableError("timeout of 5 us expired")
+    delivery.deliver(fake_job(channel), [first, second, error])
+    assert channel.sent == [([first, second], False), (error, True)]
+    assert dropped == []
+
+
+def test_a_client_that_has_cancelled_gets_no_more_outputs(delivery):
+    """It has said that it wants none."""
+    channel = FakeChannel()
+    error = CancelledError("Request was cancelled")
     delivery.deliver(fake_job(channel), [output(), error])
     assert channel.sent == [(error, True)]
-    assert dropped == []
+
+
+def test_a_client_is_told_that_outputs_before_an_error_are_missing(delivery, log):
+    """They could not be sent, and the log says why."""
+    channel = FakeChannel()
+    channel.broken = [RuntimeError("shared memory is full")]
+    delivery.deliver(fake_job(channel), [output(), UnavailableError("timeout of 5 us expired")])
+    assert [(type(error), final) for error, final in channel.sent] == [(InternalError, True)]
+    assert "shared memory is full" in log.errors[0]
 
 
 class Broken:

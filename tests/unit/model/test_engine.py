@@ -9,18 +9,21 @@ import asyncio
 import queue
 import threading
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
 
+from support.fake_reply import FakeChannel
 from support.fake_reply import fake_job as job
+from triton_vllm.delivery.reply import NOT_SENT
 from triton_vllm.errors import DEAD, CancelledError, InternalError, InvalidRequestError, UnavailableError
 from triton_vllm.inference.engine import UNLOADED, Engine, Pace
 
 PROMISED = 60.0  # s until something that will happen has happened, however busy the machine is
 PACE = Pace(health_period=0.01, question_period=0.01, backoff=(0.01,))
-STEP = 0.2  # s that a step of the model may take
+STEP = 30.0  # s that a step of the model may take
 
 
 class Collector:
@@ -52,7 +55,7 @@ class Llm:
         self.closed = False
         self.add_error: Exception | None = None
         self.early = None
-        self.hangs = False
+        self.hangs = self.waits = False
         self.asked = threading.Semaphore(0)
         Llm.started.append(self)
 
@@ -78,7 +81,8 @@ class Llm:
     async def is_sleeping(self):
         self.asked.release()
         if self.hangs:
-            await asyncio.sleep(3600)
+            self.waits = True
+            await asyncio.Event().wait()
         return False
 
     def shutdown(self):
@@ -90,6 +94,13 @@ class Prompter:
 
     async def make(self, llm, request):
         return {"prompt": "x"}
+
+
+class Never:
+    """A prompter that does not come to an end."""
+
+    async def make(self, llm, request):
+        await asyncio.Event().wait()
 
 
 class Log:
@@ -110,7 +121,7 @@ def started():
     Llm.started, Llm.fail_starts = [], 0
     engines = []
 
-    def start(*, restart=True):
+    def start(*, restart=True, silence=0.0):
         vllm = SimpleNamespace(
             AsyncEngineArgs=lambda **_: None,
             AsyncLLM=Llm,
@@ -124,7 +135,7 @@ def started():
             step_timeout_s=STEP,
         )
         got = queue.Queue()
-        engine = Engine(vllm, {}, Prompter(), log=Log(), restart=restart, pace=PACE)
+        engine = Engine(vllm, {}, Prompter(), log=Log(), restart=restart, pace=replace(PACE, silence=silence))
         engine.start(lambda j, item: got.put((j, item)))
         engines.append(engine)
         return engine, got
@@ -366,19 +377,112 @@ def test_a_dead_engine_stays_dead_where_restart_is_off(started):
     assert len(Llm.started) == 1
 
 
-def test_an_engine_that_hangs_is_replaced(started):
-    """It answers nothing while requests are open: they are told, and another engine is started, as for a dead one."""
-    engine, got = started()
+class TickingClock(LoopClock):
+    """Goes on by itself a little each time that it is read, so that the loop's short pauses end, and as a test says."""
+
+    def __init__(self, engine):
+        self.now = engine._loop.time()
+        engine._loop.time = self.read
+
+    def read(self):
+        self.now += 1e-4
+        return self.now
+
+
+@pytest.mark.parametrize(("silence", "limit"), [(0.0, STEP), (40.0, 40.0)])
+def test_an_engine_that_hangs_is_replaced(started, silence, limit):
+    """It answers nothing while requests are open: they are told, and another engine is started, as for a dead one.
+
+    The limit is the model's parameter; without one it is vLLM's own for a step.
+    """
+    engine, got = started(silence=silence)
+    clock = TickingClock(engine)
     hung, _ = added(engine, job())
-    assert hung.asked.acquire(timeout=PROMISED)
     hung.hangs = True
+    until(lambda: hung.waits)
+    clock.now += limit - 1
+    with pytest.raises(queue.Empty):
+        got.get(timeout=0.2)
+    assert engine.is_healthy()
+    clock.now += 2
     assert str(got.get(timeout=PROMISED)[1]) == DEAD
     until(lambda: len(Llm.started) == 2 and engine.is_healthy())
     assert hung.closed
-    assert engine._log.lines[0] == "the engine does not answer for 0 s, starting it again"
+    assert f"the engine does not answer for {limit:.0f} s, starting it again" in engine._log.lines
     _, put = added(engine, j := job())
     put(last := output(finished=True))
     assert got.get(timeout=PROMISED) == (j, last)
+
+
+def test_a_request_without_output_is_logged_with_its_state(started):
+    """Once, and again only after it has moved; those with outputs are not."""
+    engine, got = started(silence=40.0)
+    clock = TickingClock(engine)
+    _, moving = added(engine, job())
+    _, put = added(engine, stuck := job())
+    stuck.pending.append("an output that was not sent")
+    for _ in range(3):
+        clock.now += 30
+        engine._loop.call_soon_threadsafe(moving, output(finished=False))
+        got.get(timeout=PROMISED)
+        time.sleep(5 * PACE.health_period)
+    (line,) = engine._log.lines
+    assert line == f"1 requests have had no output for 40 s: {stuck.id}: vLLM has it, 1 outputs wait to be sent"
+    engine._loop.call_soon_threadsafe(put, output(finished=False))
+    got.get(timeout=PROMISED)
+    clock.now += 30
+    engine._loop.call_soon_threadsafe(moving, output(finished=False))
+    got.get(timeout=PROMISED)
+    clock.now += 30
+    until(lambda: len(engine._log.lines) == 2)
+
+
+def test_a_request_that_cannot_be_added_in_time_is_logged(started):
+    """Its tokenizer hangs, say."""
+    engine, _ = started(silence=40.0)
+    engine._prompter = Never()
+    clock = TickingClock(engine)
+    engine.submit(j := job())
+    until(lambda: j.task is not None)
+    clock.now += 41
+    until(lambda: engine._log.lines)
+    assert "it is being added" in engine._log.lines[0]
+
+
+def test_an_answer_that_cannot_be_queued_is_no_silence(started):
+    """The outbox failed: the client is told by the engine, and the log why."""
+    engine, got = started()
+    channel = FakeChannel()
+    _, put = added(engine, j := job(channel))
+    failures = [MemoryError("injected")]
+
+    def fails_once(j, item):
+        if failures:
+            raise failures.pop()
+        got.put((j, item))
+
+    engine._put = fails_once
+    engine._loop.call_soon_threadsafe(put, output(finished=True))
+    until(lambda: j.reply.closed)
+    assert [str(error) for error, _ in channel.sent] == [NOT_SENT]
+    assert "injected" in engine._log.lines[0]
+    assert engine.jobs() == []
+
+
+@pytest.mark.parametrize("error", [KeyError("injected"), SystemExit("injected")])
+def test_an_exception_does_not_end_the_event_loop(started, error):
+    """Every request goes through it; one that came out of a callback is logged, and the next one is served."""
+
+    def fails():
+        raise error
+
+    engine, got = started()
+    engine._loop.call_soon_threadsafe(fails)
+    until(lambda: engine._log.lines)
+    _, put = added(engine, j := job())
+    engine._loop.call_soon_threadsafe(put, last := output(finished=True))
+    assert got.get(timeout=PROMISED) == (j, last)
+    assert [line.count("injected") > 0 for line in engine._log.lines] == [True]
 
 
 def test_an_engine_that_answers_may_take_its_time(started):
@@ -503,6 +607,7 @@ def test_a_failed_start_is_raised_and_leaves_no_thread():
         UsageContext=SimpleNamespace(API_SERVER=None),
         enable_envs_cache=None,
         disable_envs_cache=None,
+        step_timeout_s=STEP,
     )
     engine = Engine(vllm, {}, Prompter(), log=Log(), restart=True)
     with pytest.raises(RuntimeError, match="no memory"):

@@ -40,8 +40,9 @@ def test_all_values():
         GPU_DEVICE_IDS="0, 2",
         UNLOAD_GRACE_SECONDS="1.5",
         RESPONSE_SENDER_THREADS="3",
+        ENGINE_TIMEOUT_SECONDS="40",
     )
-    expected = Settings(health_check=True, restart=False, gpu_ids=(0, 2), unload_grace_s=1.5, senders=3)
+    expected = Settings(health_check=True, restart=False, gpu_ids=(0, 2), unload_grace_s=1.5, engine_timeout_s=40, senders=3)
     assert read(given) == expected
 
 
@@ -64,6 +65,7 @@ def test_limits_have_parameters_of_their_names():
         ("GPU_DEVICE_IDS", "0,-1", "invalid GPU ID(s): [-1]"),
         ("GPU_DEVICE_IDS", "1,1", "duplicate GPU ID(s): [1]"),
         ("RESPONSE_SENDER_THREADS", "-1", "RESPONSE_SENDER_THREADS must be between 0 and 16"),
+        ("ENGINE_TIMEOUT_SECONDS", "-1", "ENGINE_TIMEOUT_SECONDS must be a number of seconds, not -1"),
         ("MAX_N", "-1", "MAX_N must not be negative, not -1; 0 is no limit"),
         ("MAX_TEXT_BYTES", "4 MB", 'MAX_TEXT_BYTES must be an integer, not "4 MB"'),
         ("ALLOWED_MEDIA_DOMAINS", "http://x", "ALLOWED_MEDIA_DOMAINS must be comma-separated host names"),

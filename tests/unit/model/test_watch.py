@@ -11,7 +11,7 @@ import pytest
 
 from support.fake_log import FakeLog
 from support.fake_reply import FakeChannel, fake_job
-from triton_vllm.delivery.watch import LONGEST_S, PERIOD_S, CancellationWatch, Departure
+from triton_vllm.delivery.watch import DEAREST_S, LONGEST_S, PERIOD_S, CancellationWatch, Departure
 from triton_vllm.errors import CancelledError
 
 QUESTION_S = 60e-6  # a round trip to the server
@@ -79,10 +79,36 @@ def test_asking_takes_no_more_than_a_twentieth_of_the_time(clock):
     assert pause > PERIOD_S
 
 
-def test_one_late_answer_costs_the_others_a_second_at_most(clock):
-    """A question that took half a minute does not stop the watch for the next ten."""
-    watch, *_ = watched(clock, 1, cost=30.0)
-    assert watch.look() == (True, LONGEST_S)
+def test_one_late_answer_makes_nobody_wait_longer(clock):
+    """A busy machine answers a question late now and then: the next look comes at its usual time, or at once."""
+    watch, channels, *_ = watched(clock, 50)
+    for late in (0.05, 0.5, 30.0):
+        channels[7].cost = late
+        _, pause = watch.look()
+        assert pause < PERIOD_S
+        channels[7].cost = QUESTION_S
+        watch.look()
+
+
+def test_questions_that_stay_dear_are_asked_less_often(clock):
+    """On a slow machine as well asking takes a twentieth of the time; on a busy one nobody waits for it longer than that."""
+    watch, channels, *_ = watched(clock, 32, cost=DEAREST_S)
+    for _ in range(20):
+        _, pause = watch.look()
+    assert pause == pytest.approx(32 * DEAREST_S * 19)
+    for channel in channels:
+        channel.cost = 0.01
+    for _ in range(20):
+        _, pause = watch.look()
+    assert pause == pytest.approx(32 * DEAREST_S * 19)
+
+
+def test_no_pause_is_longer_than_a_second(clock):
+    """However many are in flight."""
+    watch, *_ = watched(clock, 1000, cost=DEAREST_S)
+    for _ in range(20):
+        _, pause = watch.look()
+    assert pause == LONGEST_S
 
 
 def test_a_closed_reply_is_not_asked_about(clock):

@@ -36,6 +36,7 @@ class Job:
         deadline: ends the request when its timeout has expired.
         ended: the last item has been put.
         pending: items that have not been sent.
+        moved: the event loop's time of its last output, or of its coming; infinity once it has been logged as stuck.
         queued: the job waits in the sender's queue.
         lane: the number of its sender thread.
         due: the outbox's time before which the next response is not sent; set by the sender thread.
@@ -49,6 +50,7 @@ class Job:
         "id",
         "lane",
         "lora",
+        "moved",
         "params",
         "pending",
         "queued",
@@ -65,6 +67,7 @@ class Job:
         self.several = getattr(params, "n", 1) > 1
         self.reply = reply
         self.pending: deque[Item] = deque()
+        self.moved = 0.0
         self.queued = False
         self.due = 0.0
         self.ended = False

@@ -6,6 +6,7 @@ import mmap
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -85,6 +86,31 @@ def test_one_younger_than_a_running_server_is_left_alone(tmp_path: Path, monkeyp
     made = folder(tmp_path, "python_env_abc123")
     monkeypatch.setattr(leftovers, "_oldest_server", lambda: made.lstat().st_mtime - 10)
     assert leftovers.find_abandoned(((tmp_path, PATTERN),)) == []
+
+
+_HOLDER = """
+import multiprocessing, os, signal
+from multiprocessing.resource_tracker import _resource_tracker
+lock = multiprocessing.get_context("spawn").Lock()
+print(_resource_tracker._pid, "sem." + lock._semlock.name[1:], flush=True)
+signal.pause()
+"""
+
+
+def test_a_semaphore_of_a_killed_process_is_found(monkeypatch: pytest.MonkeyPatch):
+    """Python's multiprocessing unlinks it at its end, and so would its tracker; vLLM's are killed both."""
+    monkeypatch.setattr(leftovers, "_oldest_server", lambda: float("inf"))  # other tests' servers are older than this one
+    with subprocess.Popen([sys.executable, "-c", _HOLDER], stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout
+        tracker, name = holder.stdout.readline().split()
+        path = Path("/dev/shm") / name
+        held = [entry.path for entry in leftovers.find_abandoned()]
+        os.kill(int(tracker), signal.SIGKILL)
+        holder.kill()
+    assert path not in held
+    (found,) = [entry for entry in leftovers.find_abandoned() if entry.path == path]
+    found.remove()
+    assert not path.exists()
 
 
 @pytest.fixture

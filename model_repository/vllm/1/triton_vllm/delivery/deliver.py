@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING
 
-from triton_vllm.errors import AdapterError
+from triton_vllm.errors import AdapterError, CancelledError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -27,10 +27,12 @@ class Delivery:
         self._log = log
 
     def deliver(self, job: Job, items: Sequence[Item]) -> None:
-        """Send one response for all items, consecutive outputs or, at the end, an error. Never raises."""
+        """Send one response for all items, consecutive outputs, and an error at their end after them. Never raises."""
         last = items[-1]
         try:
             if isinstance(last, AdapterError):
+                if len(items) > 1 and not isinstance(last, CancelledError):
+                    job.reply.send(job.assembler.build(items[:-1]), final=False)
                 job.reply.fail(last)
             else:
                 job.reply.send(job.assembler.build(items), final=last.finished)

@@ -29,7 +29,7 @@ def thread(name: str, work: Callable[[], None], log: Log) -> threading.Thread:
         while True:
             try:
                 work()
-            except Exception as error:  # noqa: BLE001 - the thread's other jobs must be served
+            except BaseException as error:  # noqa: BLE001 - the thread's other jobs must be served
                 line = f"{type(error).__name__}: {error}"
                 if line != said:
                     said = line

@@ -17,10 +17,17 @@ if TYPE_CHECKING:
 
 PERIOD_S = 0.08
 LONGEST_S = 1.0
-"""Longest pause, s: a question that the server answered late must not keep the watch from all other requests."""
+"""Longest pause, s."""
 MAX_SHARE = 0.05
 """Share of the thread's time that may go into asking: a question costs 60 us. At a quarter of the time, with 256 in flight
 on an H200, asking was two thirds of what a whole answer cost the stub beyond the engine's own work."""
+QUESTION_S = 6e-5
+"""What a question costs where nothing else runs."""
+DEAREST_S = 4 * QUESTION_S
+"""What the watch takes a question to cost at most: on a busy machine the rest is waiting, which takes nothing from anybody."""
+_GROWTH = 1.25
+"""By which it may find a question dearer than in the look before. Taken as it comes, one late answer on a busy machine made it
+pause for a second, and one in twenty cancellations waited for that."""
 
 
 class Departure:
@@ -82,6 +89,7 @@ class CancellationWatch:
         self._log = log
         self._failed = False
         self._clock = clock
+        self._cost = QUESTION_S
         self._wake = threading.Event()
         self._end = threading.Event()
         self._thread = supervised.thread("triton-cancel", self._run, log)
@@ -104,7 +112,7 @@ class CancellationWatch:
     def look(self) -> tuple[bool, float]:
         """Ask about each job once; return whether any of them is open still, and the seconds to pause before the next look."""
         began = self._clock()
-        busy = False
+        asked = 0
         for job in self._jobs():
             reply = job.reply
             try:
@@ -112,11 +120,12 @@ class CancellationWatch:
                     self._cancel(job)
             except Exception as error:  # noqa: BLE001 - the jobs after it must be asked about
                 self._note(error)
-            busy = busy or not reply.closed
-        if busy and self._departure is not None:
-            self._departure.look()
+            asked += not reply.closed
         spent = self._clock() - began
-        return busy, min(max(PERIOD_S - spent, spent * (1 / MAX_SHARE - 1)), LONGEST_S)
+        self._cost = min(max(spent / max(asked, 1), QUESTION_S), _GROWTH * self._cost, DEAREST_S)
+        if asked and self._departure is not None:
+            self._departure.look()
+        return asked > 0, min(max(PERIOD_S - spent, self._cost * asked * (1 / MAX_SHARE - 1)), LONGEST_S)
 
     def _note(self, error: Exception) -> None:
         if not self._failed:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from triton_vllm import compat
+from triton_vllm.delivery import supervised
 from triton_vllm.errors import DEAD, AdapterError, CancelledError, InternalError, UnavailableError
 from triton_vllm.inference.outcome import FAILED, Translator, failure
 
@@ -27,14 +28,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Pace:
-    """Seconds between two checks of the engine, two questions to it, and before each attempt to start a dead one again."""
+    """What the engine does when, in seconds.
+
+    Attributes:
+        health_period: between two checks.
+        question_period: between two questions to EngineCore.
+        silence: EngineCore hangs if it does not answer for so long, and a request is stuck if it has no output for so long;
+            0 is as long as vLLM itself waits for a worker's step.
+        backoff: before each attempt to start a dead engine again.
+    """
 
     health_period: float = 0.5
     question_period: float = 10.0
+    silence: float = 0.0
     backoff: tuple[float, ...] = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)
 
 
 USUAL_PACE = Pace()
+_SHOWN = 20
+"""Stuck requests in a line of the log; with a hung engine all are."""
 UNLOADED = "the model was unloaded before the request had finished"
 
 
@@ -69,12 +81,14 @@ class Engine:
         self._translator = Translator(vllm, log)
         self._restart = restart
         self._pace = pace
+        self._silence = pace.silence or vllm.step_timeout_s
         self._put: Put  # from `start` on
         self._adapters: tuple[Any, ...] = ()
         self._jobs: dict[str, Job] = {}
         self._llm: EngineClient  # from `_load` on
         self._loop = _new_loop()
-        self._thread = threading.Thread(target=self._run, name="triton-engine", daemon=True)
+        self._loop.set_exception_handler(self._note_failed)
+        self._thread = supervised.thread("triton-engine", self._run, log)
         self._ending = threading.Event()
         self._asked_at = 0.0
         self._hung = False
@@ -111,6 +125,7 @@ class Engine:
 
     def submit(self, job: Job) -> None:
         """Take a job; its outcome comes through `put`."""
+        job.moved = self._loop.time()
         # Here and not in the loop: the watch, woken next, would find nothing in flight and go to sleep again.
         self._jobs[job.id] = job
         self._loop.call_soon_threadsafe(self._begin, job)
@@ -143,6 +158,13 @@ class Engine:
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
         self._loop.run_forever()
+
+    def _note_failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        if isinstance(error, Exception):
+            self._translator.note(f"event loop: {context.get('message')}", error)
+        else:
+            loop.default_exception_handler(context)
 
     def _call(self, coroutine: Coroutine[Any, Any, None]) -> Future[None]:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
@@ -194,6 +216,7 @@ class Engine:
     def _take(self, job: Job, item: Output | Exception) -> None:
         if job.ended:
             return
+        job.moved = self._loop.time()
         try:
             if isinstance(item, Exception):
                 self._finish(job, self._translator.loss(item))
@@ -215,7 +238,11 @@ class Engine:
         self._jobs.pop(job.id, None)
         if job.deadline is not None:
             job.deadline.cancel()
-        self._put(job, last)
+        try:
+            self._put(job, last)
+        except Exception as error:  # noqa: BLE001 - nothing else would answer it
+            self._translator.note("an answer was not queued", error)
+            job.reply.give_up()
 
     def _abort(self, job: Job, error: AdapterError | None) -> None:
         if job.ended:
@@ -246,13 +273,14 @@ class Engine:
             if self.healthy and self._jobs and self._loop.time() - self._asked_at > self._pace.question_period:
                 self._asked_at = math.inf
                 self._loop.create_task(self._ask())
+            self._note_stuck()
         except Exception as error:  # noqa: BLE001 - the next check may find more
             self._translator.note("the engine could not be checked", error)
         self._loop.call_later(self._pace.health_period, self._check)
 
     def _bury(self) -> None:
         self.healthy = False
-        how = f"does not answer for {self._vllm.step_timeout_s:.0f} s" if self._hung else "has died"
+        how = f"does not answer for {self._silence:.0f} s" if self._hung else "has died"
         self._log.error(f"the engine {how}" + (", starting it again" if self._restart else ""))
         for job in self.jobs():
             self._finish(job, UnavailableError(DEAD))
@@ -260,11 +288,11 @@ class Engine:
     async def _ask(self) -> None:
         """Ask EngineCore something while requests are open: one that hangs is healthy to vLLM, and they would wait for ever.
 
-        It answers between two steps of the model, so as long as vLLM itself bears a step to take it may take.
+        It answers between two steps of the model, so it may take as long as a step may.
         """
         llm = self._llm
         try:
-            await asyncio.wait_for(llm.is_sleeping(), self._vllm.step_timeout_s)
+            await asyncio.wait_for(llm.is_sleeping(), self._silence)
         except asyncio.TimeoutError:
             self._hung = llm is self._llm
         except Exception as error:  # noqa: BLE001 - a dead one is told by `is_dead`, and to ask is no request's matter
@@ -272,6 +300,20 @@ class Engine:
                 self._translator.note("the engine could not be asked", error)
         finally:
             self._asked_at = self._loop.time()
+
+    def _note_stuck(self) -> None:
+        """Log the requests that have had no output for long, with their state; a whole answer that takes its time is one, too."""
+        now = self._loop.time()
+        stuck = [job for job in self.jobs() if now - job.moved > self._silence]
+        if not stuck:
+            return
+        for job in stuck:
+            job.moved = math.inf
+        shown = "; ".join(
+            f"{job.id}: {'vLLM has it' if job.task is None else 'it is being added'}, {len(job.pending)} outputs wait to be sent"
+            for job in stuck[:_SHOWN]
+        )
+        self._log.warning(f"{len(stuck)} requests have had no output for {self._silence:.0f} s: {shown}")
 
     async def _revive(self) -> None:
         attempt = 0

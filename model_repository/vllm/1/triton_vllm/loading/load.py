@@ -14,7 +14,7 @@ from triton_vllm.delivery.deliver import Delivery
 from triton_vllm.delivery.outbox import Outbox
 from triton_vllm.delivery.watch import CancellationWatch, Departure
 from triton_vllm.errors import ConfigError
-from triton_vllm.inference.engine import Engine
+from triton_vllm.inference.engine import Engine, Pace
 from triton_vllm.inference.prompt import Prompter
 from triton_vllm.loading import engine_args, interpreter
 from triton_vllm.loading.cause import Cause
@@ -82,7 +82,7 @@ def load(args: Mapping[str, str], log: Log) -> Model:
 def _start(prepared: Prepared, log: Log) -> tuple[Engine, Outbox]:
     vllm, values, settings = prepared.vllm, prepared.engine_args, prepared.settings
     prompter = Prompter(vllm, compat.media_loaders(vllm, values))
-    engine = Engine(vllm, values, prompter, log=log, restart=settings.restart)
+    engine = Engine(vllm, values, prompter, log=log, restart=settings.restart, pace=Pace(silence=settings.engine_timeout_s))
     threads = settings.senders or (2 if (os.cpu_count() or 1) >= MANY_CORES else 1)
     outbox = Outbox(Delivery(engine.drop, log).deliver, log, threads)
     outbox.start()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,8 @@ class Settings:
         restart: RESTART_DEAD_ENGINE, start a dead engine again in the background.
         gpu_ids: GPU_DEVICE_IDS, the GPUs of a KIND_MODEL instance, in place of CUDA_VISIBLE_DEVICES; empty leaves it to vLLM.
         unload_grace_s: UNLOAD_GRACE_SECONDS, how long requests in flight may go on when the model is unloaded.
+        engine_timeout_s: ENGINE_TIMEOUT_SECONDS, how long EngineCore may answer nothing, and a request be without output; 0 takes
+            vLLM's VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS.
         senders: RESPONSE_SENDER_THREADS, threads that send responses; 0 chooses by the number of cores.
         limits: of requests, each a parameter of its name in capitals.
     """
@@ -32,6 +35,7 @@ class Settings:
     restart: bool = True
     gpu_ids: tuple[int, ...] = ()
     unload_grace_s: float = 20.0
+    engine_timeout_s: float = 0.0
     senders: int = 0
     limits: Limits = USUAL
 
@@ -67,6 +71,7 @@ def read(model_config: Mapping[str, Any]) -> Settings:
         restart=value("RESTART_DEAD_ENGINE", to_bool, Settings.restart),
         gpu_ids=value("GPU_DEVICE_IDS", _gpu_ids, Settings.gpu_ids),
         unload_grace_s=value("UNLOAD_GRACE_SECONDS", to_float, Settings.unload_grace_s),
+        engine_timeout_s=value("ENGINE_TIMEOUT_SECONDS", _seconds, Settings.engine_timeout_s),
         senders=value("RESPONSE_SENDER_THREADS", _senders, Settings.senders),
         limits=Limits(
             **{field.name: value(field.name.upper(), _LISTS.get(field.name, _limit), field.default) for field in fields(Limits)}
@@ -78,6 +83,13 @@ def _limit(text: str) -> int:
     number = to_int(text)
     if number < 0:
         raise ValueError(f"must not be negative, not {number}; 0 is no limit")
+    return number
+
+
+def _seconds(text: str) -> float:
+    number = to_float(text)
+    if not 0 <= number < math.inf:
+        raise ValueError(f"must be a number of seconds, not {text}")
     return number
 
 

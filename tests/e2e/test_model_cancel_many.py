@@ -1,0 +1,153 @@
+"""Many requests given up at random moments, in every way a client can: vLLM stops each, and nothing is left of any."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import random
+import statistics
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+import pytest
+
+from support.cut_line import CutLine
+from support.metrics_page import read_metrics
+from support.model_requests import ask, prompt
+from support.open_stream import OpenStream
+from support.reference import ONE_THREAD
+from support.settings import with_metrics
+from support.stop_notes import Notes
+from vllm_env.serve.standin import FACTS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from support.serving import Serve
+    from vllm_env.serve.server import TritonServer
+
+pytestmark = pytest.mark.e2e
+PROMPT, ANSWER = FACTS[2]
+LONG = {"temperature": 0, "max_tokens": 60_000, "ignore_eos": True}
+SLOTS, OTHERS, CLIENTS = 16, 12, 8  # of a busy server: slots, requests that go on meanwhile, and clients that give up
+LATEST = 0.3  # s after sending
+PATIENCE = 240.0
+
+
+@pytest.fixture(scope="module")
+def notes(tmp_path_factory: pytest.TempPathFactory) -> Notes:
+    """What the model of these tests writes down."""
+    return Notes(tmp_path_factory.mktemp("notes") / "notes.txt")
+
+
+@pytest.fixture(scope="module")
+def noting(serving: Serve, long_arguments: dict[str, object], notes: Notes) -> Iterator[TritonServer]:
+    """A server whose model notes when it takes a request and when vLLM stops it."""
+
+    def prepare(model: Path) -> None:
+        with_metrics(model)
+        notes.prepare(model)
+
+    with serving({**long_arguments, "max_num_seqs": SLOTS}, environment=ONE_THREAD, prepare=prepare) as running:
+        yield running
+
+
+def cancel(server: TritonServer, name: str, after: float) -> float:
+    """The client cancels its stream."""
+    with OpenStream(server.grpc_url, prompt(f"{name} {PROMPT}", LONG, stream=True)) as one:
+        time.sleep(after)
+        at = time.monotonic()
+        one.cancel()
+    return at
+
+
+def cut(server: TritonServer, name: str, after: float) -> float:
+    """The client of a stream is gone: its connection is closed."""
+    with CutLine(server.ports.grpc) as line, OpenStream(line.url, prompt(f"{name} {PROMPT}", LONG, stream=True)):
+        time.sleep(after)
+        at = time.monotonic()
+        line.cut()
+    return at
+
+
+def close(server: TritonServer, name: str, after: float) -> float:
+    """The client of an HTTP stream closes its connection; the server reads nothing there, so its next write finds it out."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.ports.http, timeout=PATIENCE)
+    body = json.dumps({"text_input": f"{name} {PROMPT}", "stream": True, **LONG})
+    connection.request("POST", "/v2/models/vllm/generate_stream", body, {"Content-Type": "application/json"})
+    time.sleep(after)
+    at = time.monotonic()
+    connection.close()
+    return at
+
+
+WAYS = (cancel, cut, close)
+COUNTS = [60, pytest.param(1000, marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_each_is_stopped(noting: TritonServer, notes: Notes, count: int) -> None:
+    """On an idle server one by one, then beside others that go on: vLLM has nothing to do in the end."""
+    seed = random.Random(count)
+    names = [f"{count}-{number}" for number in range(count)]
+    after = {name: seed.uniform(0, LATEST) for name in names}
+    ways = {name: seed.choice(WAYS) for name in names}
+    gone: dict[str, float] = {}
+
+    def give_up(name: str) -> None:
+        gone[name] = ways[name](noting, name, after[name])
+
+    alone, beside = names[: count // 2], names[count // 2 :]
+    for name in alone:
+        give_up(name)
+        _until(lambda: not _running(notes), notes)
+    _until(lambda: _work(noting) == 0, notes)
+    with ExitStack() as stack:
+        requests = [prompt(f"{count}-other-{number} {PROMPT}", LONG, stream=True) for number in range(OTHERS)]
+        others = [stack.enter_context(OpenStream(noting.grpc_url, one)) for one in requests]
+        _until(lambda: _work(noting) == OTHERS, notes)
+        with ThreadPoolExecutor(CLIENTS) as clients:
+            list(clients.map(give_up, beside))
+        _until(lambda: len(_running(notes)) == OTHERS, notes)
+        assert not [one for one in others if one.ended]
+    _until(lambda: _work(noting) == 0 and not _running(notes), notes)
+    assert ask(noting, PROMPT, {"temperature": 0}).text == PROMPT + ANSWER
+    _tell("idle", notes, {name: gone[name] for name in alone}, ways)
+    _tell("busy", notes, {name: gone[name] for name in beside}, ways)
+
+
+def _work(server: TritonServer) -> float:
+    page = read_metrics(f"http://127.0.0.1:{server.ports.metrics}/metrics")
+    return page.total("vllm:num_requests_running") + page.total("vllm:num_requests_waiting")
+
+
+def _running(notes: Notes) -> set[str]:
+    """Return the names of requests that the model has taken and that have not ended."""
+    found = notes.read()
+    return found["taken"].keys() - found["ended"].keys()
+
+
+def _until(condition: Callable[[], bool], notes: Notes) -> None:
+    until = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < until, sorted(_running(notes))
+        time.sleep(0.02)
+
+
+def _tell(state: str, notes: Notes, gone: dict[str, float], ways: dict[str, Callable[..., float]]) -> None:
+    """Print how long it took: from the client's going, or the model's taking what came later, to vLLM's being told."""
+    found = notes.read()
+    for way in WAYS:
+        took = []
+        for name, at in gone.items():
+            if name in found["taken"] and ways[name] is way:
+                stopped = found["aborted"].get(name, found["ended"][name])
+                took.append(1000 * (stopped - max(at, found["taken"][name])))
+        took.sort()
+        if took:
+            p99 = took[int(0.99 * (len(took) - 1))]
+            middle = statistics.median(took)
+            print(f"{state}, {way.__name__}: {len(took)}, median {middle:.0f} ms, p99 {p99:.0f}, max {took[-1]:.0f}")

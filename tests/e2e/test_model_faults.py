@@ -1,0 +1,114 @@
+"""An exception in each part of the served model: nobody waits for ever, the log has it once, and the model serves on."""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from support.model_requests import ask, prompt
+from support.open_stream import OpenStream
+from support.reference import ONE_THREAD
+from vllm_env.serve.standin import FACTS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from support.serving import Serve
+    from vllm_env.serve.server import TritonServer
+
+pytestmark = pytest.mark.e2e
+PROMPT, ANSWER = FACTS[2]
+PATIENCE = 240.0
+NEIGHBOURS = 4
+WHOLE = {"temperature": 0, "max_tokens": 200, "ignore_eos": True}
+DEAD = "Model is unavailable due to unhealthy vLLM engine"
+# put into the copied model; a prompt that names a place makes the next calls there fail, three where a thread goes on
+_FAULTS = """
+from triton_vllm.delivery.deliver import Delivery
+from triton_vllm.delivery.watch import CancellationWatch
+from triton_vllm.inference.engine import Engine
+
+left = {}
+
+def fail(place):
+    if left.get(place, 0) > 0:
+        left[place] -= 1
+        raise RuntimeError(f"injected {place}")
+
+def fails(owner, name, place):
+    inner = getattr(owner, name)
+    def outer(*args, **options):
+        fail(place)
+        return inner(*args, **options)
+    setattr(owner, name, outer)
+
+submit, load = Engine.submit, Engine._load
+
+def begin(self, job):
+    place = job.request.text.split()[0]
+    left[place] = 3 if place == "watch" else 1
+    submit(self, job)
+    self._loop.call_soon_threadsafe(fail, "loop")
+
+async def start(self):
+    await load(self)
+    fails(self._llm, "add_request", "add")
+    fails(self._llm.output_processor, "process_outputs", "handler")
+
+Engine.submit, Engine._load = begin, start
+fails(CancellationWatch, "look", "watch")
+fails(Delivery, "deliver", "sender")
+"""
+
+
+@pytest.fixture(scope="module")
+def faulty(serving: Serve) -> Iterator[TritonServer]:
+    """A server whose model fails where a prompt says."""
+
+    def prepare(model: Path) -> None:
+        (model / "1" / "faults.py").write_text(_FAULTS, encoding="utf-8")
+        entry = model / "1" / "model.py"
+        text = entry.read_text(encoding="utf-8")
+        first = "from triton_vllm import contract\n"
+        assert text.count(first) == 1
+        entry.write_text(text.replace(first, f"import faults\n{first}"), encoding="utf-8")
+
+    with serving(environment=ONE_THREAD, prepare=prepare) as running:
+        yield running
+
+
+@pytest.mark.parametrize(
+    ("place", "told", "neighbours"),
+    [
+        ("watch", set(), set()),
+        ("loop", set(), set()),
+        ("sender", {"the response could not be sent; the server's log tells why"}, None),
+        ("add", {"the engine failed on this request; the server's log has the details"}, set()),
+        ("handler", {DEAD}, {DEAD}),
+    ],
+)
+def test_an_exception_leaves_nobody_waiting(
+    faulty: TritonServer, place: str, told: set[str], neighbours: set[str] | None
+) -> None:
+    """The request that it met, and those in flight beside it, which only a dead engine takes along."""
+    with ExitStack() as stack:
+        beside = [stack.enter_context(OpenStream(faulty.grpc_url, prompt(PROMPT, WHOLE, stream=True))) for _ in range(NEIGHBOURS)]
+        beside[0].wait(2, PATIENCE)
+        met = stack.enter_context(OpenStream(faulty.grpc_url, prompt(f"{place} {PROMPT}", WHOLE, stream=True)))
+        ends = [one.wait_end(PATIENCE) for one in (met, *beside)]
+    errors = [{end.error} - {""} for end in ends]
+    if neighbours is None:  # whose output was sent next, one of them
+        assert [error for error in errors if error] == [told]
+    else:
+        assert errors[0] == told
+        assert set().union(*errors[1:]) <= neighbours
+    until = time.monotonic() + PATIENCE
+    while ask(faulty, PROMPT, {"temperature": 0}).error and time.monotonic() < until:
+        time.sleep(0.5)
+    assert ask(faulty, PROMPT, {"temperature": 0}).text == PROMPT + ANSWER
+    lines = faulty.log.read_text(errors="replace").splitlines()  # vLLM has its own line of its output handler
+    assert len([line for line in lines if "[vllm]" in line and f"RuntimeError: injected {place}" in line]) == 1

@@ -1,0 +1,68 @@
+"""Notes of when a served model takes each request and when vLLM has been told to stop it.
+
+`Notes.prepare` puts a few lines into the copied model, which write to a file beside it: the clock of both processes is
+the machine's monotonic one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_CODE = """
+import time
+from triton_vllm.inference.engine import Engine
+
+_out = open(__FILE__, "a", buffering=1)
+_texts = {}
+_submit, _load, _finish = Engine.submit, Engine._load, Engine._finish
+
+def note(what, text):
+    _out.write(f"{what} {text.split()[0]} {time.monotonic()!r}" + chr(10))
+
+def submit(self, job):
+    _texts[job.id] = job.request.text
+    note("taken", job.request.text)
+    _submit(self, job)
+
+def finish(self, job, last):
+    note("ended", job.request.text)
+    _finish(self, job, last)
+
+async def load(self):
+    await _load(self)
+    abort = self._llm.abort
+    async def noted(request_id):
+        await abort(request_id)
+        note("aborted", _texts[request_id])
+    self._llm.abort = noted
+
+Engine.submit, Engine._load, Engine._finish = submit, load, finish
+"""
+
+
+@dataclass(frozen=True)
+class Notes:
+    """What the served model has written to ``file``; a request's name is the first word of its prompt."""
+
+    file: Path
+
+    def prepare(self, model: Path) -> None:
+        """Change a copied model before it is served."""
+        (model / "1" / "stop_notes.py").write_text(_CODE.replace("__FILE__", repr(str(self.file))), encoding="utf-8")
+        entry = model / "1" / "model.py"
+        text = entry.read_text(encoding="utf-8")
+        first = "from triton_vllm import contract\n"
+        assert text.count(first) == 1
+        entry.write_text(text.replace(first, f"import stop_notes\n{first}"), encoding="utf-8")
+
+    def read(self) -> dict[str, dict[str, float]]:
+        """Return for "taken", "ended" and "aborted" the seconds by the requests' names."""
+        found: dict[str, dict[str, float]] = {"taken": {}, "ended": {}, "aborted": {}}
+        lines = self.file.read_text(encoding="utf-8").splitlines() if self.file.exists() else []
+        for what, name, at in (line.split() for line in lines):
+            found[what][name] = float(at)
+        return found
