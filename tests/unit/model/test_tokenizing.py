@@ -1,4 +1,4 @@
-"""Where a prompt is tokenized depends on its length.
+"""Where a prompt is tokenized depends on its length; test_turns.py has the turns that short ones take.
 
 vLLM's renderer is replaced by a small stand-in here; the event loop is real. test_model_exact.py has the real one.
 """
@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from triton_vllm.inference import tokenizing
+from triton_vllm.inference.turns import Turns
 
 
 class Pooled:
@@ -39,9 +40,9 @@ async def rendered(sizes, tokenizer=None, pooled=Pooled):
     renderer = Renderer(tokenizer or Pooled())
     vllm = SimpleNamespace(parse_model_prompt=lambda _config, prompt: prompt, ThreadSafeHFTokenizerMixin=pooled)
     llm = SimpleNamespace(renderer=renderer, model_config=None)
-    turn = asyncio.Lock()
+    turns = Turns(clock=iter(range(1000)).__next__)  # each look at it is a second later: the budget is spent at once
     prompts = [{"prompt": "x" * size} for size in sizes]
-    tasks = [asyncio.create_task(tokenizing.tokenize(vllm, llm, prompt, turn)) for prompt in prompts]
+    tasks = [asyncio.create_task(tokenizing.tokenize(vllm, llm, prompt, turns)) for prompt in prompts]
     while not all(task.done() for task in tasks):
         await asyncio.sleep(0)
         renderer.round += 1
@@ -51,7 +52,7 @@ async def rendered(sizes, tokenizer=None, pooled=Pooled):
 
 @pytest.mark.parametrize(
     ("size", "place"),
-    [(0, "loop"), (tokenizing.MEDIUM_TEXT, "loop"), (tokenizing.MEDIUM_TEXT + 1, "thread")],
+    [(0, "loop"), (tokenizing.LONGEST_IN_LOOP, "loop"), (tokenizing.LONGEST_IN_LOOP + 1, "thread")],
 )
 def test_only_a_long_prompt_goes_to_another_thread(size, place):
     """Up to the limit the event loop tokenizes itself, which costs less than a hand-over."""
@@ -59,15 +60,16 @@ def test_only_a_long_prompt_goes_to_another_thread(size, place):
     assert where == place
 
 
-def test_short_prompts_are_tokenized_together():
-    """A burst of them is done in one round of the event loop."""
-    assert asyncio.run(rendered([tokenizing.SHORT_TEXT] * 5)) == [("loop", 0)] * 5
-
-
-def test_the_loop_turns_between_prompts_of_medium_length():
+@pytest.mark.parametrize("size", [0, 16, tokenizing.LONGEST_IN_LOOP])
+def test_the_loop_turns_between_prompts(size):
     """Else the streams of others would stand still until all of a burst are tokenized."""
-    rounds = [number for _, number in asyncio.run(rendered([tokenizing.SHORT_TEXT + 1] * 5))]
+    rounds = [number for _, number in asyncio.run(rendered([size] * 5))]
     assert len(set(rounds)) == 5, rounds
+
+
+def test_prompts_for_vllms_thread_take_no_turn():
+    """They are handed over at once, and cost the loop next to nothing."""
+    assert asyncio.run(rendered([tokenizing.LONGEST_IN_LOOP + 1] * 5)) == [("thread", 0)] * 5
 
 
 @pytest.mark.parametrize(("size", "place"), [(0, "loop"), (1, "thread")])
