@@ -247,6 +247,25 @@ async def render_chat(vllm: Vllm, llm: EngineClient, messages: list[Any], templa
     return {"prompt_token_ids": tokenizer.encode(text, add_special_tokens=False)}
 
 
+def compiles_with_xgrammar(llm: EngineClient) -> bool:
+    """Return whether this engine tries to compile constraints with xgrammar, and with others what that cannot."""
+    config = getattr(getattr(llm, "vllm_config", None), "structured_outputs_config", None)
+    return getattr(config, "backend", "") in ("auto", "xgrammar")
+
+
+async def xgrammar_tokenizer(llm: EngineClient) -> Callable[[], str]:
+    """Return a function, to be called in a thread, that writes the engine's tokenizer down as xgrammar reads it."""
+    tokenizer = llm.get_tokenizer()
+    tokenizer = await tokenizer if inspect.isawaitable(tokenizer) else tokenizer
+    size = llm.model_config.get_vocab_size()
+
+    def write() -> str:
+        info = importlib.import_module("xgrammar").TokenizerInfo.from_huggingface(tokenizer, vocab_size=size)
+        return str(info.serialize_json())
+
+    return write
+
+
 def media_loaders(vllm: Vllm, engine_args: Mapping[str, Any]) -> dict[str, Callable[[bytes], Any]]:
     """Return a decoder of file contents for each modality that this vLLM knows, set up by `media_io_kwargs`."""
     options = engine_args.get("media_io_kwargs") or {}

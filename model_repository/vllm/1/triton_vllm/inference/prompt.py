@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from triton_vllm import compat
 from triton_vllm.errors import AdapterError, InvalidRequestError
 from triton_vllm.inference import media
+from triton_vllm.inference.compiling import Trials
 from triton_vllm.inference.tokenizing import tokenize
 from triton_vllm.inference.turns import Turns
 from triton_vllm.request import Chat, GenerateRequest, Request
@@ -33,14 +34,17 @@ class Prompter:
         self._vllm = vllm
         self._loaders = loaders
         self._turns = Turns()
+        self._trials = Trials()
         self._decoding = asyncio.Semaphore(DECODED_AT_ONCE)
 
     async def make(self, llm: EngineClient, request: Request) -> Any:
         """Return what `add_request` takes; runs in the engine's event loop.
 
         Raises:
-            AdapterError: the media cannot be decoded, or the chat template refuses the messages.
+            AdapterError: the media cannot be decoded, the chat template refuses the messages, or the constraint costs too much.
         """
+        if isinstance(request, GenerateRequest) and request.constraint is not None:
+            await self._trials.check(llm, request.constraint)
         if isinstance(request, GenerateRequest) and request.chat is not None:
             return await self._chat(llm, request.chat)
         if request.token_ids is not None:
