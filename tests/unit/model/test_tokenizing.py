@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from triton_vllm.errors import InvalidRequestError
 from triton_vllm.inference import tokenizing
 from triton_vllm.inference.turns import Turns
 
@@ -35,11 +36,12 @@ class Renderer:
         return prompts
 
 
-async def rendered(sizes, tokenizer=None, pooled=Pooled):
+async def rendered(sizes, tokenizer=None, pooled=Pooled, most=0):
     """Render prompts of these sizes, all of which arrive at once; return where and when each was tokenized."""
     renderer = Renderer(tokenizer or Pooled())
     vllm = SimpleNamespace(parse_model_prompt=lambda _config, prompt: prompt, ThreadSafeHFTokenizerMixin=pooled)
-    llm = SimpleNamespace(renderer=renderer, model_config=None)
+    config = SimpleNamespace(max_model_len=most, is_multimodal_model=False, get_vocab_size=lambda: 0)
+    llm = SimpleNamespace(renderer=renderer, model_config=config)
     turns = Turns(clock=iter(range(1000)).__next__)  # each look at it is a second later: the budget is spent at once
     prompts = [{"prompt": "x" * size} for size in sizes]
     tasks = [asyncio.create_task(tokenizing.tokenize(vllm, llm, prompt, turns)) for prompt in prompts]
@@ -78,3 +80,50 @@ def test_a_tokenizer_that_is_not_pooled_stays_with_one_thread(size, place, token
     """Token ids need none."""
     ((where, _),) = asyncio.run(rendered([size], tokenizer, pooled))
     assert where == place
+
+
+class Letters(Pooled):
+    """A tokenizer that makes a token of every so many characters, and keeps what it was given."""
+
+    def __init__(self, characters):
+        self.characters = characters
+        self.pieces = []
+
+    def encode(self, text, *, add_special_tokens):
+        assert not add_special_tokens
+        self.pieces.append(text)
+        return [1] * (len(text) // self.characters)
+
+
+@pytest.mark.parametrize("size", [10 * tokenizing.PIECE, 100 * tokenizing.PIECE])
+def test_a_text_with_too_many_tokens_costs_no_more_than_one_that_fits(size):
+    """However long it is: the rest of it is not looked at."""
+    tokenizer = Letters(1)
+    with pytest.raises(
+        InvalidRequestError, match=f"the prompt has more than {2 * tokenizing.PIECE} tokens; this model's maximum"
+    ):
+        asyncio.run(rendered([size], tokenizer, most=tokenizing.PIECE))
+    assert len(tokenizer.pieces) == 2
+
+
+def test_a_long_text_of_few_tokens_is_tokenized():
+    """Runs of spaces, say; all of it was counted."""
+    tokenizer, size = Letters(32), 9 * tokenizing.PIECE + 7
+    assert asyncio.run(rendered([size], tokenizer, most=tokenizing.PIECE)) == [("thread", pytest.approx(0, abs=1e9))]
+    assert "".join(tokenizer.pieces) == "x" * size
+
+
+def test_an_ordinary_text_is_not_counted():
+    """It would be tokenized twice."""
+    tokenizer = Letters(1)
+    size = tokenizing.USUAL_CHARACTERS * tokenizing.PIECE
+    assert [where for where, _ in asyncio.run(rendered([size], tokenizer, most=tokenizing.PIECE))] == ["thread"]
+    assert tokenizer.pieces == []
+
+
+def test_long_texts_are_counted_by_turns():
+    """The second does not wait until the first is counted."""
+    tokenizer = Letters(64)
+    sizes = [9 * tokenizing.PIECE, 9 * tokenizing.PIECE + 1]
+    asyncio.run(rendered(sizes, tokenizer, most=tokenizing.PIECE))
+    assert {len(piece) for piece in tokenizer.pieces[-2:]} == {1, tokenizing.PIECE}

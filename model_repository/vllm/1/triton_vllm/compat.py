@@ -218,14 +218,15 @@ def parse_prompt(vllm: Vllm, llm: EngineClient, prompt: Mapping[str, Any]) -> An
     return vllm.parse_model_prompt(llm.model_config, prompt)
 
 
-def has_pooled_tokenizer(vllm: Vllm, renderer: Renderer) -> bool:
-    """Return whether another thread may tokenize beside vLLM's own: vLLM pools most tokenizers, with a copy for each thread.
+def pooled_tokenizer(vllm: Vllm, renderer: Renderer) -> Any | None:
+    """Return the tokenizer if any thread may use it beside vLLM's own: vLLM pools most of them, with a copy for each thread.
 
     A tokenizer without a pool keeps the options of its last call, such as truncation, and fails ("Already borrowed") if another
     thread calls it with other options at the same time. A tokenizer in Python is slow.
     """
     pooled = vllm.ThreadSafeHFTokenizerMixin
-    return pooled is not None and isinstance(getattr(renderer, "tokenizer", None), pooled)
+    tokenizer = getattr(renderer, "tokenizer", None)
+    return tokenizer if pooled is not None and isinstance(tokenizer, pooled) else None
 
 
 async def render_chat(vllm: Vllm, llm: EngineClient, messages: list[Any], template_kwargs: Mapping[str, Any]) -> Any:

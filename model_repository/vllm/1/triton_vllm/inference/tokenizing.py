@@ -6,9 +6,11 @@ at once, delays the outputs of all other requests.
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 from triton_vllm import compat
+from triton_vllm.errors import InvalidRequestError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -19,6 +21,11 @@ if TYPE_CHECKING:
 LONGEST_IN_LOOP = 16384
 """Characters of a prompt that are tokenized in the event loop, about 5 ms for English. Another thread costs two hand-overs of
 Python's lock for each request: with 256 arriving at once, a fifth of all that was spent on taking them in."""
+
+USUAL_CHARACTERS = 8
+"""Characters for each token of the model's length; longer texts seldom fit, and are counted before vLLM's one thread has them."""
+PIECE = 65_536
+"""Characters that are counted at once, about 50 ms."""
 
 
 def needs_thread(prompt: Mapping[str, Any], *, pooled: bool) -> bool:
@@ -45,9 +52,27 @@ async def tokenize(vllm: compat.Vllm, llm: EngineClient, prompt: Mapping[str, An
     if renderer is None:
         await turns.take()
         return prompt
-    if needs_thread(prompt, pooled=compat.has_pooled_tokenizer(vllm, renderer)):
+    tokenizer = compat.pooled_tokenizer(vllm, renderer)
+    if needs_thread(prompt, pooled=tokenizer is not None):
+        if tokenizer is not None:
+            await _refuse_long(tokenizer, prompt.get("prompt", ""), compat.facts(llm).max_tokens, turns)
         (rendered,) = await renderer.render_cmpl_async([compat.parse_prompt(vllm, llm, prompt)])
     else:
         await turns.take()
         (rendered,) = renderer.render_cmpl([compat.parse_prompt(vllm, llm, prompt)])
     return rendered
+
+
+async def _refuse_long(tokenizer: Any, text: str, most: int, turns: Turns) -> None:
+    """Refuse a text that has far more tokens than the model takes, at the price of no more than it takes.
+
+    A cut adds a token or two, so a text is given a quarter more. One piece of one text is counted at a time.
+    """
+    if len(text) <= most * USUAL_CHARACTERS or most <= 0:
+        return
+    count = 0
+    for start in range(0, len(text), PIECE):
+        async with turns.counting:
+            count += len(await asyncio.to_thread(tokenizer.encode, text[start : start + PIECE], add_special_tokens=False))
+        if count > most + most // 4 + 64:
+            raise InvalidRequestError(f"the prompt has more than {count} tokens; this model's maximum is {most}")
