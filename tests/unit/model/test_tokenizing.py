@@ -1,4 +1,4 @@
-"""Where a prompt is tokenized depends on its length.
+"""Where a prompt is tokenized depends on its length; test_turns.py has the turns that short ones take.
 
 vLLM's renderer is replaced by a small stand-in here; the event loop is real. test_model_exact.py has the real one.
 """
@@ -10,7 +10,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from triton_vllm.errors import InvalidRequestError
 from triton_vllm.inference import tokenizing
+from triton_vllm.inference.turns import Turns
 
 
 class Pooled:
@@ -34,14 +36,15 @@ class Renderer:
         return prompts
 
 
-async def rendered(sizes, tokenizer=None, pooled=Pooled):
+async def rendered(sizes, tokenizer=None, pooled=Pooled, most=0):
     """Render prompts of these sizes, all of which arrive at once; return where and when each was tokenized."""
     renderer = Renderer(tokenizer or Pooled())
     vllm = SimpleNamespace(parse_model_prompt=lambda _config, prompt: prompt, ThreadSafeHFTokenizerMixin=pooled)
-    llm = SimpleNamespace(renderer=renderer, model_config=None)
-    turn = asyncio.Lock()
+    config = SimpleNamespace(max_model_len=most, is_multimodal_model=False, get_vocab_size=lambda: 0)
+    llm = SimpleNamespace(renderer=renderer, model_config=config)
+    turns = Turns(clock=iter(range(1000)).__next__)  # each look at it is a second later: the budget is spent at once
     prompts = [{"prompt": "x" * size} for size in sizes]
-    tasks = [asyncio.create_task(tokenizing.tokenize(vllm, llm, prompt, turn)) for prompt in prompts]
+    tasks = [asyncio.create_task(tokenizing.tokenize(vllm, llm, prompt, turns)) for prompt in prompts]
     while not all(task.done() for task in tasks):
         await asyncio.sleep(0)
         renderer.round += 1
@@ -51,7 +54,7 @@ async def rendered(sizes, tokenizer=None, pooled=Pooled):
 
 @pytest.mark.parametrize(
     ("size", "place"),
-    [(0, "loop"), (tokenizing.MEDIUM_TEXT, "loop"), (tokenizing.MEDIUM_TEXT + 1, "thread")],
+    [(0, "loop"), (tokenizing.LONGEST_IN_LOOP, "loop"), (tokenizing.LONGEST_IN_LOOP + 1, "thread")],
 )
 def test_only_a_long_prompt_goes_to_another_thread(size, place):
     """Up to the limit the event loop tokenizes itself, which costs less than a hand-over."""
@@ -59,15 +62,16 @@ def test_only_a_long_prompt_goes_to_another_thread(size, place):
     assert where == place
 
 
-def test_short_prompts_are_tokenized_together():
-    """A burst of them is done in one round of the event loop."""
-    assert asyncio.run(rendered([tokenizing.SHORT_TEXT] * 5)) == [("loop", 0)] * 5
-
-
-def test_the_loop_turns_between_prompts_of_medium_length():
+@pytest.mark.parametrize("size", [0, 16, tokenizing.LONGEST_IN_LOOP])
+def test_the_loop_turns_between_prompts(size):
     """Else the streams of others would stand still until all of a burst are tokenized."""
-    rounds = [number for _, number in asyncio.run(rendered([tokenizing.SHORT_TEXT + 1] * 5))]
+    rounds = [number for _, number in asyncio.run(rendered([size] * 5))]
     assert len(set(rounds)) == 5, rounds
+
+
+def test_prompts_for_vllms_thread_take_no_turn():
+    """They are handed over at once, and cost the loop next to nothing."""
+    assert asyncio.run(rendered([tokenizing.LONGEST_IN_LOOP + 1] * 5)) == [("thread", 0)] * 5
 
 
 @pytest.mark.parametrize(("size", "place"), [(0, "loop"), (1, "thread")])
@@ -76,3 +80,50 @@ def test_a_tokenizer_that_is_not_pooled_stays_with_one_thread(size, place, token
     """Token ids need none."""
     ((where, _),) = asyncio.run(rendered([size], tokenizer, pooled))
     assert where == place
+
+
+class Letters(Pooled):
+    """A tokenizer that makes a token of every so many characters, and keeps what it was given."""
+
+    def __init__(self, characters):
+        self.characters = characters
+        self.pieces = []
+
+    def encode(self, text, *, add_special_tokens):
+        assert not add_special_tokens
+        self.pieces.append(text)
+        return [1] * (len(text) // self.characters)
+
+
+@pytest.mark.parametrize("size", [10 * tokenizing.PIECE, 100 * tokenizing.PIECE])
+def test_a_text_with_too_many_tokens_costs_no_more_than_one_that_fits(size):
+    """However long it is: the rest of it is not looked at."""
+    tokenizer = Letters(1)
+    with pytest.raises(
+        InvalidRequestError, match=f"the prompt has more than {2 * tokenizing.PIECE} tokens; this model's maximum"
+    ):
+        asyncio.run(rendered([size], tokenizer, most=tokenizing.PIECE))
+    assert len(tokenizer.pieces) == 2
+
+
+def test_a_long_text_of_few_tokens_is_tokenized():
+    """Runs of spaces, say; all of it was counted."""
+    tokenizer, size = Letters(32), 9 * tokenizing.PIECE + 7
+    assert asyncio.run(rendered([size], tokenizer, most=tokenizing.PIECE)) == [("thread", pytest.approx(0, abs=1e9))]
+    assert "".join(tokenizer.pieces) == "x" * size
+
+
+def test_an_ordinary_text_is_not_counted():
+    """It would be tokenized twice."""
+    tokenizer = Letters(1)
+    size = tokenizing.USUAL_CHARACTERS * tokenizing.PIECE
+    assert [where for where, _ in asyncio.run(rendered([size], tokenizer, most=tokenizing.PIECE))] == ["thread"]
+    assert tokenizer.pieces == []
+
+
+def test_long_texts_are_counted_by_turns():
+    """The second does not wait until the first is counted."""
+    tokenizer = Letters(64)
+    sizes = [9 * tokenizing.PIECE, 9 * tokenizing.PIECE + 1]
+    asyncio.run(rendered(sizes, tokenizer, most=tokenizing.PIECE))
+    assert {len(piece) for piece in tokenizer.pieces[-2:]} == {1, tokenizing.PIECE}

@@ -218,14 +218,15 @@ def parse_prompt(vllm: Vllm, llm: EngineClient, prompt: Mapping[str, Any]) -> An
     return vllm.parse_model_prompt(llm.model_config, prompt)
 
 
-def has_pooled_tokenizer(vllm: Vllm, renderer: Renderer) -> bool:
-    """Return whether another thread may tokenize beside vLLM's own: vLLM pools most tokenizers, with a copy for each thread.
+def pooled_tokenizer(vllm: Vllm, renderer: Renderer) -> Any | None:
+    """Return the tokenizer if any thread may use it beside vLLM's own: vLLM pools most of them, with a copy for each thread.
 
     A tokenizer without a pool keeps the options of its last call, such as truncation, and fails ("Already borrowed") if another
     thread calls it with other options at the same time. A tokenizer in Python is slow.
     """
     pooled = vllm.ThreadSafeHFTokenizerMixin
-    return pooled is not None and isinstance(getattr(renderer, "tokenizer", None), pooled)
+    tokenizer = getattr(renderer, "tokenizer", None)
+    return tokenizer if pooled is not None and isinstance(tokenizer, pooled) else None
 
 
 async def render_chat(vllm: Vllm, llm: EngineClient, messages: list[Any], template_kwargs: Mapping[str, Any]) -> Any:
@@ -245,6 +246,25 @@ async def render_chat(vllm: Vllm, llm: EngineClient, messages: list[Any], templa
     text = tokenizer.apply_chat_template(messages, **options)
     # The template writes the special tokens itself.
     return {"prompt_token_ids": tokenizer.encode(text, add_special_tokens=False)}
+
+
+def compiles_with_xgrammar(llm: EngineClient) -> bool:
+    """Return whether this engine tries to compile constraints with xgrammar, and with others what that cannot."""
+    config = getattr(getattr(llm, "vllm_config", None), "structured_outputs_config", None)
+    return getattr(config, "backend", "") in ("auto", "xgrammar")
+
+
+async def xgrammar_tokenizer(llm: EngineClient) -> Callable[[], str]:
+    """Return a function, to be called in a thread, that writes the engine's tokenizer down as xgrammar reads it."""
+    tokenizer = llm.get_tokenizer()
+    tokenizer = await tokenizer if inspect.isawaitable(tokenizer) else tokenizer
+    size = llm.model_config.get_vocab_size()
+
+    def write() -> str:
+        info = importlib.import_module("xgrammar").TokenizerInfo.from_huggingface(tokenizer, vocab_size=size)
+        return str(info.serialize_json())
+
+    return write
 
 
 def media_loaders(vllm: Vllm, engine_args: Mapping[str, Any]) -> dict[str, Callable[[bytes], Any]]:

@@ -38,6 +38,20 @@ class Wants:
 
 
 @dataclass(frozen=True)
+class Constraint:
+    """What the answer must match, as it is compiled.
+
+    `name` is the request's field, `kind` one of json, regex, grammar, lark and structural_tag; `seconds` of a processor are the
+    most that compiling may take.
+    """
+
+    name: str
+    kind: str
+    text: str
+    seconds: int
+
+
+@dataclass(frozen=True)
 class GenerateRequest:
     """One prompt to complete; exactly one of text, token_ids and chat is set.
 
@@ -56,6 +70,7 @@ class GenerateRequest:
     lora_name: str | None = None
     priority: int = 0
     timeout: int = 0
+    constraint: Constraint | None = None
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from triton_vllm import compat, transport
-from triton_vllm.admission import pooling, sampling
+from triton_vllm.admission import constraints, pooling, sampling
 from triton_vllm.admission.fit import check_fit, check_params
 from triton_vllm.admission.limits import USUAL, Limits
 from triton_vllm.admission.parse import parse
@@ -107,6 +107,9 @@ class Admission:
             values = {**values, "logprobs": 0}  # else vLLM sums nothing up, and the answer is NaN
         params = sampling.build(self._schema, values, stream=parsed.stream, limits=self._limits)
         check_params(params, self._facts)
+        constraint = constraints.to_compile(self._limits, getattr(params, self._schema.structured_name, None))
+        if constraint is not None:
+            parsed = replace(parsed, constraint=constraint)
         prefix = (parsed.text or "") if parsed.echo else ""
         return Job(parsed, params, reply, Assembler(parsed.wants, params.n, prefix))
 

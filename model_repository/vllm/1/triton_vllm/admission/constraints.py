@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from triton_vllm.admission.limits import refuse_above
 from triton_vllm.errors import InvalidRequestError
+from triton_vllm.request import Constraint
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 
 _REPEATS = re.compile(r"\{\s*(\d*)\s*(?:,\s*(\d*)\s*)?\}")
 _BOUNDS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties", "minContains", "maxContains")
+_EBNF = re.compile(r"^(?:(?!#|//).)*?::=", re.MULTILINE)
+"""A rule of a grammar for xgrammar, outside comments; vLLM takes a grammar without any for one in Lark's syntax."""
 MANY = 1 << 40
 """Larger sizes are not told apart."""
 
@@ -41,6 +44,20 @@ def check(limits: Limits, fields: Mapping[str, Any]) -> None:
             _grammar(limits, value, where)
         else:
             _document(limits, value, where)
+
+
+def to_compile(limits: Limits, params: Any) -> Constraint | None:
+    """Return the constraint in vLLM's StructuredOutputsParams, or None: there is none, or its size bounds what it costs.
+
+    A `choice` costs half a second at most (65,536 characters, 32,000 tokens).
+    """
+    for name in ("json", "regex", "grammar", "structural_tag"):
+        value = getattr(params, name, None)
+        if value is not None and limits.max_constraint_seconds:
+            text = value if isinstance(value, str) else json.dumps(value)
+            kind = "lark" if name == "grammar" and not _EBNF.search(text) else name
+            return Constraint(name, kind, text, limits.max_constraint_seconds)
+    return None
 
 
 def expansion(pattern: str) -> tuple[int, int]:

@@ -67,6 +67,7 @@ class Limits:
         max_clip_bytes: the file of an audio or a video.
         allowed_media_domains: hosts from which vLLM may fetch what `messages` refer to; empty: nothing is fetched.
         allowed_chat_template_kwargs: names in `chat_template_kwargs`.
+        max_constraint_seconds: a processor's, of compiling a constraint, which is tried in a process of its own.
     """
 
     max_requests_in_flight: int = 1024
@@ -93,6 +94,7 @@ class Limits:
     max_clip_bytes: int = 32 * MIB
     allowed_media_domains: tuple[str, ...] = ()
     allowed_chat_template_kwargs: tuple[str, ...] = TEMPLATE_KWARGS
+    max_constraint_seconds: int = 2
 
 
 USUAL = Limits()

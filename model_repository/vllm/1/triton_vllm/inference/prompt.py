@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 from triton_vllm import compat
 from triton_vllm.errors import AdapterError, InvalidRequestError
 from triton_vllm.inference import media
+from triton_vllm.inference.compiling import Trials
 from triton_vllm.inference.tokenizing import tokenize
+from triton_vllm.inference.turns import Turns
 from triton_vllm.request import Chat, GenerateRequest, Request
 
 if TYPE_CHECKING:
@@ -31,15 +33,18 @@ class Prompter:
     def __init__(self, vllm: compat.Vllm, loaders: Mapping[str, Callable[[bytes], Any]]) -> None:
         self._vllm = vllm
         self._loaders = loaders
-        self._turn = asyncio.Lock()
+        self._turns = Turns()
+        self._trials = Trials()
         self._decoding = asyncio.Semaphore(DECODED_AT_ONCE)
 
     async def make(self, llm: EngineClient, request: Request) -> Any:
         """Return what `add_request` takes; runs in the engine's event loop.
 
         Raises:
-            AdapterError: the media cannot be decoded, or the chat template refuses the messages.
+            AdapterError: the media cannot be decoded, the chat template refuses the messages, or the constraint costs too much.
         """
+        if isinstance(request, GenerateRequest) and request.constraint is not None:
+            await self._trials.check(llm, request.constraint)
         if isinstance(request, GenerateRequest) and request.chat is not None:
             return await self._chat(llm, request.chat)
         if request.token_ids is not None:
@@ -50,7 +55,7 @@ class Prompter:
             # Decoding an image or a video takes long, so it is not done in the event loop.
             async with self._decoding:
                 prompt["multi_modal_data"] = await asyncio.to_thread(media.decode, request.media, self._loaders)
-        return await tokenize(self._vllm, llm, prompt, self._turn)
+        return await tokenize(self._vllm, llm, prompt, self._turns)
 
     async def _chat(self, llm: EngineClient, chat: Chat) -> Any:
         kwargs = dict(chat.template_kwargs)

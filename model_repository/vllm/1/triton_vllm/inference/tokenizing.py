@@ -1,71 +1,78 @@
-"""Decide which prompts are tokenized in the event loop, and when.
+"""Decide where prompts are tokenized, and when.
 
-Tokenizing a short prompt costs less than handing it to another thread. Tokenizing a long one in the loop delays the outputs
-of all other requests.
+Tokenizing a short prompt costs less than handing it to another thread. Tokenizing a long one in the loop, or many short ones
+at once, delays the outputs of all other requests.
 """
 
 from __future__ import annotations
 
 import asyncio
-import enum
 from typing import TYPE_CHECKING, Any
 
 from triton_vllm import compat
+from triton_vllm.errors import InvalidRequestError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from triton_vllm.inference.turns import Turns
     from triton_vllm.protocols import EngineClient
 
-SHORT_TEXT = 4096
-"""Characters of a prompt that are tokenized in the event loop at once, about 1 ms. Another thread costs two hand-overs of
+LONGEST_IN_LOOP = 16384
+"""Characters of a prompt that are tokenized in the event loop, about 5 ms for English. Another thread costs two hand-overs of
 Python's lock for each request: with 256 arriving at once, a fifth of all that was spent on taking them in."""
-MEDIUM_TEXT = 16384
-"""Characters of a prompt that are tokenized in the event loop, about 5 ms for English, one prompt between two looks at
-the engine's outputs."""
+
+USUAL_CHARACTERS = 8
+"""Characters for each token of the model's length; longer texts seldom fit, and are counted before vLLM's one thread has them."""
+PIECE = 65_536
+"""Characters that are counted at once, about 50 ms."""
 
 
-class Place(enum.Enum):
-    """Where a prompt is tokenized."""
-
-    LOOP = "in the event loop, at once"
-    TURN = "in the event loop, one prompt in a round"
-    THREAD = "in a thread of vLLM's"
-
-
-def place(prompt: Mapping[str, Any], *, pooled: bool) -> Place:
-    """Return where a prompt is tokenized.
+def needs_thread(prompt: Mapping[str, Any], *, pooled: bool) -> bool:
+    """Return whether a prompt is tokenized in a thread of vLLM's.
 
     Args:
         prompt: as vLLM takes it; token ids need no tokenizer.
         pooled: whether the event loop may tokenize beside vLLM's thread.
     """
     size = len(prompt.get("prompt", ""))
-    if "multi_modal_data" in prompt or size > MEDIUM_TEXT or (size and not pooled):
-        return Place.THREAD
-    return Place.TURN if size > SHORT_TEXT else Place.LOOP
+    return "multi_modal_data" in prompt or size > LONGEST_IN_LOOP or (size > 0 and not pooled)
 
 
-async def tokenize(vllm: compat.Vllm, llm: EngineClient, prompt: Mapping[str, Any], turn: asyncio.Lock) -> Any:
+async def tokenize(vllm: compat.Vllm, llm: EngineClient, prompt: Mapping[str, Any], turns: Turns) -> Any:
     """Tokenize a prompt if this vLLM can (0.20 on), else return it as it is: `add_request` will do it.
 
     Args:
         vllm: the loaded vLLM.
         llm: the engine; its loop is the running one.
         prompt: as vLLM takes it.
-        turn: held by the prompt that is tokenized in this round of the loop.
+        turns: says when a prompt may be tokenized and added in the loop.
     """
     renderer = compat.renderer(vllm, llm)
     if renderer is None:
+        await turns.take()
         return prompt
-    parsed = compat.parse_prompt(vllm, llm, prompt)
-    where = place(prompt, pooled=compat.has_pooled_tokenizer(vllm, renderer))
-    if where is Place.THREAD:
-        (rendered,) = await renderer.render_cmpl_async([parsed])
-    elif where is Place.TURN:
-        async with turn:
-            await asyncio.sleep(0)  # lets others queue for the lock, and the loop see to outputs
-            (rendered,) = renderer.render_cmpl([parsed])
+    tokenizer = compat.pooled_tokenizer(vllm, renderer)
+    if needs_thread(prompt, pooled=tokenizer is not None):
+        if tokenizer is not None:
+            await _refuse_long(tokenizer, prompt.get("prompt", ""), compat.facts(llm).max_tokens, turns)
+        (rendered,) = await renderer.render_cmpl_async([compat.parse_prompt(vllm, llm, prompt)])
     else:
-        (rendered,) = renderer.render_cmpl([parsed])
+        await turns.take()
+        (rendered,) = renderer.render_cmpl([compat.parse_prompt(vllm, llm, prompt)])
     return rendered
+
+
+async def _refuse_long(tokenizer: Any, text: str, most: int, turns: Turns) -> None:
+    """Refuse a text that has far more tokens than the model takes, at the price of no more than it takes.
+
+    A cut adds a token or two, so a text is given a quarter more. One piece of one text is counted at a time.
+    """
+    if len(text) <= most * USUAL_CHARACTERS or most <= 0:
+        return
+    count = 0
+    for start in range(0, len(text), PIECE):
+        async with turns.counting:
+            count += len(await asyncio.to_thread(tokenizer.encode, text[start : start + PIECE], add_special_tokens=False))
+        if count > most + most // 4 + 64:
+            raise InvalidRequestError(f"the prompt has more than {count} tokens; this model's maximum is {most}")

@@ -1,0 +1,130 @@
+"""Refuse constraints that cost too much to compile: each is tried within bounds of time and memory before vLLM gets it.
+
+How long xgrammar takes cannot be told from a constraint's size: `.?` 64 times takes more than four seconds of a processor, `a?`
+64 times 0.2 s and `a{0,10000}` nothing (xgrammar 0.2.8, 32,000 tokens). vLLM would read it in the event loop, and compile it in
+the one or few threads of EngineCore that all constraints share, for as long as it takes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import socket
+import subprocess
+import sys
+from collections import OrderedDict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from triton_vllm import compat
+from triton_vllm.errors import InvalidRequestError, UnavailableError
+
+if TYPE_CHECKING:
+    from triton_vllm.protocols import EngineClient
+    from triton_vllm.request import Constraint
+
+READ_S = 0.25
+"""Processor time of reading a constraint, which vLLM does in the event loop, s."""
+MEMORY = 1 << 29
+"""Bytes that compiling may take."""
+AT_ONCE = 2
+"""Constraints that are tried at the same time."""
+PATIENCE_S = 60.0
+"""Seconds for an answer on the clock: on a busy machine a second of a processor takes several."""
+REMEMBERED = 1024
+"""Constraints that need not be tried again."""
+SCRIPT = Path(__file__).with_name("compile_worker.py")
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+"""A process that forks should have one thread, and needs no GPU."""
+DONE = b"done"
+_log = logging.getLogger(__name__)
+
+
+class Trials:
+    """Tries constraints in a worker process, which starts at the first one and ends with this process."""
+
+    def __init__(self) -> None:
+        self._slots = asyncio.Semaphore(AT_ONCE)
+        self._worker: Worker | None = None
+        self._starting = asyncio.Lock()
+        self._possible = True
+        self._passed: OrderedDict[tuple[str, str], None] = OrderedDict()
+
+    async def check(self, llm: EngineClient, constraint: Constraint) -> None:
+        """Return if vLLM may compile a constraint.
+
+        Raises:
+            InvalidRequestError: it takes too long or too much memory.
+            UnavailableError: the machine is too busy to tell, or the worker has been killed.
+        """
+        key = (constraint.kind, constraint.text)
+        if key in self._passed or not compat.compiles_with_xgrammar(llm):
+            return
+        async with self._slots:
+            worker = await self._running(llm)
+            if worker is None:
+                return
+            try:
+                passed = await asyncio.to_thread(worker.attempt, constraint)
+            except OSError:
+                self._worker = None  # the next request starts another
+                raise UnavailableError(f"structured_outputs.{constraint.name} could not be compiled in time: try again") from None
+        if not passed:
+            raise InvalidRequestError(
+                f"structured_outputs.{constraint.name} takes more than {constraint.seconds} s or {MEMORY >> 20} MB to compile: "
+                "make it smaller, with fewer optional or nested parts"
+            )
+        self._passed[key] = None
+        if len(self._passed) > REMEMBERED:
+            self._passed.popitem(last=False)
+
+    async def _running(self, llm: EngineClient) -> Worker | None:
+        async with self._starting:
+            if self._worker is None and self._possible:
+                try:
+                    write = await compat.xgrammar_tokenizer(llm)
+                    self._worker = await asyncio.to_thread(lambda: Worker(write()))
+                except Exception:  # noqa: BLE001 - an older xgrammar, or a tokenizer that it does not know
+                    self._possible = False
+                    _log.warning("Constraints are not tried before vLLM compiles them", exc_info=True)
+            return self._worker
+
+
+class Worker:
+    """The process of `compile_worker.py`; its methods block.
+
+    Args:
+        tokenizer: as xgrammar has written it.
+
+    Raises:
+        OSError: it could not be started, or cannot read the tokenizer.
+    """
+
+    def __init__(self, tokenizer: str) -> None:
+        self._control, theirs = socket.socketpair()
+        with theirs:
+            command = [sys.executable, "-I", str(SCRIPT)]
+            self._process = subprocess.Popen(command, stdin=theirs.fileno(), env={**os.environ, **ENVIRONMENT})
+        if self._ask(tokenizer) != DONE:
+            raise ConnectionError("xgrammar's worker has not started")
+
+    def attempt(self, constraint: Constraint) -> bool:
+        """Return whether a constraint is compiled within the bounds.
+
+        Raises:
+            OSError: the worker is gone, or the machine very busy.
+        """
+        limits = {"bytes": MEMORY, "read_s": READ_S, "compile_s": constraint.seconds}
+        return self._ask(json.dumps({"kind": constraint.kind, "text": constraint.text, **limits})) == DONE
+
+    def _ask(self, text: str) -> bytes:
+        ours, theirs = socket.socketpair()
+        with ours:
+            with theirs:
+                socket.send_fds(self._control, [b"."], [theirs.fileno()])
+            ours.settimeout(PATIENCE_S)
+            ours.sendall(text.encode())
+            ours.shutdown(socket.SHUT_WR)
+            return ours.recv(len(DONE))

@@ -1,0 +1,84 @@
+"""Structured outputs that cost minutes to compile: refused within seconds, and nobody else waits for them."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from support.model_requests import ask, ask_all, prompt
+from support.reference import ONE_THREAD
+from support.triton_client import stream, text_of
+from vllm_env.serve.standin import FACTS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from support.serving import Serve
+    from vllm_env.serve.server import TritonServer
+
+pytestmark = pytest.mark.e2e
+PROMPT, WORDS = FACTS[2]
+GOOD = prompt(PROMPT, {"temperature": 0, "max_tokens": 64}, exclude_input_in_output=True)
+# all within the limits of size; vLLM 0.32 took from four seconds of a processor to more than a minute for each
+COSTLY: dict[str, dict[str, Any]] = {
+    "optional characters": {"regex": ".?" * 4900},
+    "a few optional characters": {"regex": ".?" * 512},
+    "a pattern in a schema": {"json": {"type": "string", "pattern": "^[a-z]{0,9000}$"}},
+    "empty rules": {"grammar": "root ::= " + "x " * 15_000 + '\nx ::= "a" | ""'},
+    "rules of rules": {"grammar": "\n".join(f'{"root" if i == 0 else f"r{i}"} ::= r{i + 1} r{i + 1} | "a"' for i in range(2000))},
+}
+COSTLY["rules of rules"]["grammar"] += '\nr2000 ::= "a"'
+
+
+@pytest.fixture(scope="module")
+def structured(serving: Serve) -> Iterator[TritonServer]:
+    """A server of this file's own, which has compiled a constraint."""
+    with serving(environment=ONE_THREAD) as running:
+        assert ask(running, PROMPT, constrained({"regex": "[0-9]{3}"})).error == ""
+        yield running
+
+
+def constrained(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return sampling parameters."""
+    return {"structured_outputs": fields, "max_tokens": 8, "temperature": 0}
+
+
+@pytest.mark.parametrize("name", COSTLY)
+def test_what_costs_too_much_is_refused(structured: TritonServer, name: str) -> None:
+    """With its field and the limit; a neighbour's answer does not change."""
+    responses = stream(structured.grpc_url, [prompt(PROMPT, constrained(COSTLY[name])), GOOD])
+    (field,) = COSTLY[name]
+    (error,) = [response.error for response in responses if response.error]
+    assert f"structured_outputs.{field} takes more than 2 s or 512 MB to compile" in error
+    assert text_of(responses, 1) == WORDS
+
+
+def test_others_are_answered_first(structured: TritonServer) -> None:
+    """One that costs too much is overtaken by requests that come after it, with a constraint of their own or without."""
+    requests = [prompt(PROMPT, constrained(COSTLY["empty rules"])), GOOD, prompt(PROMPT, constrained({"regex": "[a-f]{1,7}"}))]
+    ended = [
+        response.error or response.request_id
+        for response in stream(structured.grpc_url, requests)
+        if response.final or response.error
+    ]
+    assert sorted(ended[:2]) == ["1", "2"]
+    assert "structured_outputs.grammar takes more" in ended[2]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"json": {"type": "object", "properties": {"name": {"type": "string", "maxLength": 200}}, "required": ["name"]}},
+        {"regex": r"(\+\d{1,3} )?\d{3}-\d{4}"},
+        {"grammar": 'root ::= ("yes" | "no") [.!]'},
+        {"structural_tag": json.dumps({"structures": [{"begin": "<a>", "schema": {}, "end": "</a>"}], "triggers": ["<a"]})},
+    ],
+)
+def test_ordinary_ones_are_answered(structured: TritonServer, fields: dict[str, Any]) -> None:
+    """Every kind, at the first time and again."""
+    request = prompt(PROMPT, constrained(fields), exclude_input_in_output=True)
+    first, again = ask_all(structured, [request]), ask_all(structured, [request])
+    assert [a.error for a in (*first, *again)] == ["", ""]
+    assert first[0].text == again[0].text

@@ -1,0 +1,201 @@
+"""Constraints are tried in the real worker process; xgrammar is replaced by a stand-in that costs what a constraint says."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from types import SimpleNamespace
+
+import pytest
+
+from triton_vllm import compat
+from triton_vllm.admission.constraints import to_compile
+from triton_vllm.admission.limits import Limits
+from triton_vllm.errors import InvalidRequestError, UnavailableError
+from triton_vllm.inference import compiling
+from triton_vllm.request import Constraint
+
+WORKER = compiling.SCRIPT
+XGRAMMAR = f"""
+import os, runpy, sys
+from types import SimpleNamespace
+
+
+class Cost:
+    def __init__(self, *_, **__):
+        self.stop_token_ids, self.vocab_size = [1], 32
+
+    def __getattr__(self, name):
+        def cost(text):
+            stage, _, what = text.partition(" ")
+            if stage not in name:
+                return self
+            if what == "spins":
+                while True: pass
+            if what == "fills the memory":
+                return bytearray(1 << 31)
+            if what == "aborts":
+                os.abort()
+            if what == "is malformed":
+                raise RuntimeError(text)
+        return cost
+
+
+class Matcher:
+    def __init__(self, compiled):
+        self.left = 3
+
+    def fill_next_token_bitmask(self, mask, row):
+        assert self.left > 0
+        mask[row][0] = 0b110
+
+    def accept_token(self, token):
+        assert token == 2
+        self.left -= 1
+        return self.left > 0
+
+
+class Row(list):
+    def tolist(self):
+        return self
+
+
+sys.modules["xgrammar"] = SimpleNamespace(
+    TokenizerInfo=SimpleNamespace(deserialize_json=lambda text: Cost()), Grammar=Cost(), GrammarCompiler=Cost,
+    GrammarMatcher=Matcher, allocate_token_bitmask=lambda rows, size: [Row([0])],
+)
+runpy.run_path({str(WORKER)!r}, run_name="__main__")
+"""
+
+
+def engine(backend="auto"):
+    config = SimpleNamespace(structured_outputs_config=SimpleNamespace(backend=backend))
+    return SimpleNamespace(vllm_config=config)
+
+
+@pytest.fixture
+def trials(tmp_path, monkeypatch):
+    """Trials whose worker has the stand-in."""
+    script = tmp_path / "worker.py"
+    script.write_text(XGRAMMAR, encoding="utf-8")
+
+    async def tokenizer(_llm):
+        return lambda: "{}"
+
+    monkeypatch.setattr(compiling, "SCRIPT", script)
+    monkeypatch.setattr(compat, "xgrammar_tokenizer", tokenizer)
+    return compiling.Trials()
+
+
+def regex(text):
+    return Constraint("regex", "regex", text, 1)
+
+
+def tried(trials, *texts, llm=None):
+    """Try constraints one after the other; return None or the error of each."""
+
+    async def all_of_them():
+        return [await outcome(trials, text, llm) for text in texts]
+
+    return asyncio.run(all_of_them())
+
+
+async def outcome(trials, text, llm=None):
+    try:
+        await trials.check(llm or engine(), regex(text))
+    except (InvalidRequestError, UnavailableError) as error:
+        return error
+    return None
+
+
+@pytest.mark.parametrize("what", ["from spins", "compile spins", "compile fills the memory", "compile aborts"])
+def test_what_costs_too_much_is_refused(trials, what):
+    """By processor time or memory, while it is read or compiled; the next one is tried as if nothing had been."""
+    before, error, after = tried(trials, "a", what, "b")
+    assert (before, after) == (None, None)
+    assert isinstance(error, InvalidRequestError)
+    assert str(error).startswith("structured_outputs.regex takes more than 1 s or 512 MB to compile: make it smaller")
+
+
+@pytest.mark.parametrize("what", ["a", "from is malformed", "compile is malformed"])
+def test_the_rest_is_vllms_to_judge(trials, what):
+    """Another of its compilers may take it; its text says what is wrong."""
+    assert tried(trials, what) == [None]
+
+
+def test_nobody_waits_for_one_that_takes_long(trials):
+    """Two are tried at the same time."""
+    order = []
+
+    async def note(text):
+        await outcome(trials, text)
+        order.append(text)
+
+    async def both():
+        await outcome(trials, "the worker is there")
+        await asyncio.gather(note("compile spins"), note("a"))
+
+    asyncio.run(both())
+    assert order == ["a", "compile spins"]
+
+
+def test_what_has_passed_is_not_tried_again(trials, monkeypatch):
+    """Most requests of a service have the same few schemas."""
+    asked = []
+    attempt = compiling.Worker.attempt
+    monkeypatch.setattr(compiling.Worker, "attempt", lambda self, c: asked.append(c.text) or attempt(self, c))
+    monkeypatch.setattr(compiling, "REMEMBERED", 2)
+    assert tried(trials, "a", "b", "a", "c", "a") == [None] * 5
+    assert asked == ["a", "b", "c", "a"]
+
+
+def test_a_killed_worker_is_started_again(trials):
+    """The request in hand may be sent again."""
+    assert tried(trials, "a") == [None]
+    os.kill(trials._worker._process.pid, signal.SIGKILL)
+    trials._worker._process.wait()
+    first, second = tried(trials, "b", "b")
+    assert isinstance(first, UnavailableError)
+    assert second is None
+
+
+def test_without_a_worker_vllm_compiles_as_ever(trials, tmp_path, monkeypatch):
+    """The operator is told once, by a warning."""
+    monkeypatch.setattr(compiling, "SCRIPT", tmp_path / "missing.py")
+    assert tried(trials, "compile spins", "a") == [None, None]
+
+
+def test_other_compilers_have_bounds_of_their_own(trials):
+    """No worker is started for them."""
+    assert tried(trials, "compile spins", llm=engine("guidance")) == [None]
+    assert trials._worker is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"regex": "a+"}, ("regex", "regex", "a+")),
+        ({"json": {"type": "string"}}, ("json", "json", '{"type": "string"}')),
+        ({"json": '{"type": "string"}'}, ("json", "json", '{"type": "string"}')),
+        ({"grammar": 'root ::= "a"'}, ("grammar", "grammar", 'root ::= "a"')),
+        ({"grammar": 'start: "a" // ::='}, ("grammar", "lark", 'start: "a" // ::=')),
+        ({"grammar": '# ::=\nstart: "a"'}, ("grammar", "lark", '# ::=\nstart: "a"')),
+        ({"structural_tag": "{}"}, ("structural_tag", "structural_tag", "{}")),
+    ],
+)
+def test_what_is_to_be_compiled(fields, expected):
+    """As vLLM hands it to xgrammar; the syntax of a grammar is told as vLLM tells it."""
+    assert to_compile(Limits(max_constraint_seconds=3), SimpleNamespace(**fields)) == Constraint(*expected, 3)
+
+
+@pytest.mark.parametrize("fields", [{}, {"choice": ["a"]}, {"json_object": True}])
+def test_what_costs_little_is_not_tried(fields):
+    """The size of a choice is bounded, and what a JSON object costs is known."""
+    assert to_compile(Limits(), SimpleNamespace(**fields)) is None
+    assert to_compile(Limits(), None) is None
+
+
+def test_no_limit_tries_nothing():
+    """0 is no limit here as everywhere."""
+    assert to_compile(Limits(max_constraint_seconds=0), SimpleNamespace(regex="a+")) is None
