@@ -31,8 +31,8 @@ SAMPLING = (
     "extra_args", "spaces_between_special_tokens", "include_stop_str_in_output", "structured_outputs", "logit_bias",
     "allowed_token_ids", "bad_words", "skip_reading_prefix_cache", "thinking_token_budget", "repetition_detection",
     "routed_experts_prompt_start", "trace_decode_token_ids", "watermarking", "guided_json", "guided_regex", "guided_choice",
-    "guided_grammar", "response_format",
-    "lora_name", "priority", "timeout", "_eos_token_id", "stream_interval", "skip_clone", "truncate_prompt_tokens",
+    "guided_grammar", "response_format", "lora_name", "priority", "timeout", "_eos_token_id", "stream_interval",
+    "skip_clone", "truncate_prompt_tokens",
 )  # fmt: skip
 INPUTS = (
     "text_input", "image", "stream", "sampling_parameters", "exclude_input_in_output", "return_finish_reason", "messages",

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 REPLY_SECONDS = 120.0
 LONGEST_ERROR = 600
 """Characters: ours are of at most 500, and Triton puts some before them."""
+UNDOCUMENTED = "the server's log has the details"
+"""What a client is told of a fault of ours: no request may bring one about."""
 INTERNALS = ("Traceback", "NoneType", "object at 0x", ".py", "site-packages", "triton_vllm", "<class", "KeyError", "/root")
 
 
@@ -72,7 +74,7 @@ class Target:
             try:
                 found = json.loads(event, parse_constant=_no_number)
             except ValueError as error:
-                return [f"<class 'no JSON'> {answer.status} {error}: {event[:200]}"], 0
+                return [f"Traceback of a parser, {error}: {answer.status} {event[:200]}"], 0
             if "error" in found:
                 errors.append(str(found["error"]))
             elif answer.status == 200:
@@ -97,7 +99,7 @@ def fault_of_error(error: str) -> str:
         return f"an error of {len(error)} characters: {error[:200]}"
     if error.startswith(("DEADLINE_EXCEEDED", "UNAVAILABLE:")):
         return f"no reply: {error}"
-    found = [word for word in INTERNALS if word in error]
+    found = [word for word in (*INTERNALS, UNDOCUMENTED) if word in error]
     return f"{found[0]} in an error: {error}" if found else ""
 
 
