@@ -116,6 +116,7 @@ AMOUNTS = [
     sampled("min_tokens of 10^9, max_tokens null", {"min_tokens": 10**9, "max_tokens": None}, "min_tokens must be", early=False),
     sampled("min_tokens beyond max_tokens", {"min_tokens": 9, "max_tokens": 3}, "min_tokens must be", early=False),
     sampled("min_tokens of 2^62", {"min_tokens": 2**62, "max_tokens": 2**62}, ANY, early=False),
+    sampled("min_tokens beyond the model's length", {"min_tokens": 300, "max_tokens": 400}, ANSWER, early=False),
     sampled("logprobs of all", {"logprobs": -1}, "logprobs must be at most 128"),
     sampled("prompt_logprobs of all", {"prompt_logprobs": -1}, "prompt_logprobs must be at most 128"),
     sampled("logprobs of 5000", {"logprobs": 5000}, "logprobs must be smaller, it is 5000"),

@@ -98,7 +98,7 @@ def check_fuzzed(server: TritonServer, warm: range, numbers: range) -> None:
     check_neighbour(server)
     grown = {pid: round(after[pid] - megabytes) for pid, megabytes in before.items() if pid in after}
     print(f"{len(numbers)} shots in {took:.0f} s, {len(faults)} faults; MB more in each process: {list(grown.values())}")
-    assert faults == []
+    assert faults[:10] == []
     assert after.keys() == before.keys()
     assert [more for more in grown.values() if more > MEMORY_MB] == []
     assert get(server.http_url, "/v2/health/ready")[0] == 200

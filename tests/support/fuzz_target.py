@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 REPLY_SECONDS = 120.0
 LONGEST_ERROR = 600
 """Characters: ours are of at most 500, and Triton puts some before them."""
-UNDOCUMENTED = "the server's log has the details"
+UNDOCUMENTED = ("the request could not be read", "the engine failed on this request")
 """What a client is told of a fault of ours: no request may bring one about."""
 INTERNALS = ("Traceback", "NoneType", "object at 0x", ".py", "site-packages", "triton_vllm", "<class", "KeyError", "/root")
 
@@ -99,7 +99,7 @@ def fault_of_error(error: str) -> str:
         return f"an error of {len(error)} characters: {error[:200]}"
     if error.startswith(("DEADLINE_EXCEEDED", "UNAVAILABLE:")):
         return f"no reply: {error}"
-    found = [word for word in (*INTERNALS, UNDOCUMENTED) if word in error]
+    found = [word for word in (*INTERNALS, *UNDOCUMENTED) if word in error]
     return f"{found[0]} in an error: {error}" if found else ""
 
 
