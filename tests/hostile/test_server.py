@@ -92,6 +92,24 @@ def test_sums_of_log_probabilities_are_json(attacked: TritonServer) -> None:
     assert json.loads(text)["cumulative_logprob"] < 0
 
 
+def test_streamed_sums_of_several_answers_are_json(attacked: TritonServer) -> None:
+    """One that has not begun when another has is the sum of no tokens; it was NaN."""
+    parameters = {"temperature": 1.0, "seed": 1, "max_tokens": 4, "n": 3}
+    body = {"text_input": PROMPT, "stream": True, "return_cumulative_logprob": True, "parameters": parameters}
+    status, text = post(attacked.http_url, "/v2/models/vllm/generate_stream", body, timeout=REPLY_SECONDS)
+    assert (status, text.count("NaN")) == (200, 0)
+    assert len(json.loads(text.splitlines()[0].partition(":")[2])["cumulative_logprob"]) == 3
+
+
+@pytest.mark.parametrize("token", [2**31 - 1, 2**31, 2**32 - 1, 2**62 + 2**31, -1, 2**63, 5.0])
+def test_token_ids_in_json(attacked: TritonServer, token: float) -> None:
+    """Refused as they arrive: Triton cuts an integer of JSON to the low 32 bits, and 2^32 + 5 cannot be told from 5."""
+    body = {"prompt_token_ids": [token], "parameters": {"max_tokens": 2}}
+    status, text = post(attacked.http_url, "/v2/models/vllm/generate", body, timeout=REPLY_SECONDS)
+    assert status in (400, 500)
+    assert "token id" in text or "Unable to parse 'data'" in text
+
+
 @pytest.mark.slow
 def test_too_many_requests_are_unavailable_at_once(serving: Serve) -> None:
     """Those within the limit are answered, the others told to come again."""
