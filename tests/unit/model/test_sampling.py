@@ -113,6 +113,7 @@ def test_values_are_typed():
         ({"structured_outputs": {"regexp": "a"}}, "has no field 'regexp', did you mean 'regex'?"),
         ({"response_format": {"type": "xml"}}, "response_format.type must be one of"),
         ({"response_format": {"type": "json_schema"}}, "must hold an object 'schema'"),
+        ({"structured_outputs": {"structural_tag": "null"}}, "'structured_outputs.structural_tag' must be an object"),
         ({"pattern": {"size": -1}}, "sampling parameter 'pattern' is refused by vLLM: size must be >=0"),
         ({"pattern": {"size": "x"}}, "sampling parameter 'pattern' is refused by vLLM: size Input should be a valid integer"),
         ({"pattern": {"size": 2**63}}, "sampling parameter 'pattern' holds an integer of more than 64 bits"),

@@ -132,6 +132,8 @@ def _constraint(schema: Schema, fields: dict[str, Any], limits: Limits) -> Any:
     if isinstance(fields.get("choice"), str):
         fields["choice"] = _json_or(fields["choice"], [fields["choice"]])
     constraints.check(limits, fields)
+    if isinstance(fields.get("structural_tag"), str):  # vLLM looks into what it takes for an object
+        _object(fields["structural_tag"], f"{schema.structured_name}.structural_tag")
     schema_of_json = fields.get("json")
     _check_integers(schema.structured_name, _json_or(schema_of_json, None) if isinstance(schema_of_json, str) else schema_of_json)
     return _coerced(schema, schema.structured_name, fields, schema.structured)
