@@ -25,6 +25,7 @@ pytestmark = pytest.mark.e2e
 PROMPT, WORDS = FACTS[2]
 NEIGHBOUR = prompt(PROMPT, {"temperature": 0, "max_tokens": 64}, exclude_input_in_output=True)
 INTERNALS = ("Traceback", "NoneType", "object at 0x", ".py", "site-packages", "triton_vllm", "<class", "KeyError", "/root")
+UNANSWERED = "Deadline Exceeded"
 REPLY_SECONDS = 120.0
 LONGEST_ERROR = 600  # ours and what Triton puts before it
 MEMORY_MB = 200
@@ -54,7 +55,7 @@ def check(server: TritonServer, case: Case) -> None:
     assert error.strip()
     assert case.expected == ANY or case.expected in error
     assert len(error) < LONGEST_ERROR
-    assert not [word for word in INTERNALS if word in error], error
+    assert not [word for word in (*INTERNALS, UNANSWERED) if word in error], error
 
 
 @pytest.mark.parametrize("case", [c for c in CORPUS if not (c.refused_early or c.heavy)], ids=lambda case: case.name)
@@ -89,6 +90,24 @@ def test_sums_of_log_probabilities_are_json(attacked: TritonServer) -> None:
     assert status == 200
     assert "NaN" not in text
     assert json.loads(text)["cumulative_logprob"] < 0
+
+
+def test_streamed_sums_of_several_answers_are_json(attacked: TritonServer) -> None:
+    """One that has not begun when another has is the sum of no tokens; it was NaN."""
+    parameters = {"temperature": 1.0, "seed": 1, "max_tokens": 4, "n": 3}
+    body = {"text_input": PROMPT, "stream": True, "return_cumulative_logprob": True, "parameters": parameters}
+    status, text = post(attacked.http_url, "/v2/models/vllm/generate_stream", body, timeout=REPLY_SECONDS)
+    assert (status, text.count("NaN")) == (200, 0)
+    assert len(json.loads(text.splitlines()[0].partition(":")[2])["cumulative_logprob"]) == 3
+
+
+@pytest.mark.parametrize("token", [2**31 - 1, 2**31, 2**32 - 1, 2**62 + 2**31, -1, 2**63, 5.0])
+def test_token_ids_in_json(attacked: TritonServer, token: float) -> None:
+    """Refused as they arrive: Triton cuts an integer of JSON to the low 32 bits, and 2^32 + 5 cannot be told from 5."""
+    body = {"prompt_token_ids": [token], "parameters": {"max_tokens": 2}}
+    status, text = post(attacked.http_url, "/v2/models/vllm/generate", body, timeout=REPLY_SECONDS)
+    assert status in (400, 500)
+    assert "token id" in text or "Unable to parse 'data'" in text
 
 
 @pytest.mark.slow

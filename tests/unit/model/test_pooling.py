@@ -11,7 +11,7 @@ import pytest
 
 from triton_vllm.admission.pooling import build
 from triton_vllm.delivery.response import PoolingAssembler
-from triton_vllm.errors import InvalidRequestError
+from triton_vllm.errors import InternalError, InvalidRequestError
 from triton_vllm.request import EmbedRequest, Wants
 
 
@@ -56,3 +56,11 @@ def test_response_is_json_with_counts():
     assert json.loads(made["text_output"][0]) == [0.5, -1.0]
     assert made["num_input_tokens"].tolist() == [3]
     assert made["num_output_tokens"].tolist() == [0]
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_an_overflow_is_an_error(value):
+    """A model that overflows its dtype; NaN in the answer is no JSON."""
+    output = SimpleNamespace(outputs=SimpleNamespace(data=np.array([[0.5, value]])), prompt_token_ids=[1])
+    with pytest.raises(InternalError, match="numbers that are not finite"):
+        PoolingAssembler(Wants()).build([output])

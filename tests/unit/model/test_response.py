@@ -59,7 +59,7 @@ def test_every_completion_at_its_index():
     assert made["finish_reason"].tolist() == [b"length", b"None", b"None"]
     assert made["num_output_tokens"].tolist() == [1, 0, 1]
     assert made["token_ids"].tolist() == [8, 7]
-    np.testing.assert_array_equal(made["cumulative_logprob"], np.array([np.nan, np.nan, -1.0], np.float32))
+    assert made["cumulative_logprob"].tolist() == [0.0, 0.0, -1.0]  # the sum of no tokens; NaN is no JSON
     again = dict(assembler.build([output(part("z", [9], index=1))]))
     assert again["cumulative_logprob"][2] == -1.0  # a completion with nothing new keeps its value
 
@@ -88,11 +88,24 @@ def test_logprobs_that_were_not_asked_of_vllm_are_null():
     assert made["logprobs"].tolist() == [b"null"]
 
 
-@pytest.mark.parametrize("value", [float("-inf"), -1e30])
+@pytest.mark.parametrize("value", [float("-inf"), float("inf"), float("nan"), -1e30])
 def test_logprobs_are_valid_json(value):
     """JSON has no infinity."""
     text = logprobs_json([{3: lp(value)}])
     assert json.loads(text, parse_constant=pytest.fail) == [{"3": {"logprob": -9999.0, "rank": 1, "decoded_token": "t"}}]
+
+
+@pytest.mark.parametrize("value", [float("-inf"), float("inf"), float("nan")])
+def test_sums_of_logprobs_are_finite(value):
+    """Triton's HTTP frontend writes NaN and infinity as they are, and no JSON parser need take them."""
+    made = dict(Assembler(Wants(cumulative_logprob=True), 1).build([output(part("a", [1], cumulative=value))]))
+    assert made["cumulative_logprob"].tolist() == [-9999.0]
+
+
+def test_a_long_answers_sum_is_kept():
+    """It may lie below what a single token is given."""
+    made = dict(Assembler(Wants(cumulative_logprob=True), 1).build([output(part("a", [1], cumulative=-20000.0))]))
+    assert made["cumulative_logprob"].tolist() == [-20000.0]
 
 
 def test_texts_survive_half_a_surrogate():

@@ -25,6 +25,26 @@ class Structured:
     structural_tag: str | None = None
 
 
+class VllmRefusalError(Exception):
+    """Stands where VLLMValidationError does, which is no ValueError."""
+
+
+PYDANTIC = "1 validation error for Pattern\nsize\n  Input should be a valid integer [type=int_type, input_value=None]\n    For"
+
+
+@dataclasses.dataclass
+class Pattern:
+    """Stands where vLLM's RepetitionDetectionParams does: pydantic and its own checks."""
+
+    size: int = 0
+
+    def __post_init__(self):
+        if not isinstance(self.size, int):
+            raise ValueError(PYDANTIC)  # noqa: TRY004 - as pydantic's is
+        if self.size < 0:
+            raise VllmRefusalError("size must be >=0")
+
+
 @dataclasses.dataclass
 class Params:
     """Stands where vLLM's SamplingParams does, with its way to refuse a value."""
@@ -35,6 +55,7 @@ class Params:
     stop: str | list[str] | None = None
     logit_bias: dict[int, float] | None = None
     structured_outputs: Structured | None = None
+    pattern: Pattern | None = None
     output_kind: str = ""
     skip_clone: bool = False
 
@@ -50,6 +71,7 @@ TYPES = {
     "stop": str | list[str] | None,
     "logit_bias": dict[int, float] | None,
     "structured_outputs": Structured | None,
+    "pattern": Pattern | None,
     "output_kind": str,
     "skip_clone": bool,
 }
@@ -61,6 +83,7 @@ SCHEMA = Schema(
     streaming="delta",
     whole="final",
     fixed={"skip_clone": True},
+    refusals=(ValueError, TypeError, VllmRefusalError),
 )
 
 
@@ -90,6 +113,12 @@ def test_values_are_typed():
         ({"structured_outputs": {"regexp": "a"}}, "has no field 'regexp', did you mean 'regex'?"),
         ({"response_format": {"type": "xml"}}, "response_format.type must be one of"),
         ({"response_format": {"type": "json_schema"}}, "must hold an object 'schema'"),
+        ({"structured_outputs": {"structural_tag": "null"}}, "'structured_outputs.structural_tag' must be an object"),
+        ({"pattern": {"size": -1}}, "sampling parameter 'pattern' is refused by vLLM: size must be >=0"),
+        ({"pattern": {"size": "x"}}, "sampling parameter 'pattern' is refused by vLLM: size Input should be a valid integer"),
+        ({"pattern": {"size": 2**63}}, "sampling parameter 'pattern' holds an integer of more than 64 bits"),
+        ({"guided_json": {"anyOf": [{"maximum": 2**63}]}}, "'structured_outputs' holds an integer of more than 64 bits"),
+        ({"guided_json": '{"maximum": 9223372036854775808}'}, "'structured_outputs' holds an integer of more than 64 bits"),
     ],
 )
 def test_wrong_values_are_refused_by_name(given, says):
@@ -98,6 +127,7 @@ def test_wrong_values_are_refused_by_name(given, says):
         build(SCHEMA, given, stream=False)
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
+    assert "[type=" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,15 @@ def test_inputs_come_by_name(triton):
     assert found["text_input"][0] == b"a"
 
 
+def test_parameters_that_are_no_text_are_the_clients_mistake(triton, monkeypatch):
+    """Over HTTP a body need not be UTF-8, and Triton's stub decodes the parameters when they are asked for."""
+    request = Request({}, '{"n": 1}')
+    assert transport.parameters(request) == '{"n": 1}'
+    monkeypatch.setattr(request, "parameters", b'{"stop": "\xff"}'.decode)
+    with pytest.raises(errors.InvalidRequestError, match="the request parameters must be UTF-8 text"):
+        transport.parameters(request)
+
+
 def test_the_timeout_is_tritons_own_or_none(triton):
     """Older servers' requests have no such method."""
     assert transport.timeout_us(Request({}, timeout=7)) == 7

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import triton_python_backend_utils as pb_utils
 
+from triton_vllm.errors import InvalidRequestError
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -25,6 +27,18 @@ FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 def inputs(request: TritonRequest) -> Inputs:
     """Return the request's tensors by name."""
     return {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
+
+
+def parameters(request: TritonRequest) -> str:
+    """Return the request parameters as JSON text.
+
+    Raises:
+        InvalidRequestError: they are no text: Triton hands on what an HTTP body holds, and decodes it here.
+    """
+    try:
+        return request.parameters()
+    except UnicodeDecodeError:
+        raise InvalidRequestError("the request parameters must be UTF-8 text") from None
 
 
 def timeout_us(request: TritonRequest) -> int:

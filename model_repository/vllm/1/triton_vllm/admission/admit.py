@@ -94,7 +94,7 @@ class Admission:
         most = self._limits.max_requests_in_flight
         if 0 < most <= len(self._engine.jobs()):
             raise UnavailableError(f"{most} requests are in flight, and no more are taken: try again later")
-        parsed = parse(transport.inputs(request), request.parameters(), transport.timeout_us(request), self._limits)
+        parsed = parse(transport.inputs(request), transport.parameters(request), transport.timeout_us(request), self._limits)
         check_fit(parsed, self._facts, self._limits)
         job = self._generate(parsed, reply) if isinstance(parsed, GenerateRequest) else self._embed(parsed, reply)
         job.lora = self._find_adapter(parsed.lora_name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING, Any
 
 from triton_vllm.admission import constraints
@@ -21,6 +22,8 @@ INTERNAL = frozenset({"output_kind", "skip_clone", "output_text_buffer_length", 
 USUAL_TOKENS = 16
 """What vLLM takes for `max_tokens` where a request has none."""
 LONGEST_STOP_STRING = 1024
+_COUNTED = re.compile(r"\d+ validation errors? for \w+\n")
+"""The first line of pydantic's errors; the reason is in the lines after it."""
 # Names of the official backend, older vLLM and the OpenAI protocol for the same constraint.
 GUIDED = {
     "guided_json": "json",
@@ -45,7 +48,7 @@ def build(schema: Schema, parameters: Mapping[str, Any], *, stream: bool, limits
     try:
         return schema.make(**schema.fixed, **made)
     except schema.refusals as error:
-        raise InvalidRequestError(f"sampling parameters: {_first_line(error)}") from None
+        raise InvalidRequestError(f"sampling parameters: {_reason(error)}") from None
 
 
 def _check_amounts(limits: Limits, made: Mapping[str, Any]) -> None:
@@ -67,8 +70,10 @@ def _check_amounts(limits: Limits, made: Mapping[str, Any]) -> None:
         refuse_above(LONGEST_STOP_STRING, longest, f"sampling parameter '{name}' has a string of", "characters")
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).strip().split("\n", 1)[0]
+def _reason(error: Exception) -> str:
+    """Return what an exception of vLLM says, on one line."""
+    text, counted = _COUNTED.subn("", str(error).strip())
+    return " ".join(text.partition(" [type=")[0].split()) if counted else text.partition("\n")[0]
 
 
 def _checked(schema: Schema, name: str, value: Any) -> Any:
@@ -77,10 +82,29 @@ def _checked(schema: Schema, name: str, value: Any) -> Any:
         raise InvalidRequestError(f"unknown sampling parameter '{shown(name)}'{closest(name, known)}")
     if name == schema.structured_name and isinstance(value, schema.structured):
         return value
+    if isinstance(value, dict):
+        _check_integers(name, value)
+    return _coerced(schema, name, value, schema.types[name])
+
+
+def _coerced(schema: Schema, name: str, value: Any, hint: Any) -> Any:
     try:
-        return coerce(value, schema.types[name])
+        return coerce(value, hint)
     except ValueError as error:
-        raise InvalidRequestError(f"sampling parameter '{name}' {error}") from None
+        reason = _reason(error)
+    except schema.refusals as error:  # vLLM's own are no ValueErrors
+        reason = f"is refused by vLLM: {_reason(error)}"
+    raise InvalidRequestError(f"sampling parameter '{name}' {reason}")
+
+
+def _check_integers(name: str, value: Any) -> None:
+    """Refuse integers at any depth that msgpack, by which vLLM's processes talk, or a grammar's compiler cannot hold."""
+    level = [value]
+    while level:
+        if any(isinstance(node, int) and not -(2**63) <= node < 2**63 for node in level):
+            raise InvalidRequestError(f"sampling parameter '{name}' holds an integer of more than 64 bits")
+        inner = (node.values() if isinstance(node, dict) else node for node in level if isinstance(node, dict | list))
+        level = [child for children in inner for child in children]
 
 
 def _structured(schema: Schema, values: dict[str, Any], limits: Limits) -> dict[str, Any]:
@@ -108,10 +132,11 @@ def _constraint(schema: Schema, fields: dict[str, Any], limits: Limits) -> Any:
     if isinstance(fields.get("choice"), str):
         fields["choice"] = _json_or(fields["choice"], [fields["choice"]])
     constraints.check(limits, fields)
-    try:
-        return coerce(fields, schema.structured)
-    except schema.refusals as error:
-        raise InvalidRequestError(f"sampling parameter '{schema.structured_name}' {_first_line(error)}") from None
+    if isinstance(fields.get("structural_tag"), str):  # vLLM looks into what it takes for an object
+        _object(fields["structural_tag"], f"{schema.structured_name}.structural_tag")
+    schema_of_json = fields.get("json")
+    _check_integers(schema.structured_name, _json_or(schema_of_json, None) if isinstance(schema_of_json, str) else schema_of_json)
+    return _coerced(schema, schema.structured_name, fields, schema.structured)
 
 
 def _json_or(text: str, otherwise: Any) -> Any:

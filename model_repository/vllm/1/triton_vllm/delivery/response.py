@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from triton_vllm.errors import InternalError
 from triton_vllm.request import Wants
 
 if TYPE_CHECKING:
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
     from triton_vllm.protocols import CompletionOutput, Logprob, PoolingRequestOutput, Positions, RequestOutput
 
 Tensors = list[tuple[str, "np.ndarray[Any, Any]"]]
-# JSON has no infinity; OpenAI-compatible servers write this for a token that cannot be.
+# JSON has neither infinity nor NaN; OpenAI-compatible servers write this for a token that cannot be.
 LOWEST_LOGPROB = -9999.0
 
 
@@ -87,8 +89,10 @@ class Assembler:
         if wants.finish_reason:
             tensors.append(("finish_reason", string_tensor(*(str(c.finish_reason) for c in completions))))
         if wants.cumulative_logprob:
-            values = [np.nan if c.cumulative_logprob is None else c.cumulative_logprob for c in completions]
-            tensors.append(("cumulative_logprob", np.array(values, np.float32)))
+            # One that has not begun is the sum of nothing.
+            sums = [0.0 if c.cumulative_logprob is None else c.cumulative_logprob for c in completions]
+            finite = [total if math.isfinite(total) else LOWEST_LOGPROB for total in sums]
+            tensors.append(("cumulative_logprob", np.array(finite, np.float32)))
         if wants.logprobs:
             tensors.append(("logprobs", string_tensor(*(logprobs_json(c.logprobs) for c in completions))))
         if wants.num_input_tokens:
@@ -112,9 +116,17 @@ class PoolingAssembler:
         self._wants = wants
 
     def build(self, outputs: Sequence[PoolingRequestOutput]) -> Tensors:
-        """Return the tensors (name, array): the pooled numbers as JSON, nested as the model's task has them."""
+        """Return the tensors (name, array): the pooled numbers as JSON, nested as the model's task has them.
+
+        Raises:
+            InternalError: JSON has no such numbers.
+        """
         last = outputs[-1]
-        tensors: Tensors = [("text_output", string_tensor(json.dumps(last.outputs.data.tolist())))]
+        try:
+            text = json.dumps(last.outputs.data.tolist(), allow_nan=False)
+        except ValueError:
+            raise InternalError("the model has answered with numbers that are not finite; another dtype may help") from None
+        tensors: Tensors = [("text_output", string_tensor(text))]
         if self._wants.num_input_tokens:
             tensors.append(("num_input_tokens", np.array([len(last.prompt_token_ids)], np.uint32)))
         if self._wants.num_output_tokens:
@@ -138,5 +150,5 @@ def logprobs_json(positions: Positions | None) -> str:
 
 
 def _logprob(entry: Logprob) -> dict[str, Any]:
-    value = max(entry.logprob, LOWEST_LOGPROB)
+    value = entry.logprob if LOWEST_LOGPROB < entry.logprob < math.inf else LOWEST_LOGPROB
     return {"logprob": value, "rank": entry.rank, "decoded_token": entry.decoded_token}

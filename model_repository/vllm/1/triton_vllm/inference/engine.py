@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from triton_vllm import compat
 from triton_vllm.delivery import supervised
 from triton_vllm.errors import DEAD, AdapterError, CancelledError, InternalError, UnavailableError
+from triton_vllm.inference.minimum import bound_minimum
 from triton_vllm.inference.outcome import FAILED, Translator, failure
 
 if TYPE_CHECKING:
@@ -200,6 +201,8 @@ class Engine:
             if not self.is_healthy():
                 raise UnavailableError(DEAD)  # noqa: TRY301 - the one place that answers
             prompt = await self._prompter.make(self._llm, job.request)
+            if getattr(job.params, "min_tokens", 0):
+                bound_minimum(job.params, prompt, self.facts().max_tokens)
             collector = await self._llm.add_request(
                 job.id, prompt, job.params, lora_request=job.lora, priority=job.request.priority
             )
