@@ -74,7 +74,7 @@ def _ask(flags: argparse.Namespace, prompts: Sequence[Prompt], progress: Progres
     except ImportError as error:
         raise ClientError(
             f"{sys.executable} cannot import {error.name}; pip install 'tritonclient[grpc]', "
-            "or run ./gen_vllm_env.sh, which makes an environment that this client finds by itself"
+            "or run ./gen_vllm_env.sh doctor, which makes an environment for this machine that the client finds by itself"
         ) from error
     session = Session(flags.url, flags.model, flags.streaming_mode, flags.stream_timeout, SAMPLING_PARAMETERS)
     return asyncio.run(ask_all(session, prompts, progress.advance))

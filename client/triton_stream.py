@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
 MAX_IN_FLIGHT = 256  # vLLM's default max_num_seqs on most GPUs; more would only wait in the server's queue
+LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 PREFLIGHT_SECONDS = 10.0  # a server that is up answers in milliseconds
 
 
@@ -44,7 +45,9 @@ async def ask_all(session: Session, prompts: Sequence[Prompt], on_answer: Callab
         ClientError: there is no such server or no such model; nothing was sent.
     """
     places = asyncio.Semaphore(MAX_IN_FLIGHT)
-    async with InferenceServerClient(session.url) as client:
+    # gRPC takes http_proxy, which docker sets, for this machine as well
+    direct = [("grpc.enable_http_proxy", 0)] if session.url.rsplit(":", 1)[0] in LOOPBACK else None
+    async with InferenceServerClient(session.url, channel_args=direct) as client:
         await _require_model(client, session)
 
         async def ask_in_turn(prompt: Prompt) -> Answer:

@@ -9,7 +9,7 @@ from vllm_env.archive.pack import Archive, make_archive
 from vllm_env.base.filesystem import file_sha256, write_whole
 from vllm_env.base.workspace import CHECKOUT, Workspace
 from vllm_env.plan import TEMPLATE, BuildRequest, Plan, has_gpu, make_plan, standing
-from vllm_env.prefix.prefix import Prefix, make_prefix
+from vllm_env.prefix.prefix import Prefix, has_prefix, make_prefix
 from vllm_env.publish.manifest import Manifest, describe_build
 from vllm_env.publish.model_folder import BuiltSet, stage_candidate, write_engine_args
 from vllm_env.publish.publish import publish
@@ -64,7 +64,7 @@ class _Build:
         if published:
             self.workspace.console.note(f"{target} is up to date; nothing to build")
             write_engine_args(TEMPLATE, target)
-            smoke = self._smoke(target, self._prefix()) if self.request.smoke else None
+            smoke = self._smoke_again(target) if self.request.smoke else None
             self._offer_standin(target, smoke)
             result = BuildResult(target, published, rebuilt=False, triton=self.plan.triton, smoke=smoke)
         else:
@@ -132,9 +132,18 @@ class _Build:
             write_whole(mark, "")
             workspace.console.step("loader rules, no path of the build, imports without activation")
 
-    def _smoke(self, model: Path, prefix: Prefix) -> SmokeResult:
+    def _smoke_again(self, model: Path) -> SmokeResult | None:
+        """Serve what stands, unless its stand-in needs an interpreter that a new container's cache has no more."""
+        if self.request.smoke_model:
+            return self._smoke(model, None)
+        if has_prefix(self.workspace, self.plan.lock, self.request.keep):
+            return self._smoke(model, self._prefix())
+        self.workspace.console.note("no smoke run: the cache has no environment any more that could make its stand-in")
+        return None
+
+    def _smoke(self, model: Path, prefix: Prefix | None) -> SmokeResult:
         workspace, standin = self.workspace, None
-        if not self.request.smoke_model:
+        if prefix and not self.request.smoke_model:
             with workspace.console.stage("stand-in"):
                 standin = ensure_standin(workspace, prefix.python)
         log = workspace.cache.path("smoke-server.log")

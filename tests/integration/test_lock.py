@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from support import small_build
+from support.refusing_host import refusing_host
 from support.small_fixtures import workspace_in
 from vllm_env.base.errors import VllmEnvError
 from vllm_env.base.network import Network
@@ -172,6 +173,31 @@ def test_a_failing_network_is_called_that(small_spec: Path, small_cache: Path, m
     with pytest.raises(VllmEnvError, match="the network failed") as caught:
         _make(small_spec, small_cache)
     assert caught.value.cause == "No connection."
+
+
+@pytest.mark.parametrize("status", [403, 503])
+def test_a_registry_that_refuses_is_no_fault_of_the_pin(
+    status: int, small_spec: Path, small_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It answers, and a proxy in its place may, with something that is no list of packages."""
+    monkeypatch.setenv("UV_HTTP_RETRIES", "0")
+    monkeypatch.setenv("UV_NO_CACHE", "1")
+    for name in ("PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    with refusing_host(status) as url:
+        monkeypatch.setenv("PIP_INDEX_URL", f"{url}/simple")
+        with pytest.raises(VllmEnvError, match="the network failed"):
+            _make(small_spec, small_cache)
+
+
+def test_the_current_folders_configuration_of_uv_is_not_read(
+    small_spec: Path, small_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is that of another project."""
+    (tmp_path / "pyproject.toml").write_text('[tool.uv]\nconstraint-dependencies = ["numpy<1"]\n')
+    monkeypatch.chdir(tmp_path)
+    assert _make(small_spec, small_cache).versions()["numpy"].startswith("1.")
 
 
 @pytest.mark.parametrize("release", ["24.10", "26.06"])

@@ -34,6 +34,7 @@ class Stages:
     profile: str = "cpu"
     fails: str = ""
     hub: bool = True
+    cached: bool = True
     error: BaseException = field(default_factory=lambda: VllmEnvError("It failed."))
     called: list[str] = field(default_factory=list)
     served: list[SmokeRequest] = field(default_factory=list)
@@ -64,6 +65,10 @@ class Stages:
         (path / "bin").mkdir(parents=True, exist_ok=True)
         (path / "bin" / "python").write_text("python")
         return Prefix(path, "p", small_lock(), (), reused=False)
+
+    def has_prefix(self, workspace: Workspace, lock: object, keep: tuple[str, ...]) -> bool:
+        """Whether the cache has the prefix still."""
+        return self.cached
 
     def make_stub(self, workspace: Workspace, plan: StubPlan, prefix: Path) -> Stub:
         """The planned one."""

@@ -1,5 +1,6 @@
 """The machines that environments are built on and for."""
 
+import os
 import platform
 
 from .errors import VllmEnvError
@@ -11,3 +12,10 @@ def require_x86_64() -> None:
     if machine != "x86_64":
         what = f"This machine is {machine}; environments are built on x86_64 Linux for x86_64 only."
         raise VllmEnvError(what, remedy="Run this on an x86_64 Linux machine.")
+
+
+def require_glibc(minor: int, what: str, remedy: str) -> None:
+    """Refuse a machine whose C library is older than glibc 2.``minor`` with a VllmEnvError that names ``what`` needs it."""
+    library = os.confstr("CS_GNU_LIBC_VERSION") or "another than glibc"
+    if not library.startswith("glibc 2.") or int(library.split(".")[1]) < minor:
+        raise VllmEnvError(f"{what} needs glibc 2.{minor} or newer, and this machine's C library is {library}.", remedy=remedy)

@@ -9,6 +9,7 @@ import hashlib
 import http.client
 import re
 import socket
+import ssl
 import sys
 import urllib.parse
 import urllib.request
@@ -34,7 +35,8 @@ _FAILURES = {
     r"etwork is unreachable|No route to host": "The network is unreachable.",
     r"peration timed out|onnection timed out|ReadTimeout|ConnectTimeout|deadline has elapsed": "The connection timed out.",
     r"invalid peer certificate|CERTIFICATE_VERIFY_FAILED|SSL certificate problem": "A certificate is not trusted (PIP_CERT).",
-    r"Tunnel connection failed|[Pp]roxy ?[Ee]rror|407 Proxy": "The proxy refuses.",
+    r"[Tt]unnel (connection failed|error)|[Pp]roxy ?[Ee]rror|407 Proxy": "The proxy refuses.",
+    r"HTTP status (server error|client error \((?!404))|returned a 4|error decoding response": "A registry or proxy refuses.",
 }
 
 
@@ -113,7 +115,8 @@ class Network:
         if not url.startswith("file:"):
             self.require(f"fetch {target.name}")
         try:
-            with urllib.request.urlopen(url, timeout=_READ_TIMEOUT) as source:  # noqa: S310 - a channel's address
+            trust = ssl.create_default_context(cafile=self.pip.cert or None)
+            with urllib.request.urlopen(url, timeout=_READ_TIMEOUT, context=trust) as source:  # noqa: S310 - a channel's address
                 data = source.read()  # at once, because a read of a given size does not tell a reply that is cut off
             if hashlib.sha256(data).hexdigest() != sha256:
                 raise VllmEnvError(f"{url} is not the lock's file: its SHA-256 differs.", remedy="Resolve again with --upgrade.")

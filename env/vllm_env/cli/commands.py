@@ -68,7 +68,8 @@ def verify(options: argparse.Namespace, console: Console) -> int:
         check_model(model, manifest)
         environment, expected = model / manifest.archive.name, manifest.expected()
         if manifest.layout == "archive":
-            notes = verify_archive(workspace, environment, expected, unpacked=manifest.archive.unpacked)
+            triton = open_root(root) if (root := installed_triton()) else None
+            notes = verify_archive(workspace, environment, expected, triton, unpacked=manifest.archive.unpacked)
         else:
             notes = verify_directory(workspace, environment, expected)
         for note in notes:

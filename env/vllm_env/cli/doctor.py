@@ -90,8 +90,8 @@ def _interpreter(workspace: Workspace, spec: Spec) -> Finding:
     except VllmEnvError as error:
         return Finding("interpreter", "problem", f"{error.what} {error.cause}", error.remedy)
     what = f"conda-forge does not answer; Python {found.version} of this machine, {found.executable}"
-    remedy = f"torch.compile needs its C headers on a CPU: apt-get install libpython{spec.python}-dev."
-    return _judged("interpreter", spec.profile == "cuda" or bool(found.headers), what, remedy)
+    remedy = f"torch.compile and GPU kernels need its C headers: apt-get install libpython{spec.python}-dev."
+    return _judged("interpreter", bool(found.headers), what, remedy)
 
 
 def _gpu(spec: Spec) -> Finding:

@@ -20,10 +20,11 @@ from vllm_env.base.errors import CommandError, VllmEnvError
 from vllm_env.base.workspace import CHECKOUT, TOOLS
 from vllm_env.build import BuildResult, build
 from vllm_env.lock.pins import NotBuiltError
-from vllm_env.plan import BYTES_A_SECOND, BuildRequest, Forecast, Plan, forecast
+from vllm_env.plan import BuildRequest, Plan
 from vllm_env.publish.manifest import CACHE_NAME
 
 from .commands import COMMANDS
+from .forecast import BYTES_A_SECOND, Forecast, forecast
 from .options import open_workspace, request_of
 from .parser import parse
 

@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from packaging.version import Version
-
 from vllm_env.base.errors import CommandError, VllmEnvError
 from vllm_env.base.filesystem import file_sha256, put_in_place, write_whole
+from vllm_env.base.network import NetworkError
 from vllm_env.base.process import run
 from vllm_env.base.workspace import Workspace
 
@@ -73,12 +72,12 @@ def choose_layer(workspace: Workspace, python: str, recorded: CondaLayer | None 
     brought = _brought_layer(workspace, python)
     if brought:
         return brought
-    memory = workspace.cache.path("conda", f"layer-{python}.json")
+    memory = workspace.cache.path("conda", _record(python))
     known = None if upgrade else _remembered(memory)
     if known and known.channel == REMOTE and is_available(workspace, known):
         return known
-    make = _remote_layer if not known and workspace.network.answers(remote_url()) else local_layer
-    layer = make(workspace, python)
+    asked = not known and workspace.network.answers(remote_url())
+    layer = (_remote_layer(workspace, python) if asked else None) or local_layer(workspace, python)
     if not workspace.network.offline:  # without a network nothing was chosen
         write_whole(memory, json.dumps(dataclasses.asdict(layer)))
     return layer
@@ -87,9 +86,11 @@ def choose_layer(workspace: Workspace, python: str, recorded: CondaLayer | None 
 def _brought_layer(workspace: Workspace, python: str) -> CondaLayer | None:
     """Return the layer of the interpreter that another machine has put into the wheelhouse."""
     wheelhouse = workspace.network.wheelhouse
-    files = wheelhouse.absolute().glob(f"conda/linux-64/python-{python}.*-{BUILD}.conda") if wheelhouse else ()
-    newest = max(files, key=lambda file: Version(_version_of(file)), default=None)
-    return _layer_of(newest) if newest else None
+    return _remembered(wheelhouse.absolute() / "conda" / _record(python)) if wheelhouse else None
+
+
+def _record(python: str) -> str:
+    return f"layer-{python}.json"
 
 
 def _layer_of(file: Path) -> CondaLayer:
@@ -108,10 +109,13 @@ def _remembered(memory: Path) -> CondaLayer | None:
     return CondaLayer(document["channel"], tuple(CondaPackage(**package) for package in document["packages"]))
 
 
-def _remote_layer(workspace: Workspace, python: str) -> CondaLayer:
+def _remote_layer(workspace: Workspace, python: str) -> CondaLayer | None:
     specs = [f"python {python}.*", "libstdcxx"]
     try:
         records = _work(workspace, _job(workspace, "solve", remote_url(), specs), f"resolve {', '.join(specs)} from conda-forge")
+    except NetworkError as error:  # a proxy may take the connection and refuse the rest
+        workspace.console.note(f"{error.what} {error.cause} This machine's Python is taken")
+        return None
     except CommandError as error:
         raise VllmEnvError(
             f"conda-forge has no Python {python} that can be installed here.",
@@ -170,6 +174,7 @@ def copy_layer(workspace: Workspace, layer: CondaLayer, folder: Path) -> None:
     channel = folder.absolute() / "conda"
     if not _holds(channel, layer):
         _fill(workspace, layer, channel)
+    write_whole(channel / _record(".".join(layer.python.split(".")[:2])), json.dumps(dataclasses.asdict(layer)))
 
 
 def _fill(workspace: Workspace, layer: CondaLayer, channel: Path) -> None:

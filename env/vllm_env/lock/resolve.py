@@ -32,8 +32,9 @@ def resolve(workspace: Workspace, spec: Spec, rules: ReleaseRules, pinned: Pinne
         (folder / "overrides.txt").write_text("\n".join(overrides) + "\n")
         answer = folder / "pylock.toml"
         command = [
-            "pip", "compile", "--quiet", "--no-header", "--format", "pylock.toml", "--generate-hashes", "--only-binary", ":all:",
-            "--python-version", spec.python, "--python-platform", f"x86_64-manylinux_2_{rules.glibc}",
+            "pip", "compile", "--quiet", "--no-config", "--no-header", "--format", "pylock.toml", "--generate-hashes",
+            "--only-binary", ":all:", "--python-version", spec.python,
+            "--python-platform", f"x86_64-manylinux_2_{rules.glibc}",
             "--override", folder / "overrides.txt", "--output-file", answer, folder / "in.txt",
         ]  # fmt: skip
         try:

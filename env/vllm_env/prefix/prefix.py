@@ -55,6 +55,11 @@ def prefix_key(lock: Lock, keep: tuple[str, ...]) -> str:
     return key_of(_FORMAT, lock.digest, lock.spec.profile, rules, [file_sha256(s) for s in sources])
 
 
+def has_prefix(workspace: Workspace, lock: Lock, keep: tuple[str, ...]) -> bool:
+    """Tell whether the cache has a lock's prefix."""
+    return workspace.cache.path("prefixes", prefix_key(lock, keep), ".complete").is_file()
+
+
 def make_prefix(workspace: Workspace, lock: Lock, keep: tuple[str, ...] = (), triton: Path | None = None) -> Prefix:
     """Return the prefix of a lock from the cache, or make it; ``keep`` names the rules that leave nothing out.
 

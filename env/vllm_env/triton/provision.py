@@ -12,6 +12,7 @@ from pathlib import Path
 
 from vllm_env.base.filesystem import give_tree, make_readable, owner_of, put_in_place
 from vllm_env.base.locks import locked_folder, remove_unlocked
+from vllm_env.base.machine import require_glibc
 from vllm_env.base.workspace import Workspace
 
 WHEEL = "nvidia-pytriton==0.7.0"
@@ -39,6 +40,7 @@ def provision(workspace: Workspace, target: Path) -> None:
     """Lay out the wheel's Triton in ``target``, unless it is there already; CommandError if the wheel cannot be fetched."""
     if (target / "RELEASE").is_file():
         return
+    require_glibc(35, f"The CPU Triton of {WHEEL}", "Build in a Triton container, or name a Triton with --triton-root.")
     place, staging = target.parent, f"{target.name}.staging-"
     place.mkdir(parents=True, exist_ok=True)
     # builds that share no cache may share the checkout: the second one waits, and finds the first one's Triton

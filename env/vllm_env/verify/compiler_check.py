@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from vllm_env.base.errors import CommandError
+from vllm_env.base.errors import CommandError, VllmEnvError
 from vllm_env.base.process import run
 from vllm_env.base.workspace import Workspace
 from vllm_env.prefix.runtime import COMPILER
@@ -18,15 +18,19 @@ def check_compiler(workspace: Workspace, environment: Path) -> None:
     """Compile an extension module with the compiler that an environment brings, if it brings one.
 
     Raises:
+        VllmEnvError: the environment has no ``Python.h``.
         CommandError: it does not compile; ``tail`` holds what it said.
     """
     compiler = environment / "bin" / COMPILER
     if not compiler.is_file():
         return
-    headers = sorted(environment.glob("include/python3.*"))
+    headers = [file.parent for file in environment.glob("include/python3.*/Python.h")]
+    if not headers:
+        remedy = "Install the headers of this machine's Python (apt-get install libpythonX.Y-dev) and build again."
+        raise VllmEnvError("The environment has no Python.h.", cause="GPU kernels are compiled with it.", remedy=remedy)
     with workspace.cache.staging() as folder:
         source = folder / "launcher.c"
-        source.write_text(_SOURCE if headers else "int answer(void) { return 42; }\n")
+        source.write_text(_SOURCE)
         options = ["-O3", "-shared", "-fPIC", "-o", folder / "launcher.so", *(f"-I{header}" for header in headers)]
         try:
             variables = {"ZIG_GLOBAL_CACHE_DIR": str(folder / "cache"), "CC": "", "CPATH": ""}

@@ -16,18 +16,19 @@ _LEFT_OUT = ("RECORD", "SOURCES.txt")
 _NAME = rb"[\w.~+-]"  # a byte of a component of a path
 _FLAG = rb"(?<=\s-[IL])|(?<=[\"'=]-[IL])"  # compilers and linkers take a folder right after these
 _SYSTEM = ("/", "/root", "/usr", "/usr/local", "/opt", "/home", "/tmp", "/work", "/workspace")  # noqa: S108 - names only
+_HIDDEN = (".cache", ".config", ".local")  # where tools keep what they fetch and build
 _EXAMPLES = re.compile(r"/home/(me|you|user|username|ubuntu|runner|vscode|jovyan|ec2-user|app)")
 
 
 def build_places(root: Path) -> tuple[str, ...]:
-    """Return the folders that a build on this machine uses: the cache, the tools, the interpreter's, the checkout, home.
+    """Return the folders that a build on this machine uses: the cache, the tools, the interpreter's, the checkout, home's.
 
-    A folder that many machines have is left out: third-party sources name ``/root`` or ``/home/user`` in their examples. So
-    they do with a name as short as ``/src``: what lies in such a folder stands for it.
+    A folder that many machines have is left out, as is home itself: third-party sources name ``/root`` or ``/home/alex`` in
+    their examples. So they do with a name as short as ``/src``: what lies in such a folder stands for it.
     """
-    pyenv = os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv"
-    places = {str(p) for p in (root, sys.prefix, sys.base_prefix, pyenv, CHECKOUT, Path.home())}
-    own = sorted(p for p in places if p not in _SYSTEM and not _EXAMPLES.fullmatch(p))
+    pyenv, home = os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv", str(Path.home())
+    hidden = [] if home in _SYSTEM or _EXAMPLES.fullmatch(home) else [f"{home}/{name}" for name in _HIDDEN]
+    own = sorted({str(p) for p in (root, sys.prefix, sys.base_prefix, pyenv, CHECKOUT, *hidden)} - {*_SYSTEM})
     outer = [p for p in own if not any(p.startswith(f"{other}/") for other in own)]
     return tuple(q for p in outer for q in ([p] if p.count("/") > 1 else map(str, sorted(Path(p).glob("*")))))
 

@@ -58,3 +58,13 @@ def test_a_model_that_is_not_ready_is_named_before_anything_is_sent() -> None:
         with pytest.raises(ClientError, match=r"has no model 'other' ready; .*--model"):
             _ask(server, [Prompt(0, "x")], model="other")
         assert server.streamed == []
+
+
+def test_a_proxy_of_the_environment_is_not_asked_for_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """docker sets http_proxy in every container, and a proxy knows nothing of the server beside the client."""
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("no_grpc_proxy", raising=False)
+    with EchoServer() as server:
+        answers, _ = _ask(server, [Prompt(0, "x")])
+    assert [answer.text for answer in answers] == [" 0: x"]

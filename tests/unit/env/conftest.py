@@ -23,7 +23,7 @@ def stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stages:
     made = Stages(tmp_path)
     for name in ("make_plan", "make_prefix", "make_stub", "make_archive", "verify_archive", "verify_directory"):
         monkeypatch.setattr(module, name, getattr(made, name))
-    for name in ("ensure_standin", "is_fetchable", "smoke_run", "warm"):
+    for name in ("has_prefix", "ensure_standin", "is_fetchable", "smoke_run", "warm"):
         monkeypatch.setattr(module, name, getattr(made, name))
     real = module.publish
 

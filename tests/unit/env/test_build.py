@@ -93,6 +93,24 @@ def test_what_stands_there_already_is_not_built_again(
     assert (third.smoke, third.warmed) == (None, None)
 
 
+@pytest.mark.parametrize(("smoke_model", "called"), [("", ["plan"]), ("own/model", ["plan", "smoke run"])])
+def test_what_stands_is_not_installed_again_for_its_smoke_run(
+    stages: Stages,
+    workspace: Workspace,
+    request_: BuildRequest,
+    capsys: pytest.CaptureFixture[str],
+    smoke_model: str,
+    called: list[str],
+) -> None:
+    """As in a container, whose cache is gone: only the stand-in needs an interpreter of the environment."""
+    build_all(workspace, request_)
+    stages.called.clear()
+    stages.cached = False
+    again = build_all(workspace, replace(request_, smoke_model=smoke_model))
+    assert (stages.called, again.rebuilt) == (called, False)
+    assert ("no smoke run" in capsys.readouterr().err) is (again.smoke is None)
+
+
 def _cut_off(model: Path) -> None:
     (model / "vllm_env.tar.gz").unlink()  # it is a link to the cache's
     (model / "vllm_env.tar.gz").touch()

@@ -14,8 +14,7 @@ from support.small_fixtures import workspace_in
 from vllm_env import plan as module
 from vllm_env.base.errors import VllmEnvError
 from vllm_env.lock.spec import Overrides
-from vllm_env.plan import BuildRequest, default_profile, find_triton, forecast, has_gpu, installed_triton, make_plan
-from vllm_env.prefix.prefix import BUILD_SPACE, EXTRACTED_SPACE, prefix_key
+from vllm_env.plan import BuildRequest, default_profile, find_triton, has_gpu, installed_triton, make_plan
 from vllm_env.triton.root import TritonRoot, open_root, rules_of
 from vllm_env.triton.stub_source import StubOptions
 
@@ -261,25 +260,3 @@ def test_nothing_is_extracted_here_without_a_server_or_an_archive(
     """So no space is asked for."""
     monkeypatch.setattr(module, "EXTRACTED_SPACE", {"cpu": 10**18})
     assert make_plan(workspace, replace(request_, smoke=smoke, layout=layout)).key  # type: ignore[arg-type]
-
-
-@pytest.mark.usefixtures("lock")
-def test_a_forecast_is_of_what_is_left_to_do(workspace: Workspace, request_: BuildRequest) -> None:
-    """Nothing is fetched for a prefix that the cache has; each part that a build leaves out costs less."""
-    plan = make_plan(workspace, request_)
-    whole = forecast(workspace, replace(request_, smoke=True), plan.spec, plan)
-    assert whole.fetch == plan.lock.download_size
-    assert whole.space == {str(workspace.cache.root): BUILD_SPACE["cpu"], "/tmp": EXTRACTED_SPACE["cpu"]}
-    unserved = forecast(workspace, request_, plan.spec, plan)
-    assert (unserved.seconds or 0) < (whole.seconds or 0)
-    assert "/tmp" not in unserved.space
-    source = replace(plan, stub=replace(plan.stub, prebuilt=None))
-    assert (forecast(workspace, request_, plan.spec, source).seconds or 0) > (unserved.seconds or 0)
-    unpacked = forecast(workspace, replace(request_, layout="directory", smoke=True), plan.spec, plan)
-    assert unpacked.space[str(request_.repository)] == EXTRACTED_SPACE["cpu"]
-    made = workspace.cache.path("prefixes", prefix_key(plan.lock, ()))
-    made.mkdir(parents=True)
-    (made / ".complete").touch()
-    cached = forecast(workspace, request_, plan.spec, plan)
-    assert (cached.fetch, cached.space) == (0, {})
-    assert 0 < (cached.seconds or 0) < (unserved.seconds or 0)

@@ -69,9 +69,12 @@ def test_without_any_compiler_the_log_names_the_remedy(tmp_path, tools):
     assert "--with ziglang" in chosen.notes[0]
 
 
-def test_a_cpu_without_a_cpp_compiler_runs_eagerly(prefix, tools):
+def test_a_cpu_without_a_cpp_compiler_or_headers_runs_eagerly(prefix, tools, monkeypatch):
     """torch.compile would fail at the first start; who chose between eager and compiled keeps that."""
     assert choose({}, tools(), prefix, on_cpu=True).arguments == {"enforce_eager": True}
     assert choose({"enforce_eager": False}, tools(), prefix, on_cpu=True).arguments == {}
     assert choose({"compilation_config": 0}, tools(), prefix, on_cpu=True).arguments == {}
     assert choose({}, tools("g++"), prefix, on_cpu=True).arguments == {}
+    monkeypatch.setattr("sysconfig.get_path", lambda _: str(prefix))  # Debian's interpreter without its -dev package
+    (chosen,) = choose({}, tools("g++"), prefix, on_cpu=True).notes
+    assert "no Python.h here" in chosen

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from vllm_env.base.errors import VllmEnvError
-from vllm_env.base.machine import require_x86_64
+from vllm_env.base.machine import require_glibc, require_x86_64
 
 _OTHERS = [("Linux", "aarch64", "aarch64"), ("Darwin", "arm64", "Darwin arm64"), ("Darwin", "x86_64", "Darwin x86_64")]
 
@@ -25,3 +25,19 @@ def test_x86_64_linux_is_let_through(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("platform.system", lambda: "Linux")
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
     require_x86_64()
+
+
+@pytest.mark.parametrize("library", ["glibc 2.34", "glibc 2.9", None])
+def test_an_older_c_library_is_named(library: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With what needs a newer one, and with what to do; musl says nothing at all."""
+    monkeypatch.setattr("os.confstr", lambda _: library)
+    with pytest.raises(VllmEnvError, match=f"The wheel needs glibc 2.35 .* is {library or 'another than glibc'}") as caught:
+        require_glibc(35, "The wheel", "Take a container.")
+    assert caught.value.remedy == "Take a container."
+
+
+@pytest.mark.parametrize("library", ["glibc 2.35", "glibc 2.41"])
+def test_a_c_library_that_is_new_enough_is_let_through(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compared as numbers."""
+    monkeypatch.setattr("os.confstr", lambda _: library)
+    require_glibc(35, "The wheel", "")

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from support import triton_folder
 from vllm_env.base.cache import Cache
 from vllm_env.cli.main import main
 from vllm_env.publish.manifest import EnvironmentRecord
 from vllm_env.publish.model_folder import set_environment_path
 from vllm_env.serve.leftovers import Abandoned
+from vllm_env.triton.root import TritonRoot
 
 if TYPE_CHECKING:
     from vllm_env.publish.manifest import Manifest
@@ -45,7 +47,7 @@ def test_a_repository_without_a_build_is_a_failure(command: str, tmp_path: Path,
 
 
 @pytest.fixture
-def checked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[object, ...]]:
+def checked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[object, ...]]:
     """What was given to the checks of an environment, which take minutes."""
     seen: list[tuple[object, ...]] = []
 
@@ -57,6 +59,7 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[object, ...]]:
         seen.append(("directory", *arguments))
         return ()
 
+    monkeypatch.setattr("vllm_env.cli.commands.installed_triton", lambda: triton_folder.make_root(tmp_path / "triton"))
     monkeypatch.setattr("vllm_env.cli.commands.verify_archive", archive)
     monkeypatch.setattr("vllm_env.cli.commands.verify_directory", directory)
     return seen
@@ -67,7 +70,9 @@ def test_verify_checks_the_archive_against_the_manifest(
 ) -> None:
     """As the build does before it publishes; the notes are said, and the result is a line or JSON."""
     assert _run("verify", "--model-repository", model.parent) == 0
-    assert checked == [("archive", model / "vllm_env.tar.gz", manifest.expected(), 10)]
+    ((*arguments, triton, unpacked),) = checked
+    assert (arguments, unpacked) == (["archive", model / "vllm_env.tar.gz", manifest.expected()], 10)
+    assert isinstance(triton, TritonRoot), "a bare container has no libarchive but Triton's own"
     out, err = capsys.readouterr()
     assert out == f"{model}: verified\n"
     assert "a note\n" in err

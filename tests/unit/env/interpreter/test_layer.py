@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from support.refusing_host import refusing_host
 from support.small_fixtures import workspace_in
 from vllm_env.base.errors import CommandError, VllmEnvError
 from vllm_env.base.filesystem import file_sha256
@@ -98,6 +99,21 @@ def test_a_channel_that_does_not_answer_leaves_the_local_one(
         assert choose_layer(workspace_in(small_cache, Network()), "3.11") == channel.layer
 
 
+@pytest.mark.parametrize("status", [403, 503])
+def test_a_channel_that_refuses_leaves_the_local_one(
+    status: int,
+    small_cache: Path,
+    channel: Channel,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A proxy that takes the connection and refuses the rest; it is said."""
+    with refusing_host(status) as url:
+        monkeypatch.setenv("VLLM_ENV_CONDA_CHANNEL", url)
+        assert choose_layer(workspace_in(small_cache, Network()), "3.11") == channel.layer
+    assert "This machine's Python is taken" in capsys.readouterr().err
+
+
 def test_the_first_choice_is_kept_until_upgrade(
     remote: Path, small_cache: Path, channel: Channel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -134,6 +150,7 @@ def test_a_wheelhouse_serves_a_layer(channel: Channel, tmp_path: Path) -> None:
         patch.setenv("VLLM_ENV_CONDA_CHANNEL", (tmp_path / "cache/conda" / REMOTE).as_uri())
         copy_layer(workspace_in(tmp_path / "cache"), layer, tmp_path / "house")
     empty = workspace_in(tmp_path / "empty", Network(offline=True, wheelhouse=tmp_path / "house"))
+    assert choose_layer(empty, "3.11") == layer
     assert is_available(empty, layer)
     install_layer(empty, layer, tmp_path / "env")
     assert (tmp_path / "env" / "bin" / "python3.11").is_file()
@@ -144,10 +161,7 @@ def test_the_interpreter_that_a_wheelhouse_brings_is_taken(
 ) -> None:
     """A machine that has no such Python builds the same environment; another Python is not taken for it."""
     copy_layer(channel.workspace, channel.layer, tmp_path / "house")
-    house = tmp_path / "house" / "conda" / "linux-64"
-    (package,) = channel.layer.packages
-    (house / package.file_name.replace(package.version, "3.12.1")).write_text("another")
-    (house / package.file_name.replace(package.version, "3.11.0")).write_text("older")
+    (tmp_path / "house/conda/layer-3.12.json").write_text("another")
     monkeypatch.setattr("vllm_env.interpreter.layer.find_interpreter", lambda _: pytest.fail("it is looked for"))
     empty = workspace_in(tmp_path / "empty", Network(offline=True, wheelhouse=tmp_path / "house"))
     assert choose_layer(empty, "3.11") == channel.layer

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from support.small_fixtures import workspace_in
-from vllm_env.base.errors import CommandError
+from vllm_env.base.errors import CommandError, VllmEnvError
 from vllm_env.prefix.runtime import COMPILER
 from vllm_env.verify.compiler_check import check_compiler
 
@@ -36,6 +36,16 @@ def test_a_compiler_that_lacks_its_files_is_refused(tmp_path: Path) -> None:
         check_compiler(workspace_in(tmp_path / "cache"), environment)
     assert "no such header" in caught.value.tail
     assert "--keep" in caught.value.remedy
+
+
+def test_an_environment_without_headers_is_refused(tmp_path: Path) -> None:
+    """Debian's interpreter has them in a package of their own: the first kernel on a GPU would fail."""
+    environment = _environment(tmp_path / "env", 'exec cc "$@"')
+    (environment / "include/python3.11").unlink()
+    (environment / "include/python3.11").mkdir()
+    with pytest.raises(VllmEnvError, match=r"no Python\.h") as caught:
+        check_compiler(workspace_in(tmp_path / "cache"), environment)
+    assert "-dev" in caught.value.remedy
 
 
 def test_an_environment_without_one_is_fine(tmp_path: Path) -> None:

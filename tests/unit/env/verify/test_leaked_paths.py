@@ -86,12 +86,13 @@ def test_what_nothing_reads_does_not_count(tmp_path: Path) -> None:
 
 
 def test_the_places_are_those_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The cache counts, a home that is somebody's counts, /root and a home out of a manual do not: sources name them."""
-    monkeypatch.setenv("HOME", "/home/someone")
-    assert {str(tmp_path), "/home/someone"} <= set(build_places(tmp_path))
-    for home in ("/root", "/home/user"):
+    """The cache counts, and where tools keep files in a home; a home itself does not: sources name /home/alex."""
+    monkeypatch.setenv("HOME", "/home/alex")
+    assert {str(tmp_path), "/home/alex/.cache", "/home/alex/.local"} <= set(build_places(tmp_path))
+    for home in ("/home/alex", "/root", "/home/user"):
         monkeypatch.setenv("HOME", home)
         assert home not in build_places(tmp_path)
+    assert "/home/user/.cache" not in build_places(tmp_path)
 
 
 def test_what_lies_in_a_checkout_at_the_root_stands_for_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

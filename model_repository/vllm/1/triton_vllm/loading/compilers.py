@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sysconfig
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,9 +49,12 @@ def choose(engine_args: Mapping[str, Any], environment: Mapping[str, str], prefi
     path = environment.get("PATH", os.defpath)
     has_cpp = "CXX" in environment or any(shutil.which(name, path=path) for name in ("g++", "clang++", "c++"))
     if on_cpu:
-        if has_cpp or any(name in engine_args for name in _EAGER):
+        has_headers = Path(sysconfig.get_path("include"), "Python.h").is_file()
+        if (has_cpp and has_headers) or any(name in engine_args for name in _EAGER):
             return Compilers()
-        return Compilers({"enforce_eager": True}, {}, ("no C++ compiler here: models run eagerly (enforce_eager)",))
+        return Compilers(
+            {"enforce_eager": True}, {}, ("no C++ compiler or no Python.h here: models run eagerly (enforce_eager)",)
+        )
     variables: dict[str, str] = {}
     notes = []
     if "CC" not in environment and not any(shutil.which(name, path=path) for name in ("gcc", "clang")):
