@@ -175,18 +175,19 @@ def test_a_failing_network_is_called_that(small_spec: Path, small_cache: Path, m
     assert caught.value.cause == "No connection."
 
 
-@pytest.mark.parametrize("status", [403, 503])
-def test_a_registry_that_refuses_is_no_fault_of_the_pin(
-    status: int, small_spec: Path, small_cache: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("variable", "status"), [("PIP_INDEX_URL", 503), ("HTTPS_PROXY", 403)])
+def test_a_registry_or_proxy_that_refuses_is_no_fault_of_the_pin(
+    variable: str, status: int, small_spec: Path, small_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It answers, and a proxy in its place may, with something that is no list of packages."""
+    """It answers with something that is no list of packages, or leads nowhere."""
     monkeypatch.setenv("UV_HTTP_RETRIES", "0")
     monkeypatch.setenv("UV_NO_CACHE", "1")
     for name in ("PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    monkeypatch.setenv("PIP_INDEX_URL", "https://registry.test/simple")
     with refusing_host(status) as url:
-        monkeypatch.setenv("PIP_INDEX_URL", f"{url}/simple")
+        monkeypatch.setenv(variable, url)
         with pytest.raises(VllmEnvError, match="the network failed"):
             _make(small_spec, small_cache)
 

@@ -36,7 +36,7 @@ _FAILURES = {
     r"peration timed out|onnection timed out|ReadTimeout|ConnectTimeout|deadline has elapsed": "The connection timed out.",
     r"invalid peer certificate|CERTIFICATE_VERIFY_FAILED|SSL certificate problem": "A certificate is not trusted (PIP_CERT).",
     r"[Tt]unnel (connection failed|error)|[Pp]roxy ?[Ee]rror|407 Proxy": "The proxy refuses.",
-    r"HTTP status (server error|client error \((?!404))|returned a 4|error decoding response": "A registry or proxy refuses.",
+    r"HTTP status (server error|client error \((?!404))|error decoding response": "A registry or a proxy refuses.",
 }
 
 
