@@ -17,23 +17,26 @@ if TYPE_CHECKING:
 
 _NAMES = ("tritonserver", "triton_python_b", "VLLM::")
 _REGION = len("vllm_env_0123456789ab_")  # what the names of a server's shared memory begin with
-_WORKER = "PYTEST_XDIST_WORKER"  # xdist sets it in each worker, and what a worker starts inherits it
+_WORKER = ("PYTEST_XDIST_TESTRUNUID", "PYTEST_XDIST_WORKER")  # xdist sets them, and what a worker starts inherits them
 
 
 def leftovers(parent: int) -> set[str]:
     """Return processes below ``parent``, servers' orphans, and folders and shared memory of our servers.
 
-    An orphan of somebody else's server counts as well: compare with an earlier look. What the other workers of this run
-    have started does not count.
+    An orphan of somebody else's server counts as well: compare with an earlier look. What other workers, other runs and
+    everybody else's running processes use does not count.
     """
     found = psutil.Process(parent).children(recursive=True)
-    words: list[str] = []  # of the other workers' processes: a server is told the names of its folder and shared memory
+    own = {parent, *(process.pid for process in found)}
+    words: list[str] = []  # of others' processes: a server is told the names of its folder and shared memory
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            if _is_another_workers(process):
-                words += [*process.environ().values(), *process.cmdline()]
-            elif process.ppid() == 1 and process.name().startswith(_NAMES):
+            if process.pid in own:
+                continue
+            if process.ppid() == 1 and process.name().startswith(_NAMES) and not _is_another_workers(process):
                 found.append(process)
+            else:
+                words += [*process.environ().values(), *process.cmdline()]
     theirs = "\n".join(words)
     regions = {path for path in Path("/dev/shm").glob("vllm_env_*") if path.name[:_REGION] not in theirs}
     folders = {path for path in Path("/tmp").glob("vllm_env_server_*") if path.name not in theirs}
@@ -41,14 +44,14 @@ def leftovers(parent: int) -> set[str]:
 
 
 def _is_another_workers(process: psutil.Process) -> bool:
-    worker = process.environ().get(_WORKER)
-    return worker is not None and worker != os.environ.get(_WORKER)
+    environment = process.environ()
+    return _WORKER[1] in environment and any(environment.get(name) != os.environ.get(name) for name in _WORKER)
 
 
 def wait_for_none(left: Callable[[], set[str]], seconds: float = 60.0) -> set[str]:
-    """Return what is left at the last look, which is the first that finds nothing; another worker's server may just end."""
+    """Return what is left at the last look, which is the first that finds nothing; somebody else's server may just end."""
     until = time.monotonic() + seconds
-    while (found := left()) and os.environ.get(_WORKER) and time.monotonic() < until:
+    while (found := left()) and time.monotonic() < until:
         time.sleep(0.2)
     return found
 
