@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.e2e
 PROMPT, _ = FACTS[2]
 LONG = {"temperature": 0, "max_tokens": 60_000, "ignore_eos": True}
-CLIENTS = 200
 UNLOADED = "the model was unloaded before the request had finished"
 GRACE = 5
 PATIENCE = 120.0
@@ -41,19 +40,20 @@ def prepare(model: Path) -> None:
     with_metrics(model)
 
 
+@pytest.mark.parametrize("clients", [40, pytest.param(200, marks=pytest.mark.slow)])
 def test_every_request_is_answered_before_the_server_ends(
-    serving: Serve, long_arguments: dict[str, object], no_leftovers: None
+    serving: Serve, long_arguments: dict[str, object], no_leftovers: None, clients: int
 ) -> None:
     """SIGTERM: what cannot finish within the grace period is told UNAVAILABLE, and the server's status is 0."""
     with serving(long_arguments, environment=ONE_THREAD, prepare=prepare) as server:
         with ExitStack() as stack:
-            requests = [prompt(PROMPT, LONG, stream=number % 4 > 0) for number in range(CLIENTS)]
+            requests = [prompt(PROMPT, LONG, stream=number % 4 > 0) for number in range(clients)]
             streams = [stack.enter_context(OpenStream(server.grpc_url, one)) for one in requests]
-            _wait_until_all_are_taken(server)
+            _wait_until_all_are_taken(server, clients)
             os.kill(server.pid, signal.SIGTERM)
             began = now()
             ends = [stream.wait_end(PATIENCE) for stream in streams]
-            print(f"the last of {CLIENTS} answered after {now() - began:.1f} s")
+            print(f"the last of {clients} answered after {now() - began:.1f} s")
         assert {end.error for end in ends} == {UNLOADED}
         assert _status(server) == 0, server.log.read_text(errors="replace")[-4000:]
         said = server.log.read_text(errors="replace")
@@ -70,12 +70,12 @@ def _status(server: TritonServer) -> int | None:
     return server._child.returncode
 
 
-def _wait_until_all_are_taken(server: TritonServer) -> None:
+def _wait_until_all_are_taken(server: TritonServer, clients: int) -> None:
     """Return when vLLM has them all; one that comes while the server ends may find its connection closed."""
     until = time.monotonic() + PATIENCE
     taken = 0.0
-    while taken < CLIENTS:
-        assert time.monotonic() < until, f"vLLM has {taken:.0f} of {CLIENTS} requests"
+    while taken < clients:
+        assert time.monotonic() < until, f"vLLM has {taken:.0f} of {clients} requests"
         time.sleep(0.1)
         page = read_metrics(f"http://127.0.0.1:{server.ports.metrics}/metrics")
         taken = page.total("vllm:num_requests_running") + page.total("vllm:num_requests_waiting")
