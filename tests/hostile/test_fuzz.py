@@ -8,12 +8,12 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-import psutil
 import pytest
 
 from hostile.corpus import CORPUS
 from support.fuzz import Fuzzer
 from support.fuzz_target import Target
+from support.memory import memory
 from support.model_requests import ask
 from support.reference import ONE_THREAD
 from support.triton_client import get
@@ -59,11 +59,6 @@ def seeds() -> list[Mapping[str, Any]]:
 def check_neighbour(server: TritonServer) -> None:
     """See that a greedy answer is what it always is."""
     assert ask(server, PROMPT, {"temperature": 0, "max_tokens": 64}, exclude_input_in_output=True).text == WORDS
-
-
-def memory(server: TritonServer) -> dict[int, float]:
-    """Return the resident megabytes of the stub and of vLLM's processes by pid."""
-    return {p.pid: p.memory_info().rss / 1e6 for p in psutil.Process(server.pid).children(recursive=True)}
 
 
 def fire(server: TritonServer, numbers: range) -> list[str]:
