@@ -129,13 +129,11 @@ def _wait_until_ready(server: subprocess.Popen[bytes], port: int, log: Path) -> 
     pytest.fail(f"not ready after {_READY_SECONDS} s: {telling_lines(log)}")
 
 
-def test_with_a_mounted_cache_the_second_build_takes_nothing_from_the_network(
-    built: Built, folder: Path, torch_index: str
-) -> None:
+def test_with_a_mounted_cache_the_second_build_takes_nothing_from_the_network(folder: Path, torch_index: str) -> None:
     """It has no network at all, and reuses the tools and the prefix of a container that is gone."""
     cache = folder / "home/.cache/vllm_env"
     cache.mkdir(parents=True)
-    line = _line(_CACHED, built.clone, folder / "home")
+    line = _line(_CACHED, _clone(folder / "cached"), folder / "home")
     first = containers.run_line(["--network", "host", "--env", torch_index, *line])
     assert first.returncode == 0, first.stderr
     made = _made(cache)
