@@ -40,7 +40,7 @@ def engines(server: TritonServer) -> list[int]:
     return sorted(p.pid for p in server.members() if name_of(p).startswith("VLLM::EngineCor"))
 
 
-# `load` started a second engine in three of nine runs, each beside other work; nothing in the folder was newer before it
+# `load` started a second engine in three of ten runs, each beside other work; nothing in the folder was newer before it
 @pytest.mark.parametrize("mode", [pytest.param("explicit", marks=pytest.mark.slow), "poll"])
 def test_an_unchanged_model_is_loaded_once(serving: Serve, mode: str) -> None:
     """`load` of a loaded model, and the poll of its folder, find nothing new: the same processes go on."""

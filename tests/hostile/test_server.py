@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import psutil
 import pytest
 
 from hostile.corpus import ANSWER, ANY, CORPUS, Case
+from support.memory import memory
 from support.model_requests import ask, prompt
 from support.reference import ONE_THREAD
 from support.triton_client import get, post, stream, text_of
@@ -128,22 +128,16 @@ def test_too_many_requests_are_unavailable_at_once(serving: Serve) -> None:
         assert ask(server, PROMPT, {"temperature": 0, "max_tokens": 64}, exclude_input_in_output=True).text == WORDS
 
 
-def megabytes(server: TritonServer) -> dict[int, float]:
-    """Return the resident memory of the stub and of vLLM's processes by pid."""
-    children = psutil.Process(server.pid).children(recursive=True)
-    return {process.pid: process.memory_info().rss / 1e6 for process in children}
-
-
 @pytest.mark.slow
 def test_the_whole_corpus_leaves_no_mark(serving: Serve) -> None:
     """Nobody dies, the server is ready, and no process holds 200 MB more than before."""
     with serving(environment=ONE_THREAD) as server:
         for case in CORPUS[::8]:  # what is made at the first use of each kind is made
             beside_neighbours(server, case.make())
-        before = megabytes(server)
+        before = memory(server)
         for case in CORPUS:
             beside_neighbours(server, case.make())
-        after = megabytes(server)
+        after = memory(server)
         assert after.keys() == before.keys()
         assert {pid: after[pid] - size for pid, size in before.items() if after[pid] - size > MEMORY_MB} == {}
         assert get(server.http_url, "/v2/health/ready")[0] == 200
