@@ -1,20 +1,36 @@
-"""A build whose long stages are stood in for."""
+"""A build whose long stages are stood in for, and a plan whose lock is known."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
+from support import triton_folder
 from support.build_stages import Stages
+from support.small_build import small_lock
 from support.small_fixtures import workspace_in
 from vllm_env import build as module
+from vllm_env import plan
 from vllm_env.plan import BuildRequest
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from vllm_env.base.workspace import Workspace
+    from vllm_env.lock.locked import Lock
+    from vllm_env.lock.spec import Spec
+
+
+_SPEC = """\
+[profile.cpu]
+vllm = "0.99.0"
+python = "3.11"
+[profile.cuda]
+vllm = "0.99.0"
+python = "3.11"
+"""
 
 
 @pytest.fixture
@@ -45,3 +61,24 @@ def workspace(tmp_path: Path) -> Workspace:
 def request_(tmp_path: Path) -> BuildRequest:
     """A build with its smoke run."""
     return BuildRequest(repository=tmp_path / "models")
+
+
+@pytest.fixture
+def planned(tmp_path: Path) -> BuildRequest:
+    """A build of both profiles for a Triton that has a stub; nothing of it is served."""
+    (tmp_path / "spec.toml").write_text(_SPEC)
+    root = triton_folder.make_root(tmp_path / "triton")
+    place = tmp_path / "models"
+    return BuildRequest("cpu", spec_file=tmp_path / "spec.toml", triton_root=root, repository=place, smoke=False)
+
+
+@pytest.fixture
+def lock(monkeypatch: pytest.MonkeyPatch) -> Lock:
+    """What every spec resolves to."""
+    lock = small_lock()
+
+    def resolved(_workspace: Workspace, spec: Spec, *_: object) -> Lock:
+        return replace(lock, spec=spec)
+
+    monkeypatch.setattr(plan, "make_lock", resolved)
+    return lock

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from support import triton_folder
-from support.small_build import small_lock
-from support.small_fixtures import workspace_in
 from vllm_env import plan as module
 from vllm_env.base.errors import VllmEnvError
 from vllm_env.lock.spec import Overrides
@@ -21,43 +19,6 @@ from vllm_env.triton.stub_source import StubOptions
 if TYPE_CHECKING:
     from vllm_env.base.workspace import Workspace
     from vllm_env.lock.locked import Lock
-    from vllm_env.lock.spec import Spec
-
-_SPEC = """\
-[profile.cpu]
-vllm = "0.99.0"
-python = "3.11"
-[profile.cuda]
-vllm = "0.99.0"
-python = "3.11"
-"""
-
-
-@pytest.fixture
-def workspace(tmp_path: Path) -> Workspace:
-    """An empty cache, no network."""
-    return workspace_in(tmp_path / "cache")
-
-
-@pytest.fixture
-def request_(tmp_path: Path) -> BuildRequest:
-    """A build of both profiles for a Triton that has a stub; nothing of it is served."""
-    (tmp_path / "spec.toml").write_text(_SPEC)
-    root = triton_folder.make_root(tmp_path / "triton")
-    place = tmp_path / "models"
-    return BuildRequest("cpu", spec_file=tmp_path / "spec.toml", triton_root=root, repository=place, smoke=False)
-
-
-@pytest.fixture
-def lock(monkeypatch: pytest.MonkeyPatch) -> Lock:
-    """What every spec resolves to."""
-    lock = small_lock()
-
-    def resolved(_workspace: Workspace, spec: Spec, *_: object) -> Lock:
-        return replace(lock, spec=spec)
-
-    monkeypatch.setattr(module, "make_lock", resolved)
-    return lock
 
 
 @pytest.fixture
@@ -132,9 +93,9 @@ def test_a_triton_is_provisioned_where_there_is_none(
 
 
 @pytest.mark.usefixtures("lock")
-def test_a_plan_has_what_a_build_needs(workspace: Workspace, request_: BuildRequest, tmp_path: Path) -> None:
+def test_a_plan_has_what_a_build_needs(workspace: Workspace, planned: BuildRequest, tmp_path: Path) -> None:
     """The profile's spec with the command line's changes, the Triton, the lock and the stub; nothing is made for it."""
-    plan = make_plan(workspace, replace(request_, overrides=Overrides(packages=("packaging",))))
+    plan = make_plan(workspace, replace(planned, overrides=Overrides(packages=("packaging",))))
     assert (plan.spec.profile, plan.spec.requirements) == ("cpu", ("packaging",))
     assert plan.triton == open_root(tmp_path / "triton")
     assert plan.lock.spec == plan.spec
@@ -142,33 +103,33 @@ def test_a_plan_has_what_a_build_needs(workspace: Workspace, request_: BuildRequ
     assert plan.stub.prebuilt.path == plan.triton.stubs["3.11"]
     assert plan.stub.python == "3.11.7"
     assert not workspace.cache.root.exists()
-    assert not request_.repository.exists()
+    assert not planned.repository.exists()
 
 
 def test_the_key_is_that_of_what_would_be_published(
-    workspace: Workspace, request_: BuildRequest, lock: Lock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    workspace: Workspace, planned: BuildRequest, lock: Lock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another lock, rule, stub, layout or profile is another set; where it goes and whether it is served is not."""
-    key = make_plan(workspace, request_).key
-    assert make_plan(workspace, replace(request_, repository=tmp_path / "other", model="mine")).key == key
+    key = make_plan(workspace, planned).key
+    assert make_plan(workspace, replace(planned, repository=tmp_path / "other", model="mine")).key == key
     others = [
-        make_plan(workspace, replace(request_, keep=("tests",))).key,
-        make_plan(workspace, replace(request_, layout="directory")).key,
-        make_plan(workspace, replace(request_, profile="cuda")).key,
+        make_plan(workspace, replace(planned, keep=("tests",))).key,
+        make_plan(workspace, replace(planned, layout="directory")).key,
+        make_plan(workspace, replace(planned, profile="cuda")).key,
     ]
     stub = open_root(tmp_path / "triton").stubs["3.11"]
     before = stub.read_bytes()
     stub.write_bytes(before + b"another")
-    others.append(make_plan(workspace, request_).key)
+    others.append(make_plan(workspace, planned).key)
     stub.write_bytes(before)
     changed = replace(lock, wheels=(*lock.wheels[1:], replace(lock.wheels[0], sha256="9" * 64)))
     monkeypatch.setattr(module, "make_lock", lambda _workspace, spec, *_: replace(changed, spec=spec))
-    others.append(make_plan(workspace, request_).key)
+    others.append(make_plan(workspace, planned).key)
     assert len({key, *others}) == 1 + len(others)
 
 
 @pytest.mark.usefixtures("lock")
-def test_the_stub_is_built_for_the_profile(workspace: Workspace, request_: BuildRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_stub_is_built_for_the_profile(workspace: Workspace, planned: BuildRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stub for cuda shares GPU memory; all other options are those of the command line."""
     seen: list[tuple[object, ...]] = []
     real = module.plan_stub
@@ -178,7 +139,7 @@ def test_the_stub_is_built_for_the_profile(workspace: Workspace, request_: Build
         return real(*arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(module, "plan_stub", observed)
-    request = replace(request_, stub_options=StubOptions("https://mirror", "", 3))
+    request = replace(planned, stub_options=StubOptions("https://mirror", "", 3))
     for profile in ("cpu", "cuda"):
         make_plan(workspace, replace(request, profile=profile))
     options = [StubOptions("https://mirror", "", 3, gpu) for gpu in (False, True)]
@@ -187,53 +148,53 @@ def test_the_stub_is_built_for_the_profile(workspace: Workspace, request_: Build
 
 @pytest.mark.usefixtures("lock")
 def test_a_release_that_nobody_has_checked_is_told(
-    workspace: Workspace, request_: BuildRequest, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    workspace: Workspace, planned: BuildRequest, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The notes of the checks reach the user."""
-    stubs = open_root(request_.triton_root or Path()).stubs
+    stubs = open_root(planned.triton_root or Path()).stubs
     root = TritonRoot(Path("/t"), "39.01", rules_of("39.01"), stubs)
     monkeypatch.setattr(module, "find_triton", lambda *_: root)
-    make_plan(workspace, request_)
+    make_plan(workspace, planned)
     assert "Triton 39.01 is not in the table of releases" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("nothing_long")
 def test_a_repository_that_cannot_be_written_is_refused_first(
-    workspace: Workspace, request_: BuildRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    workspace: Workspace, planned: BuildRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before a Triton is even looked for."""
     monkeypatch.setattr(module, "find_triton", lambda *_: pytest.fail("a Triton is looked for"))
     (tmp_path / "file").touch()
     with pytest.raises(VllmEnvError, match="is not a folder"):
-        make_plan(workspace, replace(request_, repository=tmp_path / "file"))
+        make_plan(workspace, replace(planned, repository=tmp_path / "file"))
 
 
 @pytest.mark.usefixtures("nothing_long")
-def test_a_stub_that_is_missing_is_told_before_the_lock(workspace: Workspace, request_: BuildRequest) -> None:
+def test_a_stub_that_is_missing_is_told_before_the_lock(workspace: Workspace, planned: BuildRequest) -> None:
     """--stub prebuilt with a Python for which the Triton has none: a lock may take minutes to resolve."""
-    request = replace(request_, stub="prebuilt", overrides=Overrides(python="3.12"))
+    request = replace(planned, stub="prebuilt", overrides=Overrides(python="3.12"))
     with pytest.raises(VllmEnvError, match=r"--python 3\.12: .* has no stub for it") as caught:
         make_plan(workspace, request)
     assert "3.11" in caught.value.cause
 
 
 @pytest.mark.usefixtures("nothing_long")
-def test_warming_for_a_gpu_needs_one(workspace: Workspace, request_: BuildRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warming_for_a_gpu_needs_one(workspace: Workspace, planned: BuildRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """What vLLM compiles is for the very GPU; a build without --warm may run anywhere."""
     monkeypatch.setattr(module, "has_gpu", lambda: False)
     with pytest.raises(VllmEnvError, match="--warm: this machine has no GPU"):
-        make_plan(workspace, replace(request_, profile="cuda", warm=True))
+        make_plan(workspace, replace(planned, profile="cuda", warm=True))
 
 
 @pytest.mark.usefixtures("lock")
 @pytest.mark.parametrize(("profile", "gpu", "warm"), [("cuda", True, True), ("cuda", False, False), ("cpu", False, True)])
 def test_other_builds_do_not_need_a_gpu(
-    workspace: Workspace, request_: BuildRequest, monkeypatch: pytest.MonkeyPatch, profile: str, gpu: bool, warm: bool
+    workspace: Workspace, planned: BuildRequest, monkeypatch: pytest.MonkeyPatch, profile: str, gpu: bool, warm: bool
 ) -> None:
     """With one, without --warm, or for the CPU."""
     monkeypatch.setattr(module, "has_gpu", lambda: gpu)
     monkeypatch.setattr(module, "EXTRACTED_SPACE", {"cpu": 1, "cuda": 1})
-    assert make_plan(workspace, replace(request_, profile=profile, warm=warm)).spec.profile == profile
+    assert make_plan(workspace, replace(planned, profile=profile, warm=warm)).spec.profile == profile
 
 
 @pytest.mark.usefixtures("nothing_long")
@@ -242,12 +203,12 @@ def test_other_builds_do_not_need_a_gpu(
     [(True, False, "the smoke run"), (True, True, "the smoke run"), (False, True, "--warm")],
 )
 def test_space_for_tritons_extraction_is_asked_for_first(
-    workspace: Workspace, request_: BuildRequest, monkeypatch: pytest.MonkeyPatch, smoke: bool, warm: bool, purpose: str
+    workspace: Workspace, planned: BuildRequest, monkeypatch: pytest.MonkeyPatch, smoke: bool, warm: bool, purpose: str
 ) -> None:
     """In /tmp, whatever TMPDIR is; the message names what needs it and the ways out."""
     monkeypatch.setattr(module, "EXTRACTED_SPACE", {"cpu": 10**18})
     with pytest.raises(VllmEnvError, match=f"Triton's extraction for {purpose} needs 1000000000.0 GB in /tmp") as caught:
-        make_plan(workspace, replace(request_, smoke=smoke, warm=warm))
+        make_plan(workspace, replace(planned, smoke=smoke, warm=warm))
     assert "--layout directory" in caught.value.remedy
     assert "--no-smoke-run" in caught.value.remedy
 
@@ -255,8 +216,8 @@ def test_space_for_tritons_extraction_is_asked_for_first(
 @pytest.mark.usefixtures("lock")
 @pytest.mark.parametrize(("smoke", "layout"), [(True, "directory"), (False, "archive")])
 def test_nothing_is_extracted_here_without_a_server_or_an_archive(
-    workspace: Workspace, request_: BuildRequest, monkeypatch: pytest.MonkeyPatch, smoke: bool, layout: str
+    workspace: Workspace, planned: BuildRequest, monkeypatch: pytest.MonkeyPatch, smoke: bool, layout: str
 ) -> None:
     """So no space is asked for."""
     monkeypatch.setattr(module, "EXTRACTED_SPACE", {"cpu": 10**18})
-    assert make_plan(workspace, replace(request_, smoke=smoke, layout=layout)).key  # type: ignore[arg-type]
+    assert make_plan(workspace, replace(planned, smoke=smoke, layout=layout)).key  # type: ignore[arg-type]
