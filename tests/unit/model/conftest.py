@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import queue
+from dataclasses import replace
+from types import SimpleNamespace
+
 import pytest
 
 from support import fake_triton
+from support.engine_parts import PACE, STEP, DeadError, Llm, Log, Prompter
+from triton_vllm.inference.engine import Engine
 
 _MODULE = fake_triton.install()
 
@@ -15,3 +21,33 @@ def triton():
     fake_triton.Logger.lines.clear()
     _MODULE.unloaded.clear()
     return _MODULE
+
+
+@pytest.fixture
+def started():
+    """Engines to stop at the end."""
+    Llm.started, Llm.fail_starts = [], 0
+    engines = []
+
+    def start(*, restart=True, silence=0.0):
+        vllm = SimpleNamespace(
+            AsyncEngineArgs=lambda **_: None,
+            AsyncLLM=Llm,
+            UsageContext=SimpleNamespace(API_SERVER=None),
+            EngineDeadError=DeadError,
+            refusals=(),
+            client_errors=(ValueError, TypeError),
+            busy_errors=(),
+            enable_envs_cache=None,
+            disable_envs_cache=None,
+            step_timeout_s=STEP,
+        )
+        got = queue.Queue()
+        engine = Engine(vllm, {}, Prompter(), log=Log(), restart=restart, pace=replace(PACE, silence=silence))
+        engine.start(lambda j, item: got.put((j, item)))
+        engines.append(engine)
+        return engine, got
+
+    yield start
+    for engine in engines:
+        engine.stop(0)
