@@ -33,6 +33,7 @@ METHODS = {
         "get_supported_tasks": (),
         "shutdown": (),
         "errored": None,
+        "output_processor": None,
     },
     "vllm.v1.engine.output_processor.RequestOutputCollector": {"put": ("output",), "get_nowait": ()},
 }
@@ -51,6 +52,10 @@ FIELDS = {
     "vllm.pooling_params.PoolingParams": ("task",),
     "vllm.usage.usage_lib.UsageContext": ("API_SERVER",),
     "vllm.engine.arg_utils.AsyncEngineArgs": ("model", "disable_log_stats", "enable_lora", "media_io_kwargs"),
+    # who waits in vLLM's queue; without them only a stream's first output tells
+    "vllm.v1.engine.output_processor.OutputProcessor": ("request_states", "parent_requests"),
+    "vllm.v1.engine.output_processor.RequestState": ("is_prefilling",),
+    "vllm.v1.engine.parallel_sampling.ParentRequest": ("child_requests",),
     "vllm.lora.request.LoRARequest": ("lora_name", "lora_int_id", "lora_path"),
 }
 # optional name -> the first version of VERSIONS that must have it

@@ -49,7 +49,7 @@ class Joined:
         return list(outputs)
 
 
-def fake_job(channel: FakeChannel | None = None, *, assembler: Any = None, timeout: int = 0) -> Job:
+def fake_job(channel: FakeChannel | None = None, *, assembler: Any = None, timeout: int = 0, stream: bool = False) -> Job:
     """Return a job that asks for nothing in particular."""
-    request = SimpleNamespace(priority=0, timeout=timeout)
+    request = SimpleNamespace(priority=0, timeout=timeout, stream=stream)
     return Job(request, None, Reply(channel or FakeChannel()), assembler or Joined())

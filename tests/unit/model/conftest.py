@@ -29,7 +29,7 @@ def started():
     Llm.started, Llm.fail_starts = [], 0
     engines = []
 
-    def start(*, restart=True, silence=0.0):
+    def start(*, restart=True, **pace):
         vllm = SimpleNamespace(
             AsyncEngineArgs=lambda **_: None,
             AsyncLLM=Llm,
@@ -43,7 +43,7 @@ def started():
             step_timeout_s=STEP,
         )
         got = queue.Queue()
-        engine = Engine(vllm, {}, Prompter(), log=Log(), restart=restart, pace=replace(PACE, silence=silence))
+        engine = Engine(vllm, {}, Prompter(), log=Log(), restart=restart, pace=replace(PACE, **pace))
         engine.start(lambda j, item: got.put((j, item)))
         engines.append(engine)
         return engine, got

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import defaultdict
 from types import SimpleNamespace
 from typing import Any
 
@@ -90,6 +91,42 @@ def test_media_are_decoded_by_what_this_vllm_has():
     assert set(loaders) == {"image", "video"}
     assert loaders["image"](b"x") == (b"x", 0, {})
     assert loaders["video"](b"x") == (b"x", 1, {"num_frames": 2})
+
+
+ONE, BOTH = ["r-1"], ["0_r-1", "1_r-1"]
+STATES = [
+    ((1, ONE, {"r-1": True}), False),
+    ((1, ONE, {"r-1": False}), True),
+    ((2, BOTH, {"0_r-1": True, "1_r-1": True}), False),
+    ((2, BOTH, {"0_r-1": True, "1_r-1": False}), True),
+    ((2, BOTH[1:], {"1_r-1": True}), True),  # the other completion has finished
+    ((1, ONE, {"other": True}), True),  # it has finished, and its output is on the way
+    ((1, ONE, {"r-1": None}), None),  # no such attribute
+]
+
+
+@pytest.mark.parametrize(("state", "expected"), STATES)
+@pytest.mark.parametrize("own_ids", [True, False])
+def test_a_request_has_begun_when_a_completion_has_a_token(state, expected, own_ids):
+    """vLLM 0.14 has ids of its own for requests, 0.11 only for the completions of one that has several."""
+    count, ids, prefilling = state
+    states = {i: SimpleNamespace() if flag is None else SimpleNamespace(is_prefilling=flag) for i, flag in prefilling.items()}
+    processor = SimpleNamespace(request_states=states, parent_requests={})
+    request_id = "r" if own_ids or count > 1 else "r-1"
+    if own_ids:
+        processor.external_req_ids = defaultdict(list, {request_id: ids})
+    elif count > 1:
+        processor.parent_requests = {request_id: SimpleNamespace(child_requests=set(ids))}
+    assert compat.has_begun(SimpleNamespace(output_processor=processor), request_id, count) is expected
+
+
+def test_to_ask_for_a_request_that_vllm_does_not_know_leaves_nothing_there():
+    """Its mapping makes an entry for what is looked up in brackets; and an engine without states says nothing."""
+    given = defaultdict(list)
+    processor = SimpleNamespace(request_states={}, external_req_ids=given)
+    assert compat.has_begun(SimpleNamespace(output_processor=processor), "gone", 1) is True
+    assert given == {}
+    assert compat.has_begun(SimpleNamespace(), "r", 1) is None
 
 
 def test_an_engine_is_dead_when_it_says_so():

@@ -49,10 +49,20 @@ def test_all_values():
 def test_limits_have_parameters_of_their_names():
     """Numbers, 0 for none, and lists in place of the adapter's own."""
     given = config(
-        MAX_N="4", MAX_IMAGES="0", ALLOWED_MEDIA_DOMAINS="A.example.com, b.example.com", ALLOWED_CHAT_TEMPLATE_KWARGS="x"
+        MAX_N="4",
+        MAX_QUEUE_SECONDS="0",
+        DEFAULT_TIMEOUT_SECONDS="30",
+        ALLOWED_MEDIA_DOMAINS="A.example.com, b.example.com",
+        ALLOWED_CHAT_TEMPLATE_KWARGS="x",
     )
     domains = ("a.example.com", "b.example.com")
-    expected = Limits(max_n=4, max_images=0, allowed_media_domains=domains, allowed_chat_template_kwargs=("x",))
+    expected = Limits(
+        max_n=4,
+        max_queue_seconds=0,
+        default_timeout_seconds=30,
+        allowed_media_domains=domains,
+        allowed_chat_template_kwargs=("x",),
+    )
     assert read(given).limits == expected
     assert read(config()).limits == Limits()
 

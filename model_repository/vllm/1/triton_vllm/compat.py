@@ -334,6 +334,32 @@ def is_dead(llm: EngineClient) -> bool:
     return bool(getattr(llm, "errored", False))
 
 
+def has_begun(llm: EngineClient, request_id: str, count: int) -> bool | None:
+    """Return whether vLLM has begun to work on a request that was added; None if this vLLM does not say.
+
+    vLLM's own process learns that with the first token, also of a whole answer, which is put into the collector at its end.
+
+    Args:
+        llm: the engine.
+        request_id: as it was given to `add_request`.
+        count: completions of the request; vLLM keeps a state for each until it has finished.
+    """
+    processor = getattr(llm, "output_processor", None)
+    states = getattr(processor, "request_states", None)
+    if states is None:
+        return None
+    given = getattr(processor, "external_req_ids", None)
+    if given is not None:  # 0.14 has ids of its own, 0.11 has not
+        ids = given.get(request_id, ())
+    else:
+        parent = getattr(processor, "parent_requests", {}).get(request_id)
+        ids = (request_id,) if parent is None else parent.child_requests
+    prefilling = [getattr(states[own], "is_prefilling", None) for own in ids if own in states]
+    if None in prefilling:
+        return None
+    return len(prefilling) < count or not all(prefilling)
+
+
 def attach(collector: Collector, put: Callable[[Output | Exception], None]) -> None:
     """Send everything that vLLM puts into a request's collector to `put` (outputs and exceptions, in order).
 

@@ -35,6 +35,8 @@ class Job:
         task: adds the request to the engine; set by the event loop, as are `deadline` and `ended`.
         deadline: ends the request when its timeout has expired.
         ended: the last item has been put.
+        added: vLLM has the request.
+        waiting_since: the event loop's time of its coming; infinity once vLLM is known to have begun to work on it.
         pending: items that have not been sent.
         moved: the event loop's time of its last output, or of its coming; infinity once it has been logged as stuck.
         queued: the job waits in the sender's queue.
@@ -43,6 +45,7 @@ class Job:
     """
 
     __slots__ = (
+        "added",
         "assembler",
         "deadline",
         "due",
@@ -58,6 +61,7 @@ class Job:
         "request",
         "several",
         "task",
+        "waiting_since",
     )
 
     def __init__(self, request: Request, params: Any, reply: Reply, assembler: ResponseBuilder) -> None:
@@ -68,6 +72,8 @@ class Job:
         self.reply = reply
         self.pending: deque[Item] = deque()
         self.moved = 0.0
+        self.waiting_since = 0.0
+        self.added = False
         self.queued = False
         self.due = 0.0
         self.ended = False

@@ -68,6 +68,10 @@ class Limits:
         allowed_media_domains: hosts from which vLLM may fetch what `messages` refer to; empty: nothing is fetched.
         allowed_chat_template_kwargs: names in `chat_template_kwargs`.
         max_constraint_seconds: a processor's, of compiling a constraint, which is tried in a process of its own.
+        default_timeout_seconds: the timeout of a request that gives none.
+        max_queue_seconds: how long a request may wait until vLLM begins to work on it; a longer wait ends in UNAVAILABLE.
+            An hour: 1,024 requests in flight, the default, wait that long only where fewer than one in 3.5 s is answered. Ten
+            minutes would end batches that are well: four waves of 256 answers of 8,000 tokens take half an hour.
     """
 
     max_requests_in_flight: int = 1024
@@ -95,6 +99,8 @@ class Limits:
     allowed_media_domains: tuple[str, ...] = ()
     allowed_chat_template_kwargs: tuple[str, ...] = TEMPLATE_KWARGS
     max_constraint_seconds: int = 2
+    default_timeout_seconds: int = 0
+    max_queue_seconds: int = 3600
 
 
 USUAL = Limits()

@@ -37,15 +37,20 @@ class Pace:
         silence: EngineCore hangs if it does not answer for so long, and a request is stuck if it has no output for so long;
             0 is as long as vLLM itself waits for a worker's step.
         backoff: before each attempt to start a dead engine again.
+        deadline: from the coming of a request that gives no timeout to its end; 0 is none.
+        queue: a request is refused that vLLM has not begun to work on for so long; 0 is no limit.
     """
 
     health_period: float = 0.5
     question_period: float = 10.0
     silence: float = 0.0
     backoff: tuple[float, ...] = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)
+    deadline: float = 0.0
+    queue: float = 0.0
 
 
 USUAL_PACE = Pace()
+_BEGUN = math.inf
 _SHOWN = 20
 """Stuck requests in a line of the log; with a hung engine all are."""
 UNLOADED = "the model was unloaded before the request had finished"
@@ -126,7 +131,7 @@ class Engine:
 
     def submit(self, job: Job) -> None:
         """Take a job; its outcome comes through `put`."""
-        job.moved = self._loop.time()
+        job.moved = job.waiting_since = self._loop.time()
         # Here and not in the loop: the watch, woken next, would find nothing in flight and go to sleep again.
         self._jobs[job.id] = job
         self._loop.call_soon_threadsafe(self._begin, job)
@@ -188,13 +193,19 @@ class Engine:
         if job.ended:  # the engine has died, or is being unloaded
             return
         try:
-            if job.request.timeout:
-                seconds = job.request.timeout / 1e6
-                error = UnavailableError(f"timeout of {job.request.timeout} us expired before the request had finished")
-                job.deadline = self._loop.call_later(seconds, self._abort, job, error)
+            self._set_deadline(job)
             job.task = self._loop.create_task(self._add(job))
         except Exception as error:  # noqa: BLE001 - a request must never take the model down
             self._finish(job, self._translator.refusal(error))
+
+    def _set_deadline(self, job: Job) -> None:
+        own = job.request.timeout
+        seconds = own / 1e6 or self._pace.deadline
+        if not seconds:
+            return
+        which = f"timeout of {own} us" if own else f"the default timeout of {seconds:.0f} s"
+        error = UnavailableError(f"{which} expired before the request had finished")
+        job.deadline = self._loop.call_later(seconds, self._abort, job, error)
 
     async def _add(self, job: Job) -> None:
         try:
@@ -214,12 +225,14 @@ class Engine:
         if job.ended:  # cancelled or out of time while it was being added
             await self._llm.abort(job.id)
             return
+        job.added = True
         compat.attach(collector, lambda item: self._take(job, item))
 
     def _take(self, job: Job, item: Output | Exception) -> None:
         if job.ended:
             return
         job.moved = self._loop.time()
+        job.waiting_since = _BEGUN
         try:
             if isinstance(item, Exception):
                 self._finish(job, self._translator.loss(item))
@@ -276,6 +289,7 @@ class Engine:
             if self.healthy and self._jobs and self._loop.time() - self._asked_at > self._pace.question_period:
                 self._asked_at = math.inf
                 self._loop.create_task(self._ask())
+            self._refuse_overdue()
             self._note_stuck()
         except Exception as error:  # noqa: BLE001 - the next check may find more
             self._translator.note("the engine could not be checked", error)
@@ -303,6 +317,30 @@ class Engine:
                 self._translator.note("the engine could not be asked", error)
         finally:
             self._asked_at = self._loop.time()
+
+    def _refuse_overdue(self) -> None:
+        """Answer the requests that have been in the queue for too long."""
+        limit = self._pace.queue
+        if not limit:
+            return
+        came = self._loop.time() - limit
+        overdue = [job for job in self.jobs() if job.waiting_since < came and self._waits(job)]
+        for job in overdue:
+            text = f"the model has not begun to work on the request after {limit:.0f} s in the queue; try again later"
+            self._abort(job, UnavailableError(text))
+        if overdue:
+            self._log.warning(f"{len(overdue)} requests were refused after {limit:.0f} s in the queue")
+
+    def _waits(self, job: Job) -> bool:
+        """Return whether vLLM has not begun to work on a job; one that is still being added waits, too."""
+        if not job.added:
+            return True
+        begun = compat.has_begun(self._llm, job.id, getattr(job.params, "n", 1))
+        if begun is None:  # then only a stream shows it, by its first output
+            begun = not getattr(job.request, "stream", False)
+        if begun:
+            job.waiting_since = _BEGUN
+        return not begun
 
     def _note_stuck(self) -> None:
         """Log the requests that have had no output for long, with their state; a whole answer that takes its time is one, too."""

@@ -82,7 +82,9 @@ def load(args: Mapping[str, str], log: Log) -> Model:
 def _start(prepared: Prepared, log: Log) -> tuple[Engine, Outbox]:
     vllm, values, settings = prepared.vllm, prepared.engine_args, prepared.settings
     prompter = Prompter(vllm, compat.media_loaders(vllm, values))
-    engine = Engine(vllm, values, prompter, log=log, restart=settings.restart, pace=Pace(silence=settings.engine_timeout_s))
+    limits = settings.limits
+    pace = Pace(silence=settings.engine_timeout_s, deadline=limits.default_timeout_seconds, queue=limits.max_queue_seconds)
+    engine = Engine(vllm, values, prompter, log=log, restart=settings.restart, pace=pace)
     threads = settings.senders or (2 if (os.cpu_count() or 1) >= MANY_CORES else 1)
     outbox = Outbox(Delivery(engine.drop, log).deliver, log, threads)
     outbox.start()
