@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
@@ -60,17 +60,16 @@ def working(server: TritonServer) -> Iterator[OpenStream]:
 
 
 def test_what_waits_too_long_is_refused_and_dropped(bounded: TritonServer) -> None:
-    """A stream and a whole answer behind a long one are told UNAVAILABLE, vLLM forgets them, and the long one goes on."""
+    """Streams and whole answers behind a long one are told UNAVAILABLE, vLLM forgets them, and the long one goes on."""
     short = {"max_tokens": 1, **OWN}
-    with (
-        working(bounded) as long,
-        OpenStream(bounded.grpc_url, prompt(PROMPT, short, stream=True), codes=True) as stream,
-        OpenStream(bounded.grpc_url, prompt(PROMPT, short), codes=True) as whole,
-    ):
-        ends = [one.wait_end(PATIENCE) for one in (stream, whole)]
-        assert [end.error for end in ends] == [QUEUED] * 2
+    requests = [prompt(PROMPT, {**short, "n": n}, stream=streaming) for n in (1, 2) for streaming in (False, True)]
+    with ExitStack() as stack:
+        long = stack.enter_context(working(bounded))
+        waiting = [stack.enter_context(OpenStream(bounded.grpc_url, one, codes=True)) for one in requests]
+        ends = [one.wait_end(PATIENCE) for one in waiting]
+        assert {end.error for end in ends} == {QUEUED}
         assert all("UNAVAILABLE" in end.status for end in ends)
-        assert min(end.at - one.sent for end, one in zip(ends, (stream, whole), strict=True)) >= 0.9
+        assert min(end.at - one.sent for end, one in zip(ends, waiting, strict=True)) >= 0.9
         _wait_until_none_waits(bounded)
         long.wait(len(long.events) + 2)
         assert not long.ended
@@ -83,12 +82,13 @@ def _wait_until_none_waits(server: TritonServer) -> None:
         time.sleep(0.1)
 
 
-@pytest.mark.parametrize("streaming", [False, True])
-def test_what_has_begun_goes_on_until_the_default_deadline(bounded: TritonServer, streaming: bool) -> None:
-    """A whole answer shows nothing before its end, and is not taken for one that waits; nothing else ends it sooner."""
+@pytest.mark.parametrize(("streaming", "n"), [(False, 1), (True, 1), (False, 2)])
+def test_what_has_begun_goes_on_until_the_default_deadline(bounded: TritonServer, streaming: bool, n: int) -> None:
+    """A whole answer shows nothing before its end, and is not taken for one that waits; of two completions one has begun."""
+    asked = prompt(PROMPT, {**LONG, "temperature": 1, "n": n}, stream=streaming)
     until = now() + PATIENCE
     error = QUEUED
     while error == QUEUED and now() < until:  # as it is where a busy machine begins it too late
-        with OpenStream(bounded.grpc_url, prompt(PROMPT, LONG, stream=streaming)) as request:
+        with OpenStream(bounded.grpc_url, asked) as request:
             error = request.wait_end(PATIENCE).error
     assert error == EXPIRED

@@ -15,6 +15,7 @@ from triton_vllm.delivery import supervised
 from triton_vllm.errors import DEAD, AdapterError, CancelledError, InternalError, UnavailableError
 from triton_vllm.inference.minimum import bound_minimum
 from triton_vllm.inference.outcome import FAILED, Translator, failure
+from triton_vllm.inference.overdue import BEGUN, find_overdue
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping
@@ -50,7 +51,6 @@ class Pace:
 
 
 USUAL_PACE = Pace()
-_BEGUN = math.inf
 _SHOWN = 20
 """Stuck requests in a line of the log; with a hung engine all are."""
 UNLOADED = "the model was unloaded before the request had finished"
@@ -232,7 +232,7 @@ class Engine:
         if job.ended:
             return
         job.moved = self._loop.time()
-        job.waiting_since = _BEGUN
+        job.waiting_since = BEGUN
         try:
             if isinstance(item, Exception):
                 self._finish(job, self._translator.loss(item))
@@ -323,24 +323,12 @@ class Engine:
         limit = self._pace.queue
         if not limit:
             return
-        came = self._loop.time() - limit
-        overdue = [job for job in self.jobs() if job.waiting_since < came and self._waits(job)]
+        overdue = find_overdue(self.jobs(), self._loop.time() - limit, self._llm)
         for job in overdue:
             text = f"the model has not begun to work on the request after {limit:.0f} s in the queue; try again later"
             self._abort(job, UnavailableError(text))
         if overdue:
             self._log.warning(f"{len(overdue)} requests were refused after {limit:.0f} s in the queue")
-
-    def _waits(self, job: Job) -> bool:
-        """Return whether vLLM has not begun to work on a job; one that is still being added waits, too."""
-        if not job.added:
-            return True
-        begun = compat.has_begun(self._llm, job.id, getattr(job.params, "n", 1))
-        if begun is None:  # then only a stream shows it, by its first output
-            begun = not getattr(job.request, "stream", False)
-        if begun:
-            job.waiting_since = _BEGUN
-        return not begun
 
     def _note_stuck(self) -> None:
         """Log the requests that have had no output for long, with their state; a whole answer that takes its time is one, too."""

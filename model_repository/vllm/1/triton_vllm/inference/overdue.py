@@ -1,0 +1,34 @@
+"""Which requests have waited too long for vLLM to begin with them."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from triton_vllm import compat
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from triton_vllm.job import Job
+    from triton_vllm.protocols import EngineClient
+
+BEGUN = math.inf
+"""`Job.waiting_since` of a job that waits no more."""
+
+
+def find_overdue(jobs: Iterable[Job], came: float, llm: EngineClient) -> list[Job]:
+    """Return the jobs that wait since before `came`, in the event loop's time; vLLM is asked for no others."""
+    return [job for job in jobs if job.waiting_since < came and _waits(job, llm)]
+
+
+def _waits(job: Job, llm: EngineClient) -> bool:
+    """Return whether vLLM has not begun to work on a job; one that is still being added waits, too."""
+    if not job.added:
+        return True
+    begun = compat.has_begun(llm, job.id, getattr(job.params, "n", 1))
+    if begun is None:  # then only a stream shows it, by its first output
+        begun = not getattr(job.request, "stream", False)
+    if begun:
+        job.waiting_since = BEGUN
+    return not begun
