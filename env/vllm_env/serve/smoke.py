@@ -1,12 +1,10 @@
 """The smoke run: stock tritonserver serves what was built, and the client asks it.
 
 What it serves is a temporary copy of the model's folder with other engine arguments: those of a small model and of the
-machine at hand. The archive is linked, not copied, and nothing in the published folder changes.
+machine at hand. The environment is named by its path, not copied or linked, and nothing in the published folder changes.
 """
 
-import contextlib
 import json
-import os
 import re
 import shutil
 import sys
@@ -123,9 +121,9 @@ def server_environment(request: SmokeRequest) -> dict[str, str]:
 def copy_model(folder: Path, copy: Path, arguments: Mapping[str, Any]) -> None:
     """Copy a built model's folder with other engine arguments.
 
-    Of the version folder only the code is taken. An archive is hard-linked. Where that is not possible, and for an
-    unpacked environment, the copy's ``config.pbtxt`` names the original by its absolute path: newer releases of Triton
-    follow no link out of the model's folder.
+    Of the version folder only the code is taken. The copy's ``config.pbtxt`` names the environment by its absolute path: newer
+    releases of Triton follow no symbolic link out of the model's folder, and a hard link changes the archive's ctime, for
+    which a server that serves the original loads that once more at the next `load` or poll (seen with 24.10).
 
     GPU_DEVICE_IDS is cut down to its first GPU in the copy: the user's parallel sizes are among the arguments that are
     replaced, and the model refuses several GPUs for an engine that takes one.
@@ -138,22 +136,14 @@ def copy_model(folder: Path, copy: Path, arguments: Mapping[str, Any]) -> None:
     (copy / _ENGINE_ARGS).write_text(json.dumps(arguments, indent=2) + "\n", encoding="utf-8")
     config = copy / "config.pbtxt"
     text = config.read_text(encoding="utf-8")
-    changed = _with_environment(_GPU_IDS.sub(r"\1", text), folder, copy)
+    changed = _with_environment(_GPU_IDS.sub(r"\1", text), folder)
     if changed != text:
         config.write_text(changed, encoding="utf-8")
 
 
-def _with_environment(text: str, folder: Path, copy: Path) -> str:
-    """Link the archive that a configuration names into the copy, or return the configuration with the original's path."""
-    named = re.search(re.escape(_MODEL_DIRECTORY) + r'/([^"/]+)', text)
-    if named is None:
-        return text
-    environment = folder / named[1]
-    if environment.is_file():
-        with contextlib.suppress(OSError):  # another file system, or one without hard links
-            os.link(environment, copy / named[1])
-            return text
-    return text.replace(named[0], str(environment.resolve()))
+def _with_environment(text: str, folder: Path) -> str:
+    """Return a configuration that names the environment in ``folder`` by its path."""
+    return re.sub(re.escape(_MODEL_DIRECTORY) + r'/([^"/]+)', lambda named: str((folder / named[1]).resolve()), text, count=1)
 
 
 def _ask(request: SmokeRequest, server: TritonServer, folder: Path) -> str:

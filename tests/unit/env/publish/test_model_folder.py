@@ -84,11 +84,12 @@ def test_a_model_that_is_not_whole_is_completed(built: BuiltSet, tmp_path: Path,
 
 
 def test_the_candidate_can_be_served(built: BuiltSet, model: Path, tmp_path: Path) -> None:
-    """The smoke run's own copy of it is whole."""
+    """The smoke run's own copy of it has all but the archive, which it names."""
     stage_candidate(built, model, _TEMPLATE, tmp_path / "new")
     copy_model(tmp_path / "new", tmp_path / "copy", {"model": "x"})
-    names = ["triton_python_backend_stub", "vllm_engine_args.json", "vllm_env.json", "vllm_env.tar.gz"]
+    names = ["triton_python_backend_stub", "vllm_engine_args.json", "vllm_env.json"]
     assert _files(tmp_path / "copy") == ["1/model.py", "1/own/code.py", "config.pbtxt", *names]
+    assert f'"{tmp_path}/new/vllm_env.tar.gz"' in (tmp_path / "copy" / "config.pbtxt").read_text()
     assert json.loads((tmp_path / "copy" / "vllm_engine_args.json").read_text()) == {"model": "x"}
 
 
