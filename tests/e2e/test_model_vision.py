@@ -12,6 +12,7 @@ import pytest
 
 from support.model_requests import Answer, ask
 from support.reference import ONE_THREAD, run_reference
+from support.videos import avi
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -95,3 +96,29 @@ def test_bad_pictures(vision_server: TritonServer, image: Any, text: str) -> Non
     assert text in failed.error
     assert ".py" not in failed.error
     assert look(vision_server, png(BLUE)).token_ids()
+
+
+LONG, LARGE = avi(64, 48, 120, 36_001), avi(5000, 2000, 30, 3)
+
+
+@pytest.mark.parametrize(
+    ("file", "says"),
+    [
+        (LONG, "has 36001 frames; this model takes at most 36000"),
+        (LARGE, "of 5000 x 2000 has 10000000 pixels in a frame; this model takes at most 9437184"),
+    ],
+    ids=["long", "large"],
+)
+def test_videos_are_measured_by_their_headers(vision_server: TritonServer, file: bytes, says: str) -> None:
+    """Given as a tensor or within messages, before vLLM decodes them; the next request is served."""
+    text = base64.b64encode(file).decode()
+    assert f"video[0] {says}" in ask(vision_server, TEXT, GREEDY, video=text).error
+    content = [{"type": "video_url", "video_url": {"url": "data:video/avi;base64," + text}}]
+    said = ask(vision_server, None, GREEDY, messages=json.dumps([{"role": "user", "content": content}])).error
+    assert f"messages[0].content[0].video_url {says}" in said
+    assert look(vision_server, png(BLUE)).token_ids()
+
+
+def test_audio_without_a_decoder_is_unsupported(vision_server: TritonServer) -> None:
+    """vLLM's wheel for CPU does not ask for the libraries: the sound is not damaged."""
+    assert "audio[0]: this model's environment has no decoder for it" in ask(vision_server, TEXT, GREEDY, audio="AAAA").error

@@ -76,6 +76,9 @@ INSPECTION = (
     "subprocess.run(_SUBPROCESS_COMMAND, input=input_bytes, capture_output=True)",
     "/ 'modelinfos'",
 )
+# What keeps long audio from being decoded (`triton_vllm.loading.audio`), and how we know vLLM's refusal (`compat.too_large`).
+AUDIO = ("envs.VLLM_MAX_AUDIO_DECODE_DURATION_S", "Set VLLM_MAX_AUDIO_DECODE_DURATION_S to increase this limit.")
+MEASURES_AUDIO, SOUND = "0.24.0", "vllm.multimodal.media.audio"
 RENDERER = {
     "render_cmpl": ("prompts",),
     "render_cmpl_async": ("prompts",),
@@ -180,6 +183,8 @@ def problems(sources: Sources, version: str) -> list[str]:
         members = sources.members(owner)
         found.extend(f"{owner}.{field}" for field in fields if field not in members)
     found.extend(f"{REGISTRY}: {text}" for text in sources.lacks(REGISTRY, INSPECTION))
+    if _order(version) >= _order(MEASURES_AUDIO):
+        found.extend(f"{SOUND}: {text}" for text in sources.lacks(SOUND, AUDIO))
     return found
 
 

@@ -178,6 +178,7 @@ def install() -> ModuleType:
         "vllm.pooling_params": SimpleNamespace(PoolingParams=PoolingParams),
         "vllm.lora.request": SimpleNamespace(LoRARequest=LoRARequest),
         "vllm.v1.engine.exceptions": SimpleNamespace(EngineDeadError=EngineDeadError),
+        "vllm.envs": SimpleNamespace(environment_variables={"VLLM_MAX_AUDIO_DECODE_DURATION_S": lambda: 600}),
         "vllm.platforms": SimpleNamespace(current_platform=SimpleNamespace(is_cpu=lambda: True, ray_device_key="")),
     }
     for name, content in names.items():

@@ -33,6 +33,7 @@ LATE = {
     "PIL",
     "prometheus_client",
     "uvloop",
+    "cv2",
 }  # take seconds, or are in the environment only
 LATE |= {"_locale", "_thread", "select", "gc"}  # the start-up hook imports what is loaded already
 LATE |= {"triton_vllm", "triton_stream"}  # need one of the above, or tritonclient, which may be missing

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections import defaultdict
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -127,6 +128,41 @@ def test_to_ask_for_a_request_that_vllm_does_not_know_leaves_nothing_there():
     assert compat.has_begun(SimpleNamespace(output_processor=processor), "gone", 1) is True
     assert given == {}
     assert compat.has_begun(SimpleNamespace(), "r", 1) is None
+
+
+@pytest.mark.parametrize(
+    ("said", "passed_on"),
+    [
+        (
+            "Audio exceeds maximum allowed duration of 6s (7.0s). Set VLLM_MAX_AUDIO_DECODE_DURATION_S to increase this limit.",
+            "Audio exceeds maximum allowed duration of 6s (7.0s)",
+        ),
+        (
+            "Audio decode exceeded 256 MiB memory limit (257 MiB). Set VLLM_MAX_AUDIO_DECODE_BYTES to increase this limit.",
+            "Audio decode exceeded 256 MiB memory limit (257 MiB)",
+        ),
+        (
+            "Maximum file size exceeded (parameter=audio_filesize_mb, value=26.5)",
+            "Maximum file size exceeded (parameter=audio_filesize_mb, value=26.5)",
+        ),
+        ("Invalid or corrupted audio data.", None),
+        ("Set VLLM_X to increase this limit. Then /internal/path", None),
+    ],
+)
+def test_vllms_words_for_too_large_a_file_lose_its_advice(said, passed_on):
+    """The texts are those of vLLM 0.28 and 0.32; any other may hold internals."""
+    assert compat.too_large(ValueError(said)) == passed_on
+
+
+def test_the_variables_of_a_vllm_are_those_that_it_names(monkeypatch):
+    """Without reading them: a wrong value of one that is not asked for is vLLM's own matter."""
+    envs = ModuleType("vllm.envs")
+    envs.environment_variables = {"VLLM_A": lambda: 1 / 0}
+    monkeypatch.setitem(sys.modules, "vllm", ModuleType("vllm"))
+    monkeypatch.setitem(sys.modules, "vllm.envs", envs)
+    assert set(compat.variables()) == {"VLLM_A"}
+    del envs.environment_variables
+    assert set(compat.variables()) == set()
 
 
 def test_an_engine_is_dead_when_it_says_so():

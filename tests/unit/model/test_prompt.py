@@ -22,8 +22,8 @@ def generate(**given):
     return GenerateRequest(**wanted, stream=False, echo=False, wants=Wants(), parameters={})
 
 
-def made(request, *, vllm=OLD, llm=None, loaders=None):
-    return asyncio.run(Prompter(vllm, loaders or {}).make(llm or SimpleNamespace(), request))
+def made(request, *, vllm=OLD, llm=None, loaders=None, check=len):
+    return asyncio.run(Prompter(vllm, loaders or {}, check).make(llm or SimpleNamespace(), request))
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_a_few_requests_are_decoded_at_once():
         running.remove(data)
 
     async def all_at_once():
-        prompter = Prompter(OLD, {"image": load})
+        prompter = Prompter(OLD, {"image": load}, len)
         requests = [generate(text="hi", media={"image": (base64.b64encode(bytes([n])).decode(),)}) for n in range(12)]
         await asyncio.gather(*(prompter.make(SimpleNamespace(), request) for request in requests))
 
@@ -118,6 +118,55 @@ def test_a_newer_vllm_renders_a_conversation_itself():
     (((message,),), params) = prompt
     assert message == {"role": "user", "content": "hi"}
     assert params == {"chat_template_kwargs": {"add_generation_prompt": True}}
+
+
+def talk(*parts):
+    return generate(chat=Chat(({"role": "user", "content": list(parts)},), media=True))
+
+
+class Renders:
+    """In place of vLLM's renderer, which decodes what stands in messages."""
+
+    def __init__(self, error=None):
+        self.asked, self.error = 0, error
+
+    async def render_chat_async(self, conversations, params):
+        self.asked += 1
+        if self.error:
+            raise self.error
+        return None, ["prompt"]
+
+
+NEW = SimpleNamespace(**{**vars(OLD), "ChatParams": lambda **given: given})
+
+
+def test_videos_in_messages_are_checked_in_a_thread_before_vllm_sees_them():
+    """Only those that stand there: what vLLM fetches is not at hand."""
+    seen, renderer = [], Renders()
+
+    def check(videos):
+        seen.append((threading.current_thread(), list(videos)))
+        if videos:
+            raise InvalidRequestError(f"{videos[0][0]} is long")
+
+    given = {"video_url": {"url": "data:video/mp4;base64," + base64.b64encode(b"film").decode()}}
+    with pytest.raises(InvalidRequestError, match=r"messages\[0\].content\[1\].video_url is long"):
+        made(talk("look", given), vllm=NEW, llm=SimpleNamespace(renderer=renderer), check=check)
+    assert renderer.asked == 0
+    assert (
+        made(talk({"video_url": "https://a.example/b"}), vllm=NEW, llm=SimpleNamespace(renderer=renderer), check=check)
+        == "prompt"
+    )
+    assert [videos for _, videos in seen] == [[("messages[0].content[1].video_url", b"film")], []]
+    assert threading.main_thread() not in [thread for thread, _ in seen]
+
+
+def test_an_audio_in_messages_that_is_too_long_is_the_clients_error():
+    """With vLLM's number and limit, without its advice to the operator, and not as a fault of the template."""
+    error = ValueError("Audio exceeds maximum allowed duration of 600s (9.0s). Set VLLM_X_S to increase this limit.")
+    with pytest.raises(InvalidRequestError) as caught:
+        made(talk("listen"), vllm=NEW, llm=SimpleNamespace(renderer=Renders(error)))
+    assert str(caught.value) == "messages hold what cannot be decoded: Audio exceeds maximum allowed duration of 600s (9.0s)"
 
 
 def test_a_template_that_refuses_the_messages_is_the_clients_error():

@@ -22,7 +22,7 @@ ROOMS = ("loading", "admission", "inference", "delivery")
 SHARED = {"coerce", "compat", "contract", "errors", "job", "metrics", "protocols", "request", "transport"}
 TRITON = {"transport", "service", "loading.load", "admission.admit"}
 """These need Triton's module, which only the stub has."""
-HEAVY = {"vllm", "torch", "transformers", "uvloop", "prometheus_client", "triton_vllm.service"}
+HEAVY = {"vllm", "torch", "transformers", "uvloop", "prometheus_client", "cv2", "triton_vllm.service"}
 """These may be imported inside a function: they take long, or may be absent."""
 
 

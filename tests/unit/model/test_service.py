@@ -120,6 +120,35 @@ def test_a_model_is_loaded_serves_and_is_unloaded(run):
     assert {level for level, _ in seen["log"]} == {"info"}
 
 
+CLIPS = """
+import os
+from triton_vllm.admission import clips
+from triton_vllm.inference.video import Header
+clips.read_header = lambda data: Header(frames=6, rate=1.0, width=1, height=1)
+ARGS["model_config"] = json.dumps({
+    "model_transaction_policy": {"decoupled": True},
+    "parameters": {"MAX_CLIP_SECONDS": {"string_value": "5"}},
+})
+model.initialize(ARGS)
+content = [{"type": "video_url", "video_url": {"url": "data:video/mp4;base64,AAAA"}}]
+film = fake_triton.Request({"messages": np.array([json.dumps([{"role": "user", "content": content}]).encode()], np.object_)})
+model.execute([film])
+answered(film)
+model.finalize()
+print(json.dumps({"film": errors(film), "audio": os.environ.get("VLLM_MAX_AUDIO_DECODE_DURATION_S")}))
+"""
+
+
+def test_limits_of_audio_and_video_reach_those_who_measure(run, monkeypatch):
+    """vLLM measures audio, we the videos."""
+    monkeypatch.delenv("VLLM_MAX_AUDIO_DECODE_DURATION_S", raising=False)
+    seen = run(CLIPS, model="echo")
+    assert seen["audio"] == "5"
+    assert seen["film"] == [
+        ["INVALID_ARG", "messages[0].content[0].video_url has 6 seconds; this model takes at most 5"],
+    ]
+
+
 FAILS = """
 try:
     model.initialize(ARGS)

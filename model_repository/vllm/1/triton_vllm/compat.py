@@ -10,16 +10,18 @@ import dataclasses
 import importlib
 import inspect
 import opcode
+import re
 import sys
 import typing
 from dataclasses import dataclass, field
 from typing import Any
 
 if typing.TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
     from triton_vllm.protocols import Collector, EngineClient, Output, PrometheusFamily, Renderer
 
+_ADVICE = re.compile(r"\.?\s*Set VLLM_\w+ to\s+increase this\s+limit\.?\s*$")
 _RAISE = opcode.opmap["RAISE_VARARGS"]
 # (attribute, modules in the order tried: newest place first)
 PLACES: Mapping[str, tuple[str, ...]] = {
@@ -281,6 +283,12 @@ def media_loaders(vllm: Vllm, engine_args: Mapping[str, Any]) -> dict[str, Calla
     return {name: item.load_bytes for name, item in made.items()}
 
 
+def variables() -> Collection[str]:
+    """Return the environment variables that this vLLM reads; it warns of others of its names, or refuses them."""
+    known: Mapping[str, Any] = getattr(importlib.import_module("vllm.envs"), "environment_variables", {})
+    return known.keys()
+
+
 def child_environment() -> dict[str, str]:
     """Return variables that vLLM's processes need, unless the operator has set them.
 
@@ -327,6 +335,18 @@ def is_refusal(vllm: Vllm, error: Exception) -> bool:
         last = last.tb_next
     module = str(last.tb_frame.f_globals.get("__name__", ""))
     return module.partition(".")[0] == "vllm" and last.tb_frame.f_code.co_code[last.tb_lasti] == _RAISE
+
+
+def too_large(error: Exception) -> str | None:
+    """Return what vLLM's loaders say of a file that decodes to more than they take; None if the error is another one.
+
+    That is a plain ValueError, known by its advice to set an environment variable, which is for the operator and left out.
+    """
+    text = str(error)
+    if text.startswith("Maximum file size exceeded"):
+        return text
+    said = _ADVICE.sub("", text)
+    return said if said != text else None
 
 
 def is_dead(llm: EngineClient) -> bool:

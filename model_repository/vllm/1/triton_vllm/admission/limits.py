@@ -65,6 +65,9 @@ class Limits:
         max_image_pixels: width times height of all pictures of a request, read from their first bytes.
         max_clips: audios and videos of a request.
         max_clip_bytes: the file of an audio or a video.
+        max_clip_seconds: an audio, which vLLM measures while it decodes, or a video, by its header.
+        max_video_frames: of a video, by its header.
+        max_frame_pixels: width times height of all videos of a request, by their headers.
         allowed_media_domains: hosts from which vLLM may fetch what `messages` refer to; empty: nothing is fetched.
         allowed_chat_template_kwargs: names in `chat_template_kwargs`.
         max_constraint_seconds: a processor's, of compiling a constraint, which is tried in a process of its own.
@@ -97,6 +100,9 @@ class Limits:
     max_image_pixels: int = 1 << 25
     max_clips: int = 4
     max_clip_bytes: int = 32 * MIB
+    max_clip_seconds: int = 600
+    max_video_frames: int = 36_000
+    max_frame_pixels: int = 9 * MIB
     allowed_media_domains: tuple[str, ...] = ()
     allowed_chat_template_kwargs: tuple[str, ...] = TEMPLATE_KWARGS
     max_constraint_seconds: int = 2

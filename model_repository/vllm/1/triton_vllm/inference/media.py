@@ -4,37 +4,77 @@ from __future__ import annotations
 
 import base64
 import binascii
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from triton_vllm import compat
 from triton_vllm.errors import InvalidRequestError, UnsupportedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
+
+CheckVideos = Callable[[Sequence[tuple[str, bytes]]], None]
+"""Refuses videos, each a name for errors and a file, that would take too much to decode."""
 
 
-def decode(media: Mapping[str, tuple[str, ...]], loaders: Mapping[str, Callable[[bytes], Any]]) -> dict[str, list[Any]]:
+def decode(
+    media: Mapping[str, tuple[str, ...]], loaders: Mapping[str, Callable[[bytes], Any]], check: CheckVideos
+) -> dict[str, list[Any]]:
     """Return the decoded items by modality.
 
     Args:
         media: base64 strings by modality, with or without a `data:…;base64,` head.
         loaders: what the installed vLLM can decode.
+        check: called with the videos before anything is decoded.
 
     Raises:
-        InvalidRequestError: an item is not base64 or not of its modality.
-        UnsupportedError: this vLLM has no such modality.
+        InvalidRequestError: an item is not base64, not of its modality, or too large.
+        UnsupportedError: this vLLM has no such modality, or its environment no decoder for it.
     """
-    return {name: [_item(name, i, text, loaders) for i, text in enumerate(items)] for name, items in media.items()}
+    for name in media:
+        if name not in loaders:
+            raise UnsupportedError(f"{name}: this vLLM cannot decode it")
+    files = {kind: [(f"{kind}[{i}]", _file(f"{kind}[{i}]", text)) for i, text in enumerate(media[kind])] for kind in media}
+    check(files.get("video", ()))
+    return {kind: [_load(name, data, loaders[kind]) for name, data in items] for kind, items in files.items()}
 
 
-def _item(name: str, index: int, text: str, loaders: Mapping[str, Callable[[bytes], Any]]) -> Any:
-    if name not in loaders:
-        raise UnsupportedError(f"{name}: this vLLM cannot decode it")
-    body = text.partition(",")[2] if text.startswith("data:") else text
+def check_messages(messages: Sequence[Mapping[str, Any]], check: CheckVideos) -> None:
+    """Call `check` with the videos that stand in messages, which vLLM decodes itself; not with those that it fetches.
+
+    Args:
+        messages: of a conversation, as admission lets them through.
+        check: refuses videos.
+
+    Raises:
+        InvalidRequestError: a video is not base64, or too large.
+    """
+    found = []
+    for number, message in enumerate(messages):
+        content = message.get("content")
+        for place, part in enumerate(content if isinstance(content, list) else ()):
+            value = part.get("video_url") if isinstance(part, dict) else None
+            url = value.get("url") if isinstance(value, dict) else value
+            if isinstance(url, str) and url[:5].lower() == "data:":
+                name = f"messages[{number}].content[{place}].video_url"
+                found.append((name, _file(name, url)))
+    check(found)
+
+
+def _file(name: str, text: str) -> bytes:
+    body = text.partition(",")[2] if text[:5].lower() == "data:" else text
     try:
-        data = base64.b64decode("".join(body.split()), validate=True)
+        return base64.b64decode("".join(body.split()), validate=True)
     except (binascii.Error, ValueError):
-        raise InvalidRequestError(f"{name}[{index}] is not valid base64") from None
+        raise InvalidRequestError(f"{name} is not valid base64") from None
+
+
+def _load(name: str, data: bytes, loader: Callable[[bytes], Any]) -> Any:
     try:
-        return loaders[name](data)
-    except Exception:  # noqa: BLE001 - decoders raise what they like on bytes that are not theirs
-        raise InvalidRequestError(f"{name}[{index}] cannot be decoded: it is damaged or not of that kind") from None
+        return loader(data)
+    except ImportError:
+        raise UnsupportedError(f"{name}: this model's environment has no decoder for it") from None
+    except Exception as error:  # noqa: BLE001 - decoders raise what they like on bytes that are not theirs
+        refusal = compat.too_large(error)
+        reason = refusal or "it is damaged or not of that kind"
+        raise InvalidRequestError(f"{name} cannot be decoded: {reason}") from None

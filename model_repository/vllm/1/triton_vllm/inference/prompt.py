@@ -28,11 +28,13 @@ class Prompter:
     Args:
         vllm: the loaded vLLM.
         loaders: decoders of media by modality.
+        check: refuses videos that would take too much to decode.
     """
 
-    def __init__(self, vllm: compat.Vllm, loaders: Mapping[str, Callable[[bytes], Any]]) -> None:
+    def __init__(self, vllm: compat.Vllm, loaders: Mapping[str, Callable[[bytes], Any]], check: media.CheckVideos) -> None:
         self._vllm = vllm
         self._loaders = loaders
+        self._check = check
         self._turns = Turns()
         self._trials = Trials()
         self._decoding = asyncio.Semaphore(DECODED_AT_ONCE)
@@ -54,17 +56,23 @@ class Prompter:
         if isinstance(request, GenerateRequest) and request.media:
             # Decoding an image or a video takes long, so it is not done in the event loop.
             async with self._decoding:
-                prompt["multi_modal_data"] = await asyncio.to_thread(media.decode, request.media, self._loaders)
+                prompt["multi_modal_data"] = await asyncio.to_thread(media.decode, request.media, self._loaders, self._check)
         return await tokenize(self._vllm, llm, prompt, self._turns)
 
     async def _chat(self, llm: EngineClient, chat: Chat) -> Any:
         kwargs = dict(chat.template_kwargs)
         if chat.tools:
             kwargs["tools"] = [dict(tool) for tool in chat.tools]
+        if chat.media:
+            async with self._decoding:
+                await asyncio.to_thread(media.check_messages, chat.messages, self._check)
         try:
             return await compat.render_chat(self._vllm, llm, [dict(m) for m in chat.messages], kwargs)
         except AdapterError:
             raise
         except Exception as error:  # a template is the model's own program and raises what it likes
+            refusal = compat.too_large(error)
+            if refusal:
+                raise InvalidRequestError(f"messages hold what cannot be decoded: {refusal}") from error
             text = str(error).strip().split("\n", 1)[0]
             raise InvalidRequestError(f"messages cannot be rendered by the model's chat template: {text}") from error

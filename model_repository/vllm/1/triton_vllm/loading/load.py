@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from triton_vllm import compat, transport
+from triton_vllm.admission.clips import check_videos
 from triton_vllm.delivery.deliver import Delivery
 from triton_vllm.delivery.outbox import Outbox
 from triton_vllm.delivery.watch import CancellationWatch, Departure
@@ -81,8 +82,8 @@ def load(args: Mapping[str, str], log: Log) -> Model:
 
 def _start(prepared: Prepared, log: Log) -> tuple[Engine, Outbox]:
     vllm, values, settings = prepared.vllm, prepared.engine_args, prepared.settings
-    prompter = Prompter(vllm, compat.media_loaders(vllm, values))
     limits = settings.limits
+    prompter = Prompter(vllm, compat.media_loaders(vllm, values), partial(check_videos, limits))
     pace = Pace(silence=settings.engine_timeout_s, deadline=limits.default_timeout_seconds, queue=limits.max_queue_seconds)
     engine = Engine(vllm, values, prompter, log=log, restart=settings.restart, pace=pace)
     threads = settings.senders or (2 if (os.cpu_count() or 1) >= MANY_CORES else 1)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from triton_vllm import compat
 from triton_vllm.errors import ConfigError
 from triton_vllm.loading import (
+    audio,
     compilers,
     devices,
     engine_args,
@@ -82,6 +83,7 @@ def prepare(args: Mapping[str, str], log: Log, progress: Progress, until_loaded:
     os.environ.setdefault("VLLM_MEDIA_URL_ALLOW_REDIRECTS", "0")
     progress.phase("importing vLLM")
     vllm = _import(log, until_loaded)
+    audio.limit(chosen.limits, compat.variables(), os.environ)
     file_name = str(engine_args.place(model_dir, version_dir).relative_to(model_dir))
     values = _fit(vllm, given, file_name, log)
     enabled = bool(values.get("enable_lora", False))
