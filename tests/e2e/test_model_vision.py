@@ -121,4 +121,4 @@ def test_videos_are_measured_by_their_headers(vision_server: TritonServer, file:
 
 def test_audio_without_a_decoder_is_unsupported(vision_server: TritonServer) -> None:
     """vLLM's wheel for CPU does not ask for the libraries: the sound is not damaged."""
-    assert "audio[0]: this model's environment has no decoder for it" in ask(vision_server, TEXT, GREEDY, audio="AAAA").error
+    assert "the model's environment has no decoder for it" in ask(vision_server, TEXT, GREEDY, audio="AAAA").error

@@ -143,7 +143,7 @@ def copy_model(folder: Path, copy: Path, arguments: Mapping[str, Any]) -> None:
 
 def _with_environment(text: str, folder: Path) -> str:
     """Return a configuration that names the environment in ``folder`` by its path."""
-    return re.sub(re.escape(_MODEL_DIRECTORY) + r'/([^"/]+)', lambda named: str((folder / named[1]).resolve()), text, count=1)
+    return re.sub(re.escape(_MODEL_DIRECTORY) + r'/([^"/]+)', lambda named: str((folder / named[1]).resolve()), text)
 
 
 def _ask(request: SmokeRequest, server: TritonServer, folder: Path) -> str:

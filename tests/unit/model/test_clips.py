@@ -52,6 +52,10 @@ def test_videos_within_the_limits_pass(check):
         ([Header(0, 30.0, 20, 25)], "video[0]: its header does not say how many frames"),
         ([Header(5, 30.0, 0, 25)], "video[0]: its header does not say"),
         ([Header(5, 30.0, 20, 0)], "video[0]: its header does not say"),
+        (
+            [Header(100, 1000.0, 20, 25)],
+            "frames it has, of what size, or how many a second",
+        ),
         ([FINE, ValueError("/internal")], "video[1] cannot be decoded: it is damaged or not a video"),
     ],
 )

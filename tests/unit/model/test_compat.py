@@ -101,7 +101,7 @@ STATES = [
     ((2, BOTH, {"0_r-1": True, "1_r-1": True}), False),
     ((2, BOTH, {"0_r-1": True, "1_r-1": False}), True),
     ((2, BOTH[1:], {"1_r-1": True}), True),  # the other completion has finished
-    ((1, ONE, {"other": True}), True),  # it has finished, and its output is on the way
+    ((1, ONE, {"other": True}), None),  # it has finished, and its output is on the way, or has an id that we cannot find
     ((1, ONE, {"r-1": None}), None),  # no such attribute
 ]
 
@@ -125,7 +125,7 @@ def test_to_ask_for_a_request_that_vllm_does_not_know_leaves_nothing_there():
     """Its mapping makes an entry for what is looked up in brackets; and an engine without states says nothing."""
     given = defaultdict(list)
     processor = SimpleNamespace(request_states={}, external_req_ids=given)
-    assert compat.has_begun(SimpleNamespace(output_processor=processor), "gone", 1) is True
+    assert compat.has_begun(SimpleNamespace(output_processor=processor), "gone", 1) is None
     assert given == {}
     assert compat.has_begun(SimpleNamespace(), "r", 1) is None
 

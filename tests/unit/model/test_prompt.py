@@ -157,7 +157,7 @@ def test_videos_in_messages_are_checked_in_a_thread_before_vllm_sees_them():
         made(talk({"video_url": "https://a.example/b"}), vllm=NEW, llm=SimpleNamespace(renderer=renderer), check=check)
         == "prompt"
     )
-    assert [videos for _, videos in seen] == [[("messages[0].content[1].video_url", b"film")], []]
+    assert [videos for _, videos in seen] == [[("messages[0].content[1].video_url", b"film")]]
     assert threading.main_thread() not in [thread for thread, _ in seen]
 
 
@@ -167,6 +167,13 @@ def test_an_audio_in_messages_that_is_too_long_is_the_clients_error():
     with pytest.raises(InvalidRequestError) as caught:
         made(talk("listen"), vllm=NEW, llm=SimpleNamespace(renderer=Renders(error)))
     assert str(caught.value) == "messages hold what cannot be decoded: Audio exceeds maximum allowed duration of 600s (9.0s)"
+
+
+def test_what_has_no_decoder_is_not_a_fault_of_the_template():
+    """As with vLLM's placeholder of a package that is not there."""
+    renderer = Renders(ImportError("Please install vllm[audio]"))
+    with pytest.raises(UnsupportedError, match="the model's environment has no decoder for it"):
+        made(talk("listen"), vllm=NEW, llm=SimpleNamespace(renderer=renderer))
 
 
 def test_a_template_that_refuses_the_messages_is_the_clients_error():

@@ -375,7 +375,7 @@ def has_begun(llm: EngineClient, request_id: str, count: int) -> bool | None:
         parent = getattr(processor, "parent_requests", {}).get(request_id)
         ids = (request_id,) if parent is None else parent.child_requests
     prefilling = [getattr(states[own], "is_prefilling", None) for own in ids if own in states]
-    if None in prefilling:
+    if not prefilling or None in prefilling:  # none either where it has finished, and its output is on the way
         return None
     return len(prefilling) < count or not all(prefilling)
 

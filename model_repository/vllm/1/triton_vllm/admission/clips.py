@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
     from triton_vllm.admission.limits import Limits
 
+GUESSED_RATE = 1000.0
+"""Frames a second that OpenCV takes for a WebM with irregular times in milliseconds; its frames are then length times that."""
+
 
 def check_videos(limits: Limits, videos: Sequence[tuple[str, bytes]]) -> None:
     """Refuse videos of a request; called in the thread that would decode them.
@@ -44,10 +47,13 @@ def _check(limits: Limits, name: str, data: bytes) -> int:
         raise InvalidRequestError(f"{name} cannot be decoded: it is damaged or not a video") from None
     if header is None:  # an environment without OpenCV: vLLM decodes with something else, or refuses the video
         return 0
-    if not (header.frames and header.width and header.height):
+    if not (header.frames and header.width and header.height) or header.rate >= GUESSED_RATE:
         # Such as a browser's recording, which is written before its length is known. Nothing would bound a decoder that
         # counts by decoding, and vLLM's usual one would show the model the first frame only.
-        raise InvalidRequestError(f"{name}: its header does not say how many frames it has, or of what size; remux it")
+        raise InvalidRequestError(
+            f"{name}: its header does not say how many frames it has, of what size, or how many a second; "
+            "convert it to MP4 with a constant frame rate"
+        )
     refuse_above(limits.max_video_frames, header.frames, f"{name} has", "frames")
     # Without a rate the frames alone bound it.
     refuse_above(limits.max_clip_seconds, math.ceil(header.frames / header.rate) if header.rate else 0, f"{name} has", "seconds")

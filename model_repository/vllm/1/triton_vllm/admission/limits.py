@@ -102,7 +102,7 @@ class Limits:
     max_clip_bytes: int = 32 * MIB
     max_clip_seconds: int = 600
     max_video_frames: int = 36_000
-    max_frame_pixels: int = 9 * MIB
+    max_frame_pixels: int = 18 * MIB  # two films of 4096 x 2160
     allowed_media_domains: tuple[str, ...] = ()
     allowed_chat_template_kwargs: tuple[str, ...] = TEMPLATE_KWARGS
     max_constraint_seconds: int = 2

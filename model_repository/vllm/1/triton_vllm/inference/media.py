@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 CheckVideos = Callable[[Sequence[tuple[str, bytes]]], None]
 """Refuses videos, each a name for errors and a file, that would take too much to decode."""
+NO_DECODER = "it is damaged, or the model's environment has no decoder for it"
 
 
 def decode(
@@ -39,15 +40,13 @@ def decode(
     return {kind: [_load(name, data, loaders[kind]) for name, data in items] for kind, items in files.items()}
 
 
-def check_messages(messages: Sequence[Mapping[str, Any]], check: CheckVideos) -> None:
-    """Call `check` with the videos that stand in messages, which vLLM decodes itself; not with those that it fetches.
+def videos_within(messages: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """Return the videos that stand in messages, which vLLM decodes itself, each a name for errors and its text.
+
+    Those that vLLM fetches are not among them.
 
     Args:
         messages: of a conversation, as admission lets them through.
-        check: refuses videos.
-
-    Raises:
-        InvalidRequestError: a video is not base64, or too large.
     """
     found = []
     for number, message in enumerate(messages):
@@ -56,9 +55,17 @@ def check_messages(messages: Sequence[Mapping[str, Any]], check: CheckVideos) ->
             value = part.get("video_url") if isinstance(part, dict) else None
             url = value.get("url") if isinstance(value, dict) else value
             if isinstance(url, str) and url[:5].lower() == "data:":
-                name = f"messages[{number}].content[{place}].video_url"
-                found.append((name, _file(name, url)))
-    check(found)
+                found.append((f"messages[{number}].content[{place}].video_url", url))
+    return found
+
+
+def check_within(videos: Sequence[tuple[str, str]], check: CheckVideos) -> None:
+    """Call `check` with what `videos_within` has found.
+
+    Raises:
+        InvalidRequestError: a video is not base64, or too large.
+    """
+    check([(name, _file(name, url)) for name, url in videos])
 
 
 def _file(name: str, text: str) -> bytes:
@@ -73,7 +80,7 @@ def _load(name: str, data: bytes, loader: Callable[[bytes], Any]) -> Any:
     try:
         return loader(data)
     except ImportError:
-        raise UnsupportedError(f"{name}: this model's environment has no decoder for it") from None
+        raise UnsupportedError(f"{name} cannot be decoded: {NO_DECODER}") from None
     except Exception as error:  # noqa: BLE001 - decoders raise what they like on bytes that are not theirs
         refusal = compat.too_large(error)
         reason = refusal or "it is damaged or not of that kind"

@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from triton_vllm import compat
-from triton_vllm.errors import AdapterError, InvalidRequestError
+from triton_vllm.errors import AdapterError, InvalidRequestError, UnsupportedError
 from triton_vllm.inference import media
 from triton_vllm.inference.compiling import Trials
 from triton_vllm.inference.tokenizing import tokenize
@@ -38,6 +38,7 @@ class Prompter:
         self._turns = Turns()
         self._trials = Trials()
         self._decoding = asyncio.Semaphore(DECODED_AT_ONCE)
+        self._reading = asyncio.Lock()  # of the headers of videos in messages, one request's at a time
 
     async def make(self, llm: EngineClient, request: Request) -> Any:
         """Return what `add_request` takes; runs in the engine's event loop.
@@ -63,13 +64,16 @@ class Prompter:
         kwargs = dict(chat.template_kwargs)
         if chat.tools:
             kwargs["tools"] = [dict(tool) for tool in chat.tools]
-        if chat.media:
-            async with self._decoding:
-                await asyncio.to_thread(media.check_messages, chat.messages, self._check)
+        videos = media.videos_within(chat.messages) if chat.media else ()
+        if videos:
+            async with self._reading:
+                await asyncio.to_thread(media.check_within, videos, self._check)
         try:
             return await compat.render_chat(self._vllm, llm, [dict(m) for m in chat.messages], kwargs)
         except AdapterError:
             raise
+        except ImportError as error:  # of a decoder, from the place in vLLM that would have used it
+            raise UnsupportedError(f"messages hold what cannot be decoded: {media.NO_DECODER}") from error
         except Exception as error:  # a template is the model's own program and raises what it likes
             refusal = compat.too_large(error)
             if refusal:
