@@ -98,14 +98,14 @@ def test_bad_pictures(vision_server: TritonServer, image: Any, text: str) -> Non
     assert look(vision_server, png(BLUE)).token_ids()
 
 
-LONG, LARGE = avi(64, 48, 120, 36_001), avi(5000, 2000, 30, 3)
+LONG, LARGE = avi(64, 48, 120, 36_001), avi(6000, 4000, 30, 3)
 
 
 @pytest.mark.parametrize(
     ("file", "says"),
     [
         (LONG, "has 36001 frames; this model takes at most 36000"),
-        (LARGE, "of 5000 x 2000 has 10000000 pixels in a frame; this model takes at most 9437184"),
+        (LARGE, "of 6000 x 4000 has 24000000 pixels in a frame; this model takes at most 18874368"),
     ],
     ids=["long", "large"],
 )

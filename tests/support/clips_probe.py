@@ -15,7 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-SMALL, LARGE = (16, 16), (4096, 2400)
+SMALL, LARGE = (16, 16), (6144, 3200)
 MIB = 1 << 20
 
 
