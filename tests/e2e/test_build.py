@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from support.chaos_lab import STAGES
-from support.repositories import CHECKOUT, triton_root
+from support.repositories import CHECKOUT, point_to_environment, triton_root
 from support.serving import CPU_ARGUMENTS, CPU_ENVIRONMENT
 from support.triton_client import generate, generate_stream
 from vllm_env.base.errors import CommandError
@@ -151,11 +151,15 @@ def test_a_broken_part_is_noticed(serving: Serve, parts: Parts, tmp_path: Path, 
     """
 
     def spoil(model: Path) -> None:
-        file = {"stub": model / "triton_python_backend_stub", "archive": model / "vllm_env.tar.gz"}.get(part, model / "1" / part)
-        data = file.read_bytes()
-        file.unlink()  # a link to the built one
-        file.write_bytes(data[: len(data) // 2] if part != "model.py" else b"raise RuntimeError('broken')\n")
-        file.chmod(0o755)
+        if part == "model.py":
+            (model / "1" / part).write_text("raise RuntimeError('broken')\n")
+            return
+        name = {"stub": "triton_python_backend_stub", "archive": "vllm_env.tar.gz"}[part]
+        data = (parts.model / name).read_bytes()
+        (model / name).write_bytes(data[: len(data) // 2])
+        (model / name).chmod(0o755)
+        if part == "archive":
+            point_to_environment(model, Path("$$TRITON_MODEL_DIRECTORY", name))
 
     with pytest.raises(CommandError), serving(as_built=part == "archive", prepare=spoil, ready_timeout=75):
         pass
