@@ -32,10 +32,13 @@ def file_sha256(path: Path) -> str:
 
 
 def tree_size(path: Path) -> int:
-    """Return the size in bytes of a file, or of all files below a folder; 0 if there is nothing."""
-    if not path.is_dir():
-        return path.stat().st_size if path.exists() else 0
-    return sum(f.lstat().st_size for f in path.rglob("*") if not f.is_dir())
+    """Return the size in bytes of a file, or of all files below a folder; what is gone, or goes meanwhile, has none."""
+    below = (Path(folder, name) for folder, _, names in os.walk(path) for name in names)
+    size = 0
+    for file in below if path.is_dir() else (path,):
+        with contextlib.suppress(FileNotFoundError):
+            size += file.lstat().st_size
+    return size
 
 
 def remove_tree(path: Path) -> None:

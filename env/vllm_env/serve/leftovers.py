@@ -42,9 +42,11 @@ def find_abandoned(places: tuple[tuple[Path, re.Pattern[str]], ...] = _PLACES) -
     found = []
     for folder, pattern in places:
         for path in sorted(folder.iterdir()) if folder.is_dir() else []:
-            if not pattern.fullmatch(path.name) or not os.access(folder, os.W_OK) or not _is_ours(path):
+            if not pattern.fullmatch(path.name) or not os.access(folder, os.W_OK):
                 continue
-            stat = path.lstat()
+            stat = _status(path)
+            if stat is None:
+                continue
             number = f"{os.major(stat.st_dev):02x}:{os.minor(stat.st_dev):02x} {stat.st_ino}"
             in_use = any(use in (str(path), number) or use.startswith(f"{path}/") for use in used)
             if not in_use and stat.st_mtime < oldest:
@@ -59,7 +61,7 @@ def find_private_caches(roots: set[Path]) -> list[Abandoned]:
     """
     found = [path for root in sorted(roots) for path in sorted((root / "warm").glob("*"))]
     for folder in sorted({Path(tempfile.gettempdir()), Path("/tmp")}):  # noqa: S108 - a server need not have our TMPDIR
-        found += [path for path in sorted(folder.glob("*")) if _WARM.fullmatch(path.name) and _is_ours(path)]
+        found += [path for path in sorted(folder.glob("*")) if _WARM.fullmatch(path.name) and _status(path)]
     return [Abandoned(path, tree_size(path)) for path in found]
 
 
@@ -68,8 +70,13 @@ def server_runs() -> bool:
     return any(os.getuid() in (0, owner) for owner, _ in _servers())
 
 
-def _is_ours(path: Path) -> bool:
-    return os.getuid() in (0, path.lstat().st_uid)
+def _status(path: Path) -> os.stat_result | None:
+    """Return the status of what may be removed, None of what is another user's or has just gone: others tidy up, too."""
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        return None
+    return found if os.getuid() in (0, found.st_uid) else None
 
 
 def _used() -> set[str]:  # psutil's maps would take seconds

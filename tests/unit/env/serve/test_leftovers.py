@@ -53,6 +53,23 @@ def folder(parent: Path, name: str) -> Path:
     return made
 
 
+class Late:
+    """A pattern by which another process has removed what it names before anybody can look."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def fullmatch(self, name: str) -> bool:
+        shutil.rmtree(self.folder / name)
+        return True
+
+
+def test_what_another_process_removes_meanwhile_is_passed_over(tmp_path: Path):
+    """Servers tidy up beside us: it is neither found nor an error."""
+    folder(tmp_path / "tmp", "python_env_abc123")
+    assert leftovers.find_abandoned(((tmp_path / "tmp", Late(tmp_path / "tmp")),)) == []
+
+
 def test_an_unused_environment_is_found_and_removed(tmp_path: Path):
     """Its size is that of its files, and after ``remove`` it is gone."""
     left = folder(tmp_path, "python_env_abc123")
