@@ -8,6 +8,7 @@ from typing import Any
 
 CODES = ("UNKNOWN", "INTERNAL", "INVALID_ARG", "UNAVAILABLE", "UNSUPPORTED", "CANCELLED")
 FINAL = 1
+REFUSAL = "Model mine - Error when running inference: Model mine is using the decoupled. The current BLS request call doesn't"
 
 
 class TritonModelException(Exception):  # noqa: N818 - Triton's name
@@ -145,15 +146,26 @@ def install() -> ModuleType:
         return found  # type: ignore[return-value]  # what has imported it keeps it
     module: Any = ModuleType("triton_python_backend_utils")
     module.unloaded = []
-    module.ending = False
+    module.refusal, module.trouble = REFUSAL, None
+
+    class InferenceRequest:
+        """A model's request to the server, answered by an error: refused, or the server's end, or what `trouble` raises."""
+
+        def __init__(self, model_name: str, requested_output_names: list[str], inputs: list[Any]) -> None:
+            assert model_name
+            assert requested_output_names
+            assert not inputs
+
+        def exec(self) -> SimpleNamespace:
+            if module.trouble is not None:
+                raise module.trouble
+            return SimpleNamespace(error=lambda: SimpleNamespace(message=lambda: module.refusal))
 
     def is_model_ready(model_name: str) -> bool:
-        if module.ending:
-            raise TritonModelException("Failed to check model readiness: Server not ready")
-        return True
+        raise AssertionError(f"the stub crashes here when the server of {model_name} ends")
 
     vars(module).update(
-        is_model_ready=is_model_ready, TritonModelException=TritonModelException,
+        is_model_ready=is_model_ready, InferenceRequest=InferenceRequest, TritonModelException=TritonModelException,
         TRITONSERVER_RESPONSE_COMPLETE_FINAL=FINAL, Tensor=Tensor, TritonError=TritonError, Logger=Logger,
         InferenceResponse=InferenceResponse, MetricFamily=MetricFamily, unload_model=module.unloaded.append,
         fakes=SimpleNamespace(Request=Request),

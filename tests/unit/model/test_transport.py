@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from support.fake_triton import FINAL, MetricFamily, Request
+from support.fake_triton import FINAL, REFUSAL, MetricFamily, Request
 from triton_vllm import errors, transport
 from triton_vllm.delivery.reply import NOT_SENT, Reply
 from triton_vllm.metrics import Sample
@@ -118,16 +118,23 @@ def test_the_server_is_asked_about_the_request(triton):
     assert channel.is_cancelled() is True
 
 
-def test_a_server_that_ends_says_so_and_other_troubles_do_not(triton, monkeypatch):
-    """It answers nothing about its models any more; that it cannot be asked just now is no reason to give up requests."""
-    assert transport.is_ending("mine") is False
-    triton.ending = True
-    assert transport.is_ending("mine") is True
+@pytest.mark.parametrize(
+    ("answer", "ends"),
+    [
+        (REFUSAL, False),
+        ("Model mine - Error when running inference: Server not ready", True),
+        ("Failed for execute the inference request. Model 'mine' is not ready.", False),
+    ],
+)
+def test_a_server_that_ends_says_so(triton, monkeypatch, answer, ends):
+    """It answers nothing about its models any more; a model that is not ready is no server that ends."""
+    monkeypatch.setattr(triton, "refusal", answer)
+    assert transport.is_ending("mine") is ends
 
-    def fails(model_name):
-        raise triton.TritonModelException("Failed to increase the shared memory pool size")
 
-    monkeypatch.setattr(triton, "is_model_ready", fails)
+def test_a_server_that_cannot_be_asked_does_not_end(triton, monkeypatch):
+    """Requests are not given up because shared memory is full, say."""
+    monkeypatch.setattr(triton, "trouble", triton.TritonModelException("Failed to increase the shared memory pool size"))
     assert transport.is_ending("mine") is False
 
 
