@@ -138,16 +138,22 @@ def _until(condition: Callable[[], bool], notes: Notes) -> None:
 
 
 def _tell(state: str, notes: Notes, gone: dict[str, float], ways: dict[str, Callable[..., float]]) -> None:
-    """Print how long it took: from the client's going, or the model's taking what came later, to vLLM's being told."""
+    """Print how long it took: from the client's going, or the model's taking what came later, to vLLM's being told.
+
+    A closed HTTP connection is found out by writes, so not while vLLM has not begun with the request: that is told as well.
+    """
     found = notes.read()
     for way in WAYS:
-        took = []
-        for name, at in gone.items():
-            if name in found["taken"] and ways[name] is way:
-                stopped = found["aborted"].get(name, found["ended"][name])
-                took.append(1000 * (stopped - max(at, found["taken"][name])))
-        took.sort()
-        if took:
-            p99 = took[int(0.99 * (len(took) - 1))]
-            middle = statistics.median(took)
-            print(f"{state}, {way.__name__}: {len(took)}, median {middle:.0f} ms, p99 {p99:.0f}, max {took[-1]:.0f}")
+        names = [name for name in gone if name in found["taken"] and ways[name] is way]
+        left = {name: max(gone[name], found["taken"][name]) for name in names}
+        _print(f"{state}, {way.__name__}", left, found)
+        if way is close:
+            begun = {name: max(at, found["begun"].get(name, 0)) for name, at in left.items()}
+            _print(f"{state}, {way.__name__}, from the first output where that came later", begun, found)
+
+
+def _print(what: str, since: dict[str, float], found: dict[str, dict[str, float]]) -> None:
+    took = sorted(1000 * (found["aborted"].get(name, found["ended"][name]) - at) for name, at in since.items())
+    if took:
+        p99 = took[int(0.99 * (len(took) - 1))]
+        print(f"{what}: {len(took)}, median {statistics.median(took):.0f} ms, p99 {p99:.0f}, max {took[-1]:.0f}")

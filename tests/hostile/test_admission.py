@@ -29,7 +29,7 @@ def array(value: Any) -> Any:
     values = value if isinstance(value, list) else [value]
     if isinstance(values[0], str):
         return np.array([v.encode() for v in values], dtype=object)
-    return np.array(values, dtype=np.int32 if type(values[0]) is int else None)
+    return np.array(values, dtype=np.int64 if type(values[0]) is int else None)
 
 
 def admitted(case: Case) -> tuple[Any, list[Any]]:

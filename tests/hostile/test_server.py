@@ -101,9 +101,9 @@ def test_streamed_sums_of_several_answers_are_json(attacked: TritonServer) -> No
     assert len(json.loads(text.splitlines()[0].partition(":")[2])["cumulative_logprob"]) == 3
 
 
-@pytest.mark.parametrize("token", [2**31 - 1, 2**31, 2**32 - 1, 2**62 + 2**31, -1, 2**63, 5.0])
+@pytest.mark.parametrize("token", [2**31 - 1, 2**31, 2**32 + 5, 2**62 + 2**31, 2**63 - 1, -1, -(2**63), 2**63, 2**64 + 5, 5.0])
 def test_token_ids_in_json(attacked: TritonServer, token: float) -> None:
-    """Refused as they arrive: Triton cuts an integer of JSON to the low 32 bits, and 2^32 + 5 cannot be told from 5."""
+    """Refused by their number, or by Triton: it cut them to 32 bits, and 2^32 + 5 was served as 5."""
     body = {"prompt_token_ids": [token], "parameters": {"max_tokens": 2}}
     status, text = post(attacked.http_url, "/v2/models/vllm/generate", body, timeout=REPLY_SECONDS)
     assert status in (400, 500)

@@ -42,7 +42,7 @@ INPUTS = (
 )  # fmt: skip
 TYPES = ("BYTES", "BOOL", "INT32", "INT64", "UINT32", "FP32", "FP64", "INT8", "FP16", "BF16", "JSON", "")
 _NUMPY = {"BOOL": np.bool_, "INT32": np.int32, "INT64": np.int64}
-_DECLARED = {"prompt_token_ids": "INT32", "priority": "INT32", "timeout": "INT64"}
+_DECLARED = {"prompt_token_ids": "INT64", "priority": "INT64", "timeout": "INT64"}
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Notes of when a served model takes each request and when vLLM has been told to stop it.
+"""Notes of when a served model takes each request, has its first output and tells vLLM to stop it.
 
 `Notes.prepare` puts a few lines into the copied model, which write to a file beside it: the clock of both processes is
 the machine's monotonic one.
@@ -18,7 +18,8 @@ from triton_vllm.inference.engine import Engine
 
 _out = open(__FILE__, "a", buffering=1)
 _texts = {}
-_submit, _load, _finish = Engine.submit, Engine._load, Engine._finish
+_begun = set()
+_submit, _load, _take, _finish = Engine.submit, Engine._load, Engine._take, Engine._finish
 
 def note(what, text):
     _out.write(f"{what} {text.split()[0]} {time.monotonic()!r}" + chr(10))
@@ -27,6 +28,12 @@ def submit(self, job):
     _texts[job.id] = job.request.text
     note("taken", job.request.text)
     _submit(self, job)
+
+def take(self, job, item):
+    if job.id in _texts and job.id not in _begun:
+        _begun.add(job.id)
+        note("begun", job.request.text)
+    _take(self, job, item)
 
 def finish(self, job, last):
     note("ended", job.request.text)
@@ -40,7 +47,7 @@ async def load(self):
         note("aborted", _texts[request_id])
     self._llm.abort = noted
 
-Engine.submit, Engine._load, Engine._finish = submit, load, finish
+Engine.submit, Engine._load, Engine._take, Engine._finish = submit, load, take, finish
 """
 
 
@@ -60,8 +67,8 @@ class Notes:
         entry.write_text(text.replace(first, f"import stop_notes\n{first}"), encoding="utf-8")
 
     def read(self) -> dict[str, dict[str, float]]:
-        """Return for "taken", "ended" and "aborted" the seconds by the requests' names."""
-        found: dict[str, dict[str, float]] = {"taken": {}, "ended": {}, "aborted": {}}
+        """Return for "taken", "begun", "ended" and "aborted" the seconds by the requests' names."""
+        found: dict[str, dict[str, float]] = {"taken": {}, "begun": {}, "ended": {}, "aborted": {}}
         lines = self.file.read_text(encoding="utf-8").splitlines() if self.file.exists() else []
         for what, name, at in (line.split() for line in lines):
             found[what][name] = float(at)

@@ -64,12 +64,12 @@ def stream(
 
 
 def tensor(name: str, value: Any) -> Any:
-    """Return an input tensor; a scalar becomes shape (1,), text becomes BYTES, integers INT32."""
+    """Return an input tensor; a scalar becomes shape (1,), text becomes BYTES, integers INT64."""
     values = value if isinstance(value, list) else [value]
     if isinstance(values[0], str | bytes):
         array = np.array([v.encode() if isinstance(v, str) else v for v in values], dtype=np.object_)
     else:
-        kind = {bool: np.bool_, int: np.int32, float: np.float32}[type(values[0])]
+        kind = {bool: np.bool_, int: np.int64, float: np.float32}[type(values[0])]
         array = np.array(values, dtype=kind)
     made = grpcclient.InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype))
     made.set_data_from_numpy(array)

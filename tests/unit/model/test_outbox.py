@@ -16,7 +16,7 @@ import pytest
 from support.fake_log import FakeLog
 from support.fake_reply import FakeChannel
 from support.fake_reply import fake_job as job
-from triton_vllm.delivery.outbox import LONGEST_S, Outbox
+from triton_vllm.delivery.outbox import LONGEST_S, MANY, Outbox
 
 PROMISED = 60  # s until something that will happen has happened, however busy the machine is
 
@@ -231,7 +231,7 @@ def test_sending_takes_a_third_of_the_time_at_most():
 
     A quarter is what a pause allows; those that are due soon are sent along with those that are due.
     """
-    bench = Bench(cost=0.0005, streams=32)
+    bench = Bench(cost=0.0002, streams=32)
     bench.put_all(0)
     for i in range(1, 2000):
         bench.put_all(i)
@@ -248,6 +248,18 @@ def test_no_stream_pauses_longer_than_a_reader_bears():
         bench.run_until(bench.now + 0.02)
     own = [at for at, number in bench.sends if number == 0]
     assert max(b - a for a, b in itertools.pairwise(own)) < LONGEST_S + 256 * bench.cost + 0.02
+
+
+@pytest.mark.parametrize(("streams", "longest"), [(8, LONGEST_S / 2), (MANY // 2, LONGEST_S / 2), (MANY, LONGEST_S)])
+def test_a_few_streams_pause_for_half_as_long(streams, longest):
+    """However dear their sends: the gap is the pause, up to a quarter of it saved, and the sends of the others."""
+    bench = Bench(cost=0.02 / streams, streams=streams)
+    for i in range(100):
+        bench.put_all(i)
+        bench.run_until(bench.now + 0.005)
+    own = [at for at, number in bench.sends if number == 0]
+    gap = max(b - a for a, b in itertools.pairwise(own[2:]))
+    assert 0.7 * longest < gap < longest + 0.03
 
 
 def test_streams_that_have_ended_no_longer_slow_down_the_others():

@@ -47,8 +47,7 @@ def strings(of: st.SearchStrategy[str]) -> st.SearchStrategy[Any]:
 
 TENSORS = {
     "TYPE_BOOL": st.lists(st.booleans(), max_size=2).map(lambda items: np.array(items, np.bool_)),
-    "TYPE_INT32": st.lists(st.integers(-(2**31), 2**31 - 1), max_size=4).map(lambda items: np.array(items, np.int32)),
-    "TYPE_INT64": st.lists(st.integers(-(2**63), 2**63 - 1), max_size=2).map(lambda items: np.array(items, np.int64)),
+    "TYPE_INT64": st.lists(st.integers(-(2**63), 2**63 - 1), max_size=4).map(lambda items: np.array(items, np.int64)),
     "TYPE_STRING": strings(DOCUMENTS),
 }
 OWN = {"messages": strings(MESSAGES | DOCUMENTS), "embedding_request": strings(EMBEDDINGS | DOCUMENTS)}

@@ -55,7 +55,7 @@ ANSWER = [("text_output", text(b"a" * 1000)), ("token_ids", np.zeros(1000, np.in
 @pytest.mark.parametrize(("free", "count"), [(0, 2), (transport.MARGIN + 2 * 5000, 2), (transport.MARGIN + 2 * 5000 + 1, 1)])
 def test_the_end_goes_out_by_itself_where_shared_memory_is_short(triton, monkeypatch, free, count):
     """One final response everywhere else: a second handshake for each request would cost."""
-    monkeypatch.setattr(transport, "shared_memory_free", lambda: free)
+    monkeypatch.setattr(transport, "room", transport.Room(lambda: free))
     request = Request({})
     transport.Channel(request).send(ANSWER, final=True)
     assert [flags for _, flags in request.sender.sent] == [0, FINAL][-count:]
@@ -64,7 +64,7 @@ def test_the_end_goes_out_by_itself_where_shared_memory_is_short(triton, monkeyp
 
 def test_a_final_response_that_does_not_fit_ends_in_an_error(triton, monkeypatch):
     """Sent at once as the final one it would close Triton's sender, and the client would wait for ever."""
-    monkeypatch.setattr(transport, "shared_memory_free", lambda: 0)
+    monkeypatch.setattr(transport, "room", transport.Room(lambda: 0))
     request = Request({})
     request.sender.full = True
     reply = Reply(transport.Channel(request))
@@ -81,6 +81,31 @@ def test_how_much_shared_memory_is_free_is_what_the_file_system_says(triton, mon
     assert transport.shared_memory_free() > 0
     monkeypatch.setattr(transport, "SHARED_MEMORY", str(tmp_path / "none"))
     assert transport.shared_memory_free() == 0
+
+
+def test_where_much_is_free_it_is_not_asked_for_each_answer():
+    """For a moment: what others take of a gibibyte meanwhile is less than that."""
+    asked, now = [], [0.0]
+
+    def free():
+        asked.append(now[0])
+        return frees.pop(0)
+
+    room = transport.Room(free, lambda: now[0])
+    frees = [transport.PLENTY + 1, transport.PLENTY, transport.MARGIN]
+    for at in (0.0, 0.5 * transport.MOMENT_S, transport.MOMENT_S, transport.MOMENT_S):
+        now[0] = at
+        assert room.fits(1000) is (len(asked) < 3)
+    assert asked == [0.0, transport.MOMENT_S, transport.MOMENT_S]
+    assert frees == []
+
+
+def test_a_large_answer_is_not_trusted_to_a_moment_ago():
+    """Its own size is what may be missing."""
+    frees = [transport.PLENTY + 1, transport.MARGIN + 1]
+    room = transport.Room(lambda: frees.pop(0), lambda: 0.0)
+    assert room.fits(1000)
+    assert not room.fits(transport.MARGIN)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 
 from support.fake_log import FakeLog
 from support.fake_reply import FakeChannel, fake_job
-from triton_vllm.delivery.watch import DEAREST_S, LONGEST_S, PERIOD_S, CancellationWatch, Departure
+from triton_vllm.delivery.watch import DEAREST_S, FEW, LONGEST_S, PERIOD_S, CancellationWatch, Departure
 from triton_vllm.errors import CancelledError
 
 QUESTION_S = 60e-6  # a round trip to the server
@@ -64,18 +64,19 @@ def test_a_cancelled_job_is_found_and_others_are_left_alone(clock):
     assert [channel.asked for channel in channels] == [2 if i == 7 else 3 for i in range(50)]
 
 
-def test_a_look_begins_every_80_ms_with_70_in_flight(clock):
-    """So a client that leaves just after it was asked about is noticed 100 ms later at most."""
-    watch, *_ = watched(clock, 66)
+def test_a_look_begins_every_50_ms_with_60_in_flight(clock):
+    """So a client that leaves just after it was asked about is noticed 60 ms later at most."""
+    watch, *_ = watched(clock, 60)
     _, pause = watch.look()
     assert clock.now + pause == pytest.approx(PERIOD_S)
 
 
 def test_asking_takes_no_more_than_a_twentieth_of_the_time(clock):
-    """With 256 in flight the looks are further apart: asking would cost more than answering."""
+    """With 256 in flight the looks are further apart: asking would cost more than answering; about a few it costs little."""
     watch, *_ = watched(clock, 256)
     _, pause = watch.look()
-    assert clock.now / (clock.now + pause) == pytest.approx(0.05)
+    own = clock.now * (256 - FEW) / 256
+    assert own / (own + pause) == pytest.approx(0.05)
     assert pause > PERIOD_S
 
 
@@ -92,15 +93,24 @@ def test_one_late_answer_makes_nobody_wait_longer(clock):
 
 def test_questions_that_stay_dear_are_asked_less_often(clock):
     """On a slow machine as well asking takes a twentieth of the time; on a busy one nobody waits for it longer than that."""
-    watch, channels, *_ = watched(clock, 32, cost=DEAREST_S)
+    watch, channels, *_ = watched(clock, 64, cost=DEAREST_S)
     for _ in range(20):
         _, pause = watch.look()
-    assert pause == pytest.approx(32 * DEAREST_S * 19)
+    assert pause == pytest.approx((64 - FEW) * DEAREST_S * 19)
     for channel in channels:
         channel.cost = 0.01
     for _ in range(20):
         _, pause = watch.look()
-    assert pause == pytest.approx(32 * DEAREST_S * 19)
+    assert pause == pytest.approx((64 - FEW) * DEAREST_S * 19)
+
+
+def test_a_few_are_asked_about_at_each_period(clock):
+    """However dear: a busy machine has twelve streams, and who leaves one of them is noticed as soon as on an idle one."""
+    watch, *_ = watched(clock, FEW, cost=0.001)
+    for _ in range(20):
+        began = clock.now
+        _, pause = watch.look()
+        assert clock.now - began + pause == pytest.approx(PERIOD_S)
 
 
 def test_no_pause_is_longer_than_a_second(clock):

@@ -45,10 +45,10 @@ INPUTS = (
     Tensor("messages", STRING),
     Tensor("tools", STRING),
     Tensor("chat_template_kwargs", STRING),
-    Tensor("prompt_token_ids", INT32, (-1,)),
+    Tensor("prompt_token_ids", INT64, (-1,)),  # of 32 bits, Triton cuts what JSON holds, and 2^32 + 5 is served as 5
     Tensor("audio", STRING, (-1,)),
     Tensor("video", STRING, (-1,)),
-    Tensor("priority", INT32),
+    Tensor("priority", INT64),
     Tensor("timeout", INT64),
     *(Tensor(name, BOOL) for name in EXTRA_FLAGS),
 )

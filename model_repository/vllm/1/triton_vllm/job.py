@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from triton_vllm.request import Request
 
 _numbers = itertools.count(1)
+_PREFIX = f"triton-{os.getpid()}"
 
 
 class Job:
@@ -65,7 +66,7 @@ class Job:
     )
 
     def __init__(self, request: Request, params: Any, reply: Reply, assembler: ResponseBuilder) -> None:
-        self.id = f"triton-{os.getpid()}-{next(_numbers)}"
+        self.id = f"{_PREFIX}-{next(_numbers)}"
         self.request = request
         self.params = params
         self.several = getattr(params, "n", 1) > 1

@@ -22,6 +22,9 @@ SHARE = 0.25
 60 to 70 us each whatever it carries; at 32 streams, one token a send took 1.5 of 2 cores away from the engine."""
 LONGEST_S = 0.08
 """Longest pause between two responses of a request, s: twelve a second are smooth to a reader."""
+MANY = 48
+"""Streams from which on a pause may be that long; with half as many and fewer it may be half as long. The server finds out
+by two writes that a client has closed an HTTP connection, so to notice that takes two pauses."""
 _LEARNING = 0.05
 _FIRST_COST_S = 1e-4
 _AWAKE = -math.inf
@@ -145,7 +148,8 @@ class _Lane:
     def _pause(self) -> float:
         if self._streams <= 1:  # a lone reader gets each token by itself, as from the official backend
             return 0.0
-        return min(LONGEST_S, self._streams * self._cost / SHARE)
+        longest = LONGEST_S * min(max(self._streams / MANY, 0.5), 1.0)
+        return min(longest, self._streams * self._cost / SHARE)
 
     def _send(self, job: Job, now: float) -> None:
         # Before draining: an output that arrives meanwhile queues the job again, at worst for nothing.
