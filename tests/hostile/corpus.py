@@ -89,7 +89,7 @@ SIZES = [
     Case("emoji", lambda: {"text_input": "\N{PILE OF POO}" * 2500}, "", early=False),
     Case("half a million token ids", lambda: {"prompt_token_ids": [1] * 500_000}, "more than this model's maximum", heavy=True),
     Case(
-        "two million token ids", lambda: {"prompt_token_ids": [1] * 2_000_000}, "prompt_token_ids has 16000000 bytes", heavy=True
+        "two million token ids", lambda: {"prompt_token_ids": [1] * 2_000_000}, "prompt_token_ids has 8000000 bytes", heavy=True
     ),
     Case("257 token ids", lambda: {"prompt_token_ids": [5] * 257}, "the prompt has 257 tokens, more than"),
     Case("token id 2^31 - 1", lambda: {"prompt_token_ids": [2**31 - 1]}, "token id 2147483647 is not in the model's vocabulary"),

@@ -226,18 +226,20 @@ def test_streams_are_paced_where_the_sender_would_keep_up():
     assert len(bench.sends) < 64 * 40 / 2
 
 
-def test_sending_takes_a_third_of_the_time_at_most():
+@pytest.mark.parametrize(("cost", "most"), [(0.0002, 1 / 3), (0.0005, 0.42)])
+def test_sending_takes_a_part_of_the_time(cost, most):
     """However many outputs come, sends of many streams leave the rest of a core to the engine.
 
-    A quarter is what a pause allows; those that are due soon are sent along with those that are due.
+    A quarter is what a pause allows; those that are due soon are sent along with those that are due. Where the longest pause is
+    too short for that, as with 32 streams at 0.5 ms a send, it takes more.
     """
-    bench = Bench(cost=0.0002, streams=32)
+    bench = Bench(cost, streams=32)
     bench.put_all(0)
     for i in range(1, 2000):
         bench.put_all(i)
         bench.run_until(bench.now + 0.001)
     late = [at for at, _ in bench.sends if at > bench.now / 2]
-    assert 0.2 < len(late) * bench.cost / (bench.now / 2) < 1 / 3
+    assert 0.2 < len(late) * bench.cost / (bench.now / 2) < most
 
 
 def test_no_stream_pauses_longer_than_a_reader_bears():

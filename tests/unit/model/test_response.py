@@ -75,7 +75,7 @@ def test_all_optional_outputs_and_their_types():
     assert made["num_input_tokens"].tolist() == [3]
     assert made["num_input_tokens"].dtype == np.uint32
     assert made["num_output_tokens"].tolist() == [2]
-    assert made["token_ids"].dtype == np.int32
+    assert made["token_ids"].dtype == np.int64
     assert made["cumulative_logprob"].dtype == np.float32
     assert json.loads(made["stop_reason"][0]) == "\n"
     assert [list(p) for p in json.loads(made["logprobs"][0])] == [["1"], ["2"]]

@@ -149,6 +149,7 @@ def test_the_server_is_asked_about_the_request(triton):
         (REFUSAL, False),
         ("Model mine - Error when running inference: Server not ready", True),
         ("Failed for execute the inference request. Model 'mine' is not ready.", False),
+        (None, False),
     ],
 )
 def test_a_server_that_ends_says_so(triton, monkeypatch, answer, ends):
@@ -157,9 +158,16 @@ def test_a_server_that_ends_says_so(triton, monkeypatch, answer, ends):
     assert transport.is_ending("mine") is ends
 
 
-def test_a_server_that_cannot_be_asked_does_not_end(triton, monkeypatch):
-    """Requests are not given up because shared memory is full, say."""
-    monkeypatch.setattr(triton, "trouble", triton.TritonModelException("Failed to increase the shared memory pool size"))
+def test_a_server_that_may_not_be_asked_does_not_end(triton, monkeypatch):
+    """That is so while the model is being unloaded."""
+    monkeypatch.setattr(triton, "trouble", triton.TritonModelException("BLS is only supported during the 'execute' function."))
+    assert transport.is_ending("mine") is False
+
+
+def test_nothing_is_asked_where_shared_memory_is_short(triton, monkeypatch):
+    """A question that finds no room there crashes the stub."""
+    monkeypatch.setattr(triton, "trouble", AssertionError("the stub crashes here"))
+    monkeypatch.setattr(transport, "room", transport.Room(lambda: 0))
     assert transport.is_ending("mine") is False
 
 

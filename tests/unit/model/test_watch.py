@@ -11,7 +11,7 @@ import pytest
 
 from support.fake_log import FakeLog
 from support.fake_reply import FakeChannel, fake_job
-from triton_vllm.delivery.watch import DEAREST_S, FEW, LONGEST_S, PERIOD_S, CancellationWatch, Departure
+from triton_vllm.delivery.watch import DEAREST_S, FEW, LEAST_S, LONGEST_S, PERIOD_S, CancellationWatch, Departure
 from triton_vllm.errors import CancelledError
 
 QUESTION_S = 60e-6  # a round trip to the server
@@ -111,6 +111,13 @@ def test_a_few_are_asked_about_at_each_period(clock):
         began = clock.now
         _, pause = watch.look()
         assert clock.now - began + pause == pytest.approx(PERIOD_S)
+
+
+@pytest.mark.parametrize("cost", [0.003, 0.5])
+def test_looks_that_take_longer_than_a_period_do_not_follow_each_other_at_once(clock, cost):
+    """The machine is busy enough."""
+    watch, *_ = watched(clock, FEW, cost)
+    assert watch.look() == (True, pytest.approx(LEAST_S))
 
 
 def test_no_pause_is_longer_than_a_second(clock):

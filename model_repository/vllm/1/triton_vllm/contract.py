@@ -21,7 +21,7 @@ class Tensor:
     dims: tuple[int, ...] = (1,)
 
 
-STRING, BOOL, INT32, INT64, UINT32, FP32 = (f"TYPE_{t}" for t in ("STRING", "BOOL", "INT32", "INT64", "UINT32", "FP32"))
+STRING, BOOL, INT64, UINT32, FP32 = (f"TYPE_{t}" for t in ("STRING", "BOOL", "INT64", "UINT32", "FP32"))
 
 FLAGS = (
     "return_finish_reason",
@@ -45,7 +45,7 @@ INPUTS = (
     Tensor("messages", STRING),
     Tensor("tools", STRING),
     Tensor("chat_template_kwargs", STRING),
-    Tensor("prompt_token_ids", INT64, (-1,)),  # of 32 bits, Triton cuts what JSON holds, and 2^32 + 5 is served as 5
+    Tensor("prompt_token_ids", INT64, (-1,)),  # Triton truncates JSON integers for an INT32 input: 2^32 + 5 was served as 5
     Tensor("audio", STRING, (-1,)),
     Tensor("video", STRING, (-1,)),
     Tensor("priority", INT64),
@@ -61,7 +61,7 @@ OUTPUTS = (
     Tensor("num_input_tokens", UINT32),
     Tensor("num_output_tokens", UINT32, (-1,)),
     # ours
-    Tensor("token_ids", INT32, (-1,)),
+    Tensor("token_ids", INT64, (-1,)),
     Tensor("stop_reason", STRING, (-1,)),
     Tensor("prompt_logprobs", STRING),
 )

@@ -24,7 +24,9 @@ SHARED_MEMORY = "/dev/shm"  # noqa: S108 - where POSIX shared memory lives on Li
 MARGIN = 8 << 20
 """Bytes of shared memory beyond a response for what is sent at the same time, and for the region's growth by a step."""
 PLENTY = 1 << 30
+"""Bytes of free shared memory that nothing uses up in a moment: it would take 50 GB/s."""
 MOMENT_S = 0.02
+"""How long what was seen of shared memory is taken to be so, s."""
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 ENDING = "Server not ready"
 """What an ending server says of each of its models; one that is not ready is called by its name."""
@@ -62,15 +64,18 @@ def unload(name: str) -> None:
 def is_ending(name: str) -> bool:
     """Return whether the server is about to end; a round trip.
 
-    It is asked for an answer of the model itself, which it refuses before any model sees the request: a decoupled model's
-    answers cannot be had in this way, and once it ends it answers nothing about its models. `is_model_ready` would ask less,
-    but at the end its answer is an error, whose text the stub reads after it has let the server free it (24.10, and in the
-    sources of 2025): on a busy machine one stub in fifteen died of that, and its requests waited for ever.
+    It is asked for an answer of the model itself, which it refuses before the model sees the request (since 26.03 it may ask the
+    model's `is_ready` first): a decoupled model's answers cannot be had in this way, and once it ends it answers nothing about
+    its models. `is_model_ready` would ask less, but at the end its answer is an error, whose text the stub reads after it has let
+    the server free it (24.10, and in the sources of 2025): on a busy machine one stub in fifteen died of that, and its requests
+    waited for ever. Where shared memory is short nothing is asked: a question that finds no room there ends the stub as well.
     """
+    if not room.fits(0):
+        return False
     request = pb_utils.InferenceRequest(model_name=name, requested_output_names=[NO_OUTPUT], inputs=[])
     try:
         error = request.exec().error()
-    except pb_utils.TritonModelException:  # what cannot be asked just now is no reason to give up requests
+    except pb_utils.TritonModelException:  # nothing may be asked while the model is being unloaded
         return False
     return error is not None and ENDING in error.message()
 
@@ -88,7 +93,7 @@ class Room:
     """Whether a response fits in shared memory.
 
     The system call gives Python's lock away, and to get it back took a tenth of a sender's time with 128 in flight. So where
-    `PLENTY` was free a moment ago it is not made: nothing writes so much in `MOMENT_S`.
+    `PLENTY` was free a moment ago it is not made.
 
     Args:
         free: returns the bytes that are free.

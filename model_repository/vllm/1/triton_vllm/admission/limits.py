@@ -158,6 +158,8 @@ def check_sizes(limits: Limits, inputs: Mapping[str, np.ndarray[Any, Any]], para
 
 
 def _bytes(array: np.ndarray[Any, Any]) -> int:
+    if array.dtype.kind == "i":
+        return 4 * array.size  # what a token id needs; they come in 64 bits so that none is cut
     if array.dtype.kind != "O":
         return int(array.nbytes)
     if array.size == 1:

@@ -19,12 +19,13 @@ Deliver = Callable[[Job, list[Item]], None]
 
 SHARE = 0.25
 """Part of a sender thread's time that sending may take before outputs are merged. A send costs the stub and the server
-60 to 70 us each whatever it carries; at 32 streams, one token a send took 1.5 of 2 cores away from the engine."""
+60 to 70 us each whatever it carries; at 32 streams, one token a send took 1.5 of 2 cores away from the engine. Where sends
+are so dear that a pause would be longer than the longest, they take more."""
 LONGEST_S = 0.08
 """Longest pause between two responses of a request, s: twelve a second are smooth to a reader."""
 MANY = 48
-"""Streams from which on a pause may be that long; with half as many and fewer it may be half as long. The server finds out
-by two writes that a client has closed an HTTP connection, so to notice that takes two pauses."""
+"""Streams of a sender thread with which a pause may be that long; with half as many or fewer it is at most half as long. The
+server finds out by two writes that a client has closed an HTTP connection, so to notice that takes two pauses."""
 _LEARNING = 0.05
 _FIRST_COST_S = 1e-4
 _AWAKE = -math.inf

@@ -100,7 +100,7 @@ class Assembler:
         if wants.num_output_tokens:
             tensors.append(("num_output_tokens", np.array([len(c.token_ids) for c in completions], np.uint32)))
         if wants.token_ids:
-            tensors.append(("token_ids", np.array([t for c in completions for t in c.token_ids], np.int32)))
+            tensors.append(("token_ids", np.array([t for c in completions for t in c.token_ids], np.int64)))
         if wants.stop_reason:
             tensors.append(("stop_reason", string_tensor(*(json.dumps(c.stop_reason) for c in completions))))
         if wants.prompt_logprobs:

@@ -26,7 +26,10 @@ QUESTION_S = 6e-5
 DEAREST_S = 8 * QUESTION_S
 """What the watch takes a question to cost at most: on a busy machine the rest is waiting, which takes nothing from anybody."""
 FEW = 24
-"""Requests about which it asks at each period whatever that costs: 3 % of a core at most, and none of a few waits for long."""
+"""Requests about which it asks at each period whatever that costs, so that none of a few waits for long: 3 % of a core where a
+question takes its usual time."""
+LEAST_S = 0.01
+"""Shortest pause: a machine on which looks take longer than a period has other work as well, s."""
 _GROWTH = 1.25
 """By which it may find a question dearer than in the look before. Taken as it comes, one late answer on a busy machine made it
 pause for a second, and one in twenty cancellations waited for that."""
@@ -127,7 +130,8 @@ class CancellationWatch:
         self._cost = min(max(spent / max(asked, 1), QUESTION_S), _GROWTH * self._cost, DEAREST_S)
         if asked and self._departure is not None:
             self._departure.look()
-        return asked > 0, min(max(PERIOD_S - spent, self._cost * (asked - FEW) * (1 / MAX_SHARE - 1)), LONGEST_S)
+        rest = began + PERIOD_S - self._clock()
+        return asked > 0, min(max(rest, LEAST_S, self._cost * (asked - FEW) * (1 / MAX_SHARE - 1)), LONGEST_S)
 
     def _note(self, error: Exception) -> None:
         if not self._failed:

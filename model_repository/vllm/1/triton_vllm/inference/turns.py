@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 BUDGET_S = 0.02
-"""Seconds of one round of the event loop in which requests are taken in; a streamed token may be this much late. In rounds of
-5 ms, 128 requests at once cost EngineCore 2 % more, for steps that began with a part of them."""
+"""Seconds of one round of the event loop in which requests are taken in; a streamed token may be that late, and what the last of
+them does. In rounds of 5 ms, 128 requests at once cost EngineCore 2 % more, for steps that began with a part of them."""
 MOST = 64
 """Requests that are woken for a round; those that find its budget spent go back to their places."""
 
