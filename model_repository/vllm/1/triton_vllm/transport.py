@@ -67,7 +67,7 @@ def is_ending(name: str) -> bool:
     It is asked for an answer of the model itself, which it refuses before the model sees the request (since 26.03 it may ask the
     model's `is_ready` first): a decoupled model's answers cannot be had in this way, and once it ends it answers nothing about
     its models. `is_model_ready` would ask less, but at the end its answer is an error, whose text the stub reads after it has let
-    the server free it (24.10, and in the sources of 2025): on a busy machine one stub in fifteen died of that, and its requests
+    the server free it (24.10, and in the sources of 2025): on a busy machine one stub in eighteen died of that, and its requests
     waited for ever. Where shared memory is short nothing is asked: a question that finds no room there ends the stub as well.
     """
     if not room.fits(0):
