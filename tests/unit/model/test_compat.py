@@ -11,19 +11,20 @@ from typing import Any
 import pytest
 
 from triton_vllm import compat
+from triton_vllm.compat import parts
 
 
 def test_the_newest_place_of_a_name_is_tried_first_and_an_older_one_after_it():
     """Names move between vLLM's modules."""
-    assert compat._find("dumps", ("json", "pickle")).__module__ == "json"
-    assert compat._find("dumps", ("no_such_module", "json.tool_of_old", "json")).__module__ == "json"
+    assert parts._find("dumps", ("json", "pickle")).__module__ == "json"
+    assert parts._find("dumps", ("no_such_module", "json.tool_of_old", "json")).__module__ == "json"
 
 
 def test_a_name_that_is_not_found_is_an_error_only_if_it_is_required():
     """The error names the places and the supported versions."""
-    assert compat._find("gone", ("json",), required=False) is None
+    assert parts._find("gone", ("json",), required=False) is None
     with pytest.raises(ImportError, match=r"no gone in json or pickle; vLLM 0\.11 to"):
-        compat._find("gone", ("json", "pickle"))
+        parts._find("gone", ("json", "pickle"))
 
 
 @dataclasses.dataclass

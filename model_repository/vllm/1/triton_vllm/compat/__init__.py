@@ -1,0 +1,45 @@
+"""The one room that touches vLLM's API: every name that moved between vLLM 0.11 and 0.33 is looked for here.
+
+Whether a vLLM can do something is decided by its attributes, fields and keywords, not by its version number.
+Import of this package is free; `load()` imports vLLM, which takes 10 s and more.
+"""
+
+from __future__ import annotations
+
+from triton_vllm.compat.engine import Facts, attach, compiles_with_xgrammar, facts, has_begun, is_dead, start, xgrammar_tokenizer
+from triton_vllm.compat.fields import Schema, engine_arg_types, pooling_types, sampling_schema
+from triton_vllm.compat.parts import OPTIONAL_PLACES, PLACES, Vllm, load
+from triton_vllm.compat.platform import child_environment, prometheus_families, runs_on_cpu, supports_ray, variables
+from triton_vllm.compat.prompts import media_loaders, parse_prompt, pooled_tokenizer, render_chat, renderer
+from triton_vllm.compat.refusals import is_refusal, too_large
+
+__all__ = [
+    "OPTIONAL_PLACES",
+    "PLACES",
+    "Facts",
+    "Schema",
+    "Vllm",
+    "attach",
+    "child_environment",
+    "compiles_with_xgrammar",
+    "engine_arg_types",
+    "facts",
+    "has_begun",
+    "is_dead",
+    "is_refusal",
+    "load",
+    "media_loaders",
+    "parse_prompt",
+    "pooled_tokenizer",
+    "pooling_types",
+    "prometheus_families",
+    "render_chat",
+    "renderer",
+    "runs_on_cpu",
+    "sampling_schema",
+    "start",
+    "supports_ray",
+    "too_large",
+    "variables",
+    "xgrammar_tokenizer",
+]

@@ -1,0 +1,115 @@
+"""Start AsyncLLM, and ask a running one for what it does not say by a public method."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from triton_vllm.compat.parts import Vllm
+    from triton_vllm.protocols import Collector, EngineClient, Output
+
+
+def start(vllm: Vllm, values: Mapping[str, Any]) -> EngineClient:
+    """Start AsyncLLM; call it inside the running event loop that will serve it. Blocks until the model is loaded."""
+    args = vllm.AsyncEngineArgs(**values)
+    if vllm.disable_envs_cache is not None:
+        vllm.disable_envs_cache()
+    llm: EngineClient = vllm.AsyncLLM.from_engine_args(args, usage_context=vllm.UsageContext.API_SERVER)
+    # vLLM looks an environment variable up for every token: a tenth of the event loop's time with 256 streams on an H200.
+    # It switches this cache on itself where the model runs, and requires that its variables do not change after that.
+    if vllm.enable_envs_cache is not None:
+        vllm.enable_envs_cache()
+    return llm
+
+
+def attach(collector: Collector, put: Callable[[Output | Exception], None]) -> None:
+    """Send everything that vLLM puts into a request's collector to `put` (outputs and exceptions, in order).
+
+    vLLM wakes a task per request and token otherwise; called in the engine's loop, this costs one call.
+    """
+    collector.put = put
+    early: Output | Exception | None
+    try:
+        early = collector.get_nowait()
+    except Exception as error:  # noqa: BLE001 - whatever vLLM put there is the request's outcome
+        early = error
+    if early is not None:
+        put(early)
+
+
+def is_dead(llm: EngineClient) -> bool:
+    """Return whether the engine has died; costs no round trip."""
+    return bool(getattr(llm, "errored", False))
+
+
+def has_begun(llm: EngineClient, request_id: str, count: int) -> bool | None:
+    """Return whether vLLM has begun to work on a request that was added; None if this vLLM does not say.
+
+    vLLM's own process learns that with the first token, also of a whole answer, which is put into the collector at its end.
+
+    Args:
+        llm: the engine.
+        request_id: as it was given to `add_request`.
+        count: completions of the request; vLLM keeps a state for each until it has finished.
+    """
+    processor = getattr(llm, "output_processor", None)
+    states = getattr(processor, "request_states", None)
+    if states is None:
+        return None
+    given = getattr(processor, "external_req_ids", None)
+    if given is not None:  # 0.14 has ids of its own, 0.11 has not
+        ids = given.get(request_id, ())
+    else:
+        parent = getattr(processor, "parent_requests", {}).get(request_id)
+        ids = (request_id,) if parent is None else parent.child_requests
+    prefilling = [getattr(states[own], "is_prefilling", None) for own in ids if own in states]
+    if not prefilling or None in prefilling:  # none either where it has finished, and its output is on the way
+        return None
+    return len(prefilling) < count or not all(prefilling)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a model can take; 0 is not known.
+
+    Attributes:
+        max_tokens: of a prompt and its answer together.
+        vocabulary: token ids are below it.
+        multimodal: whether it takes more than texts.
+    """
+
+    max_tokens: int = 0
+    vocabulary: int = 0
+    multimodal: bool = True
+
+
+def facts(llm: EngineClient) -> Facts:
+    """Return what the engine's model can take."""
+    config = llm.model_config
+    if config is None:
+        return Facts()
+    return Facts(int(config.max_model_len), int(config.get_vocab_size()), bool(config.is_multimodal_model))
+
+
+def compiles_with_xgrammar(llm: EngineClient) -> bool:
+    """Return whether this engine tries to compile constraints with xgrammar, and with others what that cannot."""
+    config = getattr(getattr(llm, "vllm_config", None), "structured_outputs_config", None)
+    return getattr(config, "backend", "") in ("auto", "xgrammar")
+
+
+async def xgrammar_tokenizer(llm: EngineClient) -> Callable[[], str]:
+    """Return a function, to be called in a thread, that writes the engine's tokenizer down as xgrammar reads it."""
+    tokenizer = llm.get_tokenizer()
+    tokenizer = await tokenizer if inspect.isawaitable(tokenizer) else tokenizer
+    size = llm.model_config.get_vocab_size()
+
+    def write() -> str:
+        info = importlib.import_module("xgrammar").TokenizerInfo.from_huggingface(tokenizer, vocab_size=size)
+        return str(info.serialize_json())
+
+    return write

@@ -1,0 +1,115 @@
+"""The names of vLLM that the adapter uses, and the modules in which the versions have them."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+# (attribute, modules in the order tried: newest place first)
+PLACES: Mapping[str, tuple[str, ...]] = {
+    "AsyncEngineArgs": ("vllm.engine.arg_utils",),
+    "AsyncLLM": ("vllm.v1.engine.async_llm",),
+    "UsageContext": ("vllm.usage.usage_lib",),
+    "SamplingParams": ("vllm.sampling_params",),
+    "RequestOutputKind": ("vllm.sampling_params",),
+    "StructuredOutputsParams": ("vllm.sampling_params",),
+    "PoolingParams": ("vllm.pooling_params",),
+    "LoRARequest": ("vllm.lora.request",),
+    "EngineDeadError": ("vllm.v1.engine.exceptions",),
+}
+
+
+# The same, for what only some versions have.
+OPTIONAL_PLACES: Mapping[str, tuple[str, ...]] = {
+    "parse_model_prompt": ("vllm.renderers.inputs.preprocess",),  # since 0.20
+    "VLLMClientError": ("vllm.exceptions",),  # the request is wrong
+    "VLLMValidationError": ("vllm.exceptions",),
+    "GracefulHTTPError": ("vllm.exceptions",),  # queue overflow (503), 0.32
+    "ChatParams": ("vllm.renderers.params", "vllm.renderers"),  # since 0.20
+    "ThreadSafeHFTokenizerMixin": ("vllm.tokenizers.hf",),  # since 0.22
+    "ImageMediaIO": ("vllm.multimodal.media", "vllm.multimodal.image"),
+    "AudioMediaIO": ("vllm.multimodal.media", "vllm.multimodal.audio"),
+    "VideoMediaIO": ("vllm.multimodal.media", "vllm.multimodal.video"),
+    "UniProcExecutor": ("vllm.v1.executor.uniproc_executor",),
+    "enable_envs_cache": ("vllm.envs",),
+    "disable_envs_cache": ("vllm.envs",),
+    "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": ("vllm.envs",),
+    "DEFAULT_LOGGING_CONFIG": ("vllm.logger",),
+}
+
+
+@dataclass(frozen=True)
+class Vllm:
+    """The parts of the installed vLLM that the adapter uses.
+
+    `refusals` are the exceptions by which it says that a request is wrong; `client_errors` adds those by which Python says
+    that a value is. `step_timeout_s` is how long vLLM waits for a worker's step before it takes the worker to be lost, s.
+    """
+
+    version: str
+    path: str
+    AsyncEngineArgs: Any
+    AsyncLLM: Any
+    UsageContext: Any
+    SamplingParams: Any
+    RequestOutputKind: Any
+    StructuredOutputsParams: Any
+    PoolingParams: Any
+    LoRARequest: Any
+    EngineDeadError: type[Exception]
+    refusals: tuple[type[Exception], ...]
+    client_errors: tuple[type[Exception], ...]
+    busy_errors: tuple[type[Exception], ...]
+    parse_model_prompt: Callable[[Any, Any], Any] | None
+    ChatParams: Any
+    ThreadSafeHFTokenizerMixin: Any
+    UniProcExecutor: Any
+    enable_envs_cache: Callable[[], None] | None
+    disable_envs_cache: Callable[[], None] | None
+    media_io: Mapping[str, Any]
+    step_timeout_s: float = 300.0
+    logging_config: Mapping[str, Any] | None = None
+
+
+def load() -> Vllm:
+    """Import vLLM and find its parts.
+
+    Raises:
+        ImportError: vLLM, or a name that every supported version has, is not found.
+    """
+    vllm = importlib.import_module("vllm")
+    found = {name: _find(name, places) for name, places in PLACES.items()}
+    optional = {name: _find(name, places, required=False) for name, places in OPTIONAL_PLACES.items()}
+    refusals = tuple(e for e in (optional["VLLMClientError"], optional["VLLMValidationError"]) if e)
+    return Vllm(
+        version=str(getattr(vllm, "__version__", "unknown")),
+        path=str(next(iter(vllm.__path__))),
+        **found,
+        refusals=refusals,
+        client_errors=(*refusals, ValueError, TypeError, OverflowError),
+        busy_errors=tuple(e for e in [optional["GracefulHTTPError"]] if e),
+        parse_model_prompt=optional["parse_model_prompt"],
+        ChatParams=optional["ChatParams"],
+        ThreadSafeHFTokenizerMixin=optional["ThreadSafeHFTokenizerMixin"],
+        UniProcExecutor=optional["UniProcExecutor"],
+        enable_envs_cache=optional["enable_envs_cache"],
+        disable_envs_cache=optional["disable_envs_cache"],
+        step_timeout_s=float(optional["VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS"] or Vllm.step_timeout_s),
+        logging_config=optional["DEFAULT_LOGGING_CONFIG"],
+        media_io={name: optional[f"{name.capitalize()}MediaIO"] for name in ("image", "audio", "video")},
+    )
+
+
+def _find(name: str, places: tuple[str, ...], *, required: bool = True) -> Any:
+    for place in places:
+        try:
+            return getattr(importlib.import_module(place), name)
+        except (ImportError, AttributeError):
+            continue
+    if required:
+        raise ImportError(f"this vLLM has no {name} in {' or '.join(places)}; vLLM 0.11 to 0.33 are supported")
+    return None
