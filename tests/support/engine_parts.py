@@ -81,11 +81,14 @@ class Llm:
 class Prompter:
     """In place of the real one, which needs a tokenizer."""
 
+    async def start(self, llm):
+        self.started = llm
+
     async def make(self, llm, request):
         return {"prompt": "x"}
 
 
-class Never:
+class Never(Prompter):
     """A prompter that does not come to an end."""
 
     async def make(self, llm, request):

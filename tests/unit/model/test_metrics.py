@@ -91,18 +91,34 @@ def test_a_restarted_counter_counts_on():
     assert value(sink, "vllm:tokens_total") == 14
 
 
+def test_what_was_counted_before_the_first_request_is_not_published():
+    """The engine samples a token while the model is loaded; a gauge says what is, whenever that began."""
+    sink = Sink()
+    mirror = Mirror(sink, {"model": "m"})
+    mirror.skip(samples(registry(1, 2, (1, 1))))
+    mirror.update(samples(registry(1, 2, (1, 1))))
+    assert value(sink, "vllm:tokens_total") == value(sink, "vllm:ttft_count") == 0
+    assert value(sink, "vllm:running", engine="0") == 2
+    mirror.update(samples(registry(5, 2, (1, 3))))
+    assert value(sink, "vllm:tokens_total") == 4
+    assert value(sink, "vllm:ttft_bucket", le="+Inf") == 2
+
+
 def test_the_publisher_publishes_last_values_on_close_and_survives_errors():
     """A short-lived model's metrics are complete, and one failure does not end the thread."""
-    sink, reports, seen = Sink(), [], threading.Event()
+    sink, reports, seen = Sink(), [], threading.Semaphore(0)
+    counted = iter((registry(2, 1, (1, 1)), OSError("gone")))
 
     def collect():
-        if not seen.is_set():
-            seen.set()
-            raise OSError("gone")
-        return registry(3, 1, (1, 1))
+        seen.release()
+        found = next(counted, None)
+        if isinstance(found, OSError):
+            raise found
+        return found or registry(5, 1, (1, 1))
 
     publisher = Publisher(Mirror(sink, {"model": "m"}), collect, reports.append)
-    assert seen.wait(60)
+    for _ in range(2):
+        assert seen.acquire(timeout=60)
     publisher.close()
     assert value(sink, "vllm:tokens_total") == 3
     assert sink.cleared

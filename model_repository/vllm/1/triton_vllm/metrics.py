@@ -80,13 +80,17 @@ class Mirror:
         self._metrics: dict[tuple[str, tuple[tuple[str, str], ...]], Metric] = {}
         self._last: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
 
+    def skip(self, current: Iterable[Sample]) -> None:
+        """Leave out what counters have counted so far; call it before the first update."""
+        self._last.update({(sample.name, sample.labels): sample.value for sample in current if sample.counter})
+
     def update(self, current: Iterable[Sample]) -> None:
         """Send every change since the last call; a counter that has fallen was restarted and counts on from there."""
         for sample in current:
             key = (sample.name, sample.labels)
             if key not in self._metrics:
                 self._metrics[key] = self._sink.create(sample, {**dict(sample.labels), **self._labels})
-                self._last[key] = 0.0
+                self._last.setdefault(key, 0.0)
             last = self._last[key]
             if sample.value == last or math.isnan(sample.value):
                 continue
@@ -103,7 +107,7 @@ class Mirror:
 
 
 class Publisher:
-    """Run a mirror once a second until closed.
+    """Run a mirror once a second until closed, with what is counted from now on.
 
     Args:
         mirror: what to update.
@@ -117,6 +121,8 @@ class Publisher:
         self._report = report
         self._failed = False
         self._end = threading.Event()
+        # So far the engine has sampled a token ahead, which is no client's.
+        self._try(mirror.skip)
         self._thread = threading.Thread(target=self._run, name="triton-metrics", daemon=True)
         self._thread.start()
 
@@ -129,11 +135,14 @@ class Publisher:
     def _run(self) -> None:
         while True:
             ended = self._end.wait(PERIOD_S)
-            try:
-                self._mirror.update(samples(self._collect()))
-            except Exception as error:  # noqa: BLE001 - see the class
-                if not self._failed:
-                    self._failed = True
-                    self._report(f"metrics not published: {type(error).__name__}: {error}")
+            self._try(self._mirror.update)
             if ended:
                 return
+
+    def _try(self, take: Callable[[Iterable[Sample]], None]) -> None:
+        try:
+            take(samples(self._collect()))
+        except Exception as error:  # noqa: BLE001 - see the class
+            if not self._failed:
+                self._failed = True
+                self._report(f"metrics not published: {type(error).__name__}: {error}")

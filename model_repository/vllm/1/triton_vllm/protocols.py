@@ -7,7 +7,7 @@ metrics_core.py and samples.py. tests/integration/test_compat_contract.py looks 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from triton_vllm.errors import AdapterError
@@ -272,6 +272,9 @@ class EngineClient(Protocol):
 
     async def get_supported_tasks(self) -> Sequence[str]:
         """Return what the model can do: generate, embed and others."""
+
+    def generate(self, prompt: Any, sampling_params: Any, request_id: str) -> AsyncIterator[Any]:
+        """Add a request and return its outputs."""
 
     async def add_lora(self, lora_request: Any) -> object:
         """Load an adapter."""

@@ -186,6 +186,8 @@ class Engine:
         self.tasks = tuple(await self._llm.get_supported_tasks())
         for adapter in self._adapters:
             await self._llm.add_lora(adapter)
+        if "generate" in self.tasks:
+            await self._prompter.start(self._llm)
         self._hung, self._asked_at = False, self._loop.time()
         self.healthy = True
 

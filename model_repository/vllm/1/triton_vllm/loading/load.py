@@ -16,7 +16,7 @@ from triton_vllm.delivery.outbox import Outbox
 from triton_vllm.delivery.watch import CancellationWatch, Departure
 from triton_vllm.errors import ConfigError
 from triton_vllm.inference.engine import Engine, Pace
-from triton_vllm.inference.prompt import Prompter
+from triton_vllm.inference.prompt import Ahead, Prompter
 from triton_vllm.loading import engine_args, interpreter
 from triton_vllm.loading.cause import Cause
 from triton_vllm.loading.prepare import Prepared, prepare
@@ -83,7 +83,8 @@ def load(args: Mapping[str, str], log: Log) -> Model:
 def _start(prepared: Prepared, log: Log) -> tuple[Engine, Outbox]:
     vllm, values, settings = prepared.vllm, prepared.engine_args, prepared.settings
     limits = settings.limits
-    prompter = Prompter(vllm, compat.media_loaders(vllm, values), partial(check_videos, limits))
+    ahead = Ahead(tries=limits.max_constraint_seconds > 0, samples=compat.runs_on_cpu())
+    prompter = Prompter(vllm, compat.media_loaders(vllm, values), partial(check_videos, limits), ahead)
     pace = Pace(silence=settings.engine_timeout_s, deadline=limits.default_timeout_seconds, queue=limits.max_queue_seconds)
     engine = Engine(vllm, values, prompter, log=log, restart=settings.restart, pace=pace)
     threads = settings.senders or (2 if (os.cpu_count() or 1) >= MANY_CORES else 1)
