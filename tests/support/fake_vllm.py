@@ -99,7 +99,6 @@ class AsyncEngineArgs:
     model: str = "echo"
     distributed_executor_backend: str | None = None
     disable_log_stats: bool = False
-    enforce_eager: bool = False
     enable_lora: bool = False
 
 

@@ -17,19 +17,13 @@ def variables() -> Collection[str]:
     return known.keys()
 
 
-def child_environment(*, eager: bool) -> dict[str, str]:
+def child_environment() -> dict[str, str]:
     """Return variables that vLLM's processes need, unless the operator has set them.
 
-    On a CPU vLLM compiles its sampler, and the ranks of log probabilities, at the first request that asks for them, also with
-    `enforce_eager`: that takes 5 s in which nobody is answered, and without a C++ compiler or torch's headers the engine
-    dies. So where the operator runs eagerly nothing is compiled; else it goes on uncompiled where it cannot be.
-
-    Args:
-        eager: the model runs with `enforce_eager`.
+    On CPU vLLM compiles the ranks of log probabilities with a C++ compiler at the first request that asks for them;
+    without one, or without torch's headers, the engine dies. With this it goes on uncompiled.
     """
-    if not runs_on_cpu():
-        return {}
-    return {"TORCHDYNAMO_DISABLE": "1"} if eager else {"TORCHDYNAMO_SUPPRESS_ERRORS": "1"}
+    return {"TORCHDYNAMO_SUPPRESS_ERRORS": "1"} if runs_on_cpu() else {}
 
 
 def runs_on_cpu() -> bool:

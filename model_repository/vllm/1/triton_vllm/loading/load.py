@@ -83,7 +83,7 @@ def load(args: Mapping[str, str], log: Log) -> Model:
 def _start(prepared: Prepared, log: Log) -> tuple[Engine, Outbox]:
     vllm, values, settings = prepared.vllm, prepared.engine_args, prepared.settings
     limits = settings.limits
-    ahead = Ahead(tries=limits.max_constraint_seconds > 0, samples=compat.runs_on_cpu() and not values.get("enforce_eager"))
+    ahead = Ahead(tries=limits.max_constraint_seconds > 0, samples=compat.runs_on_cpu())
     prompter = Prompter(vllm, compat.media_loaders(vllm, values), partial(check_videos, limits), ahead)
     pace = Pace(silence=settings.engine_timeout_s, deadline=limits.default_timeout_seconds, queue=limits.max_queue_seconds)
     engine = Engine(vllm, values, prompter, log=log, restart=settings.restart, pace=pace)

@@ -89,8 +89,6 @@ def prepare(args: Mapping[str, str], log: Log, progress: Progress, until_loaded:
     enabled = bool(values.get("enable_lora", False))
     adapters = lora.read(model_dir, version_dir, enabled=enabled, make=vllm.LoRARequest)
     defaults = {**_choose_compilers(values, log), **_choose_processes(vllm, values), **_choose_statistics(chosen)}
-    for name, value in compat.child_environment(eager=bool({**defaults, **values}.get("enforce_eager"))).items():
-        os.environ.setdefault(name, value)
     return Prepared(chosen, vllm, {**defaults, **values}, adapters, file_name)
 
 
@@ -139,6 +137,8 @@ def _choose_processes(vllm: Vllm, values: Mapping[str, Any]) -> Mapping[str, Any
     in_engine_core = vllm.UniProcExecutor if compat.runs_on_cpu() else None
     processes = executor.choose(values, os.environ, executor.available_cores(), in_engine_core)
     os.environ.update(processes.variables)
+    for name, value in compat.child_environment().items():
+        os.environ.setdefault(name, value)
     return processes.arguments
 
 
