@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING
 from triton_vllm import compat, transport
 from triton_vllm.admission.clips import check_videos
 from triton_vllm.delivery.deliver import Delivery
-from triton_vllm.delivery.outbox import Outbox
+from triton_vllm.delivery.outbox import CORES_TO_SPARE, FEW_CORES, Outbox
 from triton_vllm.delivery.watch import CancellationWatch, Departure
 from triton_vllm.errors import ConfigError
 from triton_vllm.inference.engine import Engine, Pace
 from triton_vllm.inference.prompt import Ahead, Prompter
 from triton_vllm.loading import engine_args, interpreter
 from triton_vllm.loading.cause import Cause
+from triton_vllm.loading.executor import available_cores
 from triton_vllm.loading.prepare import Prepared, prepare
 from triton_vllm.loading.progress import Progress
 from triton_vllm.metrics import Mirror, Publisher
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from triton_vllm.protocols import Log
 
 MANY_CORES = 8
-"""From here on two threads send; with fewer cores a second one only takes time from the engine."""
+"""From here on two threads send, and cores do not run short; with fewer a second one only takes time from the engine."""
 
 
 @dataclass(frozen=True)
@@ -87,8 +88,9 @@ def _start(prepared: Prepared, log: Log) -> tuple[Engine, Outbox]:
     prompter = Prompter(vllm, compat.media_loaders(vllm, values), partial(check_videos, limits), ahead)
     pace = Pace(silence=settings.engine_timeout_s, deadline=limits.default_timeout_seconds, queue=limits.max_queue_seconds)
     engine = Engine(vllm, values, prompter, log=log, restart=settings.restart, pace=pace)
-    threads = settings.senders or (2 if (os.cpu_count() or 1) >= MANY_CORES else 1)
-    outbox = Outbox(Delivery(engine.drop, log).deliver, log, threads)
+    many = available_cores() >= MANY_CORES
+    threads = settings.senders or (2 if many else 1)
+    outbox = Outbox(Delivery(engine.drop, log).deliver, log, threads, CORES_TO_SPARE if many else FEW_CORES)
     outbox.start()
     # Ray takes variables to machines that have no such file, and vLLM would not start there
     uses_ray = "ray" in (values.get("distributed_executor_backend"), values.get("data_parallel_backend"))
