@@ -31,6 +31,18 @@ class DeadError(Exception):
     """In place of EngineDeadError."""
 
 
+class RefusalError(Exception):
+    """In place of VLLMClientError."""
+
+
+class FailureError(Exception):
+    """In place of GenerationError."""
+
+
+class PassingError(FailureError):
+    """In place of RetryableRequestError."""
+
+
 class Llm:
     """In place of AsyncLLM."""
 

@@ -2,7 +2,8 @@
 
 Read in python_backend's src/pb_stub.cc and src/resources/triton_python_backend_utils.py (branch r24.10), in vLLM's outputs.py,
 logprobs.py, v1/engine/async_llm.py, v1/engine/output_processor.py and renderers/base.py (0.32.0), and in prometheus_client's
-metrics_core.py and samples.py. tests/integration/test_compat_contract.py looks for vLLM's names in the sources of other versions.
+metrics_core.py and samples.py. tools/vllm_contract.py looks for what is declared here of
+vLLM's classes in the sources of other versions: "since 0.20" in a docstring says of which it is not required.
 """
 
 from __future__ import annotations

@@ -237,7 +237,11 @@ class Engine:
         job.waiting_since = BEGUN
         try:
             if isinstance(item, Exception):
-                self._finish(job, self._translator.loss(item))
+                own = self._translator.own(item)
+                if own is None:
+                    self._finish(job, self._translator.loss(item))
+                else:
+                    self._abort(job, own)  # its other completions may go on in vLLM
             elif item.finished:
                 self._finish(job, failure(item) or item)
             elif job.several and (error := failure(item)) is not None:
