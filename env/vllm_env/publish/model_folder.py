@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from vllm_env.base.filesystem import (
     give,
@@ -30,6 +31,9 @@ from vllm_env.triton.root import STUB_NAME
 from .exchange import STAGING
 from .manifest import ARCHIVE_NAME, CACHE_NAME, DIRECTORY_NAME, MANIFEST_NAME, SBOM_NAME
 
+if TYPE_CHECKING:
+    from .adopt import Adoption
+
 BUILT_NAMES = (STUB_NAME, ARCHIVE_NAME, DIRECTORY_NAME, SBOM_NAME, MANIFEST_NAME)  # in the order of renaming
 CONFIG_NAME = "config.pbtxt"
 ENGINE_ARGS_NAME, EXAMPLE_NAME = "vllm_engine_args.json", "vllm_engine_args.example.json"
@@ -40,13 +44,14 @@ _NOT_READ = ("__pycache__", "*.pyc", "*.safetensors", "*.bin", "*.gguf", "*.pt",
 
 @dataclass(frozen=True)
 class BuiltSet:
-    """What to place: the stub, the archive or the unpacked environment, and the manifest and the SBOM as JSON."""
+    """What to place: the stub, the archive or the unpacked environment, the manifest and the SBOM as JSON, what is adopted."""
 
     stub: Path
     environment: Path
     layout: str
     manifest: str
     sbom: str
+    adoption: "Adoption | None" = None
 
     @property
     def environment_name(self) -> str:
@@ -60,6 +65,9 @@ def stage_model(built: BuiltSet, current: Path, template: Path, new: Path) -> No
         _link_tree(current, new)
     complete_from(template, new)
     write_engine_args(template, new)
+    if built.adoption:
+        built.adoption.place(current, new)
+        built.adoption.switch(new)
     write_set(built, new)
     set_environment_path(new, built.environment_name)
 
@@ -157,6 +165,9 @@ def stage_candidate(built: BuiltSet, current: Path, template: Path, new: Path) -
     if not complete:
         copy_code(template / CODE, new / CODE)
     shutil.copy2((current if complete else template) / CONFIG_NAME, new / CONFIG_NAME)
+    if built.adoption:
+        built.adoption.write_code(new)
+        built.adoption.switch(new)
     write_set(built, new, linked=True)
     set_environment_path(new, built.environment_name)
 

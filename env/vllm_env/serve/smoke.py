@@ -17,6 +17,7 @@ from typing import Any
 from vllm_env.base.errors import CommandError, VllmEnvError
 from vllm_env.base.process import run
 from vllm_env.base.workspace import Workspace
+from vllm_env.publish.check_model import OFFICIAL_ARGS
 from vllm_env.publish.model_folder import CODE, copy_code
 
 from .server import Launch, TritonServer
@@ -42,7 +43,8 @@ class SmokeRequest:
     ``binary`` is the Triton root's program; ``model_folder`` is the built model, whose name is the model's name;
     ``engine_model`` is a folder in Hugging Face format, such as the stand-in's, or a name on the hub; ``log`` receives all
     that the server prints; ``expected`` has how the answers to some prompts must begin, by prompt; the model must be ready
-    within ``ready_timeout`` seconds.
+    within ``ready_timeout`` seconds; ``own`` has JSON files of the model itself, by their path in its folder, the engine
+    arguments first, with which it is served in place of ``engine_model``.
     """
 
     binary: Path
@@ -54,6 +56,7 @@ class SmokeRequest:
     gpu: bool = False
     expected: Mapping[str, str] = field(default_factory=dict)
     ready_timeout: float = 600.0
+    own: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -83,7 +86,7 @@ def smoke_run(workspace: Workspace, request: SmokeRequest) -> SmokeResult:
     with workspace.cache.staging() as staged:
         repository = staged / "models"
         arguments = engine_args(request)
-        copy_model(request.model_folder, repository / request.model_folder.name, arguments)
+        copy_model(request.model_folder, repository / request.model_folder.name, arguments, request.own)
         started = time.monotonic()
         with TritonServer(request.binary, repository, log=request.log, launch=launch, console=workspace.console) as server:
             ready = time.monotonic()
@@ -98,7 +101,9 @@ def smoke_run(workspace: Workspace, request: SmokeRequest) -> SmokeResult:
 
 
 def engine_args(request: SmokeRequest) -> dict[str, Any]:
-    """Return engine arguments for a short run: no compilation, short sequences, a small share of the machine."""
+    """Return engine arguments for a short run: no compilation, short sequences, a small share of the machine; or its own."""
+    if request.own:
+        return dict(next(iter(request.own.values())))
     arguments: dict[str, Any] = {"model": request.engine_model, "enforce_eager": True, "max_model_len": 256}
     if Path(request.engine_model).is_dir():
         # the stand-in is a few MB; on a GPU, or in the memory of a machine, that others use as well it must not ask for most
@@ -118,8 +123,10 @@ def server_environment(request: SmokeRequest) -> dict[str, str]:
     return variables
 
 
-def copy_model(folder: Path, copy: Path, arguments: Mapping[str, Any]) -> None:
-    """Copy a built model's folder with other engine arguments.
+def copy_model(
+    folder: Path, copy: Path, arguments: Mapping[str, Any], own: Mapping[str, Mapping[str, Any]] | None = None
+) -> None:
+    """Copy a built model's folder with other engine arguments, or with its ``own`` files.
 
     Of the version folder only the code is taken. The copy's ``config.pbtxt`` names the environment by its absolute path: newer
     releases of Triton follow no symbolic link out of the model's folder, and a hard link changes the archive's ctime, for
@@ -133,10 +140,12 @@ def copy_model(folder: Path, copy: Path, arguments: Mapping[str, Any]) -> None:
         if (folder / name).is_file():
             shutil.copy2(folder / name, copy / name)
     copy_code(folder / CODE, copy / CODE)
-    (copy / _ENGINE_ARGS).write_text(json.dumps(arguments, indent=2) + "\n", encoding="utf-8")
+    name = OFFICIAL_ARGS if (copy / OFFICIAL_ARGS).is_file() else _ENGINE_ARGS  # two that differ would be refused
+    for file, document in (own or {name: arguments}).items():
+        (copy / file).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
     config = copy / "config.pbtxt"
     text = config.read_text(encoding="utf-8")
-    changed = _with_environment(_GPU_IDS.sub(r"\1", text), folder)
+    changed = _with_environment(text if own else _GPU_IDS.sub(r"\1", text), folder)
     if changed != text:
         config.write_text(changed, encoding="utf-8")
 
