@@ -10,6 +10,7 @@ from vllm_env.base.filesystem import file_sha256, write_whole
 from vllm_env.base.workspace import CHECKOUT, Workspace
 from vllm_env.plan import TEMPLATE, BuildRequest, Plan, has_gpu, make_plan, standing
 from vllm_env.prefix.prefix import Prefix, has_prefix, make_prefix
+from vllm_env.publish.adopt import AdoptedSet
 from vllm_env.publish.manifest import Manifest, describe_build
 from vllm_env.publish.model_folder import BuiltSet, stage_candidate, write_engine_args
 from vllm_env.publish.publish import publish
@@ -18,7 +19,7 @@ from vllm_env.publish.without_hub import EXAMPLE_MODEL, is_fetchable, offer_stan
 from vllm_env.serve.leftovers import server_runs
 from vllm_env.serve.smoke import SmokeRequest, SmokeResult, smoke_run
 from vllm_env.serve.standin import FACTS, ensure_standin
-from vllm_env.serve.warm import READY_SECONDS, Warmed, warm
+from vllm_env.serve.warm import Warmed, warm
 from vllm_env.triton.root import TritonRoot
 from vllm_env.triton.stub import Stub, make_stub
 from vllm_env.verify.tree_rules import Expected
@@ -78,8 +79,9 @@ class _Build:
         archive = self._archive(prefix) if request.layout == "archive" else None
         manifest = describe_build(self.plan.key, prefix, stub, archive)
         environment = archive.path if archive else prefix.path
-        sbom = render_sbom(self.plan.lock)
-        built = BuiltSet(stub.path, environment, request.layout, manifest.to_json(), sbom, request.adoption)
+        sbom, adoption = render_sbom(self.plan.lock), request.adoption
+        made = (stub.path, environment, request.layout, manifest.to_json(), sbom)
+        built = AdoptedSet(*made, adoption) if adoption else BuiltSet(*made)
         self._verify(prefix, stub, archive)
         smoke = None
         if request.smoke:
@@ -158,7 +160,6 @@ class _Build:
                     model_folder=model,
                     engine_model=str(standin or named or next(iter(own.values()))["model"]),
                     own=own,
-                    ready_timeout=READY_SECONDS if own else SmokeRequest.ready_timeout,
                     client=CHECKOUT / "client" / "client.py",
                     prompts=CHECKOUT / "prompts.txt",
                     log=log,

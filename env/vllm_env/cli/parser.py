@@ -140,16 +140,15 @@ def _like_build(name: str, folder: str, description: str) -> CommandParser:
     return parser
 
 
-def _wheelhouse() -> CommandParser:
-    what = "Fills DIR with all that a build with the same options downloads, for --offline --wheelhouse DIR."
-    return _like_build("wheelhouse", "DIR", what)
-
-
 def _adopt() -> CommandParser:
-    what = "Takes over PATH, a model's folder of Triton's vLLM backend, in place; --dry-run only shows the changes."
-    parser = _like_build("adopt", "PATH", what)
+    parser = _like_build(
+        "adopt", "PATH", "Takes over PATH, a model's folder of Triton's vLLM backend; --dry-run shows the changes."
+    )
     parser.add_argument("--undo", action="store_true", help="make the folder what it was before it was adopted")
     return parser
+
+
+_FILLS = "Fills DIR with all that a build with the same options downloads, for --offline --wheelhouse DIR."
 
 
 _PARSERS: dict[str, Callable[[], CommandParser]] = {
@@ -158,6 +157,6 @@ _PARSERS: dict[str, Callable[[], CommandParser]] = {
     "inspect": partial(_of_model, "inspect", "Prints what a built model holds."),
     "verify": partial(_of_model, "verify", "Checks a built repository as the build does before it publishes."),
     "clean": _clean,
-    "wheelhouse": _wheelhouse,
+    "wheelhouse": partial(_like_build, "wheelhouse", "DIR", _FILLS),
     "build": build_parser,
 }

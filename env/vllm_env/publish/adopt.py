@@ -22,7 +22,6 @@ from vllm_env.base.filesystem import (
     make_readable,
     mounts_in,
     owner_of,
-    remove_tree,
     sync,
     write_whole,
 )
@@ -32,7 +31,7 @@ from .check_model import OFFICIAL_ARGS, check_engine_args
 from .exchange import STAGING, exchange, publishing, refuse_mounts, remove_abandoned_staging, staging_in
 from .manifest import CACHE_NAME
 from .model_config import ENVIRONMENT, MODEL_DIRECTORY, parse_config, rewrite_config
-from .model_folder import BUILT_NAMES, CODE, CONFIG_NAME, ENGINE_ARGS_NAME
+from .model_folder import BUILT_NAMES, CODE, CONFIG_NAME, ENGINE_ARGS_NAME, BuiltSet
 from .publish import staging_place
 
 BACKUP_NAME = ".before_vllm_env"
@@ -58,37 +57,35 @@ class Adoption:
     diff: str
     own: dict[str, dict[str, Any]]
 
-    def place(self, current: Path, new: Path) -> None:
-        """Write into ``new`` the backup of what stands in ``current``, and the code; Triton serves what it did until `switch`."""
-        if (current / CONFIG_NAME).read_bytes() != self.before:
+
+@dataclass(frozen=True)
+class AdoptedSet(BuiltSet):
+    """A built set for a folder that is adopted."""
+
+    adoption: Adoption
+
+    def prepare(self, current: Path, new: Path) -> None:
+        """Write into ``new`` the backup of what stands in ``current``, and the model's code."""
+        if (current / CONFIG_NAME).read_bytes() != self.adoption.before:
             what = f"{current / CONFIG_NAME} was changed while the environment was built."
             raise VllmEnvError(what, cause="The change would be lost.", remedy="Adopt it again.")
-        if not self.kept:
-            with staging_in(new) as staged:
+        with staging_in(new) as staged:
+            if not self.adoption.kept:
                 for name in _CHANGED:
                     _copy(current / name, staged / BACKUP_NAME / name)
                 give_as(staged / BACKUP_NAME, current)
-                remove_tree(new / BACKUP_NAME)
-                (staged / BACKUP_NAME).rename(new / BACKUP_NAME)
-        self.write_code(new)
-
-    def write_code(self, new: Path) -> None:
-        """Write the model's code into a folder with the configuration of the official backend, or with an older one of it."""
-        with staging_in(new) as staged:
-            (staged / CODE).mkdir()
-            for name, source in _code(self.template / CODE).items():
+                _put(staged / BACKUP_NAME, new / BACKUP_NAME, staged / "old")
+            for name, source in _code(self.adoption.template / CODE).items():
                 (staged / CODE / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(source, staged / CODE / name)
             make_readable(staged / CODE)
             give_tree(staged / CODE, owner_of(new / CODE))
             for name in _CODE_NAMES:
-                if os.path.lexists(new / CODE / name):
-                    (new / CODE / name).rename(staged / name)
-                (staged / CODE / name).rename(new / CODE / name)
+                _put(staged / CODE / name, new / CODE / name, staged / name)
 
     def switch(self, new: Path) -> None:
         """Let the configuration name the Python backend and the environment, as the last step."""
-        write_whole(new / CONFIG_NAME, self.config)
+        write_whole(new / CONFIG_NAME, self.adoption.config)
 
 
 def read_adoption(model: Path, template: Path, environment: str) -> Adoption:
@@ -169,11 +166,16 @@ def _undo_in_place(model: Path) -> None:
         for name in _PLACED:
             old = staging / "old" / name
             old.parent.mkdir(parents=True, exist_ok=True)
-            for source, target in ((model / name, old), (staging / name, model / name)):
-                if os.path.lexists(source):
-                    source.rename(target)
+            _put(staging / name, model / name, old)
         (model / BACKUP_NAME).rename(staging / BACKUP_NAME)
         sync(model)
+
+
+def _put(made: Path, target: Path, old: Path) -> None:
+    """Rename what was made, if anything, to its place, and what is there, if anything, to ``old``."""
+    for source, place in ((target, old), (made, target)):
+        if os.path.lexists(source):
+            source.rename(place)
 
 
 def _copy(source: Path, target: Path) -> None:

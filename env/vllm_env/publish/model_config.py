@@ -4,6 +4,7 @@ The text is edited, so that comments and order stay, and protobuf reads it befor
 what was meant is not made.
 """
 
+import contextlib
 import re
 from pathlib import Path
 
@@ -20,7 +21,7 @@ _STRING = r"""("[^"\n]*"|'[^'\n]*')"""
 _FIELDS = {"backend": "python", "runtime": "libtriton_python.so", "default_model_filename": "model.py"}
 _ADDED = """\
 
-# Added by gen_vllm_env.sh adopt, as is the tensors' declaration below it.
+# Added by gen_vllm_env.sh adopt: the environment, and the tensors below.
 parameters {{
   key: "{name}"
   value: {{ string_value: "{place}" }}
@@ -62,8 +63,8 @@ def rewrite_config(file: Path, text: str, template: ModelConfig, environment: st
         wanted.parameters[ENVIRONMENT].string_value = place
         pattern = rf"""["']{ENVIRONMENT}["'](?:(?!string_value)[\s\S])*string_value{_GAP}:{_GAP}{_STRING}"""
         text = _edited(file, text, pattern, place, wanted)
-    lacking = text_format.MessageToString(_lacking(wanted, template))
-    return f"{text.rstrip()}\n{lacking}" if lacking else text
+    lacking = _lacking(wanted, template)
+    return "\n".join([text.rstrip(), *lacking, ""]) if lacking else text
 
 
 def _refuse(file: Path, config: ModelConfig) -> None:
@@ -81,20 +82,21 @@ def _edited(file: Path, text: str, pattern: str, value: str, wanted: ModelConfig
     """Return the text with the string that ``pattern`` finds replaced, the first by which it means what is wanted."""
     for found in re.finditer(pattern, text):
         new = f'{text[: found.start(1)]}"{value}"{text[found.end(1) :]}'
-        if parse_config(file, new) == wanted:
-            return new
+        with contextlib.suppress(VllmEnvError):  # it stood within another string
+            if parse_config(file, new) == wanted:
+                return new
     raise VllmEnvError(
         f"{file} cannot be edited: no string in it could be found whose change makes it name {value!r}.",
         remedy="Write that field once, on a line of its own, as Triton's documentation has it.",
     )
 
 
-def _lacking(config: ModelConfig, template: ModelConfig) -> ModelConfig:
-    """Return a configuration of nothing but the tensors and the policy that the model needs and ``config`` lacks."""
-    lacking = ModelConfig()
+def _lacking(config: ModelConfig, template: ModelConfig) -> list[str]:
+    """Return the tensors and the policy that the model needs and ``config`` lacks, each as a line."""
+    lines = []
     for field in ("input", "output"):
         declared = {tensor.name for tensor in getattr(config, field)}
-        getattr(lacking, field).extend(tensor for tensor in getattr(template, field) if tensor.name not in declared)
-    if not config.HasField("model_transaction_policy"):
-        lacking.model_transaction_policy.decoupled = True
-    return lacking
+        lacking = [tensor for tensor in getattr(template, field) if tensor.name not in declared]
+        lines += [f"{field} {{ {text_format.MessageToString(tensor, as_one_line=True)} }}" for tensor in lacking]
+    policy = [] if config.HasField("model_transaction_policy") else ["model_transaction_policy { decoupled: true }"]
+    return lines + policy

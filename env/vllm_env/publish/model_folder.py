@@ -12,7 +12,6 @@ import shutil
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from vllm_env.base.filesystem import (
     give,
@@ -31,9 +30,6 @@ from vllm_env.triton.root import STUB_NAME
 from .exchange import STAGING
 from .manifest import ARCHIVE_NAME, CACHE_NAME, DIRECTORY_NAME, MANIFEST_NAME, SBOM_NAME
 
-if TYPE_CHECKING:
-    from .adopt import Adoption
-
 BUILT_NAMES = (STUB_NAME, ARCHIVE_NAME, DIRECTORY_NAME, SBOM_NAME, MANIFEST_NAME)  # in the order of renaming
 CONFIG_NAME = "config.pbtxt"
 ENGINE_ARGS_NAME, EXAMPLE_NAME = "vllm_engine_args.json", "vllm_engine_args.example.json"
@@ -44,19 +40,24 @@ _NOT_READ = ("__pycache__", "*.pyc", "*.safetensors", "*.bin", "*.gguf", "*.pt",
 
 @dataclass(frozen=True)
 class BuiltSet:
-    """What to place: the stub, the archive or the unpacked environment, the manifest and the SBOM as JSON, what is adopted."""
+    """What to place: the stub, the archive or the unpacked environment, and the manifest and the SBOM as JSON."""
 
     stub: Path
     environment: Path
     layout: str
     manifest: str
     sbom: str
-    adoption: "Adoption | None" = None
 
     @property
     def environment_name(self) -> str:
         """The environment's name in the model's folder."""
         return ARCHIVE_NAME if self.layout == "archive" else DIRECTORY_NAME
+
+    def prepare(self, current: Path, new: Path) -> None:
+        """Change of the user's files what the set needs changed; Triton loads in ``new`` what it did in ``current``."""
+
+    def switch(self, new: Path) -> None:
+        """Let Triton load the set from now on."""
 
 
 def stage_model(built: BuiltSet, current: Path, template: Path, new: Path) -> None:
@@ -65,9 +66,8 @@ def stage_model(built: BuiltSet, current: Path, template: Path, new: Path) -> No
         _link_tree(current, new)
     complete_from(template, new)
     write_engine_args(template, new)
-    if built.adoption:
-        built.adoption.place(current, new)
-        built.adoption.switch(new)
+    built.prepare(current, new)
+    built.switch(new)
     write_set(built, new)
     set_environment_path(new, built.environment_name)
 
@@ -165,9 +165,8 @@ def stage_candidate(built: BuiltSet, current: Path, template: Path, new: Path) -
     if not complete:
         copy_code(template / CODE, new / CODE)
     shutil.copy2((current if complete else template) / CONFIG_NAME, new / CONFIG_NAME)
-    if built.adoption:
-        built.adoption.write_code(new)
-        built.adoption.switch(new)
+    built.prepare(current, new)
+    built.switch(new)
     write_set(built, new, linked=True)
     set_environment_path(new, built.environment_name)
 

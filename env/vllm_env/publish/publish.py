@@ -113,8 +113,7 @@ def _publish_in_place(built: BuiltSet, target: Path, template: Path) -> None:
     _make_folder(target)
     complete_from(template, target)
     write_engine_args(template, target)
-    if built.adoption:
-        built.adoption.place(target, target)
+    built.prepare(target, target)
     with staging_in(target) as staging:
         give(staging, owner_of(target))
         write_set(built, staging)
@@ -126,6 +125,5 @@ def _publish_in_place(built: BuiltSet, target: Path, template: Path) -> None:
                 (staging / name).rename(target / name)
         other = target / (DIRECTORY_NAME if built.layout == "archive" else ARCHIVE_NAME)
         remove_tree(other) if other.is_dir() else other.unlink(missing_ok=True)
-        if built.adoption:
-            built.adoption.switch(target)
+        built.switch(target)
         sync(target)

@@ -13,14 +13,13 @@ from pathlib import Path
 from vllm_env.base.errors import CommandError, VllmEnvError
 from vllm_env.base.filesystem import give_tree, make_readable, owner_of
 from vllm_env.base.workspace import Workspace
-from vllm_env.publish.check_model import OFFICIAL_ARGS
 from vllm_env.publish.exchange import exchange, publishing, refuse_mounts, remove_abandoned_staging, staging_in
 from vllm_env.publish.manifest import CACHE_NAME
-from vllm_env.publish.model_folder import ENGINE_ARGS_NAME
 
 from .server import Launch, TritonServer
 
 RECORD_NAME = "warm.json"
+ENGINE_ARGS_NAME = "vllm_engine_args.json"
 READY_SECONDS = 3600.0  # a model of hundreds of GB may have to be downloaded first
 _VARIABLE = "TRITON_VLLM_WARM"  # read by triton_vllm/loading/warm_cache.py
 # Which GPUs of this very machine reach each other (vLLM's all_reduce_utils.py): another one may be wired otherwise.
@@ -53,12 +52,11 @@ def warm(workspace: Workspace, binary: Path, model: Path, *, log: Path, ready_ti
     try:
         return _fill(workspace, binary, model, log, ready_timeout)
     except CommandError as error:
-        file = next((f for f in (model / ENGINE_ARGS_NAME, model / OFFICIAL_ARGS) if f.is_file()), model / ENGINE_ARGS_NAME)
         raise CommandError(
-            f"--warm: {model.name} did not load with its own {file.name}: {error.what}",
+            f"--warm: {model.name} did not load with its own {ENGINE_ARGS_NAME}: {error.what}",
             tail=error.tail,
             cause="The lines above, from the server's log. What was built is in place, and older caches are as they were.",
-            remedy=f"Put a model that this machine can serve into {file}. The whole log is {log}.",
+            remedy=f"Put a model that this machine can serve into {model / ENGINE_ARGS_NAME}. The whole log is {log}.",
         ) from error
     except OSError as error:
         raise VllmEnvError(
