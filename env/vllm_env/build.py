@@ -79,9 +79,8 @@ class _Build:
         archive = self._archive(prefix) if request.layout == "archive" else None
         manifest = describe_build(self.plan.key, prefix, stub, archive)
         environment = archive.path if archive else prefix.path
-        sbom, adoption = render_sbom(self.plan.lock), request.adoption
-        made = (stub.path, environment, request.layout, manifest.to_json(), sbom)
-        built = AdoptedSet(*made, adoption) if adoption else BuiltSet(*made)
+        made = (stub.path, environment, request.layout, manifest.to_json(), render_sbom(self.plan.lock))
+        built = AdoptedSet(*made, request.adoption) if request.adoption else BuiltSet(*made)
         self._verify(prefix, stub, archive)
         smoke = None
         if request.smoke:

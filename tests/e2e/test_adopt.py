@@ -18,7 +18,7 @@ from support.small_fixtures import workspace_in
 from support.triton_client import get
 from vllm_env.base.errors import CommandError
 from vllm_env.plan import TEMPLATE
-from vllm_env.publish.adopt import BACKUP_NAME, AdoptedSet, read_adoption, undo
+from vllm_env.publish.adopt import AdoptedSet, read_adoption, undo
 from vllm_env.publish.publish import publish
 from vllm_env.serve.server import Launch, TritonServer
 from vllm_env.serve.standin import FACTS
@@ -117,8 +117,8 @@ def test_an_adopted_model_answers_as_ours_does_and_is_given_back(
     config.write_text(adopted.replace("$$TRITON_MODEL_DIRECTORY/vllm_env", str(parts.environment)), encoding="utf-8")
 
     launch = Launch({**CPU_ENVIRONMENT, **ONE_THREAD}, (), READY_SECONDS)
-    log = tmp_path / "server.log"
-    with TritonServer(parts.binary, model.parent, log=log, launch=launch) as server:
+    assert (model / ".before_vllm_env").is_dir()
+    with TritonServer(parts.binary, model.parent, log=tmp_path / "server.log", launch=launch) as server:
         assert answers(server, "opt") == expected
         status, said = get(server.http_url, "/v2/models/opt/config")
         seen = json.loads(said)
@@ -128,7 +128,6 @@ def test_an_adopted_model_answers_as_ours_does_and_is_given_back(
     assert [(group["kind"], group["count"]) for group in seen["instance_group"]] == [("KIND_MODEL", 1)]
     assert {label["model"] for label in labels} == {"opt"}
     assert (status, json.loads(said)["versions"]) == (200, ["1"])
-    assert BACKUP_NAME not in log.read_text(encoding="utf-8", errors="replace")
 
     config.write_text(adopted, encoding="utf-8")
     undo(workspace, model)

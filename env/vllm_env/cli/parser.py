@@ -17,6 +17,7 @@ tritonserver loads. Without an argument it builds the default profile of env/vll
 """
 _EPILOG = "Subcommands: build (the default), adopt, doctor, verify, inspect, wheelhouse, clean; each has --help."
 _REPOSITORY = "default: model_repository"
+_FILLS = "Fills DIR with all that a build with the same options downloads, for --offline --wheelhouse DIR."
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -141,14 +142,9 @@ def _like_build(name: str, folder: str, description: str) -> CommandParser:
 
 
 def _adopt() -> CommandParser:
-    parser = _like_build(
-        "adopt", "PATH", "Takes over PATH, a model's folder of Triton's vLLM backend; --dry-run shows the changes."
-    )
+    parser = _like_build("adopt", "PATH", "Takes over PATH, a model's folder of Triton's own vLLM backend, in place, and back.")
     parser.add_argument("--undo", action="store_true", help="make the folder what it was before it was adopted")
     return parser
-
-
-_FILLS = "Fills DIR with all that a build with the same options downloads, for --offline --wheelhouse DIR."
 
 
 _PARSERS: dict[str, Callable[[], CommandParser]] = {

@@ -2,7 +2,7 @@
 
 ``config.pbtxt`` is edited and the model's code placed; ``1/model.json`` stays the one file of engine arguments. What stood
 there before is kept in ``.before_vllm_env/``, laid out as the model's folder is. Triton takes only folders with a number for
-versions (seen with 24.10), so it does not look into that one.
+versions, and says at a load that it ignores that one (seen with 24.10).
 """
 
 import difflib
