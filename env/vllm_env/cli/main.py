@@ -109,7 +109,7 @@ def _plan_facts(plan: Plan, request: BuildRequest) -> dict[str, object]:
     }
     if request.warm:
         model = request.model_folder
-        facts["warm"] = f"load {model} once, with its vllm_engine_args.json, and fill {model / CACHE_NAME}"
+        facts["warm"] = f"load {model} once, with its own engine arguments, and fill {model / CACHE_NAME}"
     return facts
 
 

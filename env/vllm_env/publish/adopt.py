@@ -27,11 +27,11 @@ from vllm_env.base.filesystem import (
 )
 from vllm_env.base.workspace import Workspace
 
-from .check_model import OFFICIAL_ARGS, check_engine_args
+from .check_model import OFFICIAL_ARGS, arguments_file, check_engine_args
 from .exchange import STAGING, exchange, publishing, refuse_mounts, remove_abandoned_staging, staging_in
 from .manifest import CACHE_NAME
 from .model_config import ENVIRONMENT, MODEL_DIRECTORY, parse_config, rewrite_config
-from .model_folder import BUILT_NAMES, CODE, CONFIG_NAME, ENGINE_ARGS_NAME, BuiltSet
+from .model_folder import BUILT_NAMES, CODE, CONFIG_NAME, BuiltSet
 from .publish import staging_place
 
 BACKUP_NAME = ".before_vllm_env"
@@ -227,8 +227,8 @@ def _check_backend(model: Path, backend: str, environment: str) -> None:
 
 def _own_documents(model: Path) -> dict[str, dict[str, Any]]:
     """Return the model's engine arguments and adapters by file, folders of the model's by their whole path."""
-    name = next((n for n in (OFFICIAL_ARGS, ENGINE_ARGS_NAME) if (model / n).is_file()), "")
-    if not name:
+    name = arguments_file(model)
+    if not (model / name).is_file():
         what = f"{model / OFFICIAL_ARGS} is missing."
         raise VllmEnvError(what, cause="It holds the engine arguments.", remedy='Write it, e.g. {"model": "…"}.')
     arguments = _json_object(model / name)

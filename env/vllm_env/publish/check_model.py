@@ -68,6 +68,12 @@ def check_receiver(model: Path, *, adopted: bool = False) -> None:
     check_engine_args(model)
 
 
+def arguments_file(model: Path) -> str:
+    """Return the name of the file from which a model takes its engine arguments, from its folder on."""
+    official = (model / OFFICIAL_ARGS).is_file() and not (model / ENGINE_ARGS_NAME).is_file()
+    return OFFICIAL_ARGS if official else ENGINE_ARGS_NAME
+
+
 def check_engine_args(model: Path) -> None:
     """Refuse, with a VllmEnvError, two files of engine arguments that differ, as the model does when it is loaded."""
     ours, official = model / ENGINE_ARGS_NAME, model / OFFICIAL_ARGS
