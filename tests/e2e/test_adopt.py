@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import stat
+import subprocess
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,6 +16,7 @@ import pytest
 from support.metrics_page import read_metrics
 from support.model_requests import ask_all, prompt
 from support.reference import ONE_THREAD
+from support.repositories import CHECKOUT
 from support.serving import CPU_ARGUMENTS, CPU_ENVIRONMENT, READY_SECONDS
 from support.small_fixtures import workspace_in
 from support.triton_client import get
@@ -146,3 +150,30 @@ def test_two_files_of_arguments_that_differ_are_refused_by_the_server(parts: Par
     with pytest.raises(CommandError) as failed, serving({}, prepare=with_another):
         pass
     assert re.search(said, failed.value.tail)
+
+
+@pytest.mark.skipif("VLLM_ENV_TEST_ENVIRONMENT" in os.environ, reason="serves an environment that was not built")
+def test_the_command_serves_that_very_model_first(parts: Parts, tmp_path: Path, no_leftovers: None) -> None:
+    """Weights in the model's own folder, named from there: they answer in the smoke run, and where the model stands."""
+    model = tmp_path / "place" / "models" / "opt"
+    (model / "1").mkdir(parents=True)
+    shutil.copytree(parts.standin, model / "weights")
+    (model / "config.pbtxt").write_text(CONFIG, encoding="utf-8")
+    (model / "1" / "model.json").write_text(json.dumps({**CPU_ARGUMENTS, "model": "weights"}), encoding="utf-8")
+    before = snapshot(model)
+
+    def run(*options: object) -> subprocess.CompletedProcess[str]:
+        argv = [sys.executable, "-m", "vllm_env", "adopt", str(model), *map(str, options)]
+        environment = {**os.environ, "PYTHONPATH": str(CHECKOUT / "env")}
+        return subprocess.run(argv, env=environment, capture_output=True, text=True, check=False, timeout=900)
+
+    done = run("--profile", "cpu", "--triton-root", parts.binary.parents[1])
+    assert done.returncode == 0, done.stderr
+    assert f"the smoke run serves {model / 'weights'} with the model's own engine arguments" in done.stderr
+    assert "'The capital of France is' -> ' Paris, on the river Seine.'" in done.stdout
+    launch = Launch({**CPU_ENVIRONMENT}, (), READY_SECONDS)
+    with TritonServer(parts.binary, model.parent, log=tmp_path / "server.log", launch=launch) as server:
+        (answer,) = ask_all(server, [prompt(FACTS[2][0], {"temperature": 0, "max_tokens": 24})], model="opt")
+    assert answer.text == "".join(FACTS[2])
+    assert run("--undo").returncode == 0
+    assert snapshot(model) == before
