@@ -97,8 +97,18 @@ def test_an_input_to_embed_becomes_a_job(let):
     ("given", "tasks", "code", "message"),
     [
         ({}, ("generate",), "INVALID_ARG", "exactly one of text_input"),
-        ({"text_input": b"hi"}, ("embed",), "UNSUPPORTED", "Model mine does not support 'generate' request"),
-        ({"embedding_request": EMBEDDING}, ("generate",), "UNSUPPORTED", "Model mine does not support 'embed' request"),
+        (
+            {"text_input": b"hi"},
+            ("embed",),
+            "UNSUPPORTED",
+            "Error generating stream: Model mine does not support 'generate' request",
+        ),
+        (
+            {"embedding_request": EMBEDDING},
+            ("generate",),
+            "UNSUPPORTED",
+            "Error generating stream: Model mine does not support 'embed' request",
+        ),
     ],
 )
 def test_a_refusal_is_the_final_response(let, given, tasks, code, message):

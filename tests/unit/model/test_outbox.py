@@ -157,14 +157,15 @@ class Bench:
     Args:
         cost: seconds that a send takes.
         streams: how many jobs there are.
+        merging: whether a response may carry several outputs.
     """
 
-    def __init__(self, cost, streams):
+    def __init__(self, cost, streams, *, merging=True):
         self.now = 1.0
         self.cost = cost
         self.got = [[] for _ in range(streams)]
         self.sends: list[tuple[float, int]] = []  # when, whose
-        self.outbox = Outbox(self.deliver, FakeLog(), clock=lambda: self.now)
+        self.outbox = Outbox(self.deliver, FakeLog(), merging=merging, clock=lambda: self.now)
         (self.lane,) = self.outbox._lanes
         self.jobs = [job() for _ in range(streams)]
         for j in self.jobs:
@@ -203,6 +204,16 @@ def test_many_streams_are_merged_and_the_last_output_does_not_wait():
     assert bench.now - before == pytest.approx(64 * bench.cost)
     assert bench.got == [list(range(100))] * 64
     assert len(bench.sends) < 64 * 100 / 5
+
+
+def test_nothing_is_merged_where_that_is_not_wanted():
+    """64 streams whose outputs come faster than they can be sent: each is a response of its own, in order."""
+    bench = Bench(cost=0.001, streams=64, merging=False)
+    for i in range(10):
+        bench.put_all(i)
+        bench.run_until(bench.now + 0.002)
+    assert bench.got == [list(range(10))] * 64
+    assert len(bench.sends) == 640
 
 
 def test_a_single_stream_is_not_merged():

@@ -10,6 +10,7 @@ import queue
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 
 from triton_vllm.delivery import supervised
 from triton_vllm.job import Job
@@ -43,11 +44,21 @@ class Outbox:
         deliver: sends one response for a job's consecutive outputs; called in the job's thread.
         log: told what ended a thread's work, which then goes on.
         threads: how many send.
+        merging: whether a response may carry several outputs; without it there are no pauses, as in the official backend.
         clock: seconds; by it sends are timed and paused.
     """
 
-    def __init__(self, deliver: Deliver, log: Log, threads: int = 1, clock: Callable[[], float] = time.monotonic) -> None:
-        self._lanes = [_Lane(deliver, log, clock, f"triton-send-{i}") for i in range(threads)]
+    def __init__(
+        self,
+        deliver: Deliver,
+        log: Log,
+        threads: int = 1,
+        *,
+        merging: bool = True,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        send, longest = (deliver, LONGEST_S) if merging else (partial(_one_by_one, deliver), 0.0)
+        self._lanes = [_Lane(send, log, clock, f"triton-send-{i}", longest) for i in range(threads)]
         self._next = 0
 
     def start(self) -> None:
@@ -76,12 +87,18 @@ class Outbox:
             lane.thread.join()
 
 
+def _one_by_one(deliver: Deliver, job: Job, items: list[Item]) -> None:
+    for item in items:
+        deliver(job, [item])
+
+
 class _Lane:
     """One sender thread: jobs with something to send, and those whose pause is not over."""
 
-    def __init__(self, deliver: Deliver, log: Log, clock: Callable[[], float], name: str) -> None:
+    def __init__(self, deliver: Deliver, log: Log, clock: Callable[[], float], name: str, longest: float) -> None:
         self._deliver = deliver
         self._clock = clock
+        self._longest = longest
         self._ready: deque[Job] = deque()
         self._waiting: list[tuple[float, int, Job]] = []
         self._numbers = itertools.count()  # orders jobs that are due at the same time
@@ -149,7 +166,7 @@ class _Lane:
     def _pause(self) -> float:
         if self._streams <= 1:  # a lone reader gets each token by itself, as from the official backend
             return 0.0
-        longest = LONGEST_S * min(max(self._streams / MANY, 0.5), 1.0)
+        longest = self._longest * min(max(self._streams / MANY, 0.5), 1.0)
         return min(longest, self._streams * self._cost / SHARE)
 
     def _send(self, job: Job, now: float) -> None:

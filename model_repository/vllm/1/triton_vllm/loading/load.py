@@ -87,7 +87,7 @@ def _start(prepared: Prepared, log: Log) -> tuple[Engine, Outbox]:
     pace = Pace(silence=settings.engine_timeout_s, deadline=limits.default_timeout_seconds, queue=limits.max_queue_seconds)
     engine = Engine(vllm, values, prompter, log=log, restart=settings.restart, pace=pace)
     threads = settings.senders or (2 if (os.cpu_count() or 1) >= MANY_CORES else 1)
-    outbox = Outbox(Delivery(engine.drop, log).deliver, log, threads)
+    outbox = Outbox(Delivery(engine.drop, log).deliver, log, threads, merging=not settings.official)
     outbox.start()
     # Ray takes variables to machines that have no such file, and vLLM would not start there
     uses_ray = "ray" in (values.get("distributed_executor_backend"), values.get("data_parallel_backend"))
@@ -117,4 +117,5 @@ def _departure(engine: Engine, prepared: Prepared, name: str, log: Log) -> Depar
 def _publish(prepared: Prepared, labels: Mapping[str, str], log: Log) -> Publisher | None:
     if not prepared.settings.metrics or prepared.engine_args.get("disable_log_stats", False):
         return None
-    return Publisher(Mirror(transport.TritonMetrics(), labels), compat.prometheus_families, log.warning)
+    mirror = Mirror(transport.TritonMetrics(), labels, as_official=prepared.settings.official)
+    return Publisher(mirror, compat.prometheus_families, log.warning)
