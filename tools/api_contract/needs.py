@@ -175,4 +175,4 @@ STATEMENTS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     ),
 }
 # names given to getattr() or hasattr() that are not vLLM's
-OTHERS = frozenset({"timeout", "baseFilename", "stream", "__version__"})
+OTHERS = frozenset({"timeout", "HISTOGRAM", "baseFilename", "stream", "__version__"})

@@ -55,10 +55,12 @@ def adapter(name):
 def let(triton):
     """Admits a request; return the job, what was sent, and the admission's log."""
 
-    def admit(request, *, tasks=("generate", "embed"), healthy=True, unload_dead=False, in_flight=0, limits=USUAL):
+    def admit(
+        request, *, tasks=("generate", "embed"), healthy=True, unload_dead=False, in_flight=0, limits=USUAL, as_official=False
+    ):
         engine = SimpleNamespace(tasks=tasks, is_healthy=lambda: healthy, jobs=lambda: [None] * in_flight, facts=lambda: FACTS)
         log = Log()
-        job = Admission("mine", VLLM, engine, adapter, log, Policy(unload_dead, limits)).admit(request)
+        job = Admission("mine", VLLM, engine, adapter, log, Policy(unload_dead, limits, as_official)).admit(request)
         return job, request.sender.sent, log.errors
 
     return admit
@@ -97,8 +99,18 @@ def test_an_input_to_embed_becomes_a_job(let):
     ("given", "tasks", "code", "message"),
     [
         ({}, ("generate",), "INVALID_ARG", "exactly one of text_input"),
-        ({"text_input": b"hi"}, ("embed",), "UNSUPPORTED", "Model mine does not support 'generate' request"),
-        ({"embedding_request": EMBEDDING}, ("generate",), "UNSUPPORTED", "Model mine does not support 'embed' request"),
+        (
+            {"text_input": b"hi"},
+            ("embed",),
+            "UNSUPPORTED",
+            "Error generating stream: Model mine does not support 'generate' request",
+        ),
+        (
+            {"embedding_request": EMBEDDING},
+            ("generate",),
+            "UNSUPPORTED",
+            "Error generating stream: Model mine does not support 'embed' request",
+        ),
     ],
 )
 def test_a_refusal_is_the_final_response(let, given, tasks, code, message):
@@ -178,6 +190,16 @@ def test_a_sum_of_log_probabilities_is_there_whenever_it_is_asked_for(let):
 @pytest.mark.parametrize("unload", [False, True])
 def test_a_dead_engine_refuses_and_may_have_the_model_unloaded(let, triton, unload):
     """Only where the operator wants that: else the engine is started again."""
-    job, ((response, _),), _ = let(Request(tensors(text_input=b"hi")), healthy=False, unload_dead=unload)
+    job, ((response, _),), errors = let(Request(tensors(text_input=b"hi")), healthy=False, unload_dead=unload)
     assert (job, response.error.message, response.error.code) == (None, DEAD, "UNAVAILABLE")
     assert triton.unloaded == (["mine"] if unload else [])
+    assert errors == (["[vllm] Engine is not healthy and model will be unloaded"] if unload else [])
+
+
+def test_the_official_behaviour_is_that_of_each_refusal(let):
+    """Words and code of the error; an empty prompt is vLLM's matter."""
+    _, ((response, _),), _ = let(Request({}), as_official=True)
+    assert response.error.message.startswith("Error generating stream: exactly one of text_input")
+    assert response.error.code == "INTERNAL"
+    job, sent, _ = let(Request(tensors(text_input=b"")), as_official=True)
+    assert (job.request.text, sent) == ("", [])

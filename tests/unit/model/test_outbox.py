@@ -16,7 +16,7 @@ import pytest
 from support.fake_log import FakeLog
 from support.fake_reply import FakeChannel
 from support.fake_reply import fake_job as job
-from triton_vllm.delivery.outbox import CORES_TO_SPARE, FEW_CORES, MANY, Outbox, Pacing
+from triton_vllm.delivery.outbox import CORES_TO_SPARE, FEW_CORES, MANY, ONE_BY_ONE, Outbox, Pacing
 
 LONGEST_S = FEW_CORES.longest
 
@@ -160,15 +160,17 @@ class Bench:
         cost: seconds that a send takes.
         streams: how many jobs there are.
         processor: seconds of it that count as a send's cost; None has the clock's count.
+        pacing: how responses wait.
     """
 
-    def __init__(self, cost, streams, processor=None):
+    def __init__(self, cost, streams, processor=None, pacing=FEW_CORES):
         self.now = 1.0
         self.cost = cost
         self.got = [[] for _ in range(streams)]
         self.sends: list[tuple[float, int]] = []  # when, whose
         self.processor, self.used = processor, 0.0
-        pacing = FEW_CORES if processor is None else Pacing(CORES_TO_SPARE.share, CORES_TO_SPARE.longest, lambda: self.used)
+        if processor is not None:
+            pacing = Pacing(CORES_TO_SPARE.share, CORES_TO_SPARE.longest, lambda: self.used)
         self.outbox = Outbox(self.deliver, FakeLog(), pacing=pacing, clock=lambda: self.now)
         (self.lane,) = self.outbox._lanes
         self.jobs = [job() for _ in range(streams)]
@@ -209,6 +211,16 @@ def test_many_streams_are_merged_and_the_last_output_does_not_wait():
     assert bench.now - before == pytest.approx(64 * bench.cost)
     assert bench.got == [list(range(100))] * 64
     assert len(bench.sends) < 64 * 100 / 5
+
+
+def test_nothing_is_merged_where_that_is_not_wanted():
+    """64 streams whose outputs come faster than they can be sent: each is a response of its own, in order."""
+    bench = Bench(cost=0.001, streams=64, pacing=ONE_BY_ONE)
+    for i in range(10):
+        bench.put_all(i)
+        bench.run_until(bench.now + 0.002)
+    assert bench.got == [list(range(10))] * 64
+    assert len(bench.sends) == 640
 
 
 def test_a_single_stream_is_not_merged():

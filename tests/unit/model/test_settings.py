@@ -87,3 +87,27 @@ def test_wrong_values_are_refused_by_name(name, value, says):
     with pytest.raises(ConfigError) as caught:
         read(config(**{name: value}))
     assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "restarts"),
+    [
+        ({}, True),
+        ({"ENABLE_VLLM_HEALTH_CHECK": "true"}, False),
+        ({"COMPATIBILITY": "official"}, False),
+        ({"ENABLE_VLLM_HEALTH_CHECK": "true", "RESTART_DEAD_ENGINE": "true"}, True),
+        ({"COMPATIBILITY": "official", "RESTART_DEAD_ENGINE": "true"}, True),
+        ({"COMPATIBILITY": "", "RESTART_DEAD_ENGINE": "false"}, False),
+    ],
+)
+def test_a_health_check_is_one_by_itself(given, restarts):
+    """As in the official backend it needs no second parameter; whoever asks for restarts gets them."""
+    assert read(config(**given)).restart is restarts
+
+
+def test_compatibility_is_with_the_official_backend_or_none():
+    """A misspelt value would quietly be our own behaviour."""
+    assert read(config(COMPATIBILITY="official")).official
+    assert not read(config(COMPATIBILITY="")).official
+    with pytest.raises(ConfigError, match="COMPATIBILITY must be official or empty, not oficial"):
+        read(config(COMPATIBILITY="oficial"))

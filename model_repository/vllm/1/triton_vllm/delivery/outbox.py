@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from triton_vllm.delivery import supervised
 from triton_vllm.job import Job
@@ -32,11 +33,13 @@ class Pacing:
             pause would be longer than the longest take more.
         longest: pause between two responses of a request, s.
         meter: by which a send is timed, s; None is the clock.
+        merges: whether a response may carry several outputs at all.
     """
 
     share: float
     longest: float
     meter: Callable[[], float] | None = None
+    merges: bool = True
 
 
 FEW_CORES = Pacing(0.25, 0.08)
@@ -51,6 +54,9 @@ fewer."""
 _LEARNING = 0.05
 _FIRST_COST_S = 1e-4
 _AWAKE = -math.inf
+
+ONE_BY_ONE = Pacing(1.0, 0.0, merges=False)
+"""As the official backend does it."""
 
 
 class Outbox:
@@ -77,7 +83,8 @@ class Outbox:
         pacing: Pacing = FEW_CORES,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._lanes = [_Lane(deliver, log, pacing, clock, f"triton-send-{i}") for i in range(threads)]
+        send = deliver if pacing.merges else partial(_one_by_one, deliver)
+        self._lanes = [_Lane(send, log, pacing, clock, f"triton-send-{i}") for i in range(threads)]
         self._next = 0
 
     def start(self) -> None:
@@ -104,6 +111,11 @@ class Outbox:
             lane.end()
         for lane in self._lanes:
             lane.thread.join()
+
+
+def _one_by_one(deliver: Deliver, job: Job, items: list[Item]) -> None:
+    for item in items:
+        deliver(job, [item])
 
 
 class _Lane:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from triton_vllm import compat, transport
 from triton_vllm.admission.clips import check_videos
 from triton_vllm.delivery.deliver import Delivery
-from triton_vllm.delivery.outbox import CORES_TO_SPARE, FEW_CORES, Outbox
+from triton_vllm.delivery.outbox import CORES_TO_SPARE, FEW_CORES, ONE_BY_ONE, Outbox
 from triton_vllm.delivery.watch import CancellationWatch, Departure
 from triton_vllm.errors import ConfigError
 from triton_vllm.inference.engine import Engine, Pace
@@ -90,7 +90,8 @@ def _start(prepared: Prepared, log: Log) -> tuple[Engine, Outbox]:
     engine = Engine(vllm, values, prompter, log=log, restart=settings.restart, pace=pace)
     many = available_cores() >= MANY_CORES
     threads = settings.senders or (2 if many else 1)
-    outbox = Outbox(Delivery(engine.drop, log).deliver, log, threads, CORES_TO_SPARE if many else FEW_CORES)
+    pacing = ONE_BY_ONE if settings.official else CORES_TO_SPARE if many else FEW_CORES
+    outbox = Outbox(Delivery(engine.drop, log).deliver, log, threads, pacing)
     outbox.start()
     # Ray takes variables to machines that have no such file, and vLLM would not start there
     uses_ray = "ray" in (values.get("distributed_executor_backend"), values.get("data_parallel_backend"))
@@ -120,4 +121,5 @@ def _departure(engine: Engine, prepared: Prepared, name: str, log: Log) -> Depar
 def _publish(prepared: Prepared, labels: Mapping[str, str], log: Log) -> Publisher | None:
     if not prepared.settings.metrics or prepared.engine_args.get("disable_log_stats", False):
         return None
-    return Publisher(Mirror(transport.TritonMetrics(), labels), compat.prometheus_families, log.warning)
+    mirror = Mirror(transport.TritonMetrics(), labels, as_official=prepared.settings.official)
+    return Publisher(mirror, compat.prometheus_families, log.warning)
