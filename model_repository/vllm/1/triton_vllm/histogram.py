@@ -86,13 +86,11 @@ class Replay:
         return drawn
 
     def _value(self, i: int, ranges: list[tuple[float, float]]) -> float:
-        """Return a value of bucket `i` with which the sum of those that wait can still be met."""
-        least, most = self._extremes(ranges)
+        """Return a value of bucket `i`: as far between its least and its largest as the sum of those that wait is."""
         low, high = ranges[i]
         value = low + self._part(ranges) * (high - low)
         if low.is_integer() and high.is_integer():
             value = float(round(value))
-        value = min(max(value, self._sum - (most - high)), self._sum - (least - low))
         return min(max(value, low), high)
 
     def _extremes(self, ranges: list[tuple[float, float]]) -> tuple[float, float]:
