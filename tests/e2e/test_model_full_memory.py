@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
+import shutil
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -60,7 +61,8 @@ def shared_memory(server: TritonServer) -> Path:
 
 
 def fill(file: Path) -> None:
-    """Leave no byte of a file system."""
+    """Leave no byte of a file system, which must be one of the test's own and not the machine's disk."""
+    assert shutil.disk_usage(file.parent).total <= 1 << 26, f"{file.parent} is not the small one"
     with file.open("wb", buffering=0) as sink:
         for size in (1 << 20, 1 << 12):
             try:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from support.metrics_page import read_metrics
+from support.metrics_page import Metrics, read_metrics
 from support.model_requests import STRANGE, ask, ask_all, prompt
 from support.openai_server import openai_server
-from support.reference import ONE_THREAD
+from support.reference import ONE_THREAD, kept
 from support.serving import CPU_ARGUMENTS
 from support.settings import with_metrics
 from support.triton_client import get, post
@@ -21,7 +21,6 @@ from vllm_env.serve.standin import FACTS
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from support.metrics_page import Metrics
     from support.serving import Parts, Serve
     from vllm_env.serve.server import TritonServer
 
@@ -64,11 +63,19 @@ def metrics_server(serving: Serve) -> Iterator[TritonServer]:
 def openai_metrics(parts: Parts, tmp_path_factory: pytest.TempPathFactory) -> Metrics:
     """What vLLM's own server exports after the load, with the same engine arguments."""
     arguments = {"model": str(parts.standin), **CPU_ARGUMENTS}
-    with openai_server(parts.environment, arguments, tmp_path_factory.mktemp("openai") / "server.log") as url:
-        for text in TEXTS:
-            status, body = post(url, "/v1/completions", {"model": arguments["model"], "prompt": text, **LOAD}, timeout=300)
-            assert status == 200, body
-        return _settled(url + "/metrics")
+    requests = [{"model": arguments["model"], "prompt": text, **LOAD} for text in TEXTS]
+
+    def ask_vllm() -> Any:
+        with openai_server(parts.environment, arguments, tmp_path_factory.mktemp("openai") / "server.log") as url:
+            for request in requests:
+                status, body = post(url, "/v1/completions", request, timeout=300)
+                assert status == 200, body
+            found = _settled(url + "/metrics")
+            assert found.total("vllm:e2e_request_latency_seconds_count") == len(TEXTS)  # else it is not kept
+            return found.samples
+
+    samples = kept(parts.environment, "openai_server.py", [arguments, requests], parts.standin, ask_vllm)
+    return Metrics(tuple((name, labels, value) for name, labels, value in samples))
 
 
 @pytest.fixture(scope="module")

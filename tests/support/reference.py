@@ -8,10 +8,13 @@ import os
 import subprocess
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from support.serving import CPU_ENVIRONMENT
 from vllm_env.base.cache import cache_root
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _FOLDER = Path(__file__).parent
 ONE_THREAD = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
@@ -26,16 +29,21 @@ def kept_reference(environment: Path, program: str, request: Any, model: Path) -
         request: what it reads; names `model`.
         model: the model's folder, which counts by its files.
     """
+    return kept(environment, program, request, model, lambda: run_reference(environment, program, request))
+
+
+def kept(environment: Path, program: str, request: Any, model: Path, make: Callable[[], Any]) -> Any:
+    """Return what ``make`` returned (JSON types) for the same program, packages, model and request, now or in an earlier run."""
     packages = sorted(path.name for path in environment.glob("lib/python3.*/site-packages/*.dist-info"))
     asked = json.dumps(request, sort_keys=True).replace(str(model), _digest(*sorted(p for p in model.rglob("*") if p.is_file())))
     key = hashlib.sha256("\0".join([_digest(_FOLDER / program), asked, *packages]).encode()).hexdigest()[:32]
-    kept = cache_root() / "references" / f"{key}.json"
-    if not kept.is_file():
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        made = kept.with_suffix(f".{os.getpid()}")
-        made.write_text(json.dumps(run_reference(environment, program, request)), encoding="utf-8")
-        made.replace(kept)
-    return json.loads(kept.read_text(encoding="utf-8"))
+    place = cache_root() / "references" / f"{key}.json"
+    if not place.is_file():
+        place.parent.mkdir(parents=True, exist_ok=True)
+        made = place.with_suffix(f".{os.getpid()}")
+        made.write_text(json.dumps(make()), encoding="utf-8")
+        made.replace(place)
+    return json.loads(place.read_text(encoding="utf-8"))
 
 
 def _digest(*files: Path) -> str:
