@@ -77,7 +77,7 @@ def test_the_first_start_unpacks_and_the_next_one_does_not(in_parts: Parts, tmp_
         assert (lines(server, UNPACKING), lines(server, FOUND)) == (1, 0)
         (tree,) = (p for p in place.iterdir() if p.is_dir())
         assert loaded(server, "/libtorch_cpu.so") == {str(tree / "lib/python3.11/site-packages/torch/lib/libtorch_cpu.so")}
-        programs = {os.readlink(f"/proc/{process.pid}/exe") for process in server.members()}
+        programs = {str(Path(f"/proc/{process.pid}/exe").readlink()) for process in server.members()}
         assert str(tree / "bin/python3.11") in programs
     before = {path: path.lstat().st_ino for path in tree.rglob("*.so*")}
     with serve(in_parts, as_built=True, environment={"VLLM_ENV_UNPACKED": str(place)}) as server:

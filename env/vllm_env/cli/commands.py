@@ -18,6 +18,7 @@ from vllm_env.plan import BuildRequest, default_profile, installed_triton
 from vllm_env.publish.check_model import check_model
 from vllm_env.publish.manifest import PARTS_NAME, Manifest, check_files, read_manifest
 from vllm_env.serve.leftovers import find_abandoned, find_private_caches, server_runs
+from vllm_env.serve.unpacked import find_unpacked
 from vllm_env.triton.root import open_root
 from vllm_env.verify.parts import verify_parts
 from vllm_env.verify.verify import verify_archive, verify_directory
@@ -108,7 +109,7 @@ def _cached(workspace: Workspace) -> list[_Removable]:
     """Return what the cache holds, and the private copies of vLLM's caches if no server may read them."""
     cache = workspace.cache
     entries = [entry for entry in cache.entries() if entry.paths[0].parent != cache.path("warm")]
-    found: list[_Removable] = [(entry.paths[0], entry.size, entry.remove) for entry in entries]
+    found: list[_Removable] = [*((entry.paths[0], entry.size, entry.remove) for entry in entries), *find_unpacked()]
     if server_runs():
         workspace.console.note("a tritonserver runs: the copies of vLLM's caches that served models made stay")
         return found
