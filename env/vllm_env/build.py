@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vllm_env.archive.pack import Archive, make_archive
+from vllm_env.archive.parts import PartedArchive, make_parts
 from vllm_env.base.filesystem import file_sha256, write_whole
 from vllm_env.base.workspace import CHECKOUT, Workspace
 from vllm_env.plan import TEMPLATE, BuildRequest, Plan, has_gpu, make_plan, standing
@@ -22,6 +23,7 @@ from vllm_env.serve.standin import FACTS, ensure_standin
 from vllm_env.serve.warm import Warmed, warm
 from vllm_env.triton.root import TritonRoot
 from vllm_env.triton.stub import Stub, make_stub
+from vllm_env.verify.parts import verify_parts
 from vllm_env.verify.tree_rules import Expected
 from vllm_env.verify.verify import verified_mark, verify_archive, verify_directory
 
@@ -76,11 +78,12 @@ class _Build:
         workspace, request = self.workspace, self.request
         prefix = self._prefix()
         stub = self._stub(prefix)
-        archive = self._archive(prefix) if request.layout == "archive" else None
+        archive = self._archive(prefix) if request.layout != "directory" else None
         manifest = describe_build(self.plan.key, prefix, stub, archive)
         environment = archive.path if archive else prefix.path
-        made = (stub.path, environment, request.layout, manifest.to_json(), render_sbom(self.plan.lock))
-        built = AdoptedSet(*made, request.adoption) if request.adoption else BuiltSet(*made)
+        parts = archive.folder if isinstance(archive, PartedArchive) else None
+        made = (stub.path, environment, request.layout, manifest.to_json(), render_sbom(self.plan.lock), parts)
+        built = AdoptedSet(*made, adoption=request.adoption) if request.adoption else BuiltSet(*made)
         self._verify(prefix, stub, archive)
         smoke = None
         if request.smoke:
@@ -110,7 +113,7 @@ class _Build:
 
     def _archive(self, prefix: Prefix) -> Archive:
         with self.workspace.console.stage("archive"):
-            archive = make_archive(self.workspace, prefix)
+            archive = (make_parts if self.request.layout == "parts" else make_archive)(self.workspace, prefix)
             reused = "reused, " if archive.reused else ""
             self.workspace.console.step(f"{reused}{archive.size / 1e6:.0f} MB, {archive.unpacked / 1e9:.2f} GB unpacked")
         return archive
@@ -125,7 +128,9 @@ class _Build:
             if mark.is_file():
                 workspace.console.step("passed before")
                 return
-            if archive:
+            if isinstance(archive, PartedArchive):
+                notes = verify_parts(workspace, archive.path, archive.folder, expected, self.plan.triton)
+            elif archive:
                 notes = verify_archive(workspace, archive.path, expected, self.plan.triton, unpacked=archive.unpacked)
             else:
                 notes = verify_directory(workspace, prefix.path, expected)
@@ -200,5 +205,6 @@ def _published(target: Path, key: str) -> Manifest | None:
         return None
     environment, stub = target / manifest.archive.name, target / manifest.stub.name
     whole = environment.is_dir() or (environment.is_file() and environment.stat().st_size == manifest.archive.size)
+    whole = whole and all((f := target / p.name).is_file() and f.stat().st_size == p.size for p in manifest.parts)
     stub_is_whole = stub.is_file() and file_sha256(stub) == manifest.stub.sha256 and os.access(stub, os.X_OK)
     return manifest if whole and stub_is_whole else None

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from vllm_env.archive.pack import archive_key
+from vllm_env.archive.parts import parts_key
 from vllm_env.base.cache import key_of
 from vllm_env.base.errors import VllmEnvError
 from vllm_env.base.filesystem import require_space
@@ -25,7 +26,7 @@ from vllm_env.triton.stub import StubMode, StubPlan, plan_stub
 from vllm_env.triton.stub_source import StubOptions
 from vllm_env.verify.verify import check_plan
 
-Layout = Literal["archive", "directory"]
+Layout = Literal["archive", "parts", "directory"]
 PROVISIONED = PLACE / ".triton"
 """Where a CPU Triton is laid out for machines that have none."""
 TEMPLATE = CHECKOUT / "model_repository" / "vllm"
@@ -122,7 +123,8 @@ def make_plan(workspace: Workspace, request: BuildRequest) -> Plan:
     stub = plan_stub(workspace, triton, lock.python, request.stub, options)
     for note in check_plan(lock, triton):
         workspace.console.note(note)
-    key = key_of(archive_key(prefix_key(lock, request.keep)), stub.identity, request.layout)
+    packed_key = parts_key if request.layout == "parts" else archive_key
+    key = key_of(packed_key(prefix_key(lock, request.keep)), stub.identity, request.layout)
     return Plan(spec, triton, lock, stub, key)
 
 

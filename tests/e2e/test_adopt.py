@@ -90,7 +90,7 @@ def built(parts: Parts, model: Path, folder: Path) -> AdoptedSet:
     stub = parts.model / "triton_python_backend_stub"
     if not stub.exists():
         stub = parts.binary.parents[1] / "backends" / "python" / stub.name
-    return AdoptedSet(stub, folder / "environment", "directory", "{}", "{}", read_adoption(model, TEMPLATE, "vllm_env"))
+    return AdoptedSet(stub, folder / "environment", "directory", "{}", "{}", adoption=read_adoption(model, TEMPLATE, "vllm_env"))
 
 
 def test_an_adopted_model_answers_as_ours_does_and_is_given_back(

@@ -34,7 +34,7 @@ def _adopt_for_ever(model: Path, made: Path, done: Semaphore) -> None:
     workspace = workspace_in(made)
     while True:
         adoption = read_adoption(model, TEMPLATE, "vllm_env.tar.gz")
-        built = AdoptedSet(made / "stub", made / "environment", "archive", "{}", "{}", adoption)
+        built = AdoptedSet(made / "stub", made / "environment", "archive", "{}", "{}", adoption=adoption)
         publish(workspace, built, model.parent, model.name, TEMPLATE)
         undo(workspace, model)
         done.release()

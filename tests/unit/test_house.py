@@ -15,16 +15,19 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGER = ROOT / "env" / "vllm_env"
 PARTS = ("env/vllm_env/**/*.py", "client/**/*.py", "model_repository/vllm/1/**/*.py", "tools/**/*.py")
 SOURCES = sorted(file for part in PARTS for file in ROOT.glob(part))
-LONGEST, MOST_PARAMETERS, MOST_ENTRIES, MOST_LINES = 40, 6, 15, 9_641
+LONGEST, MOST_PARAMETERS, MOST_ENTRIES, MOST_LINES = 40, 6, 15, 10_358
 AS_BEFORE = 7_898  # lines of the packager before it had a workspace, a network policy and the standard lock (fc2eb29)
+JOINTS = 25  # lines of these modules that call `adopt` and the layout in parts
 # what was asked for after those: missing libraries, clashing files, what vLLM imports later,
-# Debian's interpreters, machines without a model hub, what a dry run says of costs, models of the official backend
+# Debian's interpreters, machines without a model hub, what a dry run says of costs, models of the official backend,
+# environments in parts
 SINCE = {
     *("prefix/machine_libraries.py", "prefix/needed_libraries.py", "prefix/outside_libraries.py", "prefix/file_owners.py"),
     *("verify/compiler_check.py", "verify/driver_standin.py", "verify/lazy_imports.py", "verify/lazy_probe.py"),
     *("interpreter/debian.py", "interpreter/debian_site.py", "base/machine.py"),
     *("publish/check_model.py", "publish/without_hub.py", "cli/forecast.py"),
     *("publish/adopt.py", "publish/model_config.py", "cli/adopt.py"),
+    *("archive/parts.py", "archive/parts_finder.py", "archive/parts_unpack.py", "verify/parts.py", "serve/unpacked.py"),
 }
 TABLES = {"build_parser"}  # the table of options
 LATE = {
@@ -37,7 +40,7 @@ LATE = {
     "uvloop",
     "cv2",
 }  # take seconds, or are in the environment only
-LATE |= {"_locale", "_thread", "select", "gc"}  # the start-up hook imports what is loaded already
+LATE |= {"_locale", "_thread", "select", "gc", "_vllm_env_unpack"}  # the start-up hook imports what is loaded already
 LATE |= {"triton_vllm", "triton_stream"}  # need one of the above, or tritonclient, which may be missing
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -91,7 +94,7 @@ def test_the_packager_stays_small() -> None:
     lines = {file.relative_to(PACKAGER).as_posix(): len(file.read_text("utf-8").splitlines()) for file in PACKAGER.rglob("*.py")}
     assert lines.keys() >= SINCE
     assert sum(lines.values()) <= MOST_LINES
-    assert sum(count for name, count in lines.items() if name not in SINCE) <= AS_BEFORE
+    assert sum(count for name, count in lines.items() if name not in SINCE) <= AS_BEFORE + JOINTS
 
 
 @pytest.mark.parametrize("folder", ["benchmarks", "client"])

@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from conda_pack import CondaEnv
 from conda_pack.core import CondaPackException, Packer
@@ -27,7 +28,7 @@ from .gzip_tar import Piece, TarPlan, compress_chunk
 _FORMAT = 4  # raise it when the bytes of an archive change
 _MOST_WORKERS = 16  # each has a chunk in memory and two on their way; the disk is the limit before that
 # Nobody runs conda-unpack under Triton, and there is nothing for it to do: no file holds the prefix's place.
-_LEFT_OUT = frozenset({"bin/conda-unpack", "bin/conda_unpack_progress.py"})
+LEFT_OUT = frozenset({"bin/conda-unpack", "bin/conda_unpack_progress.py"})
 
 
 @dataclass(frozen=True)
@@ -71,9 +72,9 @@ def make_archive(workspace: Workspace, prefix: Prefix) -> Archive:
     return archive
 
 
-def plan_archive(prefix: Path) -> TarPlan:
+def plan_archive(prefix: Path, into: Any = None) -> TarPlan:
     """Let conda-pack name the members of a prefix's archive; VllmEnvError if it refuses, as it does an editable package."""
-    plan = TarPlan(left_out=_LEFT_OUT)
+    plan: TarPlan = TarPlan(left_out=LEFT_OUT) if into is None else into  # or several at once, as in parts.py
     try:
         environment = CondaEnv.from_prefix(str(prefix), on_missing_cache="ignore")
         packer = Packer(str(prefix), plan)

@@ -135,7 +135,7 @@ class Cache:
         """Return the entries, the least recently used first."""
         found = []
         for path in (p for kind in _KINDS for p in self.root.glob(kind)):
-            paths = (path, path.with_suffix(".tar.gz")) if path.suffix == ".json" else (path,)
+            paths = (path, *(path.with_suffix(s) for s in (".tar.gz", ".parts"))) if path.suffix == ".json" else (path,)
             found.append(Entry(paths, path.stat().st_mtime, sum(tree_size(p) for p in paths)))
         return sorted(found, key=lambda entry: entry.used)
 

@@ -22,7 +22,7 @@ def adopt(options: argparse.Namespace, console: Console) -> int:
     if options.undo:
         difference = undo_difference(folder)
     else:
-        adoption = read_adoption(folder, TEMPLATE, ARCHIVE_NAME if options.layout == "archive" else DIRECTORY_NAME)
+        adoption = read_adoption(folder, TEMPLATE, DIRECTORY_NAME if options.layout == "directory" else ARCHIVE_NAME)
         difference = adoption.diff
     for line in difference.splitlines() or [f"nothing in {folder} will change but the environment"]:
         console.error(line) if options.dry_run else console.note(line)

@@ -16,9 +16,11 @@ from vllm_env.base.workspace import Workspace
 from vllm_env.lock.spec import Overrides, load_spec
 from vllm_env.plan import BuildRequest, default_profile, installed_triton
 from vllm_env.publish.check_model import check_model
-from vllm_env.publish.manifest import Manifest, check_files, read_manifest
+from vllm_env.publish.manifest import PARTS_NAME, Manifest, check_files, read_manifest
 from vllm_env.serve.leftovers import find_abandoned, find_private_caches, server_runs
+from vllm_env.serve.unpacked import find_unpacked
 from vllm_env.triton.root import open_root
+from vllm_env.verify.parts import verify_parts
 from vllm_env.verify.verify import verify_archive, verify_directory
 from vllm_env.wheelhouse import fill_wheelhouse
 
@@ -52,6 +54,7 @@ def inspect(options: argparse.Namespace, console: Console) -> int:
         "Triton": manifest.triton_release,
         "stub": f"{stub.origin}, {stub.sha256[:16]}",
         "archive": f"{archive.name}, {archive.size / 1e6:.0f} MB, {archive.sha256[:16]}",
+        **({"parts": f"{len(parts)}, {sum(p.size for p in parts) / 1e6:.0f} MB"} if (parts := manifest.parts) else {}),
         "lock": manifest.lock_digest[:16],
         "built": f"{manifest.built_at} by {manifest.built_by}",
     }
@@ -68,8 +71,10 @@ def verify(options: argparse.Namespace, console: Console) -> int:
         check_files(model, manifest)
         check_model(model, manifest)
         environment, expected = model / manifest.archive.name, manifest.expected()
-        if manifest.layout == "archive":
-            triton = open_root(root) if (root := installed_triton()) else None
+        triton = open_root(root) if (root := installed_triton()) else None
+        if manifest.layout == "parts":
+            notes = verify_parts(workspace, environment, model / PARTS_NAME, expected, triton)
+        elif manifest.layout == "archive":
             notes = verify_archive(workspace, environment, expected, triton, unpacked=manifest.archive.unpacked)
         else:
             notes = verify_directory(workspace, environment, expected)
@@ -105,7 +110,7 @@ def _cached(workspace: Workspace) -> list[_Removable]:
     """Return what the cache holds, and the private copies of vLLM's caches if no server may read them."""
     cache = workspace.cache
     entries = [entry for entry in cache.entries() if entry.paths[0].parent != cache.path("warm")]
-    found: list[_Removable] = [(entry.paths[0], entry.size, entry.remove) for entry in entries]
+    found: list[_Removable] = [*((entry.paths[0], entry.size, entry.remove) for entry in entries), *find_unpacked()]
     if server_runs():
         workspace.console.note("a tritonserver runs: the copies of vLLM's caches that served models made stay")
         return found

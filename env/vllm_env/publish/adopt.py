@@ -10,7 +10,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +62,7 @@ class Adoption:
 class AdoptedSet(BuiltSet):
     """A built set for a folder that is adopted."""
 
-    adoption: Adoption
+    adoption: Adoption = field(kw_only=True)
 
     def prepare(self, current: Path, new: Path) -> None:
         """Write into ``new`` the backup of what stands in ``current``, and the model's code."""

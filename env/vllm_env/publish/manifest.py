@@ -11,6 +11,8 @@ from packaging.utils import canonicalize_name
 
 from vllm_env import __version__
 from vllm_env.archive.pack import Archive
+from vllm_env.archive.parts import PartedArchive
+from vllm_env.archive.parts_unpack import FOLDER
 from vllm_env.base.errors import VllmEnvError
 from vllm_env.base.filesystem import file_sha256
 from vllm_env.prefix.prefix import Prefix
@@ -22,6 +24,7 @@ from vllm_env.verify.tree_rules import REBUILD, Expected
 MANIFEST_NAME = "vllm_env.json"
 ARCHIVE_NAME = "vllm_env.tar.gz"
 DIRECTORY_NAME = "vllm_env"
+PARTS_NAME = FOLDER
 SBOM_NAME = "vllm_env.cdx.json"
 CACHE_NAME = "vllm_cache"
 """What ``--warm`` keeps beside the environment: the caches that vLLM fills."""
@@ -81,6 +84,7 @@ class Manifest:
     built_at: str
     built_by: str = f"vllm-env {__version__}"
     format: int = FORMAT
+    parts: tuple[EnvironmentRecord, ...] = ()
 
     def to_json(self) -> str:
         """Return the manifest as JSON."""
@@ -100,11 +104,12 @@ def describe_build(key: str, prefix: Prefix, stub: Stub, archive: Archive | None
     versions = lock.versions()
     name = lock.vllm.name
     environment = EnvironmentRecord(DIRECTORY_NAME, key=prefix.key)
+    parts = archive.parts if isinstance(archive, PartedArchive) else ()
     if archive:
         environment = EnvironmentRecord(ARCHIVE_NAME, archive.sha256, archive.size, archive.members, archive.unpacked)
     return Manifest(
         key=key,
-        layout="archive" if archive else "directory",
+        layout="parts" if parts else "archive" if archive else "directory",
         vllm=VllmRecord(versions.get(str(canonicalize_name(name)), ""), lock.vllm.commit, name, lock.vllm.origin),
         python=lock.python,
         versions={n: versions[n] for n in _NAMED if n in versions},
@@ -114,6 +119,7 @@ def describe_build(key: str, prefix: Prefix, stub: Stub, archive: Archive | None
         spec=dataclasses.asdict(lock.inputs),
         lock_digest=lock.digest,
         left_out=prefix.pruned,
+        parts=tuple(EnvironmentRecord(f"{PARTS_NAME}/{p.name}", p.sha256, p.size, p.members, p.unpacked) for p in parts),
         built_at=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
     )
 
@@ -129,6 +135,7 @@ def read_manifest(model: Path) -> Manifest | None:
             raise VllmEnvError(f"{file} has format {document.get('format')}, not {FORMAT}.", remedy=REBUILD)
         document["vllm"] = VllmRecord(**document["vllm"])
         document["archive"] = EnvironmentRecord(**document["archive"])
+        document["parts"] = tuple(EnvironmentRecord(**part) for part in document.get("parts", ()))
         document["stub"] = StubRecord(**document["stub"])
         document["left_out"] = tuple(Pruned(**rule) for rule in document["left_out"])
         return Manifest(**document)
@@ -138,7 +145,8 @@ def read_manifest(model: Path) -> Manifest | None:
 
 def check_files(model: Path, manifest: Manifest) -> None:
     """Refuse, with a VllmEnvError, a published model with a file that is missing or not as its manifest says."""
-    for record in (manifest.archive, manifest.stub):
+    records: list[EnvironmentRecord | StubRecord] = [manifest.archive, *manifest.parts, manifest.stub]
+    for record in records:
         file = model / record.name
         if file.is_dir():
             continue

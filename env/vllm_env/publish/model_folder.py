@@ -28,9 +28,9 @@ from vllm_env.base.filesystem import (
 from vllm_env.triton.root import STUB_NAME
 
 from .exchange import STAGING
-from .manifest import ARCHIVE_NAME, CACHE_NAME, DIRECTORY_NAME, MANIFEST_NAME, SBOM_NAME
+from .manifest import ARCHIVE_NAME, CACHE_NAME, DIRECTORY_NAME, MANIFEST_NAME, PARTS_NAME, SBOM_NAME
 
-BUILT_NAMES = (STUB_NAME, ARCHIVE_NAME, DIRECTORY_NAME, SBOM_NAME, MANIFEST_NAME)  # in the order of renaming
+BUILT_NAMES = (STUB_NAME, PARTS_NAME, ARCHIVE_NAME, DIRECTORY_NAME, SBOM_NAME, MANIFEST_NAME)  # in the order of renaming
 CONFIG_NAME = "config.pbtxt"
 ENGINE_ARGS_NAME, EXAMPLE_NAME = "vllm_engine_args.json", "vllm_engine_args.example.json"
 CODE = "1"
@@ -40,18 +40,19 @@ _NOT_READ = ("__pycache__", "*.pyc", "*.safetensors", "*.bin", "*.gguf", "*.pt",
 
 @dataclass(frozen=True)
 class BuiltSet:
-    """What to place: the stub, the archive or the unpacked environment, and the manifest and the SBOM as JSON."""
+    """What to place: the stub, the archive with its parts or the unpacked environment, and manifest and SBOM as JSON."""
 
     stub: Path
     environment: Path
     layout: str
     manifest: str
     sbom: str
+    parts: Path | None = None
 
     @property
     def environment_name(self) -> str:
         """The environment's name in the model's folder."""
-        return ARCHIVE_NAME if self.layout == "archive" else DIRECTORY_NAME
+        return DIRECTORY_NAME if self.layout == "directory" else ARCHIVE_NAME
 
     def prepare(self, current: Path, new: Path) -> None:
         """Change of the user's files what the set needs changed; Triton loads in ``new`` what it did in ``current``."""
@@ -125,8 +126,10 @@ def write_set(built: BuiltSet, folder: Path, *, linked: bool = False) -> None:
     shutil.copyfile(built.stub, folder / STUB_NAME)
     (folder / STUB_NAME).chmod(0o755)
     environment = folder / built.environment_name
-    if built.layout == "archive":
+    if built.layout != "directory":
         link_or_copy(str(built.environment), str(environment))
+        if built.parts:
+            shutil.copytree(built.parts, folder / PARTS_NAME, copy_function=link_or_copy)
     else:  # a copy, not links: a user may edit what lies there, and the cache must not change with it
         copy = link_or_copy if linked else shutil.copy2
         shutil.copytree(built.environment, environment, symlinks=True, copy_function=copy)
@@ -134,8 +137,8 @@ def write_set(built: BuiltSet, folder: Path, *, linked: bool = False) -> None:
             make_readable(environment)
     (folder / SBOM_NAME).write_text(built.sbom, "utf-8")
     (folder / MANIFEST_NAME).write_text(built.manifest, "utf-8")
-    for file in folder.iterdir():
-        if file.is_file() and file.name in BUILT_NAMES:
+    for file in (*folder.iterdir(), *folder.glob(f"{PARTS_NAME}/*")):
+        if file.is_file() and (file.name in BUILT_NAMES or file.parent != folder):
             if file.name != STUB_NAME:
                 file.chmod(0o644)  # whatever the umask: the server may be another user's
             sync(file)

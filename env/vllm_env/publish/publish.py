@@ -15,7 +15,7 @@ from vllm_env.base.filesystem import give, let_read, mounts_in, nearest, owner_o
 from vllm_env.base.workspace import Workspace
 
 from .exchange import STAGING, exchange, publishing, refuse_mounts, remove_abandoned_staging, staging_in
-from .manifest import ARCHIVE_NAME, DIRECTORY_NAME
+from .manifest import ARCHIVE_NAME, DIRECTORY_NAME, PARTS_NAME
 from .model_folder import BUILT_NAMES, BuiltSet, complete_from, set_environment_path, stage_model, write_engine_args, write_set
 
 
@@ -77,8 +77,8 @@ def _make_folder(folder: Path) -> None:
 
 def _bytes_to_copy(built: BuiltSet, receiver: Path) -> int:
     """Return what the receiving folder's file system must take; an archive is linked where it is the cache's."""
-    linked = built.layout == "archive" and built.environment.stat().st_dev == receiver.stat().st_dev
-    return 0 if linked else tree_size(built.environment)
+    linked = built.layout != "directory" and built.environment.stat().st_dev == receiver.stat().st_dev
+    return 0 if linked else sum(tree_size(path) for path in (built.environment, built.parts) if path)
 
 
 def staging_place(target: Path) -> Path | None:
@@ -123,7 +123,7 @@ def _publish_in_place(built: BuiltSet, target: Path, template: Path) -> None:
                 remove_tree(target / name)
             if (staging / name).exists():
                 (staging / name).rename(target / name)
-        other = target / (DIRECTORY_NAME if built.layout == "archive" else ARCHIVE_NAME)
-        remove_tree(other) if other.is_dir() else other.unlink(missing_ok=True)
+        for name in {ARCHIVE_NAME, DIRECTORY_NAME, PARTS_NAME} - {built.environment_name, PARTS_NAME if built.parts else ""}:
+            remove_tree(target / name) if (target / name).is_dir() else (target / name).unlink(missing_ok=True)
         built.switch(target)
         sync(target)

@@ -65,7 +65,7 @@ def built(folder: Path, model: Path, tag: str = "one") -> AdoptedSet:
     stub, environment = folder / f"stub-{tag}", folder / f"environment-{tag}"
     stub.write_text(tag)
     environment.write_text(tag)
-    return AdoptedSet(stub, environment, "archive", f'"{tag}"', "{}", read_adoption(model, TEMPLATE, "vllm_env.tar.gz"))
+    return AdoptedSet(stub, environment, "archive", f'"{tag}"', "{}", adoption=read_adoption(model, TEMPLATE, "vllm_env.tar.gz"))
 
 
 def adopt(workspace: Workspace, model: Path, tag: str = "one") -> None:

@@ -23,6 +23,7 @@ from triton_vllm.loading import (
     interpreter,
     lora,
     manifest,
+    parts,
     settings,
     warm_cache,
 )
@@ -76,6 +77,7 @@ def prepare(args: Mapping[str, str], log: Log, progress: Progress, until_loaded:
     _choose_devices(args, chosen, given, log)
     guard.own()
     guard.follow_parent()
+    parts.unpack(model_dir, log, progress)
     interpreter.use_environment_python()
     home.settle(os.environ, log)
     warm_cache.use(model_dir, os.environ, log)

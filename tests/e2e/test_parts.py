@@ -1,0 +1,139 @@
+"""An environment in parts on the stock tritonserver: unpacked once on a machine, whole or not at all, and served from there."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import subprocess
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from support.once import once
+from support.repositories import CHECKOUT
+from support.serving import serve
+from support.triton_client import generate
+
+if TYPE_CHECKING:
+    from support.serving import Parts
+    from vllm_env.serve.server import TritonServer
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.skipif("VLLM_ENV_TEST_ENVIRONMENT" in os.environ, reason="serves an environment that was not built"),
+]
+UNPACKING, WAITING, FOUND = "processes into", "waiting for it", "the environment is unpacked in"
+PROMPT = {"text_input": "The capital of France is", "parameters": {"temperature": 0, "max_tokens": 16}}
+
+
+def command(*arguments: object) -> subprocess.CompletedProcess[str]:
+    argv = [str(CHECKOUT / "gen_vllm_env.sh"), *map(str, arguments)]
+    return subprocess.run(argv, capture_output=True, text=True, timeout=900, check=False)
+
+
+@pytest.fixture(scope="module")
+def repository(built_repository: Path) -> Path:
+    """A model repository that the real gen_vllm_env.sh built in parts, from the environment of the other tests' build."""
+
+    def build(folder: Path) -> Path:
+        done = command("--layout", "parts", "--no-smoke-run", "--model-repository", folder)
+        assert done.returncode == 0, done.stderr
+        return folder
+
+    return once("parts_repository", build)
+
+
+@pytest.fixture
+def in_parts(parts: Parts, repository: Path) -> Parts:
+    """What servers are made of, with the environment in parts."""
+    return dataclasses.replace(parts, model=repository / "vllm")
+
+
+def answer(server: TritonServer) -> str:
+    status, document = generate(server.http_url, PROMPT)
+    assert status == 200
+    return str(document["text_output"])
+
+
+def lines(server: TritonServer, text: str) -> int:
+    return server.log.read_text(errors="replace").count(text)
+
+
+def loaded(server: TritonServer, name: str) -> set[str]:
+    maps = (Path(f"/proc/{process.pid}/maps").read_text() for process in server.members())
+    return {line.split()[-1] for text in maps for line in text.splitlines() if line.endswith(name)}
+
+
+def test_the_first_start_unpacks_and_the_next_one_does_not(in_parts: Parts, tmp_path: Path, no_leftovers: None) -> None:
+    """Both answer from the unpacked environment, children too, and nothing in it has changed; no stub but the model's unpacks."""
+    place = tmp_path / "unpacked"
+    with serve(in_parts, as_built=True, environment={"VLLM_ENV_UNPACKED": str(place)}) as server:
+        assert answer(server) == "The capital of France is Paris, on the river Seine."
+        assert (lines(server, UNPACKING), lines(server, FOUND)) == (1, 0)
+        (tree,) = (p for p in place.iterdir() if p.is_dir())
+        assert loaded(server, "/libtorch_cpu.so") == {str(tree / "lib/python3.11/site-packages/torch/lib/libtorch_cpu.so")}
+        programs = {str(Path(f"/proc/{process.pid}/exe").readlink()) for process in server.members()}
+        assert str(tree / "bin/python3.11") in programs
+    before = {path: path.lstat().st_ino for path in tree.rglob("*.so*")}
+    with serve(in_parts, as_built=True, environment={"VLLM_ENV_UNPACKED": str(place)}) as server:
+        assert answer(server) == "The capital of France is Paris, on the river Seine."
+        assert (lines(server, UNPACKING), lines(server, FOUND)) == (0, 1)
+    assert before
+    assert {path: path.lstat().st_ino for path in tree.rglob("*.so*")} == before
+
+
+def test_two_servers_that_start_at_once_share_one_unpacking(in_parts: Parts, tmp_path: Path, no_leftovers: None) -> None:
+    """One of them unpacks, and both answer."""
+    place = tmp_path / "unpacked"
+    both = threading.Barrier(2)
+
+    def start(_: int) -> tuple[str, int]:
+        with serve(in_parts, as_built=True, environment={"VLLM_ENV_UNPACKED": str(place)}) as server:
+            found = answer(server), lines(server, UNPACKING)
+            both.wait(600)
+            return found
+
+    with ThreadPoolExecutor(2) as pool:
+        (one, ones), (other, others) = pool.map(start, range(2))
+    assert one == other == "The capital of France is Paris, on the river Seine."
+    assert ones + others == 1
+    assert len([p for p in place.iterdir() if p.is_dir()]) == 1
+
+
+def test_a_model_that_imports_vllm_itself_finds_it(in_parts: Parts, tmp_path: Path, no_leftovers: None) -> None:
+    """A user's own model.py knows nothing of parts: its import has them unpacked."""
+
+    def own(model: Path) -> None:
+        code = model / "1/triton_vllm/loading/parts.py"
+        code.write_text(re.sub(r"    if importlib.*", "    return\n", code.read_text(), flags=re.DOTALL))
+
+    place = tmp_path / "unpacked"
+    with serve(in_parts, as_built=True, environment={"VLLM_ENV_UNPACKED": str(place)}, prepare=own) as server:
+        assert answer(server) == "The capital of France is Paris, on the river Seine."
+        assert lines(server, "vllm_env: unpacking") == 1
+
+
+def test_verify_and_inspect_know_parts(repository: Path, tmp_path: Path) -> None:
+    """Both accept what was built; a part with one wrong byte is refused by its name."""
+    done = command("verify", "--model-repository", repository)
+    assert done.returncode == 0, done.stderr
+    shown = json.loads(command("inspect", "--json", "--model-repository", repository).stdout)
+    assert shown["layout"] == "parts"
+    size = sum(part["size"] for part in shown["parts"]) + shown["archive"]["size"]
+    assert size == sum(f.stat().st_size for f in (repository / "vllm").glob("vllm_env*/*.gz")) + shown["archive"]["size"]
+    copy = tmp_path / "models"
+    subprocess.run(["cp", "-r", repository, copy], check=True)
+    part = copy / "vllm" / shown["parts"][1]["name"]
+    with part.open("r+b") as stream:
+        stream.seek(1000)
+        byte = stream.read(1)
+        stream.seek(1000)
+        stream.write(bytes([byte[0] ^ 1]))
+    done = command("verify", "--model-repository", copy)
+    assert done.returncode == 1
+    assert shown["parts"][1]["name"] in done.stderr

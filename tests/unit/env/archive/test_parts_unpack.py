@@ -1,0 +1,277 @@
+"""Parts on a machine of their own: one unpacking, whole or not at all, bounded, verified, with another place to fall back to."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from vllm_env.archive import parts_unpack
+from vllm_env.archive.gzip_tar import TarPlan
+from vllm_env.archive.pack import write_archive
+from vllm_env.archive.parts_unpack import FOLDER, MARK, VARIABLE, UnpackError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+KEY = "0123456789abcdef0123456789abcdef"
+SITE = Path("lib/python3.11/site-packages")
+_USE = """
+import os, sys
+sys.path.insert(0, sys.argv[1])
+sys.prefix = sys.argv[3]  # as in an interpreter of the environment
+import _vllm_env_unpack as unpack
+print(unpack.use(sys.argv[2]))
+import one
+print(one.__file__)
+print(sys.prefix)
+print(os.environ["PATH"])
+print(sys.argv[1] in sys.path)
+sys.stdout.flush()
+input()
+"""
+
+
+@dataclass
+class Small:
+    """A small archive as Triton has extracted it, and a model's folder with its parts."""
+
+    folder: Path
+    model: Path
+    facts: dict[str, Any]
+
+    @property
+    def parts(self) -> str:
+        return str(self.model / FOLDER)
+
+    def start(self, place: Path, **variables: str) -> subprocess.Popen[str]:
+        """A process that uses the environment until its standard input is closed."""
+        environment = {
+            "PATH": f"{self.folder}/bin:/bin",
+            "HOME": str(self.folder.parent / "home"),
+            VARIABLE: str(place),
+            **variables,
+        }
+        command = [sys.executable, "-I", "-S", "-c", _USE, self.folder / SITE, self.model, self.folder]
+        pipe = subprocess.PIPE
+        return subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+
+    def run(self, place: Path, **variables: str) -> tuple[int, list[str], str]:
+        """Status, what was printed, and the log of a process that uses the environment and ends."""
+        process = self.start(place, **variables)
+        out, log = process.communicate("\n", timeout=120)
+        return process.returncode, out.splitlines(), log
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Small:
+    """Three parts: a module, a file of several megabytes with its links, and a deep name."""
+    source, model, folder = tmp_path / "source", tmp_path / "model", tmp_path / "small"
+    long = SITE / ("d" * 90) / ("e" * 90) / "long.txt"
+    for name, data in ((SITE / "one.py", b"ONE = 1\n"), (SITE / "big.bin", os.urandom(5_000_000)), (long, b"long")):
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).write_bytes(data)
+    (source / SITE / "tool").write_text("#!/bin/sh\n")
+    (source / SITE / "tool").chmod(0o755)
+    (source / SITE / "link").symlink_to("big.bin")
+    (source / SITE / "empty").mkdir()
+    (model / FOLDER).mkdir(parents=True)
+    rows = []
+    for number, names in enumerate(((SITE / "one.py", SITE / "tool"), (SITE / "big.bin", SITE / "link"), (long, SITE / "empty"))):
+        plan = TarPlan()
+        for name in names:
+            plan.add(str(source / name), str(name))
+        file = model / FOLDER / f"{number:03}.tar.gz"
+        digest = write_archive(plan, file)
+        rows.append({"name": file.name, "sha256": digest, "size": file.stat().st_size, "unpacked": plan.size})
+    facts = {"key": KEY, "unpacked": sum(row["unpacked"] for row in rows), "parts": rows, "modules": ["one"]}
+    (folder / SITE).mkdir(parents=True)
+    (folder / "bin").mkdir()
+    (folder / "bin" / "python").symlink_to(sys.executable)
+    (folder / "lib" / "base.txt").write_text("base")
+    shutil.copy(parts_unpack.__file__, folder / SITE / "_vllm_env_unpack.py")
+    (folder / SITE / parts_unpack.DESCRIPTION).write_text(json.dumps(facts))
+    return Small(folder, model, facts)
+
+
+def contents(tree: Path) -> Mapping[str, object]:
+    """Every file and link below a folder by its name, but for the marker."""
+    found = {}
+    for path in sorted(tree.rglob("*")):
+        if path.name.startswith(MARK):
+            continue
+        name = str(path.relative_to(tree))
+        found[name] = str(path.readlink()) if path.is_symlink() else path.read_bytes() if path.is_file() else None
+    return found
+
+
+def test_the_first_start_unpacks_and_leads_there(small: Small, tmp_path: Path) -> None:
+    """The tree is the parts and the small archive without its own loader, with modes and times; the next start finds it."""
+    place = tmp_path / "place"
+    status, out, log = small.run(place)
+    assert status == 0, log
+    tree = place / KEY
+    assert out == [str(tree), str(tree / SITE / "one.py"), str(tree), f"{tree}/bin:/bin", "False"]
+    whole = contents(tree)
+    expected = {str(p.relative_to(tmp_path / "source")) for p in (tmp_path / "source").rglob("*")}
+    assert whole.keys() >= expected | {"lib/base.txt", "bin/python"}
+    assert not {Path(name).name for name in whole} & set(parts_unpack.OWN)
+    assert whole[str(SITE / "big.bin")] == (tmp_path / "source" / SITE / "big.bin").read_bytes()
+    assert (whole[str(SITE / "link")], os.access(tree / SITE / "tool", os.X_OK)) == ("big.bin", True)
+    assert (tree / SITE / "one.py").stat().st_mtime == 1577836800.0  # bytecode goes by it
+    assert "unpacking" in log
+    before = (tree / SITE / "one.py").stat().st_ctime_ns
+    status, again, log = small.run(place)
+    assert (status, again) == (0, out)
+    assert "is unpacked in" in log
+    assert "unpacking" not in log
+    assert (tree / SITE / "one.py").stat().st_ctime_ns == before
+
+
+def test_starts_at_once_share_one_unpacking(small: Small, tmp_path: Path) -> None:
+    """Of four, one unpacks; all use the same folder."""
+    started = [small.start(tmp_path / "place") for _ in range(4)]
+    results = [process.communicate("\n", timeout=120) for process in started]
+    assert {out.splitlines()[0] for out, _ in results} == {str(tmp_path / "place" / KEY)}
+    assert sum("processes into" in log for _, log in results) == 1
+
+
+def test_killed_in_the_middle_nothing_is_taken_for_whole(small: Small, tmp_path: Path) -> None:
+    """What SIGKILL leaves has no marker and not the name; the next start removes it and unpacks everything."""
+    place = tmp_path / "place"
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    (small.folder / "bin" / "python").unlink()  # a worker that stands still in the midst of a part
+    waiting = f'#!/bin/sh\ncase "$*" in *"part "*) read line < {gate};; esac\nexec {sys.executable} "$@"\n'
+    (small.folder / "bin" / "python").write_text(waiting)
+    (small.folder / "bin" / "python").chmod(0o755)
+    process = small.start(place)
+    until = time.monotonic() + 60
+    while not list(place.glob(f"{KEY}.*/bin/python")) and time.monotonic() < until:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.communicate(timeout=60)
+    (left,) = (p for p in place.iterdir() if p.is_dir())
+    assert left.name != KEY
+    with (place / f"{KEY}.lock").open() as lock, pytest.raises(BlockingIOError):  # the workers that live on hold it
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    (small.folder / "bin" / "python").unlink()
+    (small.folder / "bin" / "python").symlink_to(sys.executable)
+    after = small.start(place)
+    with gate.open("w") as opened:
+        opened.write("go\n" * 8)
+    out, log = after.communicate("\n", timeout=120)
+    assert out.splitlines()[0] == str(place / KEY), log
+    assert [p.name for p in place.iterdir() if p.is_dir()] == [KEY]
+    assert contents(place / KEY)[str(SITE / "one.py")] == b"ONE = 1\n"
+
+
+@pytest.mark.parametrize("spoil", ["changed", "cut", "missing"])
+def test_a_part_that_is_not_what_was_built_is_refused(small: Small, tmp_path: Path, spoil: str) -> None:
+    """By its digest, size or absence; the message names the part, and no place is left with a tree."""
+    part = small.model / FOLDER / "001.tar.gz"
+    data = part.read_bytes()
+    if spoil == "missing":
+        part.unlink()
+    else:
+        part.write_bytes(data[:-1] if spoil == "cut" else data[:1000] + bytes([data[1000] ^ 1]) + data[1001:])
+    status, _, log = small.run(tmp_path / "place")
+    assert status != 0
+    assert "001.tar.gz" in log.splitlines()[-1]
+    assert "build it again" in log.splitlines()[-1]
+    assert [p for p in tmp_path.glob("**/place/*") if p.is_dir()] == []
+
+
+def test_after_a_restart_of_the_machine_only_what_the_disk_has_is_trusted(small: Small, tmp_path: Path) -> None:
+    """A marker of another boot without the disk's word counts for nothing, with it for everything."""
+    place = tmp_path / "place"
+    assert small.run(place)[0] == 0
+    (place / KEY / SITE / "one.py").write_bytes(b"")  # what a power failure leaves of a file
+    mark = place / KEY / MARK
+    mark.write_text(json.dumps({"boot": "another", "synced": False}))
+    status, _, log = small.run(place)
+    assert status == 0, log
+    assert (place / KEY / SITE / "one.py").read_bytes() == b"ONE = 1\n"
+    mark.write_text(json.dumps({"boot": "another", "synced": True}))
+    assert "is unpacked in" in small.run(place)[2]
+
+
+def test_a_place_that_cannot_be_used_is_passed_over(small: Small, tmp_path: Path) -> None:
+    """The named folder is a file, so the user's cache takes the environment, and the log says why."""
+    (tmp_path / "place").write_text("")
+    status, out, log = small.run(tmp_path / "place")
+    assert status == 0, log
+    assert out[0] == str(tmp_path / "home/.cache/vllm_env/unpacked" / KEY)
+    assert f"cannot unpack in {tmp_path / 'place'}: File exists" in log
+
+
+def test_others_may_not_write_where_code_is_taken_from(small: Small, tmp_path: Path) -> None:
+    """A folder that everybody may write is neither filled nor believed."""
+    place = tmp_path / "place"
+    assert small.run(place)[0] == 0
+    place.chmod(0o777)
+    status, out, log = small.run(place)
+    assert status == 0, log
+    assert out[0] != str(place / KEY)
+    assert "chmod go-w" in log
+
+
+def test_nowhere_to_go_says_what_to_do(small: Small, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every place and its reason, and the remedy."""
+    monkeypatch.setattr(parts_unpack, "places", lambda: ["/proc/nowhere", "/sys/nowhere"])
+    with pytest.raises(UnpackError, match=r"/proc/nowhere: .*; /sys/nowhere: .*VLLM_ENV_UNPACKED"):
+        parts_unpack.find(small.facts, small.parts, lambda _: None)
+
+
+def test_too_little_space_is_found_out_before_anything_is_unpacked(
+    small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unused environments go first; what is still too little passes the place over."""
+    old, place = "f" * 32, tmp_path / "place"
+    (place / old).mkdir(parents=True, mode=0o700)
+    (place / f"{old}.lock").touch()
+    place.chmod(0o700)
+    monkeypatch.setattr(parts_unpack, "places", lambda: [str(place)])
+    monkeypatch.setattr(parts_unpack, "_free", lambda _: 10**6)
+    with pytest.raises(UnpackError, match=r"0\.0 GB are free, 0\.1 GB are needed"):
+        parts_unpack.find(small.facts, small.parts, lambda _: None)
+    assert [p.name for p in place.iterdir() if p.is_dir()] == []
+
+
+def test_the_bound_spares_what_is_in_use_and_the_last_one(tmp_path: Path) -> None:
+    """Of four, the one in use and the most recently used one stay, and what a killed start left goes."""
+    for number, key in enumerate("abcd"):
+        (tmp_path / key).mkdir()
+        (tmp_path / f"{key}.lock").touch()
+        (tmp_path / key / MARK).write_text("{}")
+        os.utime(tmp_path / key / MARK, (1000 + number, 1000 + number))
+    (tmp_path / "d.left").mkdir()
+    with (tmp_path / "a.lock").open() as held:
+        fcntl.flock(held, fcntl.LOCK_SH)
+        planned = parts_unpack.remove_unused(str(tmp_path), dry_run=True)
+        assert (tmp_path / "b").is_dir()
+        assert sorted(parts_unpack.remove_unused(str(tmp_path))) == sorted(planned)
+    assert sorted(p.name for p in tmp_path.iterdir() if p.is_dir()) == ["a", "d"]
+
+
+def test_the_parts_are_beside_the_archive_that_the_configuration_names(tmp_path: Path) -> None:
+    """The smoke run and --warm serve a copy whose configuration names the original; a comment names nothing."""
+    line = 'parameters: { key: "EXECUTION_ENV_PATH" value: { string_value: "%s" } }\n'
+    for named, expected in (
+        ("$$TRITON_MODEL_DIRECTORY/vllm_env.tar.gz", tmp_path),
+        ("/elsewhere/vllm_env.tar.gz", Path("/elsewhere")),
+    ):
+        (tmp_path / "config.pbtxt").write_text("# " + line % "/wrong/x" + line % named)
+        assert parts_unpack.parts_of(str(tmp_path)) == str(expected / FOLDER)
+    (tmp_path / "config.pbtxt").unlink()
+    assert parts_unpack.parts_of(str(tmp_path)) == str(tmp_path / FOLDER)
