@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from triton_vllm.delivery.reply import Reply
     from triton_vllm.delivery.response import ResponseBuilder
+    from triton_vllm.inference.adapters import Version
     from triton_vllm.protocols import Item
     from triton_vllm.request import Request
 
@@ -41,11 +42,13 @@ class Job:
         pending: items that have not been sent.
         moved: the event loop's time of its last output, or of its coming; infinity once it has been logged as stuck.
         queued: the job waits in the sender's queue.
+        adapter: the LoRA adapter that may change, in use until vLLM has ended with the job.
         lane: the number of its sender thread.
         due: the outbox's time before which the next response is not sent; set by the sender thread.
     """
 
     __slots__ = (
+        "adapter",
         "added",
         "assembler",
         "deadline",
@@ -80,6 +83,7 @@ class Job:
         self.ended = False
         self.assembler = assembler
         self.lora: Any = None
+        self.adapter: Version | None = None
         self.lane = 0
         self.task: asyncio.Task[None] | None = None
         self.deadline: asyncio.TimerHandle | None = None

@@ -276,6 +276,9 @@ class EngineClient(Protocol):
     async def add_lora(self, lora_request: Any) -> object:
         """Load an adapter."""
 
+    async def remove_lora(self, lora_id: int) -> object:
+        """Unload an adapter, by its number."""
+
     async def add_request(self, request_id: str, prompt: Any, params: Any, *, lora_request: Any, priority: int) -> Collector:
         """Begin a request; its outputs are put into the collector."""
 

@@ -6,7 +6,17 @@ Import of this package is free; `load()` imports vLLM, which takes 10 s and more
 
 from __future__ import annotations
 
-from triton_vllm.compat.engine import Facts, attach, compiles_with_xgrammar, facts, has_begun, is_dead, start, xgrammar_tokenizer
+from triton_vllm.compat.engine import (
+    Facts,
+    adapter_places,
+    attach,
+    compiles_with_xgrammar,
+    facts,
+    has_begun,
+    is_dead,
+    start,
+    xgrammar_tokenizer,
+)
 from triton_vllm.compat.fields import Schema, engine_arg_types, pooling_types, sampling_schema
 from triton_vllm.compat.parts import OPTIONAL_PLACES, PLACES, Vllm, load
 from triton_vllm.compat.platform import child_environment, prometheus_families, runs_on_cpu, supports_ray, variables
@@ -19,6 +29,7 @@ __all__ = [
     "Facts",
     "Schema",
     "Vllm",
+    "adapter_places",
     "attach",
     "child_environment",
     "compiles_with_xgrammar",

@@ -96,6 +96,12 @@ def facts(llm: EngineClient) -> Facts:
     return Facts(int(config.max_model_len), int(config.get_vocab_size()), bool(config.is_multimodal_model))
 
 
+def adapter_places(llm: EngineClient) -> int:
+    """Return how many LoRA adapters the engine holds in memory; another one takes the place of the one used longest ago."""
+    config = getattr(getattr(llm, "vllm_config", None), "lora_config", None)
+    return int(getattr(config, "max_cpu_loras", None) or getattr(config, "max_loras", None) or 1)
+
+
 def compiles_with_xgrammar(llm: EngineClient) -> bool:
     """Return whether this engine tries to compile constraints with xgrammar, and with others what that cannot."""
     config = getattr(getattr(llm, "vllm_config", None), "structured_outputs_config", None)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping
     from concurrent.futures import Future
 
+    from triton_vllm.inference.adapters import AdapterStore
     from triton_vllm.inference.prompt import Prompter
     from triton_vllm.job import Job
     from triton_vllm.protocols import EngineClient, Item, Log, Output
@@ -90,6 +91,7 @@ class Engine:
         self._silence = pace.silence or vllm.step_timeout_s
         self._put: Put  # from `start` on
         self._adapters: tuple[Any, ...] = ()
+        self._store: AdapterStore | None = None
         self._jobs: dict[str, Job] = {}
         self._llm: EngineClient  # from `_load` on
         self._loop = _new_loop()
@@ -101,18 +103,19 @@ class Engine:
         self.tasks: tuple[str, ...] = ()
         self.healthy = False
 
-    def start(self, put: Put, adapters: tuple[Any, ...] = ()) -> None:
+    def start(self, put: Put, adapters: tuple[Any, ...] = (), store: AdapterStore | None = None) -> None:
         """Start the loop and load the model and its LoRA adapters; return when requests can be taken.
 
         Args:
             put: takes each output of a job, an exception as its last one; called in the event loop's thread.
             adapters: vLLM's LoRARequests.
+            store: adapters that may change; jobs that name one have it from there.
 
         Raises:
             Exception: whatever vLLM raised.
         """
         self._put = put
-        self._adapters = adapters
+        self._adapters, self._store = adapters, store
         self._thread.start()
         try:
             self._call(self._load()).result()
@@ -214,16 +217,20 @@ class Engine:
             prompt = await self._prompter.make(self._llm, job.request)
             if getattr(job.params, "min_tokens", 0):
                 bound_minimum(job.params, prompt, self.facts().max_tokens)
+            if self._store is not None and job.lora is None and job.request.lora_name is not None:
+                job.adapter = await self._store.acquire(self._llm, job.request.lora_name)
+                job.lora = job.adapter.request
             collector = await self._llm.add_request(
                 job.id, prompt, job.params, lora_request=job.lora, priority=job.request.priority
             )
         except Exception as error:  # noqa: BLE001 - a request must never take the model down
             self._finish(job, self._translator.refusal(error))
+            _release(job)
             return
         finally:
             job.task = None
         if job.ended:  # cancelled or out of time while it was being added
-            await self._llm.abort(job.id)
+            await self._stop(job)
             return
         job.added = True
         compat.attach(collector, lambda item: self._take(job, item))
@@ -237,6 +244,7 @@ class Engine:
             if isinstance(item, Exception):
                 self._finish(job, self._translator.loss(item))
             elif item.finished:
+                _release(job)
                 self._finish(job, failure(item) or item)
             elif job.several and (error := failure(item)) is not None:
                 self._abort(job, error)  # one completion has failed; the others go on in vLLM
@@ -268,7 +276,11 @@ class Engine:
         job.ended = True
         self._jobs.pop(job.id, None)
         if job.task is None and self.is_healthy():  # else `_add` is still running, and checks `ended` itself
-            self._loop.create_task(self._llm.abort(job.id))
+            self._loop.create_task(self._stop(job))
+
+    async def _stop(self, job: Job) -> None:
+        await self._llm.abort(job.id)
+        _release(job)  # not before vLLM has been told: an adapter in a running request must not be unloaded
 
     def _give_up(self) -> None:
         """Cancel what is in flight, now and whenever more has come."""
@@ -289,6 +301,8 @@ class Engine:
             if self.healthy and self._jobs and self._loop.time() - self._asked_at > self._pace.question_period:
                 self._asked_at = math.inf
                 self._loop.create_task(self._ask())
+            if self.healthy and self._store is not None and self._store.is_due():
+                self._loop.create_task(self._store.tend(self._llm))
             self._refuse_overdue()
             self._note_stuck()
         except Exception as error:  # noqa: BLE001 - the next check may find more
@@ -301,6 +315,8 @@ class Engine:
         self._log.error(f"the engine {how}" + (", starting it again" if self._restart else ""))
         for job in self.jobs():
             self._finish(job, UnavailableError(DEAD))
+        if self._store is not None:
+            self._store.give_up()
 
     async def _ask(self) -> None:
         """Ask EngineCore something while requests are open: one that hangs is healthy to vLLM, and they would wait for ever.
@@ -369,10 +385,19 @@ class Engine:
             self._abort(job, UnavailableError(UNLOADED))
         await asyncio.sleep(0)
         self._llm.shutdown()
+        if self._store is not None:
+            self._store.close()
         rest = [t for t in asyncio.all_tasks(self._loop) if t is not asyncio.current_task()]
         for task in rest:
             task.cancel()
         await asyncio.gather(*rest, return_exceptions=True)
+
+
+def _release(job: Job) -> None:
+    """Give a job's adapter back: vLLM has ended with the job."""
+    if job.adapter is not None:
+        job.adapter.users -= 1
+        job.adapter = None
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:

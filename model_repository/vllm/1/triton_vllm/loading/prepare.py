@@ -87,7 +87,7 @@ def prepare(args: Mapping[str, str], log: Log, progress: Progress, until_loaded:
     file_name = str(engine_args.place(model_dir, version_dir).relative_to(model_dir))
     values = _fit(vllm, given, file_name, log)
     enabled = bool(values.get("enable_lora", False))
-    adapters = lora.read(model_dir, version_dir, enabled=enabled, make=vllm.LoRARequest)
+    adapters = lora.read(model_dir, version_dir, enabled=enabled, make=vllm.LoRARequest, directory=chosen.lora_directory)
     defaults = {**_choose_compilers(values, log), **_choose_processes(vllm, values)}
     return Prepared(chosen, vllm, {**defaults, **values}, adapters, file_name)
 

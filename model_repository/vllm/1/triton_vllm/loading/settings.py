@@ -27,6 +27,7 @@ class Settings:
         engine_timeout_s: ENGINE_TIMEOUT_SECONDS, how long EngineCore may answer nothing, and a request be without output; 0 takes
             vLLM's VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS.
         senders: RESPONSE_SENDER_THREADS, threads that send responses; 0 chooses by the number of cores.
+        lora_directory: LORA_DIRECTORY, the folder whose folders are LoRA adapters that may change; empty: there is none.
         limits: of requests, each a parameter of its name in capitals.
     """
 
@@ -37,6 +38,7 @@ class Settings:
     unload_grace_s: float = 20.0
     engine_timeout_s: float = 0.0
     senders: int = 0
+    lora_directory: str = ""
     limits: Limits = USUAL
 
 
@@ -73,6 +75,7 @@ def read(model_config: Mapping[str, Any]) -> Settings:
         unload_grace_s=value("UNLOAD_GRACE_SECONDS", to_float, Settings.unload_grace_s),
         engine_timeout_s=value("ENGINE_TIMEOUT_SECONDS", _seconds, Settings.engine_timeout_s),
         senders=value("RESPONSE_SENDER_THREADS", _senders, Settings.senders),
+        lora_directory=value("LORA_DIRECTORY", str, Settings.lora_directory),
         limits=Limits(
             **{field.name: value(field.name.upper(), _LISTS.get(field.name, _limit), field.default) for field in fields(Limits)}
         ),
