@@ -50,7 +50,7 @@ def lora_server(serving: Serve, made_models: MadeModels, directory: Path) -> Ite
         shutil.copytree(made_models.adapters[0], model / "fixed")
 
     lora = {"enable_lora": "True", "max_lora_rank": 8, "max_loras": 3, "max_cpu_loras": 3}
-    engine = {"model": str(made_models.llama), "enable_prefix_caching": True, "block_size": 16, **lora}
+    engine = {"model": str(made_models.llama), "enable_prefix_caching": True, "block_size": 32, **lora}
     with serving(engine, environment=ONE_THREAD, prepare=prepare) as running:
         yield running
 
