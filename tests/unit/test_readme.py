@@ -102,6 +102,8 @@ def _as_parameter(value: Any) -> str:
     """Write a default as config.pbtxt would have it."""
     if isinstance(value, tuple):
         return ",".join(value)
+    if isinstance(value, str):
+        return value
     return str(value).lower() if isinstance(value, bool) else f"{value:.12g}"
 
 

@@ -55,8 +55,9 @@ def adapter(name):
 def let(triton):
     """Admits a request; return the job, what was sent, and the admission's log."""
 
-    def admit(request, *, tasks=("generate", "embed"), healthy=True, unload_dead=False, in_flight=0, limits=USUAL):
-        engine = SimpleNamespace(tasks=tasks, is_healthy=lambda: healthy, jobs=lambda: [None] * in_flight, facts=lambda: FACTS)
+    def admit(request, *, tasks=("generate", "embed"), healthy=True, unload_dead=False, in_flight=0, limits=USUAL, scores=""):
+        engine = SimpleNamespace(tasks=tasks, is_healthy=lambda: healthy, in_flight=lambda: in_flight, facts=lambda: FACTS)
+        engine.scoring_task = lambda: scores
         log = Log()
         job = Admission("mine", VLLM, engine, adapter, log, Policy(unload_dead, limits)).admit(request)
         return job, request.sender.sent, log.errors

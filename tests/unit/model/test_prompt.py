@@ -12,7 +12,7 @@ import pytest
 
 from triton_vllm.errors import InvalidRequestError, UnsupportedError
 from triton_vllm.inference.prompt import DECODED_AT_ONCE, Prompter
-from triton_vllm.request import Chat, EmbedRequest, GenerateRequest, Wants
+from triton_vllm.request import Chat, GenerateRequest, Part, Wants
 
 OLD = SimpleNamespace(parse_model_prompt=None, ChatParams=None, ThreadSafeHFTokenizerMixin=None)
 
@@ -31,8 +31,8 @@ def made(request, *, vllm=OLD, llm=None, loaders=None, check=len):
     [
         (generate(text="hi"), {"prompt": "hi"}),
         (generate(token_ids=(1, 2)), {"prompt_token_ids": [1, 2]}),
-        (EmbedRequest("hi", None, Wants(), "embed", {}), {"prompt": "hi"}),
-        (EmbedRequest(None, (3,), Wants(), "embed", {}), {"prompt_token_ids": [3]}),
+        (Part("hi"), {"prompt": "hi"}),
+        (Part(token_ids=(3,)), {"prompt_token_ids": [3]}),
     ],
 )
 def test_text_and_token_ids_are_passed_on(request_, prompt):

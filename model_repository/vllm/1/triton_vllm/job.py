@@ -28,6 +28,7 @@ class Job:
 
     Attributes:
         id: by which vLLM knows the request.
+        ids: the same for each part of a pooling request; the first is `id`.
         request: what was asked, set by admission, as are `params` and `lora`.
         params: vLLM's SamplingParams or PoolingParams.
         lora: vLLM's LoRARequest, or None.
@@ -55,6 +56,7 @@ class Job:
         "due",
         "ended",
         "id",
+        "ids",
         "lane",
         "lora",
         "moved",
@@ -70,6 +72,8 @@ class Job:
 
     def __init__(self, request: Request, params: Any, reply: Reply, assembler: ResponseBuilder) -> None:
         self.id = f"{_PREFIX}-{next(_numbers)}"
+        parts = len(getattr(request, "parts", ())) or 1
+        self.ids = (self.id, *(f"{self.id}.{number}" for number in range(1, parts)))
         self.request = request
         self.params = params
         self.several = getattr(params, "n", 1) > 1

@@ -236,7 +236,16 @@ class PoolingRequestOutput(Protocol):
         """The input's tokens."""
 
 
-Output = RequestOutput | PoolingRequestOutput
+class Gathered:
+    """The outputs of a pooling request's parts, in the order of the parts: our own, and the request's one output."""
+
+    finished = True
+
+    def __init__(self, outputs: Sequence[PoolingRequestOutput]) -> None:
+        self.outputs = outputs
+
+
+Output = RequestOutput | PoolingRequestOutput | Gathered
 Item = Output | AdapterError
 """What a job's answer is made of: outputs, of which the last is finished, or an error at the end."""
 

@@ -74,17 +74,39 @@ class GenerateRequest:
 
 
 @dataclass(frozen=True)
-class EmbedRequest:
-    """One input to embed or pool: a text or token ids, with vLLM's pooling parameters."""
+class Part:
+    """One input of a pooling request: a text, token ids, or two texts that a cross-encoder reads together."""
 
-    text: str | None
-    token_ids: tuple[int, ...] | None
+    text: str | None = None
+    token_ids: tuple[int, ...] | None = None
+    second: str | None = None
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """Pairs of texts to score: one query for all documents, or one for each.
+
+    `ranked` asks for the best documents first, at most `top` of them (0 = all).
+    """
+
+    queries: tuple[str, ...]
+    documents: tuple[str, ...]
+    ranked: bool = False
+    top: int = 0
+
+
+@dataclass(frozen=True)
+class EmbedRequest:
+    """Inputs to embed, pool or score, each a request of vLLM's own, with vLLM's pooling parameters."""
+
+    parts: tuple[Part, ...]
     wants: Wants
     task: str
     parameters: Mapping[str, Any]
     lora_name: str | None = None
     priority: int = 0
     timeout: int = 0
+    scoring: Scoring | None = None
 
 
 Request = GenerateRequest | EmbedRequest

@@ -51,6 +51,7 @@ class Limits:
         max_messages: messages of a conversation.
         max_parts: parts of the contents of all messages.
         max_tools: tools of a conversation.
+        max_inputs: inputs of an `embedding_request`, or its pairs to score.
         max_n: completions of a request.
         max_answer_tokens: `n` times `max_tokens`, where `n` is more than one.
         max_logprobs: `logprobs` and `prompt_logprobs`.
@@ -87,6 +88,7 @@ class Limits:
     max_messages: int = 4096
     max_parts: int = 4096
     max_tools: int = 512
+    max_inputs: int = 256
     max_n: int = 128
     max_answer_tokens: int = 131_072
     max_logprobs: int = 128

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from triton_vllm.admission import chat
+from triton_vllm.admission import chat, embedding
 from triton_vllm.admission.document import json_object
 from triton_vllm.admission.limits import USUAL, check_sizes, refuse_above
 from triton_vllm.admission.media import check_item
@@ -164,10 +164,6 @@ def _integer(inputs: Inputs, values: dict[str, Any], name: str) -> int:
 
 def _parse_embedding(inputs: Inputs, timeout: int, limits: Limits) -> EmbedRequest:
     values = json_object(str(_scalar(inputs, "embedding_request")), "embedding_request", limits.max_json_depth)
-    source = values.get("input")
-    ids = isinstance(source, list) and bool(source) and all(type(i) is int and i >= 0 for i in source)
-    if not ids and not (isinstance(source, str) and source):
-        raise InvalidRequestError("embedding_request.input must be a non-empty string or list of token ids")
     pooling = values.get("pooling_params") or {}
     if not isinstance(pooling, dict):
         raise InvalidRequestError("embedding_request.pooling_params must be an object")
@@ -176,8 +172,8 @@ def _parse_embedding(inputs: Inputs, timeout: int, limits: Limits) -> EmbedReque
     # The OpenAI frontend sends every value in a list of one.
     flat = {k: v[0] if isinstance(v, list) and len(v) == 1 else v for k, v in pooling.items()}
     return EmbedRequest(
-        text=None if ids else source,
-        token_ids=tuple(source) if ids and isinstance(source, list) else None,
+        parts=embedding.parts(limits, values),
+        scoring=embedding.scoring(limits, values),
         wants=_wants(inputs),
         task=str(task),
         parameters={k: v for k, v in flat.items() if v is not None},

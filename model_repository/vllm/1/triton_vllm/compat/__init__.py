@@ -22,11 +22,13 @@ from triton_vllm.compat.parts import OPTIONAL_PLACES, PLACES, Vllm, load
 from triton_vllm.compat.platform import child_environment, prometheus_families, runs_on_cpu, supports_ray, variables
 from triton_vllm.compat.prompts import media_loaders, parse_prompt, pooled_tokenizer, render_chat, renderer
 from triton_vllm.compat.refusals import is_refusal, too_large
+from triton_vllm.compat.scoring import RenderPair, pair_renderer, scoring_task
 
 __all__ = [
     "OPTIONAL_PLACES",
     "PLACES",
     "Facts",
+    "RenderPair",
     "Schema",
     "Vllm",
     "adapter_places",
@@ -40,6 +42,7 @@ __all__ = [
     "is_refusal",
     "load",
     "media_loaders",
+    "pair_renderer",
     "parse_prompt",
     "pooled_tokenizer",
     "pooling_types",
@@ -48,6 +51,7 @@ __all__ = [
     "renderer",
     "runs_on_cpu",
     "sampling_schema",
+    "scoring_task",
     "start",
     "supports_ray",
     "too_large",

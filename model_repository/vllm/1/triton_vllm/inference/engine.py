@@ -8,11 +8,13 @@ import math
 import threading
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from triton_vllm import compat
 from triton_vllm.delivery import supervised
 from triton_vllm.errors import DEAD, AdapterError, CancelledError, InternalError, UnavailableError
+from triton_vllm.inference.gathering import Gathering
 from triton_vllm.inference.minimum import bound_minimum
 from triton_vllm.inference.outcome import FAILED, Translator, failure
 from triton_vllm.inference.overdue import BEGUN, find_overdue
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     from triton_vllm.inference.adapters import AdapterStore
     from triton_vllm.inference.prompt import Prompter
     from triton_vllm.job import Job
-    from triton_vllm.protocols import EngineClient, Item, Log, Output
+    from triton_vllm.protocols import Collector, EngineClient, Item, Log, Output
 
     Put = Callable[[Job, Item], None]
 
@@ -93,6 +95,7 @@ class Engine:
         self._adapters: tuple[Any, ...] = ()
         self._store: AdapterStore | None = None
         self._jobs: dict[str, Job] = {}
+        self._entered = self._left = 0  # parts of jobs; each number is written by one thread only
         self._llm: EngineClient  # from `_load` on
         self._loop = _new_loop()
         self._loop.set_exception_handler(self._note_failed)
@@ -128,6 +131,14 @@ class Engine:
         """Return the jobs in flight."""
         return list(self._jobs.values())  # one C call, so no other thread can change the dict meanwhile
 
+    def in_flight(self) -> int:
+        """Return how many requests in flight vLLM has or will have; each part of a pooling request is one."""
+        return self._entered - self._left
+
+    def scoring_task(self) -> str:
+        """Return the pooling task by which the model scores pairs; nothing if it cannot."""
+        return compat.scoring_task(self._llm, self.tasks)
+
     def facts(self) -> compat.Facts:
         """Return what the model can take."""
         return compat.facts(self._llm)
@@ -137,6 +148,7 @@ class Engine:
         job.moved = job.waiting_since = self._loop.time()
         # Here and not in the loop: the watch, woken next, would find nothing in flight and go to sleep again.
         self._jobs[job.id] = job
+        self._entered += len(job.ids)
         self._loop.call_soon_threadsafe(self._begin, job)
 
     def cancel(self, job: Job) -> None:
@@ -214,17 +226,14 @@ class Engine:
         try:
             if not self.is_healthy():
                 raise UnavailableError(DEAD)  # noqa: TRY301 - the one place that answers
-            prompt = await self._prompter.make(self._llm, job.request)
-            if getattr(job.params, "min_tokens", 0):
-                bound_minimum(job.params, prompt, self.facts().max_tokens)
             if self._store is not None and job.lora is None and job.request.lora_name is not None:
                 job.adapter = await self._store.acquire(self._llm, job.request.lora_name)
                 job.lora = job.adapter.request
-            collector = await self._llm.add_request(
-                job.id, prompt, job.params, lora_request=job.lora, priority=job.request.priority
-            )
+            collectors = await self._enter(job)
         except Exception as error:  # noqa: BLE001 - a request must never take the model down
             self._finish(job, self._translator.refusal(error))
+            if len(job.ids) > 1 and self.is_healthy():
+                await self._stop(job)  # vLLM has some of its parts
             _release(job)
             return
         finally:
@@ -233,7 +242,28 @@ class Engine:
             await self._stop(job)
             return
         job.added = True
-        compat.attach(collector, lambda item: self._take(job, item))
+        if len(collectors) == 1:
+            compat.attach(collectors[0], lambda item: self._take(job, item))
+            return
+        gathering = Gathering(len(collectors), lambda item: self._take(job, item))
+        for number, collector in enumerate(collectors):
+            compat.attach(collector, partial(gathering.take, number))
+
+    async def _enter(self, job: Job) -> list[Collector]:
+        """Add a job to vLLM; a pooling request has a request for each of its parts."""
+        request, made = job.request, []
+        for name, part in zip(job.ids, getattr(request, "parts", (request,)), strict=True):
+            params = job.params
+            if getattr(part, "second", None) is not None:
+                prompt, params = await self._prompter.make_pair(self._llm, part, params)
+            else:
+                prompt = await self._prompter.make(self._llm, part)
+            if getattr(params, "min_tokens", 0):
+                bound_minimum(params, prompt, self.facts().max_tokens)
+            made.append(await self._llm.add_request(name, prompt, params, lora_request=job.lora, priority=request.priority))
+            if job.ended:
+                break
+        return made
 
     def _take(self, job: Job, item: Output | Exception) -> None:
         if job.ended:
@@ -243,11 +273,11 @@ class Engine:
         try:
             if isinstance(item, Exception):
                 self._finish(job, self._translator.loss(item))
+            elif (job.several or len(job.ids) > 1) and (error := failure(item)) is not None:
+                self._abort(job, error)  # one completion or part has failed; the others go on in vLLM
             elif item.finished:
                 _release(job)
                 self._finish(job, failure(item) or item)
-            elif job.several and (error := failure(item)) is not None:
-                self._abort(job, error)  # one completion has failed; the others go on in vLLM
             else:
                 self._put(job, item)
         except Exception as error:  # noqa: BLE001 - vLLM's output handler would end, and with it every other request
@@ -259,7 +289,7 @@ class Engine:
         if job.ended:
             return
         job.ended = True
-        self._jobs.pop(job.id, None)
+        self._forget(job)
         if job.deadline is not None:
             job.deadline.cancel()
         try:
@@ -268,18 +298,23 @@ class Engine:
             self._translator.note("an answer was not queued", error)
             job.reply.give_up()
 
+    def _forget(self, job: Job) -> None:
+        if self._jobs.pop(job.id, None) is not None:
+            self._left += len(job.ids)
+
     def _abort(self, job: Job, error: AdapterError | None) -> None:
         if job.ended:
             return
         if error is not None:
             self._finish(job, error)
         job.ended = True
-        self._jobs.pop(job.id, None)
+        self._forget(job)
         if job.task is None and self.is_healthy():  # else `_add` is still running, and checks `ended` itself
             self._loop.create_task(self._stop(job))
 
     async def _stop(self, job: Job) -> None:
-        await self._llm.abort(job.id)
+        for name in job.ids:
+            await self._llm.abort(name)
         _release(job)  # not before vLLM has been told: an adapter in a running request must not be unloaded
 
     def _give_up(self) -> None:

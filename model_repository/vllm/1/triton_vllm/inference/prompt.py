@@ -11,7 +11,7 @@ from triton_vllm.inference import media
 from triton_vllm.inference.compiling import Trials
 from triton_vllm.inference.tokenizing import tokenize
 from triton_vllm.inference.turns import Turns
-from triton_vllm.request import Chat, GenerateRequest, Request
+from triton_vllm.request import Chat, GenerateRequest, Part
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -37,10 +37,11 @@ class Prompter:
         self._check = check
         self._turns = Turns()
         self._trials = Trials()
+        self._pairs: tuple[EngineClient, compat.RenderPair | None] | None = None
         self._decoding = asyncio.Semaphore(DECODED_AT_ONCE)
         self._reading = asyncio.Lock()  # of the headers of videos in messages, one request's at a time
 
-    async def make(self, llm: EngineClient, request: Request) -> Any:
+    async def make(self, llm: EngineClient, request: GenerateRequest | Part) -> Any:
         """Return what `add_request` takes; runs in the engine's event loop.
 
         Raises:
@@ -59,6 +60,18 @@ class Prompter:
             async with self._decoding:
                 prompt["multi_modal_data"] = await asyncio.to_thread(media.decode, request.media, self._loaders, self._check)
         return await tokenize(self._vllm, llm, prompt, self._turns)
+
+    async def make_pair(self, llm: EngineClient, part: Part, params: Any) -> tuple[Any, Any]:
+        """Return what `add_request` takes for two texts that a cross-encoder reads together: a prompt, and its own parameters.
+
+        Raises:
+            AdapterError: this vLLM does not put pairs together.
+        """
+        if self._pairs is None or self._pairs[0] is not llm:
+            self._pairs = llm, compat.pair_renderer(llm)
+        if self._pairs[1] is None:
+            raise UnsupportedError("this vLLM does not read pairs of texts for the adapter; send them to an embedding model")
+        return await self._pairs[1](part.text, part.second, params)
 
     async def _chat(self, llm: EngineClient, chat: Chat) -> Any:
         kwargs = dict(chat.template_kwargs)
