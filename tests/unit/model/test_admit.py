@@ -55,9 +55,19 @@ def adapter(name):
 def let(triton):
     """Admits a request; return the job, what was sent, and the admission's log."""
 
-    def admit(request, *, tasks=("generate", "embed"), healthy=True, unload_dead=False, in_flight=0, limits=USUAL, scores=""):
+    def admit(
+        request,
+        *,
+        tasks=("generate", "embed"),
+        healthy=True,
+        unload_dead=False,
+        in_flight=0,
+        limits=USUAL,
+        scores="",
+        asleep=False,
+    ):
         engine = SimpleNamespace(tasks=tasks, is_healthy=lambda: healthy, in_flight=lambda: in_flight, facts=lambda: FACTS)
-        engine.scoring_task = lambda: scores
+        engine.scoring_task, engine.is_asleep = (lambda: scores), (lambda: asleep)
         log = Log()
         job = Admission("mine", VLLM, engine, adapter, log, Policy(unload_dead, limits)).admit(request)
         return job, request.sender.sent, log.errors

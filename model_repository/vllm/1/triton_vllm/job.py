@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import asyncio
+    from collections.abc import Mapping
 
     from triton_vllm.delivery.reply import Reply
     from triton_vllm.delivery.response import ResponseBuilder
@@ -40,6 +41,7 @@ class Job:
         ended: the last item has been put.
         added: vLLM has the request.
         waiting_since: the event loop's time of its coming; infinity once vLLM is known to have begun to work on it.
+        options: further keyword arguments of vLLM's `add_request`.
         pending: items that have not been sent.
         moved: the event loop's time of its last output, or of its coming; infinity once it has been logged as stuck.
         queued: the job waits in the sender's queue.
@@ -60,6 +62,7 @@ class Job:
         "lane",
         "lora",
         "moved",
+        "options",
         "params",
         "pending",
         "queued",
@@ -87,6 +90,7 @@ class Job:
         self.ended = False
         self.assembler = assembler
         self.lora: Any = None
+        self.options: Mapping[str, Any] = {}
         self.adapter: Version | None = None
         self.lane = 0
         self.task: asyncio.Task[None] | None = None

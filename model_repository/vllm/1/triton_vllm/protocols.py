@@ -245,7 +245,16 @@ class Gathered:
         self.outputs = outputs
 
 
-Output = RequestOutput | PoolingRequestOutput | Gathered
+class Told:
+    """What an operator is told: our own, and the request's one output."""
+
+    finished = True
+
+    def __init__(self, outputs: Mapping[str, Any]) -> None:
+        self.outputs = outputs
+
+
+Output = RequestOutput | PoolingRequestOutput | Gathered | Told
 Item = Output | AdapterError
 """What a job's answer is made of: outputs, of which the last is finished, or an error at the end."""
 
@@ -296,6 +305,15 @@ class EngineClient(Protocol):
 
     async def is_sleeping(self) -> bool:
         """Ask EngineCore whether it is asleep."""
+
+    async def sleep(self, level: int) -> None:
+        """Pause EngineCore; from level 1 on it frees the memory of its devices."""
+
+    async def wake_up(self) -> object:
+        """Undo that."""
+
+    async def reset_prefix_cache(self) -> object:
+        """Forget cached prefixes; return whether that was possible."""
 
     def get_tokenizer(self) -> Any:
         """Return the tokenizer; to be awaited before 0.20."""

@@ -12,13 +12,14 @@ from triton_vllm.admission.fit import check_fit, check_params
 from triton_vllm.admission.limits import USUAL, Limits, refuse_above
 from triton_vllm.admission.parse import parse
 from triton_vllm.delivery.reply import Reply
-from triton_vllm.delivery.response import Assembler, PoolingAssembler
+from triton_vllm.delivery.response import Assembler, PoolingAssembler, ToldAssembler
 from triton_vllm.errors import DEAD, AdapterError, InternalError, UnavailableError, UnsupportedError
+from triton_vllm.inference.operator import ASLEEP
 from triton_vllm.job import Job
-from triton_vllm.request import EmbedRequest, GenerateRequest, Part
+from triton_vllm.request import EmbedRequest, GenerateRequest, OperatorRequest, Part
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from triton_vllm.compat import Facts, Vllm
     from triton_vllm.inference.engine import Engine
@@ -95,6 +96,10 @@ class Admission:
         if 0 < most <= self._engine.in_flight():
             raise UnavailableError(f"{most} requests are in flight, and no more are taken: try again later")
         parsed = parse(transport.inputs(request), transport.parameters(request), transport.timeout_us(request), self._limits)
+        if isinstance(parsed, OperatorRequest):
+            return Job(parsed, None, reply, ToldAssembler())
+        if self._engine.is_asleep():
+            raise UnavailableError(ASLEEP)
         if isinstance(parsed, EmbedRequest) and parsed.scoring is not None:
             parsed = replace(parsed, **self._pairs(parsed.scoring))
         check_fit(parsed, self._facts, self._limits)
@@ -114,7 +119,23 @@ class Admission:
         if constraint is not None:
             parsed = replace(parsed, constraint=constraint)
         prefix = (parsed.text or "") if parsed.echo else ""
-        return Job(parsed, params, reply, Assembler(parsed.wants, params.n, prefix))
+        job = Job(parsed, params, reply, Assembler(parsed.wants, params.n, prefix))
+        if parsed.engine_fields:
+            job.options = self._options(parsed.engine_fields, params)
+        return job
+
+    def _options(self, fields: Mapping[str, Any], params: Any) -> dict[str, Any]:
+        """Return what goes to `add_request`; what goes into SamplingParams is put there."""
+        extra = {**fields.get("extra_args", {})}
+        if "kv_transfer_params" in fields:
+            extra["kv_transfer_params"] = fields["kv_transfer_params"]
+        if extra:
+            params.extra_args = extra
+        options = {name: fields[name] for name in ("session_id", "data_parallel_rank") if name in fields}
+        unknown = next((name for name in options if name not in compat.request_keywords(self._vllm)), None)
+        if unknown is not None:
+            raise UnsupportedError(f"sampling parameter '{unknown}': this vLLM does not have it")
+        return options
 
     def _embed(self, parsed: EmbedRequest, reply: Reply) -> Job:
         self._require(parsed.task)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from triton_vllm.errors import InvalidRequestError, UnsupportedError
-from triton_vllm.request import GenerateRequest
+from triton_vllm.request import GenerateRequest, OperatorRequest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -24,6 +24,8 @@ def check_fit(request: Request, facts: Facts, limits: Limits) -> None:
         InvalidRequestError: the prompt is longer than the model takes, or has token ids that it does not know.
         UnsupportedError: pictures, audio or video for a model of texts.
     """
+    if isinstance(request, OperatorRequest):
+        return
     chat = request.chat if isinstance(request, GenerateRequest) else None
     if isinstance(request, GenerateRequest) and not facts.multimodal and (request.media or (chat and chat.media)):
         raise UnsupportedError(f"{next(iter(request.media), 'messages')}: this model takes texts only")

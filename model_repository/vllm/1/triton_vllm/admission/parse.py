@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from triton_vllm.admission import chat, embedding
+from triton_vllm.admission import chat, embedding, engine_fields, operator
 from triton_vllm.admission.document import json_object
 from triton_vllm.admission.limits import USUAL, check_sizes, refuse_above
 from triton_vllm.admission.media import check_item
 from triton_vllm.coerce import to_bool, to_int
 from triton_vllm.contract import EXTRA_FLAGS, FLAGS, MEDIA
 from triton_vllm.errors import InvalidRequestError
-from triton_vllm.request import Chat, EmbedRequest, GenerateRequest, Request, Wants
+from triton_vllm.request import Chat, EmbedRequest, GenerateRequest, OperatorRequest, Request, Wants
 
 if TYPE_CHECKING:
     import numpy as np
@@ -38,6 +38,8 @@ def parse(inputs: Inputs, parameters: str, timeout: int = 0, limits: Limits = US
         InvalidRequestError: with the name of the input, the reason and what is expected.
     """
     check_sizes(limits, inputs, parameters)
+    if "operator_request" in inputs:
+        return _parse_operator(inputs, timeout, limits)
     if "embedding_request" in inputs:
         return _parse_embedding(inputs, timeout, limits)
     values = _parameters(inputs, parameters, limits)
@@ -58,6 +60,8 @@ def parse(inputs: Inputs, parameters: str, timeout: int = 0, limits: Limits = US
         priority=_integer(inputs, values, "priority"),
         timeout=_integer(inputs, values, "timeout") or timeout,
         media=media,
+        cache_salt=engine_fields.cache_salt(values),
+        engine_fields=engine_fields.take(values, limits.allowed_request_fields, limits.max_json_depth),
         parameters=values,
     )
 
@@ -160,6 +164,11 @@ def _integer(inputs: Inputs, values: dict[str, Any], name: str) -> int:
     if name == "timeout" and number < 0:
         raise InvalidRequestError("timeout must not be negative: it is in microseconds, 0 for none")
     return number
+
+
+def _parse_operator(inputs: Inputs, timeout: int, limits: Limits) -> OperatorRequest:
+    text, own = str(_scalar(inputs, "operator_request")), _integer(inputs, {}, "timeout")
+    return operator.parse(text, limits.max_json_depth, limits.operator_requests, own or timeout)
 
 
 def _parse_embedding(inputs: Inputs, timeout: int, limits: Limits) -> EmbedRequest:

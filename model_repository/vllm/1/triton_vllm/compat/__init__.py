@@ -12,12 +12,13 @@ from triton_vllm.compat.engine import (
     attach,
     compiles_with_xgrammar,
     facts,
+    frees_memory,
     has_begun,
     is_dead,
     start,
     xgrammar_tokenizer,
 )
-from triton_vllm.compat.fields import Schema, engine_arg_types, pooling_types, sampling_schema
+from triton_vllm.compat.fields import Schema, engine_arg_types, pooling_types, request_keywords, sampling_schema
 from triton_vllm.compat.parts import OPTIONAL_PLACES, PLACES, Vllm, load
 from triton_vllm.compat.platform import child_environment, prometheus_families, runs_on_cpu, supports_ray, variables
 from triton_vllm.compat.prompts import media_loaders, parse_prompt, pooled_tokenizer, render_chat, renderer
@@ -37,6 +38,7 @@ __all__ = [
     "compiles_with_xgrammar",
     "engine_arg_types",
     "facts",
+    "frees_memory",
     "has_begun",
     "is_dead",
     "is_refusal",
@@ -49,6 +51,7 @@ __all__ = [
     "prometheus_families",
     "render_chat",
     "renderer",
+    "request_keywords",
     "runs_on_cpu",
     "sampling_schema",
     "scoring_task",

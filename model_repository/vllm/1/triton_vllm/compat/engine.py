@@ -102,6 +102,11 @@ def adapter_places(llm: EngineClient) -> int:
     return int(getattr(config, "max_cpu_loras", None) or getattr(config, "max_loras", None) or 1)
 
 
+def frees_memory(llm: EngineClient) -> bool:
+    """Return whether the engine was started so that its sleep frees the memory of its devices."""
+    return bool(getattr(llm.model_config, "enable_sleep_mode", False))
+
+
 def compiles_with_xgrammar(llm: EngineClient) -> bool:
     """Return whether this engine tries to compile constraints with xgrammar, and with others what that cannot."""
     config = getattr(getattr(llm, "vllm_config", None), "structured_outputs_config", None)

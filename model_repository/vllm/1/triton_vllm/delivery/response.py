@@ -16,7 +16,7 @@ from triton_vllm.request import Wants
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from triton_vllm.protocols import CompletionOutput, Logprob, PoolingRequestOutput, Positions, RequestOutput
+    from triton_vllm.protocols import CompletionOutput, Logprob, PoolingRequestOutput, Positions, RequestOutput, Told
     from triton_vllm.request import Scoring
 
 Tensors = list[tuple[str, "np.ndarray[Any, Any]"]]
@@ -109,6 +109,8 @@ class Assembler:
         if wants.prompt_logprobs:
             found = next((o.prompt_logprobs for o in outputs if o.prompt_logprobs), None)
             tensors.append(("prompt_logprobs", string_tensor(logprobs_json(found))))
+        if wants.kv_transfer_params:
+            tensors.append(("kv_transfer_params", string_tensor(json.dumps(getattr(outputs[-1], "kv_transfer_params", None)))))
         return tensors
 
 
@@ -145,6 +147,14 @@ class PoolingAssembler:
         if self._wants.num_output_tokens:
             tensors.append(("num_output_tokens", np.array([0], np.uint32)))
         return tensors
+
+
+class ToldAssembler:
+    """Make the one response to an operator."""
+
+    def build(self, outputs: Sequence[Told]) -> Tensors:
+        """Return a JSON object as `text_output`."""
+        return [("text_output", string_tensor(json.dumps(dict(outputs[-1].outputs))))]
 
 
 def string_tensor(*values: str) -> np.ndarray[Any, Any]:

@@ -16,8 +16,10 @@ from triton_vllm.delivery import supervised
 from triton_vllm.errors import DEAD, AdapterError, CancelledError, InternalError, UnavailableError
 from triton_vllm.inference.gathering import Gathering
 from triton_vllm.inference.minimum import bound_minimum
+from triton_vllm.inference.operator import Operator
 from triton_vllm.inference.outcome import FAILED, Translator, failure
 from triton_vllm.inference.overdue import BEGUN, find_overdue
+from triton_vllm.request import OperatorRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping
@@ -97,6 +99,7 @@ class Engine:
         self._jobs: dict[str, Job] = {}
         self._entered = self._left = 0  # parts of jobs; each number is written by one thread only
         self._llm: EngineClient  # from `_load` on
+        self._operator = Operator(self.jobs, log)
         self._loop = _new_loop()
         self._loop.set_exception_handler(self._note_failed)
         self._thread = supervised.thread("triton-engine", self._run, log)
@@ -118,7 +121,7 @@ class Engine:
             Exception: whatever vLLM raised.
         """
         self._put = put
-        self._adapters, self._store = adapters, store
+        self._adapters, self._store, self._operator.store = adapters, store, store
         self._thread.start()
         try:
             self._call(self._load()).result()
@@ -134,6 +137,10 @@ class Engine:
     def in_flight(self) -> int:
         """Return how many requests in flight vLLM has or will have; each part of a pooling request is one."""
         return self._entered - self._left
+
+    def is_asleep(self) -> bool:
+        """Return whether only operator requests are taken."""
+        return self._operator.asleep
 
     def scoring_task(self) -> str:
         """Return the pooling task by which the model scores pairs; nothing if it cannot."""
@@ -201,6 +208,7 @@ class Engine:
         self.tasks = tuple(await self._llm.get_supported_tasks())
         for adapter in self._adapters:
             await self._llm.add_lora(adapter)
+        self._operator.begin_anew()
         self._hung, self._asked_at = False, self._loop.time()
         self.healthy = True
 
@@ -226,6 +234,9 @@ class Engine:
         try:
             if not self.is_healthy():
                 raise UnavailableError(DEAD)  # noqa: TRY301 - the one place that answers
+            if isinstance(job.request, OperatorRequest):
+                self._finish(job, await self._operator.run(self._llm, job, job.request))
+                return
             if self._store is not None and job.lora is None and job.request.lora_name is not None:
                 job.adapter = await self._store.acquire(self._llm, job.request.lora_name)
                 job.lora = job.adapter.request
@@ -260,7 +271,9 @@ class Engine:
                 prompt = await self._prompter.make(self._llm, part)
             if getattr(params, "min_tokens", 0):
                 bound_minimum(params, prompt, self.facts().max_tokens)
-            made.append(await self._llm.add_request(name, prompt, params, lora_request=job.lora, priority=request.priority))
+            made.append(
+                await self._llm.add_request(name, prompt, params, lora_request=job.lora, priority=request.priority, **job.options)
+            )
             if job.ended:
                 break
         return made
@@ -336,7 +349,7 @@ class Engine:
             if self.healthy and self._jobs and self._loop.time() - self._asked_at > self._pace.question_period:
                 self._asked_at = math.inf
                 self._loop.create_task(self._ask())
-            if self.healthy and self._store is not None and self._store.is_due():
+            if self.healthy and self._store is not None and not self.is_asleep() and self._store.is_due():
                 self._loop.create_task(self._store.tend(self._llm))
             self._refuse_overdue()
             self._note_stuck()
@@ -350,6 +363,7 @@ class Engine:
         self._log.error(f"the engine {how}" + (", starting it again" if self._restart else ""))
         for job in self.jobs():
             self._finish(job, UnavailableError(DEAD))
+        self._operator.give_up()
         if self._store is not None:
             self._store.give_up()
 

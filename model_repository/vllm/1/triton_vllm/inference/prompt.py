@@ -47,15 +47,20 @@ class Prompter:
         Raises:
             AdapterError: the media cannot be decoded, the chat template refuses the messages, or the constraint costs too much.
         """
-        if isinstance(request, GenerateRequest) and request.constraint is not None:
-            await self._trials.check(llm, request.constraint)
-        if isinstance(request, GenerateRequest) and request.chat is not None:
+        if isinstance(request, GenerateRequest):
+            if request.constraint is not None:
+                await self._trials.check(llm, request.constraint)
+            prompt = await self._prompt(llm, request)
+            if request.cache_salt is not None:
+                prompt["cache_salt"] = request.cache_salt  # vLLM has it beside the tokens, whoever has made those
+            return prompt
+        return await tokenize(self._vllm, llm, _as_vllm(request), self._turns)
+
+    async def _prompt(self, llm: EngineClient, request: GenerateRequest) -> Any:
+        if request.chat is not None:
             return await self._chat(llm, request.chat)
-        if request.token_ids is not None:
-            prompt: dict[str, Any] = {"prompt_token_ids": list(request.token_ids)}
-        else:
-            prompt = {"prompt": request.text}
-        if isinstance(request, GenerateRequest) and request.media:
+        prompt = _as_vllm(request)
+        if request.media:
             # Decoding an image or a video takes long, so it is not done in the event loop.
             async with self._decoding:
                 prompt["multi_modal_data"] = await asyncio.to_thread(media.decode, request.media, self._loaders, self._check)
@@ -93,3 +98,9 @@ class Prompter:
                 raise InvalidRequestError(f"messages hold what cannot be decoded: {refusal}") from error
             text = str(error).strip().split("\n", 1)[0]
             raise InvalidRequestError(f"messages cannot be rendered by the model's chat template: {text}") from error
+
+
+def _as_vllm(request: GenerateRequest | Part) -> dict[str, Any]:
+    if request.token_ids is not None:
+        return {"prompt_token_ids": list(request.token_ids)}
+    return {"prompt": request.text}

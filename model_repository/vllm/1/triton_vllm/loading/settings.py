@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 from triton_vllm.admission.limits import USUAL, Limits
 from triton_vllm.coerce import to_bool, to_float, to_int
 from triton_vllm.errors import ConfigError
+from triton_vllm.request import ENGINE_FIELDS, OPERATIONS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
 
 @dataclass(frozen=True)
@@ -116,9 +117,22 @@ def _template_kwargs(text: str) -> tuple[str, ...]:
     return names
 
 
+def _some_of(known: Collection[str]) -> Callable[[str], tuple[str, ...]]:
+    def read_names(text: str) -> tuple[str, ...]:
+        names = _names(text)
+        wrong = next((name for name in names if name not in known), None)
+        if wrong is not None:
+            raise ValueError(f"must name some of {', '.join(known)}, separated by commas, not '{wrong}'")
+        return names
+
+    return read_names
+
+
 _LISTS: Mapping[str, Callable[[str], tuple[str, ...]]] = {
     "allowed_media_domains": _domains,
     "allowed_chat_template_kwargs": _template_kwargs,
+    "allowed_request_fields": _some_of(ENGINE_FIELDS),
+    "operator_requests": _some_of(OPERATIONS),
 }
 
 
