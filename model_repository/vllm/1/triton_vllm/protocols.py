@@ -58,6 +58,9 @@ class TritonRequest(Protocol):
     def parameters(self) -> str:
         """Return the request parameters as a JSON object, or an empty string."""
 
+    def trace(self) -> Any:
+        """Return the server's trace of the request (24.10 has it); its `get_context` returns JSON or None."""
+
     def timeout(self) -> int:
         """Return the timeout in microseconds."""
 

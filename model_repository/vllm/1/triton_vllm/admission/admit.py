@@ -106,6 +106,8 @@ class Admission:
         self._check_room(parsed)
         job = self._generate(parsed, reply) if isinstance(parsed, GenerateRequest) else self._embed(parsed, reply)
         job.lora = self._find_adapter(parsed.lora_name)
+        if self._facts.traces and (headers := transport.trace_headers(request)):
+            job.options = {**job.options, "trace_headers": headers}
         return job
 
     def _generate(self, parsed: GenerateRequest, reply: Reply) -> Job:

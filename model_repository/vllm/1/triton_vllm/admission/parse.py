@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 Inputs = Mapping[str, "np.ndarray[Any, Any]"]
 PROMPTS = ("text_input", "messages", "prompt_token_ids")
 # Names that Triton's frontends and request parameters reserve; they reach the parameters only by forwarding.
-RESERVED = ("sequence_id", "sequence_start", "sequence_end", "headers")
+RESERVED = ("sequence_id", "sequence_start", "sequence_end", "headers", "traceparent", "tracestate")
 
 
 def parse(inputs: Inputs, parameters: str, timeout: int = 0, limits: Limits = USUAL) -> Request:

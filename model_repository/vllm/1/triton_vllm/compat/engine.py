@@ -81,11 +81,13 @@ class Facts:
         max_tokens: of a prompt and its answer together.
         vocabulary: token ids are below it.
         multimodal: whether it takes more than texts.
+        traces: whether vLLM exports traces of requests.
     """
 
     max_tokens: int = 0
     vocabulary: int = 0
     multimodal: bool = True
+    traces: bool = False
 
 
 def facts(llm: EngineClient) -> Facts:
@@ -93,7 +95,9 @@ def facts(llm: EngineClient) -> Facts:
     config = llm.model_config
     if config is None:
         return Facts()
-    return Facts(int(config.max_model_len), int(config.get_vocab_size()), bool(config.is_multimodal_model))
+    observed = getattr(getattr(llm, "vllm_config", None), "observability_config", None)
+    traces = bool(getattr(observed, "otlp_traces_endpoint", None))
+    return Facts(int(config.max_model_len), int(config.get_vocab_size()), bool(config.is_multimodal_model), traces)
 
 
 def adapter_places(llm: EngineClient) -> int:
