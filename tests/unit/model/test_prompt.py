@@ -181,3 +181,11 @@ def test_a_template_that_refuses_the_messages_is_the_clients_error():
     llm = SimpleNamespace(get_tokenizer=Tokenizer)
     with pytest.raises(InvalidRequestError, match=r"chat template: roles must alternate$"):
         made(conversation(role="alien"), llm=llm)
+
+
+@pytest.mark.parametrize("source", [{"text": "hi", "token_ids": None}, {"text": None, "token_ids": (3,)}])
+def test_a_cache_salt_goes_beside_the_prompt(source):
+    """Where vLLM looks for it; a request without one has none."""
+    plain = {**source, "chat": None, "stream": False, "echo": False, "wants": Wants(), "parameters": {}}
+    assert made(GenerateRequest(**plain, cache_salt="a"))["cache_salt"] == "a"
+    assert "cache_salt" not in made(GenerateRequest(**plain))
