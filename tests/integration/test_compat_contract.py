@@ -27,9 +27,14 @@ PLATFORMS = ("manylinux1_x86_64", "manylinux_2_28_x86_64", "manylinux_2_31_x86_6
 METHODS = {
     "vllm.v1.engine.async_llm.AsyncLLM": {
         "from_engine_args": ("engine_args", "usage_context"),
-        "add_request": ("request_id", "prompt", "params", "lora_request", "priority"),
+        "add_request": ("request_id", "prompt", "params", "lora_request", "priority", "trace_headers", "data_parallel_rank"),
         "abort": ("request_id",),
         "add_lora": ("lora_request",),
+        "remove_lora": ("lora_id",),
+        "sleep": ("level",),
+        "wake_up": (),
+        "is_sleeping": (),
+        "reset_prefix_cache": (),
         "get_supported_tasks": (),
         "shutdown": (),
         "errored": None,
