@@ -10,6 +10,8 @@ import pytest
 
 from support.engine_parts import Log
 from triton_vllm.errors import DEAD, InvalidRequestError, UnavailableError
+from triton_vllm.inference import adapter_files
+from triton_vllm.inference.adapter_files import ChangedError
 from triton_vllm.inference.adapters import LOOK_S, AdapterStore
 
 
@@ -179,13 +181,17 @@ def test_a_broken_adapter_is_tried_once_and_the_old_one_goes_on(folders):
                 await store.acquire(llm, "b")
         old = await store.acquire(llm, "a")
         folders.write("a", "broken")
-        assert await store.acquire(llm, "a", afresh=True) is old
+        for _ in range(3):
+            folders.now += 2 * LOOK_S
+            assert await store.acquire(llm, "a") is old
+        with pytest.raises(UnavailableError, match="LoRA a could not be loaded"):
+            await store.acquire(llm, "a", afresh=True)  # an operator must know
         folders.write("b", "mended")
         assert (await store.acquire(llm, "b")).users == 1
 
     asyncio.run(use())
     said = [line for line in folders.log.lines if "could not be loaded" in line]
-    assert len(said) == 2
+    assert len(said) == 3
     assert "no such layer" in said[0]
     assert "the one from before it was changed goes on" in said[1]
     assert folders.copies() == {str(number) for number in llm.held}
@@ -220,3 +226,57 @@ def test_nobody_waits_for_an_engine_that_has_died(folders):
 
     asyncio.run(use())
     assert llm.held == {4: "second"}
+
+
+@pytest.mark.parametrize("name", ["../a", "a/../b", "a\0", "", "x" * 129])
+def test_what_is_no_folders_name_is_not_looked_for(folders, name):
+    """Wherever it comes from, an operator included."""
+    with pytest.raises(InvalidRequestError, match="is not supported"):
+        asyncio.run(folders.store.acquire(Llm(), name, afresh=True))
+
+
+def test_a_full_disk_is_not_the_adapters_fault(folders, monkeypatch):
+    """It is tried again at the next request, and what is being written again, too."""
+    llm, store = Llm(), folders.store
+    errors = [OSError(28, "No space left on device"), ChangedError("adapter_model.safetensors")]
+    copy = adapter_files.copy
+
+    def fail_twice(*given):
+        if errors:
+            raise errors.pop(0)
+        return copy(*given)
+
+    monkeypatch.setattr(adapter_files, "copy", fail_twice)
+
+    async def use():
+        with pytest.raises(UnavailableError, match="could not be loaded"):
+            await store.acquire(llm, "a")
+        with pytest.raises(UnavailableError, match="is being written; try again later"):
+            await store.acquire(llm, "a")
+        return await store.acquire(llm, "a")
+
+    assert asyncio.run(use()).users == 1
+    assert llm.held == {5: "first"}
+
+
+def test_an_adapter_that_is_being_replaced_goes_on_meanwhile(folders, monkeypatch):
+    """A request that comes while its files change is answered by the old one."""
+    llm, store = Llm(), folders.store
+
+    def fail(*given):
+        raise ChangedError("adapter_model.safetensors")
+
+    async def use():
+        old = await store.acquire(llm, "a")
+        folders.write("a", "third")
+        monkeypatch.setattr(adapter_files, "copy", fail)
+        for _ in range(3):
+            folders.now += 2 * LOOK_S
+            assert await store.acquire(llm, "a") is old
+        with pytest.raises(UnavailableError, match="could not be loaded"):
+            await store.acquire(llm, "a", afresh=True)
+        monkeypatch.undo()
+        assert (await store.acquire(llm, "a", afresh=True)) is not old
+
+    asyncio.run(use())
+    assert sorted(llm.held.values()) == ["first", "third"]

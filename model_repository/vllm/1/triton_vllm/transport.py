@@ -64,7 +64,7 @@ def trace_headers(request: TritonRequest) -> dict[str, str]:
     context = request.trace().get_context() if hasattr(request, "trace") else None
     try:
         values = json.loads(context or request.parameters() or "{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     headers = {name.lower(): value for name, value in values.items()} if isinstance(values, dict) else {}
     return {name: value for name in TRACE if isinstance(value := headers.get(name), str) and len(value) <= LONGEST_HEADER}

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from triton_vllm import compat
+from triton_vllm.coerce import shown
 from triton_vllm.errors import DEAD, AdapterError, InvalidRequestError, UnavailableError
 from triton_vllm.inference import adapter_files
 from triton_vllm.inference.calls import Calls
@@ -99,18 +100,20 @@ class AdapterStore:
         Args:
             llm: the engine.
             name: from the request.
-            afresh: look at the folder now, and take what it holds, however recently that has changed.
+            afresh: look at the folder now, and take what it holds, however recently that has changed, and nothing else.
 
         Raises:
             InvalidRequestError: there is no such adapter.
             UnavailableError: it cannot be loaded, or all that vLLM holds are in use.
         """
         self._settle(llm)
+        if not adapter_files.is_name(name):
+            raise InvalidRequestError(f"LoRA {shown(name)} is not supported")
         folder = self._folders.get(name)
         if afresh or folder is None or folder.version is None or self._clock() - folder.looked > LOOK_S:
             folder = await self._look(llm, name, afresh=afresh)
         version = folder.version
-        if version is None:
+        if version is None or (afresh and folder.changed):
             raise UnavailableError(f"LoRA {name} could not be loaded; the server's log has the reason")
         version.users += 1
         version.used = self._clock()
@@ -164,7 +167,9 @@ class AdapterStore:
             if not files:
                 self._folders.pop(name, None)
                 raise InvalidRequestError(f"LoRA {name} is not supported")
-            if folder.version is None or files != folder.files:
+            if folder.version is not None and files == folder.files:
+                folder.changed = ()
+            else:
                 # what is being written may be half the old adapter and half the new
                 settled = folder.version is None or files == folder.changed or afresh
                 folder.changed = files
@@ -179,14 +184,16 @@ class AdapterStore:
         try:
             folder.version, folder.files = await self._load(llm, name, files), files
             folder.changed = folder.failed = ()
-        except AdapterError:
-            raise
-        except adapter_files.ChangedError:
+        except (AdapterError, adapter_files.ChangedError) as error:
+            if folder.version is not None:  # which serves until a later look
+                return
+            if isinstance(error, AdapterError):
+                raise
             raise UnavailableError(f"LoRA {name} is being written; try again later") from None
         except Exception as error:
             if compat.is_dead(llm):
                 raise
-            folder.failed = files
+            folder.failed = () if isinstance(error, OSError) else files  # a full disk is emptied without a change here
             kept = "; the one from before it was changed goes on" if folder.version else ""
             self._log.error(f"LoRA adapter '{name}' could not be loaded{kept}: {type(error).__name__}: {error}")
 
