@@ -9,6 +9,7 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+import psutil
 import pytest
 
 from support.model_requests import ask, ask_all, prompt
@@ -172,3 +173,17 @@ def test_a_broken_adapter_hurts_nobody(lora_server: TritonServer, made_models: M
     assert "LoRA adapter 'broken' could not be loaded: " in log(lora_server)
     place(made_models.adapters[0], directory / "broken")
     assert text(lora_server, "broken") == text(lora_server, "fixed")
+
+
+def test_an_engine_that_comes_back_finds_its_adapters(
+    lora_server: TritonServer, made_models: MadeModels, directory: Path
+) -> None:
+    """The new one has none; they are loaded at their next use."""
+    place(made_models.adapters[1], directory / "sql")
+    before = text(lora_server, "sql")
+    below = psutil.Process(lora_server.pid).children(recursive=True)
+    (engine,) = [process for process in below if process.name().startswith("VLLM::EngineCor")]
+    engine.kill()
+    until(lambda: "the engine is back" in log(lora_server))
+    assert text(lora_server, "sql") == before
+    assert log(lora_server).count("LoRA adapter sql@") >= 2
