@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,7 +18,7 @@ from triton_vllm.delivery.reply import Reply
 from triton_vllm.delivery.response import ToldAssembler
 from triton_vllm.errors import DEAD, AdapterError, CancelledError, UnavailableError, UnsupportedError
 from triton_vllm.job import Job
-from triton_vllm.request import OPERATIONS, OperatorRequest
+from triton_vllm.request import ENGINE_FIELDS, OPERATIONS, OperatorRequest
 
 ALL = Limits(operator_requests=tuple(OPERATIONS))
 
@@ -169,3 +171,14 @@ def test_an_adapter_is_loaded_ahead_only_from_a_directory(started):
     engine._operator.store = SimpleNamespace(acquire=acquire)
     assert told(engine, got, job("load_lora", name="a")) == {"operation": "load_lora", "name": "a", "version": "d"}
     assert version.users == 0
+
+
+def test_the_documentation_has_what_there_is():
+    """Every operation and every field, in the tables of docs/requests.md and of the README's parameters."""
+    root = Path(__file__).parents[3]
+    page, readme = ((root / name).read_text("utf-8") for name in ("docs/requests.md", "README.md"))
+    rows = {name for row in re.findall(r"^\| (`[^|]+?) \|", page, re.MULTILINE) for name in re.findall(r"`(\w+)`", row)}
+    assert {*OPERATIONS, *ENGINE_FIELDS} <= rows
+    for parameter, known in (("OPERATOR_REQUESTS", OPERATIONS), ("ALLOWED_REQUEST_FIELDS", ENGINE_FIELDS)):
+        row = next(line for line in readme.splitlines() if line.startswith(f"| `{parameter}` |"))
+        assert all(f"`{name}`" in row for name in known)
