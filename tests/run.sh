@@ -26,6 +26,6 @@ else
 fi
 if [[ ${1:-} == --fast ]]; then
   shift
-  set -- tests/unit tests/integration/test_compat_contract.py tests/e2e/test_one_answer.py "$@"
+  set -- tests/unit tests/contract tests/e2e/test_one_answer.py "$@"
 fi
 exec python -m pytest --numprocesses 2 "$@"  # a later -n0 gives one process, as --pdb needs it

@@ -10,11 +10,12 @@ from vllm_env.base.filesystem import file_sha256, write_whole
 from vllm_env.base.workspace import CHECKOUT, Workspace
 from vllm_env.plan import TEMPLATE, BuildRequest, Plan, has_gpu, make_plan, standing
 from vllm_env.prefix.prefix import Prefix, has_prefix, make_prefix
+from vllm_env.publish.adopt import AdoptedSet
 from vllm_env.publish.manifest import Manifest, describe_build
 from vllm_env.publish.model_folder import BuiltSet, stage_candidate, write_engine_args
 from vllm_env.publish.publish import publish
 from vllm_env.publish.sbom import render_sbom
-from vllm_env.publish.without_hub import EXAMPLE_MODEL, is_fetchable, offer_standin
+from vllm_env.publish.without_hub import EXAMPLE_MODEL, is_fetchable, offer_standin, own_model
 from vllm_env.serve.leftovers import server_runs
 from vllm_env.serve.smoke import SmokeRequest, SmokeResult, smoke_run
 from vllm_env.serve.standin import FACTS, ensure_standin
@@ -61,7 +62,7 @@ class _Build:
     def run(self) -> BuildResult:
         target = self.request.model_folder
         published = _published(target, self.plan.key)
-        if published:
+        if published and not (self.request.adoption and self.request.adoption.diff):
             self.workspace.console.note(f"{target} is up to date; nothing to build")
             write_engine_args(TEMPLATE, target)
             smoke = self._smoke_again(target) if self.request.smoke else None
@@ -78,7 +79,8 @@ class _Build:
         archive = self._archive(prefix) if request.layout == "archive" else None
         manifest = describe_build(self.plan.key, prefix, stub, archive)
         environment = archive.path if archive else prefix.path
-        built = BuiltSet(stub.path, environment, request.layout, manifest.to_json(), render_sbom(self.plan.lock))
+        made = (stub.path, environment, request.layout, manifest.to_json(), render_sbom(self.plan.lock))
+        built = AdoptedSet(*made, request.adoption) if request.adoption else BuiltSet(*made)
         self._verify(prefix, stub, archive)
         smoke = None
         if request.smoke:
@@ -142,8 +144,9 @@ class _Build:
         return None
 
     def _smoke(self, model: Path, prefix: Prefix | None) -> SmokeResult:
-        workspace, standin = self.workspace, None
-        if prefix and not self.request.smoke_model:
+        workspace, standin, named = self.workspace, None, self.request.smoke_model
+        own = {} if named or not self.request.adoption else own_model(workspace, self.request.adoption.own)
+        if prefix and not named and not own:
             with workspace.console.stage("stand-in"):
                 standin = ensure_standin(workspace, prefix.python)
         log = workspace.cache.path("smoke-server.log")
@@ -154,7 +157,8 @@ class _Build:
                 SmokeRequest(
                     binary=self.plan.triton.binary,
                     model_folder=model,
-                    engine_model=str(standin or self.request.smoke_model),
+                    engine_model=str(standin or named or next(iter(own.values()))["model"]),
+                    own=own,
                     client=CHECKOUT / "client" / "client.py",
                     prompts=CHECKOUT / "prompts.txt",
                     log=log,

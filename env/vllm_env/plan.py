@@ -15,6 +15,8 @@ from vllm_env.lock.lock import LockOptions, make_lock
 from vllm_env.lock.locked import Lock
 from vllm_env.lock.spec import Overrides, Spec, load_spec, only_profile
 from vllm_env.prefix.prefix import EXTRACTED_SPACE, prefix_key
+from vllm_env.publish.adopt import Adoption
+from vllm_env.publish.check_model import check_receiver
 from vllm_env.publish.manifest import Manifest, read_manifest
 from vllm_env.publish.publish import check_writable
 from vllm_env.triton.provision import provision
@@ -49,6 +51,7 @@ class BuildRequest:
     smoke: bool = True
     smoke_model: str = ""
     warm: bool = False
+    adoption: Adoption | None = None
 
     @property
     def model_folder(self) -> Path:
@@ -105,6 +108,7 @@ def find_triton(workspace: Workspace, root: Path | None) -> TritonRoot:
 def make_plan(workspace: Workspace, request: BuildRequest) -> Plan:
     """Read the spec, resolve the lock and find the stub; refuse, before the long work, what can be known to fail."""
     check_writable(request.repository, request.model)
+    check_receiver(request.model_folder, adopted=request.adoption is not None)
     triton = find_triton(workspace, request.triton_root)
     alone = only_profile(request.spec_file) if request.spec_file else None
     spec = load_spec(request.profile or alone or default_profile(triton), request.overrides, request.spec_file)

@@ -52,3 +52,11 @@ def llama_server(serving: Serve, made_models: models.MadeModels) -> Iterator[Tri
     engine = {"model": str(made_models.llama), "enable_lora": True, "max_lora_rank": 8, "max_loras": 2}
     with serving(engine, environment=ONE_THREAD, prepare=prepare) as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def embedding_server(serving: Serve, made_models: models.MadeModels) -> Iterator[TritonServer]:
+    """A server with the BERT."""
+    engine = {"model": str(made_models.embedding), "runner": "pooling", "max_model_len": 128}
+    with serving(engine, environment=ONE_THREAD) as running:
+        yield running

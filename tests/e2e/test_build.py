@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import shutil
 import stat
-import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from support.chaos_lab import STAGES
-from support.repositories import CHECKOUT, point_to_environment, triton_root
+from support.repositories import point_to_environment, run_build, triton_root
 from support.serving import CPU_ARGUMENTS, CPU_ENVIRONMENT
 from support.triton_client import generate, generate_stream
 from vllm_env.base.errors import CommandError
@@ -28,11 +26,6 @@ pytestmark = [
     pytest.mark.e2e,
     pytest.mark.skipif("VLLM_ENV_TEST_ENVIRONMENT" in os.environ, reason="serves an environment that was not built"),
 ]
-
-
-def build(*arguments: str) -> subprocess.CompletedProcess[str]:
-    argv = [str(CHECKOUT / "gen_vllm_env.sh"), *arguments]
-    return subprocess.run(argv, capture_output=True, text=True, timeout=900, check=False)
 
 
 def test_the_set_is_complete(built_repository: Path) -> None:
@@ -53,55 +46,31 @@ def test_the_set_is_complete(built_repository: Path) -> None:
 def test_nothing_changed_nothing_built(built_repository: Path) -> None:
     """The same command again says that nothing was to be built, begins no stage, and touches no file."""
     before = {f.name: f.stat().st_mtime_ns for f in (built_repository / "vllm").iterdir()}
-    done = build("--no-smoke-run", "--model-repository", str(built_repository))
+    done = run_build("--no-smoke-run", "--model-repository", str(built_repository))
     assert done.returncode == 0, done.stderr
     assert "nothing to build" in done.stderr
     assert not [line for line in done.stderr.splitlines() if line.startswith(STAGES[1:])]
     assert {f.name: f.stat().st_mtime_ns for f in (built_repository / "vllm").iterdir()} == before
 
 
-def test_smoke_run_ends_with_the_answers_and_what_it_names_next_works(
-    built_repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_leftovers: None
-) -> None:
-    """Each prompt's answer, " Paris" among them, PASS, and two commands; where no model hub answers they work as well."""
-    copy = tmp_path / "models"
-    shutil.copytree(built_repository, copy, copy_function=os.link)
-    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # discard: nothing listens there
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "no models"))
-    done = build("--model-repository", str(copy))
-    assert done.returncode == 0, done.stderr
-    assert "no model hub answers" in done.stderr
-    lines = done.stdout.splitlines()
-    assert any(line.startswith("'The capital of France is' -> ' Paris") for line in lines)
-    assert len([line for line in lines if " -> " in line]) == 4
-    assert "PASS: vLLM example" in lines
-    binary, option = shlex.split(lines[-2])
-    assert option == f"--model-store={copy}"
-    with TritonServer(CHECKOUT / binary, copy, log=tmp_path / "server.log") as server:
-        ask = [str(CHECKOUT / part) if part.endswith(".py") else part for part in shlex.split(lines[-1])]
-        prompts = ["--input-prompts", str(CHECKOUT / "prompts.txt"), "--results-file", str(tmp_path / "results.txt")]
-        asked = subprocess.run([*ask, "--url", server.grpc_url, *prompts], capture_output=True, text=True, check=False)
-    assert asked.stdout.endswith("PASS: vLLM example\n"), asked.stderr
-
-
 @pytest.mark.slow
 def test_warm_keeps_the_caches(parts: Parts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The model's own arguments are loaded, also when nothing had to be built, and a build without --warm keeps them."""
     options = ("--no-smoke-run", "--model-repository", str(tmp_path / "models"), "--triton-root", str(triton_root()))
-    assert build(*options).returncode == 0
+    assert run_build(*options).returncode == 0
     model = tmp_path / "models" / "vllm"
     arguments = {**CPU_ARGUMENTS, "model": str(parts.standin), "enforce_eager": False}
     (model / "vllm_engine_args.json").write_text(json.dumps(arguments))
     for name, value in CPU_ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
-    done = build(*options, "--warm", "--json")
+    done = run_build(*options, "--warm", "--json")
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert (result["rebuilt"], result["warm"]["folder"]) == (False, str(model / "vllm_cache"))
     assert list((model / "vllm_cache").rglob("*.so"))
     record = json.loads((model / "vllm_cache" / "warm.json").read_text())
     assert record["environment"] == result["manifest"]["lock_digest"]
-    assert build(*options, "--layout", "directory").returncode == 0  # places the model's folder anew
+    assert run_build(*options, "--layout", "directory").returncode == 0  # places the model's folder anew
     assert json.loads((model / "vllm_cache" / "warm.json").read_text()) == record
 
 
@@ -109,7 +78,7 @@ def test_verify_accepts_what_was_built_at_any_place(built_repository: Path, tmp_
     """The subcommand runs the build's checks on the published set; a plain copy of the folder elsewhere is as good."""
     copy = tmp_path / "elsewhere" / "vllm"
     shutil.copytree(built_repository / "vllm", copy, copy_function=os.link)
-    done = build("verify", "--model-repository", str(copy.parent))
+    done = run_build("verify", "--model-repository", str(copy.parent))
     assert done.returncode == 0, done.stderr
     assert "verified" in done.stdout
 
@@ -127,20 +96,6 @@ def test_http_generate_stream(server: TritonServer) -> None:
     status, events = generate_stream(server.http_url, request)
     assert status == 200
     assert "".join(event["text_output"] for event in events) == " Paris, on the river Seine."
-
-
-def test_the_archive_is_what_serves(serving: Serve) -> None:
-    """Served as built, vLLM's modules come from the environment that the server extracted, and it leaves nothing."""
-    with serving(as_built=True) as server:
-        assert generate(server.http_url, {"text_input": "The capital of France is"})[0] == 200
-        loaded = {path for path in _mapped_by(server) if path.endswith("/libtorch_cpu.so")}
-        assert loaded
-        assert all(path.startswith("/tmp/python_env_") for path in loaded)
-
-
-def _mapped_by(server: TritonServer) -> set[str]:
-    maps = (Path(f"/proc/{process.pid}/maps").read_text() for process in server.members())
-    return {line.split()[-1] for text in maps for line in text.splitlines()}
 
 
 @pytest.mark.parametrize("part", ["stub", "archive", "model.py"])

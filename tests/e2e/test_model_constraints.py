@@ -8,14 +8,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from support.model_requests import ask, ask_all, prompt
-from support.reference import ONE_THREAD
 from support.triton_client import stream, text_of
 from vllm_env.serve.standin import FACTS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from support.serving import Serve
     from vllm_env.serve.server import TritonServer
 
 pytestmark = pytest.mark.e2e
@@ -33,11 +29,10 @@ COSTLY["rules of rules"]["grammar"] += '\nr2000 ::= "a"'
 
 
 @pytest.fixture(scope="module")
-def structured(serving: Serve) -> Iterator[TritonServer]:
-    """A server of this file's own, which has compiled a constraint."""
-    with serving(environment=ONE_THREAD) as running:
-        assert ask(running, PROMPT, constrained({"regex": "[0-9]{3}"})).error == ""
-        yield running
+def structured(server: TritonServer) -> TritonServer:
+    """The shared server, which has compiled a constraint."""
+    assert ask(server, PROMPT, constrained({"regex": "[0-9]{3}"})).error == ""
+    return server
 
 
 def constrained(fields: dict[str, Any]) -> dict[str, Any]:

@@ -8,28 +8,18 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from support.model_requests import Answer, ask
-from support.reference import ONE_THREAD, run_reference
+from support.reference import run_reference
 from support.triton_client import stream
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from support.models import MadeModels
-    from support.serving import Parts, Serve
+    from support.serving import Parts
     from vllm_env.serve.server import TritonServer
 
 pytestmark = pytest.mark.e2e
 TEXT = "The capital of France is"
 WIDTH = 64  # hidden size of the model
 FLAGS = {"return_num_input_tokens": True, "return_num_output_tokens": True}
-
-
-@pytest.fixture(scope="module")
-def embedding_server(serving: Serve, made_models: MadeModels) -> Iterator[TritonServer]:
-    """A server with the BERT."""
-    engine = {"model": str(made_models.embedding), "runner": "pooling", "max_model_len": 128}
-    with serving(engine, environment=ONE_THREAD) as running:
-        yield running
 
 
 def embed(server: TritonServer, source: Any, pooling: dict[str, Any] | None = None, **tensors: Any) -> Answer:

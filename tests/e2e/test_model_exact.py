@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from support.model_requests import STRANGE, ask_all, prompt
-from support.reference import run_reference
+from support.reference import kept_reference
 from triton_vllm.inference.tokenizing import LONGEST_IN_LOOP
 from vllm_env.serve.standin import FACTS
 
@@ -78,7 +78,7 @@ def test_prompts_of_any_length_are_read_alike(long_server: TritonServer, long_ar
 
 def _transformers(parts: Parts, model: Path, texts: list[str], tokens: int) -> list[dict[str, Any]]:
     request = {"model": str(model), "prompts": texts, "max_tokens": tokens}
-    found: list[dict[str, Any]] = run_reference(parts.environment, "reference_transformers.py", request)
+    found: list[dict[str, Any]] = kept_reference(parts.environment, "reference_transformers.py", request, model)
     return found
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from support.model_requests import STRANGE, ask, ask_all, prompt
-from support.reference import run_reference
+from support.reference import kept_reference
 from vllm_env.serve.standin import FACTS
 
 if TYPE_CHECKING:
@@ -93,7 +93,8 @@ def test_n_four_with_a_seed_equals_the_engine_in_process(server: TritonServer, p
         "disable_log_stats": True,
     }
     request = {"engine_args": engine, "prompts": [{"prompt": text, "parameters": parameters} for text in texts]}
-    wanted = [[one["text"] for one in four] for four in run_reference(parts.environment, "reference_engine.py", request)]
+    answers = kept_reference(parts.environment, "reference_engine.py", request, parts.standin)
+    wanted = [[one["text"] for one in four] for four in answers]
     assert all(len(set(four)) == 4 for four in wanted)
     whole = [prompt(text, parameters, exclude_input_in_output=True) for text in texts]
     assert [answer.texts() for answer in ask_all(server, whole)] == wanted

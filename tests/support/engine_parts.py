@@ -31,6 +31,18 @@ class DeadError(Exception):
     """In place of EngineDeadError."""
 
 
+class RefusalError(Exception):
+    """In place of VLLMClientError."""
+
+
+class FailureError(Exception):
+    """In place of GenerationError."""
+
+
+class PassingError(FailureError):
+    """In place of RetryableRequestError."""
+
+
 class Llm:
     """In place of AsyncLLM."""
 
@@ -81,11 +93,14 @@ class Llm:
 class Prompter:
     """In place of the real one, which needs a tokenizer."""
 
+    async def start(self, llm):
+        self.started = llm
+
     async def make(self, llm, request):
         return {"prompt": "x"}
 
 
-class Never:
+class Never(Prompter):
     """A prompter that does not come to an end."""
 
     async def make(self, llm, request):

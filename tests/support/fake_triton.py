@@ -67,8 +67,12 @@ class Logger:
 class Metric:
     """A value with labels."""
 
-    def __init__(self, labels: dict[str, str]) -> None:
-        self.labels, self.value = labels, 0.0
+    def __init__(self, labels: dict[str, str], buckets: list[float] | None = None) -> None:
+        self.labels, self.value, self.buckets = labels, 0.0, buckets
+        self.observed: list[float] = []
+
+    def observe(self, value: float) -> None:
+        self.observed.append(value)
 
     def increment(self, amount: float) -> None:
         self.value += amount
@@ -80,14 +84,15 @@ class Metric:
 class MetricFamily:
     """Makes metrics; Triton refuses a second family of the same name while the first one lives."""
 
-    COUNTER, GAUGE = "counter", "gauge"
+    COUNTER, GAUGE, HISTOGRAM = "counter", "gauge", "histogram"
 
     def __init__(self, name: str, description: str, kind: str) -> None:
         self.name, self.description, self.kind = name, description, kind
         self.metrics: list[Metric] = []
 
-    def Metric(self, labels: dict[str, str]) -> Metric:  # noqa: N802 - Triton's name
-        self.metrics.append(Metric(labels))
+    def Metric(self, labels: dict[str, str], buckets: list[float] | None = None) -> Metric:  # noqa: N802 - Triton's name
+        assert (buckets is not None) == (self.kind == "histogram")
+        self.metrics.append(Metric(labels, buckets))
         return self.metrics[-1]
 
 

@@ -36,7 +36,7 @@ def start(folder: Path, template: Path, *, in_place: bool) -> tuple[ForkServerPr
 
 def _publish_for_ever(folder: Path, template: Path, in_place: bool, begun: Semaphore, published: Semaphore) -> None:
     if in_place:
-        module._staging_place = lambda _: None  # type: ignore[assignment]
+        module.staging_place = lambda _: None  # type: ignore[assignment]
     workspace, number = Workspace(Cache(folder)), 0
     begun.release()
     while True:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
@@ -10,9 +11,38 @@ from pathlib import Path
 from typing import Any
 
 from support.serving import CPU_ENVIRONMENT
+from vllm_env.base.cache import cache_root
 
 _FOLDER = Path(__file__).parent
 ONE_THREAD = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
+
+
+def kept_reference(environment: Path, program: str, request: Any, model: Path) -> Any:
+    """Return what `run_reference` returns, computed once for the same program, packages, model and request.
+
+    Args:
+        environment: the folder with ``bin/python``.
+        program: file name; its answer depends on nothing else than the rest.
+        request: what it reads; names `model`.
+        model: the model's folder, which counts by its files.
+    """
+    packages = sorted(path.name for path in environment.glob("lib/python3.*/site-packages/*.dist-info"))
+    asked = json.dumps(request, sort_keys=True).replace(str(model), _digest(*sorted(p for p in model.rglob("*") if p.is_file())))
+    key = hashlib.sha256("\0".join([_digest(_FOLDER / program), asked, *packages]).encode()).hexdigest()[:32]
+    kept = cache_root() / "references" / f"{key}.json"
+    if not kept.is_file():
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        made = kept.with_suffix(f".{os.getpid()}")
+        made.write_text(json.dumps(run_reference(environment, program, request)), encoding="utf-8")
+        made.replace(kept)
+    return json.loads(kept.read_text(encoding="utf-8"))
+
+
+def _digest(*files: Path) -> str:
+    found = hashlib.sha256()
+    for file in files:
+        found.update(file.name.encode() + b"\0" + file.read_bytes())
+    return found.hexdigest()
 
 
 def run_reference(environment: Path, program: str, request: Any, *, timeout: float = 300.0) -> Any:

@@ -49,6 +49,12 @@ def ensure_triton() -> None:
     once("triton", make)
 
 
+def run_build(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the real ``gen_vllm_env.sh``; its status is the caller's matter."""
+    argv = [str(CHECKOUT / "gen_vllm_env.sh"), *arguments]
+    return subprocess.run(argv, capture_output=True, text=True, timeout=BUILD_SECONDS, check=False)
+
+
 def build(repository: Path) -> Path:
     """Return a model repository with a complete model ``vllm``, built into ``repository`` unless a variable says so.
 

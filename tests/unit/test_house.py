@@ -13,16 +13,18 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGER = ROOT / "env" / "vllm_env"
-SOURCES = sorted([*PACKAGER.rglob("*.py"), *(ROOT / "client").rglob("*.py"), *(ROOT / "model_repository").glob("vllm/1/**/*.py")])
-LONGEST, MOST_PARAMETERS, MOST_ENTRIES, MOST_LINES = 40, 6, 15, 9_110
+PARTS = ("env/vllm_env/**/*.py", "client/**/*.py", "model_repository/vllm/1/**/*.py", "tools/**/*.py")
+SOURCES = sorted(file for part in PARTS for file in ROOT.glob(part))
+LONGEST, MOST_PARAMETERS, MOST_ENTRIES, MOST_LINES = 40, 6, 15, 9_641
 AS_BEFORE = 7_898  # lines of the packager before it had a workspace, a network policy and the standard lock (fc2eb29)
 # what was asked for after those: missing libraries, clashing files, what vLLM imports later,
-# Debian's interpreters, machines without a model hub, what a dry run says of costs
+# Debian's interpreters, machines without a model hub, what a dry run says of costs, models of the official backend
 SINCE = {
     *("prefix/machine_libraries.py", "prefix/needed_libraries.py", "prefix/outside_libraries.py", "prefix/file_owners.py"),
     *("verify/compiler_check.py", "verify/driver_standin.py", "verify/lazy_imports.py", "verify/lazy_probe.py"),
     *("interpreter/debian.py", "interpreter/debian_site.py", "base/machine.py"),
     *("publish/check_model.py", "publish/without_hub.py", "cli/forecast.py"),
+    *("publish/adopt.py", "publish/model_config.py", "cli/adopt.py"),
 }
 TABLES = {"build_parser"}  # the table of options
 LATE = {

@@ -100,10 +100,8 @@ def test_the_parameters_table_is_that_of_the_adapter():
 
 def _as_parameter(value: Any) -> str:
     """Write a default as config.pbtxt would have it."""
-    if isinstance(value, tuple):
-        return ",".join(value)
-    if isinstance(value, str):
-        return value
+    if isinstance(value, tuple | str):
+        return value if isinstance(value, str) else ",".join(value)
     return str(value).lower() if isinstance(value, bool) else f"{value:.12g}"
 
 

@@ -1,4 +1,4 @@
-"""The subcommands beside the build: ``doctor``, ``verify``, ``inspect``, ``wheelhouse``, ``clean``."""
+"""The subcommands beside the build: ``adopt``, ``doctor``, ``verify``, ``inspect``, ``wheelhouse``, ``clean``."""
 
 import argparse
 import dataclasses
@@ -22,6 +22,7 @@ from vllm_env.triton.root import open_root
 from vllm_env.verify.verify import verify_archive, verify_directory
 from vllm_env.wheelhouse import fill_wheelhouse
 
+from .adopt import adopt
 from .doctor import examine
 from .options import open_workspace, request_of
 
@@ -141,5 +142,5 @@ def wheelhouse(options: argparse.Namespace, console: Console) -> int:
 
 
 COMMANDS: dict[str, Callable[[argparse.Namespace, Console], int]] = {
-    command.__name__: command for command in (doctor, inspect, verify, clean, wheelhouse)
+    command.__name__: command for command in (adopt, doctor, inspect, verify, clean, wheelhouse)
 }

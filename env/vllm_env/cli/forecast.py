@@ -1,7 +1,10 @@
 """What a build would cost in bytes to fetch, space and time, for ``--dry-run``."""
 
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from vllm_env.base.console import Console
 from vllm_env.base.workspace import Workspace
 from vllm_env.lock.spec import Spec
 from vllm_env.plan import TMP, BuildRequest, Plan, standing
@@ -45,3 +48,19 @@ def forecast(workspace: Workspace, request: BuildRequest, spec: Spec, plan: Plan
     building = _PREFIX_SECONDS[spec.profile] + _PACK_SECONDS[spec.profile] + stub
     unsized = sum(1 for wheel in lock.wheels if not wheel.size)
     return Forecast(lock.download_size, unsized, space, lock.download_size // BYTES_A_SECOND + building + serving)
+
+
+def print_forecast(facts: Mapping[str, object], cost: Forecast, *, as_json: bool) -> None:
+    """Print what a build would do and what it would cost, as JSON or for a reader."""
+    if as_json:
+        bytes_of = {"bytes_to_fetch": cost.fetch, "wheels_of_unknown_size": cost.unsized, "bytes_needed": cost.space}
+        Console.result(json.dumps({**facts, **bytes_of, "seconds": cost.seconds}, indent=2))
+        return
+    fetch = time = "not known before the wheel is there"
+    if cost.fetch is not None and cost.seconds is not None:
+        more = f", and {cost.unsized} wheels of unknown size" if cost.unsized else ""
+        fetch = f"{cost.fetch / 1e6:.0f} MB of wheels{more}"
+        time = f"about {max(1, round(cost.seconds / 60))} min on two cores at {BYTES_A_SECOND / 1e6:.0f} MB/s"
+    space = ", ".join(f"{size / 1e9:.1f} GB in {place}" for place, size in cost.space.items()) or "nothing more"
+    for name, value in (*facts.items(), ("fetch", fetch), ("space", space), ("time", time)):
+        Console.result(f"{name:<14} {value}")

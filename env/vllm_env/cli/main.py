@@ -10,7 +10,6 @@ import shutil
 import signal
 import sys
 import traceback
-from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn
 
@@ -24,7 +23,7 @@ from vllm_env.plan import BuildRequest, Plan
 from vllm_env.publish.manifest import CACHE_NAME
 
 from .commands import COMMANDS
-from .forecast import BYTES_A_SECOND, Forecast, forecast
+from .forecast import forecast, print_forecast
 from .options import open_workspace, request_of
 from .parser import parse
 
@@ -73,11 +72,11 @@ def _dispatch(arguments: list[str], console: Console) -> int:
         result = build(workspace, request, dry_run=options.dry_run)
     except NotBuiltError as missing:
         facts = {"profile": missing.spec.profile, "vllm": str(missing.spec.pin), "lock": missing.what}
-        _print_dry_run(facts, forecast(workspace, request, missing.spec, None), as_json=options.json)
+        print_forecast(facts, forecast(workspace, request, missing.spec, None), as_json=options.json)
         return 0
     if isinstance(result, Plan):
         cost = forecast(workspace, request, result.spec, result)
-        _print_dry_run(_plan_facts(result, request), cost, as_json=options.json)
+        print_forecast(_plan_facts(result, request), cost, as_json=options.json)
     elif options.json:
         console.result(json.dumps(_facts(result), indent=2))
     else:
@@ -110,24 +109,8 @@ def _plan_facts(plan: Plan, request: BuildRequest) -> dict[str, object]:
     }
     if request.warm:
         model = request.model_folder
-        facts["warm"] = f"load {model} once, with its vllm_engine_args.json, and fill {model / CACHE_NAME}"
+        facts["warm"] = f"load {model} once, with its own engine arguments, and fill {model / CACHE_NAME}"
     return facts
-
-
-def _print_dry_run(facts: Mapping[str, object], cost: Forecast, *, as_json: bool) -> None:
-    """Print what a build would do and what it would cost, as JSON or for a reader."""
-    if as_json:
-        bytes_of = {"bytes_to_fetch": cost.fetch, "wheels_of_unknown_size": cost.unsized, "bytes_needed": cost.space}
-        Console.result(json.dumps({**facts, **bytes_of, "seconds": cost.seconds}, indent=2))
-        return
-    fetch = time = "not known before the wheel is there"
-    if cost.fetch is not None and cost.seconds is not None:
-        more = f", and {cost.unsized} wheels of unknown size" if cost.unsized else ""
-        fetch = f"{cost.fetch / 1e6:.0f} MB of wheels{more}"
-        time = f"about {max(1, round(cost.seconds / 60))} min on two cores at {BYTES_A_SECOND / 1e6:.0f} MB/s"
-    space = ", ".join(f"{size / 1e9:.1f} GB in {place}" for place, size in cost.space.items()) or "nothing more"
-    for name, value in (*facts.items(), ("fetch", fetch), ("space", space), ("time", time)):
-        Console.result(f"{name:<14} {value}")
 
 
 def _print_result(result: BuildResult, request: BuildRequest, console: Console) -> None:

@@ -15,8 +15,9 @@ _DESCRIPTION = """\
 Pins a vLLM, packs it with conda-pack, adds the stub that fits, and places both in a Triton model repository that stock
 tritonserver loads. Without an argument it builds the default profile of env/vllm_env.toml and proves it with a smoke run.
 """
-_EPILOG = "Subcommands: build (the default), doctor, verify, inspect, wheelhouse, clean; each has --help."
+_EPILOG = "Subcommands: build (the default), adopt, doctor, verify, inspect, wheelhouse, clean; each has --help."
 _REPOSITORY = "default: model_repository"
+_FILLS = "Fills DIR with all that a build with the same options downloads, for --offline --wheelhouse DIR."
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -133,19 +134,25 @@ def _doctor() -> CommandParser:
     return parser
 
 
-def _wheelhouse() -> CommandParser:
+def _like_build(name: str, folder: str, description: str) -> CommandParser:
     parser = build_parser()
-    parser.prog, parser.epilog = "gen_vllm_env.sh wheelhouse", ""
-    parser.description = "Fills DIR with all that a build with the same options downloads, for --offline --wheelhouse DIR."
-    parser.add_argument("folder", metavar="DIR", type=Path)
+    parser.prog, parser.epilog, parser.description = f"gen_vllm_env.sh {name}", "", description
+    parser.add_argument("folder", metavar=folder, type=Path)
+    return parser
+
+
+def _adopt() -> CommandParser:
+    parser = _like_build("adopt", "PATH", "Takes over PATH, a model's folder of Triton's own vLLM backend, in place, and back.")
+    parser.add_argument("--undo", action="store_true", help="make the folder what it was before it was adopted")
     return parser
 
 
 _PARSERS: dict[str, Callable[[], CommandParser]] = {
+    "adopt": _adopt,
     "doctor": _doctor,
     "inspect": partial(_of_model, "inspect", "Prints what a built model holds."),
     "verify": partial(_of_model, "verify", "Checks a built repository as the build does before it publishes."),
     "clean": _clean,
-    "wheelhouse": _wheelhouse,
+    "wheelhouse": partial(_like_build, "wheelhouse", "DIR", _FILLS),
     "build": build_parser,
 }

@@ -53,6 +53,12 @@ class BuiltSet:
         """The environment's name in the model's folder."""
         return ARCHIVE_NAME if self.layout == "archive" else DIRECTORY_NAME
 
+    def prepare(self, current: Path, new: Path) -> None:
+        """Change of the user's files what the set needs changed; Triton loads in ``new`` what it did in ``current``."""
+
+    def switch(self, new: Path) -> None:
+        """Let Triton load the set from now on."""
+
 
 def stage_model(built: BuiltSet, current: Path, template: Path, new: Path) -> None:
     """Make ``new`` what ``current`` will be once the set is published."""
@@ -60,6 +66,8 @@ def stage_model(built: BuiltSet, current: Path, template: Path, new: Path) -> No
         _link_tree(current, new)
     complete_from(template, new)
     write_engine_args(template, new)
+    built.prepare(current, new)
+    built.switch(new)
     write_set(built, new)
     set_environment_path(new, built.environment_name)
 
@@ -157,6 +165,8 @@ def stage_candidate(built: BuiltSet, current: Path, template: Path, new: Path) -
     if not complete:
         copy_code(template / CODE, new / CODE)
     shutil.copy2((current if complete else template) / CONFIG_NAME, new / CONFIG_NAME)
+    built.prepare(current, new)
+    built.switch(new)
     write_set(built, new, linked=True)
     set_environment_path(new, built.environment_name)
 

@@ -49,7 +49,7 @@ def publish(workspace: Workspace, built: BuiltSet, repository: Path, model: str,
             refuse_mounts(target, BUILT_NAMES)
             receiver = target if target.exists() else repository
             require_space(receiver, _bytes_to_copy(built, receiver), f"the environment in {target}")
-            place = _staging_place(target)
+            place = staging_place(target)
             if place is None:
                 _publish_in_place(built, target, template)
             else:
@@ -81,7 +81,7 @@ def _bytes_to_copy(built: BuiltSet, receiver: Path) -> int:
     return 0 if linked else tree_size(built.environment)
 
 
-def _staging_place(target: Path) -> Path | None:
+def staging_place(target: Path) -> Path | None:
     """Return the folder beside the repository if the model's folder can be exchanged with one there, else None.
 
     What another process stages inside the model's folder, as --warm does for minutes, would go with the old one.
@@ -113,6 +113,7 @@ def _publish_in_place(built: BuiltSet, target: Path, template: Path) -> None:
     _make_folder(target)
     complete_from(template, target)
     write_engine_args(template, target)
+    built.prepare(target, target)
     with staging_in(target) as staging:
         give(staging, owner_of(target))
         write_set(built, staging)
@@ -124,4 +125,5 @@ def _publish_in_place(built: BuiltSet, target: Path, template: Path) -> None:
                 (staging / name).rename(target / name)
         other = target / (DIRECTORY_NAME if built.layout == "archive" else ARCHIVE_NAME)
         remove_tree(other) if other.is_dir() else other.unlink(missing_ok=True)
+        built.switch(target)
         sync(target)

@@ -15,6 +15,7 @@ from .model_folder import ENGINE_ARGS_NAME, EXAMPLE_NAME
 EXAMPLE_MODEL = "facebook/opt-125m"
 """What vllm_engine_args.example.json names."""
 STANDIN_NAME = "standin"
+_POOLING = ("embed", "embedding", "classify", "score", "reward")
 
 
 def is_fetchable(workspace: Workspace, model: str) -> bool:
@@ -25,6 +26,24 @@ def is_fetchable(workspace: Workspace, model: str) -> bool:
         return True
     offline = os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on")
     return not offline and workspace.network.answers(os.environ.get("HF_ENDPOINT") or "https://huggingface.co")
+
+
+def own_model(workspace: Workspace, own: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Mapping[str, Any]]:
+    """Return a model's own files for the smoke run, nothing where this machine cannot serve it; say which it is.
+
+    ``own`` has the engine arguments first, with the whole path of what lies in the model's folder.
+    """
+    arguments = next(iter(own.values()))
+    model, reason = str(arguments.get("model", "")), ""
+    if not model:
+        reason = "it names none"
+    elif arguments.get("runner") == "pooling" or arguments.get("task") in _POOLING:
+        reason = "it answers with no text"
+    elif not Path(model).is_dir() and (model.startswith(("/", ".")) or not is_fetchable(workspace, model)):
+        reason = f"there is no folder {model}" if model.startswith(("/", ".")) else "no model hub answers"
+    which = f"its stand-in, not {model}: {reason}" if reason else f"{model} with the model's own engine arguments"
+    workspace.console.note(f"the smoke run serves {which} (--smoke-model serves another, --no-smoke-run none)")
+    return {} if reason else own
 
 
 def offer_standin(template: Path, model: Path, standin: Path, arguments: Mapping[str, Any]) -> bool:

@@ -17,18 +17,19 @@ from typing import Any
 from vllm_env.base.errors import CommandError, VllmEnvError
 from vllm_env.base.process import run
 from vllm_env.base.workspace import Workspace
-from vllm_env.publish.model_folder import CODE, copy_code
+from vllm_env.publish.check_model import OFFICIAL_ARGS
+from vllm_env.publish.model_folder import CODE, ENGINE_ARGS_NAME, copy_code
 
 from .server import Launch, TritonServer
 from .server_log import telling_lines
 
-_ENGINE_ARGS = "vllm_engine_args.json"
 _MODEL_DIRECTORY = "$$TRITON_MODEL_DIRECTORY"
 _GAP = r"(?:\s|,|;|#[^\n]*\n)*"  # what protobuf's text format allows between fields, comments too
 _GPU_IDS = re.compile(
     r"""(\bkey : (["'])GPU_DEVICE_IDS\2 value :? [{<] string_value : (["'])[^"',]*),[^"']*(?=\3)""".replace(" ", _GAP)
 )
 _COPIED = ("config.pbtxt", "triton_python_backend_stub", "vllm_env.json")
+Documents = Mapping[str, Mapping[str, Any]]
 _RESULTS = "results.txt"
 _SEPARATOR = "\n=========\n\n"  # between the answers in the client's results file
 _ANSWER_SECONDS = 120
@@ -42,7 +43,8 @@ class SmokeRequest:
     ``binary`` is the Triton root's program; ``model_folder`` is the built model, whose name is the model's name;
     ``engine_model`` is a folder in Hugging Face format, such as the stand-in's, or a name on the hub; ``log`` receives all
     that the server prints; ``expected`` has how the answers to some prompts must begin, by prompt; the model must be ready
-    within ``ready_timeout`` seconds.
+    within ``ready_timeout`` seconds; ``own`` has JSON files of the model itself, by their path in its folder, the engine
+    arguments first, with which it is served in place of ``engine_model``.
     """
 
     binary: Path
@@ -54,6 +56,7 @@ class SmokeRequest:
     gpu: bool = False
     expected: Mapping[str, str] = field(default_factory=dict)
     ready_timeout: float = 600.0
+    own: Documents = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -82,8 +85,8 @@ def smoke_run(workspace: Workspace, request: SmokeRequest) -> SmokeResult:
     launch = Launch(server_environment(request), (), request.ready_timeout, stall_timeout)
     with workspace.cache.staging() as staged:
         repository = staged / "models"
-        arguments = engine_args(request)
-        copy_model(request.model_folder, repository / request.model_folder.name, arguments)
+        arguments = dict(next(iter(request.own.values()), {})) or engine_args(request)
+        copy_model(request.model_folder, repository / request.model_folder.name, arguments, request.own)
         started = time.monotonic()
         with TritonServer(request.binary, repository, log=request.log, launch=launch, console=workspace.console) as server:
             ready = time.monotonic()
@@ -118,32 +121,28 @@ def server_environment(request: SmokeRequest) -> dict[str, str]:
     return variables
 
 
-def copy_model(folder: Path, copy: Path, arguments: Mapping[str, Any]) -> None:
-    """Copy a built model's folder with other engine arguments.
+def copy_model(folder: Path, copy: Path, arguments: Mapping[str, Any], own: Documents | None = None) -> None:
+    """Copy a built model's folder with other engine arguments, or with its ``own`` files.
 
     Of the version folder only the code is taken. The copy's ``config.pbtxt`` names the environment by its absolute path: newer
     releases of Triton follow no symbolic link out of the model's folder, and a hard link changes the archive's ctime, for
     which a server that serves the original loads that once more at the next `load` or poll (seen with 24.10).
 
-    GPU_DEVICE_IDS is cut down to its first GPU in the copy: the user's parallel sizes are among the arguments that are
-    replaced, and the model refuses several GPUs for an engine that takes one.
+    Without ``own``, GPU_DEVICE_IDS is cut down to its first GPU in the copy: the user's parallel sizes are among the arguments
+    that are replaced, and the model refuses several GPUs for an engine that takes one.
     """
     copy.mkdir(parents=True)
     for name in _COPIED:
         if (folder / name).is_file():
             shutil.copy2(folder / name, copy / name)
     copy_code(folder / CODE, copy / CODE)
-    (copy / _ENGINE_ARGS).write_text(json.dumps(arguments, indent=2) + "\n", encoding="utf-8")
+    name = OFFICIAL_ARGS if (copy / OFFICIAL_ARGS).is_file() else ENGINE_ARGS_NAME  # two that differ would be refused
+    for file, document in (own or {name: arguments}).items():
+        (copy / file).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
     config = copy / "config.pbtxt"
-    text = config.read_text(encoding="utf-8")
-    changed = _with_environment(_GPU_IDS.sub(r"\1", text), folder)
-    if changed != text:
-        config.write_text(changed, encoding="utf-8")
-
-
-def _with_environment(text: str, folder: Path) -> str:
-    """Return a configuration that names the environment in ``folder`` by its path."""
-    return re.sub(re.escape(_MODEL_DIRECTORY) + r'/([^"/]+)', lambda named: str((folder / named[1]).resolve()), text)
+    text = config.read_text("utf-8") if own else _GPU_IDS.sub(r"\1", config.read_text("utf-8"))
+    text = re.sub(re.escape(_MODEL_DIRECTORY) + r'/([^"/]+)', lambda named: str((folder / named[1]).resolve()), text)
+    config.write_text(text, encoding="utf-8")
 
 
 def _ask(request: SmokeRequest, server: TritonServer, folder: Path) -> str:

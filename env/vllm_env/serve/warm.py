@@ -13,13 +13,13 @@ from pathlib import Path
 from vllm_env.base.errors import CommandError, VllmEnvError
 from vllm_env.base.filesystem import give_tree, make_readable, owner_of
 from vllm_env.base.workspace import Workspace
+from vllm_env.publish.check_model import arguments_file
 from vllm_env.publish.exchange import exchange, publishing, refuse_mounts, remove_abandoned_staging, staging_in
 from vllm_env.publish.manifest import CACHE_NAME
 
 from .server import Launch, TritonServer
 
 RECORD_NAME = "warm.json"
-ENGINE_ARGS_NAME = "vllm_engine_args.json"
 READY_SECONDS = 3600.0  # a model of hundreds of GB may have to be downloaded first
 _VARIABLE = "TRITON_VLLM_WARM"  # read by triton_vllm/loading/warm_cache.py
 # Which GPUs of this very machine reach each other (vLLM's all_reduce_utils.py): another one may be wired otherwise.
@@ -53,10 +53,10 @@ def warm(workspace: Workspace, binary: Path, model: Path, *, log: Path, ready_ti
         return _fill(workspace, binary, model, log, ready_timeout)
     except CommandError as error:
         raise CommandError(
-            f"--warm: {model.name} did not load with its own {ENGINE_ARGS_NAME}: {error.what}",
+            f"--warm: {model.name} did not load with its own {arguments_file(model)}: {error.what}",
             tail=error.tail,
             cause="The lines above, from the server's log. What was built is in place, and older caches are as they were.",
-            remedy=f"Put a model that this machine can serve into {model / ENGINE_ARGS_NAME}. The whole log is {log}.",
+            remedy=f"Put a model that this machine can serve into {model / arguments_file(model)}. The whole log is {log}.",
         ) from error
     except OSError as error:
         raise VllmEnvError(

@@ -17,6 +17,7 @@ from vllm_env import build as module
 from vllm_env.base.errors import CommandError, VllmEnvError
 from vllm_env.build import build
 from vllm_env.plan import BuildRequest, Plan
+from vllm_env.publish.adopt import read_adoption
 from vllm_env.serve.standin import FACTS
 
 if TYPE_CHECKING:
@@ -256,3 +257,54 @@ def test_the_log_of_an_earlier_smoke_run_is_gone(stages: Stages, workspace: Work
     build_all(workspace, request_)
     assert stages.served[-1].log == log
     assert not log.exists()
+
+
+@pytest.fixture
+def adopted(request_: BuildRequest, tmp_path: Path) -> BuildRequest:
+    """A model's folder of the official backend that is to be taken over."""
+    model = request_.model_folder
+    (model / "1").mkdir(parents=True)
+    (model / "config.pbtxt").write_text('backend: "vllm"')
+    (model / "1" / "model.json").write_text(json.dumps({"model": str(tmp_path)}))
+    return replace(request_, adoption=read_adoption(model, module.TEMPLATE, "vllm_env.tar.gz"))
+
+
+def test_an_adopted_model_is_served_itself_before_it_stands(
+    stages: Stages, workspace: Workspace, adopted: BuildRequest, tmp_path: Path
+) -> None:
+    """With its own arguments, from the candidate; adopting again with nothing changed builds nothing and serves it again."""
+    result = build_all(workspace, adopted)
+    assert stages.called == ["plan", "prefix", "stub", "archive", "verify", "smoke run", "publish"]
+    (served,) = stages.served
+    assert (served.own, served.engine_model, served.expected) == ({"1/model.json": {"model": str(tmp_path)}}, str(tmp_path), {})
+    assert {path.name for path in result.model.iterdir()} == {*_SET, "1", "config.pbtxt", ".before_vllm_env"}
+    again = replace(adopted, adoption=read_adoption(result.model, module.TEMPLATE, "vllm_env.tar.gz"))
+    assert not build_all(workspace, again).rebuilt
+    assert stages.served[-1].own == served.own
+    (result.model / "1" / "triton_vllm" / "contract.py").write_text("# of an older version")
+    again = replace(adopted, adoption=read_adoption(result.model, module.TEMPLATE, "vllm_env.tar.gz"))
+    assert build_all(workspace, again).rebuilt
+
+
+def test_an_adopted_model_that_is_not_here_is_served_as_the_standin(
+    stages: Stages, workspace: Workspace, adopted: BuildRequest, tmp_path: Path
+) -> None:
+    """Or as the model that the command line names."""
+    (adopted.model_folder / "1" / "model.json").write_text('{"model": "/not/here"}')
+    adopted = replace(adopted, adoption=read_adoption(adopted.model_folder, module.TEMPLATE, "vllm_env.tar.gz"))
+    build_all(workspace, replace(adopted, smoke_model="/mine"))
+    assert (stages.served[-1].own, stages.served[-1].engine_model) == ({}, "/mine")
+    again = replace(adopted, adoption=read_adoption(adopted.model_folder, module.TEMPLATE, "vllm_env.tar.gz"))
+    build_all(workspace, again)
+    assert (stages.served[-1].own, stages.served[-1].engine_model) == ({}, str(stages.folder / "standin"))
+    assert not (adopted.model_folder / "vllm_engine_args.json").exists()
+
+
+@pytest.mark.parametrize("stage", ["prefix", "smoke run", "publish"])
+def test_an_adoption_that_fails_changes_nothing(stages: Stages, workspace: Workspace, adopted: BuildRequest, stage: str) -> None:
+    """The official model stands as it was."""
+    before = {path: path.stat().st_mtime_ns for path in adopted.model_folder.rglob("*")}
+    stages.fails = stage
+    with pytest.raises(VllmEnvError):
+        build_all(workspace, adopted)
+    assert {path: path.stat().st_mtime_ns for path in adopted.model_folder.rglob("*")} == before

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from support import fake_triton
-from support.engine_parts import PACE, STEP, DeadError, Llm, Log, Prompter
+from support.engine_parts import PACE, STEP, DeadError, FailureError, Llm, Log, PassingError, Prompter, RefusalError
 from triton_vllm.inference.engine import Engine
 
 _MODULE = fake_triton.install()
@@ -35,9 +35,11 @@ def started():
             AsyncLLM=Llm,
             UsageContext=SimpleNamespace(API_SERVER=None),
             EngineDeadError=DeadError,
-            refusals=(),
-            client_errors=(ValueError, TypeError),
+            refusals=(RefusalError,),
+            client_errors=(RefusalError, ValueError, TypeError),
             busy_errors=(),
+            failures=(FailureError,),
+            passing_failures=(PassingError,),
             enable_envs_cache=None,
             disable_envs_cache=None,
             step_timeout_s=STEP,

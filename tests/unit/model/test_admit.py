@@ -65,11 +65,12 @@ def let(triton):
         limits=USUAL,
         scores="",
         asleep=False,
+        as_official=False,
     ):
         engine = SimpleNamespace(tasks=tasks, is_healthy=lambda: healthy, in_flight=lambda: in_flight, facts=lambda: FACTS)
         engine.scoring_task, engine.is_asleep = (lambda: scores), (lambda: asleep)
         log = Log()
-        job = Admission("mine", VLLM, engine, adapter, log, Policy(unload_dead, limits)).admit(request)
+        job = Admission("mine", VLLM, engine, adapter, log, Policy(unload_dead, limits, as_official)).admit(request)
         return job, request.sender.sent, log.errors
 
     return admit
@@ -108,8 +109,18 @@ def test_an_input_to_embed_becomes_a_job(let):
     ("given", "tasks", "code", "message"),
     [
         ({}, ("generate",), "INVALID_ARG", "exactly one of text_input"),
-        ({"text_input": b"hi"}, ("embed",), "UNSUPPORTED", "Model mine does not support 'generate' request"),
-        ({"embedding_request": EMBEDDING}, ("generate",), "UNSUPPORTED", "Model mine does not support 'embed' request"),
+        (
+            {"text_input": b"hi"},
+            ("embed",),
+            "UNSUPPORTED",
+            "Error generating stream: Model mine does not support 'generate' request",
+        ),
+        (
+            {"embedding_request": EMBEDDING},
+            ("generate",),
+            "UNSUPPORTED",
+            "Error generating stream: Model mine does not support 'embed' request",
+        ),
     ],
 )
 def test_a_refusal_is_the_final_response(let, given, tasks, code, message):
@@ -189,9 +200,19 @@ def test_a_sum_of_log_probabilities_is_there_whenever_it_is_asked_for(let):
 @pytest.mark.parametrize("unload", [False, True])
 def test_a_dead_engine_refuses_and_may_have_the_model_unloaded(let, triton, unload):
     """Only where the operator wants that: else the engine is started again."""
-    job, ((response, _),), _ = let(Request(tensors(text_input=b"hi")), healthy=False, unload_dead=unload)
+    job, ((response, _),), errors = let(Request(tensors(text_input=b"hi")), healthy=False, unload_dead=unload)
     assert (job, response.error.message, response.error.code) == (None, DEAD, "UNAVAILABLE")
     assert triton.unloaded == (["mine"] if unload else [])
+    assert errors == (["[vllm] Engine is not healthy and model will be unloaded"] if unload else [])
+
+
+def test_the_official_behaviour_is_that_of_each_refusal(let):
+    """Words and code of the error; an empty prompt is vLLM's matter."""
+    _, ((response, _),), _ = let(Request({}), as_official=True)
+    assert response.error.message.startswith("Error generating stream: exactly one of text_input")
+    assert response.error.code == "INTERNAL"
+    job, sent, _ = let(Request(tensors(text_input=b"")), as_official=True)
+    assert (job.request.text, sent) == ("", [])
 
 
 PAIRS = b'{"query": "q", "documents": ["a", "b"]}'
@@ -205,7 +226,8 @@ def test_pairs_become_parts_as_the_model_scores_them(let):
     job, *_ = let(Request(tensors(embedding_request=PAIRS)), scores="embed")
     assert [part.text for part in job.request.parts] == ["q", "a", "b"]
     _, sent, _ = let(Request(tensors(embedding_request=PAIRS)), tasks=("generate",))
-    assert [(r.error.code, r.error.message) for r, _ in sent] == [("UNSUPPORTED", "Model mine does not support 'score' request")]
+    assert sent[0][0].error.code == "UNSUPPORTED"
+    assert "Model mine does not support 'score' request" in sent[0][0].error.message
 
 
 @pytest.mark.parametrize(("in_flight", "taken"), [(1, True), (2, False)])

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from support.engine_parts import Prompter
 from support.fake_log import FakeLog
 from support.fake_reply import FakeChannel, fake_job
 from triton_vllm.delivery.watch import CancellationWatch
@@ -50,7 +51,7 @@ class Silent:
         pass
 
 
-class Slow:
+class Slow(Prompter):
     """A prompter that takes its time."""
 
     async def make(self, llm, request):

@@ -1,4 +1,4 @@
-"""What the adapter uses of vLLM is found by name; test_compat_contract.py looks for the names in real versions."""
+"""What the adapter uses of vLLM is found by name; tests/contract looks for the names in real versions."""
 
 from __future__ import annotations
 

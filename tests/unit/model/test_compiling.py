@@ -140,6 +140,16 @@ def test_nobody_waits_for_one_that_takes_long(trials):
     assert order == ["a", "compile spins"]
 
 
+def test_the_worker_can_be_started_ahead(trials):
+    """The first constraint finds it there; for other compilers than xgrammar there is none."""
+    asyncio.run(trials.start(engine("guidance")))
+    assert trials._worker is None
+    asyncio.run(trials.start(engine()))
+    ahead = trials._worker
+    assert tried(trials, "a") == [None]
+    assert trials._worker is ahead is not None
+
+
 def test_what_has_passed_is_not_tried_again(trials, monkeypatch):
     """Most requests of a service have the same few schemas."""
     asked = []

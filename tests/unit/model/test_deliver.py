@@ -13,10 +13,14 @@ from triton_vllm.errors import CancelledError, InternalError, UnavailableError
 
 
 class Log:
-    """Keeps what has failed."""
+    """Keeps what has failed, and what else has been said."""
 
     def __init__(self):
         self.errors = []
+        self.infos = []
+
+    def info(self, text):
+        self.infos.append(text)
 
     def error(self, text):
         self.errors.append(text)
@@ -61,11 +65,19 @@ def test_outputs_that_came_before_an_error_are_sent_before_it(delivery, dropped)
     assert dropped == []
 
 
-def test_a_client_that_has_cancelled_gets_no_more_outputs(delivery):
-    """It has said that it wants none."""
+def test_a_client_that_has_cancelled_gets_no_more_outputs(delivery, log):
+    """It has said that it wants none; the log says so in the official backend's words."""
     channel = FakeChannel()
     error = CancelledError("Request was cancelled")
     delivery.deliver(fake_job(channel), [output(), error])
+    assert channel.sent == [(error, True)]
+    assert log.infos == ["[vllm] Cancelling the request", "[vllm] Successfully cancelled the request"]
+
+
+def test_a_cancellation_is_answered_whatever_the_log_does():
+    """Its lines are no reason to leave a request open."""
+    channel, error = FakeChannel(), CancelledError("Request was cancelled")
+    Delivery(pytest.fail, Mute()).deliver(fake_job(channel), [error])
     assert channel.sent == [(error, True)]
 
 
@@ -115,6 +127,8 @@ class Mute:
 
     def error(self, text):
         raise RuntimeError("no log")
+
+    info = error
 
 
 def test_the_client_is_told_whatever_else_fails():

@@ -10,8 +10,11 @@ import pytest
 from support.engine_parts import (
     PROMISED,
     DeadError,
+    FailureError,
     Llm,
     LoopClock,
+    PassingError,
+    RefusalError,
     added,
     output,
     raised,
@@ -19,6 +22,7 @@ from support.engine_parts import (
 )
 from support.fake_reply import fake_job as job
 from triton_vllm.errors import DEAD, CancelledError, InternalError, InvalidRequestError, UnavailableError
+from triton_vllm.inference.outcome import FAILED, RETRY
 
 
 def test_outputs_come_in_order_and_end_with_the_finished_one(started):
@@ -93,6 +97,35 @@ def test_a_failed_output_handler_is_nobodys_fault(started):
     told = [got.get(timeout=PROMISED)[1] for _ in puts]
     assert {(type(e), str(e)) for e in told} == {(UnavailableError, DEAD)}
     assert [line.count("Traceback") for line in engine._log.lines] == [1]
+
+
+@pytest.mark.parametrize(
+    ("put_there", "told"),
+    [
+        (
+            RefusalError("Invalid structured outputs: no such type"),
+            InvalidRequestError("Invalid structured outputs: no such type"),
+        ),
+        (PassingError("Generation is paused."), UnavailableError(RETRY)),
+        (FailureError("Internal server error"), InternalError(FAILED)),
+    ],
+)
+@pytest.mark.parametrize("early", [True, False])
+def test_an_exception_of_one_request_is_no_dead_engine(started, put_there, told, early):
+    """vLLM 0.33 puts one for a request that EngineCore has not taken; the engine lives, and what is left of it is aborted."""
+    engine, got = started()
+    llm = Llm.started[-1]
+    if early:
+        llm.early = put_there
+        engine.submit(j := job())
+    else:
+        _, put = added(engine, j := job())
+        engine._loop.call_soon_threadsafe(put, put_there)
+    item = got.get(timeout=PROMISED)[1]
+    assert (type(item), str(item)) == (type(told), str(told))
+    until(lambda: llm.aborted == [j.id])
+    assert engine._log.lines == []
+    assert engine.is_healthy()
 
 
 class Pooled:

@@ -108,8 +108,25 @@ def test_read_takes_the_official_backends_file(tmp_path):
     version.mkdir()
     (version / "model.json").write_text('{"model": "a"}')
     assert read(tmp_path, version) == {"model": "a"}
-    (tmp_path / FILE_NAME).write_text('{"model": "b"}')
-    assert read(tmp_path, version) == {"model": "b"}
+
+
+def test_two_files_are_one_truth(tmp_path):
+    """The same in both is fine, however it is written; two that differ are refused with both names and what differs."""
+    official = tmp_path / "1" / "model.json"
+    official.parent.mkdir()
+    official.write_text('{"model": "a", "max_model_len": 5}')
+    (tmp_path / FILE_NAME).write_text('{"max_model_len": 5,\n "model": "a"}')
+    assert read(tmp_path, official.parent) == {"model": "a", "max_model_len": 5}
+    (tmp_path / FILE_NAME).write_text('{"model": "b", "dtype": null, "max_model_len": 5}')
+    with pytest.raises(ConfigError, match=rf"^{FILE_NAME} and 1/model.json .* differ \(dtype, model\): .* remove {FILE_NAME}$"):
+        read(tmp_path, official.parent)
+    official.write_text("[]")
+    with pytest.raises(ConfigError, match="must hold a JSON object"):
+        read(tmp_path, official.parent)
+    official.write_text(json.dumps({f"unknown_{number}" * 20: 1 for number in range(50)}))
+    with pytest.raises(ConfigError) as caught:
+        read(tmp_path, official.parent)
+    assert len(str(caught.value)) <= 500
 
 
 def test_a_failed_start_is_told_on_one_line():

@@ -5,6 +5,9 @@ from __future__ import annotations
 import threading
 from types import SimpleNamespace
 
+import pytest
+
+from triton_vllm import official
 from triton_vllm.metrics import Mirror, Publisher, samples
 
 
@@ -14,9 +17,11 @@ def family(name, kind, *lines):
 
 
 class Sink:
-    """Remembers values as the server would."""
+    """Remembers values as the server would; of a histogram the labels, bounds and observations."""
 
-    def __init__(self):
+    def __init__(self, *, histograms=False):
+        self.histograms = histograms
+        self.observed = {}
         self.values = {}
         self.calls = 0
         self.cleared = False
@@ -25,6 +30,14 @@ class Sink:
         key = (sample.name, tuple(sorted(labels.items())))
         self.values[key] = 0.0
         return key
+
+    def create_histogram(self, histogram, labels):
+        self.observed[histogram.name] = (labels, histogram.bounds, [])
+        return histogram.name
+
+    def observe(self, metric, value):
+        self.calls += 1
+        self.observed[metric][2].append(value)
 
     def add(self, metric, amount):
         assert amount > 0
@@ -91,19 +104,73 @@ def test_a_restarted_counter_counts_on():
     assert value(sink, "vllm:tokens_total") == 14
 
 
+@pytest.mark.parametrize("histograms", [False, True])
+def test_what_was_counted_before_the_first_request_is_not_published(histograms):
+    """The engine samples a token while the model is loaded; a gauge says what is, whenever that began."""
+    sink = Sink(histograms=histograms)
+    mirror = Mirror(sink, {"model": "m"})
+    mirror.skip(registry(1, 2, (1, 1)))
+    mirror.follow(registry(1, 2, (1, 1)))
+    assert value(sink, "vllm:tokens_total") == 0
+    assert value(sink, "vllm:running", engine="0") == 2
+    mirror.follow(registry(5, 2, (1, 3)))
+    assert value(sink, "vllm:tokens_total") == 4
+    if histograms:
+        ((_, _, observed),) = sink.observed.values()
+        assert len(observed) == 2
+        assert sum(observed) == pytest.approx(2 / 8)
+    else:
+        assert value(sink, "vllm:ttft_bucket", le="+Inf") == 2
+
+
 def test_the_publisher_publishes_last_values_on_close_and_survives_errors():
     """A short-lived model's metrics are complete, and one failure does not end the thread."""
-    sink, reports, seen = Sink(), [], threading.Event()
+    sink, reports, seen = Sink(), [], threading.Semaphore(0)
+    counted = iter((registry(2, 1, (1, 1)), OSError("gone")))
 
     def collect():
-        if not seen.is_set():
-            seen.set()
-            raise OSError("gone")
-        return registry(3, 1, (1, 1))
+        seen.release()
+        found = next(counted, None)
+        if isinstance(found, OSError):
+            raise found
+        return found or registry(5, 1, (1, 1))
 
     publisher = Publisher(Mirror(sink, {"model": "m"}), collect, reports.append)
-    assert seen.wait(60)
+    for _ in range(2):
+        assert seen.acquire(timeout=60)
     publisher.close()
     assert value(sink, "vllm:tokens_total") == 3
     assert sink.cleared
     assert len(reports) == 1
+
+
+def test_histograms_become_those_of_a_server_that_has_them():
+    """With vLLM's bounds and labels; each growth is observed once, in its bucket and with its sum."""
+    sink = Sink(histograms=True)
+    mirror = Mirror(sink, {"model": "m"})
+    for buckets in ((1, 3), (1, 3), (4, 8)):
+        mirror.follow(registry(5, 2, buckets))
+    ((name, (labels, bounds, values)),) = sink.observed.items()
+    assert (name, labels, bounds) == ("vllm:ttft", {"model": "m"}, (0.1,))
+    assert [value <= 0.1 for value in values].count(True) == 4
+    assert len(values) == 8
+    assert sum(values) == pytest.approx(1.0)
+    assert {name for name, _ in sink.values} == {"vllm:tokens_total", "vllm:running"}
+
+
+def test_the_official_metrics_are_its_names_labels_and_buckets():
+    """Nothing else is published then; vLLM's latency between tokens has the name that it once had."""
+    sink = Sink(histograms=True)
+    labels = {"engine": "0"}
+    lines = [(("_bucket"), {**labels, "le": le}, n) for le, n in (("0.01", 1.0), ("5.0", 2.0), ("+Inf", 2.0))]
+    name = "vllm:inter_token_latency_seconds"
+    between = family(
+        name, "histogram", *[(name + s, le, n) for s, le, n in [*lines, ("_count", labels, 2.0), ("_sum", labels, 1.0)]]
+    )
+    prompts = family("vllm:prompt_tokens", "counter", ("vllm:prompt_tokens_total", labels, 7))
+    Mirror(sink, {"model": "m"}, as_official=True).follow([*registry(5, 2, (1, 3)), between, prompts])
+    assert sink.values == {("vllm:prompt_tokens_total", (("model", "m"),)): 7}
+    (published,) = sink.observed.items()
+    assert published[0] == "vllm:time_per_output_token_seconds"
+    assert published[1][:2] == ({"model": "m"}, official.HISTOGRAMS[name][1])
+    assert sum(published[1][2]) == pytest.approx(1.0)

@@ -51,7 +51,14 @@ def test_streaming_with_echo_is_refused_in_the_official_words():
     """Clients match on this text."""
     with pytest.raises(InvalidRequestError) as caught:
         parse(tensors(text_input="hi", stream=True, exclude_input_in_output=False), "")
-    assert str(caught.value) == "When streaming, `exclude_input_in_output` = False is not allowed."
+    assert str(caught.value) == "Error generating stream: When streaming, `exclude_input_in_output` = False is not allowed."
+
+
+def test_an_empty_prompt_may_be_left_to_vllm():
+    """As the official backend does; otherwise it is a client's mistake."""
+    assert parse(tensors(text_input=""), "", empty_text=True).text == ""
+    with pytest.raises(InvalidRequestError, match="text_input is empty"):
+        parse(tensors(text_input=""), "")
 
 
 def test_string_flags_mean_what_they_say():

@@ -19,7 +19,7 @@ MODULES = {
 # A room may import from those after it, and from the modules that belong to none.
 ROOMS = ("loading", "admission", "inference", "delivery", "compat")
 # Only these may be imported by a room besides.
-SHARED = {"coerce", "contract", "errors", "job", "metrics", "protocols", "request", "transport"}
+SHARED = {"coerce", "contract", "errors", "histogram", "job", "metrics", "official", "protocols", "request", "transport"}
 TRITON = {"transport", "service", "loading.load", "admission.admit"}
 """These need Triton's module, which only the stub has."""
 HEAVY = {"vllm", "torch", "transformers", "uvloop", "prometheus_client", "cv2", "triton_vllm.service"}

@@ -163,6 +163,8 @@ def test_one_long_answer_is_bounded_by_the_model_only():
         ({"structured_outputs": {"json_object": False}}, None),
         ({"structured_outputs": {"json_object": False, "regex": "a+"}}, Structured(regex="a+")),
         ({"structured_outputs": {"regex": "a+"}}, Structured(regex="a+")),
+        ({"structured_outputs": {"regex": "a+", "_backend": None, "_backend_was_auto": False}}, Structured(regex="a+")),
+        ({"guided_decoding": {"regex": "a+", "backend_was_auto": False, "disable_fallback": False}}, Structured(regex="a+")),
         ({"structured_outputs": '{"regex": "a+"}'}, Structured(regex="a+")),
         ({"guided_decoding": {"choice": ["a", "b"], "backend": "xgrammar"}}, Structured(choice=["a", "b"])),
         ({"guided_decoding": '{"json": {"type": "object"}}'}, Structured(json={"type": "object"})),

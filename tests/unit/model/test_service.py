@@ -227,3 +227,40 @@ def test_what_is_in_flight_at_an_unload_is_answered_first(run):
     assert "unloaded" in seen["errors"][0][1]
     assert seen["graces"] == [0.25]
     assert seen["after"] == []
+
+
+STATISTICS = """
+chosen = []
+for parameters in ({}, {"REPORT_CUSTOM_METRICS": {"string_value": "true"}}):
+    ARGS["model_config"] = json.dumps({"model_transaction_policy": {"decoupled": True}, "parameters": parameters})
+    model = TritonPythonModel()
+    model.initialize(ARGS)
+    chosen.append(model._service._model.engine._llm.args.disable_log_stats)
+    model.finalize()
+print(json.dumps(chosen))
+"""
+
+
+def test_vllm_counts_only_what_is_published(run):
+    """Its counters are moved for each step of the model; the operator's own choice stays."""
+    assert run(STATISTICS) == [True, False]
+    assert run(STATISTICS, disable_log_stats=False) == [False, False]
+
+
+SAMPLED = """
+sampled = []
+from triton_vllm import compat
+
+async def sample_once(vllm, llm):
+    sampled.append(vllm.SamplingParams is not None and llm.errored)
+
+compat.sample_once = sample_once
+model.initialize(ARGS)
+model.finalize()
+print(json.dumps(sampled))
+"""
+
+
+def test_no_request_waits_for_the_sampler_on_a_cpu(run):
+    """The engine samples a token while the model is loaded."""
+    assert run(SAMPLED) == [False]

@@ -98,3 +98,27 @@ def test_what_an_operator_allows_is_known():
     for name in ("OPERATOR_REQUESTS", "ALLOWED_REQUEST_FIELDS"):
         with pytest.raises(ConfigError, match=f"parameter {name} must name some of .*, not 'all'"):
             read(config(**{name: "all"}))
+
+
+@pytest.mark.parametrize(
+    ("given", "restarts"),
+    [
+        ({}, True),
+        ({"ENABLE_VLLM_HEALTH_CHECK": "true"}, False),
+        ({"COMPATIBILITY": "official"}, False),
+        ({"ENABLE_VLLM_HEALTH_CHECK": "true", "RESTART_DEAD_ENGINE": "true"}, True),
+        ({"COMPATIBILITY": "official", "RESTART_DEAD_ENGINE": "true"}, True),
+        ({"COMPATIBILITY": "", "RESTART_DEAD_ENGINE": "false"}, False),
+    ],
+)
+def test_a_health_check_is_one_by_itself(given, restarts):
+    """As in the official backend it needs no second parameter; whoever asks for restarts gets them."""
+    assert read(config(**given)).restart is restarts
+
+
+def test_compatibility_is_with_the_official_backend_or_none():
+    """A misspelt value would quietly be our own behaviour."""
+    assert read(config(COMPATIBILITY="official")).official
+    assert not read(config(COMPATIBILITY="")).official
+    with pytest.raises(ConfigError, match="COMPATIBILITY must be official or empty, not oficial"):
+        read(config(COMPATIBILITY="oficial"))

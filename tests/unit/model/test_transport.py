@@ -8,6 +8,7 @@ import pytest
 from support.fake_triton import FINAL, REFUSAL, MetricFamily, Request
 from triton_vllm import errors, transport
 from triton_vllm.delivery.reply import NOT_SENT, Reply
+from triton_vllm.histogram import Histogram
 from triton_vllm.metrics import Sample
 
 
@@ -126,6 +127,14 @@ def test_an_error_is_final_and_has_its_code(triton, error, code):
     assert (response.error.message, response.error.code, flags) == ("x", code, FINAL)
 
 
+def test_an_error_may_be_that_of_the_official_backend(triton):
+    """Words and code; `official` says which."""
+    request = Request({})
+    transport.Channel(request, as_official=True).send_error(errors.InvalidRequestError("x"))
+    ((response, flags),) = request.sender.sent
+    assert (response.error.message, response.error.code, flags) == ("Error generating stream: x", "INTERNAL", FINAL)
+
+
 def test_a_code_that_this_triton_lacks_is_unknown(triton):
     """CANCELLED is younger than the oldest servers."""
     strange = type("StrangeError", (errors.AdapterError,), {"code": "NEWER"})
@@ -192,6 +201,19 @@ def test_a_gauge_is_set_and_cleared_metrics_are_dropped(triton):
     assert (family.kind, family.description, gauge.value) == (MetricFamily.GAUGE, "running", 3.0)
     metrics.clear()
     assert metrics._families == {}
+
+
+def test_a_histogram_is_tritons_own_where_it_has_them(triton, monkeypatch):
+    """One family for a name, with the bounds of its buckets."""
+    metrics = transport.TritonMetrics()
+    histogram = metrics.create_histogram(Histogram("vllm:ttft", (), (0.1, 0.5), (0, 0, 0), 0.0, "seconds"), {"model": "m"})
+    metrics.observe(histogram, 0.3)
+    (family,) = metrics._families.values()
+    assert (family.kind, family.description, histogram.buckets) == (MetricFamily.HISTOGRAM, "seconds", [0.1, 0.5])
+    assert (histogram.observed, histogram.labels) == ([0.3], {"model": "m"})
+    assert metrics.histograms
+    monkeypatch.delattr(MetricFamily, "HISTOGRAM")  # before 24.09
+    assert not transport.TritonMetrics().histograms
 
 
 def test_the_log_names_the_model(triton):

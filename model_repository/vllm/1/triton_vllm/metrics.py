@@ -1,24 +1,24 @@
 """Publish vLLM's Prometheus metrics on Triton's metrics endpoint.
 
 vLLM keeps them in a registry of this process; a thread copies what has changed once a second, so the token path pays
-nothing and metrics that a new vLLM adds appear by themselves.
-
-A histogram is published as its Prometheus samples (`…_bucket{le=…}`, `…_sum`, `…_count`), each a counter: Triton's own
-histogram kind takes one observation a call, a round trip to the server each, which is too slow for what vLLM observes
-per token and could not give an exact sum. Scrapers and queries (`histogram_quantile`) see the same lines.
+nothing and metrics that a new vLLM adds appear by themselves. Histograms become Triton's own, where it has them (24.09):
+`histogram` says what is observed. An older Triton shows their samples (`…_bucket{le=…}`, `…_sum`, `…_count`) as counters.
 """
 
 from __future__ import annotations
 
 import math
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
+
+from triton_vllm import official
+from triton_vllm.histogram import Histogram, Replay
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from triton_vllm.protocols import Metric, PrometheusFamily
+    from triton_vllm.protocols import Metric, PrometheusFamily, PrometheusSample
 
 PREFIX = "vllm:"
 PERIOD_S = 1.0
@@ -36,13 +36,25 @@ class Sample:
 
 
 class Sink(Protocol):
-    """Where samples go; `Triton`'s metric families in the server."""
+    """Where samples go; `Triton`'s metric families in the server.
+
+    Attributes:
+        histograms: whether it has them.
+    """
+
+    histograms: bool
 
     def create(self, sample: Sample, labels: Mapping[str, str]) -> Metric:
         """Return a new metric, at zero, for the sample's name and these labels."""
 
+    def create_histogram(self, histogram: Histogram, labels: Mapping[str, str]) -> Metric:
+        """Return a new histogram without observations, with the same name and bounds, and these labels."""
+
     def add(self, metric: Metric, amount: float) -> None:
         """Raise a counter."""
+
+    def observe(self, metric: Metric, value: float) -> None:
+        """Add an observation to a histogram."""
 
     def set(self, metric: Metric, value: float) -> None:
         """Set a gauge."""
@@ -51,18 +63,42 @@ class Sink(Protocol):
         """Drop what `create` has kept; called once nothing else holds a metric."""
 
 
-def samples(families: Iterable[PrometheusFamily]) -> list[Sample]:
-    """Flatten the families of a Prometheus registry whose names start with `vllm:`."""
-    found = []
+def samples(families: Iterable[PrometheusFamily], *, histograms: bool = False) -> list[Sample | Histogram]:
+    """Flatten the families of a Prometheus registry whose names start with `vllm:`, all but histograms that are asked for."""
+    found: list[Sample | Histogram] = []
     for family in families:
         if not family.name.startswith(PREFIX):
+            continue
+        if histograms and family.type == "histogram":
+            found += _histograms(family)
             continue
         counter = family.type in ("counter", "histogram", "summary")
         for sample in family.samples:
             if sample.name.endswith("_created"):  # a time stamp that vLLM's own endpoint has beside each counter
                 continue
-            labels = tuple(sorted((k, str(v)) for k, v in sample.labels.items()))
-            found.append(Sample(sample.name, labels, float(sample.value), counter, family.documentation))
+            found.append(Sample(sample.name, _labels(sample), float(sample.value), counter, family.documentation))
+    return found
+
+
+def _labels(sample: PrometheusSample) -> tuple[tuple[str, str], ...]:
+    return tuple(sorted((k, str(v)) for k, v in sample.labels.items()))
+
+
+def _histograms(family: PrometheusFamily) -> list[Histogram]:
+    """Return a family's histograms, one for each set of labels."""
+    totals: dict[tuple[tuple[str, str], ...], float] = {}
+    buckets: dict[tuple[tuple[str, str], ...], list[tuple[float, int]]] = {}
+    for sample in family.samples:
+        labels = tuple(pair for pair in _labels(sample) if pair[0] != "le")
+        if sample.name.endswith("_sum"):
+            totals[labels] = float(sample.value)
+        elif sample.name.endswith("_bucket"):
+            buckets.setdefault(labels, []).append((float(str(sample.labels["le"])), int(sample.value)))
+    found = []
+    for labels, pairs in buckets.items():
+        bounds, ends = zip(*sorted(pairs), strict=True)
+        counts = tuple(max(end - begin, 0) for begin, end in zip((0, *ends[:-1]), ends, strict=True))
+        found.append(Histogram(family.name, labels, bounds[:-1], counts, totals.get(labels, 0.0), family.documentation))
     return found
 
 
@@ -72,29 +108,76 @@ class Mirror:
     Args:
         sink: makes and moves metrics.
         labels: put on each metric besides vLLM's own (model, version).
+        as_official: whether to keep to the official backend's metrics, with no other labels than these.
     """
 
-    def __init__(self, sink: Sink, labels: Mapping[str, str]) -> None:
+    def __init__(self, sink: Sink, labels: Mapping[str, str], *, as_official: bool = False) -> None:
         self._sink = sink
         self._labels = labels
+        self._as_official = as_official
         self._metrics: dict[tuple[str, tuple[tuple[str, str], ...]], Metric] = {}
         self._last: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
+        self._replays: dict[tuple[str, tuple[tuple[str, str], ...]], Replay] = {}
 
-    def update(self, current: Iterable[Sample]) -> None:
+    def skip(self, families: Iterable[PrometheusFamily]) -> None:
+        """Leave out what counters and histograms have counted so far; call it before the first update."""
+        for sample in samples(families, histograms=self._sink.histograms):
+            key = (sample.name, sample.labels)
+            if isinstance(sample, Histogram):
+                self._replays[key] = Replay()
+                self._replays[key].take(sample)
+            elif sample.counter:
+                self._last[key] = sample.value
+
+    def follow(self, families: Iterable[PrometheusFamily]) -> None:
+        """Send every change of a registry's families since the last call."""
+        self.update(samples(families, histograms=self._sink.histograms))
+
+    def update(self, current: Iterable[Sample | Histogram]) -> None:
         """Send every change since the last call; a counter that has fallen was restarted and counts on from there."""
         for sample in current:
-            key = (sample.name, sample.labels)
-            if key not in self._metrics:
-                self._metrics[key] = self._sink.create(sample, {**dict(sample.labels), **self._labels})
-                self._last[key] = 0.0
-            last = self._last[key]
-            if sample.value == last or math.isnan(sample.value):
-                continue
-            if sample.counter:
-                self._sink.add(self._metrics[key], sample.value - last if sample.value > last else sample.value)
+            if isinstance(sample, Histogram):
+                self._replay(sample)
             else:
-                self._sink.set(self._metrics[key], sample.value)
-            self._last[key] = sample.value
+                self._move(sample)
+
+    def _move(self, sample: Sample) -> None:
+        if self._as_official and sample.name not in official.COUNTERS:
+            return
+        key = (sample.name, sample.labels)
+        if key not in self._metrics:
+            self._metrics[key] = self._sink.create(sample, self._all_labels(sample))
+            self._last.setdefault(key, 0.0)
+        last = self._last[key]
+        if sample.value == last or math.isnan(sample.value):
+            return
+        if sample.counter:
+            self._sink.add(self._metrics[key], sample.value - last if sample.value > last else sample.value)
+        else:
+            self._sink.set(self._metrics[key], sample.value)
+        self._last[key] = sample.value
+
+    def _replay(self, now: Histogram) -> None:
+        key = (now.name, now.labels)
+        if key not in self._metrics:
+            made = self._as_published(now)
+            if made is None:
+                return
+            self._metrics[key] = self._sink.create_histogram(made, self._all_labels(now))
+            self._replays.setdefault(key, Replay())
+        for value in self._replays[key].take(now):
+            self._sink.observe(self._metrics[key], value)
+
+    def _as_published(self, now: Histogram) -> Histogram | None:
+        if not self._as_official:
+            return now
+        if now.name not in official.HISTOGRAMS:
+            return None
+        name, bounds = official.HISTOGRAMS[now.name]
+        return replace(now, name=name, bounds=bounds or now.bounds)
+
+    def _all_labels(self, sample: Sample | Histogram) -> dict[str, str]:
+        return dict(self._labels) if self._as_official else {**dict(sample.labels), **self._labels}
 
     def clear(self) -> None:
         """Drop every metric, which removes it from the server."""
@@ -103,7 +186,7 @@ class Mirror:
 
 
 class Publisher:
-    """Run a mirror once a second until closed.
+    """Run a mirror once a second until closed, with what is counted from now on.
 
     Args:
         mirror: what to update.
@@ -117,6 +200,8 @@ class Publisher:
         self._report = report
         self._failed = False
         self._end = threading.Event()
+        # So far the engine has sampled a token ahead, which is no client's.
+        self._try(mirror.skip)
         self._thread = threading.Thread(target=self._run, name="triton-metrics", daemon=True)
         self._thread.start()
 
@@ -129,11 +214,14 @@ class Publisher:
     def _run(self) -> None:
         while True:
             ended = self._end.wait(PERIOD_S)
-            try:
-                self._mirror.update(samples(self._collect()))
-            except Exception as error:  # noqa: BLE001 - see the class
-                if not self._failed:
-                    self._failed = True
-                    self._report(f"metrics not published: {type(error).__name__}: {error}")
+            self._try(self._mirror.follow)
             if ended:
                 return
+
+    def _try(self, take: Callable[[Iterable[PrometheusFamily]], None]) -> None:
+        try:
+            take(self._collect())
+        except Exception as error:  # noqa: BLE001 - see the class
+            if not self._failed:
+                self._failed = True
+                self._report(f"metrics not published: {type(error).__name__}: {error}")

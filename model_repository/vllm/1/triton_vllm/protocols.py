@@ -2,12 +2,13 @@
 
 Read in python_backend's src/pb_stub.cc and src/resources/triton_python_backend_utils.py (branch r24.10), in vLLM's outputs.py,
 logprobs.py, v1/engine/async_llm.py, v1/engine/output_processor.py and renderers/base.py (0.32.0), and in prometheus_client's
-metrics_core.py and samples.py. tests/integration/test_compat_contract.py looks for vLLM's names in the sources of other versions.
+metrics_core.py and samples.py. tools/vllm_contract.py looks for what is declared here of
+vLLM's classes in the sources of other versions: "since 0.20" in a docstring says of which it is not required.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from triton_vllm.errors import AdapterError
@@ -92,6 +93,9 @@ class Metric(Protocol):
 
     def increment(self, value: float) -> None:
         """Raise a counter."""
+
+    def observe(self, value: float) -> None:
+        """Add an observation to a histogram."""
 
     def set(self, value: float) -> None:
         """Set a gauge."""
@@ -293,6 +297,9 @@ class EngineClient(Protocol):
 
     async def get_supported_tasks(self) -> Sequence[str]:
         """Return what the model can do: generate, embed and others."""
+
+    def generate(self, prompt: Any, sampling_params: Any, request_id: str) -> AsyncIterator[Any]:
+        """Add a request and return its outputs."""
 
     async def add_lora(self, lora_request: Any) -> object:
         """Load an adapter."""

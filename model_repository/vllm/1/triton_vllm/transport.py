@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import triton_python_backend_utils as pb_utils
 
+from triton_vllm import official
 from triton_vllm.errors import InvalidRequestError
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from triton_vllm.admission.parse import Inputs
     from triton_vllm.delivery.response import Tensors
     from triton_vllm.errors import AdapterError
+    from triton_vllm.histogram import Histogram
     from triton_vllm.metrics import Sample
     from triton_vllm.protocols import Metric, TritonRequest
 
@@ -142,12 +144,18 @@ def _size(tensors: Tensors) -> int:
 
 
 class Channel:
-    """The response sender of one request; `delivery.reply` knows when each of these may be called."""
+    """The response sender of one request; `delivery.reply` knows when each of these may be called.
 
-    __slots__ = ("_sender",)
+    Args:
+        request: Triton's.
+        as_official: whether errors are those of the official backend.
+    """
 
-    def __init__(self, request: TritonRequest) -> None:
+    __slots__ = ("_as_official", "_sender")
+
+    def __init__(self, request: TritonRequest, *, as_official: bool = False) -> None:
         self._sender = request.get_response_sender()
+        self._as_official = as_official
 
     def send(self, tensors: Tensors, *, final: bool) -> None:
         """Send one response; blocks for a handshake with the server.
@@ -168,8 +176,9 @@ class Channel:
 
     def send_error(self, error: AdapterError) -> None:
         """Send an error as the final response."""
-        code = getattr(pb_utils.TritonError, error.code, pb_utils.TritonError.UNKNOWN)
-        self._sender.send(pb_utils.InferenceResponse(error=pb_utils.TritonError(str(error), code)), FINAL)
+        text, name = official.answer(error) if self._as_official else (str(error), error.code)
+        code = getattr(pb_utils.TritonError, name, pb_utils.TritonError.UNKNOWN)
+        self._sender.send(pb_utils.InferenceResponse(error=pb_utils.TritonError(text, code)), FINAL)
 
     def is_cancelled(self) -> bool:
         """Ask whether the client has cancelled the request or gone away; a round trip to the server."""
@@ -181,20 +190,32 @@ class TritonMetrics:
 
     def __init__(self) -> None:
         self._families: dict[str, Any] = {}
+        self.histograms = hasattr(pb_utils.MetricFamily, "HISTOGRAM")  # since 24.09
 
     def create(self, sample: Sample, labels: Mapping[str, str]) -> Metric:
         """Return a new metric of the family that the sample belongs to."""
-        if sample.name not in self._families:
-            kind = pb_utils.MetricFamily.COUNTER if sample.counter else pb_utils.MetricFamily.GAUGE
-            self._families[sample.name] = pb_utils.MetricFamily(
-                name=sample.name, description=sample.help or sample.name, kind=kind
-            )
-        metric: Metric = self._families[sample.name].Metric(labels=dict(labels))
+        kind = pb_utils.MetricFamily.COUNTER if sample.counter else pb_utils.MetricFamily.GAUGE
+        metric: Metric = self._family(sample, kind).Metric(labels=dict(labels))
         return metric
+
+    def create_histogram(self, histogram: Histogram, labels: Mapping[str, str]) -> Metric:
+        """Return a new histogram of the family of its name."""
+        family = self._family(histogram, pb_utils.MetricFamily.HISTOGRAM)
+        metric: Metric = family.Metric(labels=dict(labels), buckets=list(histogram.bounds))
+        return metric
+
+    def _family(self, of: Sample | Histogram, kind: Any) -> Any:
+        if of.name not in self._families:
+            self._families[of.name] = pb_utils.MetricFamily(name=of.name, description=of.help or of.name, kind=kind)
+        return self._families[of.name]
 
     def add(self, metric: Metric, amount: float) -> None:
         """Raise a counter; a round trip."""
         metric.increment(amount)
+
+    def observe(self, metric: Metric, value: float) -> None:
+        """Add an observation to a histogram; a round trip."""
+        metric.observe(value)
 
     def set(self, metric: Metric, value: float) -> None:
         """Set a gauge; a round trip."""

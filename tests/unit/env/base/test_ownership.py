@@ -54,7 +54,7 @@ def place(tmp_path: Path) -> Path:
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both ways of placing."""
     if request.param == "in place":
-        monkeypatch.setattr(module, "_staging_place", lambda _: None)
+        monkeypatch.setattr(module, "staging_place", lambda _: None)
 
 
 @pytest.fixture(params=["hard links", "copies"])

@@ -52,6 +52,9 @@ def _run(*arguments: object) -> int:
         (["--model", "a/b"], "'a/b' is not a model's name"),
         (["--model", ".."], "'..' is not a model's name"),
         (["verify", "--frobnicate"], "--frobnicate"),
+        (["adopt"], "PATH"),
+        (["adopt", "/nonexistent", "--dry-run"], "/nonexistent is not a folder"),
+        (["adopt", "/nonexistent", "--model", "x"], "adopt takes no --model-repository and no --model"),
         (["no-such-command"], "no-such-command"),
     ],
 )

@@ -83,3 +83,17 @@ def test_verify_looks_at_them(model: Path, monkeypatch: pytest.MonkeyPatch, caps
     monkeypatch.setattr("vllm_env.cli.commands.check_files", lambda *_: None)
     assert main(["verify", "--model-repository", str(model.parent)]) == 1
     assert "config.pbtxt is missing" in capsys.readouterr().err
+
+
+def test_two_files_of_engine_arguments_that_differ_are_refused(model: Path) -> None:
+    """As by the model itself when it is loaded; the same content in both is fine."""
+    for file in (model / "vllm_engine_args.json", model / "1" / "model.json"):
+        file.write_text('{"model": "a", "dtype": "auto"}')
+    check_model(model, _MANIFEST)
+    (model / "1" / "model.json").write_text('{"model": "b", "dtype": "auto"}')
+    with pytest.raises(VllmEnvError, match=r"vllm_engine_args.json and .*model.json differ: model\.") as caught:
+        check_model(model, _MANIFEST)
+    assert "1/model.json" in caught.value.remedy
+    (model / "1" / "model.json").write_text("{")
+    with pytest.raises(VllmEnvError, match=r"model\.json is not JSON"):
+        check_model(model, _MANIFEST)

@@ -71,7 +71,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Both ways of placing; a file system that cannot exchange is stood in for by the call's own answer."""
     if request.param == "in place":
         monkeypatch.setattr(module, "exchange", lambda *_: False)
-        monkeypatch.setattr(module, "_staging_place", lambda _: None)
+        monkeypatch.setattr(module, "staging_place", lambda _: None)
     return str(request.param)
 
 

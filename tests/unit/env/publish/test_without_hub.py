@@ -12,6 +12,7 @@ import pytest
 from support.repositories import CHECKOUT
 from support.small_fixtures import workspace_in
 from vllm_env.base.network import Network
+from vllm_env.publish import without_hub
 from vllm_env.publish.model_folder import write_engine_args
 from vllm_env.publish.without_hub import EXAMPLE_MODEL, is_fetchable, offer_standin
 
@@ -107,3 +108,35 @@ def test_a_users_own_folder_of_the_standins_name_stays(tmp_path: Path, link: boo
     assert (model / "vllm_engine_args.json").read_bytes() == before
     (place / "weights").unlink()
     assert offer_standin(_TEMPLATE, model, standin, {}) is not link
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hub", "said"),
+    [
+        ({"model": "a/model"}, True, ""),
+        ({"model": "a/model"}, False, "no model hub answers"),
+        ({"model": "/none/here"}, True, "there is no folder /none/here"),
+        ({"model": "a/model", "runner": "pooling"}, True, "it answers with no text"),
+        ({"model": "a/model", "task": "embed"}, True, "it answers with no text"),
+        ({}, True, "it names none"),
+    ],
+)
+def test_an_adopted_model_is_served_itself_where_that_can_be(
+    arguments: dict[str, str],
+    hub: bool,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Else the stand-in is, and why is said."""
+    monkeypatch.setattr(without_hub, "is_fetchable", lambda *_: hub)
+    own = {"1/model.json": arguments, "1/multi_lora.json": {"a": "/b"}}
+    assert without_hub.own_model(workspace_in(tmp_path), own) == ({} if said else own)
+    assert (said or "with the model's own engine arguments") in capsys.readouterr().err
+
+
+def test_a_model_in_a_folder_needs_no_hub(tmp_path: Path) -> None:
+    """Its weights are here."""
+    own = {"1/model.json": {"model": str(tmp_path)}}
+    assert without_hub.own_model(workspace_in(tmp_path), own) == own

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from support import fake_tritonserver
 from support.small_fixtures import workspace_in
 from vllm_env.base.errors import CommandError, VllmEnvError
+from vllm_env.serve import smoke
 from vllm_env.serve.smoke import SmokeRequest, copy_model, engine_args, server_environment, smoke_run
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from vllm_env.base.workspace import Workspace
 
 CONFIG = 'parameters {{ key: "EXECUTION_ENV_PATH" value: {{ string_value: "$$TRITON_MODEL_DIRECTORY/{}" }} }}\n'
@@ -150,6 +151,35 @@ def test_unpacked_environment_is_named_by_its_path(model: Path, tmp_path: Path) 
     copy_model(model, copy, {})
     assert f'"{model}/vllm_env"' in (copy / "config.pbtxt").read_text()
     assert not any(path.is_symlink() for path in copy.rglob("*"))
+
+
+def test_one_file_of_arguments_is_written(model: Path, tmp_path: Path) -> None:
+    """Where the model has `1/model.json`, there: two files that differ would be refused."""
+    (model / "1" / "model.json").write_text('{"model": "mine"}')
+    copy_model(model, tmp_path / "copy", {"model": "x"})
+    assert json.loads((tmp_path / "copy" / "1" / "model.json").read_text()) == {"model": "x"}
+    assert not (tmp_path / "copy" / "vllm_engine_args.json").exists()
+    assert json.loads((model / "1" / "model.json").read_text()) == {"model": "mine"}
+
+
+def test_a_model_is_served_with_its_own_files(
+    workspace: Workspace, request_: SmokeRequest, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its engine arguments and adapters as they are given, and all of its GPUs."""
+    gpus = 'parameters { key: "GPU_DEVICE_IDS" value: { string_value: "0,1" } }'
+    (model / "config.pbtxt").write_text(CONFIG.format("vllm_env.tar.gz") + gpus)
+    own = {"1/model.json": {"model": "org/name", "enable_lora": True}, "1/multi_lora.json": {"a": "/adapters/a"}}
+    seen: list[Path] = []
+
+    def watched(folder: Path, copy: Path, *arguments: Any) -> None:
+        copy_model(folder, copy, *arguments)
+        seen.append(Path(shutil.copytree(copy, tmp_path / "seen")))
+
+    monkeypatch.setattr(smoke, "copy_model", watched)
+    assert smoke_run(workspace, replace(request_, own=own)).engine_args == own["1/model.json"]
+    (copy,) = seen
+    assert {name: json.loads((copy / name).read_text()) for name in own} == own
+    assert gpus in (copy / "config.pbtxt").read_text()
 
 
 @pytest.mark.parametrize(

@@ -85,6 +85,17 @@ def test_a_load_that_fails_leaves_what_was_there(
     assert not older or (model / "vllm_cache/warm.json").read_text() == older
 
 
+def test_the_file_with_the_arguments_is_named(binary: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An adopted model has them where the official backend does; a second file beside it would be refused."""
+    monkeypatch.setenv("FAKE_TRITON", "fills broken")
+    (model / "1").mkdir()
+    (model / "1" / "model.json").write_text("{}")
+    with pytest.raises(CommandError) as caught:
+        run(binary, model)
+    assert "did not load with its own 1/model.json" in caught.value.what
+    assert str(model / "1/model.json") in caught.value.remedy
+
+
 def test_a_model_that_fills_nothing_is_refused(
     binary: Path, model: Path, older: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from triton_vllm import compat, transport
+from triton_vllm import compat, official, transport
 from triton_vllm.admission import constraints, pooling, sampling
 from triton_vllm.admission.fit import check_fit, check_params
 from triton_vllm.admission.limits import USUAL, Limits, refuse_above
@@ -34,10 +34,12 @@ class Policy:
     Attributes:
         unload_dead: whether the first request that finds the engine dead has the server unload the model.
         limits: how much a request may ask for, and how many there may be.
+        as_official: whether errors are those of the official backend, and an empty prompt is left to vLLM.
     """
 
     unload_dead: bool = False
     limits: Limits = USUAL
+    as_official: bool = False
 
 
 class Admission:
@@ -67,13 +69,14 @@ class Admission:
         self._find_adapter = find_adapter
         self._log = log
         self._unload_dead = policy.unload_dead
+        self._as_official = policy.as_official
         self._limits = policy.limits
         self._schema = compat.sampling_schema(vllm)
         self._pooling_types = compat.pooling_types(vllm)
 
     def admit(self, request: TritonRequest) -> Job | None:
         """Return the job of a request, or answer the request and return None."""
-        reply = Reply(transport.Channel(request))
+        reply = Reply(transport.Channel(request, as_official=self._as_official))
         try:
             return self._job(request, reply)
         except AdapterError as error:
@@ -90,12 +93,14 @@ class Admission:
     def _job(self, request: TritonRequest, reply: Reply) -> Job:
         if not self._engine.is_healthy():
             if self._unload_dead:
+                self._log.error(official.UNLOADING)
                 transport.unload(self._name)
             raise UnavailableError(DEAD)
         most = self._limits.max_requests_in_flight
         if 0 < most <= self._engine.in_flight():
             raise UnavailableError(f"{most} requests are in flight, and no more are taken: try again later")
-        parsed = parse(transport.inputs(request), transport.parameters(request), transport.timeout_us(request), self._limits)
+        inputs, parameters, timeout = transport.inputs(request), transport.parameters(request), transport.timeout_us(request)
+        parsed = parse(inputs, parameters, timeout, self._limits, empty_text=self._as_official)
         if isinstance(parsed, OperatorRequest):
             return Job(parsed, None, reply, ToldAssembler())
         if self._engine.is_asleep():
@@ -163,4 +168,4 @@ class Admission:
 
     def _require(self, task: str) -> None:
         if task not in self._engine.tasks:
-            raise UnsupportedError(f"Model {self._name} does not support '{task}' request")
+            raise UnsupportedError(f"{official.FAILED}Model {self._name} does not support '{task}' request")

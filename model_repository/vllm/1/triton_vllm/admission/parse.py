@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from triton_vllm import official
 from triton_vllm.admission import chat, embedding, engine_fields, operator
 from triton_vllm.admission.document import json_object
 from triton_vllm.admission.limits import USUAL, check_sizes, refuse_above
@@ -25,7 +26,7 @@ PROMPTS = ("text_input", "messages", "prompt_token_ids")
 RESERVED = ("sequence_id", "sequence_start", "sequence_end", "headers", "traceparent", "tracestate")
 
 
-def parse(inputs: Inputs, parameters: str, timeout: int = 0, limits: Limits = USUAL) -> Request:
+def parse(inputs: Inputs, parameters: str, timeout: int = 0, limits: Limits = USUAL, *, empty_text: bool = False) -> Request:
     """Parse one request.
 
     Args:
@@ -33,6 +34,7 @@ def parse(inputs: Inputs, parameters: str, timeout: int = 0, limits: Limits = US
         parameters: the request parameters as JSON text; `sampling_parameters`, where given, is used instead.
         timeout: Triton's own timeout of the request in microseconds, for a request that has no other; 0 for none.
         limits: what is larger than these is refused.
+        empty_text: whether `text_input` may be empty, as in the official backend, where vLLM has the last word.
 
     Raises:
         InvalidRequestError: with the name of the input, the reason and what is expected.
@@ -50,7 +52,7 @@ def parse(inputs: Inputs, parameters: str, timeout: int = 0, limits: Limits = US
         raise InvalidRequestError(f"exactly one of {', '.join(PROMPTS)} is required, {found}")
     media = _media(inputs, limits)
     return GenerateRequest(
-        text=_text(inputs) if "text_input" in inputs else None,
+        text=_text(inputs, empty=empty_text) if "text_input" in inputs else None,
         token_ids=_token_ids(inputs) if "prompt_token_ids" in inputs else None,
         chat=_chat(inputs, limits) if "messages" in inputs else None,
         stream=stream,
@@ -91,9 +93,9 @@ def _flag(inputs: Inputs, name: str) -> bool:
         raise InvalidRequestError(f"{name} {error}") from None
 
 
-def _text(inputs: Inputs) -> str:
+def _text(inputs: Inputs, *, empty: bool) -> str:
     text = str(_scalar(inputs, "text_input"))
-    if not text:
+    if not text and not empty:
         raise InvalidRequestError("text_input is empty: give a prompt of at least one character")
     return text
 
@@ -125,7 +127,7 @@ def _echo(inputs: Inputs, *, stream: bool) -> bool:
         return not stream and "text_input" in inputs
     echo = not _flag(inputs, "exclude_input_in_output")
     if echo and stream:
-        raise InvalidRequestError("When streaming, `exclude_input_in_output` = False is not allowed.")
+        raise InvalidRequestError(f"{official.FAILED}When streaming, `exclude_input_in_output` = False is not allowed.")
     return echo
 
 

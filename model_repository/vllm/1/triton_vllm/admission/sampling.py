@@ -34,6 +34,9 @@ GUIDED = {
     "guided_whitespace_pattern": "whitespace_pattern",
 }
 
+UNASKED = ("backend", "_backend", "backend_was_auto", "_backend_was_auto")
+"""Fields of a constraint that are chosen for the whole engine since vLLM 0.11."""
+
 
 def build(schema: Schema, parameters: Mapping[str, Any], *, stream: bool, limits: Limits = USUAL) -> Any:
     """Return SamplingParams for a request: only new tokens when streaming, everything at the end when not.
@@ -118,8 +121,12 @@ def _structured(schema: Schema, values: dict[str, Any], limits: Limits) -> dict[
     for name in ("structured_outputs", "guided_decoding"):
         if name in values:
             constraint |= _object(values.pop(name), name)
-    for name in ("backend", "_backend"):  # chosen for the whole engine since vLLM 0.11
+    for name in UNASKED:
         constraint.pop(name, None)
+    if not constraint.get(
+        "disable_fallback"
+    ):  # Triton's OpenAI frontend sends every field of its own vLLM's, and this one has gone
+        constraint.pop("disable_fallback", None)
     if constraint.get("json_object") in (False, "false"):  # vLLM counts it as a constraint, and then finds none
         del constraint["json_object"]
     if not constraint:

@@ -15,6 +15,7 @@ from triton_vllm.compat.engine import (
     frees_memory,
     has_begun,
     is_dead,
+    sample_once,
     start,
     xgrammar_tokenizer,
 )
@@ -53,6 +54,7 @@ __all__ = [
     "renderer",
     "request_keywords",
     "runs_on_cpu",
+    "sample_once",
     "sampling_schema",
     "scoring_task",
     "start",

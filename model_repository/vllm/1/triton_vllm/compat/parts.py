@@ -28,7 +28,9 @@ OPTIONAL_PLACES: Mapping[str, tuple[str, ...]] = {
     "parse_model_prompt": ("vllm.renderers.inputs.preprocess",),  # since 0.20
     "VLLMClientError": ("vllm.exceptions",),  # the request is wrong
     "VLLMValidationError": ("vllm.exceptions",),
-    "GracefulHTTPError": ("vllm.exceptions",),  # queue overflow (503), 0.32
+    "GracefulHTTPError": ("vllm.exceptions",),  # queue overflow (503), since 0.30
+    "GenerationError": ("vllm.exceptions",),  # a request failed in EngineCore; since 0.30, put into its collector since 0.33
+    "RetryableRequestError": ("vllm.exceptions",),  # the same, for a while only; since 0.32
     "ChatParams": ("vllm.renderers.params", "vllm.renderers"),  # since 0.20
     "ThreadSafeHFTokenizerMixin": ("vllm.tokenizers.hf",),  # since 0.22
     "ImageMediaIO": ("vllm.multimodal.media", "vllm.multimodal.image"),
@@ -47,7 +49,8 @@ class Vllm:
     """The parts of the installed vLLM that the adapter uses.
 
     `refusals` are the exceptions by which it says that a request is wrong; `client_errors` adds those by which Python says
-    that a value is. `step_timeout_s` is how long vLLM waits for a worker's step before it takes the worker to be lost, s.
+    that a value is. `failures` say that one request has failed, and `passing_failures`, some of them, that it may be sent again.
+    `step_timeout_s` is how long vLLM waits for a worker's step before it takes the worker to be lost, s.
     """
 
     version: str
@@ -64,6 +67,8 @@ class Vllm:
     refusals: tuple[type[Exception], ...]
     client_errors: tuple[type[Exception], ...]
     busy_errors: tuple[type[Exception], ...]
+    failures: tuple[type[Exception], ...]
+    passing_failures: tuple[type[Exception], ...]
     parse_model_prompt: Callable[[Any, Any], Any] | None
     ChatParams: Any
     ThreadSafeHFTokenizerMixin: Any
@@ -92,6 +97,8 @@ def load() -> Vllm:
         refusals=refusals,
         client_errors=(*refusals, ValueError, TypeError, OverflowError),
         busy_errors=tuple(e for e in [optional["GracefulHTTPError"]] if e),
+        failures=tuple(e for e in [optional["GenerationError"]] if e),
+        passing_failures=tuple(e for e in [optional["RetryableRequestError"]] if e),
         parse_model_prompt=optional["parse_model_prompt"],
         ChatParams=optional["ChatParams"],
         ThreadSafeHFTokenizerMixin=optional["ThreadSafeHFTokenizerMixin"],

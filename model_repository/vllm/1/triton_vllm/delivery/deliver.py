@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING
 
+from triton_vllm import official
 from triton_vllm.errors import AdapterError, CancelledError
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ class Delivery:
             if isinstance(last, AdapterError):
                 if len(items) > 1 and not isinstance(last, CancelledError):
                     job.reply.send(job.assembler.build(items[:-1]), final=False)
-                job.reply.fail(last)
+                self._fail(job, last)
             else:
                 job.reply.send(job.assembler.build(items), final=last.finished)
         except Exception as error:  # noqa: BLE001 - the next job must be served
@@ -42,3 +43,13 @@ class Delivery:
                 self._log.error(f"response not sent: {type(error).__name__}: {error}")
             with contextlib.suppress(Exception):  # the event loop may be closed
                 self._drop(job)
+
+    def _fail(self, job: Job, error: AdapterError) -> None:
+        if not isinstance(error, CancelledError):
+            job.reply.fail(error)
+            return
+        with contextlib.suppress(Exception):  # the log goes through the shared memory that may be full
+            self._log.info(official.CANCELLING)
+        job.reply.fail(error)
+        with contextlib.suppress(Exception):
+            self._log.info(official.CANCELLED)

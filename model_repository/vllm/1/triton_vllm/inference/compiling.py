@@ -43,7 +43,7 @@ _log = logging.getLogger(__name__)
 
 
 class Trials:
-    """Tries constraints in a worker process, which starts at the first one and ends with this process."""
+    """Tries constraints in a worker process, which ends with this process."""
 
     def __init__(self) -> None:
         self._slots = asyncio.Semaphore(AT_ONCE)
@@ -51,6 +51,11 @@ class Trials:
         self._starting = asyncio.Lock()
         self._possible = True
         self._passed: OrderedDict[tuple[str, str], None] = OrderedDict()
+
+    async def start(self, llm: EngineClient) -> None:
+        """Start the worker, which takes a second or two: with it the first constraint has to wait for nothing."""
+        if compat.compiles_with_xgrammar(llm):
+            await self._running(llm)
 
     async def check(self, llm: EngineClient, constraint: Constraint) -> None:
         """Return if vLLM may compile a constraint.

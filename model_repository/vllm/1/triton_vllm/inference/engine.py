@@ -209,6 +209,8 @@ class Engine:
         for adapter in self._adapters:
             await self._llm.add_lora(adapter)
         self._operator.begin_anew()
+        if "generate" in self.tasks:
+            await self._prompter.start(self._llm)
         self._hung, self._asked_at = False, self._loop.time()
         self.healthy = True
 
@@ -285,7 +287,11 @@ class Engine:
         job.waiting_since = BEGUN
         try:
             if isinstance(item, Exception):
-                self._finish(job, self._translator.loss(item))
+                own = self._translator.own(item)
+                if own is None:
+                    self._finish(job, self._translator.loss(item))
+                else:
+                    self._abort(job, own)  # its other completions may go on in vLLM
             elif (job.several or len(job.ids) > 1) and (error := failure(item)) is not None:
                 self._abort(job, error)  # one completion or part has failed; the others go on in vLLM
             elif item.finished:

@@ -65,6 +65,17 @@ class Translator:
         self.note("request failed", error)
         return InternalError("the engine failed on this request; the server's log has the details")
 
+    def own(self, error: Exception) -> AdapterError | None:
+        """Return the answer to a request that alone ended with this exception; None if it is `loss`, which all in flight share.
+
+        Since 0.33 vLLM puts one where EngineCore has not taken a request: its grammar does not compile, or the engine sleeps.
+        """
+        if isinstance(error, self._vllm.passing_failures):
+            return UnavailableError(RETRY)
+        if isinstance(error, self._vllm.failures):
+            return InternalError(FAILED)
+        return self.refusal(error) if isinstance(error, (*self._vllm.refusals, *self._vllm.busy_errors)) else None
+
     def loss(self, error: Exception) -> AdapterError:
         """Return the answer to a request that was in flight when vLLM's output handler failed: no request's fault.
 

@@ -1,4 +1,4 @@
-"""Read `vllm_engine_args.json` and fit it to the arguments that the installed vLLM has."""
+"""Read `vllm_engine_args.json`, or `1/model.json`, and fit it to the arguments that the installed vLLM has."""
 
 from __future__ import annotations
 
@@ -113,9 +113,19 @@ def read(model_dir: Path, version_dir: Path) -> Mapping[str, Any]:
     A model or tokenizer that is the name of a folder in the model's directory is that folder, wherever the repository lies.
 
     Raises:
-        ConfigError: the file is missing, is not JSON or is not an object.
+        ConfigError: the file is missing, is not JSON or is not an object; or both files are there and differ.
     """
-    path = place(model_dir, version_dir)
+    values = _object(place(model_dir, version_dir))
+    ours, official = model_dir / FILE_NAME, version_dir / OFFICIAL_NAME
+    if ours.is_file() and official.is_file():
+        _refuse_difference(values, _object(official), f"{version_dir.name}/{OFFICIAL_NAME}")
+    names = {key: values[key] for key in ("model", "tokenizer") if isinstance(values.get(key), str)}
+    own = {key: model_dir / name for key, name in names.items() if name.strip("./") and not name.startswith("/")}
+    # os.path tells "no" of a folder that may not be entered and of a name that is too long, where Path.is_dir() raises
+    return values | {key: str(folder) for key, folder in own.items() if os.path.isdir(folder)}  # noqa: PTH112
+
+
+def _object(path: Path) -> dict[str, Any]:
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -124,10 +134,19 @@ def read(model_dir: Path, version_dir: Path) -> Mapping[str, Any]:
         raise ConfigError(f"{path} cannot be read as JSON: {error}") from None
     if not isinstance(values, dict):
         raise ConfigError(f"{path} must hold a JSON object of engine arguments, not {type(values).__name__}")
-    names = {key: values[key] for key in ("model", "tokenizer") if isinstance(values.get(key), str)}
-    own = {key: model_dir / name for key, name in names.items() if name.strip("./") and not name.startswith("/")}
-    # os.path tells "no" of a folder that may not be entered and of a name that is too long, where Path.is_dir() raises
-    return values | {key: str(folder) for key, folder in own.items() if os.path.isdir(folder)}  # noqa: PTH112
+    return values
+
+
+def _refuse_difference(ours: Mapping[str, Any], official: Mapping[str, Any], name: str) -> None:
+    if ours == official:
+        return
+    missing = object()
+    differing = sorted(key for key in ours.keys() | official.keys() if ours.get(key, missing) != official.get(key, missing))
+    shown = ", ".join(differing[:5]) + (", …" if len(differing) > 5 else "")
+    raise ConfigError(
+        f"{FILE_NAME} and {name} both hold engine arguments and differ ({shown[:200]}): put what is meant into {name}, which "
+        f"Triton's OpenAI frontend reads too, and remove {FILE_NAME}"
+    )
 
 
 def fit(given: Mapping[str, Any], declared: Mapping[str, Any], file: str = FILE_NAME) -> EngineArgs:

@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING
 from triton_vllm import compat, transport
 from triton_vllm.admission.clips import check_videos
 from triton_vllm.delivery.deliver import Delivery
-from triton_vllm.delivery.outbox import Outbox
+from triton_vllm.delivery.outbox import CORES_TO_SPARE, FEW_CORES, ONE_BY_ONE, Outbox
 from triton_vllm.delivery.watch import CancellationWatch, Departure
 from triton_vllm.errors import ConfigError
 from triton_vllm.inference.adapters import AdapterStore
 from triton_vllm.inference.engine import Engine, Pace
-from triton_vllm.inference.prompt import Prompter
+from triton_vllm.inference.prompt import Ahead, Prompter
 from triton_vllm.loading import engine_args, interpreter
 from triton_vllm.loading.cause import Cause
+from triton_vllm.loading.executor import available_cores
 from triton_vllm.loading.prepare import Prepared, prepare
 from triton_vllm.loading.progress import Progress
 from triton_vllm.metrics import Mirror, Publisher
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from triton_vllm.protocols import Log
 
 MANY_CORES = 8
-"""From here on two threads send; with fewer cores a second one only takes time from the engine."""
+"""From here on two threads send, and cores do not run short; with fewer a second one only takes time from the engine."""
 
 
 @dataclass(frozen=True)
@@ -84,11 +85,14 @@ def load(args: Mapping[str, str], log: Log) -> Model:
 def _start(prepared: Prepared, log: Log) -> tuple[Engine, Outbox]:
     vllm, values, settings = prepared.vllm, prepared.engine_args, prepared.settings
     limits = settings.limits
-    prompter = Prompter(vllm, compat.media_loaders(vllm, values), partial(check_videos, limits))
+    ahead = Ahead(tries=limits.max_constraint_seconds > 0, samples=compat.runs_on_cpu())
+    prompter = Prompter(vllm, compat.media_loaders(vllm, values), partial(check_videos, limits), ahead)
     pace = Pace(silence=settings.engine_timeout_s, deadline=limits.default_timeout_seconds, queue=limits.max_queue_seconds)
     engine = Engine(vllm, values, prompter, log=log, restart=settings.restart, pace=pace)
-    threads = settings.senders or (2 if (os.cpu_count() or 1) >= MANY_CORES else 1)
-    outbox = Outbox(Delivery(engine.drop, log).deliver, log, threads)
+    many = available_cores() >= MANY_CORES
+    threads = settings.senders or (2 if many else 1)
+    pacing = ONE_BY_ONE if settings.official else CORES_TO_SPARE if many else FEW_CORES
+    outbox = Outbox(Delivery(engine.drop, log).deliver, log, threads, pacing)
     outbox.start()
     # Ray takes variables to machines that have no such file, and vLLM would not start there
     uses_ray = "ray" in (values.get("distributed_executor_backend"), values.get("data_parallel_backend"))
@@ -126,4 +130,5 @@ def _departure(engine: Engine, prepared: Prepared, name: str, log: Log) -> Depar
 def _publish(prepared: Prepared, labels: Mapping[str, str], log: Log) -> Publisher | None:
     if not prepared.settings.metrics or prepared.engine_args.get("disable_log_stats", False):
         return None
-    return Publisher(Mirror(transport.TritonMetrics(), labels), compat.prometheus_families, log.warning)
+    mirror = Mirror(transport.TritonMetrics(), labels, as_official=prepared.settings.official)
+    return Publisher(mirror, compat.prometheus_families, log.warning)

@@ -86,9 +86,15 @@ def prepare(args: Mapping[str, str], log: Log, progress: Progress, until_loaded:
     audio.limit(chosen.limits, compat.variables(), os.environ)
     file_name = str(engine_args.place(model_dir, version_dir).relative_to(model_dir))
     values = _fit(vllm, given, file_name, log)
-    enabled = bool(values.get("enable_lora", False))
-    adapters = lora.read(model_dir, version_dir, enabled=enabled, make=vllm.LoRARequest, directory=chosen.lora_directory)
-    defaults = {**_choose_compilers(values, log), **_choose_processes(vllm, values)}
+    adapters = lora.read(
+        model_dir,
+        version_dir,
+        enabled=bool(values.get("enable_lora", False)),
+        make=vllm.LoRARequest,
+        directory=chosen.lora_directory,
+        official=chosen.official,
+    )
+    defaults = {**_choose_compilers(values, log), **_choose_processes(vllm, values), **_choose_statistics(chosen)}
     return Prepared(chosen, vllm, {**defaults, **values}, adapters, file_name)
 
 
@@ -140,3 +146,8 @@ def _choose_processes(vllm: Vllm, values: Mapping[str, Any]) -> Mapping[str, Any
     for name, value in compat.child_environment().items():
         os.environ.setdefault(name, value)
     return processes.arguments
+
+
+def _choose_statistics(chosen: Settings) -> Mapping[str, Any]:
+    """Return the engine argument that spares what nobody reads: vLLM's metrics are written down for each step of the model."""
+    return {} if chosen.metrics else {"disable_log_stats": True}

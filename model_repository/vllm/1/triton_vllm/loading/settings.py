@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
+from triton_vllm import official
 from triton_vllm.admission.limits import USUAL, Limits
 from triton_vllm.coerce import to_bool, to_float, to_int
 from triton_vllm.errors import ConfigError
@@ -21,8 +22,10 @@ class Settings:
 
     Attributes:
         metrics: REPORT_CUSTOM_METRICS, publish vLLM's metrics on Triton's endpoint.
+        compatibility: COMPATIBILITY, `official` for the official backend's behaviour where ours differs on purpose.
         health_check: ENABLE_VLLM_HEALTH_CHECK; matters when `restart` is off: a dead engine then unloads the model.
-        restart: RESTART_DEAD_ENGINE, start a dead engine again in the background.
+        restart: RESTART_DEAD_ENGINE, start a dead engine again in the background; where it is not given, off with a health check
+            or the official backend's behaviour.
         gpu_ids: GPU_DEVICE_IDS, the GPUs of a KIND_MODEL instance, in place of CUDA_VISIBLE_DEVICES; empty leaves it to vLLM.
         unload_grace_s: UNLOAD_GRACE_SECONDS, how long requests in flight may go on when the model is unloaded.
         engine_timeout_s: ENGINE_TIMEOUT_SECONDS, how long EngineCore may answer nothing, and a request be without output; 0 takes
@@ -33,6 +36,7 @@ class Settings:
     """
 
     metrics: bool = False
+    compatibility: str = ""
     health_check: bool = False
     restart: bool = True
     gpu_ids: tuple[int, ...] = ()
@@ -41,6 +45,11 @@ class Settings:
     senders: int = 0
     lora_directory: str = ""
     limits: Limits = USUAL
+
+    @property
+    def official(self) -> bool:
+        """Whether the official backend's behaviour is asked for."""
+        return self.compatibility == official.NAME
 
 
 TO_TOKENIZER = frozenset({
@@ -68,8 +77,9 @@ def read(model_config: Mapping[str, Any]) -> Settings:
         except ValueError as error:
             raise ConfigError(f"config.pbtxt: parameter {name} {error}") from None
 
-    return Settings(
+    chosen = Settings(
         metrics=value("REPORT_CUSTOM_METRICS", to_bool, Settings.metrics),
+        compatibility=value("COMPATIBILITY", _compatibility, Settings.compatibility),
         health_check=value("ENABLE_VLLM_HEALTH_CHECK", to_bool, Settings.health_check),
         restart=value("RESTART_DEAD_ENGINE", to_bool, Settings.restart),
         gpu_ids=value("GPU_DEVICE_IDS", _gpu_ids, Settings.gpu_ids),
@@ -81,6 +91,15 @@ def read(model_config: Mapping[str, Any]) -> Settings:
             **{field.name: value(field.name.upper(), _LISTS.get(field.name, _limit), field.default) for field in fields(Limits)}
         ),
     )
+    if not given.get("RESTART_DEAD_ENGINE") and (chosen.health_check or chosen.official):
+        return replace(chosen, restart=False)  # an engine that comes back would leave the health check nothing to do
+    return chosen
+
+
+def _compatibility(text: str) -> str:
+    if text != official.NAME:
+        raise ValueError(f"must be {official.NAME} or empty, not {text}")
+    return text
 
 
 def _limit(text: str) -> int:

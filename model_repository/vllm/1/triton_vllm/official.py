@@ -1,0 +1,45 @@
+"""What the official vLLM backend says and publishes, where its words are part of the contract (docs/official_backend.md).
+
+Read in vllm_backend's src/model.py and src/utils/metrics.py (2026).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from triton_vllm.errors import DEAD, CancelledError
+
+if TYPE_CHECKING:
+    from triton_vllm.errors import AdapterError
+
+NAME = "official"
+"""The value of COMPATIBILITY."""
+FAILED = "Error generating stream: "
+"""What stands before the reason of each request that fails."""
+CANCELLING = "[vllm] Cancelling the request"
+CANCELLED = "[vllm] Successfully cancelled the request"
+UNLOADING = "[vllm] Engine is not healthy and model will be unloaded"
+
+COUNTERS = frozenset({"vllm:prompt_tokens_total", "vllm:generation_tokens_total"})
+_TTFT = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
+_PER_TOKEN = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
+_LATENCY = (1.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0)
+HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
+    "vllm:time_to_first_token_seconds": ("vllm:time_to_first_token_seconds", _TTFT),
+    "vllm:time_per_output_token_seconds": ("vllm:time_per_output_token_seconds", _PER_TOKEN),
+    "vllm:inter_token_latency_seconds": ("vllm:time_per_output_token_seconds", _PER_TOKEN),  # vLLM's name for it since 0.11
+    "vllm:e2e_request_latency_seconds": ("vllm:e2e_request_latency_seconds", _LATENCY),
+    "vllm:request_prompt_tokens": ("vllm:request_prompt_tokens", ()),
+    "vllm:request_generation_tokens": ("vllm:request_generation_tokens", ()),
+    "vllm:request_params_n": ("vllm:request_params_n", ()),
+}
+"""Name and buckets of what it makes of each of vLLM's histograms; without buckets those of vLLM, which are its own as well."""
+
+
+def answer(error: AdapterError) -> tuple[str, str]:
+    """Return the text and the name of the `TritonError` code with which it answers a request that fails."""
+    text = str(error)
+    if isinstance(error, CancelledError) or text == DEAD:
+        return text, error.code
+    known = text.startswith((FAILED, "LoRA "))  # adapters are looked up before anything else, and without those words
+    return text if known else FAILED + text, "INTERNAL"

@@ -1,0 +1,70 @@
+"""The pinned vLLM's sources, and copies of them with a fault."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from api_contract import fetch
+from vllm_env.base.cache import cache_root
+from vllm_env.lock.spec import Overrides, load_spec
+
+# what the tool reads of a vLLM: a copy of this much is enough
+READ = (
+    *("_version.py", "__init__.py", "exceptions.py", "outputs.py", "logprobs.py", "envs.py", "logger.py", "sampling_params.py"),
+    *("pooling_params.py", "config", "engine", "inputs", "lora", "renderers", "tokenizers", "usage", "platforms"),
+    *("multimodal/media", "v1/engine", "v1/structured_output", "v1/executor", "model_executor/models/registry.py"),
+)
+
+
+@pytest.fixture(scope="session")
+def contract_cache() -> Path:
+    """Where the sources of versions are kept."""
+    return cache_root() / "contract"
+
+
+@pytest.fixture(scope="session")
+def pinned_release() -> str:
+    """The default pin of the CPU profile, which is what the end-to-end tests serve."""
+    spec = load_spec("cpu", Overrides())
+    return f"{spec.distribution}=={spec.pin.value}"
+
+
+@pytest.fixture(scope="session")
+def pinned_folder(pinned_release, contract_cache) -> Path:
+    """Its sources."""
+    with fetch.sources_of(pinned_release, contract_cache) as sources:
+        return sources.root
+
+
+@pytest.fixture
+def planted(pinned_folder, tmp_path):
+    """Return a function that makes a copy of the pinned vLLM with one text replaced, or added at a module's end."""
+
+    def plant(module: str, text: str, instead: str | None = None) -> Path:
+        for name in READ:
+            source, target = pinned_folder / "vllm" / name, tmp_path / "vllm" / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if source.is_dir():
+                shutil.copytree(source, target, copy_function=_link)
+            else:
+                _link(source, target)
+        path = tmp_path / "vllm" / module
+        written = path.read_text(encoding="utf-8")
+        path.unlink()  # a link to the real one
+        if instead is not None:
+            assert text in written, f"the pinned vLLM's {module} has no {text!r}: plant another fault"
+        path.write_text(written + text if instead is None else written.replace(text, instead, 1), encoding="utf-8")
+        return tmp_path
+
+    return plant
+
+
+def _link(source, target):
+    try:
+        os.link(source, target)
+    except OSError:  # another file system
+        shutil.copyfile(source, target)

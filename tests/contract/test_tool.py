@@ -1,0 +1,189 @@
+"""The tool sees a fault that is planted into the pinned vLLM, tells new, gone and changed apart, and exits accordingly."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import zipfile
+
+import pytest
+
+import vllm_contract
+
+ENGINE, PROCESSOR = "v1/engine/async_llm.py", "v1/engine/output_processor.py"
+LLM = "vllm.v1.engine.async_llm.AsyncLLM"
+HANDLER = f"{LLM}._run_output_handler.output_handler"
+ABORT = "vllm.v1.engine.output_processor.OutputProcessor.abort_requests"
+# what is planted: module, text, its replacement (None: the text is added) and the line that must tell it
+WRONG = {
+    "a renamed keyword": (ENGINE, "priority: int = 0,", "rank: int = 0,", f"{LLM}.add_request(priority=): gone"),
+    "a parameter more": (
+        *(ENGINE, "self, lora_request: LoRARequest)", "self, lora_request: LoRARequest, pin: bool)"),
+        f"{LLM}.add_lora(pin=): required now",
+    ),
+    "a sync method turned async": (
+        ENGINE,
+        "    def shutdown(self",
+        "    async def shutdown(self",
+        f"{LLM}.shutdown: is async now",
+    ),
+    "an async method turned sync": (
+        *(ENGINE, "    async def is_sleeping(self", "    def is_sleeping(self"),
+        f"{LLM}.is_sleeping: is no longer async",
+    ),
+    "a gone field": (
+        *("outputs.py", "    stop_reason: int | str | None = None\n", ""),
+        "vllm.outputs.CompletionOutput.stop_reason: gone",
+    ),
+    "a changed default": (
+        *("sampling_params.py", "max_tokens: int | None = 16\n", "max_tokens: int | None = 64\n"),
+        "vllm.sampling_params.SamplingParams.max_tokens: its default is 64, and the adapter counts on 16",
+    ),
+    "token ids that nobody checks": (
+        *("sampling_params.py", "    logprob_token_ids: list[int] | None = None\n"),
+        "    logprob_token_ids: list[int] | None = None\n    first_token_ids: list[int] | None = None\n",
+        "vllm.sampling_params.SamplingParams.first_token_ids: token ids that nobody checks",
+    ),
+    "a field that must be given": (
+        *("pooling_params.py", "    task: PoolingTask | None = None\n", "    task: PoolingTask\n    pooler: str\n"),
+        "vllm.pooling_params.PoolingParams(pooler=): required now",
+    ),
+    "another order of fields": (
+        *("lora/request.py", "    lora_name: str\n", "    lora_kind: str = ''\n    lora_name: str\n"),
+        "vllm.lora.request.LoRARequest: its first fields are no longer lora_name, lora_int_id, lora_path",
+    ),
+    "a new finish reason": (
+        *("v1/engine/__init__.py", '"error", "repetition")', '"error", "repetition", "preempted")'),
+        "finish reason 'preempted': the adapter does not know it",
+    ),
+    "a finish reason that is gone": (
+        *("v1/engine/__init__.py", '"error", "repetition")', '"failed", "repetition")'),
+        "finish reason 'error': gone, and a failed request would pass for an answer",
+    ),
+    "a new caller of put": (
+        *("v1/engine/core_client.py", "\n\ndef late(processor, n, out):\n    processor.request_states[n].queue.put(out)\n", None),
+        "RequestOutputCollector.put: called in vllm.v1.engine.core_client.late(out) now",
+    ),
+    "something new that is put": (
+        *(PROCESSOR, "queue.put(request_output)", "queue.put(ValueError(request_output))"),
+        f"RequestOutputCollector.put: called in {ABORT}(ValueError(request_output)) now",
+    ),
+    "another handler": (
+        *(ENGINE, "\n\nasync def drain(llm, outputs):\n    llm.output_processor.process_outputs(outputs)\n", None),
+        f"OutputProcessor.process_outputs: called by {HANDLER}, vllm.v1.engine.async_llm.drain, and not by {HANDLER} alone",
+    ),
+    "no collector": (
+        *(ENGINE, "    ) -> RequestOutputCollector:", "    ) -> RequestStream:"),
+        f"{LLM}.add_request: returns RequestStream, and no RequestOutputCollector",
+    ),
+    "a refusal that is none": (
+        *("sampling_params.py", "\n\nclass OddError(LookupError): ...\n\n\ndef f():\n    raise OddError('no')\n", None),
+        "vllm.sampling_params: raises OddError, which the adapter takes for no refusal",
+    ),
+    "an exception that is gone": (
+        *("v1/engine/exceptions.py", "class EngineDeadError", "class EngineGoneError"),
+        "EngineDeadError in vllm.v1.engine.exceptions: gone",
+    ),
+    "a renamed variable": (
+        *("envs.py", '    "VLLM_USE_FLASHINFER_SAMPLER": ', '    "VLLM_FLASHINFER_SAMPLER": '),
+        "variable VLLM_USE_FLASHINFER_SAMPLER: not known any more",
+    ),
+    "another statement": (
+        *("model_executor/models/registry.py", '"modelinfos"', '"inspected"'),
+        "vllm.model_executor.models.registry: no \"/ 'modelinfos'\" any more",
+    ),
+}
+# the same for what is told and is nothing wrong, by the section that tells it
+TOLD = {
+    "new": (
+        "sampling_params.py",
+        "    seed: int | None",
+        "    luck: int = 7\n    seed: int | None",
+        "SamplingParams.luck: int = 7",
+    ),
+    "gone": ("outputs.py", "    routed_experts: ", "    experts: ", "CompletionOutput.routed_experts: np.ndarray | None = None"),
+    "changed": ("sampling_params.py", "temperature: float = 1.0", "temperature: float = 0.7", "float = 1.0  ->  float = 0.7"),
+}
+
+
+@pytest.fixture
+def told(capsys):
+    """Return a function that runs the command and returns its exit code and what it says as JSON."""
+
+    def run(*arguments):
+        code = vllm_contract.main([*map(str, arguments), "--json"])
+        return code, json.loads(capsys.readouterr().out)
+
+    return run
+
+
+@pytest.mark.parametrize("fault", WRONG)
+def test_what_the_adapter_needs_and_is_gone_or_changed_is_wrong(planted, told, fault):
+    """Exit code 1, and one line for the one fault."""
+    module, text, instead, line = WRONG[fault]
+    code, said = told(planted(module, text, instead))
+    assert line in said["wrong"]
+    assert code == 1
+
+
+@pytest.mark.parametrize("section", TOLD)
+def test_what_the_adapter_does_not_count_on_is_told(planted, told, section):
+    """Exit code 0: a person reads the list, and a script goes on."""
+    module, text, instead, line = TOLD[section]
+    code, said = told(planted(module, text, instead))
+    assert (code, said["wrong"]) == (0, [])
+    assert [entry for entry in said[section] if line in entry]
+
+
+def test_the_pinned_vllm_is_as_recorded_for_people_too(pinned_folder, capsys):
+    """Text says what JSON does."""
+    assert vllm_contract.main([str(pinned_folder)]) == 0
+    title, *sections = capsys.readouterr().out.splitlines()
+    assert "compared with the recorded" in title
+    assert sections == ["wrong, the adapter needs it: nothing", "new: nothing", "gone: nothing", "changed: nothing"]
+
+
+def test_a_wheel_is_read_like_a_folder(planted, told, tmp_path):
+    """No pip and no network for one that is here."""
+    folder = planted("sampling_params.py", "temperature: float = 1.0", "temperature: float = 0.7")
+    wheel = tmp_path / "vllm-0.0-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for path in folder.rglob("*.py"):
+            archive.write(path, path.relative_to(folder))
+    assert told(wheel) == told(folder)
+
+
+def test_a_fault_is_told_to_people_and_a_record_is_made_of_the_pinned_one_only(planted, capsys, tmp_path, monkeypatch):
+    """`--record` writes the file that the next run compares with."""
+    record = tmp_path / "record.json"
+    record.write_bytes(vllm_contract.RECORD.read_bytes())
+    monkeypatch.setattr(vllm_contract, "RECORD", record)
+    folder = planted("outputs.py", "    stop_reason: int | str | None = None\n", "")
+    assert vllm_contract.main([str(folder)]) == 1
+    assert "gone: 1\n  members: vllm.outputs.CompletionOutput.stop_reason" in capsys.readouterr().out
+    assert vllm_contract.main([str(folder), "--record"]) == 1
+    assert "gone: nothing" in capsys.readouterr().out
+    assert "vllm.outputs.CompletionOutput.stop_reason" not in json.loads(record.read_text())["members"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["--help"], 0, "WHEEL|FOLDER|VERSION"),
+        ([], 2, "usage"),
+        (["{empty}"], 2, "holds no package vllm"),
+        (["{empty}/none.whl"], 2, "pip cannot fetch"),
+        (["{broken}"], 2, "cannot be read as a wheel"),
+    ],
+)
+def test_usage(tmp_path, arguments, code, said):
+    """As a program of its own: 2 is wrong usage, or no such vLLM, and the text says what to name instead."""
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "broken.whl").write_bytes(b"no zip")
+    names = {"empty": tmp_path / "empty", "broken": tmp_path / "broken.whl"}
+    command = [sys.executable, vllm_contract.__file__, *(a.format(**names) for a in arguments)]
+    run = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert run.returncode == code
+    assert said in run.stdout + run.stderr
+    assert "Traceback" not in run.stderr

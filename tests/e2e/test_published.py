@@ -1,0 +1,91 @@
+"""What a build's smoke run says, that the commands which it ends with work, and that the archive is what they serve."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from support.leftovers import leftovers, wait_for_none
+from support.repositories import CHECKOUT, run_build
+from support.triton_client import generate
+from vllm_env.serve.server import TritonServer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.skipif("VLLM_ENV_TEST_ENVIRONMENT" in os.environ, reason="serves an environment that was not built"),
+]
+
+
+@dataclass(frozen=True)
+class Published:
+    """A repository that a build with its smoke run has left, and the server that its last lines name.
+
+    Attributes:
+        repository: the model repository.
+        stdout: what the build printed.
+        stderr: and where it tells what it does.
+        server: started with the command of the last line but one.
+    """
+
+    repository: Path
+    stdout: list[str]
+    stderr: str
+    server: TritonServer
+
+
+@pytest.fixture(scope="module")
+def published(built_repository: Path, session_folder: Path) -> Iterator[Published]:
+    """Built where no model hub answers, and served from its archive; nothing may be left of it."""
+    before = leftovers(os.getpid())
+    folder = session_folder / "published"
+    copy = folder / "models"
+    shutil.copytree(built_repository, copy, copy_function=os.link)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # discard: nothing listens there
+        patch.setenv("HF_HOME", str(folder / "no models"))
+        done = run_build("--model-repository", str(copy))
+        assert done.returncode == 0, done.stderr
+        lines = done.stdout.splitlines()
+        binary, option = shlex.split(lines[-2])
+        assert option == f"--model-store={copy}"
+        with TritonServer(CHECKOUT / binary, copy, log=folder / "server.log") as server:
+            yield Published(copy, lines, done.stderr, server)
+    left = wait_for_none(lambda: leftovers(os.getpid()) - before)
+    assert not left, f"left behind: {sorted(left)}"
+
+
+def test_smoke_run_ends_with_the_answers_and_what_it_names_next_works(published: Published, tmp_path: Path) -> None:
+    """Each prompt's answer, " Paris" among them, PASS, and two commands; where no model hub answers they work as well."""
+    assert "no model hub answers" in published.stderr
+    lines = published.stdout
+    assert any(line.startswith("'The capital of France is' -> ' Paris") for line in lines)
+    assert len([line for line in lines if " -> " in line]) == 4
+    assert "PASS: vLLM example" in lines
+    ask = [str(CHECKOUT / part) if part.endswith(".py") else part for part in shlex.split(lines[-1])]
+    prompts = ["--input-prompts", str(CHECKOUT / "prompts.txt"), "--results-file", str(tmp_path / "results.txt")]
+    command = [*ask, "--url", published.server.grpc_url, *prompts]
+    asked = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert asked.stdout.endswith("PASS: vLLM example\n"), asked.stderr
+
+
+def test_the_archive_is_what_serves(published: Published) -> None:
+    """Served as built, vLLM's modules come from the environment that the server extracted; `published` sees that none is left."""
+    assert generate(published.server.http_url, {"text_input": "The capital of France is"})[0] == 200
+    loaded = {path for path in _mapped_by(published.server) if path.endswith("/libtorch_cpu.so")}
+    assert loaded
+    assert all(path.startswith("/tmp/python_env_") for path in loaded)
+
+
+def _mapped_by(server: TritonServer) -> set[str]:
+    maps = (Path(f"/proc/{process.pid}/maps").read_text() for process in server.members())
+    return {line.split()[-1] for text in maps for line in text.splitlines()}

@@ -1,0 +1,253 @@
+"""A model's folder of the official backend becomes one of ours, in one step, and what it was again."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import stat
+from typing import TYPE_CHECKING
+
+import pytest
+
+from support.repositories import CHECKOUT
+from support.small_fixtures import workspace_in
+from vllm_env.base.errors import UsageError, VllmEnvError
+from vllm_env.publish import adopt as module
+from vllm_env.publish import publish as publishing
+from vllm_env.publish.adopt import AdoptedSet, read_adoption, undo, undo_difference
+from vllm_env.publish.check_model import check_receiver
+from vllm_env.publish.exchange import STAGING
+from vllm_env.publish.model_folder import stage_candidate
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from vllm_env.base.workspace import Workspace
+
+TEMPLATE = CHECKOUT / "model_repository" / "vllm"
+CONFIG = '# mine\nbackend: "vllm"\ninstance_group [{ count: 1 kind: KIND_MODEL }]\n'
+ARGUMENTS = {"model": "weights", "enable_lora": True}
+
+
+@pytest.fixture(params=["exchange", "in place"])
+def _way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ways of publishing."""
+    if request.param == "in place":
+        for place in (publishing, module):
+            monkeypatch.setattr(place, "staging_place", lambda _: None)
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Workspace:
+    return workspace_in(tmp_path / "cache")
+
+
+@pytest.fixture
+def official(tmp_path: Path) -> Path:
+    """As people have it: with weights and adapters of its own, and a link."""
+    model = tmp_path / "place" / "models" / "opt"
+    (model / "1").mkdir(parents=True)
+    (model / "config.pbtxt").write_text(CONFIG)
+    (model / "config.pbtxt").chmod(0o640)
+    (model / "1" / "model.json").write_text(json.dumps(ARGUMENTS))
+    (model / "1" / "multi_lora.json").write_text('{"sql": "adapters/sql", "hub": "org/name"}')
+    for folder in ("weights", "adapters/sql"):
+        (model / folder).mkdir(parents=True)
+        (model / folder / "data.bin").write_bytes(b"1")
+    (model / "notes").symlink_to("weights/data.bin")
+    return model
+
+
+def built(folder: Path, model: Path, tag: str = "one") -> AdoptedSet:
+    """A set whose files say ``tag``, for a folder as it is now."""
+    folder.mkdir(parents=True, exist_ok=True)
+    stub, environment = folder / f"stub-{tag}", folder / f"environment-{tag}"
+    stub.write_text(tag)
+    environment.write_text(tag)
+    return AdoptedSet(stub, environment, "archive", f'"{tag}"', "{}", read_adoption(model, TEMPLATE, "vllm_env.tar.gz"))
+
+
+def adopt(workspace: Workspace, model: Path, tag: str = "one") -> None:
+    made = built(model.parents[2] / "made", model, tag)
+    publishing.publish(workspace, made, model.parent, model.name, TEMPLATE)
+
+
+def snapshot(folder: Path) -> dict[str, object]:
+    """Every file, link and folder with its content, mode and owner; a file's time as well."""
+    found: dict[str, object] = {}
+    for path in folder.rglob("*"):
+        status = path.lstat()
+        content: object = path.readlink() if path.is_symlink() else path.read_bytes() if path.is_file() else None
+        time = status.st_mtime_ns if path.is_file() else 0
+        found[str(path.relative_to(folder))] = (content, stat.S_IMODE(status.st_mode), status.st_uid, time)
+    return found
+
+
+@pytest.mark.usefixtures("_way")
+def test_there_and_back(workspace: Workspace, official: Path) -> None:
+    """All of ours is there, no second file of arguments; the user's files are as they were; back again nothing is left."""
+    before = snapshot(official)
+    adopt(workspace, official)
+    after = snapshot(official)
+    assert {
+        "triton_python_backend_stub",
+        "vllm_env.tar.gz",
+        "vllm_env.json",
+        "1/model.py",
+        "1/triton_vllm/contract.py",
+    } <= after.keys()
+    assert "vllm_engine_args.json" not in after
+    assert {name: after[name] for name in before if name != "config.pbtxt"} == {
+        n: v for n, v in before.items() if n != "config.pbtxt"
+    }
+    assert stat.S_IMODE((official / "config.pbtxt").stat().st_mode) == 0o640
+    assert (official / ".before_vllm_env" / "config.pbtxt").read_text() == CONFIG
+    assert [p.name for p in official.parents[1].iterdir()] == ["models"]
+    undo(workspace, official)
+    assert snapshot(official) == before
+    assert not list(official.parents[1].rglob(f"{STAGING}*"))
+
+
+@pytest.mark.usefixtures("_way")
+def test_again_it_refreshes_and_keeps_the_first_backup(workspace: Workspace, official: Path) -> None:
+    """Another environment, and code of ours that has changed; going back leads to the official model all the same."""
+    before = snapshot(official)
+    adopt(workspace, official)
+    assert read_adoption(official, TEMPLATE, "vllm_env.tar.gz").diff == ""
+    code = official / "1" / "triton_vllm"
+    (code / "contract.py").write_text("# old\n")
+    (code / "gone.py").write_text("# old\n")
+    difference = read_adoption(official, TEMPLATE, "vllm_env.tar.gz").diff
+    assert "-# old" in difference
+    assert "1/triton_vllm/gone.py" in difference
+    adopt(workspace, official, "two")
+    assert (official / "vllm_env.tar.gz").read_text() == "two"
+    assert (code / "contract.py").read_bytes() == (TEMPLATE / "1/triton_vllm/contract.py").read_bytes()
+    assert not (code / "gone.py").exists()
+    (official / "vllm_cache").mkdir()  # as --warm leaves it
+    undo(workspace, official)
+    assert snapshot(official) == before
+
+
+@pytest.mark.usefixtures("_way")
+def test_what_had_our_names_comes_back(workspace: Workspace, official: Path) -> None:
+    """A model.py and an unpacked environment of the user's own are shown, kept, and put back."""
+    (official / "1" / "model.py").write_text("# mine\n")
+    (official / "vllm_env" / "bin").mkdir(parents=True)
+    (official / "vllm_env" / "bin" / "activate").write_text("# mine\n")
+    before = snapshot(official)
+    assert "-# mine" in read_adoption(official, TEMPLATE, "vllm_env.tar.gz").diff
+    adopt(workspace, official)
+    assert not (official / "vllm_env").exists()
+    undo(workspace, official)
+    assert snapshot(official) == before
+
+
+@pytest.mark.usefixtures("_way")
+def test_edits_since_stay(workspace: Workspace, official: Path) -> None:
+    """What was changed in the arguments meanwhile is the user's; a configuration restored by hand makes a new backup."""
+    adopt(workspace, official)
+    (official / "1" / "model.json").write_text('{"model": "other"}')
+    undo(workspace, official)
+    assert (official / "1" / "model.json").read_text() == '{"model": "other"}'
+    adopt(workspace, official)
+    edited = f"{CONFIG}# edited\n"
+    (official / "config.pbtxt").write_text(edited)
+    adopt(workspace, official)
+    undo(workspace, official)
+    assert (official / "config.pbtxt").read_text() == edited
+
+
+def test_a_change_during_the_build_is_not_lost(workspace: Workspace, official: Path) -> None:
+    """The configuration was read before the build, which takes minutes."""
+    made = built(official.parents[2] / "made", official)
+    (official / "config.pbtxt").write_text(f"{CONFIG}# changed\n")
+    before = snapshot(official)
+    with pytest.raises(VllmEnvError, match="was changed while"):
+        publishing.publish(workspace, made, official.parent, official.name, TEMPLATE)
+    assert snapshot(official) == before
+
+
+def test_what_is_served_first_is_what_will_stand(workspace: Workspace, official: Path, tmp_path: Path) -> None:
+    """The candidate of the smoke run has the code, the configuration and the adopted model's own arguments."""
+    stage_candidate(built(tmp_path / "made", official), official, TEMPLATE, tmp_path / "new")
+    assert 'backend: "python"' in (tmp_path / "new" / "config.pbtxt").read_text()
+    assert {"model.json", "multi_lora.json", "model.py", "triton_vllm"} == {p.name for p in (tmp_path / "new" / "1").iterdir()}
+    assert (official / "config.pbtxt").read_text() == CONFIG
+    own = read_adoption(official, TEMPLATE, "vllm_env").own
+    assert own["1/model.json"] == {**ARGUMENTS, "model": str(official / "weights")}
+    assert own["1/multi_lora.json"] == {"sql": str(official / "adapters/sql"), "hub": "org/name"}
+
+
+def _config(text: str) -> Callable[[Path], object]:
+    return lambda model: (model / "config.pbtxt").write_text(text)
+
+
+def _arguments(text: str) -> Callable[[Path], object]:
+    return lambda model: (model / "1/model.json").write_text(text)
+
+
+def _elsewhere(model: Path) -> None:
+    (model / "1").rename(model.parents[1] / "elsewhere")
+    (model / "1").symlink_to(model.parents[1] / "elsewhere")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda model: (model / "config.pbtxt").unlink(), r"config.pbtxt is missing"),
+        (lambda model: (model / "config.pbtxt").write_bytes(b"\xff"), "config.pbtxt cannot be read"),
+        (_config('backend: "tensorrtllm"'), 'names the backend "tensorrtllm"'),
+        (_config('backend: "python"'), 'names the backend "python"'),
+        (_config(""), 'names the backend ""'),
+        (_config("{"), "is no model configuration"),
+        (lambda model: (model / "3").mkdir(), "has the versions 1, 3"),
+        (lambda model: (model / "1").rename(model / "2"), "has the versions 2,"),
+        (lambda model: shutil.rmtree(model / "1"), "has no version"),
+        (_elsewhere, "is a link"),
+        (lambda model: (model / "1/model.json").unlink(), "model.json is missing"),
+        (_arguments("[1]"), "holds a JSON list"),
+        (_arguments("{"), "is not JSON"),
+        (lambda model: (model / "1/multi_lora.json").write_text("1"), "multi_lora.json holds a JSON int"),
+        (lambda model: (model / "vllm_engine_args.json").write_text('{"model": "x"}'), "differ: enable_lora, model"),
+    ],
+)
+def test_what_is_no_model_to_adopt_is_refused(official: Path, change: Callable[[Path], object], said: str) -> None:
+    """By name, with a remedy, and nothing is written."""
+    change(official)
+    before = snapshot(official)
+    with pytest.raises(VllmEnvError, match=said) as caught:
+        read_adoption(official, TEMPLATE, "vllm_env")
+    assert caught.value.remedy
+    assert snapshot(official) == before
+
+
+def test_what_is_not_there_is_refused(official: Path, tmp_path: Path, workspace: Workspace) -> None:
+    """A folder that does not exist, a file, and a way back from nowhere."""
+    for path in (tmp_path / "none", official / "config.pbtxt"):
+        with pytest.raises(UsageError, match="is not a folder"):
+            read_adoption(path, TEMPLATE, "vllm_env")
+    for path in (tmp_path / "none", official):
+        with pytest.raises(VllmEnvError, match=r"holds no \.before_vllm_env"):
+            undo(workspace, path)
+
+
+def test_the_same_arguments_twice_are_fine(workspace: Workspace, official: Path) -> None:
+    """However they are written."""
+    (official / "vllm_engine_args.json").write_text(json.dumps(dict(reversed(ARGUMENTS.items())), indent=4))
+    adopt(workspace, official)
+    check_receiver(official)
+    assert undo_difference(official).count("\n-") > 10
+
+
+def test_a_build_does_not_publish_beside_another_backends_configuration(official: Path) -> None:
+    """It would not be served; the refusal names what takes the model over. Two files that differ are refused as well."""
+    with pytest.raises(VllmEnvError, match='names the backend "vllm"') as caught:
+        check_receiver(official)
+    assert f"./gen_vllm_env.sh adopt {official}" in caught.value.remedy
+    (official / "config.pbtxt").write_text('backend: "python" # not "vllm"')
+    check_receiver(official)
+    (official / "vllm_engine_args.json").write_text("{}")
+    with pytest.raises(VllmEnvError, match=r"vllm_engine_args.json and .*1/model.json differ: enable_lora, model"):
+        check_receiver(official)

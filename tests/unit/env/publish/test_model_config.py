@@ -1,0 +1,91 @@
+"""The official backend's configuration is edited as text, and only where it must be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from support.repositories import CHECKOUT
+from vllm_env.base.errors import VllmEnvError
+from vllm_env.publish.model_config import parse_config, rewrite_config
+
+FILE = Path("config.pbtxt")
+TEMPLATE = parse_config(FILE, (CHECKOUT / "model_repository/vllm/config.pbtxt").read_text("utf-8"))
+PLACE = "$$TRITON_MODEL_DIRECTORY/vllm_env"
+
+
+def rewritten(text: str) -> str:
+    return rewrite_config(FILE, text, TEMPLATE, "vllm_env")
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ('# why\nbackend: "vllm" # stays\nname: "x"', '# why\nbackend: "python" # stays\nname: "x"'),
+        ("name: 'x', backend : 'vllm'; max_batch_size: 0", "name: 'x', backend : \"python\"; max_batch_size: 0"),
+        ('# backend: "vllm"\nbackend: # here\n  "vllm"\r\n', '# backend: "vllm"\nbackend: # here\n  "python"\r\n'),
+        ('backend:"vllm" runtime: "model.py"', 'backend:"python" runtime: "libtriton_python.so"'),
+        ('backend: "vllm"\ndefault_model_filename: "model.json"', 'backend: "python"\ndefault_model_filename: "model.py"'),
+        (
+            'parameters [{key: "a" value: <string_value: "backend: \'vllm\'">}] backend: "vllm"',
+            'parameters [{key: "a" value: <string_value: "backend: \'vllm\'">}] backend: "python"',
+        ),
+    ],
+)
+def test_only_the_backends_fields_are_replaced(before: str, after: str) -> None:
+    """Comments, quotes, separators and the ends of lines stay; what looks like the field in a comment or a string is none."""
+    assert rewritten(before).startswith(after.rstrip())
+
+
+def test_what_a_user_has_written_stays() -> None:
+    """Instance groups, parameters, version policy, warm-up, batching and a tensor's own declaration mean what they did."""
+    text = """
+    backend: "vllm"
+    instance_group [{ count: 2 kind: KIND_GPU gpus: [1, 3] }]
+    version_policy: { latest { num_versions: 1 } }
+    parameters { key: "REPORT_CUSTOM_METRICS" value { string_value: "true" } }
+    model_warmup { name: "w" batch_size: 0 inputs { key: "text_input" value { data_type: TYPE_STRING dims: 1 zero_data: true } } }
+    response_cache { enable: true }
+    input [ { name: "text_input" data_type: TYPE_STRING dims: [ 1 ] } ]
+    a_field_of_a_newer_triton { x: 1 }
+    """
+    before, after = parse_config(FILE, text), parse_config(FILE, rewritten(text))
+    assert after.backend == "python"
+    assert after.parameters["EXECUTION_ENV_PATH"].string_value == PLACE
+    for field in ("instance_group", "version_policy", "model_warmup", "response_cache"):
+        assert getattr(after, field) == getattr(before, field)
+    assert after.parameters["REPORT_CUSTOM_METRICS"].string_value == "true"
+    assert [t.name for t in after.input].count("text_input") == 1
+    assert not after.input[0].optional
+    assert {t.name for t in after.input} == {t.name for t in TEMPLATE.input}
+    assert list(after.output) == list(TEMPLATE.output)
+    assert after.model_transaction_policy.decoupled
+
+
+def test_an_environment_that_is_named_is_replaced_once() -> None:
+    """An official model may name one of its own; a second adoption, with another layout, changes that name alone."""
+    text = 'backend: "vllm" parameters { key: "EXECUTION_ENV_PATH" # mine\n value { string_value: "/opt/env" } }'
+    once = rewritten(text)
+    assert once.startswith(text.replace("/opt/env", PLACE).replace('"vllm"', '"python"'))
+    assert rewritten(once) == once
+    other = rewrite_config(FILE, once, TEMPLATE, "vllm_env.tar.gz")
+    assert other == once.replace(PLACE, f"{PLACE}.tar.gz")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('backend: "vllm', "is no model configuration: 1:10"),
+        ('backend: "vllm" max_batch_size: 8', "has max_batch_size: 8"),
+        ('backend: "vllm" model_transaction_policy { decoupled: false }', "not decoupled"),
+        ('backend: "vl" "lm"', "cannot be edited"),
+        ('backend: "vllm" parameters { value { string_value: "/x" } key: "EXECUTION_ENV_PATH" }', "cannot be edited"),
+    ],
+)
+def test_what_cannot_be_rewritten_is_refused(text: str, said: str) -> None:
+    """With the file and a remedy."""
+    with pytest.raises(VllmEnvError, match=said) as caught:
+        rewritten(text)
+    assert caught.value.what.startswith("config.pbtxt ")
+    assert caught.value.remedy

@@ -1,0 +1,173 @@
+"""What the adapter uses of vLLM, read in its own sources with `ast`, and what of that `needs` does not list."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from api_contract import needs
+from api_contract.needs import Member
+from api_contract.sources import Function, targets
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+VERSION_FOLDER = Path(__file__).resolve().parents[2] / "model_repository" / "vllm" / "1"
+_CLASS = re.compile(r"`(vllm(?:\.\w+)+)`")
+_SINCE = re.compile(r"\bsince (0\.\d+)")
+_MODULE = re.compile(r"vllm(?:\.\w+)+")
+_VARIABLE = re.compile(r"VLLM_[A-Z0-9_]+")
+
+
+@dataclass(frozen=True)
+class Needs:
+    """All that the adapter needs.
+
+    Attributes:
+        places: name -> the modules that it may be in.
+        since: name -> the first version that must have it.
+        classes: class -> what is used of it.
+        variables: environment variable -> the first version that must know it.
+        token_ids: the sampling parameters whose token ids are known to be checked.
+    """
+
+    places: Mapping[str, tuple[str, ...]]
+    since: Mapping[str, str]
+    classes: Mapping[str, Mapping[str, Member]]
+    variables: Mapping[str, str]
+    token_ids: frozenset[str]
+
+
+def read(folder: Path = VERSION_FOLDER) -> Needs:
+    """Return the needs of the adapter in a version folder of the model."""
+    places, required = _places(folder)
+    classes: dict[str, dict[str, Member]] = defaultdict(dict)
+    for table in (_declared(folder / "triton_vllm" / "protocols.py"), needs.STATED):
+        for owner, members in table.items():
+            classes[owner] |= members
+    used = {text for _, text in _texts(folder) if _VARIABLE.fullmatch(text)} - places.keys()
+    since = {name: since for name, since in needs.SINCE.items() if name in places} | dict.fromkeys(required, needs.OLDEST)
+    variables = {name: needs.VARIABLES.get(name, needs.OLDEST) for name in sorted(used)}
+    checked = _literal(folder / "triton_vllm" / "admission" / "fit.py", "TOKEN_IDS")
+    return Needs(places, since, classes, variables, needs.CHECKED_BY_VLLM | set(checked))
+
+
+def _places(folder: Path) -> tuple[dict[str, tuple[str, ...]], set[str]]:
+    """Return name -> modules, and the names that every vLLM must have."""
+    parts = folder / "triton_vllm" / "compat" / "parts.py"
+    required = _literal(parts, "PLACES")
+    return {**required, **_literal(parts, "OPTIONAL_PLACES")}, set(required)
+
+
+def _literal(path: Path, name: str) -> Any:
+    """Return the value of a module's constant that is written as a literal."""
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value and name in targets(node):
+            return ast.literal_eval(node.value)
+    raise LookupError(f"{path} has no {name}")
+
+
+def _declared(protocols: Path) -> dict[str, dict[str, Member]]:
+    """Return what the protocols of vLLM's classes have; mypy holds the adapter to them."""
+    found: dict[str, dict[str, Member]] = {}
+    for node in ast.parse(protocols.read_text(encoding="utf-8")).body:
+        said = (ast.get_docstring(node) or "") if isinstance(node, ast.ClassDef) else ""
+        name = _CLASS.match(said)
+        if name and isinstance(node, ast.ClassDef):
+            since = _SINCE.search(said)
+            found[name[1]] = {member.name: _member(member, since) for member in node.body if isinstance(member, Function)}
+    return found
+
+
+def _member(node: Function, of_class: re.Match[str] | None) -> Member:
+    said = _SINCE.search(ast.get_docstring(node) or "") or of_class
+    since = said[1] if said else needs.OLDEST
+    if any(isinstance(d, ast.Name) and d.id == "property" for d in node.decorator_list):
+        return Member(since=since)
+    parameters = tuple(a.arg for a in (*node.args.args, *node.args.kwonlyargs) if a.arg != "self")
+    return Member(parameters, awaited=is_awaited(node), since=since)
+
+
+def is_awaited(node: Function) -> bool:
+    """Return whether what a function returns is to be awaited."""
+    returns = ast.unparse(node.returns) if node.returns else ""
+    generates = any(isinstance(inner, ast.Yield) for inner in ast.walk(node))  # one that is asynchronous is called without await
+    return (isinstance(node, ast.AsyncFunctionDef) and not generates) or returns.startswith(("Awaitable[", "Coroutine["))
+
+
+def unlisted(found: Needs, folder: Path = VERSION_FOLDER) -> list[str]:
+    """Return what the adapter uses of vLLM and `needs` does not list: it would go unnoticed where a vLLM lacks it."""
+    missing = [f"needs.SINCE: {name}" for name in found.places if name not in found.since]
+    modules = {place for places in found.places.values() for place in places} | needs.MODULES.keys()
+    missing += [f"{where}: module {text}" for where, text in _texts(folder) if _MODULE.fullmatch(text) and text not in modules]
+    known = {name for members in found.classes.values() for name in members} | needs.OTHERS | {"environment_variables"}
+    for where, tree in _trees(folder):
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute):
+                missing += [f"{where}: {text}" for text in _chain(node, found)]
+            elif isinstance(node, ast.Call):
+                missing += [f"{where}: {text}" for text in _call(node, found, known)]
+    return sorted(set(missing))
+
+
+_ROOTS = {"llm": "llm", "_llm": "llm", "vllm": "vllm", "_vllm": "vllm"}
+_ENGINE = "vllm.v1.engine.async_llm.AsyncLLM"
+
+
+def _dotted(node: ast.AST) -> list[str]:
+    """Return the names of an attribute's chain, from `llm` or `vllm` on; nothing if it has another root."""
+    names: list[str] = []
+    while isinstance(node, ast.Attribute) and node.attr not in _ROOTS:
+        names.append(node.attr)
+        node = node.value
+    root = node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
+    return [_ROOTS[root], *reversed(names)] if root in _ROOTS else []
+
+
+def _owner(names: list[str], found: Needs) -> str | None:
+    """Return the class of which the last name of a chain must be a member, None if that is not known."""
+    if len(names) == 2 and names[0] == "llm":
+        return _ENGINE
+    if len(names) == 3 and names[:2] == ["llm", "model_config"]:
+        return "vllm.config.ModelConfig"
+    if len(names) == 3 and names[0] == "vllm" and names[1] in found.places:
+        return f"{found.places[names[1]][0]}.{names[1]}"
+    return None
+
+
+def _chain(node: ast.Attribute, found: Needs) -> Iterator[str]:
+    owner = _owner(_dotted(node), found)
+    if owner and not node.attr.startswith("__") and node.attr not in found.classes.get(owner, {}):
+        yield f"{owner}.{node.attr}"
+
+
+def _call(node: ast.Call, found: Needs, known: set[str]) -> Iterator[str]:
+    if isinstance(node.func, ast.Name) and node.func.id in ("getattr", "hasattr") and len(node.args) > 1:
+        name = node.args[1]
+        if isinstance(name, ast.Constant) and name.value not in known:
+            yield f"{node.func.id}(…, {name.value!r})"
+    names = _dotted(node.func)
+    passed = {keyword.arg for keyword in node.keywords if keyword.arg}
+    if len(names) == 2 and names[0] == "vllm" and names[1] in found.places:
+        made = f"{found.places[names[1]][0]}.{names[1]}"
+        yield from (f"{made}({keyword}=)" for keyword in passed - set(needs.MADE.get(made, ())))
+    owner = _owner(names, found)
+    member = found.classes.get(owner, {}).get(names[-1]) if owner else None
+    if member is not None:
+        yield from (f"{owner}.{names[-1]}({keyword}=)" for keyword in passed - set(member.parameters or ()))
+
+
+def _trees(folder: Path) -> Iterator[tuple[str, ast.Module]]:
+    for path in sorted((folder / "triton_vllm").rglob("*.py")):
+        yield path.relative_to(folder).as_posix(), ast.parse(path.read_text(encoding="utf-8"))
+
+
+def _texts(folder: Path) -> Iterator[tuple[str, str]]:
+    for where, tree in _trees(folder):
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield where, node.value

