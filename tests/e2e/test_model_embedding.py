@@ -68,6 +68,40 @@ def test_bad_embedding_requests(embedding_server: TritonServer, request_json: st
     assert len(json.loads(embed(embedding_server, TEXT).text)) == WIDTH
 
 
+def test_several_inputs_have_an_element_each(embedding_server: TritonServer) -> None:
+    """Texts or token ids, each embedded as it would be alone; the count of tokens is that of all."""
+    texts = [TEXT, "Paris", "Once upon a time"]
+    alone = [embed(embedding_server, text, **FLAGS) for text in texts]
+    together = embed(embedding_server, texts, **FLAGS)
+    assert len(together.values("text_output")[0]) == 3
+    for text, answer in zip(together.texts(), alone, strict=True):
+        assert json.loads(text) == pytest.approx(json.loads(answer.text), abs=1e-5)
+    assert together.values("num_input_tokens") == [[sum(answer.values("num_input_tokens")[0][0] for answer in alone)]]
+    assert together.values("num_output_tokens") == [[0]]
+    assert json.loads(embed(embedding_server, [[5, 6], [7]]).texts()[0]) == pytest.approx(
+        json.loads(embed(embedding_server, [5, 6]).text), abs=1e-5
+    )
+
+
+def test_one_bad_input_of_several_refuses_all(embedding_server: TritonServer) -> None:
+    """The error is that of the one, and nothing of the others stays behind."""
+    assert "maximum" in embed(embedding_server, [TEXT, "long " * 300, TEXT]).error
+    assert "vocabulary" in embed(embedding_server, [[1], [10**6]]).error
+    assert len(embed(embedding_server, [TEXT] * 40).texts()) == 40
+
+
+def test_an_embedding_model_scores_by_the_angle_of_its_vectors(embedding_server: TritonServer) -> None:
+    """As vLLM's own server does with such a model."""
+    query, *documents = ("Paris", "The capital of France is", "Once upon a time", "Paris")
+    vectors = [json.loads(text) for text in embed(embedding_server, [query, *documents]).texts()]
+    angles = [sum(a * b for a, b in zip(vectors[0], vector, strict=True)) for vector in vectors[1:]]  # of length 1 each
+    request = json.dumps({"query": query, "documents": documents, "top_n": 2})
+    found = stream(embedding_server.grpc_url, [{"embedding_request": request}])
+    ranked = [json.loads(text) for text in Answer(tuple(r for r in found if r.tensors or r.error)).texts()]
+    assert [item["index"] for item in ranked] == sorted(range(3), key=angles.__getitem__, reverse=True)[:2]
+    assert [item["relevance_score"] for item in ranked] == pytest.approx(sorted(angles, reverse=True)[:2], abs=1e-5)
+
+
 def test_generating_is_not_for_this_model(embedding_server: TritonServer) -> None:
     """A prompt to an embedding model is refused in the official backend's words."""
     assert "does not support 'generate' request" in ask(embedding_server, TEXT, {"max_tokens": 3}).error

@@ -198,7 +198,6 @@ def test_adapters_are_chosen_by_name(official: TritonServer) -> None:
     assert len({ask(official, PROMPT, {**GREEDY, **name}, exclude_input_in_output=True).text for name in names}) == 3
 
 
-@pytest.mark.xfail(reason="loading/lora.py does not name the others yet", strict=False)
 def test_an_unknown_adapter_is_answered_with_the_names_of_the_others(official: TritonServer) -> None:
     """Its text, whole; the words that stand before other errors are not in it."""
     error = ask(official, PROMPT, {**GREEDY, "lora_name": "bactrian"}).error

@@ -345,10 +345,39 @@ EMBEDDINGS = [
         ("embed 2^32 + 5", [2**32 + 5], "token id 4294967301 is not in the model's vocabulary"),
         ("embed 2^70", [2**70], "is not in the model's vocabulary"),
         ("embed a boolean", [True], "must be a non-empty string or list of token ids"),
-        ("embed lists", [[1], [2]], "must be a non-empty string or list of token ids"),
+        ("embed lists", [[1], [[2]]], "must be a non-empty string or list of token ids"),
         ("embed 300 tokens", [1] * 300, "the prompt has 300 tokens, more than"),
         ("embed 50,000 words", "word " * 50_000, "the prompt has 250000 characters, too many"),
+        ("embed 257 texts", ["x"] * 257, "embedding_request.input has 257 inputs; this model takes at most 256"),
+        ("embed texts, one too long", ["x", "word " * 50_000], "the prompt has 250000 characters, too many"),
+        ("embed ids, one unknown", [[1], [2**70]], "is not in the model's vocabulary"),
         ("embed with a model of answers", "hello", "does not support 'embed' request"),
     )
 ]
-CORPUS = [*SIZES, *AMOUNTS, *TOKENS, *CONSTRAINTS, *CHATS, *REACHES, *PICTURES, *EMBEDDINGS]
+SCORES = [
+    Case(name, lambda value=value: {"embedding_request": json.dumps(value)}, expected)
+    for name, value, expected in (
+        ("rank 257 texts", {"query": "q", "documents": ["x"] * 257}, "documents has 257 texts; this model takes at most 256"),
+        ("score unequal sides", {"text_1": ["a", "b"], "text_2": ["c"]}, "must be one text or as many as text_2: 1, not 2"),
+        ("rank nothing", {"query": "q", "documents": []}, "documents must be a non-empty string"),
+        ("rank objects", {"query": "q", "documents": [{"multi_modal": "file:///etc/passwd"}]}, "documents must be a non-empty"),
+        ("rank by a template", {"query": "q", "documents": ["a"], "chat_template": "{{ 1 }}"}, "has no field 'chat_template'"),
+        ("rank with a model of answers", {"query": "q", "documents": ["a"]}, "does not support 'score' request"),
+    )
+]
+OPERATORS = [
+    Case(f"operator {name}", lambda value=value: {"operator_request": value}, "this model takes no operator requests")
+    for name, value in (("sleep", '{"operation": "sleep"}'), ("nothing", ""), ("no JSON", "{"), ("deep", "[" * 100_000))
+]
+FIELDS = [
+    Case(f"field {name}", lambda values=values: {"text_input": PROMPT, "sampling_parameters": json.dumps(values)}, expected)
+    for name, values, expected in (
+        ("kv_transfer_params", {"kv_transfer_params": {"remote_host": "evil"}}, "'kv_transfer_params' is not allowed"),
+        ("extra_args", {"extra_args": {"kv_transfer_params": {}}}, "'extra_args' is not allowed"),
+        ("session_id", {"session_id": "s"}, "'session_id' is not allowed"),
+        ("data_parallel_rank", {"data_parallel_rank": 2**31}, "'data_parallel_rank' is not allowed"),
+        ("long salt", {"cache_salt": "x" * 257}, "'cache_salt' must be a string of 1 to 256 characters"),
+        ("no salt", {"cache_salt": ""}, "'cache_salt' must be a string of 1 to 256 characters"),
+    )
+]
+CORPUS = [*SIZES, *AMOUNTS, *TOKENS, *CONSTRAINTS, *CHATS, *REACHES, *PICTURES, *EMBEDDINGS, *SCORES, *OPERATORS, *FIELDS]

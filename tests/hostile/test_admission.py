@@ -34,7 +34,8 @@ def array(value: Any) -> Any:
 
 def admitted(case: Case) -> tuple[Any, list[Any]]:
     """Return the job and the errors of a case."""
-    engine = SimpleNamespace(tasks=("generate",), is_healthy=lambda: True, jobs=list, facts=lambda: FACTS)
+    engine = SimpleNamespace(tasks=("generate",), is_healthy=lambda: True, in_flight=lambda: 0, facts=lambda: FACTS)
+    engine.is_asleep, engine.scoring_task = (lambda: False), (lambda: "")
     request = fake_triton.Request({name: array(value) for name, value in case.make().items()})
     job = Admission("vllm", VLLM, engine, lambda name: None, pytest.fail, Policy()).admit(request)
     return job, [response.error for response, _ in request.sender.sent]

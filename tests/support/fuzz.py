@@ -32,13 +32,14 @@ SAMPLING = (
     "allowed_token_ids", "bad_words", "skip_reading_prefix_cache", "thinking_token_budget", "repetition_detection",
     "routed_experts_prompt_start", "trace_decode_token_ids", "watermarking", "guided_json", "guided_regex", "guided_choice",
     "guided_grammar", "response_format", "lora_name", "priority", "timeout", "_eos_token_id", "stream_interval",
-    "skip_clone", "truncate_prompt_tokens",
+    "skip_clone", "truncate_prompt_tokens", "kv_transfer_params", "session_id", "data_parallel_rank", "cache_salt", "traceparent",
 )  # fmt: skip
 INPUTS = (
     "text_input", "image", "stream", "sampling_parameters", "exclude_input_in_output", "return_finish_reason", "messages",
     "return_cumulative_logprob", "return_logprobs", "return_num_input_tokens", "return_num_output_tokens", "embedding_request",
     "tools", "chat_template_kwargs", "prompt_token_ids", "audio", "video", "priority", "timeout", "return_token_ids",
-    "return_stop_reason", "return_prompt_logprobs", "id", "parameters", "nothing", "",
+    "return_stop_reason", "return_prompt_logprobs", "return_kv_transfer_params", "operator_request", "id",
+    "parameters", "nothing", "",
 )  # fmt: skip
 TYPES = ("BYTES", "BOOL", "INT32", "INT64", "UINT32", "FP32", "FP64", "INT8", "FP16", "BF16", "JSON", "")
 _NUMPY = {"BOOL": np.bool_, "INT32": np.int32, "INT64": np.int64}

@@ -1,6 +1,6 @@
-"""Makes LoRA adapters and an embedding model: ``python model_maker.py REQUEST.json ANSWER.json``.
+"""Makes LoRA adapters, an embedding model and a cross-encoder: ``python model_maker.py REQUEST.json ANSWER.json``.
 
-The request names the folders: that of a Llama, those of two adapters for it and that of a BERT.
+The request names the folders: that of a Llama, those of two adapters for it and those of two BERTs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ def main(request_file: str, answer_file: str) -> None:
     base = Path(request["llama"])
     for seed, folder in enumerate(request["adapters"]):
         make_adapter(base, Path(folder), seed)
-    make_embedding(base, Path(request["embedding"]))
+    make_bert(base, Path(request["embedding"]), scores=False)
+    make_bert(base, Path(request["cross_encoder"]), scores=True)
     Path(answer_file).write_text("{}", encoding="utf-8")
 
 
@@ -54,10 +55,10 @@ def make_adapter(base: Path, folder: Path, seed: int) -> None:
     (folder / "adapter_config.json").write_text(json.dumps(settings), encoding="utf-8")
 
 
-def make_embedding(base: Path, folder: Path) -> None:
-    """Write a BERT with random weights and the tokenizer of ``base``."""
+def make_bert(base: Path, folder: Path, *, scores: bool) -> None:
+    """Write a BERT with random weights and the tokenizer of ``base``; one that scores has a head with a single label."""
     import torch
-    from transformers import BertConfig, BertModel
+    from transformers import BertConfig, BertForSequenceClassification, BertModel
 
     torch.manual_seed(0)
     vocabulary = json.loads((base / "config.json").read_text(encoding="utf-8"))["vocab_size"]
@@ -68,8 +69,10 @@ def make_embedding(base: Path, folder: Path) -> None:
         num_attention_heads=2,
         intermediate_size=128,
         max_position_embeddings=256,
+        initializer_range=0.5 if scores else 0.02,  # else all pairs score nearly the same
+        num_labels=1 if scores else 2,
     )
-    BertModel(config).eval().save_pretrained(folder)
+    (BertForSequenceClassification if scores else BertModel)(config).eval().save_pretrained(folder)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(base / name, folder / name)
 

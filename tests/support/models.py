@@ -23,6 +23,7 @@ class MadeModels:
     llama: Path
     adapters: tuple[Path, Path]
     embedding: Path
+    cross_encoder: Path
 
 
 def long_standin(environment: Path) -> Path:
@@ -40,9 +41,9 @@ def _standin(environment: Path, recipe: Recipe) -> Path:
 
 
 def make_models(environment: Path, folder: Path) -> MadeModels:
-    """Make a Llama with two LoRA adapters and a BERT, with random weights but for the Llama's."""
+    """Make a Llama with two LoRA adapters and two BERTs, with random weights but for the Llama's."""
     base = llama(environment)
-    made = MadeModels(base, (folder / "adapter_one", folder / "adapter_two"), folder / "embedding")
+    made = MadeModels(base, (folder / "adapter_one", folder / "adapter_two"), folder / "embedding", folder / "cross_encoder")
     request = {name: [str(p) for p in value] if isinstance(value, tuple) else str(value) for name, value in asdict(made).items()}
     run_reference(environment, "model_maker.py", request)
     return made

@@ -67,11 +67,13 @@ STATED: Mapping[str, Mapping[str, Member]] = {
     },
     "vllm.v1.engine.output_processor.RequestState": _fields("is_prefilling"),
     "vllm.v1.engine.parallel_sampling.ParentRequest": _fields("child_requests"),
-    "vllm.config.VllmConfig": _fields("structured_outputs_config"),
+    "vllm.config.VllmConfig": _fields("structured_outputs_config", "lora_config", "observability_config"),
+    "vllm.config.LoRAConfig": _fields("max_loras", "max_cpu_loras"),
+    "vllm.config.ObservabilityConfig": _fields("otlp_traces_endpoint"),
     "vllm.config.StructuredOutputsConfig": {"backend": Member(default="'auto'")},
     "vllm.config.ModelConfig": {
         "get_vocab_size": Member((), awaited=False),
-        **_fields("max_model_len", "is_multimodal_model"),
+        **_fields("max_model_len", "is_multimodal_model", "enable_sleep_mode", "hf_config"),
     },
     "vllm.sampling_params.SamplingParams": {
         "n": Member(default="1"),
@@ -92,6 +94,7 @@ STATED: Mapping[str, Mapping[str, Member]] = {
     ),
     "vllm.lora.request.LoRARequest": _fields("lora_name", "lora_int_id", "lora_path"),
     "vllm.renderers.params.ChatParams": _fields("chat_template_kwargs", since="0.20"),
+    "vllm.outputs.RequestOutput": _fields("kv_transfer_params"),
     "vllm.outputs.PoolingRequestOutput": _fields("error", since="0.32"),
     "vllm.outputs.RequestError": _fields("retryable", since="0.32"),
     "vllm.renderers.base.BaseRenderer": _fields("tokenizer", since="0.20"),
@@ -119,6 +122,10 @@ MODULES: Mapping[str, tuple[str, ...]] = {
     "vllm.envs": ("environment_variables",),
     "vllm.platforms": (),  # current_platform is made when it is asked for
     "vllm.model_executor.models.registry": (),
+    # what puts pairs together for a cross-encoder, where there is such a class
+    "vllm.entrypoints.pooling.scoring": (),
+    "vllm.entrypoints.chat_utils": (),
+    "vllm.renderers.chat_utils": (),
 }
 # variable that the adapter reads or sets -> the first vLLM that knows it, if that is not the oldest
 VARIABLES: Mapping[str, str] = {
@@ -175,4 +182,4 @@ STATEMENTS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     ),
 }
 # names given to getattr() or hasattr() that are not vLLM's
-OTHERS = frozenset({"timeout", "HISTOGRAM", "baseFilename", "stream", "__version__"})
+OTHERS = frozenset({"parts", "second", "num_labels", "trace", "timeout", "HISTOGRAM", "baseFilename", "stream", "__version__"})

@@ -56,9 +56,19 @@ def let(triton):
     """Admits a request; return the job, what was sent, and the admission's log."""
 
     def admit(
-        request, *, tasks=("generate", "embed"), healthy=True, unload_dead=False, in_flight=0, limits=USUAL, as_official=False
+        request,
+        *,
+        tasks=("generate", "embed"),
+        healthy=True,
+        unload_dead=False,
+        in_flight=0,
+        limits=USUAL,
+        scores="",
+        asleep=False,
+        as_official=False,
     ):
-        engine = SimpleNamespace(tasks=tasks, is_healthy=lambda: healthy, jobs=lambda: [None] * in_flight, facts=lambda: FACTS)
+        engine = SimpleNamespace(tasks=tasks, is_healthy=lambda: healthy, in_flight=lambda: in_flight, facts=lambda: FACTS)
+        engine.scoring_task, engine.is_asleep = (lambda: scores), (lambda: asleep)
         log = Log()
         job = Admission("mine", VLLM, engine, adapter, log, Policy(unload_dead, limits, as_official)).admit(request)
         return job, request.sender.sent, log.errors
@@ -203,3 +213,51 @@ def test_the_official_behaviour_is_that_of_each_refusal(let):
     assert response.error.code == "INTERNAL"
     job, sent, _ = let(Request(tensors(text_input=b"")), as_official=True)
     assert (job.request.text, sent) == ("", [])
+
+
+PAIRS = b'{"query": "q", "documents": ["a", "b"]}'
+
+
+def test_pairs_become_parts_as_the_model_scores_them(let):
+    """A cross-encoder reads both texts together; an embedding model each by itself, the queries first."""
+    job, *_ = let(Request(tensors(embedding_request=PAIRS)), tasks=("classify",), scores="classify")
+    assert [(part.text, part.second) for part in job.request.parts] == [("q", "a"), ("q", "b")]
+    assert (job.params.task, len(job.ids)) == ("classify", 2)
+    job, *_ = let(Request(tensors(embedding_request=PAIRS)), scores="embed")
+    assert [part.text for part in job.request.parts] == ["q", "a", "b"]
+    _, sent, _ = let(Request(tensors(embedding_request=PAIRS)), tasks=("generate",))
+    assert sent[0][0].error.code == "UNSUPPORTED"
+    assert "Model mine does not support 'score' request" in sent[0][0].error.message
+
+
+@pytest.mark.parametrize(("in_flight", "taken"), [(1, True), (2, False)])
+def test_each_input_counts_as_a_request(let, in_flight, taken):
+    """And more than there may ever be are never taken."""
+    three = tensors(embedding_request=b'{"input": ["a", "b", "c"]}')
+    job, sent, _ = let(Request(three), in_flight=in_flight, limits=Limits(max_requests_in_flight=4))
+    assert (job is not None) is taken
+    assert taken or "with 3 inputs more than 4 requests would be in flight" in sent[0][0].error.message
+    _, sent, _ = let(Request(three), limits=Limits(max_requests_in_flight=2))
+    assert "embedding_request has 3 inputs; this model takes at most 2" in sent[0][0].error.message
+
+
+def test_every_input_has_the_limits_of_a_prompt(let):
+    """Both texts of a pair together."""
+    long = json.dumps({"query": "x" * 1600, "documents": ["x", "x" * 1601]}).encode()
+    _, sent, _ = let(Request(tensors(embedding_request=long)), tasks=("classify",), scores="classify")
+    assert "the prompt has 3201 characters" in sent[0][0].error.message
+    _, sent, _ = let(Request(tensors(embedding_request=b'{"input": [[1], [50]]}')))
+    assert "token id 50 is not" in sent[0][0].error.message
+
+
+def test_a_sleeping_model_takes_operator_requests_only(let):
+    """At once, and as UNAVAILABLE."""
+    _, sent, _ = let(Request(tensors(text_input=b"hi")), asleep=True)
+    assert [(r.error.code, r.error.message) for r, _ in sent] == [
+        ("UNAVAILABLE", "the model is asleep; an operator request wakes it up")
+    ]
+    wake = tensors(operator_request=b'{"operation": "wake_up"}')
+    job, *_ = let(Request(wake), asleep=True, limits=Limits(operator_requests=("wake_up",)))
+    assert job.request.operation == "wake_up"
+    _, sent, _ = let(Request(wake), asleep=True)
+    assert sent[0][0].error.code == "UNSUPPORTED"

@@ -68,3 +68,56 @@ def test_bad_files_stop_the_load(model, table, says):
         write(model, table)
     with pytest.raises(ConfigError, match=says):
         read(model, model / "1", enabled=True, make=make)
+
+
+def test_paths_may_start_where_the_server_was_started(model, monkeypatch):
+    """As in the official backend; the model's own folder wins, unless the official behaviour is asked for."""
+    write(model, {"a": "adapters/a"})
+    server = model / "server"
+    (server / "adapters" / "a").mkdir(parents=True)
+    (server / "adapters" / "a" / "adapter_config.json").write_text("{}")
+    monkeypatch.chdir(server)
+    own, there = str(model / "adapters" / "a"), str(server / "adapters" / "a")
+    assert read(model, model / "1", enabled=True, make=make).request("a")[2] == own
+    assert read(model, model / "1", enabled=True, make=make, official=True).request("a")[2] == there
+    (model / "adapters" / "a" / "adapter_config.json").unlink()
+    (model / "adapters" / "a").rmdir()
+    assert read(model, model / "1", enabled=True, make=make).request("a")[2] == there
+
+
+def test_a_home_is_a_place_to_start(model, monkeypatch):
+    """vLLM would look there, too."""
+    write(model, {"a": "~/adapters/a"})
+    monkeypatch.setenv("HOME", str(model))
+    assert read(model, model / "1", enabled=True, make=make).request("a")[2] == str(model / "adapters" / "a")
+
+
+def test_the_official_text_lists_the_names(model):
+    """Word for word, where the operator asks for it."""
+    write(model, {"doll": "org/a", "sheep": "org/b"})
+    with pytest.raises(InvalidRequestError) as caught:
+        read(model, model / "1", enabled=True, make=make, official=True).request("bavaria")
+    assert str(caught.value) == "LoRA bavaria is not supported, we currently support ['doll', 'sheep']"
+
+
+def test_a_directory_may_have_what_the_file_has_not(model):
+    """The engine looks a possible name up there; a fixed one, and one that is no folder's name, never gets there."""
+    (model / "many").mkdir()
+    write(model, {"a": "adapters/a"})
+    adapters = read(model, model / "1", enabled=True, make=make, directory="many")
+    assert adapters.directory == model / "many"
+    assert adapters.request("a") == ("a", 1, str(model / "adapters" / "a"))
+    assert adapters.request("b") is None
+    for name in ("../a", "a/b", "", ".a"):
+        with pytest.raises(InvalidRequestError, match="is not supported"):
+            adapters.request(name)
+    (model / "multi_lora.json").unlink()
+    assert read(model, model / "1", enabled=True, make=make, directory="many").requests == {}
+
+
+def test_a_directory_must_be_there_and_needs_lora(model):
+    """Else the first request would find out."""
+    with pytest.raises(ConfigError, match=r"LORA_DIRECTORY: there is no directory .*nowhere"):
+        read(model, model / "1", enabled=True, make=make, directory="nowhere")
+    with pytest.raises(ConfigError, match="LORA_DIRECTORY needs the engine argument enable_lora"):
+        read(model, model / "1", enabled=False, make=make, directory="adapters")

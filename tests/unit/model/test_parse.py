@@ -10,7 +10,7 @@ import pytest
 from support.pictures import picture, png
 from triton_vllm.admission.parse import parse
 from triton_vllm.errors import InvalidRequestError
-from triton_vllm.request import EmbedRequest, GenerateRequest, Wants
+from triton_vllm.request import EmbedRequest, GenerateRequest, Part, Wants
 
 GIVEN = picture(png(5, 6))
 
@@ -156,6 +156,6 @@ def test_embedding_requests():
     text = json.dumps({"input": "a", "pooling_params": {"dimensions": [4]}})
     request = parse(tensors(embedding_request=text, return_num_input_tokens=True), "")
     assert isinstance(request, EmbedRequest)
-    assert (request.text, request.task, request.parameters) == ("a", "embed", {"dimensions": 4})
+    assert (request.parts, request.task, request.parameters) == ((Part("a"),), "embed", {"dimensions": 4})
     assert request.wants.num_input_tokens
-    assert parse(tensors(embedding_request='{"input": [1, 2]}'), "").token_ids == (1, 2)
+    assert parse(tensors(embedding_request='{"input": [1, 2]}'), "").parts == (Part(token_ids=(1, 2)),)

@@ -12,7 +12,8 @@ import pytest
 from triton_vllm.admission.pooling import build
 from triton_vllm.delivery.response import PoolingAssembler
 from triton_vllm.errors import InternalError, InvalidRequestError
-from triton_vllm.request import EmbedRequest, Wants
+from triton_vllm.protocols import Gathered
+from triton_vllm.request import EmbedRequest, Part, Scoring, Wants
 
 
 @dataclasses.dataclass
@@ -27,7 +28,7 @@ TYPES = {"task": str, "dimensions": int | None}
 
 
 def request(**parameters):
-    return EmbedRequest(text="a", token_ids=None, wants=Wants(), task="embed", parameters=parameters)
+    return EmbedRequest(parts=(Part("a"),), wants=Wants(), task="embed", parameters=parameters)
 
 
 def test_parameters_are_typed():
@@ -64,3 +65,39 @@ def test_an_overflow_is_an_error(value):
     output = SimpleNamespace(outputs=SimpleNamespace(data=np.array([[0.5, value]])), prompt_token_ids=[1])
     with pytest.raises(InternalError, match="numbers that are not finite"):
         PoolingAssembler(Wants()).build([output])
+
+
+def pooled(*values, tokens=2):
+    """Return the outputs of a request's parts."""
+    return Gathered([SimpleNamespace(outputs=SimpleNamespace(data=np.array(v)), prompt_token_ids=[1] * tokens) for v in values])
+
+
+def test_several_inputs_have_an_element_each_and_one_count():
+    """In the order of the inputs."""
+    made = dict(PoolingAssembler(Wants(num_input_tokens=True)).build([pooled([0.5, 1.0], [2.0])]))
+    assert [json.loads(text) for text in made["text_output"]] == [[0.5, 1.0], [2.0]]
+    assert made["num_input_tokens"].tolist() == [4]
+
+
+def test_a_cross_encoder_gives_a_number_for_each_pair():
+    """As it comes, in the order of the pairs."""
+    (_, texts), *_ = PoolingAssembler(Wants(), Scoring(("q",), ("a", "b"))).build([pooled([0.25], [0.75])])
+    assert [json.loads(text) for text in texts] == [0.25, 0.75]
+
+
+def test_vectors_are_compared_by_their_angle():
+    """One query against each document, or each query against its own."""
+    one = PoolingAssembler(Wants(), Scoring(("q",), ("a", "b", "c"))).build([pooled([3, 4], [6, 8], [-3, -4], [4, -3])])
+    assert [json.loads(text) for text in one[0][1]] == pytest.approx([1, -1, 0])
+    each = PoolingAssembler(Wants(), Scoring(("q", "r"), ("a", "b"))).build([pooled([1, 0], [0, 1], [0, 2], [0, 2])])
+    assert [json.loads(text) for text in each[0][1]] == pytest.approx([0, 1])
+
+
+def test_ranks_are_best_first_and_at_most_as_many_as_asked_for():
+    """Each with its index; equal ones in their order."""
+    ranked = Scoring(("q",), ("a", "b", "c"), ranked=True, top=2)
+    (_, texts), *_ = PoolingAssembler(Wants(), ranked).build([pooled([0.5], [0.75], [0.5])])
+    assert [json.loads(text) for text in texts] == [
+        {"index": 1, "relevance_score": 0.75},
+        {"index": 0, "relevance_score": 0.5},
+    ]

@@ -14,7 +14,7 @@ from triton_vllm import compat
 from triton_vllm.errors import InvalidRequestError, UnsupportedError
 from triton_vllm.inference.compiling import Trials
 from triton_vllm.inference.prompt import DECODED_AT_ONCE, Ahead, Prompter
-from triton_vllm.request import Chat, EmbedRequest, GenerateRequest, Wants
+from triton_vllm.request import Chat, GenerateRequest, Part, Wants
 
 OLD = SimpleNamespace(parse_model_prompt=None, ChatParams=None, ThreadSafeHFTokenizerMixin=None)
 
@@ -33,8 +33,8 @@ def made(request, *, vllm=OLD, llm=None, loaders=None, check=len):
     [
         (generate(text="hi"), {"prompt": "hi"}),
         (generate(token_ids=(1, 2)), {"prompt_token_ids": [1, 2]}),
-        (EmbedRequest("hi", None, Wants(), "embed", {}), {"prompt": "hi"}),
-        (EmbedRequest(None, (3,), Wants(), "embed", {}), {"prompt_token_ids": [3]}),
+        (Part("hi"), {"prompt": "hi"}),
+        (Part(token_ids=(3,)), {"prompt_token_ids": [3]}),
     ],
 )
 def test_text_and_token_ids_are_passed_on(request_, prompt):
@@ -183,6 +183,14 @@ def test_a_template_that_refuses_the_messages_is_the_clients_error():
     llm = SimpleNamespace(get_tokenizer=Tokenizer)
     with pytest.raises(InvalidRequestError, match=r"chat template: roles must alternate$"):
         made(conversation(role="alien"), llm=llm)
+
+
+@pytest.mark.parametrize("source", [{"text": "hi", "token_ids": None}, {"text": None, "token_ids": (3,)}])
+def test_a_cache_salt_goes_beside_the_prompt(source):
+    """Where vLLM looks for it; a request without one has none."""
+    plain = {**source, "chat": None, "stream": False, "echo": False, "wants": Wants(), "parameters": {}}
+    assert made(GenerateRequest(**plain, cache_salt="a"))["cache_salt"] == "a"
+    assert "cache_salt" not in made(GenerateRequest(**plain))
 
 
 @pytest.mark.parametrize("fails", [False, True])

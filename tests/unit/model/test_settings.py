@@ -89,6 +89,17 @@ def test_wrong_values_are_refused_by_name(name, value, says):
     assert says in str(caught.value)
 
 
+def test_what_an_operator_allows_is_known():
+    """A misspelt name would allow nothing without a word."""
+    given = config(OPERATOR_REQUESTS="sleep, wake_up", ALLOWED_REQUEST_FIELDS="session_id", LORA_DIRECTORY="/adapters")
+    found = read(given)
+    assert found.lora_directory == "/adapters"
+    assert (found.limits.operator_requests, found.limits.allowed_request_fields) == (("sleep", "wake_up"), ("session_id",))
+    for name in ("OPERATOR_REQUESTS", "ALLOWED_REQUEST_FIELDS"):
+        with pytest.raises(ConfigError, match=f"parameter {name} must name some of .*, not 'all'"):
+            read(config(**{name: "all"}))
+
+
 @pytest.mark.parametrize(
     ("given", "restarts"),
     [

@@ -30,7 +30,7 @@ FLAGS = (
     "return_num_input_tokens",
     "return_num_output_tokens",
 )
-EXTRA_FLAGS = ("return_token_ids", "return_stop_reason", "return_prompt_logprobs")
+EXTRA_FLAGS = ("return_token_ids", "return_stop_reason", "return_prompt_logprobs", "return_kv_transfer_params")
 MEDIA = ("image", "audio", "video")
 
 INPUTS = (
@@ -46,6 +46,7 @@ INPUTS = (
     Tensor("tools", STRING),
     Tensor("chat_template_kwargs", STRING),
     Tensor("prompt_token_ids", INT64, (-1,)),  # Triton truncates JSON integers for an INT32 input: 2^32 + 5 was served as 5
+    Tensor("operator_request", STRING),
     Tensor("audio", STRING, (-1,)),
     Tensor("video", STRING, (-1,)),
     Tensor("priority", INT64),
@@ -64,6 +65,7 @@ OUTPUTS = (
     Tensor("token_ids", INT64, (-1,)),
     Tensor("stop_reason", STRING, (-1,)),
     Tensor("prompt_logprobs", STRING),
+    Tensor("kv_transfer_params", STRING),
 )
 
 

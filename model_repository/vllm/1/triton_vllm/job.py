@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import asyncio
+    from collections.abc import Mapping
 
     from triton_vllm.delivery.reply import Reply
     from triton_vllm.delivery.response import ResponseBuilder
+    from triton_vllm.inference.adapters import Version
     from triton_vllm.protocols import Item
     from triton_vllm.request import Request
 
@@ -27,6 +29,7 @@ class Job:
 
     Attributes:
         id: by which vLLM knows the request.
+        ids: the same for each part of a pooling request; the first is `id`.
         request: what was asked, set by admission, as are `params` and `lora`.
         params: vLLM's SamplingParams or PoolingParams.
         lora: vLLM's LoRARequest, or None.
@@ -38,23 +41,28 @@ class Job:
         ended: the last item has been put.
         added: vLLM has the request.
         waiting_since: the event loop's time of its coming; infinity once vLLM is known to have begun to work on it.
+        options: further keyword arguments of vLLM's `add_request`.
         pending: items that have not been sent.
         moved: the event loop's time of its last output, or of its coming; infinity once it has been logged as stuck.
         queued: the job waits in the sender's queue.
+        adapter: the LoRA adapter that may change, in use until vLLM has ended with the job.
         lane: the number of its sender thread.
         due: the outbox's time before which the next response is not sent; set by the sender thread.
     """
 
     __slots__ = (
+        "adapter",
         "added",
         "assembler",
         "deadline",
         "due",
         "ended",
         "id",
+        "ids",
         "lane",
         "lora",
         "moved",
+        "options",
         "params",
         "pending",
         "queued",
@@ -67,6 +75,8 @@ class Job:
 
     def __init__(self, request: Request, params: Any, reply: Reply, assembler: ResponseBuilder) -> None:
         self.id = f"{_PREFIX}-{next(_numbers)}"
+        parts = len(getattr(request, "parts", ())) or 1
+        self.ids = (self.id, *(f"{self.id}.{number}" for number in range(1, parts)))
         self.request = request
         self.params = params
         self.several = getattr(params, "n", 1) > 1
@@ -80,6 +90,8 @@ class Job:
         self.ended = False
         self.assembler = assembler
         self.lora: Any = None
+        self.options: Mapping[str, Any] = {}
+        self.adapter: Version | None = None
         self.lane = 0
         self.task: asyncio.Task[None] | None = None
         self.deadline: asyncio.TimerHandle | None = None

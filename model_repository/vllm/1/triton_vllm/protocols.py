@@ -59,6 +59,9 @@ class TritonRequest(Protocol):
     def parameters(self) -> str:
         """Return the request parameters as a JSON object, or an empty string."""
 
+    def trace(self) -> Any:
+        """Return the server's trace of the request (24.10 has it); its `get_context` returns JSON or None."""
+
     def timeout(self) -> int:
         """Return the timeout in microseconds."""
 
@@ -240,7 +243,25 @@ class PoolingRequestOutput(Protocol):
         """The input's tokens."""
 
 
-Output = RequestOutput | PoolingRequestOutput
+class Gathered:
+    """The outputs of a pooling request's parts, in the order of the parts: our own, and the request's one output."""
+
+    finished = True
+
+    def __init__(self, outputs: Sequence[PoolingRequestOutput]) -> None:
+        self.outputs = outputs
+
+
+class Told:
+    """What an operator is told: our own, and the request's one output."""
+
+    finished = True
+
+    def __init__(self, outputs: Mapping[str, Any]) -> None:
+        self.outputs = outputs
+
+
+Output = RequestOutput | PoolingRequestOutput | Gathered | Told
 Item = Output | AdapterError
 """What a job's answer is made of: outputs, of which the last is finished, or an error at the end."""
 
@@ -283,6 +304,9 @@ class EngineClient(Protocol):
     async def add_lora(self, lora_request: Any) -> object:
         """Load an adapter."""
 
+    async def remove_lora(self, lora_id: int) -> object:
+        """Unload an adapter, by its number."""
+
     async def add_request(self, request_id: str, prompt: Any, params: Any, *, lora_request: Any, priority: int) -> Collector:
         """Begin a request; its outputs are put into the collector."""
 
@@ -291,6 +315,15 @@ class EngineClient(Protocol):
 
     async def is_sleeping(self) -> bool:
         """Ask EngineCore whether it is asleep."""
+
+    async def sleep(self, level: int) -> None:
+        """Pause EngineCore; from level 1 on it frees the memory of its devices."""
+
+    async def wake_up(self) -> object:
+        """Undo that."""
+
+    async def reset_prefix_cache(self) -> object:
+        """Forget cached prefixes; return whether that was possible."""
 
     def get_tokenizer(self) -> Any:
         """Return the tokenizer; to be awaited before 0.20."""

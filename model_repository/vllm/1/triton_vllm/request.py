@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -35,6 +33,7 @@ class Wants:
     token_ids: bool = False
     stop_reason: bool = False
     prompt_logprobs: bool = False
+    kv_transfer_params: bool = False
 
 
 @dataclass(frozen=True)
@@ -51,12 +50,17 @@ class Constraint:
     seconds: int
 
 
+ENGINE_FIELDS = ("extra_args", "kv_transfer_params", "session_id", "data_parallel_rank")
+"""What else vLLM takes with a request, if the operator allows it."""
+
+
 @dataclass(frozen=True)
 class GenerateRequest:
     """One prompt to complete; exactly one of text, token_ids and chat is set.
 
     `media` maps a modality to base64 strings, `parameters` are the sampling parameters as JSON gave them,
-    `timeout` is in microseconds as everywhere in Triton (0 = none).
+    `timeout` is in microseconds as everywhere in Triton (0 = none), `cache_salt` keeps cached prefixes apart, and
+    `engine_fields` are those of `ENGINE_FIELDS`.
     """
 
     text: str | None
@@ -71,20 +75,65 @@ class GenerateRequest:
     priority: int = 0
     timeout: int = 0
     constraint: Constraint | None = None
+    cache_salt: str | None = None
+    engine_fields: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Part:
+    """One input of a pooling request: a text, token ids, or two texts that a cross-encoder reads together."""
+
+    text: str | None = None
+    token_ids: tuple[int, ...] | None = None
+    second: str | None = None
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """Pairs of texts to score: one query for all documents, or one for each.
+
+    `ranked` asks for the best documents first, at most `top` of them (0 = all).
+    """
+
+    queries: tuple[str, ...]
+    documents: tuple[str, ...]
+    ranked: bool = False
+    top: int = 0
 
 
 @dataclass(frozen=True)
 class EmbedRequest:
-    """One input to embed or pool: a text or token ids, with vLLM's pooling parameters."""
+    """Inputs to embed, pool or score, each a request of vLLM's own, with vLLM's pooling parameters."""
 
-    text: str | None
-    token_ids: tuple[int, ...] | None
+    parts: tuple[Part, ...]
     wants: Wants
     task: str
     parameters: Mapping[str, Any]
     lora_name: str | None = None
     priority: int = 0
     timeout: int = 0
+    scoring: Scoring | None = None
 
 
-Request = GenerateRequest | EmbedRequest
+OPERATIONS: Mapping[str, tuple[str, ...]] = {
+    "sleep": ("level",),
+    "wake_up": (),
+    "is_sleeping": (),
+    "reset_prefix_cache": (),
+    "load_lora": ("name",),
+}
+"""What an operator may ask for, with its arguments."""
+
+
+@dataclass(frozen=True)
+class OperatorRequest:
+    """One of `OPERATIONS`, for the engine itself."""
+
+    operation: str
+    arguments: Mapping[str, Any]
+    timeout: int = 0
+    priority: int = 0
+    lora_name: str | None = None
+
+
+Request = GenerateRequest | EmbedRequest | OperatorRequest

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import time
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from triton_vllm.metrics import Sample
     from triton_vllm.protocols import Metric, TritonRequest
 
+TRACE = ("traceparent", "tracestate")
+LONGEST_HEADER = 512
+"""Characters of a `tracestate`, which W3C allows to cut to that."""
 SHARED_MEMORY = "/dev/shm"  # noqa: S108 - where POSIX shared memory lives on Linux
 MARGIN = 8 << 20
 """Bytes of shared memory beyond a response for what is sent at the same time, and for the region's growth by a step."""
@@ -51,6 +55,21 @@ def parameters(request: TritonRequest) -> str:
         return request.parameters()
     except UnicodeDecodeError:
         raise InvalidRequestError("the request parameters must be UTF-8 text") from None
+
+
+def trace_headers(request: TritonRequest) -> dict[str, str]:
+    """Return the trace that a request belongs to, as HTTP headers of W3C's trace context; nothing if there is none.
+
+    The server's own trace is the one (`--trace-config mode=opentelemetry`), else the headers that its frontends forward as
+    parameters (`--http-header-forward-pattern`, `--grpc-header-forward-pattern`).
+    """
+    context = request.trace().get_context() if hasattr(request, "trace") else None
+    try:
+        values = json.loads(context or request.parameters() or "{}")
+    except (ValueError, RecursionError):
+        return {}
+    headers = {name.lower(): value for name, value in values.items()} if isinstance(values, dict) else {}
+    return {name: value for name in TRACE if isinstance(value := headers.get(name), str) and len(value) <= LONGEST_HEADER}
 
 
 def timeout_us(request: TritonRequest) -> int:

@@ -9,21 +9,22 @@ from typing import TYPE_CHECKING, Any
 from triton_vllm import compat, official, transport
 from triton_vllm.admission import constraints, pooling, sampling
 from triton_vllm.admission.fit import check_fit, check_params
-from triton_vllm.admission.limits import USUAL, Limits
+from triton_vllm.admission.limits import USUAL, Limits, refuse_above
 from triton_vllm.admission.parse import parse
 from triton_vllm.delivery.reply import Reply
-from triton_vllm.delivery.response import Assembler, PoolingAssembler
+from triton_vllm.delivery.response import Assembler, PoolingAssembler, ToldAssembler
 from triton_vllm.errors import DEAD, AdapterError, InternalError, UnavailableError, UnsupportedError
+from triton_vllm.inference.operator import ASLEEP
 from triton_vllm.job import Job
-from triton_vllm.request import GenerateRequest
+from triton_vllm.request import EmbedRequest, GenerateRequest, OperatorRequest, Part
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from triton_vllm.compat import Facts, Vllm
     from triton_vllm.inference.engine import Engine
     from triton_vllm.protocols import Log, TritonRequest
-    from triton_vllm.request import EmbedRequest
+    from triton_vllm.request import Request, Scoring
 
 
 @dataclass(frozen=True)
@@ -96,13 +97,22 @@ class Admission:
                 transport.unload(self._name)
             raise UnavailableError(DEAD)
         most = self._limits.max_requests_in_flight
-        if 0 < most <= len(self._engine.jobs()):
+        if 0 < most <= self._engine.in_flight():
             raise UnavailableError(f"{most} requests are in flight, and no more are taken: try again later")
         inputs, parameters, timeout = transport.inputs(request), transport.parameters(request), transport.timeout_us(request)
         parsed = parse(inputs, parameters, timeout, self._limits, empty_text=self._as_official)
+        if isinstance(parsed, OperatorRequest):
+            return Job(parsed, None, reply, ToldAssembler())
+        if self._engine.is_asleep():
+            raise UnavailableError(ASLEEP)
+        if isinstance(parsed, EmbedRequest) and parsed.scoring is not None:
+            parsed = replace(parsed, **self._pairs(parsed.scoring))
         check_fit(parsed, self._facts, self._limits)
+        self._check_room(parsed)
         job = self._generate(parsed, reply) if isinstance(parsed, GenerateRequest) else self._embed(parsed, reply)
         job.lora = self._find_adapter(parsed.lora_name)
+        if self._facts.traces and (headers := transport.trace_headers(request)):
+            job.options = {**job.options, "trace_headers": headers}
         return job
 
     def _generate(self, parsed: GenerateRequest, reply: Reply) -> Job:
@@ -116,12 +126,45 @@ class Admission:
         if constraint is not None:
             parsed = replace(parsed, constraint=constraint)
         prefix = (parsed.text or "") if parsed.echo else ""
-        return Job(parsed, params, reply, Assembler(parsed.wants, params.n, prefix))
+        job = Job(parsed, params, reply, Assembler(parsed.wants, params.n, prefix))
+        if parsed.engine_fields:
+            job.options = self._options(parsed.engine_fields, params)
+        return job
+
+    def _options(self, fields: Mapping[str, Any], params: Any) -> dict[str, Any]:
+        """Return what goes to `add_request`; what goes into SamplingParams is put there."""
+        extra = {**fields.get("extra_args", {})}
+        if "kv_transfer_params" in fields:
+            extra["kv_transfer_params"] = fields["kv_transfer_params"]
+        if extra:
+            params.extra_args = extra
+        options = {name: fields[name] for name in ("session_id", "data_parallel_rank") if name in fields}
+        unknown = next((name for name in options if name not in compat.request_keywords(self._vllm)), None)
+        if unknown is not None:
+            raise UnsupportedError(f"sampling parameter '{unknown}': this vLLM does not have it")
+        return options
 
     def _embed(self, parsed: EmbedRequest, reply: Reply) -> Job:
         self._require(parsed.task)
         params = pooling.build(self._vllm.PoolingParams, self._pooling_types, self._vllm.client_errors, parsed)
-        return Job(parsed, params, reply, PoolingAssembler(parsed.wants))
+        return Job(parsed, params, reply, PoolingAssembler(parsed.wants, parsed.scoring))
+
+    def _pairs(self, scoring: Scoring) -> dict[str, Any]:
+        """Return the task and the parts of a request for scores, which depend on the model."""
+        task = self._engine.scoring_task()
+        queries = scoring.queries * (1 if len(scoring.queries) > 1 else len(scoring.documents))
+        if task == "classify":
+            parts = tuple(Part(text=q, second=d) for q, d in zip(queries, scoring.documents, strict=True))
+        else:
+            parts = tuple(Part(text=text) for text in (*scoring.queries, *scoring.documents))
+        return {"task": task or "score", "parts": parts}
+
+    def _check_room(self, parsed: Request) -> None:
+        most, count = self._limits.max_requests_in_flight, len(getattr(parsed, "parts", (None,)))
+        if count > 1:
+            refuse_above(most, count, "embedding_request has", "inputs")
+            if 0 < most < self._engine.in_flight() + count:
+                raise UnavailableError(f"with {count} inputs more than {most} requests would be in flight: try again later")
 
     def _require(self, task: str) -> None:
         if task not in self._engine.tasks:

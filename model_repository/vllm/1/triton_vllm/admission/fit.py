@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from triton_vllm.errors import InvalidRequestError, UnsupportedError
-from triton_vllm.request import GenerateRequest
+from triton_vllm.request import GenerateRequest, OperatorRequest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -24,18 +24,26 @@ def check_fit(request: Request, facts: Facts, limits: Limits) -> None:
         InvalidRequestError: the prompt is longer than the model takes, or has token ids that it does not know.
         UnsupportedError: pictures, audio or video for a model of texts.
     """
+    if isinstance(request, OperatorRequest):
+        return
     chat = request.chat if isinstance(request, GenerateRequest) else None
     if isinstance(request, GenerateRequest) and not facts.multimodal and (request.media or (chat and chat.media)):
         raise UnsupportedError(f"{next(iter(request.media), 'messages')}: this model takes texts only")
-    if request.token_ids is not None:
-        most = facts.max_tokens
-        if 0 < most < len(request.token_ids):
-            raise InvalidRequestError(f"the prompt has {len(request.token_ids)} tokens, more than this model's maximum of {most}")
+    if isinstance(request, GenerateRequest):
+        _check_prompt(request.text, request.token_ids, chat.characters if chat else 0, facts, limits)
+        return
+    for part in request.parts:
+        _check_prompt(part.text, part.token_ids, len(part.second or ""), facts, limits)
+
+
+def _check_prompt(text: str | None, ids: tuple[int, ...] | None, characters: int, facts: Facts, limits: Limits) -> None:
+    if ids is not None:
+        if 0 < facts.max_tokens < len(ids):
+            raise InvalidRequestError(f"the prompt has {len(ids)} tokens, more than this model's maximum of {facts.max_tokens}")
         if not facts.multimodal:  # others have ids above their vocabulary, for the places of pictures
-            check_ids("the prompt", request.token_ids, facts)
-    characters = chat.characters if chat else len(request.text or "")
-    most = facts.max_tokens * limits.max_characters_per_token
-    if 0 < most < characters:
+            check_ids("the prompt", ids, facts)
+    characters += len(text or "")
+    if 0 < facts.max_tokens * limits.max_characters_per_token < characters:
         raise InvalidRequestError(
             f"the prompt has {characters} characters, too many for this model's maximum of {facts.max_tokens} tokens"
         )

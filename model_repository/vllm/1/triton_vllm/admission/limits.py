@@ -51,6 +51,7 @@ class Limits:
         max_messages: messages of a conversation.
         max_parts: parts of the contents of all messages.
         max_tools: tools of a conversation.
+        max_inputs: inputs of an `embedding_request`, or its pairs to score.
         max_n: completions of a request.
         max_answer_tokens: `n` times `max_tokens`, where `n` is more than one.
         max_logprobs: `logprobs` and `prompt_logprobs`.
@@ -70,6 +71,8 @@ class Limits:
         max_frame_pixels: width times height of all videos of a request, by their headers.
         allowed_media_domains: hosts from which vLLM may fetch what `messages` refer to; empty: nothing is fetched.
         allowed_chat_template_kwargs: names in `chat_template_kwargs`.
+        allowed_request_fields: fields of `sampling_parameters` for the engine that a request may have; empty: none.
+        operator_requests: operations that an `operator_request` may ask for; empty: none.
         max_constraint_seconds: a processor's, of compiling a constraint, which is tried in a process of its own.
         default_timeout_seconds: the timeout of a request that gives none.
         max_queue_seconds: how long a request may wait until vLLM begins to work on it; a longer wait ends in UNAVAILABLE.
@@ -87,6 +90,7 @@ class Limits:
     max_messages: int = 4096
     max_parts: int = 4096
     max_tools: int = 512
+    max_inputs: int = 256
     max_n: int = 128
     max_answer_tokens: int = 131_072
     max_logprobs: int = 128
@@ -105,6 +109,8 @@ class Limits:
     max_frame_pixels: int = 18 * MIB  # two films of 4096 x 2160
     allowed_media_domains: tuple[str, ...] = ()
     allowed_chat_template_kwargs: tuple[str, ...] = TEMPLATE_KWARGS
+    allowed_request_fields: tuple[str, ...] = ()
+    operator_requests: tuple[str, ...] = ()
     max_constraint_seconds: int = 2
     default_timeout_seconds: int = 0
     max_queue_seconds: int = 3600
@@ -114,7 +120,7 @@ USUAL = Limits()
 _COUNT = {"image": "max_images", "audio": "max_clips", "video": "max_clips"}
 _SIZE = {
     **dict.fromkeys(("text_input", "prompt_token_ids", "embedding_request"), "max_text_bytes"),
-    **dict.fromkeys(("sampling_parameters", "tools", "chat_template_kwargs"), "max_parameter_bytes"),
+    **dict.fromkeys(("sampling_parameters", "tools", "chat_template_kwargs", "operator_request"), "max_parameter_bytes"),
 }
 
 

@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from triton_vllm import official
-from triton_vllm.admission import chat
+from triton_vllm.admission import chat, embedding, engine_fields, operator
 from triton_vllm.admission.document import json_object
 from triton_vllm.admission.limits import USUAL, check_sizes, refuse_above
 from triton_vllm.admission.media import check_item
 from triton_vllm.coerce import to_bool, to_int
 from triton_vllm.contract import EXTRA_FLAGS, FLAGS, MEDIA
 from triton_vllm.errors import InvalidRequestError
-from triton_vllm.request import Chat, EmbedRequest, GenerateRequest, Request, Wants
+from triton_vllm.request import Chat, EmbedRequest, GenerateRequest, OperatorRequest, Request, Wants
 
 if TYPE_CHECKING:
     import numpy as np
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Inputs = Mapping[str, "np.ndarray[Any, Any]"]
 PROMPTS = ("text_input", "messages", "prompt_token_ids")
 # Names that Triton's frontends and request parameters reserve; they reach the parameters only by forwarding.
-RESERVED = ("sequence_id", "sequence_start", "sequence_end", "headers")
+RESERVED = ("sequence_id", "sequence_start", "sequence_end", "headers", "traceparent", "tracestate")
 
 
 def parse(inputs: Inputs, parameters: str, timeout: int = 0, limits: Limits = USUAL, *, empty_text: bool = False) -> Request:
@@ -40,6 +40,8 @@ def parse(inputs: Inputs, parameters: str, timeout: int = 0, limits: Limits = US
         InvalidRequestError: with the name of the input, the reason and what is expected.
     """
     check_sizes(limits, inputs, parameters)
+    if "operator_request" in inputs:
+        return _parse_operator(inputs, timeout, limits)
     if "embedding_request" in inputs:
         return _parse_embedding(inputs, timeout, limits)
     values = _parameters(inputs, parameters, limits)
@@ -60,6 +62,8 @@ def parse(inputs: Inputs, parameters: str, timeout: int = 0, limits: Limits = US
         priority=_integer(inputs, values, "priority"),
         timeout=_integer(inputs, values, "timeout") or timeout,
         media=media,
+        cache_salt=engine_fields.cache_salt(values),
+        engine_fields=engine_fields.take(values, limits.allowed_request_fields, limits.max_json_depth),
         parameters=values,
     )
 
@@ -164,12 +168,13 @@ def _integer(inputs: Inputs, values: dict[str, Any], name: str) -> int:
     return number
 
 
+def _parse_operator(inputs: Inputs, timeout: int, limits: Limits) -> OperatorRequest:
+    text, own = str(_scalar(inputs, "operator_request")), _integer(inputs, {}, "timeout")
+    return operator.parse(text, limits.max_json_depth, limits.operator_requests, own or timeout)
+
+
 def _parse_embedding(inputs: Inputs, timeout: int, limits: Limits) -> EmbedRequest:
     values = json_object(str(_scalar(inputs, "embedding_request")), "embedding_request", limits.max_json_depth)
-    source = values.get("input")
-    ids = isinstance(source, list) and bool(source) and all(type(i) is int and i >= 0 for i in source)
-    if not ids and not (isinstance(source, str) and source):
-        raise InvalidRequestError("embedding_request.input must be a non-empty string or list of token ids")
     pooling = values.get("pooling_params") or {}
     if not isinstance(pooling, dict):
         raise InvalidRequestError("embedding_request.pooling_params must be an object")
@@ -178,8 +183,8 @@ def _parse_embedding(inputs: Inputs, timeout: int, limits: Limits) -> EmbedReque
     # The OpenAI frontend sends every value in a list of one.
     flat = {k: v[0] if isinstance(v, list) and len(v) == 1 else v for k, v in pooling.items()}
     return EmbedRequest(
-        text=None if ids else source,
-        token_ids=tuple(source) if ids and isinstance(source, list) else None,
+        parts=embedding.parts(limits, values),
+        scoring=embedding.scoring(limits, values),
         wants=_wants(inputs),
         task=str(task),
         parameters={k: v for k, v in flat.items() if v is not None},

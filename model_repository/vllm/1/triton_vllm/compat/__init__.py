@@ -8,46 +8,55 @@ from __future__ import annotations
 
 from triton_vllm.compat.engine import (
     Facts,
+    adapter_places,
     attach,
     compiles_with_xgrammar,
     facts,
+    frees_memory,
     has_begun,
     is_dead,
     sample_once,
     start,
     xgrammar_tokenizer,
 )
-from triton_vllm.compat.fields import Schema, engine_arg_types, pooling_types, sampling_schema
+from triton_vllm.compat.fields import Schema, engine_arg_types, pooling_types, request_keywords, sampling_schema
 from triton_vllm.compat.parts import OPTIONAL_PLACES, PLACES, Vllm, load
 from triton_vllm.compat.platform import child_environment, prometheus_families, runs_on_cpu, supports_ray, variables
 from triton_vllm.compat.prompts import media_loaders, parse_prompt, pooled_tokenizer, render_chat, renderer
 from triton_vllm.compat.refusals import is_refusal, too_large
+from triton_vllm.compat.scoring import RenderPair, pair_renderer, scoring_task
 
 __all__ = [
     "OPTIONAL_PLACES",
     "PLACES",
     "Facts",
+    "RenderPair",
     "Schema",
     "Vllm",
+    "adapter_places",
     "attach",
     "child_environment",
     "compiles_with_xgrammar",
     "engine_arg_types",
     "facts",
+    "frees_memory",
     "has_begun",
     "is_dead",
     "is_refusal",
     "load",
     "media_loaders",
+    "pair_renderer",
     "parse_prompt",
     "pooled_tokenizer",
     "pooling_types",
     "prometheus_families",
     "render_chat",
     "renderer",
+    "request_keywords",
     "runs_on_cpu",
     "sample_once",
     "sampling_schema",
+    "scoring_task",
     "start",
     "supports_ray",
     "too_large",

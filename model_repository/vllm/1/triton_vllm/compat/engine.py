@@ -92,11 +92,13 @@ class Facts:
         max_tokens: of a prompt and its answer together.
         vocabulary: token ids are below it.
         multimodal: whether it takes more than texts.
+        traces: whether vLLM exports traces of requests.
     """
 
     max_tokens: int = 0
     vocabulary: int = 0
     multimodal: bool = True
+    traces: bool = False
 
 
 def facts(llm: EngineClient) -> Facts:
@@ -104,7 +106,20 @@ def facts(llm: EngineClient) -> Facts:
     config = llm.model_config
     if config is None:
         return Facts()
-    return Facts(int(config.max_model_len), int(config.get_vocab_size()), bool(config.is_multimodal_model))
+    observed = getattr(getattr(llm, "vllm_config", None), "observability_config", None)
+    traces = bool(getattr(observed, "otlp_traces_endpoint", None))
+    return Facts(int(config.max_model_len), int(config.get_vocab_size()), bool(config.is_multimodal_model), traces)
+
+
+def adapter_places(llm: EngineClient) -> int:
+    """Return how many LoRA adapters the engine holds in memory; another one takes the place of the one used longest ago."""
+    config = getattr(getattr(llm, "vllm_config", None), "lora_config", None)
+    return int(getattr(config, "max_cpu_loras", None) or getattr(config, "max_loras", None) or 1)
+
+
+def frees_memory(llm: EngineClient) -> bool:
+    """Return whether the engine was started so that its sleep frees the memory of its devices."""
+    return bool(getattr(llm.model_config, "enable_sleep_mode", False))
 
 
 def compiles_with_xgrammar(llm: EngineClient) -> bool:

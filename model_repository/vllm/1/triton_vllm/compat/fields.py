@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from triton_vllm.compat.parts import Vllm
 
@@ -54,6 +54,11 @@ def sampling_schema(vllm: Vllm) -> Schema:
         refusals=vllm.client_errors,
         fixed=fixed,
     )
+
+
+def request_keywords(vllm: Vllm) -> Collection[str]:
+    """Return the keyword arguments that this vLLM's `add_request` takes."""
+    return inspect.signature(vllm.AsyncLLM.add_request).parameters.keys()
 
 
 def pooling_types(vllm: Vllm) -> dict[str, Any]:

@@ -8,13 +8,16 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from triton_vllm.delivery import scores
 from triton_vllm.errors import InternalError
+from triton_vllm.protocols import Gathered
 from triton_vllm.request import Wants
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from triton_vllm.protocols import CompletionOutput, Logprob, PoolingRequestOutput, Positions, RequestOutput
+    from triton_vllm.protocols import CompletionOutput, Logprob, PoolingRequestOutput, Positions, RequestOutput, Told
+    from triton_vllm.request import Scoring
 
 Tensors = list[tuple[str, "np.ndarray[Any, Any]"]]
 # JSON has neither infinity nor NaN; OpenAI-compatible servers write this for a token that cannot be.
@@ -106,32 +109,52 @@ class Assembler:
         if wants.prompt_logprobs:
             found = next((o.prompt_logprobs for o in outputs if o.prompt_logprobs), None)
             tensors.append(("prompt_logprobs", string_tensor(logprobs_json(found))))
+        if wants.kv_transfer_params:
+            tensors.append(("kv_transfer_params", string_tensor(json.dumps(getattr(outputs[-1], "kv_transfer_params", None)))))
         return tensors
 
 
 class PoolingAssembler:
-    """Make the one response of a pooling request."""
+    """Make the one response of a pooling request.
 
-    def __init__(self, wants: Wants) -> None:
+    Args:
+        wants: the optional outputs asked for.
+        scoring: what is scored, if that was asked for.
+    """
+
+    def __init__(self, wants: Wants, scoring: Scoring | None = None) -> None:
         self._wants = wants
+        self._scoring = scoring
 
-    def build(self, outputs: Sequence[PoolingRequestOutput]) -> Tensors:
-        """Return the tensors (name, array): the pooled numbers as JSON, nested as the model's task has them.
+    def build(self, outputs: Sequence[PoolingRequestOutput | Gathered]) -> Tensors:
+        """Return the tensors (name, array): an element of JSON for each input or pair, counts over all of them.
+
+        Pooled numbers are nested as the model's task has them.
 
         Raises:
             InternalError: JSON has no such numbers.
         """
         last = outputs[-1]
+        parts = last.outputs if isinstance(last, Gathered) else [last]
+        values = [part.outputs.data.tolist() for part in parts]
         try:
-            text = json.dumps(last.outputs.data.tolist(), allow_nan=False)
+            texts = [json.dumps(v, allow_nan=False) for v in (scores.answer(self._scoring, values) if self._scoring else values)]
         except ValueError:
             raise InternalError("the model has answered with numbers that are not finite; another dtype may help") from None
-        tensors: Tensors = [("text_output", string_tensor(text))]
+        tensors: Tensors = [("text_output", string_tensor(*texts))]
         if self._wants.num_input_tokens:
-            tensors.append(("num_input_tokens", np.array([len(last.prompt_token_ids)], np.uint32)))
+            tensors.append(("num_input_tokens", np.array([sum(len(part.prompt_token_ids) for part in parts)], np.uint32)))
         if self._wants.num_output_tokens:
             tensors.append(("num_output_tokens", np.array([0], np.uint32)))
         return tensors
+
+
+class ToldAssembler:
+    """Make the one response to an operator."""
+
+    def build(self, outputs: Sequence[Told]) -> Tensors:
+        """Return a JSON object as `text_output`."""
+        return [("text_output", string_tensor(json.dumps(dict(outputs[-1].outputs))))]
 
 
 def string_tensor(*values: str) -> np.ndarray[Any, Any]:

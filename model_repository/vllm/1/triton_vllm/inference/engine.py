@@ -8,22 +8,27 @@ import math
 import threading
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from triton_vllm import compat
 from triton_vllm.delivery import supervised
 from triton_vllm.errors import DEAD, AdapterError, CancelledError, InternalError, UnavailableError
+from triton_vllm.inference.gathering import Gathering
 from triton_vllm.inference.minimum import bound_minimum
+from triton_vllm.inference.operator import Operator
 from triton_vllm.inference.outcome import FAILED, Translator, failure
 from triton_vllm.inference.overdue import BEGUN, find_overdue
+from triton_vllm.request import OperatorRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping
     from concurrent.futures import Future
 
+    from triton_vllm.inference.adapters import AdapterStore
     from triton_vllm.inference.prompt import Prompter
     from triton_vllm.job import Job
-    from triton_vllm.protocols import EngineClient, Item, Log, Output
+    from triton_vllm.protocols import Collector, EngineClient, Item, Log, Output
 
     Put = Callable[[Job, Item], None]
 
@@ -90,8 +95,11 @@ class Engine:
         self._silence = pace.silence or vllm.step_timeout_s
         self._put: Put  # from `start` on
         self._adapters: tuple[Any, ...] = ()
+        self._store: AdapterStore | None = None
         self._jobs: dict[str, Job] = {}
+        self._entered = self._left = 0  # parts of jobs; each number is written by one thread only
         self._llm: EngineClient  # from `_load` on
+        self._operator = Operator(self.jobs, log)
         self._loop = _new_loop()
         self._loop.set_exception_handler(self._note_failed)
         self._thread = supervised.thread("triton-engine", self._run, log)
@@ -101,18 +109,19 @@ class Engine:
         self.tasks: tuple[str, ...] = ()
         self.healthy = False
 
-    def start(self, put: Put, adapters: tuple[Any, ...] = ()) -> None:
+    def start(self, put: Put, adapters: tuple[Any, ...] = (), store: AdapterStore | None = None) -> None:
         """Start the loop and load the model and its LoRA adapters; return when requests can be taken.
 
         Args:
             put: takes each output of a job, an exception as its last one; called in the event loop's thread.
             adapters: vLLM's LoRARequests.
+            store: adapters that may change; jobs that name one have it from there.
 
         Raises:
             Exception: whatever vLLM raised.
         """
         self._put = put
-        self._adapters = adapters
+        self._adapters, self._store, self._operator.store = adapters, store, store
         self._thread.start()
         try:
             self._call(self._load()).result()
@@ -125,6 +134,18 @@ class Engine:
         """Return the jobs in flight."""
         return list(self._jobs.values())  # one C call, so no other thread can change the dict meanwhile
 
+    def in_flight(self) -> int:
+        """Return how many requests in flight vLLM has or will have; each part of a pooling request is one."""
+        return self._entered - self._left
+
+    def is_asleep(self) -> bool:
+        """Return whether only operator requests are taken."""
+        return self._operator.asleep
+
+    def scoring_task(self) -> str:
+        """Return the pooling task by which the model scores pairs; nothing if it cannot."""
+        return compat.scoring_task(self._llm, self.tasks)
+
     def facts(self) -> compat.Facts:
         """Return what the model can take."""
         return compat.facts(self._llm)
@@ -134,6 +155,7 @@ class Engine:
         job.moved = job.waiting_since = self._loop.time()
         # Here and not in the loop: the watch, woken next, would find nothing in flight and go to sleep again.
         self._jobs[job.id] = job
+        self._entered += len(job.ids)
         self._loop.call_soon_threadsafe(self._begin, job)
 
     def cancel(self, job: Job) -> None:
@@ -186,6 +208,7 @@ class Engine:
         self.tasks = tuple(await self._llm.get_supported_tasks())
         for adapter in self._adapters:
             await self._llm.add_lora(adapter)
+        self._operator.begin_anew()
         if "generate" in self.tasks:
             await self._prompter.start(self._llm)
         self._hung, self._asked_at = False, self._loop.time()
@@ -213,22 +236,49 @@ class Engine:
         try:
             if not self.is_healthy():
                 raise UnavailableError(DEAD)  # noqa: TRY301 - the one place that answers
-            prompt = await self._prompter.make(self._llm, job.request)
-            if getattr(job.params, "min_tokens", 0):
-                bound_minimum(job.params, prompt, self.facts().max_tokens)
-            collector = await self._llm.add_request(
-                job.id, prompt, job.params, lora_request=job.lora, priority=job.request.priority
-            )
+            if isinstance(job.request, OperatorRequest):
+                self._finish(job, await self._operator.run(self._llm, job, job.request))
+                return
+            if self._store is not None and job.lora is None and job.request.lora_name is not None:
+                job.adapter = await self._store.acquire(self._llm, job.request.lora_name)
+                job.lora = job.adapter.request
+            collectors = await self._enter(job)
         except Exception as error:  # noqa: BLE001 - a request must never take the model down
             self._finish(job, self._translator.refusal(error))
+            if len(job.ids) > 1 and self.is_healthy():
+                await self._stop(job)  # vLLM has some of its parts
+            _release(job)
             return
         finally:
             job.task = None
         if job.ended:  # cancelled or out of time while it was being added
-            await self._llm.abort(job.id)
+            await self._stop(job)
             return
         job.added = True
-        compat.attach(collector, lambda item: self._take(job, item))
+        if len(collectors) == 1:
+            compat.attach(collectors[0], lambda item: self._take(job, item))
+            return
+        gathering = Gathering(len(collectors), lambda item: self._take(job, item))
+        for number, collector in enumerate(collectors):
+            compat.attach(collector, partial(gathering.take, number))
+
+    async def _enter(self, job: Job) -> list[Collector]:
+        """Add a job to vLLM; a pooling request has a request for each of its parts."""
+        request, made = job.request, []
+        for name, part in zip(job.ids, getattr(request, "parts", (request,)), strict=True):
+            params = job.params
+            if getattr(part, "second", None) is not None:
+                prompt, params = await self._prompter.make_pair(self._llm, part, params)
+            else:
+                prompt = await self._prompter.make(self._llm, part)
+            if getattr(params, "min_tokens", 0):
+                bound_minimum(params, prompt, self.facts().max_tokens)
+            made.append(
+                await self._llm.add_request(name, prompt, params, lora_request=job.lora, priority=request.priority, **job.options)
+            )
+            if job.ended:
+                break
+        return made
 
     def _take(self, job: Job, item: Output | Exception) -> None:
         if job.ended:
@@ -242,10 +292,11 @@ class Engine:
                     self._finish(job, self._translator.loss(item))
                 else:
                     self._abort(job, own)  # its other completions may go on in vLLM
+            elif (job.several or len(job.ids) > 1) and (error := failure(item)) is not None:
+                self._abort(job, error)  # one completion or part has failed; the others go on in vLLM
             elif item.finished:
+                _release(job)
                 self._finish(job, failure(item) or item)
-            elif job.several and (error := failure(item)) is not None:
-                self._abort(job, error)  # one completion has failed; the others go on in vLLM
             else:
                 self._put(job, item)
         except Exception as error:  # noqa: BLE001 - vLLM's output handler would end, and with it every other request
@@ -257,7 +308,7 @@ class Engine:
         if job.ended:
             return
         job.ended = True
-        self._jobs.pop(job.id, None)
+        self._forget(job)
         if job.deadline is not None:
             job.deadline.cancel()
         try:
@@ -266,15 +317,24 @@ class Engine:
             self._translator.note("an answer was not queued", error)
             job.reply.give_up()
 
+    def _forget(self, job: Job) -> None:
+        if self._jobs.pop(job.id, None) is not None:
+            self._left += len(job.ids)
+
     def _abort(self, job: Job, error: AdapterError | None) -> None:
         if job.ended:
             return
         if error is not None:
             self._finish(job, error)
         job.ended = True
-        self._jobs.pop(job.id, None)
+        self._forget(job)
         if job.task is None and self.is_healthy():  # else `_add` is still running, and checks `ended` itself
-            self._loop.create_task(self._llm.abort(job.id))
+            self._loop.create_task(self._stop(job))
+
+    async def _stop(self, job: Job) -> None:
+        for name in job.ids:
+            await self._llm.abort(name)
+        _release(job)  # not before vLLM has been told: an adapter in a running request must not be unloaded
 
     def _give_up(self) -> None:
         """Cancel what is in flight, now and whenever more has come."""
@@ -295,6 +355,8 @@ class Engine:
             if self.healthy and self._jobs and self._loop.time() - self._asked_at > self._pace.question_period:
                 self._asked_at = math.inf
                 self._loop.create_task(self._ask())
+            if self.healthy and self._store is not None and not self.is_asleep() and self._store.is_due():
+                self._loop.create_task(self._store.tend(self._llm))
             self._refuse_overdue()
             self._note_stuck()
         except Exception as error:  # noqa: BLE001 - the next check may find more
@@ -307,6 +369,9 @@ class Engine:
         self._log.error(f"the engine {how}" + (", starting it again" if self._restart else ""))
         for job in self.jobs():
             self._finish(job, UnavailableError(DEAD))
+        self._operator.give_up()
+        if self._store is not None:
+            self._store.give_up()
 
     async def _ask(self) -> None:
         """Ask EngineCore something while requests are open: one that hangs is healthy to vLLM, and they would wait for ever.
@@ -375,10 +440,19 @@ class Engine:
             self._abort(job, UnavailableError(UNLOADED))
         await asyncio.sleep(0)
         self._llm.shutdown()
+        if self._store is not None:
+            self._store.close()
         rest = [t for t in asyncio.all_tasks(self._loop) if t is not asyncio.current_task()]
         for task in rest:
             task.cancel()
         await asyncio.gather(*rest, return_exceptions=True)
+
+
+def _release(job: Job) -> None:
+    """Give a job's adapter back: vLLM has ended with the job."""
+    if job.adapter is not None:
+        job.adapter.users -= 1
+        job.adapter = None
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:

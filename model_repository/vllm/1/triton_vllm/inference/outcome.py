@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from triton_vllm import compat
 from triton_vllm.errors import DEAD, AdapterError, InternalError, InvalidRequestError, UnavailableError
+from triton_vllm.protocols import Gathered, Told
 
 if TYPE_CHECKING:
     from triton_vllm.protocols import Log, Output
@@ -24,6 +25,10 @@ def failure(item: Output) -> AdapterError | None:
     reason is "error"; a pooled output has an `error` (since 0.32) or no numbers.
     """
     outputs: Any = item.outputs
+    if isinstance(item, Told):
+        return None
+    if isinstance(item, Gathered):
+        return next((error for part in outputs if (error := failure(part)) is not None), None)
     if isinstance(outputs, list):
         failed = any(part.finish_reason == "error" for part in outputs)
         return InternalError(FAILED) if failed else None

@@ -13,7 +13,7 @@ from triton_vllm.inference import media
 from triton_vllm.inference.compiling import Trials
 from triton_vllm.inference.tokenizing import tokenize
 from triton_vllm.inference.turns import Turns
-from triton_vllm.request import Chat, GenerateRequest, Request
+from triton_vllm.request import Chat, GenerateRequest, Part
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -59,6 +59,7 @@ class Prompter:
         self._check = check
         self._turns = Turns()
         self._trials = Trials()
+        self._pairs: tuple[EngineClient, compat.RenderPair | None] | None = None
         self._ahead = ahead
         self._decoding = asyncio.Semaphore(DECODED_AT_ONCE)
         self._reading = asyncio.Lock()  # of the headers of videos in messages, one request's at a time
@@ -73,25 +74,42 @@ class Prompter:
             except Exception:  # noqa: BLE001 - such as a model that takes no such prompt: its first request waits
                 _log.info("Nothing could be sampled ahead", exc_info=True)
 
-    async def make(self, llm: EngineClient, request: Request) -> Any:
+    async def make(self, llm: EngineClient, request: GenerateRequest | Part) -> Any:
         """Return what `add_request` takes; runs in the engine's event loop.
 
         Raises:
             AdapterError: the media cannot be decoded, the chat template refuses the messages, or the constraint costs too much.
         """
-        if isinstance(request, GenerateRequest) and request.constraint is not None:
-            await self._trials.check(llm, request.constraint)
-        if isinstance(request, GenerateRequest) and request.chat is not None:
+        if isinstance(request, GenerateRequest):
+            if request.constraint is not None:
+                await self._trials.check(llm, request.constraint)
+            prompt = await self._prompt(llm, request)
+            if request.cache_salt is not None:
+                prompt["cache_salt"] = request.cache_salt  # vLLM has it beside the tokens, whoever has made those
+            return prompt
+        return await tokenize(self._vllm, llm, _as_vllm(request), self._turns)
+
+    async def _prompt(self, llm: EngineClient, request: GenerateRequest) -> Any:
+        if request.chat is not None:
             return await self._chat(llm, request.chat)
-        if request.token_ids is not None:
-            prompt: dict[str, Any] = {"prompt_token_ids": list(request.token_ids)}
-        else:
-            prompt = {"prompt": request.text}
-        if isinstance(request, GenerateRequest) and request.media:
+        prompt = _as_vllm(request)
+        if request.media:
             # Decoding an image or a video takes long, so it is not done in the event loop.
             async with self._decoding:
                 prompt["multi_modal_data"] = await asyncio.to_thread(media.decode, request.media, self._loaders, self._check)
         return await tokenize(self._vllm, llm, prompt, self._turns)
+
+    async def make_pair(self, llm: EngineClient, part: Part, params: Any) -> tuple[Any, Any]:
+        """Return what `add_request` takes for two texts that a cross-encoder reads together: a prompt, and its own parameters.
+
+        Raises:
+            AdapterError: this vLLM does not put pairs together.
+        """
+        if self._pairs is None or self._pairs[0] is not llm:
+            self._pairs = llm, compat.pair_renderer(llm)
+        if self._pairs[1] is None:
+            raise UnsupportedError("this vLLM does not read pairs of texts for the adapter; send them to an embedding model")
+        return await self._pairs[1](part.text, part.second, params)
 
     async def _chat(self, llm: EngineClient, chat: Chat) -> Any:
         kwargs = dict(chat.template_kwargs)
@@ -113,3 +131,9 @@ class Prompter:
                 raise InvalidRequestError(f"messages hold what cannot be decoded: {refusal}") from error
             text = str(error).strip().split("\n", 1)[0]
             raise InvalidRequestError(f"messages cannot be rendered by the model's chat template: {text}") from error
+
+
+def _as_vllm(request: GenerateRequest | Part) -> dict[str, Any]:
+    if request.token_ids is not None:
+        return {"prompt_token_ids": list(request.token_ids)}
+    return {"prompt": request.text}

@@ -15,6 +15,7 @@ from triton_vllm.delivery.deliver import Delivery
 from triton_vllm.delivery.outbox import CORES_TO_SPARE, FEW_CORES, ONE_BY_ONE, Outbox
 from triton_vllm.delivery.watch import CancellationWatch, Departure
 from triton_vllm.errors import ConfigError
+from triton_vllm.inference.adapters import AdapterStore
 from triton_vllm.inference.engine import Engine, Pace
 from triton_vllm.inference.prompt import Ahead, Prompter
 from triton_vllm.loading import engine_args, interpreter
@@ -97,7 +98,7 @@ def _start(prepared: Prepared, log: Log) -> tuple[Engine, Outbox]:
     uses_ray = "ray" in (values.get("distributed_executor_backend"), values.get("data_parallel_backend"))
     with Cause(None if uses_ray else vllm.logging_config, os.environ) as cause:
         try:
-            engine.start(outbox.put, tuple(prepared.adapters.requests.values()))
+            engine.start(outbox.put, tuple(prepared.adapters.requests.values()), _store(prepared, log))
         except Exception as error:  # noqa: BLE001 - vLLM raises what it likes; all of it is the load's reason
             outbox.close()
             unfetched = engine_args.unfetched(values, error, prepared.file_name)
@@ -106,6 +107,14 @@ def _start(prepared: Prepared, log: Log) -> tuple[Engine, Outbox]:
             log.error("".join(traceback.format_exception(error)))  # noqa: TRY400 - Triton's log knows no exceptions
             raise ConfigError(engine_args.failure(values, error, prepared.file_name, cause.find())) from None
     return engine, outbox
+
+
+def _store(prepared: Prepared, log: Log) -> AdapterStore | None:
+    adapters = prepared.adapters
+    if adapters.directory is None:
+        return None
+    log.info(f"LoRA adapters are taken from {adapters.directory}")
+    return AdapterStore(adapters.directory, prepared.vllm.LoRARequest, len(adapters.requests) + 1, log)
 
 
 def _departure(engine: Engine, prepared: Prepared, name: str, log: Log) -> Departure:

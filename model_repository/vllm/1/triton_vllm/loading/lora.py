@@ -1,76 +1,110 @@
-"""LoRA adapters of a model: `multi_lora.json` maps the names that clients send to adapters' paths."""
+"""LoRA adapters of a model: `multi_lora.json` maps the names that clients send to adapters' paths.
+
+Those of LORA_DIRECTORY, which may change while the model serves, are `inference.adapters`'; a name in the file wins.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from triton_vllm.errors import ConfigError, InvalidRequestError
+from triton_vllm.inference.adapter_files import is_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
 FILE_NAME = "multi_lora.json"
 
 
 @dataclass(frozen=True)
 class Adapters:
-    """The adapters by name; each has a number from 1 on, by which vLLM knows it."""
+    """The adapters by name; each has a number from 1 on, by which vLLM knows it.
+
+    Attributes:
+        enabled: the engine argument enable_lora.
+        requests: vLLM's LoRARequests of `multi_lora.json`.
+        directory: LORA_DIRECTORY, None where there is none.
+        official: whether an error lists all names, as the official backend's does; they may be other tenants'.
+    """
 
     enabled: bool = False
     requests: Mapping[str, Any] = field(default_factory=dict)
+    directory: Path | None = None
+    official: bool = False
 
     def request(self, name: str | None) -> Any:
-        """Return vLLM's LoRARequest for a name (None for None).
+        """Return vLLM's LoRARequest for a name; None for None, and for a name that the directory may have.
 
         Raises:
-            InvalidRequestError: LoRA is off or the name is unknown; the error does not list the others.
+            InvalidRequestError: LoRA is off or the name is unknown.
         """
         if name is None:
             return None
         if not self.enabled:
             raise InvalidRequestError("LoRA feature is not enabled.")
-        if name not in self.requests:
-            raise InvalidRequestError(f"LoRA {name} is not supported")
-        return self.requests[name]
+        if name in self.requests:
+            return self.requests[name]
+        if self.directory is not None and is_name(name):
+            return None
+        others = f", we currently support {list(self.requests)}" if self.official else ""
+        raise InvalidRequestError(f"LoRA {name} is not supported{others}")
 
 
-def read(model_dir: Path, version_dir: Path, *, enabled: bool, make: Any) -> Adapters:
+def read(
+    model_dir: Path, version_dir: Path, *, enabled: bool, make: Any, directory: str = "", official: bool = False
+) -> Adapters:
     """Read the adapters, the version's own file first as in the official backend.
 
     Args:
-        model_dir: the model's directory; relative paths of adapters start there.
+        model_dir: the model's directory; relative paths of adapters start there, or where the server was started.
         version_dir: its version's directory.
         enabled: the engine argument enable_lora.
         make: vLLM's LoRARequest.
+        directory: LORA_DIRECTORY, from the model's directory on; with one the file may be missing.
+        official: what COMPATIBILITY=official chooses: the server's working directory comes first, and errors list all names.
 
     Raises:
-        ConfigError: the file is missing or malformed, or an adapter's directory is not one.
+        ConfigError: the file is missing or malformed, or a directory is not one.
     """
     if not enabled:
+        if directory:
+            raise ConfigError("config.pbtxt: LORA_DIRECTORY needs the engine argument enable_lora")
         return Adapters()
+    root = model_dir / directory if directory else None
+    if root is not None and not root.is_dir():
+        raise ConfigError(f"config.pbtxt: LORA_DIRECTORY: there is no directory {root}")
     path = next((d / FILE_NAME for d in (version_dir, model_dir) if (d / FILE_NAME).is_file()), None)
-    if path is None:
+    if path is None and root is None:
         raise ConfigError(f"Triton backend cannot find {model_dir / FILE_NAME}.")
+    table = _table(path) if path is not None else {}
+    starts = (Path.cwd(), model_dir) if official else (model_dir, Path.cwd())
+    places = {name: _place(starts, name, place) for name, place in table.items()}
+    requests = {name: make(name, number, place) for number, (name, place) in enumerate(places.items(), start=1)}
+    return Adapters(enabled=True, requests=requests, directory=root, official=official)
+
+
+def _table(path: Path) -> dict[str, str]:
     try:
         table = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path} cannot be read as JSON: {error}") from None
     if not isinstance(table, dict) or not all(isinstance(v, str) for v in table.values()):
         raise ConfigError(f'{path} must map names to paths, e.g. {{"sql": "/adapters/sql"}}')
-    places = {name: _place(model_dir, name, place) for name, place in table.items()}
-    requests = {name: make(name, number, place) for number, (name, place) in enumerate(places.items(), start=1)}
-    return Adapters(enabled=True, requests=requests)
+    return table
 
 
-def _place(model_dir: Path, name: str, place: str) -> str:
-    local = model_dir / place  # an absolute path stays as it is
-    if local.is_dir():
+def _place(starts: tuple[Path, ...], name: str, place: str) -> str:
+    given = os.path.expanduser(place)  # noqa: PTH111 - Path.expanduser() raises for a user who has no home
+    local = next((start / given for start in starts if (start / given).is_dir()), None)  # an absolute path stays as it is
+    if local is not None:
         if not (local / "adapter_config.json").is_file():
             raise ConfigError(f"LoRA adapter '{name}': {local} has no adapter_config.json")
         return str(local)
-    if place.startswith(("/", ".")):
-        raise ConfigError(f"LoRA adapter '{name}': there is no directory {local}")
+    if place.startswith(("/", ".", "~")):
+        looked = " or ".join(dict.fromkeys(str(start / given) for start in starts))
+        raise ConfigError(f"LoRA adapter '{name}': there is no directory {looked}")
     return place  # the name of a repository on a model hub

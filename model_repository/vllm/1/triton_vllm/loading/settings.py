@@ -10,9 +10,10 @@ from triton_vllm import official
 from triton_vllm.admission.limits import USUAL, Limits
 from triton_vllm.coerce import to_bool, to_float, to_int
 from triton_vllm.errors import ConfigError
+from triton_vllm.request import ENGINE_FIELDS, OPERATIONS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,7 @@ class Settings:
         engine_timeout_s: ENGINE_TIMEOUT_SECONDS, how long EngineCore may answer nothing, and a request be without output; 0 takes
             vLLM's VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS.
         senders: RESPONSE_SENDER_THREADS, threads that send responses; 0 chooses by the number of cores.
+        lora_directory: LORA_DIRECTORY, the folder whose folders are LoRA adapters that may change; empty: there is none.
         limits: of requests, each a parameter of its name in capitals.
     """
 
@@ -41,6 +43,7 @@ class Settings:
     unload_grace_s: float = 20.0
     engine_timeout_s: float = 0.0
     senders: int = 0
+    lora_directory: str = ""
     limits: Limits = USUAL
 
     @property
@@ -83,6 +86,7 @@ def read(model_config: Mapping[str, Any]) -> Settings:
         unload_grace_s=value("UNLOAD_GRACE_SECONDS", to_float, Settings.unload_grace_s),
         engine_timeout_s=value("ENGINE_TIMEOUT_SECONDS", _seconds, Settings.engine_timeout_s),
         senders=value("RESPONSE_SENDER_THREADS", _senders, Settings.senders),
+        lora_directory=value("LORA_DIRECTORY", str, Settings.lora_directory),
         limits=Limits(
             **{field.name: value(field.name.upper(), _LISTS.get(field.name, _limit), field.default) for field in fields(Limits)}
         ),
@@ -132,9 +136,22 @@ def _template_kwargs(text: str) -> tuple[str, ...]:
     return names
 
 
+def _some_of(known: Collection[str]) -> Callable[[str], tuple[str, ...]]:
+    def read_names(text: str) -> tuple[str, ...]:
+        names = _names(text)
+        wrong = next((name for name in names if name not in known), None)
+        if wrong is not None:
+            raise ValueError(f"must name some of {', '.join(known)}, separated by commas, not '{wrong}'")
+        return names
+
+    return read_names
+
+
 _LISTS: Mapping[str, Callable[[str], tuple[str, ...]]] = {
     "allowed_media_domains": _domains,
     "allowed_chat_template_kwargs": _template_kwargs,
+    "allowed_request_fields": _some_of(ENGINE_FIELDS),
+    "operator_requests": _some_of(OPERATIONS),
 }
 
 

@@ -1,0 +1,183 @@
+"""What a request may ask for beside an answer: its own part of the prefix cache, a trace, fields for the engine, operations."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import shutil
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from support.metrics_page import read_metrics
+from support.model_requests import Answer, ask, ask_all, prompt
+from support.reference import ONE_THREAD
+from support.settings import with_metrics, with_parameter
+from support.trace_collector import trace_collector
+from support.triton_client import stream
+from vllm_env.serve.standin import FACTS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from support.models import MadeModels
+    from support.serving import Serve
+    from support.trace_collector import Collector
+    from vllm_env.serve.server import TritonServer
+
+pytestmark = pytest.mark.e2e
+QUESTION, FACT = FACTS[2]
+LONG = f"{QUESTION} {FACT}. " * 6 + QUESTION  # several blocks of the prefix cache
+GREEDY = {"temperature": 0, "max_tokens": 12}
+PROMISED = 120.0  # s
+OPERATIONS = "sleep, wake_up, is_sleeping, reset_prefix_cache, load_lora"
+
+
+@pytest.fixture(scope="module")
+def collector() -> Iterator[Collector]:
+    """Takes the traces of Triton and of vLLM."""
+    with trace_collector() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def directory(session_folder: Path) -> Path:
+    """LORA_DIRECTORY, empty."""
+    folder = session_folder / "lora_of_requests"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def open_server(serving: Serve, made_models: MadeModels, collector: Collector, directory: Path) -> Iterator[TritonServer]:
+    """A server whose operator allows everything."""
+
+    def prepare(model: Path) -> None:
+        with_metrics(model)
+        with_parameter(model, "OPERATOR_REQUESTS", OPERATIONS)
+        with_parameter(model, "ALLOWED_REQUEST_FIELDS", "extra_args,kv_transfer_params,session_id,data_parallel_rank")
+        with_parameter(model, "LORA_DIRECTORY", str(directory))
+
+    engine = {
+        "model": str(made_models.llama),
+        "enable_prefix_caching": True,
+        "block_size": 32,
+        "enable_lora": True,
+        "max_lora_rank": 8,
+        "otlp_traces_endpoint": f"{collector.url}/vllm",
+    }
+    tracing = ("mode=opentelemetry", "rate=1", "level=TIMESTAMPS", f"opentelemetry,url={collector.url}/triton")
+    arguments = tuple(f"--trace-config={value}" for value in tracing)
+    variables = {**ONE_THREAD, "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/protobuf", "OTEL_BSP_SCHEDULE_DELAY": "200"}
+    with serving(engine, environment=variables, arguments=arguments, prepare=prepare) as running:
+        yield running
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait for what will happen."""
+    end = time.monotonic() + PROMISED
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.2)
+
+
+def operate(server: TritonServer, operation: str, **arguments: Any) -> Any:
+    """Return what an operator is told, or the error's text."""
+    request = {"operator_request": json.dumps({"operation": operation, **arguments})}
+    found = stream(server.grpc_url, [request])
+    answer = Answer(tuple(r for r in found if r.tensors or r.error))
+    return answer.error or json.loads(answer.text)
+
+
+def hits(server: TritonServer) -> float:
+    """Return how many tokens vLLM has taken from its prefix cache, once the metrics stand still."""
+    seen = [-1.0, -2.0]
+    while seen[-1] != seen[-2]:
+        time.sleep(2)  # metrics come once a second
+        page = read_metrics(f"http://127.0.0.1:{server.ports.metrics}/metrics")
+        seen.append(page.total("vllm:prefix_cache_hits_total") + page.total("vllm:prefix_cache_hits"))
+    return seen[-1]
+
+
+def test_two_salts_share_no_prefix(open_server: TritonServer) -> None:
+    """Each finds its own prefixes only, and so do requests without; the answers are the same."""
+    salted = [{**GREEDY, "cache_salt": salt} for salt in ("tenant-a", "tenant-b")]
+    first = ask(open_server, LONG, GREEDY, exclude_input_in_output=True).text
+    before = hits(open_server)
+    assert [ask(open_server, LONG, values, exclude_input_in_output=True).text for values in salted] == [first, first]
+    assert hits(open_server) == before
+    ask(open_server, LONG, salted[1])
+    assert hits(open_server) > before
+
+
+def test_an_operator_resets_the_prefix_cache(open_server: TritonServer) -> None:
+    """What was cached is computed again."""
+    for _ in range(2):
+        ask(open_server, LONG, GREEDY)
+    before = hits(open_server)
+    assert operate(open_server, "reset_prefix_cache") == {"operation": "reset_prefix_cache", "reset": True}
+    ask(open_server, LONG, GREEDY)
+    assert hits(open_server) == before
+    ask(open_server, LONG, GREEDY)
+    assert hits(open_server) > before
+
+
+def test_a_sleeping_model_refuses_at_once_and_wakes_up(open_server: TritonServer) -> None:
+    """Requests in flight end first; on CPU it only pauses, and says that it cannot free memory."""
+    answers: list[Answer] = []
+    requests = [prompt(QUESTION, {**GREEDY, "max_tokens": 150, "ignore_eos": True}, stream=True)] * 4
+    flight = threading.Thread(target=lambda: answers.extend(ask_all(open_server, requests)))
+    flight.start()
+    assert operate(open_server, "sleep") == {"operation": "sleep", "asleep": True}
+    flight.join()
+    assert len(answers) == 4
+    assert all(not a.error or "asleep" in a.error for a in answers)
+    assert operate(open_server, "is_sleeping") == {"operation": "is_sleeping", "asleep": True}
+    assert ask(open_server, QUESTION, GREEDY).error == "the model is asleep; an operator request wakes it up"
+    assert operate(open_server, "load_lora", name="a") == "the model is asleep; an operator request wakes it up"
+    assert operate(open_server, "wake_up") == {"operation": "wake_up", "asleep": False}
+    assert ask(open_server, QUESTION, GREEDY, exclude_input_in_output=True).text == FACT
+    assert "enable_sleep_mode is not set" in operate(open_server, "sleep", level=1)
+    assert operate(open_server, "is_sleeping") == {"operation": "is_sleeping", "asleep": False}
+
+
+def test_an_adapter_is_loaded_ahead(open_server: TritonServer, made_models: MadeModels, directory: Path) -> None:
+    """At an operator's request, also in place of the one before, at once."""
+    assert operate(open_server, "load_lora", name="sql") == "LoRA sql is not supported"
+    versions = []
+    for adapter in made_models.adapters:
+        shutil.rmtree(directory / "sql", ignore_errors=True)
+        shutil.copytree(adapter, directory / "sql")
+        told = operate(open_server, "load_lora", name="sql")
+        versions.append(told.pop("version"))
+        assert told == {"operation": "load_lora", "name": "sql"}
+    assert versions[0] != versions[1]
+    assert ask(open_server, QUESTION, {**GREEDY, "lora_name": "sql"}, exclude_input_in_output=True).text != FACT
+
+
+def test_fields_for_the_engine_reach_it(open_server: TritonServer) -> None:
+    """vLLM knows them: what it cannot do with them it says, and what comes from a prefill is told."""
+    fields = {"extra_args": {"x": 1}, "kv_transfer_params": {"do_remote_decode": False}, "data_parallel_rank": 0}
+    answer = ask(open_server, QUESTION, {**GREEDY, **fields}, exclude_input_in_output=True, return_kv_transfer_params=True)
+    assert answer.text == FACT
+    assert answer.values("kv_transfer_params") == [[b"null"]]
+    assert "data_parallel_rank" in ask(open_server, QUESTION, {**GREEDY, "data_parallel_rank": 7}).error
+    session = ask(open_server, QUESTION, {**GREEDY, "session_id": "s"}, exclude_input_in_output=True)
+    assert session.error == "sampling parameter 'session_id': this vLLM does not have it" or session.text == FACT
+
+
+def test_a_trace_goes_on_in_vllm(open_server: TritonServer, collector: Collector) -> None:
+    """The spans of Triton and of vLLM are of the trace that the client has begun."""
+    trace_id = "0af7651916cd43dd8448eb211c80319c"
+    connection = http.client.HTTPConnection(urlsplit(open_server.http_url).netloc, timeout=PROMISED)
+    headers = {"Content-Type": "application/json", "traceparent": f"00-{trace_id}-b7ad6b7169203331-01"}
+    connection.request("POST", "/v2/models/vllm/generate", json.dumps({"text_input": QUESTION, "parameters": GREEDY}), headers)
+    answer = connection.getresponse()
+    assert (answer.status, FACT in json.loads(answer.read())["text_output"]) == (200, True)
+    connection.close()
+    until(lambda: collector.has("/triton", trace_id))
+    until(lambda: collector.has("/vllm", trace_id))

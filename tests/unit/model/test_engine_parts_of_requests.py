@@ -1,0 +1,108 @@
+"""A pooling request with several parts is as many requests to vLLM, and one answer."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from support.engine_parts import PROMISED, Llm, until
+from support.fake_reply import FakeChannel, Joined
+from triton_vllm.delivery.reply import Reply
+from triton_vllm.errors import CancelledError, InternalError
+from triton_vllm.job import Job
+from triton_vllm.protocols import Gathered
+from triton_vllm.request import EmbedRequest, Part, Wants
+
+
+def job(count=3, **part):
+    parts = tuple(Part(text=str(number), **part) for number in range(count))
+    return Job(EmbedRequest(parts, Wants(), "embed", {}), None, Reply(FakeChannel()), Joined())
+
+
+def number(value):
+    data = np.array([value])
+    data_ = SimpleNamespace(numel=lambda: data.size, tolist=data.tolist)
+    return SimpleNamespace(finished=True, outputs=SimpleNamespace(data=data_), prompt_token_ids=[1])
+
+
+@pytest.fixture
+def begun(started):
+    """A job whose three parts vLLM has; the engine, the queue of what was put, and what puts outputs."""
+    engine, got = started()
+    engine.submit(j := job())
+    llm = Llm.started[-1]
+    until(lambda: all("put" in vars(llm.collectors.get(name, SimpleNamespace())) for name in j.ids))
+    return engine, got, j, [llm.collectors[name].put for name in j.ids]
+
+
+def test_outputs_are_put_together_in_the_order_of_the_parts(begun):
+    """Whichever comes first; the job ends once, with the last."""
+    engine, got, j, puts = begun
+    assert engine.in_flight() == 3
+    outputs = [number(n) for n in range(3)]
+    for n in (2, 0, 1):
+        assert got.empty()
+        puts[n](outputs[n])
+    j_, item = got.get(timeout=PROMISED)
+    assert j_ is j
+    assert isinstance(item, Gathered)
+    assert list(item.outputs) == outputs
+    assert (engine.in_flight(), engine.jobs()) == (0, [])
+
+
+def test_a_part_that_fails_ends_the_request_and_the_others(begun):
+    """vLLM is told to leave them; later outputs are dropped."""
+    _, got, _, puts = begun
+    failed = number(0)
+    failed.error = RuntimeError("secret")
+    puts[1](failed)
+    assert isinstance(got.get(timeout=PROMISED)[1], InternalError)
+    until(lambda: len(Llm.started[-1].aborted) == 3)
+    puts[0](number(1))
+    puts[2](number(2))
+    assert got.empty()
+
+
+def test_a_cancelled_request_ends_all_its_parts(begun):
+    """By the ids that vLLM knows."""
+    engine, got, j, _ = begun
+    engine.cancel(j)
+    assert isinstance(got.get(timeout=PROMISED)[1], CancelledError)
+    until(lambda: Llm.started[-1].aborted == list(j.ids))
+    assert engine.in_flight() == 0
+
+
+def test_a_part_that_vllm_refuses_takes_back_those_before_it(started):
+    """Nothing of a refused request stays in vLLM."""
+    engine, got = started()
+    llm = Llm.started[-1]
+    add = llm.add_request
+
+    async def refuse_second(request_id, *args, **kwargs):
+        if request_id.endswith(".1"):
+            raise RuntimeError("no")
+        return await add(request_id, *args, **kwargs)
+
+    llm.add_request = refuse_second
+    engine.submit(j := job())
+    assert isinstance(got.get(timeout=PROMISED)[1], InternalError)
+    until(lambda: j.id in llm.aborted)
+    assert set(llm.collectors) == {j.id}
+
+
+def test_pairs_are_put_together_by_vllm(started):
+    """Each with its own parameters, which tell where the second text begins."""
+    engine, _ = started()
+    seen = []
+
+    async def make_pair(llm, part, params):
+        seen.append((part.text, part.second))
+        return {"prompt_token_ids": [1]}, SimpleNamespace(part=part.text)
+
+    engine._prompter.make_pair = make_pair
+    engine.submit(j := job(2, second="d"))
+    until(lambda: len(Llm.started[-1].collectors) == 2)
+    assert seen == [("0", "d"), ("1", "d")]
+    assert not j.ended
