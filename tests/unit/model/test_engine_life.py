@@ -28,7 +28,7 @@ from support.fake_reply import FakeChannel
 from support.fake_reply import fake_job as job
 from triton_vllm.delivery.reply import NOT_SENT
 from triton_vllm.errors import DEAD, UnavailableError
-from triton_vllm.inference.engine import UNLOADED, Engine
+from triton_vllm.inference.engine import UNLOADED, Engine, Sole
 
 
 def test_a_dead_engine_is_replaced(started):
@@ -272,7 +272,7 @@ def test_a_failed_start_is_raised_and_leaves_no_thread():
         disable_envs_cache=None,
         step_timeout_s=STEP,
     )
-    engine = Engine(vllm, {}, Prompter(), log=Log(), restart=True)
+    engine = Engine(vllm, Sole(vllm, {}), Prompter(), log=Log(), restart=True)
     with pytest.raises(RuntimeError, match="no memory"):
         engine.start(lambda *_: None)
     assert not engine._thread.is_alive()

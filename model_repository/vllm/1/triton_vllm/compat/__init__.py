@@ -18,6 +18,7 @@ from triton_vllm.compat.engine import (
     xgrammar_tokenizer,
 )
 from triton_vllm.compat.fields import Schema, engine_arg_types, pooling_types, sampling_schema
+from triton_vllm.compat.frontends import connect, lacking, launch
 from triton_vllm.compat.parts import OPTIONAL_PLACES, PLACES, Vllm, load
 from triton_vllm.compat.platform import child_environment, prometheus_families, runs_on_cpu, supports_ray, variables
 from triton_vllm.compat.prompts import media_loaders, parse_prompt, pooled_tokenizer, render_chat, renderer
@@ -32,11 +33,14 @@ __all__ = [
     "attach",
     "child_environment",
     "compiles_with_xgrammar",
+    "connect",
     "engine_arg_types",
     "facts",
     "has_begun",
     "is_dead",
     "is_refusal",
+    "lacking",
+    "launch",
     "load",
     "media_loaders",
     "parse_prompt",

@@ -15,9 +15,9 @@ from triton_vllm.delivery.deliver import Delivery
 from triton_vllm.delivery.outbox import Outbox
 from triton_vllm.delivery.watch import CancellationWatch, Departure
 from triton_vllm.errors import ConfigError
-from triton_vllm.inference.engine import Engine, Pace
+from triton_vllm.inference.engine import Engine, Pace, Sole
 from triton_vllm.inference.prompt import Ahead, Prompter
-from triton_vllm.loading import engine_args, interpreter
+from triton_vllm.loading import engine_args, frontends, interpreter
 from triton_vllm.loading.cause import Cause
 from triton_vllm.loading.prepare import Prepared, prepare
 from triton_vllm.loading.progress import Progress
@@ -26,6 +26,7 @@ from triton_vllm.metrics import Mirror, Publisher
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from triton_vllm.loading.frontends import Frontends
     from triton_vllm.protocols import Log
 
 MANY_CORES = 8
@@ -42,6 +43,7 @@ class Model:
         outbox: takes their outputs.
         watch: looks for cancelled requests.
         publisher: publishes metrics, None where they are off.
+        shared: this instance's part in an engine that several share, None where it is the only one.
     """
 
     prepared: Prepared
@@ -49,6 +51,7 @@ class Model:
     outbox: Outbox
     watch: CancellationWatch
     publisher: Publisher | None
+    shared: Frontends | None
 
     def close(self) -> None:
         """Finish what is in flight within a bound, cancel the rest and end every process and thread."""
@@ -57,6 +60,8 @@ class Model:
         self.outbox.close()
         if self.publisher is not None:
             self.publisher.close()
+        if self.shared is not None:
+            self.shared.leave()
         interpreter.release()
 
 
@@ -66,27 +71,39 @@ def load(args: Mapping[str, str], log: Log) -> Model:
     Raises:
         ConfigError: the model's files are wrong, or vLLM did not start with them.
     """
+    shared = frontends.join(args, log)
+    try:
+        return _load(args, log, shared)
+    except Exception as error:
+        if shared is not None:
+            shared.leave(str(error))
+        raise
+
+
+def _load(args: Mapping[str, str], log: Log, shared: Frontends | None) -> Model:
     with ExitStack() as until_loaded:
         progress = until_loaded.enter_context(Progress(log))
         prepared = prepare(args, log, progress, until_loaded)
         progress.phase("starting the engine and loading the model")
-        engine, outbox = _start(prepared, log)
+        engine, outbox = _start(prepared, shared, log)
         watch = CancellationWatch(engine.jobs, engine.cancel, log, _departure(engine, prepared, args["model_name"], log))
         watch.start()
         labels = {"model": args["model_name"], "version": args["model_version"]}
         publisher = _publish(prepared, labels, log)
     interpreter.tune()
     log.info(f"ready after {progress.seconds():.1f} s, tasks: {', '.join(engine.tasks)}")
-    return Model(prepared, engine, outbox, watch, publisher)
+    return Model(prepared, engine, outbox, watch, publisher, shared)
 
 
-def _start(prepared: Prepared, log: Log) -> tuple[Engine, Outbox]:
+def _start(prepared: Prepared, shared: Frontends | None, log: Log) -> tuple[Engine, Outbox]:
     vllm, values, settings = prepared.vllm, prepared.engine_args, prepared.settings
+    if shared is not None:
+        shared.use(vllm, values)
     limits = settings.limits
     ahead = Ahead(tries=limits.max_constraint_seconds > 0, samples=compat.runs_on_cpu())
     prompter = Prompter(vllm, compat.media_loaders(vllm, values), partial(check_videos, limits), ahead)
     pace = Pace(silence=settings.engine_timeout_s, deadline=limits.default_timeout_seconds, queue=limits.max_queue_seconds)
-    engine = Engine(vllm, values, prompter, log=log, restart=settings.restart, pace=pace)
+    engine = Engine(vllm, shared or Sole(vllm, values), prompter, log=log, restart=settings.restart, pace=pace)
     threads = settings.senders or (2 if (os.cpu_count() or 1) >= MANY_CORES else 1)
     outbox = Outbox(Delivery(engine.drop, log).deliver, log, threads)
     outbox.start()
@@ -95,6 +112,9 @@ def _start(prepared: Prepared, log: Log) -> tuple[Engine, Outbox]:
     with Cause(None if uses_ray else vllm.logging_config, os.environ) as cause:
         try:
             engine.start(outbox.put, tuple(prepared.adapters.requests.values()))
+        except ConfigError:  # not vLLM's: of the instances that share an engine
+            outbox.close()
+            raise
         except Exception as error:  # noqa: BLE001 - vLLM raises what it likes; all of it is the load's reason
             outbox.close()
             unfetched = engine_args.unfetched(values, error, prepared.file_name)
