@@ -72,9 +72,11 @@ class Mirror:
     Args:
         sink: makes and moves metrics.
         labels: put on each metric besides vLLM's own (model, version).
+        others: whether other processes set the same gauges, so that one which has not changed is set as well.
     """
 
-    def __init__(self, sink: Sink, labels: Mapping[str, str]) -> None:
+    def __init__(self, sink: Sink, labels: Mapping[str, str], *, others: bool = False) -> None:
+        self._others = others
         self._sink = sink
         self._labels = labels
         self._metrics: dict[tuple[str, tuple[tuple[str, str], ...]], Metric] = {}
@@ -92,7 +94,8 @@ class Mirror:
                 self._metrics[key] = self._sink.create(sample, {**dict(sample.labels), **self._labels})
                 self._last.setdefault(key, 0.0)
             last = self._last[key]
-            if sample.value == last or math.isnan(sample.value):
+            again = self._others and not sample.counter
+            if (sample.value == last and not again) or math.isnan(sample.value):
                 continue
             if sample.counter:
                 self._sink.add(self._metrics[key], sample.value - last if sample.value > last else sample.value)

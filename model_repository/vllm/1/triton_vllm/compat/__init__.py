@@ -18,7 +18,7 @@ from triton_vllm.compat.engine import (
     xgrammar_tokenizer,
 )
 from triton_vllm.compat.fields import Schema, engine_arg_types, pooling_types, sampling_schema
-from triton_vllm.compat.frontends import connect, lacking, launch
+from triton_vllm.compat.frontends import connect, lacking, launch, note_statistics
 from triton_vllm.compat.parts import OPTIONAL_PLACES, PLACES, Vllm, load
 from triton_vllm.compat.platform import child_environment, prometheus_families, runs_on_cpu, supports_ray, variables
 from triton_vllm.compat.prompts import media_loaders, parse_prompt, pooled_tokenizer, render_chat, renderer
@@ -43,6 +43,7 @@ __all__ = [
     "launch",
     "load",
     "media_loaders",
+    "note_statistics",
     "parse_prompt",
     "pooled_tokenizer",
     "pooling_types",

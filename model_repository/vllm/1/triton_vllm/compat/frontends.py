@@ -11,7 +11,7 @@ from triton_vllm.compat.engine import created
 from triton_vllm.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from triton_vllm.compat.parts import Vllm
     from triton_vllm.protocols import EngineClient
@@ -103,6 +103,21 @@ def _replaced(module: Any, name: str, value: Any) -> Iterator[None]:
         yield
     finally:
         setattr(module, name, before)
+
+
+def note_statistics(llm: EngineClient, note: Callable[[], None]) -> None:
+    """Have `note` called whenever this front end is given the engine's own figures: each step's go to one of them only."""
+    manager = getattr(llm, "logger_manager", None)
+    if manager is None:  # nobody reads statistics
+        return
+    record = manager.record
+
+    def noted(scheduler_stats: Any = None, *args: Any, **kwargs: Any) -> None:
+        if scheduler_stats is not None:
+            note()
+        record(scheduler_stats, *args, **kwargs)
+
+    manager.record = noted
 
 
 def _client(vllm: Vllm, values: Mapping[str, Any], index: int, count: int, addresses: Any) -> EngineClient:

@@ -108,6 +108,8 @@ class Sole:
 USUAL_PACE = Pace()
 _SHOWN = 20
 """Stuck requests in a line of the log; with a hung engine all are."""
+PARTED = "was unloaded with the instance that had started it"
+"""What a `Source` says of an engine that ended in order, as at each unloading of a model."""
 UNLOADED = "the model was unloaded before the request had finished"
 
 
@@ -355,12 +357,15 @@ class Engine:
     def _loss(self) -> str:
         if self._hung:
             return f"does not answer for {self._silence:.0f} s"
-        return "has died" if compat.is_dead(self._llm) else self._source.loss()
+        return self._source.loss() or ("has died" if compat.is_dead(self._llm) else "")
 
     def _bury(self, loss: str) -> None:
         self.healthy = False
         self._source.retire(hung=self._hung)
-        self._log.error(f"the engine {loss}" + (", starting it again" if self._restart else ""))
+        if loss == PARTED:
+            self._log.info(f"the engine {loss}")
+        else:
+            self._log.error(f"the engine {loss}" + (", starting it again" if self._restart else ""))
         for job in self.jobs():
             self._finish(job, UnavailableError(DEAD))
 

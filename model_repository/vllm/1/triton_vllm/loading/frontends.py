@@ -7,20 +7,22 @@ from __future__ import annotations
 
 import asyncio
 import os
+import struct
 import time
 import uuid
 from typing import TYPE_CHECKING, Any
 
 from triton_vllm import compat
 from triton_vllm.errors import ConfigError
+from triton_vllm.inference.engine import PARTED
 from triton_vllm.loading.rendezvous import Rendezvous, seat
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from triton_vllm.compat import Vllm
     from triton_vllm.loading.rendezvous import Address, Seat
-    from triton_vllm.protocols import EngineClient, Log
+    from triton_vllm.protocols import EngineClient, Log, PrometheusFamily
 
 PERIOD_S = 0.2
 """Between two looks for an engine to connect to, s."""
@@ -60,6 +62,7 @@ class Frontends:
         self._engine = ""
         self._statistics: str | None = None
         self._said = ""
+        self._figures = rendezvous.figures()
         if own.index == 0:
             rendezvous.lead()
 
@@ -91,10 +94,10 @@ class Frontends:
         until = time.monotonic() + FIRST_S
         while True:
             if self._meeting.leads or (self._engine and self._meeting.lead()):
-                return self._launch()
+                return self._noting(self._launch())
             address = self._meeting.address()
             if address is not None and address.engine != self._engine:
-                return self._connect(address)
+                return self._noting(self._connect(address))
             if not self._engine:
                 self._require_first(until)
             await asyncio.sleep(PERIOD_S)
@@ -107,7 +110,7 @@ class Frontends:
             raise ConfigError(reason)
 
     def _launch(self) -> EngineClient:
-        self._engine = uuid.uuid4().hex[:8]
+        self._engine = uuid.uuid4().hex[:6]
         llm, self._statistics = compat.launch(self._vllm, self._values, self._meeting.wires(self._engine))
         return llm
 
@@ -120,6 +123,20 @@ class Frontends:
         self._engine = address.engine  # also if it is not there any more: another one will be another engine
         return compat.connect(self._vllm, self._values, place, address.client, self._own.count)
 
+    def _noting(self, llm: EngineClient) -> EngineClient:
+        figures, place = self._figures, 8 * self._own.index
+        compat.note_statistics(llm, lambda: struct.pack_into("d", figures, place, time.monotonic()))
+        return llm
+
+    def latest(self, families: Iterable[PrometheusFamily]) -> list[PrometheusFamily]:
+        """Return what this instance is to publish: gauges only where it was the last one to be given the engine's figures.
+
+        Counters are each instance's own, and the server adds them up.
+        """
+        times = struct.unpack(f"{self._own.count}d", self._figures)
+        is_latest = times[self._own.index] == max(times)
+        return [family for family in families if is_latest or family.type != "gauge"]
+
     def share(self) -> None:
         """Tell the others that the engine serves."""
         if self.leads:
@@ -131,7 +148,7 @@ class Frontends:
         if self.leads:
             return "does not answer another instance" if self._meeting.is_hung(self._engine) else ""
         if self._meeting.closed():
-            return "was unloaded with the instance that had started it"
+            return PARTED
         if self._meeting.lead():
             return "has died with the instance that had started it"
         address = self._meeting.address()

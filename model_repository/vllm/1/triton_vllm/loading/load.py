@@ -89,7 +89,7 @@ def _load(args: Mapping[str, str], log: Log, shared: Frontends | None) -> Model:
         watch = CancellationWatch(engine.jobs, engine.cancel, log, _departure(engine, prepared, args["model_name"], log))
         watch.start()
         labels = {"model": args["model_name"], "version": args["model_version"]}
-        publisher = _publish(prepared, labels, log)
+        publisher = _publish(prepared, shared, labels, log)
     interpreter.tune()
     log.info(f"ready after {progress.seconds():.1f} s, tasks: {', '.join(engine.tasks)}")
     return Model(prepared, engine, outbox, watch, publisher, shared)
@@ -135,7 +135,10 @@ def _departure(engine: Engine, prepared: Prepared, name: str, log: Log) -> Depar
     return Departure(partial(transport.is_ending, name), leave)
 
 
-def _publish(prepared: Prepared, labels: Mapping[str, str], log: Log) -> Publisher | None:
+def _publish(prepared: Prepared, shared: Frontends | None, labels: Mapping[str, str], log: Log) -> Publisher | None:
     if not prepared.settings.metrics or prepared.engine_args.get("disable_log_stats", False):
         return None
-    return Publisher(Mirror(transport.TritonMetrics(), labels), compat.prometheus_families, log.warning)
+    mirror = Mirror(transport.TritonMetrics(), labels, others=shared is not None)
+    if shared is None:
+        return Publisher(mirror, compat.prometheus_families, log.warning)
+    return Publisher(mirror, lambda: shared.latest(compat.prometheus_families()), log.warning)
