@@ -75,7 +75,7 @@ def said(server: TritonServer) -> str:
 
 def instances_asked(server: TritonServer, since: int = 0) -> set[str]:
     """Return the process ids in the names of the requests that vLLM has logged."""
-    return set(re.findall(r"Received request triton-(\d+)-", said(server)[since:]))
+    return set(re.findall(r"Added request triton-(\d+)-", said(server)[since:]))
 
 
 def is_served(server: TritonServer) -> bool:
@@ -142,7 +142,7 @@ def test_what_is_in_flight_in_all_instances_is_answered_when_the_server_ends(pai
     with ExitStack() as stack:
         requests = [prompt(PROMPT, LONG, stream=number % 2 == 0) for number in range(MANY)]
         streams = [stack.enter_context(OpenStream(pair.grpc_url, one)) for one in requests]
-        until(lambda: len(re.findall("Received request", said(pair)[start:])) == MANY)
+        until(lambda: len(re.findall("Added request", said(pair)[start:])) == MANY)
         os.kill(pair.pid, signal.SIGTERM)
         assert {stream.wait_end(PATIENCE).error for stream in streams} == {UNLOADED}
     assert pair._child is not None
