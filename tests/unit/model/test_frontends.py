@@ -124,6 +124,15 @@ def test_a_failed_load_has_one_reason(made):
         asyncio.run(second.start())
 
 
+def test_a_load_that_fails_after_the_engine_has_started_is_not_taken_over(made):
+    """Triton is about to end all of them; a second engine would be started for nothing."""
+    started_both(made)
+    first, second = made.instances
+    first.leave("no thread could be started")
+    assert second.loss() == PARTED
+    assert not second.leads
+
+
 def test_an_instance_without_a_first_one_does_not_wait_for_ever(made, monkeypatch):
     """Triton may add an instance that finds no load to join."""
     monkeypatch.setattr(frontends, "FIRST_S", 0.0)

@@ -170,4 +170,5 @@ class Frontends:
         """End this instance's part; a load that has failed says why."""
         if failure:
             self._meeting.fail(failure)
+            self.close()  # nor is it for another instance to start the engine
         self._meeting.leave()
