@@ -72,6 +72,8 @@ def load(args: Mapping[str, str], log: Log) -> Model:
         ConfigError: the model's files are wrong, or vLLM did not start with them.
     """
     shared = frontends.join(args, log)
+    if shared is not None:
+        interpreter.end_at_once()
     try:
         return _load(args, log, shared)
     except Exception as error:
