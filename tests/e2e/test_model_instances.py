@@ -28,6 +28,7 @@ from vllm_env.serve.standin import FACTS
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from support.model_requests import Answer
     from support.models import MadeModels
     from support.serving import Serve
     from vllm_env.serve.server import TritonServer
@@ -208,4 +209,9 @@ def test_a_killed_instance_that_led_is_replaced_by_another(four: TritonServer) -
     (again,) = engines(four)
     assert again.ppid() in {stub.pid for stub in stubs(four)} - {leader}
     # the server goes on to give requests to the instance that was killed, and says that they have failed
-    until(lambda: PROMPT + ANSWER in {answer.error or answer.text for answer in ask_all(four, [prompt(PROMPT, GREEDY)] * 4)})
+    until(lambda: PROMPT + ANSWER in {text for answer in answered(four) for text in answer.texts()})
+
+
+def answered(server: TritonServer) -> list[Answer]:
+    """Return the answers, without errors, to a few requests."""
+    return [answer for answer in ask_all(server, [prompt(PROMPT, GREEDY)] * 4) if not answer.error]
