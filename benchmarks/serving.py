@@ -55,6 +55,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     add("--prompt-tokens", type=int, nargs="+", default=[32])
     add("--modes", nargs="+", choices=("whole", "stream"), default=["whole", "stream"])
     add("--targets", nargs="+", default=["engine", "openai", "triton"], help="also: triton-http")
+    add("--instances", type=int, default=1, metavar="N", help="front ends of Triton's model over its one engine (default 1)")
     add("--out", type=Path, default=Path("benchmarks/results/serving"), metavar="PATH", help="without suffix")
     add("--work", type=Path, metavar="DIR", help="logs and checkpoint; default a new temporary directory")
     add("--commit", default="", help="for a copy without git history")
@@ -118,7 +119,7 @@ def main(arguments: list[str] | None = None) -> int:
     variables = {**variables, **options.variables}
     setting = Setting(
         options.environment.absolute(), options.triton_root.absolute(), options.model_repository.absolute(),
-        engine, variables, work,
+        engine, variables, work, options.instances,
     )  # fmt: skip
     targets = make_targets(options.targets, setting)
     described = machine.describe(setting.environment, setting.triton_root, commit=options.commit)

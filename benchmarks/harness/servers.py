@@ -26,7 +26,7 @@ _START_LIMIT_S = 600
 
 @dataclass(frozen=True)
 class Setting:
-    """What all targets share: the environment, the checkpoint (inside the arguments), where logs go."""
+    """What all targets share: the environment, the checkpoint (inside the arguments), where logs go; Triton's instances."""
 
     environment: Path
     triton_root: Path
@@ -34,6 +34,7 @@ class Setting:
     arguments: dict[str, object]
     variables: dict[str, str]
     work: Path
+    instances: int = 1
 
 
 class StartFailedError(Exception):
@@ -119,6 +120,15 @@ def set_parameter(config: Path, key: str, value: str) -> None:
     else:
         text += f"\nparameters {entry}\n"
     config.write_text(text, encoding="utf-8")
+
+
+def set_instances(config: Path, count: int) -> None:
+    """Set the count of the one instance group in a `config.pbtxt`."""
+    text = config.read_text(encoding="utf-8")
+    changed, found = re.subn(r"(instance_group\s*\[\s*\{\s*count:\s*)\d+", rf"\g<1>{count}", text)
+    if found != 1:
+        raise ValueError(f"{config} has no instance group with a count")
+    config.write_text(changed, encoding="utf-8")
 
 
 def as_flags(arguments: dict[str, object]) -> list[str]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from harness.grpc_client import GrpcConnection, TritonGrpcClient
 from harness.http_client import HttpConnection, OpenAIClient, TritonHttpClient
 from harness.load import Client, Load, Measurement, run_load
-from harness.servers import Server, Setting, StartFailedError, as_flags, free_port, place_model
+from harness.servers import Server, Setting, StartFailedError, as_flags, free_port, place_model, set_instances
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Sequence
@@ -126,12 +126,12 @@ class TritonTarget(Server):
 
     def prepare(self) -> Path:
         """Copy the model beside the logs, with the benchmark's engine arguments and environment; return its store."""
-        return place_model(
-            self.setting.model_repository / self.model,
-            self.setting.work / f"store-{self.name}" / self.model,
-            self.setting.arguments,
-            str(self.setting.environment),
-        )
+        destination = self.setting.work / f"store-{self.name}" / self.model
+        model = self.setting.model_repository / self.model
+        store = place_model(model, destination, self.setting.arguments, str(self.setting.environment))
+        if self.setting.instances > 1:
+            set_instances(destination / "config.pbtxt", self.setting.instances)
+        return store
 
     def measure(self, load: Load) -> Measurement:
         """See `Target`."""

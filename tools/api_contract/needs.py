@@ -55,6 +55,11 @@ SINCE: Mapping[str, str] = {
 STATED: Mapping[str, Mapping[str, Member]] = {
     "vllm.v1.engine.async_llm.AsyncLLM": {
         "from_engine_args": Member(("engine_args", "usage_context"), awaited=False),
+        # of a model with several instances; where it lacks something that is refused (`compat.lacking`)
+        "from_vllm_config": Member(
+            ("vllm_config", "client_addresses", "client_count", "client_index"), awaited=False, since="0.28"
+        ),
+        **_fields("logger_manager", since="0.28"),
         "get_tokenizer": Member((), awaited=None),
         **_fields("errored", "output_processor", "vllm_config"),
         **_fields("renderer", since="0.20"),
@@ -120,6 +125,7 @@ RECORDED = (
 # where the adapter looks beside PLACES: module -> names
 MODULES: Mapping[str, tuple[str, ...]] = {
     "vllm.envs": ("environment_variables",),
+    "vllm.v1.engine.core_client": (),
     "vllm.platforms": (),  # current_platform is made when it is asked for
     "vllm.model_executor.models.registry": (),
     # what puts pairs together for a cross-encoder, where there is such a class
@@ -182,4 +188,17 @@ STATEMENTS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     ),
 }
 # names given to getattr() or hasattr() that are not vLLM's
-OTHERS = frozenset({"parts", "second", "num_labels", "trace", "timeout", "HISTOGRAM", "baseFilename", "stream", "__version__"})
+OTHERS = frozenset(
+    {
+        "enable_log_requests",
+        "parts",
+        "second",
+        "num_labels",
+        "trace",
+        "timeout",
+        "HISTOGRAM",
+        "baseFilename",
+        "stream",
+        "__version__",
+    }
+)

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
 
 
@@ -32,3 +34,20 @@ def test_python_without_tritonclient_uses_the_tools_environment(tmp_path: Path) 
     assert done.stderr == "tools\n"
     assert done.returncode == 0
     assert "usage: " in done.stdout
+
+
+def test_instances_are_set_in_the_models_own_configuration(tmp_path: Path) -> None:
+    """What `--instances` does to a copy of the repository's model; another file is not taken for one."""
+    sys.path.insert(0, str(BENCHMARKS))
+    try:
+        from harness.servers import set_instances  # its folder is no package of the checkout
+    finally:
+        sys.path.remove(str(BENCHMARKS))
+    config = tmp_path / "config.pbtxt"
+    shutil.copy(BENCHMARKS.parent / "model_repository" / "vllm" / "config.pbtxt", config)
+    before = config.read_text()
+    set_instances(config, 4)
+    assert config.read_text() == before.replace("count: 1", "count: 4")
+    config.write_text("")
+    with pytest.raises(ValueError, match="no instance group"):
+        set_instances(config, 4)

@@ -10,7 +10,7 @@ import pytest
 
 from support import fake_triton
 from support.engine_parts import PACE, STEP, DeadError, FailureError, Llm, Log, PassingError, Prompter, RefusalError
-from triton_vllm.inference.engine import Engine
+from triton_vllm.inference.engine import Engine, Sole
 
 _MODULE = fake_triton.install()
 
@@ -45,7 +45,7 @@ def started():
             step_timeout_s=STEP,
         )
         got = queue.Queue()
-        engine = Engine(vllm, {}, Prompter(), log=Log(), restart=restart, pace=replace(PACE, **pace))
+        engine = Engine(vllm, Sole(vllm, {}), Prompter(), log=Log(), restart=restart, pace=replace(PACE, **pace))
         engine.start(lambda j, item: got.put((j, item)))
         engines.append(engine)
         return engine, got

@@ -19,7 +19,7 @@ from support.fake_log import FakeLog
 from support.fake_reply import FakeChannel, fake_job
 from triton_vllm.delivery.watch import CancellationWatch
 from triton_vllm.errors import CancelledError
-from triton_vllm.inference.engine import Engine
+from triton_vllm.inference.engine import Engine, Sole
 
 PROMISED = 60.0  # s until something that will happen has happened, however busy the machine is
 REQUESTS = 200
@@ -71,7 +71,7 @@ def serving():
         disable_envs_cache=None,
         step_timeout_s=PROMISED,
     )
-    engine = Engine(vllm, {}, Slow(), log=FakeLog(), restart=False)
+    engine = Engine(vllm, Sole(vllm, {}), Slow(), log=FakeLog(), restart=False)
     engine.start(lambda job, item: got.put((job, item)))
     watch = CancellationWatch(engine.jobs, engine.cancel, FakeLog())
     watch.start()

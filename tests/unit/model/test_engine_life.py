@@ -28,7 +28,7 @@ from support.fake_reply import FakeChannel
 from support.fake_reply import fake_job as job
 from triton_vllm.delivery.reply import NOT_SENT
 from triton_vllm.errors import DEAD, UnavailableError
-from triton_vllm.inference.engine import UNLOADED, Engine
+from triton_vllm.inference.engine import PARTED, UNLOADED, Engine, Sole
 
 
 def test_a_dead_engine_is_replaced(started):
@@ -179,16 +179,60 @@ def test_a_check_that_fails_is_not_the_last(started):
     engine, got = started()
     bury, failures = engine._bury, iter([KeyError("injected")])
 
-    def fails_once():
+    def fails_once(loss):
         for failure in failures:
             raise failure
-        bury()
+        bury(loss)
 
     engine._bury = fails_once
     added(engine, job())
     Llm.started[-1].errored = True
     assert str(got.get(timeout=PROMISED)[1]) == DEAD
     assert "injected" in engine._log.lines[0]
+
+
+class Shared(Sole):
+    """An engine that another process has started."""
+
+    leads = False
+
+    def __init__(self):
+        self.lost, self.calls = "", []
+
+    async def start(self):
+        self.lost = ""
+        return Llm()
+
+    def loss(self):
+        return self.lost
+
+    def share(self):
+        self.calls.append("share")
+
+    def retire(self, *, hung):
+        self.calls.append(("retire", hung))
+
+    def close(self):
+        self.calls.append("close")
+
+
+def test_the_end_of_a_shared_engine_is_told_and_the_next_is_awaited():
+    """Who shares it is told what this process has found, and adapters are loaded by the one that has started it."""
+    source, got, log = Shared(), queue.Queue(), Log()
+    vllm = SimpleNamespace(step_timeout_s=STEP)
+    engine = Engine(vllm, source, Prompter(), log=log, restart=True, pace=PACE)
+    engine.start(lambda j, item: got.put((j, item)), ("no adapter is loaded twice",))
+    for loss in ("has died", PARTED):
+        added(engine, job())
+        source.lost = loss
+        assert str(got.get(timeout=PROMISED)[1]) == DEAD
+        until(engine.is_healthy)
+    engine.stop(0)
+    assert source.calls == ["share", ("retire", False), "share", ("retire", False), "share", "close"]
+    assert [line for line in log.lines if line.startswith("the engine")][0::2] == [
+        "the engine has died, starting it again",
+        f"the engine {PARTED}",
+    ]
 
 
 def test_a_server_that_ends_gets_its_answers_in_time(started):
@@ -272,7 +316,7 @@ def test_a_failed_start_is_raised_and_leaves_no_thread():
         disable_envs_cache=None,
         step_timeout_s=STEP,
     )
-    engine = Engine(vllm, {}, Prompter(), log=Log(), restart=True)
+    engine = Engine(vllm, Sole(vllm, {}), Prompter(), log=Log(), restart=True)
     with pytest.raises(RuntimeError, match="no memory"):
         engine.start(lambda *_: None)
     assert not engine._thread.is_alive()

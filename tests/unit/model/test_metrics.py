@@ -95,6 +95,15 @@ def test_what_has_not_changed_costs_nothing():
     assert sink.calls == 6
 
 
+def test_a_gauge_that_others_set_as_well_is_set_again():
+    """What another front end of the engine has said last would stay; counters are added up."""
+    sink = Sink()
+    mirrors = [Mirror(sink, {"model": "m"}, others=True) for _ in range(2)]
+    for mirror, running in zip((*mirrors, mirrors[0]), (0, 5, 0), strict=True):
+        mirror.update(samples(registry(5, running, (1, 3))))
+    assert value(sink, "vllm:running", engine="0") == 0
+
+
 def test_a_restarted_counter_counts_on():
     """After an engine restart vLLM counts from zero again; what is published never falls."""
     sink = Sink()

@@ -109,9 +109,11 @@ class Mirror:
         sink: makes and moves metrics.
         labels: put on each metric besides vLLM's own (model, version).
         as_official: whether to keep to the official backend's metrics, with no other labels than these.
+        others: whether other processes set the same gauges, so that one which has not changed is set as well.
     """
 
-    def __init__(self, sink: Sink, labels: Mapping[str, str], *, as_official: bool = False) -> None:
+    def __init__(self, sink: Sink, labels: Mapping[str, str], *, as_official: bool = False, others: bool = False) -> None:
+        self._others = others
         self._sink = sink
         self._labels = labels
         self._as_official = as_official
@@ -149,7 +151,8 @@ class Mirror:
             self._metrics[key] = self._sink.create(sample, self._all_labels(sample))
             self._last.setdefault(key, 0.0)
         last = self._last[key]
-        if sample.value == last or math.isnan(sample.value):
+        again = self._others and not sample.counter
+        if (sample.value == last and not again) or math.isnan(sample.value):
             return
         if sample.counter:
             self._sink.add(self._metrics[key], sample.value - last if sample.value > last else sample.value)

@@ -20,6 +20,7 @@ from triton_vllm.compat.engine import (
     xgrammar_tokenizer,
 )
 from triton_vllm.compat.fields import Schema, engine_arg_types, pooling_types, request_keywords, sampling_schema
+from triton_vllm.compat.frontends import connect, lacking, launch, note_statistics
 from triton_vllm.compat.parts import OPTIONAL_PLACES, PLACES, Vllm, load
 from triton_vllm.compat.platform import child_environment, prometheus_families, runs_on_cpu, supports_ray, variables
 from triton_vllm.compat.prompts import media_loaders, parse_prompt, pooled_tokenizer, render_chat, renderer
@@ -37,14 +38,18 @@ __all__ = [
     "attach",
     "child_environment",
     "compiles_with_xgrammar",
+    "connect",
     "engine_arg_types",
     "facts",
     "frees_memory",
     "has_begun",
     "is_dead",
     "is_refusal",
+    "lacking",
+    "launch",
     "load",
     "media_loaders",
+    "note_statistics",
     "pair_renderer",
     "parse_prompt",
     "pooled_tokenizer",

@@ -16,10 +16,20 @@ if TYPE_CHECKING:
 
 def start(vllm: Vllm, values: Mapping[str, Any]) -> EngineClient:
     """Start AsyncLLM; call it inside the running event loop that will serve it. Blocks until the model is loaded."""
+
+    def make(args: Any) -> EngineClient:
+        llm: EngineClient = vllm.AsyncLLM.from_engine_args(args, usage_context=vllm.UsageContext.API_SERVER)
+        return llm
+
+    return created(vllm, values, make)
+
+
+def created(vllm: Vllm, values: Mapping[str, Any], make: Callable[[Any], EngineClient]) -> EngineClient:
+    """Return the client that `make` starts with vLLM's object of the engine arguments."""
     args = vllm.AsyncEngineArgs(**values)
     if vllm.disable_envs_cache is not None:
         vllm.disable_envs_cache()
-    llm: EngineClient = vllm.AsyncLLM.from_engine_args(args, usage_context=vllm.UsageContext.API_SERVER)
+    llm = make(args)
     # vLLM looks an environment variable up for every token: a tenth of the event loop's time with 256 streams on an H200.
     # It switches this cache on itself where the model runs, and requires that its variables do not change after that.
     if vllm.enable_envs_cache is not None:

@@ -9,7 +9,7 @@ import threading
 import time
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from triton_vllm import compat
 from triton_vllm.delivery import supervised
@@ -55,9 +55,66 @@ class Pace:
     queue: float = 0.0
 
 
+class Source(Protocol):
+    """Where an engine comes from: this process alone starts it, or several share it."""
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process has started the engine."""
+
+    async def start(self) -> EngineClient:
+        """Start the engine or connect to it, and return its client; called once more after each loss."""
+
+    def share(self) -> None:
+        """Tell others that the engine serves."""
+
+    def loss(self) -> str:
+        """Return why the engine is to be given up, as a predicate, beside what its client says; called twice a second."""
+
+    def retire(self, *, hung: bool) -> None:
+        """Have others give the engine up."""
+
+    def close(self) -> None:
+        """Tell others that the engine is about to be ended for good."""
+
+
+class Sole:
+    """An engine of this process alone.
+
+    Args:
+        vllm: the loaded vLLM.
+        values: engine arguments.
+    """
+
+    leads = True
+
+    def __init__(self, vllm: compat.Vllm, values: Mapping[str, Any]) -> None:
+        self._vllm = vllm
+        self._values = values
+
+    async def start(self) -> EngineClient:
+        """See `Source`."""
+        # Blocks the loop, as in vLLM's own server: there is nothing else to do until the model is loaded.
+        return compat.start(self._vllm, self._values)
+
+    def loss(self) -> str:
+        """Return nothing: the client knows."""
+        return ""
+
+    def share(self) -> None:
+        """Do nothing, as there are no others."""
+
+    close = share
+
+    def retire(self, *, hung: bool) -> None:
+        """Do nothing, as there are no others."""
+
+
 USUAL_PACE = Pace()
 _SHOWN = 20
 """Stuck requests in a line of the log; with a hung engine all are."""
+PARTED = "was unloaded with the instance that had started it"
+"""What a `Source` says of an engine that ended in order, as at each unloading of a model."""
 UNLOADED = "the model was unloaded before the request had finished"
 
 
@@ -68,7 +125,7 @@ class Engine:
 
     Args:
         vllm: the loaded vLLM.
-        values: engine arguments.
+        source: where the engine comes from.
         prompter: makes prompts from requests.
         log: told what happens.
         restart: whether a dead engine is started again.
@@ -78,15 +135,14 @@ class Engine:
     def __init__(
         self,
         vllm: compat.Vllm,
-        values: Mapping[str, Any],
+        source: Source,
         prompter: Prompter,
         *,
         log: Log,
         restart: bool,
         pace: Pace = USUAL_PACE,
     ) -> None:
-        self._vllm = vllm
-        self._values = values
+        self._source = source
         self._prompter = prompter
         self._log = log
         self._translator = Translator(vllm, log)
@@ -203,15 +259,15 @@ class Engine:
         self._loop.close()
 
     async def _load(self) -> None:
-        # Blocks the loop, as in vLLM's own server: there is nothing else to do until the model is loaded.
-        self._llm = compat.start(self._vllm, self._values)
+        self._llm = await self._source.start()
         self.tasks = tuple(await self._llm.get_supported_tasks())
-        for adapter in self._adapters:
+        for adapter in self._adapters if self._source.leads else ():
             await self._llm.add_lora(adapter)
         self._operator.begin_anew()
         if "generate" in self.tasks:
             await self._prompter.start(self._llm)
         self._hung, self._asked_at = False, self._loop.time()
+        self._source.share()
         self.healthy = True
 
     def _begin(self, job: Job) -> None:
@@ -347,8 +403,9 @@ class Engine:
         if self._ending.is_set():
             return
         try:
-            if self.healthy and (self._hung or compat.is_dead(self._llm)):
-                self._bury()
+            loss = self._loss() if self.healthy else ""
+            if loss:
+                self._bury(loss)
                 if self._restart:
                     self._loop.create_task(self._revive())
                     return
@@ -363,10 +420,18 @@ class Engine:
             self._translator.note("the engine could not be checked", error)
         self._loop.call_later(self._pace.health_period, self._check)
 
-    def _bury(self) -> None:
+    def _loss(self) -> str:
+        if self._hung:
+            return f"does not answer for {self._silence:.0f} s"
+        return self._source.loss() or ("has died" if compat.is_dead(self._llm) else "")
+
+    def _bury(self, loss: str) -> None:
         self.healthy = False
-        how = f"does not answer for {self._silence:.0f} s" if self._hung else "has died"
-        self._log.error(f"the engine {how}" + (", starting it again" if self._restart else ""))
+        self._source.retire(hung=self._hung)
+        if loss == PARTED:
+            self._log.info(f"the engine {loss}")
+        else:
+            self._log.error(f"the engine {loss}" + (", starting it again" if self._restart else ""))
         for job in self.jobs():
             self._finish(job, UnavailableError(DEAD))
         self._operator.give_up()
@@ -439,6 +504,7 @@ class Engine:
         for job in self.jobs():
             self._abort(job, UnavailableError(UNLOADED))
         await asyncio.sleep(0)
+        self._source.close()
         self._llm.shutdown()
         if self._store is not None:
             self._store.close()

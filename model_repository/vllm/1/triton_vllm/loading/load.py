@@ -16,9 +16,9 @@ from triton_vllm.delivery.outbox import CORES_TO_SPARE, FEW_CORES, ONE_BY_ONE, O
 from triton_vllm.delivery.watch import CancellationWatch, Departure
 from triton_vllm.errors import ConfigError
 from triton_vllm.inference.adapters import AdapterStore
-from triton_vllm.inference.engine import Engine, Pace
+from triton_vllm.inference.engine import Engine, Pace, Sole
 from triton_vllm.inference.prompt import Ahead, Prompter
-from triton_vllm.loading import engine_args, interpreter
+from triton_vllm.loading import engine_args, frontends, interpreter
 from triton_vllm.loading.cause import Cause
 from triton_vllm.loading.executor import available_cores
 from triton_vllm.loading.prepare import Prepared, prepare
@@ -28,6 +28,7 @@ from triton_vllm.metrics import Mirror, Publisher
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from triton_vllm.loading.frontends import Frontends
     from triton_vllm.protocols import Log
 
 MANY_CORES = 8
@@ -44,6 +45,7 @@ class Model:
         outbox: takes their outputs.
         watch: looks for cancelled requests.
         publisher: publishes metrics, None where they are off.
+        shared: this instance's part in an engine that several share, None where it is the only one.
     """
 
     prepared: Prepared
@@ -51,6 +53,7 @@ class Model:
     outbox: Outbox
     watch: CancellationWatch
     publisher: Publisher | None
+    shared: Frontends | None
 
     def close(self) -> None:
         """Finish what is in flight within a bound, cancel the rest and end every process and thread."""
@@ -59,6 +62,8 @@ class Model:
         self.outbox.close()
         if self.publisher is not None:
             self.publisher.close()
+        if self.shared is not None:
+            self.shared.leave()
         interpreter.release()
 
 
@@ -68,27 +73,53 @@ def load(args: Mapping[str, str], log: Log) -> Model:
     Raises:
         ConfigError: the model's files are wrong, or vLLM did not start with them.
     """
+    shared = frontends.join(args, log)
+    if shared is not None:
+        interpreter.end_at_once()
+    try:
+        return _load(args, log, shared)
+    except Exception as error:
+        if shared is not None:
+            shared.leave(str(error))
+        raise
+
+
+def _load(args: Mapping[str, str], log: Log, shared: Frontends | None) -> Model:
     with ExitStack() as until_loaded:
         progress = until_loaded.enter_context(Progress(log))
         prepared = prepare(args, log, progress, until_loaded)
+        if shared is not None:
+            _refuse_private(prepared)
         progress.phase("starting the engine and loading the model")
-        engine, outbox = _start(prepared, log)
+        engine, outbox = _start(prepared, shared, log)
         watch = CancellationWatch(engine.jobs, engine.cancel, log, _departure(engine, prepared, args["model_name"], log))
         watch.start()
         labels = {"model": args["model_name"], "version": args["model_version"]}
-        publisher = _publish(prepared, labels, log)
+        publisher = _publish(prepared, shared, labels, log)
     interpreter.tune()
     log.info(f"ready after {progress.seconds():.1f} s, tasks: {', '.join(engine.tasks)}")
-    return Model(prepared, engine, outbox, watch, publisher)
+    return Model(prepared, engine, outbox, watch, publisher, shared)
 
 
-def _start(prepared: Prepared, log: Log) -> tuple[Engine, Outbox]:
+def _refuse_private(prepared: Prepared) -> None:
+    """Refuse what each instance would know by itself only: an adapter's number, and whether the engine sleeps."""
+    for name, value in (
+        ("LORA_DIRECTORY", prepared.settings.lora_directory),
+        ("OPERATOR_REQUESTS", prepared.settings.limits.operator_requests),
+    ):
+        if value:
+            raise ConfigError(f"{name} is for a model of one instance: set the instance group's count to 1, or leave it out")
+
+
+def _start(prepared: Prepared, shared: Frontends | None, log: Log) -> tuple[Engine, Outbox]:
     vllm, values, settings = prepared.vllm, prepared.engine_args, prepared.settings
+    if shared is not None:
+        shared.use(vllm, values)
     limits = settings.limits
     ahead = Ahead(tries=limits.max_constraint_seconds > 0, samples=compat.runs_on_cpu())
     prompter = Prompter(vllm, compat.media_loaders(vllm, values), partial(check_videos, limits), ahead)
     pace = Pace(silence=settings.engine_timeout_s, deadline=limits.default_timeout_seconds, queue=limits.max_queue_seconds)
-    engine = Engine(vllm, values, prompter, log=log, restart=settings.restart, pace=pace)
+    engine = Engine(vllm, shared or Sole(vllm, values), prompter, log=log, restart=settings.restart, pace=pace)
     many = available_cores() >= MANY_CORES
     threads = settings.senders or (2 if many else 1)
     pacing = ONE_BY_ONE if settings.official else CORES_TO_SPARE if many else FEW_CORES
@@ -99,6 +130,9 @@ def _start(prepared: Prepared, log: Log) -> tuple[Engine, Outbox]:
     with Cause(None if uses_ray else vllm.logging_config, os.environ) as cause:
         try:
             engine.start(outbox.put, tuple(prepared.adapters.requests.values()), _store(prepared, log))
+        except ConfigError:  # not vLLM's: of the instances that share an engine
+            outbox.close()
+            raise
         except Exception as error:  # noqa: BLE001 - vLLM raises what it likes; all of it is the load's reason
             outbox.close()
             unfetched = engine_args.unfetched(values, error, prepared.file_name)
@@ -127,8 +161,11 @@ def _departure(engine: Engine, prepared: Prepared, name: str, log: Log) -> Depar
     return Departure(partial(transport.is_ending, name), leave)
 
 
-def _publish(prepared: Prepared, labels: Mapping[str, str], log: Log) -> Publisher | None:
+def _publish(prepared: Prepared, shared: Frontends | None, labels: Mapping[str, str], log: Log) -> Publisher | None:
     if not prepared.settings.metrics or prepared.engine_args.get("disable_log_stats", False):
         return None
-    mirror = Mirror(transport.TritonMetrics(), labels, as_official=prepared.settings.official)
-    return Publisher(mirror, compat.prometheus_families, log.warning)
+    official = prepared.settings.official
+    mirror = Mirror(transport.TritonMetrics(), labels, as_official=official, others=shared is not None)
+    if shared is None:
+        return Publisher(mirror, compat.prometheus_families, log.warning)
+    return Publisher(mirror, lambda: shared.latest(compat.prometheus_families()), log.warning)

@@ -1,0 +1,174 @@
+"""One engine for all instances of a model: one of them launches it, the others are further front ends of it.
+
+Tokenising, detokenising and sending are then done by as many interpreters. See `rendezvous` for how they find each other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import struct
+import time
+import uuid
+from typing import TYPE_CHECKING, Any
+
+from triton_vllm import compat
+from triton_vllm.errors import ConfigError
+from triton_vllm.inference.engine import PARTED
+from triton_vllm.loading.rendezvous import Rendezvous, seat
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from triton_vllm.compat import Vllm
+    from triton_vllm.loading.rendezvous import Address, Seat
+    from triton_vllm.protocols import EngineClient, Log, PrometheusFamily
+
+PERIOD_S = 0.2
+"""Between two looks for an engine to connect to, s."""
+FIRST_S = 120.0
+"""How long an instance waits for the first one of its load, which Triton starts at the same time, s."""
+
+
+def join(args: Mapping[str, str], log: Log) -> Frontends | None:
+    """Return this instance's part in an engine that several share, None if it is the only one.
+
+    Args:
+        args: what Triton hands to `initialize`.
+        log: told who leads.
+
+    Raises:
+        ConfigError: there is no private folder for them, or the instance was added to a loaded model.
+    """
+    own = seat(args, os.getppid())
+    return None if own is None else Frontends(own, Rendezvous.join(own), log)
+
+
+class Frontends:
+    """An instance's way to the engine that it shares; a `Source` of inference.engine.
+
+    Args:
+        own: which instance it is.
+        rendezvous: where it meets the others.
+        log: told who leads.
+    """
+
+    def __init__(self, own: Seat, rendezvous: Rendezvous, log: Log) -> None:
+        self._own = own
+        self._meeting = rendezvous
+        self._log = log
+        self._vllm: Vllm  # from `use` on
+        self._values: Mapping[str, Any]
+        self._engine = ""
+        self._statistics: str | None = None
+        self._said = ""
+        self._figures = rendezvous.figures()
+        if own.index == 0:
+            rendezvous.lead()
+
+    def use(self, vllm: Vllm, values: Mapping[str, Any]) -> None:
+        """Take what the engine is to be started with.
+
+        Raises:
+            ConfigError: this vLLM cannot serve several front ends from one engine.
+        """
+        lacking = compat.lacking(vllm)
+        if lacking:
+            raise ConfigError(
+                f"instance_group: count is {self._own.count}, but vLLM {vllm.version} cannot serve several front ends "
+                f"from one engine (it has no {lacking}); use count: 1"
+            )
+        self._vllm, self._values = vllm, values
+
+    @property
+    def leads(self) -> bool:
+        """Whether this instance has launched the engine, and is to load adapters into it."""
+        return self._meeting.leads
+
+    async def start(self) -> EngineClient:
+        """Launch the engine, or wait for it and connect; see `Source`.
+
+        Raises:
+            Exception: whatever vLLM raised; ConfigError if the instance that leads has failed.
+        """
+        until = time.monotonic() + FIRST_S
+        while True:
+            if self._meeting.leads or (self._engine and self._meeting.lead()):
+                return self._noting(self._launch())
+            address = self._meeting.address()
+            if address is not None and address.engine != self._engine:
+                return self._noting(self._connect(address))
+            if not self._engine:
+                self._require_first(until)
+            await asyncio.sleep(PERIOD_S)
+
+    def _require_first(self, until: float) -> None:
+        reason = self._meeting.failure()
+        if not reason and time.monotonic() > until and not self._meeting.has_first():
+            reason = "instance_group: the first instance of the model is not being loaded; unload the model, then load it again"
+        if reason:
+            raise ConfigError(reason)
+
+    def _launch(self) -> EngineClient:
+        self._engine = uuid.uuid4().hex[:6]
+        llm, self._statistics = compat.launch(self._vllm, self._values, self._meeting.wires(self._engine))
+        return llm
+
+    def _connect(self, address: Address) -> EngineClient:
+        place = {
+            "input_address": address.input_address,
+            "output_address": address.output_address,
+            "stats_update_address": address.stats_update_address,
+        }
+        self._engine = address.engine  # also if it is not there any more: another one will be another engine
+        return compat.connect(self._vllm, self._values, place, address.client, self._own.count)
+
+    def _noting(self, llm: EngineClient) -> EngineClient:
+        figures, place = self._figures, 8 * self._own.index
+        compat.note_statistics(llm, lambda: struct.pack_into("d", figures, place, time.monotonic()))
+        return llm
+
+    def latest(self, families: Iterable[PrometheusFamily]) -> list[PrometheusFamily]:
+        """Return what this instance is to publish: gauges only where it was the last one to be given the engine's figures.
+
+        Counters are each instance's own, and the server adds them up.
+        """
+        times = struct.unpack(f"{self._own.count}d", self._figures)
+        is_latest = times[self._own.index] == max(times)
+        return [family for family in families if is_latest or family.type != "gauge"]
+
+    def share(self) -> None:
+        """Tell the others that the engine serves."""
+        if self.leads:
+            self._meeting.publish(self._engine, self._statistics)
+        self._log.info(f"instance {self._own.index} of {self._own.count} {'has started' if self.leads else 'shares'} the engine")
+
+    def loss(self) -> str:
+        """Return why the engine that was connected to is to be given up; see `Source`."""
+        if self.leads:
+            return "does not answer another instance" if self._meeting.is_hung(self._engine) else ""
+        if self._meeting.closed():
+            return PARTED
+        if self._meeting.lead():
+            return "has died with the instance that had started it"
+        address = self._meeting.address()
+        return "" if address is not None and address.engine == self._engine else "has died"
+
+    def retire(self, *, hung: bool) -> None:
+        """Have the others give the engine up; see `Source`."""
+        if self.leads:
+            self._meeting.withdraw(self._engine, closed=False)
+        elif hung:
+            self._meeting.report_hung(self._engine)
+
+    def close(self) -> None:
+        """The engine is about to be ended by this instance, which is unloaded; see `Source`."""
+        if self.leads:
+            self._meeting.withdraw(self._engine, closed=True)
+
+    def leave(self, failure: str = "") -> None:
+        """End this instance's part; a load that has failed says why."""
+        if failure:
+            self._meeting.fail(failure)
+            self.close()  # nor is it for another instance to start the engine
+        self._meeting.leave()
