@@ -177,7 +177,7 @@ def test_structured_outputs_come_as_json_within_json(official: TritonServer) -> 
 )
 def test_an_error_has_its_first_words(official: TritonServer, tensors: dict[str, str], reason: str) -> None:
     """The reason is ours. Its code is a unit test's: tritonserver 24.10 now and then crashes when it ends a stream with one."""
-    (answer,) = ask_all(official, [{"text_input": PROMPT, **tensors}])
+    answer = ask(official, None, **{"text_input": PROMPT, **tensors})
     assert answer.error.startswith("Error generating stream: ")
     assert reason in answer.error
 
