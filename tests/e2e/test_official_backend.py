@@ -21,7 +21,6 @@ from tritonclient.utils import InferenceServerException
 from support.leftovers import name_of
 from support.metrics_page import read_metrics
 from support.model_requests import STRANGE, Answer, ask, ask_all, prompt
-from support.open_stream import OpenStream
 from support.reference import ONE_THREAD
 from support.settings import with_parameter
 from support.triton_client import get, tensor
@@ -176,13 +175,11 @@ def test_structured_outputs_come_as_json_within_json(official: TritonServer) -> 
         ({"embedding_request": '{"input": "x"}'}, "Model vllm does not support 'embed' request"),
     ],
 )
-def test_an_error_has_its_first_words_and_its_code(official: TritonServer, tensors: dict[str, str], reason: str) -> None:
-    """INTERNAL, whoever is to blame; the reason is ours."""
-    with OpenStream(official.grpc_url, {"text_input": PROMPT, **tensors}, codes=True) as refused:
-        end = refused.wait_end(LIMIT)
-    assert end.error.startswith("Error generating stream: ")
-    assert reason in end.error
-    assert "INTERNAL" in end.status
+def test_an_error_has_its_first_words(official: TritonServer, tensors: dict[str, str], reason: str) -> None:
+    """The reason is ours. Its code is a unit test's: tritonserver 24.10 now and then crashes when it ends a stream with one."""
+    answer = ask(official, None, **{"text_input": PROMPT, **tensors})
+    assert answer.error.startswith("Error generating stream: ")
+    assert reason in answer.error
 
 
 def test_an_empty_prompt_is_left_to_vllm(official: TritonServer) -> None:
