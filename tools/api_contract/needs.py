@@ -57,7 +57,12 @@ STATED: Mapping[str, Mapping[str, Member]] = {
         "from_engine_args": Member(("engine_args", "usage_context"), awaited=False),
         # of a model with several instances; where it lacks something that is refused (`compat.lacking`)
         "from_vllm_config": Member(
-            ("vllm_config", "client_addresses", "client_count", "client_index"), awaited=False, since="0.28"
+            (
+                *("vllm_config", "usage_context", "enable_log_requests", "disable_log_stats"),
+                *("client_addresses", "client_count", "client_index"),
+            ),
+            awaited=False,
+            since="0.28",
         ),
         **_fields("logger_manager", since="0.28"),
         "get_tokenizer": Member((), awaited=None),
@@ -191,6 +196,7 @@ STATEMENTS: Mapping[str, tuple[str, tuple[str, ...]]] = {
 OTHERS = frozenset(
     {
         "enable_log_requests",
+        "launch_core_engines",
         "parts",
         "second",
         "num_labels",

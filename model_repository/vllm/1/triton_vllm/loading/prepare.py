@@ -88,14 +88,9 @@ def prepare(args: Mapping[str, str], log: Log, progress: Progress, until_loaded:
     audio.limit(chosen.limits, compat.variables(), os.environ)
     file_name = str(engine_args.place(model_dir, version_dir).relative_to(model_dir))
     values = _fit(vllm, given, file_name, log)
-    adapters = lora.read(
-        model_dir,
-        version_dir,
-        enabled=bool(values.get("enable_lora", False)),
-        make=vllm.LoRARequest,
-        directory=chosen.lora_directory,
-        official=chosen.official,
-    )
+    enabled, folder, official = bool(values.get("enable_lora", False)), chosen.lora_directory, chosen.official
+    make = vllm.LoRARequest
+    adapters = lora.read(model_dir, version_dir, enabled=enabled, make=make, directory=folder, official=official)
     defaults = {**_choose_compilers(values, log), **_choose_processes(vllm, values), **_choose_statistics(chosen)}
     return Prepared(chosen, vllm, {**defaults, **values}, adapters, file_name)
 
