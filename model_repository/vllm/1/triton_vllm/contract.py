@@ -30,7 +30,7 @@ FLAGS = (
     "return_num_input_tokens",
     "return_num_output_tokens",
 )
-EXTRA_FLAGS = ("return_token_ids", "return_stop_reason", "return_prompt_logprobs")
+EXTRA_FLAGS = ("return_token_ids", "return_stop_reason", "return_prompt_logprobs", "return_num_cached_tokens")
 MEDIA = ("image", "audio", "video")
 
 INPUTS = (
@@ -42,8 +42,10 @@ INPUTS = (
     *(Tensor(name, BOOL) for name in FLAGS),
     Tensor("embedding_request", STRING),
     # ours
-    Tensor("messages", STRING),
+    Tensor("messages", STRING, (-1,)),
     Tensor("tools", STRING),
+    Tensor("tool_choice", STRING),
+    Tensor("parallel_tool_calls", BOOL),
     Tensor("chat_template_kwargs", STRING),
     Tensor("prompt_token_ids", INT64, (-1,)),  # Triton truncates JSON integers for an INT32 input: 2^32 + 5 was served as 5
     Tensor("audio", STRING, (-1,)),
@@ -64,6 +66,9 @@ OUTPUTS = (
     Tensor("token_ids", INT64, (-1,)),
     Tensor("stop_reason", STRING, (-1,)),
     Tensor("prompt_logprobs", STRING),
+    Tensor("tool_calls", STRING, (-1,)),
+    Tensor("reasoning", STRING, (-1,)),
+    Tensor("num_cached_tokens", UINT32),
 )
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import asyncio
 
+    from triton_vllm.compat import Conversation
     from triton_vllm.delivery.reply import Reply
     from triton_vllm.delivery.response import ResponseBuilder
     from triton_vllm.protocols import Item
@@ -30,6 +31,7 @@ class Job:
         request: what was asked, set by admission, as are `params` and `lora`.
         params: vLLM's SamplingParams or PoolingParams.
         lora: vLLM's LoRARequest, or None.
+        conversation: reads the answer to a chat, where the model has parsers; else None.
         several: whether there is more than one completion.
         reply: the answer.
         assembler: makes responses from outputs.
@@ -48,6 +50,7 @@ class Job:
     __slots__ = (
         "added",
         "assembler",
+        "conversation",
         "deadline",
         "due",
         "ended",
@@ -80,6 +83,7 @@ class Job:
         self.ended = False
         self.assembler = assembler
         self.lora: Any = None
+        self.conversation: Conversation | None = None
         self.lane = 0
         self.task: asyncio.Task[None] | None = None
         self.deadline: asyncio.TimerHandle | None = None

@@ -198,6 +198,10 @@ class RequestOutput(Protocol):
         """The prompt's tokens."""
 
     @property
+    def num_cached_tokens(self) -> int | None:
+        """How many of the prompt's tokens came from the prefix cache."""
+
+    @property
     def prompt_logprobs(self) -> Positions | None:
         """The log probabilities of the prompt's tokens, if asked for."""
 
@@ -279,7 +283,9 @@ class EngineClient(Protocol):
     async def add_lora(self, lora_request: Any) -> object:
         """Load an adapter."""
 
-    async def add_request(self, request_id: str, prompt: Any, params: Any, *, lora_request: Any, priority: int) -> Collector:
+    async def add_request(
+        self, request_id: str, prompt: Any, params: Any, *, lora_request: Any, priority: int, **reasoning: Any
+    ) -> Collector:
         """Begin a request; its outputs are put into the collector."""
 
     async def abort(self, request_id: str) -> None:

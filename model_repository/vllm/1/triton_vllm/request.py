@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 class Chat:
     """A conversation for the model's chat template.
 
-    `characters` counts those of messages and tools in JSON, without the pictures, audios and videos that `media` tells of.
+    `characters` counts those of messages and tools in JSON, without the pictures, audios and videos that `media` tells of;
+    `tool_choice` is none, auto, required or an object that names a function, as in the OpenAI protocol.
     """
 
     messages: tuple[Mapping[str, Any], ...]
@@ -21,6 +22,8 @@ class Chat:
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     characters: int = 0
     media: bool = False
+    tool_choice: str | Mapping[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,7 @@ class Wants:
     token_ids: bool = False
     stop_reason: bool = False
     prompt_logprobs: bool = False
+    num_cached_tokens: bool = False
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ class Service:
             self._model.engine,
             prepared.adapters.request,
             self._log,
-            Policy(settings.health_check and not settings.restart, settings.limits),
+            Policy(settings.health_check and not settings.restart, settings.limits, self._model.parsers),
         )
 
     def accept(self, request: TritonRequest) -> None:

@@ -7,10 +7,11 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from triton_vllm import compat, transport
-from triton_vllm.admission import constraints, pooling, sampling
+from triton_vllm.admission import constraints, conversations, pooling, sampling
 from triton_vllm.admission.fit import check_fit, check_params
 from triton_vllm.admission.limits import USUAL, Limits
 from triton_vllm.admission.parse import parse
+from triton_vllm.delivery.parsed import ChatAssembler
 from triton_vllm.delivery.reply import Reply
 from triton_vllm.delivery.response import Assembler, PoolingAssembler
 from triton_vllm.errors import DEAD, AdapterError, InternalError, UnavailableError, UnsupportedError
@@ -20,7 +21,7 @@ from triton_vllm.request import GenerateRequest
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from triton_vllm.compat import Facts, Vllm
+    from triton_vllm.compat import ChatDefaults, Conversation, Facts, Parsers, Vllm
     from triton_vllm.inference.engine import Engine
     from triton_vllm.protocols import Log, TritonRequest
     from triton_vllm.request import EmbedRequest
@@ -33,10 +34,12 @@ class Policy:
     Attributes:
         unload_dead: whether the first request that finds the engine dead has the server unload the model.
         limits: how much a request may ask for, and how many there may be.
+        parsers: read the answers to chats; None leaves them as they are.
     """
 
     unload_dead: bool = False
     limits: Limits = USUAL
+    parsers: Parsers | None = None
 
 
 class Admission:
@@ -67,6 +70,7 @@ class Admission:
         self._log = log
         self._unload_dead = policy.unload_dead
         self._limits = policy.limits
+        self._parsers = policy.parsers
         self._schema = compat.sampling_schema(vllm)
         self._pooling_types = compat.pooling_types(vllm)
 
@@ -85,6 +89,10 @@ class Admission:
     @cached_property
     def _facts(self) -> Facts:
         return self._engine.facts()  # a restarted engine has the same model
+
+    @cached_property
+    def _chat_defaults(self) -> ChatDefaults:
+        return self._engine.chat_defaults()
 
     def _job(self, request: TritonRequest, reply: Reply) -> Job:
         if not self._engine.is_healthy():
@@ -105,13 +113,24 @@ class Admission:
         values = parsed.parameters
         if parsed.wants.cumulative_logprob and "logprobs" not in values:
             values = {**values, "logprobs": 0}  # else vLLM sums nothing up, and the answer is NaN
-        params = sampling.build(self._schema, values, stream=parsed.stream, limits=self._limits)
+        chat = self._chat_defaults if parsed.chat else None
+        params = sampling.build(self._schema, values, stream=parsed.stream, limits=self._limits, chat=chat)
         check_params(params, self._facts)
+        conversation = conversations.begin(self._parsers, parsed, params, self._vllm.client_errors, self._limits)
         constraint = constraints.to_compile(self._limits, getattr(params, self._schema.structured_name, None))
         if constraint is not None:
             parsed = replace(parsed, constraint=constraint)
+        if conversation is not None and parsed.chat is not None:
+            return self._converse(
+                replace(parsed, chat=replace(parsed.chat, tools=conversation.tools())), params, reply, conversation
+            )
         prefix = (parsed.text or "") if parsed.echo else ""
         return Job(parsed, params, reply, Assembler(parsed.wants, params.n, prefix))
+
+    def _converse(self, parsed: GenerateRequest, params: Any, reply: Reply, conversation: Conversation) -> Job:
+        job = Job(parsed, params, reply, ChatAssembler(parsed.wants, params.n, conversation))
+        job.conversation = conversation
+        return job
 
     def _embed(self, parsed: EmbedRequest, reply: Reply) -> Job:
         self._require(parsed.task)

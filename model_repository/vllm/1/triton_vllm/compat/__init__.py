@@ -7,8 +7,10 @@ Import of this package is free; `load()` imports vLLM, which takes 10 s and more
 from __future__ import annotations
 
 from triton_vllm.compat.engine import (
+    ChatDefaults,
     Facts,
     attach,
+    chat_defaults,
     compiles_with_xgrammar,
     facts,
     has_begun,
@@ -18,6 +20,7 @@ from triton_vllm.compat.engine import (
     xgrammar_tokenizer,
 )
 from triton_vllm.compat.fields import Schema, engine_arg_types, pooling_types, sampling_schema
+from triton_vllm.compat.parsers import Conversation, ParserError, ParserNames, Parsers, Piece, Reader, check_parsers
 from triton_vllm.compat.parts import OPTIONAL_PLACES, PLACES, Vllm, load
 from triton_vllm.compat.platform import child_environment, prometheus_families, runs_on_cpu, supports_ray, variables
 from triton_vllm.compat.prompts import media_loaders, parse_prompt, pooled_tokenizer, render_chat, renderer
@@ -26,10 +29,19 @@ from triton_vllm.compat.refusals import is_refusal, too_large
 __all__ = [
     "OPTIONAL_PLACES",
     "PLACES",
+    "ChatDefaults",
+    "Conversation",
     "Facts",
+    "ParserError",
+    "ParserNames",
+    "Parsers",
+    "Piece",
+    "Reader",
     "Schema",
     "Vllm",
     "attach",
+    "chat_defaults",
+    "check_parsers",
     "child_environment",
     "compiles_with_xgrammar",
     "engine_arg_types",

@@ -79,10 +79,16 @@ class Assembler:
                 completions[part.index].add(part)
         self._cumulative = [c.cumulative_logprob for c in completions]
         prefix, self._prefix = self._prefix, ""
+        parsed = self._parse(outputs, completions)
         return [
             ("text_output", string_tensor(*(prefix + c.text for c in completions))),
             *self._extras(outputs, completions),
+            *parsed,
         ]
+
+    def _parse(self, outputs: Sequence[RequestOutput], completions: list[Completion]) -> Tensors:  # noqa: ARG002 - for chats
+        """Return further tensors, and change texts and finish reasons with what they hold."""
+        return []
 
     def _extras(self, outputs: Sequence[RequestOutput], completions: list[Completion]) -> Tensors:
         wants, tensors = self._wants, []
@@ -97,6 +103,8 @@ class Assembler:
             tensors.append(("logprobs", string_tensor(*(logprobs_json(c.logprobs) for c in completions))))
         if wants.num_input_tokens:
             tensors.append(("num_input_tokens", np.array([len(outputs[-1].prompt_token_ids or ())], np.uint32)))
+        if wants.num_cached_tokens:
+            tensors.append(("num_cached_tokens", np.array([outputs[-1].num_cached_tokens or 0], np.uint32)))
         if wants.num_output_tokens:
             tensors.append(("num_output_tokens", np.array([len(c.token_ids) for c in completions], np.uint32)))
         if wants.token_ids:

@@ -129,6 +129,14 @@ class Engine:
         """Return what the model can take."""
         return compat.facts(self._llm)
 
+    def chat_defaults(self) -> compat.ChatDefaults:
+        """Return what conversations have where a request gives nothing."""
+        return compat.chat_defaults(self._llm)
+
+    def parsers(self, names: compat.ParserNames) -> compat.Parsers:
+        """Return the parsers of these names for the engine's model."""
+        return compat.Parsers(self._llm, names)
+
     def submit(self, job: Job) -> None:
         """Take a job; its outcome comes through `put`."""
         job.moved = job.waiting_since = self._loop.time()
@@ -216,8 +224,9 @@ class Engine:
             prompt = await self._prompter.make(self._llm, job.request)
             if getattr(job.params, "min_tokens", 0):
                 bound_minimum(job.params, prompt, self.facts().max_tokens)
+            told = job.conversation.engine_options(prompt) if job.conversation else {}
             collector = await self._llm.add_request(
-                job.id, prompt, job.params, lora_request=job.lora, priority=job.request.priority
+                job.id, prompt, job.params, lora_request=job.lora, priority=job.request.priority, **told
             )
         except Exception as error:  # noqa: BLE001 - a request must never take the model down
             self._finish(job, self._translator.refusal(error))

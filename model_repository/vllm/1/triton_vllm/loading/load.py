@@ -43,6 +43,7 @@ class Model:
         outbox: takes their outputs.
         watch: looks for cancelled requests.
         publisher: publishes metrics, None where they are off.
+        parsers: read the answers to chats, None where the operator has chosen none.
     """
 
     prepared: Prepared
@@ -50,6 +51,7 @@ class Model:
     outbox: Outbox
     watch: CancellationWatch
     publisher: Publisher | None
+    parsers: compat.Parsers | None
 
     def close(self) -> None:
         """Finish what is in flight within a bound, cancel the rest and end every process and thread."""
@@ -72,13 +74,14 @@ def load(args: Mapping[str, str], log: Log) -> Model:
         prepared = prepare(args, log, progress, until_loaded)
         progress.phase("starting the engine and loading the model")
         engine, outbox = _start(prepared, log)
+        parsers = _parsers(prepared, engine, outbox)
         watch = CancellationWatch(engine.jobs, engine.cancel, log, _departure(engine, prepared, args["model_name"], log))
         watch.start()
         labels = {"model": args["model_name"], "version": args["model_version"]}
         publisher = _publish(prepared, labels, log)
     interpreter.tune()
     log.info(f"ready after {progress.seconds():.1f} s, tasks: {', '.join(engine.tasks)}")
-    return Model(prepared, engine, outbox, watch, publisher)
+    return Model(prepared, engine, outbox, watch, publisher, parsers)
 
 
 def _start(prepared: Prepared, log: Log) -> tuple[Engine, Outbox]:
@@ -105,6 +108,17 @@ def _start(prepared: Prepared, log: Log) -> tuple[Engine, Outbox]:
             log.error("".join(traceback.format_exception(error)))  # noqa: TRY400 - Triton's log knows no exceptions
             raise ConfigError(engine_args.failure(values, error, prepared.file_name, cause.find())) from None
     return engine, outbox
+
+
+def _parsers(prepared: Prepared, engine: Engine, outbox: Outbox) -> compat.Parsers | None:
+    if not prepared.parsers or "generate" not in engine.tasks:
+        return None
+    try:
+        return engine.parsers(prepared.parsers)
+    except compat.ParserError as error:
+        engine.stop(0.0)
+        outbox.close()
+        raise ConfigError(f"{prepared.file_name}: {error}") from None
 
 
 def _departure(engine: Engine, prepared: Prepared, name: str, log: Log) -> Departure:
