@@ -81,7 +81,7 @@ def make_embedding(base: Path, folder: Path) -> None:
 def make_chat(folder: Path, request: dict[str, Any]) -> None:
     """Train a Llama whose answers think and call tools, with a chat template and defaults of its own.
 
-    The request has the template, the tokens that are one token each, generation_config.json, and conversations with their answers.
+    The request has the template, what is one token each, generation_config.json, and conversations with their answers.
     """
     import torch
     from tokenizers import AddedToken

@@ -15,7 +15,7 @@ LONG_POSITIONS = 65_536
 _TRAINER = Path(standin.__file__).parent
 CHAT_TEMPLATE = (
     "{% for message in messages %}[{{ message['role'] }}]\n{{ message['content'] }}\n{% endfor %}"
-    "{% if tools %}[tools]{% for tool in tools %} {{ tool['function']['name'] }}{% endfor %}\n{% endif %}"
+    "{% if tools %}[tools]{% for tool in tools %} {{ tool['function']['name'] }}{% endfor %}{{ '\n' }}{% endif %}"
     "{% if add_generation_prompt %}[assistant]\n{% endif %}"
 )
 CHAT_TOKENS = ("<think>", "</think>", "<tool_call>", "</tool_call>")

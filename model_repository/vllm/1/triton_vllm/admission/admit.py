@@ -116,7 +116,7 @@ class Admission:
         chat = self._chat_defaults if parsed.chat else None
         params = sampling.build(self._schema, values, stream=parsed.stream, limits=self._limits, chat=chat)
         check_params(params, self._facts)
-        conversation = conversations.begin(self._parsers, parsed, params, self._vllm.client_errors, self._limits)
+        conversation = conversations.begin(self._parsers, parsed, params, (*self._vllm.client_errors, KeyError), self._limits)
         constraint = constraints.to_compile(self._limits, getattr(params, self._schema.structured_name, None))
         if constraint is not None:
             parsed = replace(parsed, constraint=constraint)

@@ -40,7 +40,7 @@ def begin(
     try:
         conversation = parsers.open(chat, given, stream=request.stream)
         constraint = conversation.structured()
-    except (*refusals, KeyError) as error:
+    except refusals as error:
         raise InvalidRequestError(f"messages, tools or tool_choice: {_reason(error)}") from None
     if constraint is not given:
         names = ("json", "regex", "grammar", "structural_tag", "choice")
