@@ -14,6 +14,7 @@ from support.openai_server import openai_server
 from support.reference import ONE_THREAD
 from support.serving import CPU_ARGUMENTS
 from support.triton_client import generate, generate_stream, post
+from vllm_env.base.errors import CommandError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -272,3 +273,20 @@ def test_messages_over_http_generate(servers: Servers) -> None:
     assert "".join(event["text_output"] for event in events).strip() == "Hello, how can I help?"
     status, answer = generate(url, {"messages": [message]})
     assert (status, answer["error"]) == (500, OBJECTS_REFUSED)
+
+
+def test_a_chat_may_answer_for_as_long_as_there_is_room(server: TritonServer) -> None:
+    """Where neither the request nor the model has a `max_tokens`: not 16, but what the prompt leaves of the model's length."""
+    flags = {"return_num_input_tokens": True, "return_num_output_tokens": True}
+    answer = ask(server, None, {"ignore_eos": True}, messages=json.dumps(conversation(HELLO)), **flags)
+    assert answer.values("num_input_tokens")[0][0] + answer.values("num_output_tokens")[0][0] == CPU_ARGUMENTS["max_model_len"]
+    assert "reasoning" not in answer.responses[0].tensors
+    refused = ask(server, None, messages=json.dumps(conversation(HELLO)), tools=json.dumps(TOOLS), tool_choice="auto")
+    assert "this model has no tool_parser" in refused.error
+
+
+def test_an_unknown_parser_is_refused_when_the_model_is_loaded(serving: Serve) -> None:
+    """Triton's reason has the names that vLLM knows."""
+    with pytest.raises(CommandError) as failed, serving({"tool_parser": "herms"}):
+        pass
+    assert "tool_parser: vLLM has no parser 'herms', did you mean 'hermes'?; it has " in failed.value.tail

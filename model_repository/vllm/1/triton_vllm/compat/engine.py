@@ -125,6 +125,8 @@ class ChatDefaults:
 def chat_defaults(llm: EngineClient) -> ChatDefaults:
     """Return what conversations with the engine's model have by default."""
     config = llm.model_config
+    if config is None:
+        return ChatDefaults()
     values: dict[str, Any] = dict(config.get_diff_sampling_param())
     if config.generation_config in ("auto", "vllm"):
         most = config.override_generation_config.get("max_new_tokens")
