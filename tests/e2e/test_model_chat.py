@@ -35,7 +35,8 @@ FLAGS = {
 def _tool(name: str) -> dict[str, Any]:
     properties = {"city": {"type": "string", "maxLength": 12}}
     parameters = {"type": "object", "properties": properties, "required": ["city"], "additionalProperties": False}
-    return {"type": "function", "function": {"name": name, "description": "Ask.", "parameters": parameters}}
+    # strict: without it vLLM constrains the function's name only, and this model was not taught to call where it is forced to
+    return {"type": "function", "function": {"name": name, "description": "Ask.", "strict": True, "parameters": parameters}}
 
 
 TOOLS = [_tool("get_weather"), _tool("get_time")]
@@ -230,7 +231,8 @@ def test_every_completion_is_parsed_by_itself(servers: Servers) -> None:
             calls = joined([call for part in answer.values("tool_calls") for call in json.loads(part[number])])
             assert [call["name"] for call in calls] == ["get_weather"]
             assert b"".join(part[number] for part in answer.values("reasoning")).strip() == b"Paris, so I ask."
-        assert answer.values("finish_reason")[-1] == [b"tool_calls"] * 2
+        ends = [{word for word in column if word != b"None"} for column in zip(*answer.values("finish_reason"), strict=True)]
+        assert ends == [{b"tool_calls"}] * 2
 
 
 def test_a_text_is_not_parsed_and_keeps_its_defaults(servers: Servers) -> None:
