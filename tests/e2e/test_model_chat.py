@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -184,7 +184,10 @@ def test_an_answer_is_what_vllms_server_gives(servers: Servers, name: str, strea
     """Content, reasoning, tool calls, finish reason and usage; with our defaults and its."""
     request, parameters = REQUESTS[name]
     found = ours(servers, request, parameters, stream=stream)
-    assert found == theirs(servers, request, parameters, stream=stream)
+    expected = theirs(servers, request, parameters, stream=stream)
+    if name == "cut":  # streamed, it is `tool_calls` before 0.32, although half of the arguments are missing
+        expected = replace(expected, finish_reason="length")
+    assert found == expected
     _check_meaning(name, found)
 
 
