@@ -15,7 +15,7 @@ fake_triton.install()  # what is imported next needs Triton's module
 
 from hostile.corpus import CORPUS, Case  # noqa: E402
 from triton_vllm.admission.admit import Admission, Policy  # noqa: E402
-from triton_vllm.compat import Facts  # noqa: E402
+from triton_vllm.compat import ChatDefaults, Facts  # noqa: E402
 from triton_vllm.errors import LONGEST  # noqa: E402
 
 NAMES = ("SamplingParams", "StructuredOutputsParams", "RequestOutputKind", "PoolingParams")
@@ -36,6 +36,7 @@ def admitted(case: Case) -> tuple[Any, list[Any]]:
     """Return the job and the errors of a case."""
     engine = SimpleNamespace(tasks=("generate",), is_healthy=lambda: True, in_flight=lambda: 0, facts=lambda: FACTS)
     engine.is_asleep, engine.scoring_task = (lambda: False), (lambda: "")
+    engine.chat_defaults = ChatDefaults
     request = fake_triton.Request({name: array(value) for name, value in case.make().items()})
     job = Admission("vllm", VLLM, engine, lambda name: None, pytest.fail, Policy()).admit(request)
     return job, [response.error for response, _ in request.sender.sent]

@@ -1,6 +1,6 @@
 """Makes LoRA adapters, an embedding model and a cross-encoder: ``python model_maker.py REQUEST.json ANSWER.json``.
 
-The request names the folders: that of a Llama, those of two adapters for it and those of two BERTs.
+The request names the folders: that of a Llama, those of two adapters for it and of two BERTs; or that of a model that chats.
 """
 
 from __future__ import annotations
@@ -18,6 +18,10 @@ PROJECTIONS = ("q_proj", "v_proj")
 def main(request_file: str, answer_file: str) -> None:
     """Make all of them."""
     request = json.loads(Path(request_file).read_text(encoding="utf-8"))
+    if "chat" in request:
+        make_chat(Path(request["chat"]), request)
+        Path(answer_file).write_text("{}", encoding="utf-8")
+        return
     base = Path(request["llama"])
     for seed, folder in enumerate(request["adapters"]):
         make_adapter(base, Path(folder), seed)
@@ -75,6 +79,35 @@ def make_bert(base: Path, folder: Path, *, scores: bool) -> None:
     (BertForSequenceClassification if scores else BertModel)(config).eval().save_pretrained(folder)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(base / name, folder / name)
+
+
+def make_chat(folder: Path, request: dict[str, Any]) -> None:
+    """Train a Llama whose answers think and call tools, with a chat template and defaults of its own.
+
+    The request has the template, what is one token each, generation_config.json, and conversations with their answers.
+    """
+    import torch
+    from tokenizers import AddedToken
+
+    sys.path.insert(0, request["trainer"])
+    import standin_train
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    folder.mkdir(parents=True)
+    recipe = {"vocabulary": 512, "positions": 2048, "hidden": 128, "heads": 2, "layers": 2, "architecture": "llama"}
+    recipe["facts"] = request["facts"]
+    tokenizer = standin_train.make_tokenizer(recipe, folder)
+    tokenizer.add_tokens([AddedToken(token, normalized=False) for token in request["tokens"]])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = folder / "tokenizer_config.json"
+    values = json.loads(settings.read_text(encoding="utf-8")) | {"chat_template": request["template"]}
+    settings.write_text(json.dumps(values), encoding="utf-8")
+    end = tokenizer.token_to_id(standin_train.END)
+    model = standin_train.make_model(recipe, vocabulary=tokenizer.get_vocab_size(), end=end)
+    standin_train.train(model, tokenizer, request["facts"])
+    model.eval().save_pretrained(folder, safe_serialization=True)
+    (folder / "generation_config.json").write_text(json.dumps(request["defaults"] | {"eos_token_id": end}), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -131,6 +131,11 @@ RECORDED = (
 MODULES: Mapping[str, tuple[str, ...]] = {
     "vllm.envs": ("environment_variables",),
     "vllm.v1.engine.core_client": (),
+    # only where a parser is chosen, which an older vLLM refuses
+    "vllm.entrypoints.openai.chat_completion.protocol": (),
+    "vllm.parser": (),
+    "vllm.reasoning": (),
+    "vllm.tool_parsers": (),
     "vllm.platforms": (),  # current_platform is made when it is asked for
     "vllm.model_executor.models.registry": (),
     # what puts pairs together for a cross-encoder, where there is such a class
@@ -195,7 +200,11 @@ STATEMENTS: Mapping[str, tuple[str, tuple[str, ...]]] = {
 # names given to getattr() or hasattr() that are not vLLM's
 OTHERS = frozenset(
     {
+        "_grammar_from_parser",
         "enable_log_requests",
+        "errors",
+        "id",
+        "set_prompt_token_ids",
         "launch_core_engines",
         "parts",
         "second",

@@ -25,6 +25,17 @@ def tensors(**values):
     return made
 
 
+def test_a_conversation_may_have_an_element_for_each_message():
+    """Triton's generate endpoint takes a list of strings, and no list of objects."""
+    text = '{"role": "user", "content": "x"}'
+    chat = parse(tensors(messages=[text, text], parallel_tool_calls=False), "").chat
+    assert chat is not None
+    assert (len(chat.messages), chat.parallel_tool_calls) == (2, False)
+    whole = parse(tensors(messages=f"[{text}]"), "").chat
+    assert whole is not None
+    assert (len(whole.messages), whole.parallel_tool_calls) == (1, None)
+
+
 def test_a_plain_prompt_is_whole_and_echoed():
     """Without further inputs the answer comes once, with the prompt before it, as the official backend has it."""
     request = parse(tensors(text_input="hi"), "{}")

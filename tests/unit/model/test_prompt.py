@@ -122,6 +122,13 @@ def test_a_newer_vllm_renders_a_conversation_itself():
     assert params == {"chat_template_kwargs": {"add_generation_prompt": True}}
 
 
+def test_a_message_that_is_continued_gets_no_generation_prompt():
+    """The template would refuse both, and vLLM's server needs to be told so."""
+    llm = SimpleNamespace(get_tokenizer=Tokenizer)
+    text, _ = made(conversation(template_kwargs={"continue_final_message": True}), llm=llm)["prompt_token_ids"]
+    assert "'add_generation_prompt': False" in text
+
+
 def talk(*parts):
     return generate(chat=Chat(({"role": "user", "content": list(parts)},), media=True))
 

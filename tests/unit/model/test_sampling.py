@@ -9,7 +9,7 @@ import pytest
 
 from triton_vllm.admission.limits import Limits
 from triton_vllm.admission.sampling import build
-from triton_vllm.compat import Schema
+from triton_vllm.compat import ChatDefaults, Schema
 from triton_vllm.errors import InvalidRequestError
 
 
@@ -183,3 +183,33 @@ def test_one_long_answer_is_bounded_by_the_model_only():
 def test_structured_outputs_in_every_spelling(given, expected):
     """vLLM's name, its older ones, the official backend's JSON string and the OpenAI protocol's all arrive."""
     assert build(SCHEMA, given, stream=False).structured_outputs == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "defaults", "expected"),
+    [
+        ({}, ChatDefaults(), None),
+        ({"max_tokens": 5}, ChatDefaults(), 5),
+        ({}, ChatDefaults({"max_tokens": 7}), 7),
+        ({"max_tokens": 9}, ChatDefaults({"max_tokens": 7}), 9),
+        ({"max_tokens": 9}, ChatDefaults({}, 8), 8),
+        ({}, ChatDefaults({}, 8), 8),
+    ],
+)
+def test_a_chat_may_answer_for_as_long_as_there_is_room(given, defaults, expected):
+    """As by vLLM's own server: the request's length, the model's, or None, which is all; within the operator's most."""
+    assert build(SCHEMA, given, stream=False, chat=defaults).max_tokens == expected
+
+
+def test_a_chat_has_the_models_defaults():
+    """What the request says goes before; a text has vLLM's."""
+    defaults = ChatDefaults({"temperature": 0.25})
+    assert build(SCHEMA, {}, stream=False, chat=defaults).temperature == 0.25
+    assert build(SCHEMA, {"temperature": 0.5}, stream=False, chat=defaults).temperature == 0.5
+    assert build(SCHEMA, {}, stream=False).temperature != 0.25
+
+
+def test_many_long_chats_in_one_request_are_refused():
+    """Without max_tokens each may be as long as the model takes."""
+    with pytest.raises(InvalidRequestError, match="n times max_tokens are 262144 tokens"):
+        build(SCHEMA, {"n": 8}, stream=False, chat=ChatDefaults(room=32768))

@@ -30,7 +30,13 @@ FLAGS = (
     "return_num_input_tokens",
     "return_num_output_tokens",
 )
-EXTRA_FLAGS = ("return_token_ids", "return_stop_reason", "return_prompt_logprobs", "return_kv_transfer_params")
+EXTRA_FLAGS = (
+    "return_token_ids",
+    "return_stop_reason",
+    "return_prompt_logprobs",
+    "return_kv_transfer_params",
+    "return_num_cached_tokens",
+)
 MEDIA = ("image", "audio", "video")
 
 INPUTS = (
@@ -42,8 +48,10 @@ INPUTS = (
     *(Tensor(name, BOOL) for name in FLAGS),
     Tensor("embedding_request", STRING),
     # ours
-    Tensor("messages", STRING),
+    Tensor("messages", STRING, (-1,)),
     Tensor("tools", STRING),
+    Tensor("tool_choice", STRING),
+    Tensor("parallel_tool_calls", BOOL),
     Tensor("chat_template_kwargs", STRING),
     Tensor("prompt_token_ids", INT64, (-1,)),  # Triton truncates JSON integers for an INT32 input: 2^32 + 5 was served as 5
     Tensor("operator_request", STRING),
@@ -66,6 +74,9 @@ OUTPUTS = (
     Tensor("stop_reason", STRING, (-1,)),
     Tensor("prompt_logprobs", STRING),
     Tensor("kv_transfer_params", STRING),
+    Tensor("tool_calls", STRING, (-1,)),
+    Tensor("reasoning", STRING, (-1,)),
+    Tensor("num_cached_tokens", UINT32),
 )
 
 

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Mapping
 
+    from triton_vllm.compat import Conversation
     from triton_vllm.delivery.reply import Reply
     from triton_vllm.delivery.response import ResponseBuilder
     from triton_vllm.inference.adapters import Version
@@ -33,6 +34,7 @@ class Job:
         request: what was asked, set by admission, as are `params` and `lora`.
         params: vLLM's SamplingParams or PoolingParams.
         lora: vLLM's LoRARequest, or None.
+        conversation: reads the answer to a chat, where the model has parsers; else None.
         several: whether there is more than one completion.
         reply: the answer.
         assembler: makes responses from outputs.
@@ -54,6 +56,7 @@ class Job:
         "adapter",
         "added",
         "assembler",
+        "conversation",
         "deadline",
         "due",
         "ended",
@@ -92,6 +95,7 @@ class Job:
         self.lora: Any = None
         self.options: Mapping[str, Any] = {}
         self.adapter: Version | None = None
+        self.conversation: Conversation | None = None
         self.lane = 0
         self.task: asyncio.Task[None] | None = None
         self.deadline: asyncio.TimerHandle | None = None

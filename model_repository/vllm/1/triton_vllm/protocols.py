@@ -205,6 +205,10 @@ class RequestOutput(Protocol):
         """The prompt's tokens."""
 
     @property
+    def num_cached_tokens(self) -> int | None:
+        """How many of the prompt's tokens came from the prefix cache."""
+
+    @property
     def prompt_logprobs(self) -> Positions | None:
         """The log probabilities of the prompt's tokens, if asked for."""
 
@@ -307,7 +311,9 @@ class EngineClient(Protocol):
     async def remove_lora(self, lora_id: int) -> object:
         """Unload an adapter, by its number."""
 
-    async def add_request(self, request_id: str, prompt: Any, params: Any, *, lora_request: Any, priority: int) -> Collector:
+    async def add_request(
+        self, request_id: str, prompt: Any, params: Any, *, lora_request: Any, priority: int, **options: Any
+    ) -> Collector:
         """Begin a request; its outputs are put into the collector."""
 
     async def abort(self, request_id: str) -> None:

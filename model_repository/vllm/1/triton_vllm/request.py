@@ -11,7 +11,8 @@ from typing import Any
 class Chat:
     """A conversation for the model's chat template.
 
-    `characters` counts those of messages and tools in JSON, without the pictures, audios and videos that `media` tells of.
+    `characters` counts those of messages and tools in JSON, without the pictures, audios and videos that `media` tells of;
+    `tool_choice` is none, auto, required or an object that names a function, as in the OpenAI protocol.
     """
 
     messages: tuple[Mapping[str, Any], ...]
@@ -19,6 +20,8 @@ class Chat:
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     characters: int = 0
     media: bool = False
+    tool_choice: str | Mapping[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,7 @@ class Wants:
     stop_reason: bool = False
     prompt_logprobs: bool = False
     kv_transfer_params: bool = False
+    num_cached_tokens: bool = False
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ class Service:
             self._model.engine,
             prepared.adapters.request,
             self._log,
-            Policy(settings.health_check and not settings.restart, settings.limits, settings.official),
+            Policy(settings.health_check and not settings.restart, settings.limits, settings.official, self._model.parsers),
         )
 
     def accept(self, request: TritonRequest) -> None:

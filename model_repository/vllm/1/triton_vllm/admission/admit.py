@@ -7,10 +7,11 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from triton_vllm import compat, official, transport
-from triton_vllm.admission import constraints, pooling, sampling
+from triton_vllm.admission import constraints, conversations, pooling, sampling
 from triton_vllm.admission.fit import check_fit, check_params
 from triton_vllm.admission.limits import USUAL, Limits, refuse_above
 from triton_vllm.admission.parse import parse
+from triton_vllm.delivery.parsed import ChatAssembler
 from triton_vllm.delivery.reply import Reply
 from triton_vllm.delivery.response import Assembler, PoolingAssembler, ToldAssembler
 from triton_vllm.errors import DEAD, AdapterError, InternalError, UnavailableError, UnsupportedError
@@ -21,7 +22,7 @@ from triton_vllm.request import EmbedRequest, GenerateRequest, OperatorRequest, 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from triton_vllm.compat import Facts, Vllm
+    from triton_vllm.compat import ChatDefaults, Conversation, Facts, Parsers, Vllm
     from triton_vllm.inference.engine import Engine
     from triton_vllm.protocols import Log, TritonRequest
     from triton_vllm.request import Request, Scoring
@@ -35,11 +36,13 @@ class Policy:
         unload_dead: whether the first request that finds the engine dead has the server unload the model.
         limits: how much a request may ask for, and how many there may be.
         as_official: whether errors are those of the official backend, and an empty prompt is left to vLLM.
+        parsers: read the answers to chats; None leaves them as they are.
     """
 
     unload_dead: bool = False
     limits: Limits = USUAL
     as_official: bool = False
+    parsers: Parsers | None = None
 
 
 class Admission:
@@ -71,6 +74,7 @@ class Admission:
         self._unload_dead = policy.unload_dead
         self._as_official = policy.as_official
         self._limits = policy.limits
+        self._parsers = policy.parsers
         self._schema = compat.sampling_schema(vllm)
         self._pooling_types = compat.pooling_types(vllm)
 
@@ -89,6 +93,10 @@ class Admission:
     @cached_property
     def _facts(self) -> Facts:
         return self._engine.facts()  # a restarted engine has the same model
+
+    @cached_property
+    def _chat_defaults(self) -> ChatDefaults:
+        return self._engine.chat_defaults()
 
     def _job(self, request: TritonRequest, reply: Reply) -> Job:
         if not self._engine.is_healthy():
@@ -120,11 +128,17 @@ class Admission:
         values = parsed.parameters
         if parsed.wants.cumulative_logprob and "logprobs" not in values:
             values = {**values, "logprobs": 0}  # else vLLM sums nothing up, and the answer is NaN
-        params = sampling.build(self._schema, values, stream=parsed.stream, limits=self._limits)
+        chat = self._chat_defaults if parsed.chat else None
+        params = sampling.build(self._schema, values, stream=parsed.stream, limits=self._limits, chat=chat)
         check_params(params, self._facts)
+        conversation = conversations.begin(self._parsers, parsed, params, (*self._vllm.client_errors, KeyError), self._limits)
         constraint = constraints.to_compile(self._limits, getattr(params, self._schema.structured_name, None))
         if constraint is not None:
             parsed = replace(parsed, constraint=constraint)
+        if conversation is not None and parsed.chat is not None:
+            return self._converse(
+                replace(parsed, chat=replace(parsed.chat, tools=conversation.tools())), params, reply, conversation
+            )
         prefix = (parsed.text or "") if parsed.echo else ""
         job = Job(parsed, params, reply, Assembler(parsed.wants, params.n, prefix))
         if parsed.engine_fields:
@@ -143,6 +157,11 @@ class Admission:
         if unknown is not None:
             raise UnsupportedError(f"sampling parameter '{unknown}': this vLLM does not have it")
         return options
+
+    def _converse(self, parsed: GenerateRequest, params: Any, reply: Reply, conversation: Conversation) -> Job:
+        job = Job(parsed, params, reply, ChatAssembler(parsed.wants, params.n, conversation))
+        job.conversation = conversation
+        return job
 
     def _embed(self, parsed: EmbedRequest, reply: Reply) -> Job:
         self._require(parsed.task)

@@ -13,11 +13,13 @@ from triton_vllm.errors import InvalidRequestError
 from triton_vllm.request import Chat
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from triton_vllm.admission.limits import Limits
 
-INPUTS = ("messages", "tools", "chat_template_kwargs")
+INPUTS = ("tools", "tool_choice", "chat_template_kwargs")
+CHOICES = ("none", "auto", "required")
+NAMED = '{"type": "function", "function": {"name": "…"}}'
 _DATA = re.compile(r'"(?i:data):[^"]*|"data" *: *"[^"]*')
 """A picture, audio or video in JSON."""
 
@@ -36,7 +38,15 @@ def parse(limits: Limits, texts: Mapping[str, str]) -> Chat:
     tools = _tools(limits, texts["tools"]) if "tools" in texts else None
     kwargs = _kwargs(limits, texts["chat_template_kwargs"]) if "chat_template_kwargs" in texts else {}
     characters = len(texts["messages"]) - sum(media) + len(texts.get("tools", ""))
-    return Chat(tuple(messages), tuple(tools) if tools else None, kwargs, characters, bool(media))
+    choice = _choice(limits, texts["tool_choice"], tools or ()) if "tool_choice" in texts else None
+    return Chat(tuple(messages), tuple(tools) if tools else None, kwargs, characters, bool(media), choice)
+
+
+def joined(texts: Sequence[str]) -> str:
+    """Return the JSON list of a conversation: from one text with the list or an object, or from a text for each message."""
+    if len(texts) == 1 and not texts[0].lstrip().startswith("{"):
+        return texts[0]
+    return f"[{','.join(texts)}]"
 
 
 def _messages(limits: Limits, text: str) -> tuple[list[Mapping[str, Any]], list[int]]:
@@ -65,9 +75,33 @@ def _tools(limits: Limits, text: str) -> list[Mapping[str, Any]] | None:
     return tools
 
 
+def _choice(limits: Limits, text: str, tools: Sequence[Mapping[str, Any]]) -> str | Mapping[str, Any]:
+    """Return the tool choice: a plain word, or JSON."""
+    choice = text if text in CHOICES else json_value(text, "tool_choice", limits.max_json_depth)
+    if choice in ("auto", "required") and not tools:
+        raise InvalidRequestError(f"tool_choice is {choice}, which needs tools, and the request has none")
+    if choice in CHOICES:
+        return str(choice)
+    name = _function_name(choice)
+    if name is None:
+        raise InvalidRequestError(f"tool_choice must be {', '.join(CHOICES)} or {NAMED}")
+    known = [found for tool in tools if (found := _function_name(tool)) is not None]
+    if name not in known:
+        raise InvalidRequestError(f"tool_choice: the tools have no function '{shown(name)}'{closest(name, known)}")
+    return {"type": "function", "function": {"name": name}}
+
+
+def _function_name(value: Any) -> str | None:
+    function = value.get("function") if isinstance(value, dict) and value.get("type") == "function" else None
+    name = function.get("name") if isinstance(function, dict) else None
+    return name if isinstance(name, str) else None
+
+
 def _kwargs(limits: Limits, text: str) -> dict[str, Any]:
     kwargs = json_object(text, "chat_template_kwargs", limits.max_json_depth)
     known = limits.allowed_chat_template_kwargs
+    if kwargs.get("continue_final_message") and kwargs.get("add_generation_prompt"):
+        raise InvalidRequestError("chat_template_kwargs: continue_final_message and add_generation_prompt exclude each other")
     for name in kwargs:
         if name == "chat_template":  # a program, which would run in the server for as long as it likes
             raise InvalidRequestError("chat_template_kwargs cannot hold a chat_template; the model's own is used")

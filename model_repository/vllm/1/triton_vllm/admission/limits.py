@@ -45,7 +45,7 @@ class Limits:
         max_requests_in_flight: requests that have not been answered to the end; a further one is UNAVAILABLE at once.
         max_request_bytes: all inputs and parameters of a request.
         max_text_bytes: `text_input`, `prompt_token_ids`, `embedding_request`, and of `messages` what is no medium.
-        max_parameter_bytes: each of `sampling_parameters`, `tools` and `chat_template_kwargs`.
+        max_parameter_bytes: each of `sampling_parameters`, `tools`, `tool_choice` and `chat_template_kwargs`.
         max_characters_per_token: a text with more characters than this for each token of the model's length is not tokenized.
         max_json_depth: lists and objects within each other.
         max_messages: messages of a conversation.
@@ -120,7 +120,9 @@ USUAL = Limits()
 _COUNT = {"image": "max_images", "audio": "max_clips", "video": "max_clips"}
 _SIZE = {
     **dict.fromkeys(("text_input", "prompt_token_ids", "embedding_request"), "max_text_bytes"),
-    **dict.fromkeys(("sampling_parameters", "tools", "chat_template_kwargs", "operator_request"), "max_parameter_bytes"),
+    **dict.fromkeys(
+        ("sampling_parameters", "tools", "tool_choice", "chat_template_kwargs", "operator_request"), "max_parameter_bytes"
+    ),
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from triton_vllm import official
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 Inputs = Mapping[str, "np.ndarray[Any, Any]"]
 PROMPTS = ("text_input", "messages", "prompt_token_ids")
+PARALLEL = "parallel_tool_calls"
 # Names that Triton's frontends and request parameters reserve; they reach the parameters only by forwarding.
 RESERVED = ("sequence_id", "sequence_start", "sequence_end", "headers", "traceparent", "tracestate")
 
@@ -108,8 +110,11 @@ def _token_ids(inputs: Inputs) -> tuple[int, ...]:
 
 
 def _chat(inputs: Inputs, limits: Limits) -> Chat:
-    """Return the conversation; its three inputs are JSON texts."""
-    return chat.parse(limits, {name: str(_scalar(inputs, name)) for name in chat.INPUTS if name in inputs})
+    """Return the conversation; all its inputs but one are JSON texts."""
+    texts = {name: str(_scalar(inputs, name)) for name in chat.INPUTS if name in inputs}
+    texts["messages"] = chat.joined(strings(inputs, "messages"))
+    parsed = chat.parse(limits, texts)
+    return replace(parsed, parallel_tool_calls=_flag(inputs, PARALLEL)) if PARALLEL in inputs else parsed
 
 
 def _media(inputs: Inputs, limits: Limits) -> dict[str, tuple[str, ...]]:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from triton_vllm.admission.limits import Limits
-    from triton_vllm.compat import Schema
+    from triton_vllm.compat import ChatDefaults, Schema
 
 # Set by the adapter or by vLLM itself, never by a client.
 INTERNAL = frozenset({"output_kind", "skip_clone", "output_text_buffer_length", "extra_args", "stream_interval"})
@@ -38,15 +38,33 @@ UNASKED = ("backend", "_backend", "backend_was_auto", "_backend_was_auto")
 """Fields of a constraint that are chosen for the whole engine since vLLM 0.11."""
 
 
-def build(schema: Schema, parameters: Mapping[str, Any], *, stream: bool, limits: Limits = USUAL) -> Any:
+def build(
+    schema: Schema,
+    parameters: Mapping[str, Any],
+    *,
+    stream: bool,
+    limits: Limits = USUAL,
+    chat: ChatDefaults | None = None,
+) -> Any:
     """Return SamplingParams for a request: only new tokens when streaming, everything at the end when not.
+
+    Args:
+        schema: the parameters of this vLLM.
+        parameters: those of the request.
+        stream: whether it is streamed.
+        limits: the model's.
+        chat: what a conversation has where the request gives nothing; None for a text or tokens.
 
     Raises:
         InvalidRequestError: unknown parameter, wrong type, too large, or a value that vLLM refuses.
     """
     values = _structured(schema, dict(parameters), limits)
     made = {name: _checked(schema, name, value) for name, value in values.items()}
-    _check_amounts(limits, made)
+    if chat is not None:
+        made = {"max_tokens": None, **chat.values, **made}
+        if chat.most is not None:
+            made["max_tokens"] = min(chat.most, made["max_tokens"] or chat.most)
+    _check_amounts(limits, made, chat.room if chat else USUAL_TOKENS)
     made["output_kind"] = schema.streaming if stream else schema.whole
     try:
         return schema.make(**schema.fixed, **made)
@@ -54,11 +72,11 @@ def build(schema: Schema, parameters: Mapping[str, Any], *, stream: bool, limits
         raise InvalidRequestError(f"sampling parameters: {_reason(error)}") from None
 
 
-def _check_amounts(limits: Limits, made: Mapping[str, Any]) -> None:
+def _check_amounts(limits: Limits, made: Mapping[str, Any], usual: int) -> None:
     n = made.get("n", 1)
     if n > 1:
         refuse_above(limits.max_n, n, "sampling parameters: n must be smaller, it is")
-        tokens = n * (made.get("max_tokens") or USUAL_TOKENS)
+        tokens = n * (made.get("max_tokens") or usual)
         refuse_above(limits.max_answer_tokens, tokens, "sampling parameters: n times max_tokens are", "tokens")
     for name in ("logprobs", "prompt_logprobs"):
         count = made.get(name) or 0

@@ -7,9 +7,11 @@ Import of this package is free; `load()` imports vLLM, which takes 10 s and more
 from __future__ import annotations
 
 from triton_vllm.compat.engine import (
+    ChatDefaults,
     Facts,
     adapter_places,
     attach,
+    chat_defaults,
     compiles_with_xgrammar,
     facts,
     frees_memory,
@@ -21,6 +23,7 @@ from triton_vllm.compat.engine import (
 )
 from triton_vllm.compat.fields import Schema, engine_arg_types, pooling_types, request_keywords, sampling_schema
 from triton_vllm.compat.frontends import connect, lacking, launch, note_statistics
+from triton_vllm.compat.parsers import Conversation, ParserError, ParserNames, Parsers, Piece, Reader, check_parsers
 from triton_vllm.compat.parts import OPTIONAL_PLACES, PLACES, Vllm, load
 from triton_vllm.compat.platform import child_environment, prometheus_families, runs_on_cpu, supports_ray, variables
 from triton_vllm.compat.prompts import media_loaders, parse_prompt, pooled_tokenizer, render_chat, renderer
@@ -30,12 +33,21 @@ from triton_vllm.compat.scoring import RenderPair, pair_renderer, scoring_task
 __all__ = [
     "OPTIONAL_PLACES",
     "PLACES",
+    "ChatDefaults",
+    "Conversation",
     "Facts",
+    "ParserError",
+    "ParserNames",
+    "Parsers",
+    "Piece",
+    "Reader",
     "RenderPair",
     "Schema",
     "Vllm",
     "adapter_places",
     "attach",
+    "chat_defaults",
+    "check_parsers",
     "child_environment",
     "compiles_with_xgrammar",
     "connect",

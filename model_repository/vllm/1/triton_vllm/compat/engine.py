@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -130,6 +130,34 @@ def adapter_places(llm: EngineClient) -> int:
 def frees_memory(llm: EngineClient) -> bool:
     """Return whether the engine was started so that its sleep frees the memory of its devices."""
     return bool(getattr(llm.model_config, "enable_sleep_mode", False))
+
+
+@dataclass(frozen=True)
+class ChatDefaults:
+    """What vLLM's own server takes for a conversation where the request gives nothing.
+
+    Attributes:
+        values: sampling parameters, of the model's `generation_config` and of the operator's.
+        most: tokens of an answer, whatever the request asks for; None is as many as there is room for.
+        room: tokens of a prompt and its answer together.
+    """
+
+    values: Mapping[str, Any] = field(default_factory=dict)
+    most: int | None = None
+    room: int = 0
+
+
+def chat_defaults(llm: EngineClient) -> ChatDefaults:
+    """Return what conversations with the engine's model have by default."""
+    config = llm.model_config
+    if config is None:
+        return ChatDefaults()
+    values: dict[str, Any] = dict(config.get_diff_sampling_param())
+    if config.generation_config in ("auto", "vllm"):
+        most = config.override_generation_config.get("max_new_tokens")
+    else:
+        most = values.get("max_tokens")
+    return ChatDefaults(values, most, int(config.max_model_len))
 
 
 def compiles_with_xgrammar(llm: EngineClient) -> bool:

@@ -44,15 +44,15 @@ async def render_chat(vllm: Vllm, llm: EngineClient, messages: list[Any], templa
     Raises:
         Exception: whatever the template raises about the messages.
     """
+    options = {"add_generation_prompt": not template_kwargs.get("continue_final_message"), **template_kwargs}
     found: Renderer | None = getattr(llm, "renderer", None)
     if found is not None and vllm.ChatParams is not None and hasattr(found, "render_chat_async"):
-        params = vllm.ChatParams(chat_template_kwargs={"add_generation_prompt": True, **template_kwargs})
+        params = vllm.ChatParams(chat_template_kwargs=options)
         _, (prompt,) = await found.render_chat_async([messages], params)  # vLLM bounds the template's time (0.32)
         return prompt
     tokenizer = llm.get_tokenizer()
     tokenizer = await tokenizer if inspect.isawaitable(tokenizer) else tokenizer
-    options = {"add_generation_prompt": True, **template_kwargs, "tokenize": False}
-    text = tokenizer.apply_chat_template(messages, **options)
+    text = tokenizer.apply_chat_template(messages, **{**options, "tokenize": False})
     # The template writes the special tokens itself.
     return {"prompt_token_ids": tokenizer.encode(text, add_special_tokens=False)}
 

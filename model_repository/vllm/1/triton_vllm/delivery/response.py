@@ -82,10 +82,16 @@ class Assembler:
                 completions[part.index].add(part)
         self._cumulative = [c.cumulative_logprob for c in completions]
         prefix, self._prefix = self._prefix, ""
+        parsed = self._parse(outputs, completions)
         return [
             ("text_output", string_tensor(*(prefix + c.text for c in completions))),
             *self._extras(outputs, completions),
+            *parsed,
         ]
+
+    def _parse(self, outputs: Sequence[RequestOutput], completions: list[Completion]) -> Tensors:  # noqa: ARG002 - for chats
+        """Return further tensors, and change texts and finish reasons with what they hold."""
+        return []
 
     def _extras(self, outputs: Sequence[RequestOutput], completions: list[Completion]) -> Tensors:
         wants, tensors = self._wants, []
@@ -98,19 +104,26 @@ class Assembler:
             tensors.append(("cumulative_logprob", np.array(finite, np.float32)))
         if wants.logprobs:
             tensors.append(("logprobs", string_tensor(*(logprobs_json(c.logprobs) for c in completions))))
-        if wants.num_input_tokens:
-            tensors.append(("num_input_tokens", np.array([len(outputs[-1].prompt_token_ids or ())], np.uint32)))
         if wants.num_output_tokens:
             tensors.append(("num_output_tokens", np.array([len(c.token_ids) for c in completions], np.uint32)))
         if wants.token_ids:
             tensors.append(("token_ids", np.array([t for c in completions for t in c.token_ids], np.int64)))
         if wants.stop_reason:
             tensors.append(("stop_reason", string_tensor(*(json.dumps(c.stop_reason) for c in completions))))
+        return tensors + self._of_prompt(outputs)
+
+    def _of_prompt(self, outputs: Sequence[RequestOutput]) -> Tensors:
+        """Return what a request has once, however many completions there are."""
+        wants, last, tensors = self._wants, outputs[-1], []
+        if wants.num_input_tokens:
+            tensors.append(("num_input_tokens", np.array([len(last.prompt_token_ids or ())], np.uint32)))
+        if wants.num_cached_tokens:
+            tensors.append(("num_cached_tokens", np.array([last.num_cached_tokens or 0], np.uint32)))
         if wants.prompt_logprobs:
             found = next((o.prompt_logprobs for o in outputs if o.prompt_logprobs), None)
             tensors.append(("prompt_logprobs", string_tensor(logprobs_json(found))))
         if wants.kv_transfer_params:
-            tensors.append(("kv_transfer_params", string_tensor(json.dumps(getattr(outputs[-1], "kv_transfer_params", None)))))
+            tensors.append(("kv_transfer_params", string_tensor(json.dumps(getattr(last, "kv_transfer_params", None)))))
         return tensors
 
 

@@ -206,6 +206,14 @@ class Engine:
         """Return what the model can take."""
         return compat.facts(self._llm)
 
+    def chat_defaults(self) -> compat.ChatDefaults:
+        """Return what conversations have where a request gives nothing."""
+        return compat.chat_defaults(self._llm)
+
+    def parsers(self, names: compat.ParserNames) -> compat.Parsers:
+        """Return the parsers of these names for the engine's model."""
+        return compat.Parsers(self._llm, names)
+
     def submit(self, job: Job) -> None:
         """Take a job; its outcome comes through `put`."""
         job.moved = job.waiting_since = self._loop.time()
@@ -329,9 +337,9 @@ class Engine:
                 prompt = await self._prompter.make(self._llm, part)
             if getattr(params, "min_tokens", 0):
                 bound_minimum(params, prompt, self.facts().max_tokens)
-            made.append(
-                await self._llm.add_request(name, prompt, params, lora_request=job.lora, priority=request.priority, **job.options)
-            )
+            told = job.conversation.engine_options(prompt) if job.conversation else {}
+            options = {"lora_request": job.lora, "priority": request.priority, **job.options, **told}
+            made.append(await self._llm.add_request(name, prompt, params, **options))
             if job.ended:
                 break
         return made

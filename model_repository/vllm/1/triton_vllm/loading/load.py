@@ -46,6 +46,7 @@ class Model:
         watch: looks for cancelled requests.
         publisher: publishes metrics, None where they are off.
         shared: this instance's part in an engine that several share, None where it is the only one.
+        parsers: read the answers to chats, None where the operator has chosen none.
     """
 
     prepared: Prepared
@@ -54,6 +55,7 @@ class Model:
     watch: CancellationWatch
     publisher: Publisher | None
     shared: Frontends | None
+    parsers: compat.Parsers | None
 
     def close(self) -> None:
         """Finish what is in flight within a bound, cancel the rest and end every process and thread."""
@@ -92,13 +94,14 @@ def _load(args: Mapping[str, str], log: Log, shared: Frontends | None) -> Model:
             _refuse_private(prepared)
         progress.phase("starting the engine and loading the model")
         engine, outbox = _start(prepared, shared, log)
+        parsers = _parsers(prepared, engine, outbox)
         watch = CancellationWatch(engine.jobs, engine.cancel, log, _departure(engine, prepared, args["model_name"], log))
         watch.start()
         labels = {"model": args["model_name"], "version": args["model_version"]}
         publisher = _publish(prepared, shared, labels, log)
     interpreter.tune()
     log.info(f"ready after {progress.seconds():.1f} s, tasks: {', '.join(engine.tasks)}")
-    return Model(prepared, engine, outbox, watch, publisher, shared)
+    return Model(prepared, engine, outbox, watch, publisher, shared, parsers)
 
 
 def _refuse_private(prepared: Prepared) -> None:
@@ -149,6 +152,17 @@ def _store(prepared: Prepared, log: Log) -> AdapterStore | None:
         return None
     log.info(f"LoRA adapters are taken from {adapters.directory}")
     return AdapterStore(adapters.directory, prepared.vllm.LoRARequest, len(adapters.requests) + 1, log)
+
+
+def _parsers(prepared: Prepared, engine: Engine, outbox: Outbox) -> compat.Parsers | None:
+    if not prepared.parsers or "generate" not in engine.tasks:
+        return None
+    try:
+        return engine.parsers(prepared.parsers)
+    except compat.ParserError as error:
+        engine.stop(0.0)
+        outbox.close()
+        raise ConfigError(f"{prepared.file_name}: {error}") from None
 
 
 def _departure(engine: Engine, prepared: Prepared, name: str, log: Log) -> Departure:

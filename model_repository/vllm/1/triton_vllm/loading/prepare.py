@@ -23,6 +23,7 @@ from triton_vllm.loading import (
     interpreter,
     lora,
     manifest,
+    parsers,
     parts,
     settings,
     warm_cache,
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from contextlib import ExitStack
 
-    from triton_vllm.compat import Vllm
+    from triton_vllm.compat import ParserNames, Vllm
     from triton_vllm.loading.progress import Progress
     from triton_vllm.loading.settings import Settings
     from triton_vllm.protocols import Log
@@ -48,6 +49,7 @@ class Prepared:
         engine_args: as this vLLM takes them, with what was chosen for this machine.
         adapters: the LoRA adapters.
         file_name: where the engine arguments were read, from the model's folder on.
+        parsers: what reads the answers to chats.
     """
 
     settings: Settings
@@ -55,6 +57,7 @@ class Prepared:
     engine_args: Mapping[str, Any]
     adapters: lora.Adapters
     file_name: str
+    parsers: ParserNames
 
 
 def prepare(args: Mapping[str, str], log: Log, progress: Progress, until_loaded: ExitStack) -> Prepared:
@@ -73,7 +76,8 @@ def prepare(args: Mapping[str, str], log: Log, progress: Progress, until_loaded:
     version_dir = model_dir / args["model_version"]
     chosen = settings.read(json.loads(args["model_config"]))
     log.info(manifest.check(model_dir))
-    given = engine_args.read(model_dir, version_dir)
+    file_name = str(engine_args.place(model_dir, version_dir).relative_to(model_dir))
+    given, tool_parser = parsers.split(engine_args.read(model_dir, version_dir), file_name)
     _choose_devices(args, chosen, given, log)
     guard.own()
     guard.follow_parent()
@@ -86,13 +90,13 @@ def prepare(args: Mapping[str, str], log: Log, progress: Progress, until_loaded:
     progress.phase("importing vLLM")
     vllm = _import(log, until_loaded)
     audio.limit(chosen.limits, compat.variables(), os.environ)
-    file_name = str(engine_args.place(model_dir, version_dir).relative_to(model_dir))
     values = _fit(vllm, given, file_name, log)
+    names = parsers.choose(tool_parser, values, file_name)
     enabled, folder, official = bool(values.get("enable_lora", False)), chosen.lora_directory, chosen.official
     make = vllm.LoRARequest
     adapters = lora.read(model_dir, version_dir, enabled=enabled, make=make, directory=folder, official=official)
     defaults = {**_choose_compilers(values, log), **_choose_processes(vllm, values), **_choose_statistics(chosen)}
-    return Prepared(chosen, vllm, {**defaults, **values}, adapters, file_name)
+    return Prepared(chosen, vllm, {**defaults, **values}, adapters, file_name, names)
 
 
 def _choose_devices(args: Mapping[str, str], chosen: Settings, given: Mapping[str, Any], log: Log) -> None:

@@ -1,0 +1,97 @@
+"""What a conversation's readers find goes into its tensors; what they raise about is answered as plain text."""
+
+from __future__ import annotations
+
+import json
+import logging
+from types import SimpleNamespace as Output
+
+import pytest
+
+from triton_vllm.compat import Piece
+from triton_vllm.delivery import parsed
+from triton_vllm.delivery.parsed import ChatAssembler
+from triton_vllm.request import Wants
+
+
+class Reader:
+    """In place of vLLM's parsers: `r:` is reasoning, `t:` a tool call, `!` is raised about."""
+
+    def read(self, part, prompt):
+        assert prompt == [7, 8]
+        if "!" in part.text:
+            raise ValueError("what is this")
+        kind, _, text = part.text.rpartition(":")
+        calls = [{"function": {"name": text}}] if kind == "t" else []
+        reason = "tool_calls" if kind == "t" and part.finish_reason else part.finish_reason
+        return Piece("" if kind else text, text if kind == "r" else "", calls, reason)
+
+
+class Conversation:
+    """In place of vLLM's; each completion has a reader of its own."""
+
+    def __init__(self):
+        self.readers = []
+
+    def reader(self):
+        self.readers.append(Reader())
+        return self.readers[-1]
+
+
+def output(*texts, reason=None):
+    parts = [
+        Output(index=i, text=t, token_ids=[1], logprobs=None, cumulative_logprob=None, finish_reason=reason, stop_reason=None)
+        for i, t in enumerate(texts)
+    ]
+    return Output(outputs=parts, prompt_token_ids=[7, 8], prompt_logprobs=None, num_cached_tokens=3)
+
+
+def built(assembler, *outputs):
+    return {name: array.tolist() for name, array in assembler.build(outputs)}
+
+
+@pytest.fixture(autouse=True)
+def _nothing_noted(monkeypatch):
+    monkeypatch.setattr(parsed, "_noted", set())
+
+
+def test_pieces_of_merged_outputs_are_joined():
+    """Under pressure one response carries what several would have."""
+    found = built(
+        ChatAssembler(Wants(), 1, Conversation()), output("r:a"), output("r:b"), output("c"), output("t:d"), output("t:e")
+    )
+    assert found["text_output"] == [b"c"]
+    assert found["reasoning"] == [b"ab"]
+    assert [call["function"]["name"] for call in json.loads(found["tool_calls"][0])] == ["d", "e"]
+
+
+def test_every_completion_has_a_reader_and_an_element():
+    """Their states must not mix."""
+    conversation = Conversation()
+    found = built(ChatAssembler(Wants(finish_reason=True), 2, conversation), output("r:a", "t:b", reason="stop"))
+    assert len(conversation.readers) == 2
+    assert (found["text_output"], found["reasoning"]) == ([b"", b""], [b"a", b""])
+    assert found["tool_calls"] == [b"[]", b'[{"function": {"name": "b"}}]']
+    assert found["finish_reason"] == [b"stop", b"tool_calls"]
+
+
+def test_usage_comes_with_every_response():
+    """Cached tokens are those of the prompt."""
+    wants = Wants(num_input_tokens=True, num_output_tokens=True, num_cached_tokens=True)
+    found = built(ChatAssembler(wants, 1, Conversation()), output("a"), output("b", reason="stop"))
+    assert (found["num_input_tokens"], found["num_output_tokens"], found["num_cached_tokens"]) == ([2], [2], [3])
+
+
+def test_what_a_parser_raises_about_comes_as_plain_text(caplog):
+    """From there on; the log says it once, and the other completions go on."""
+    assembler = ChatAssembler(Wants(finish_reason=True), 2, Conversation())
+    with caplog.at_level(logging.ERROR):
+        first = built(assembler, output("r:a", "r:b"), output("!", "r:c"))
+        second = built(assembler, output("r:d", "r:e", reason="stop"))
+        built(ChatAssembler(Wants(), 1, Conversation()), output("!"))
+    assert (first["text_output"], first["reasoning"]) == ([b"!", b""], [b"a", b"bc"])
+    assert (second["text_output"], second["reasoning"]) == ([b"r:d", b""], [b"", b"e"])
+    assert second["finish_reason"] == [b"stop", b"stop"]
+    assert [record.message for record in caplog.records] == [
+        "An answer could not be parsed, and was sent as plain text (logged once)"
+    ]

@@ -1,0 +1,87 @@
+"""The parsers' names are taken out of the engine arguments, and unknown ones are refused with vLLM's list."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from triton_vllm.compat import ParserNames
+from triton_vllm.errors import ConfigError
+from triton_vllm.loading import parsers
+
+
+class Manager:
+    """In place of vLLM's managers of parsers."""
+
+    known = ("hermes", "mistral")
+
+    @classmethod
+    def list_registered(cls):
+        return list(cls.known)
+
+    @classmethod
+    def import_reasoning_parser(cls, path):
+        cls.known = (*cls.known, path)
+
+
+@pytest.fixture
+def vllm(monkeypatch):
+    """A vLLM with two parsers of each kind."""
+    manager = type("Manager", (Manager,), {})
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(__path__=[]))
+    monkeypatch.setitem(sys.modules, "vllm.parser", SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "vllm.tool_parsers", SimpleNamespace(ToolParserManager=manager))
+    monkeypatch.setitem(sys.modules, "vllm.reasoning", SimpleNamespace(ReasoningParserManager=manager))
+
+
+@pytest.mark.parametrize("name", ["tool_parser", "tool_call_parser"])
+def test_the_tool_parser_is_no_engine_argument(name):
+    """Under our name, or that of vLLM's option."""
+    assert parsers.split({"model": "m", name: "hermes"}, "f") == ({"model": "m"}, "hermes")
+    assert parsers.split({"model": "m", name: None}, "f") == ({"model": "m"}, "")
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"tool_parser": 1}, "f: tool_parser must be the name of a parser"),
+        ({"tool_parser": "hermes", "tool_call_parser": "mistral"}, "tool_parser and tool_call_parser differ"),
+    ],
+)
+def test_what_is_no_name_is_refused(given, says):
+    """With the file and the argument."""
+    with pytest.raises(ConfigError) as refused:
+        parsers.split(given, "f")
+    assert says in str(refused.value)
+
+
+@pytest.mark.usefixtures("vllm")
+def test_known_names_are_taken():
+    """Also those that a file of the operator's adds."""
+    assert parsers.choose("hermes", {"reasoning_parser": ""}, "f") == ParserNames("hermes")
+    assert parsers.choose("", {"reasoning_parser": "mine", "reasoning_parser_plugin": "mine"}, "f").reasoning == "mine"
+    assert not parsers.choose("", {}, "f")
+
+
+@pytest.mark.usefixtures("vllm")
+@pytest.mark.parametrize(
+    ("tool", "reasoning", "says"),
+    [
+        ("herms", "", "f: tool_parser: vLLM has no parser 'herms', did you mean 'hermes'?; it has hermes, mistral"),
+        ("", "deep", "f: reasoning_parser: vLLM has no parser 'deep'; it has hermes, mistral"),
+    ],
+)
+def test_unknown_names_are_refused_with_the_known_ones(tool, reasoning, says):
+    """Before the engine starts."""
+    with pytest.raises(ConfigError) as refused:
+        parsers.choose(tool, {"reasoning_parser": reasoning}, "f")
+    assert str(refused.value) == says
+
+
+def test_a_vllm_without_parsers_is_told(monkeypatch):
+    """It would answer with what the model writes, unread."""
+    monkeypatch.setitem(sys.modules, "vllm.parser", None)
+    with pytest.raises(ConfigError, match=r"need a vLLM that has vllm\.parser"):
+        parsers.choose("hermes", {}, "f")
