@@ -39,7 +39,7 @@ METHODS = {
 }
 # class -> fields that we read or set
 FIELDS = {
-    "vllm.outputs.RequestOutput": ("outputs", "finished", "prompt_token_ids", "prompt_logprobs"),
+    "vllm.outputs.RequestOutput": ("outputs", "finished", "prompt_token_ids", "prompt_logprobs", "num_cached_tokens"),
     "vllm.outputs.CompletionOutput": (
         *("index", "text", "token_ids", "logprobs", "cumulative_logprob"),
         *("finish_reason", "stop_reason"),
