@@ -134,6 +134,7 @@ MODULES: Mapping[str, tuple[str, ...]] = {
     # only where a parser is chosen, which an older vLLM refuses
     "vllm.entrypoints.openai.chat_completion.protocol": (),
     "vllm.parser": (),
+    "vllm.parser.abstract_parser": (),
     "vllm.reasoning": (),
     "vllm.tool_parsers": (),
     "vllm.platforms": (),  # current_platform is made when it is asked for
@@ -201,9 +202,12 @@ STATEMENTS: Mapping[str, tuple[str, tuple[str, ...]]] = {
 OTHERS = frozenset(
     {
         "_grammar_from_parser",
+        "always_adjust_request",
         "enable_log_requests",
         "errors",
         "id",
+        "parse",
+        "parse_delta",
         "set_prompt_token_ids",
         "launch_core_engines",
         "parts",

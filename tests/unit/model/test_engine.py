@@ -39,6 +39,24 @@ def test_outputs_come_in_order_and_end_with_the_finished_one(started):
     assert engine.jobs() == []
 
 
+def test_what_the_parsers_know_goes_to_vllm_with_the_request(started, monkeypatch):
+    """From where on a constraint holds; a request without parsers brings nothing."""
+    engine, _ = started()
+    told = []
+    add = Llm.add_request
+
+    async def add_request(self, *args, lora_request, priority, **more):
+        told.append(more)
+        return await add(self, *args, lora_request, priority)
+
+    monkeypatch.setattr(Llm, "add_request", add_request)
+    chat = job()
+    chat.conversation = SimpleNamespace(engine_options=lambda prompt: {"reasoning_ended": prompt == {"prompt": "x"}})
+    for j in (chat, job()):
+        added(engine, j)
+    assert told == [{"reasoning_ended": True}, {}]
+
+
 def test_an_output_that_came_before_attaching_is_not_lost(started):
     """vLLM may have put an output into the collector already when `add_request` returns."""
     engine, got = started()

@@ -31,7 +31,11 @@ def vllm(monkeypatch):
     """A vLLM with two parsers of each kind."""
     manager = type("Manager", (Manager,), {})
     monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(__path__=[]))
-    monkeypatch.setitem(sys.modules, "vllm.parser", SimpleNamespace())
+    for name in ("vllm.entrypoints", "vllm.entrypoints.openai", "vllm.entrypoints.openai.chat_completion", "vllm.parser"):
+        monkeypatch.setitem(sys.modules, name, SimpleNamespace(__path__=[]))
+    monkeypatch.setitem(sys.modules, "vllm.entrypoints.openai.chat_completion.protocol", SimpleNamespace())
+    parser = SimpleNamespace(Parser=SimpleNamespace(parse=1, parse_delta=1))
+    monkeypatch.setitem(sys.modules, "vllm.parser.abstract_parser", parser)
     monkeypatch.setitem(sys.modules, "vllm.tool_parsers", SimpleNamespace(ToolParserManager=manager))
     monkeypatch.setitem(sys.modules, "vllm.reasoning", SimpleNamespace(ReasoningParserManager=manager))
 
@@ -83,5 +87,6 @@ def test_unknown_names_are_refused_with_the_known_ones(tool, reasoning, says):
 def test_a_vllm_without_parsers_is_told(monkeypatch):
     """It would answer with what the model writes, unread."""
     monkeypatch.setitem(sys.modules, "vllm.parser", None)
-    with pytest.raises(ConfigError, match=r"need a vLLM that has vllm\.parser"):
+    with pytest.raises(ConfigError, match=r"tool_parser needs a vLLM whose vllm\.parser"):
         parsers.choose("hermes", {}, "f")
+    assert not parsers.choose("", {"reasoning_parser": "qwen3"}, "f")  # there it only says where a constraint begins

@@ -23,7 +23,7 @@ from triton_vllm.compat.engine import (
 )
 from triton_vllm.compat.fields import Schema, engine_arg_types, pooling_types, request_keywords, sampling_schema
 from triton_vllm.compat.frontends import connect, lacking, launch, note_statistics
-from triton_vllm.compat.parsers import Conversation, ParserError, ParserNames, Parsers, Piece, Reader, check_parsers
+from triton_vllm.compat.parsers import Conversation, ParserError, ParserNames, Parsers, Piece, Reader, check_parsers, has_parsers
 from triton_vllm.compat.parts import OPTIONAL_PLACES, PLACES, Vllm, load
 from triton_vllm.compat.platform import child_environment, prometheus_families, runs_on_cpu, supports_ray, variables
 from triton_vllm.compat.prompts import media_loaders, parse_prompt, pooled_tokenizer, render_chat, renderer
@@ -55,6 +55,7 @@ __all__ = [
     "facts",
     "frees_memory",
     "has_begun",
+    "has_parsers",
     "is_dead",
     "is_refusal",
     "lacking",

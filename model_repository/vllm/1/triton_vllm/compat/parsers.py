@@ -42,6 +42,16 @@ class ParserNames:
         return bool(self.tool or self.reasoning)
 
 
+def has_parsers() -> bool:
+    """Return whether this vLLM's parsers read an answer, whole and streamed, by themselves (0.28 on)."""
+    try:
+        importlib.import_module(_REQUEST)
+        parser = importlib.import_module("vllm.parser.abstract_parser").Parser
+    except (ImportError, AttributeError):
+        return False
+    return hasattr(parser, "parse") and hasattr(parser, "parse_delta")
+
+
 def check_parsers(names: ParserNames) -> None:
     """Check that the installed vLLM has the parsers.
 
@@ -50,10 +60,8 @@ def check_parsers(names: ParserNames) -> None:
     """
     if not names:
         return
-    try:
-        importlib.import_module("vllm.parser")
-    except ImportError:
-        raise ParserError("tool_parser and reasoning_parser need a vLLM that has vllm.parser (0.28 or later)") from None
+    if not has_parsers():
+        raise ParserError("tool_parser needs a vLLM whose vllm.parser reads whole answers and streams (0.28 or later)")
     for argument, name in (("tool_parser", names.tool), ("reasoning_parser", names.reasoning)):
         module, manager = _MANAGERS[argument]
         found = getattr(importlib.import_module(module), manager)
@@ -145,7 +153,8 @@ class Parsers:
             return self._parser(self._tokenizer, request.tools, chat_template_kwargs=template_kwargs, model_config=self._config)
 
         parser = make()
-        if self._parser.reasoning_parser_cls is not None or request.tool_choice != "none":
+        always = getattr(self._parser, "always_adjust_request", False)
+        if always or self._parser.reasoning_parser_cls is not None or request.tool_choice != "none":
             request = parser.adjust_request(request)
         return Conversation(request, make, template_kwargs, auto_tools=bool(self.names.tool))
 

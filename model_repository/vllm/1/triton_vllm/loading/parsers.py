@@ -30,7 +30,7 @@ def split(given: Mapping[str, Any], file: str) -> tuple[Mapping[str, Any], str]:
 
 
 def choose(tool: str, values: Mapping[str, Any], file: str) -> compat.ParserNames:
-    """Return the names of the parsers.
+    """Return the names of the parsers; none where vLLM takes the reasoning's for where a constraint begins only (before 0.28).
 
     Args:
         tool: the parser of tool calls.
@@ -40,6 +40,8 @@ def choose(tool: str, values: Mapping[str, Any], file: str) -> compat.ParserName
     Raises:
         ConfigError: this vLLM has no such parser.
     """
+    if not tool and not compat.has_parsers():
+        return compat.ParserNames()
     names = compat.ParserNames(tool, values.get("reasoning_parser") or "", values.get("reasoning_parser_plugin") or "")
     try:
         compat.check_parsers(names)
