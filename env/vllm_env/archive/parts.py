@@ -50,7 +50,7 @@ class PartedArchive(Archive):
 
 
 @dataclass
-class PartsPlan:
+class PartsPlan(TarPlan):
     """Plans the small archive and the parts at once; has the methods that conda-pack's ``Packer`` calls on its archives."""
 
     limit: int = _PART_BYTES
@@ -79,9 +79,24 @@ class PartsPlan:
         return self.parts[-1]
 
 
+def parts_of(archive: Archive | None) -> Path | None:
+    """Return the folder of an archive's parts if it has any."""
+    return archive.folder if isinstance(archive, PartedArchive) else None
+
+
+def parts_in(archive: Archive | None) -> tuple[Part, ...]:
+    """Return an archive's parts if it has any."""
+    return archive.parts if isinstance(archive, PartedArchive) else ()
+
+
 def parts_key(prefix_key: str) -> str:
     """Return the content key of the small archive and the parts of a prefix with this key."""
     return key_of(_FORMAT, archive_key(prefix_key), [file_sha256(source) for source in _SOURCES.values()])
+
+
+def packed_key(layout: str, prefix_key: str) -> str:
+    """Return the content key of what a layout makes of a prefix with this key."""
+    return parts_key(prefix_key) if layout == "parts" else archive_key(prefix_key)
 
 
 def make_parts(workspace: Workspace, prefix: Prefix) -> PartedArchive:

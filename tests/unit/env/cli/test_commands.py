@@ -60,8 +60,8 @@ def checked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[objec
         return ()
 
     monkeypatch.setattr("vllm_env.cli.commands.installed_triton", lambda: triton_folder.make_root(tmp_path / "triton"))
-    monkeypatch.setattr("vllm_env.cli.commands.verify_archive", archive)
-    monkeypatch.setattr("vllm_env.cli.commands.verify_directory", directory)
+    monkeypatch.setattr("vllm_env.verify.parts.verify_archive", archive)
+    monkeypatch.setattr("vllm_env.verify.parts.verify_directory", directory)
     return seen
 
 
