@@ -53,7 +53,6 @@ class PartedArchive(Archive):
 class PartsPlan(TarPlan):
     """Plans the small archive and the parts at once; has the methods that conda-pack's ``Packer`` calls on its archives."""
 
-    limit: int = _PART_BYTES
     base: TarPlan = field(default_factory=lambda: TarPlan(LEFT_OUT))
     parts: list[TarPlan] = field(default_factory=list)
     modules: set[str] = field(default_factory=set)
@@ -74,7 +73,7 @@ class PartsPlan(TarPlan):
         module = name.partition(".")[0]
         if module.isidentifier() and module != "__pycache__" and (name == module or name.endswith((".py", ".so"))):
             self.modules.add(module)
-        if not self.parts or (self.parts[-1].pieces and self.parts[-1].size + size > self.limit):
+        if not self.parts or (self.parts[-1].pieces and self.parts[-1].size + size > _PART_BYTES):
             self.parts.append(TarPlan())
         return self.parts[-1]
 
