@@ -2,7 +2,8 @@
 
     .tools/venv-*/bin/python benchmarks/cold_start.py --repository BUILT --triton-root ROOT
 
-Cases: `archive`, the repository as `gen_vllm_env.sh` built it; `directory`, the same environment unpacked; `baseline`,
+Cases: `archive`, the repository as `gen_vllm_env.sh` built it; `directory`, the same environment unpacked; `parts`, the one
+that `--parts` names, built with `--layout parts`, whose first start unpacks it into the home; `baseline`,
 what a user would make without this project: the same wheels installed into a conda prefix, packed by conda-pack, both
 with their defaults (no bytecode, nothing left out), and a model.py that imports vLLM at its top; `archive-warm` and
 `directory-warm`, with the caches that `gen_vllm_env.sh --warm` keeps beside the model. Cases alternate; the first start of
@@ -38,7 +39,7 @@ _CPU = {"dtype": "float32", "enforce_eager": True, "max_model_len": 512}
 _GPU = {"dtype": "float16", "max_model_len": 512, "gpu_memory_utilization": 0.5}
 ARCHIVE, BASELINE = "vllm_env.tar.gz", "baseline.tar.gz"
 _LAYOUTS = ("archive", "directory")
-_CASES = ("baseline", *_LAYOUTS, "archive-warm", "directory-warm")
+_CASES = ("baseline", *_LAYOUTS, "parts", "archive-warm", "directory-warm")
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     add("--repository", type=Path, default=Path("model_repository"), metavar="DIR", help="built by gen_vllm_env.sh")
     add("--baseline-prefix", type=Path, metavar="DIR", help="made if it is not there, which takes the packager's Python")
     add("--directory", type=Path, metavar="DIR", help="unpacked environment; default: the archive, unpacked")
+    add("--parts", type=Path, metavar="DIR", help="model repository built with --layout parts, for the case of that name")
     add("--triton-root", type=Path, default=Path("/opt/tritonserver"), metavar="DIR")
     add("--shape", choices=sorted(SHAPES), default="tiny-opt")
     add("--device", choices=("cpu", "gpu"), default="cpu")
@@ -88,18 +90,21 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     )
     add("--commit", default="")
     add("--note", action="append", default=[], metavar="TEXT", help="a line for the head of the report (repeatable)")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    if "parts" in options.cases and not options.parts:
+        parser.error("the case parts needs --parts DIR")
+    return options
 
 
 def prepare(case: str, options: argparse.Namespace, work: Path, engine: dict[str, object]) -> Path:
     """Make the model store of a case; return it."""
     model = work / f"store-{case}" / "vllm"
-    archive = options.repository.absolute() / "vllm" / ARCHIVE
+    archive = (options.parts if case == "parts" else options.repository).absolute() / "vllm" / ARCHIVE
     shutil.rmtree(model, ignore_errors=True)
     shutil.copytree(archive.parent, model, ignore=shutil.ignore_patterns(ARCHIVE, "vllm_env", "vllm_cache", "__pycache__"))
     (model / "vllm_engine_args.json").write_text(json.dumps(engine), encoding="utf-8")
     layout, _, warmed = case.partition("-")
-    if layout == "archive":
+    if layout in ("archive", "parts"):
         shutil.copy2(archive, model / ARCHIVE)
         environment = f"$$TRITON_MODEL_DIRECTORY/{ARCHIVE}"
     elif layout == "directory":

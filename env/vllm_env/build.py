@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vllm_env.archive.pack import Archive, make_archive
-from vllm_env.archive.parts import PartedArchive, make_parts
+from vllm_env.archive.parts import make_parts, parts_of
 from vllm_env.base.filesystem import file_sha256, write_whole
 from vllm_env.base.workspace import CHECKOUT, Workspace
 from vllm_env.plan import TEMPLATE, BuildRequest, Plan, has_gpu, make_plan, standing
@@ -23,9 +23,9 @@ from vllm_env.serve.standin import FACTS, ensure_standin
 from vllm_env.serve.warm import Warmed, warm
 from vllm_env.triton.root import TritonRoot
 from vllm_env.triton.stub import Stub, make_stub
-from vllm_env.verify.parts import verify_parts
+from vllm_env.verify.parts import verify_built
 from vllm_env.verify.tree_rules import Expected
-from vllm_env.verify.verify import verified_mark, verify_archive, verify_directory
+from vllm_env.verify.verify import verified_mark
 
 
 @dataclass(frozen=True)
@@ -81,8 +81,7 @@ class _Build:
         archive = self._archive(prefix) if request.layout != "directory" else None
         manifest = describe_build(self.plan.key, prefix, stub, archive)
         environment = archive.path if archive else prefix.path
-        parts = archive.folder if isinstance(archive, PartedArchive) else None
-        made = (stub.path, environment, request.layout, manifest.to_json(), render_sbom(self.plan.lock), parts)
+        made = (stub.path, environment, request.layout, manifest.to_json(), render_sbom(self.plan.lock), parts_of(archive))
         built = AdoptedSet(*made, adoption=request.adoption) if request.adoption else BuiltSet(*made)
         self._verify(prefix, stub, archive)
         smoke = None
@@ -128,13 +127,8 @@ class _Build:
             if mark.is_file():
                 workspace.console.step("passed before")
                 return
-            if isinstance(archive, PartedArchive):
-                notes = verify_parts(workspace, archive.path, archive.folder, expected, self.plan.triton)
-            elif archive:
-                notes = verify_archive(workspace, archive.path, expected, self.plan.triton, unpacked=archive.unpacked)
-            else:
-                notes = verify_directory(workspace, prefix.path, expected)
-            for note in notes:
+            place, size = (archive.path, archive.unpacked) if archive else (prefix.path, 0)
+            for note in verify_built(workspace, place, expected, self.plan.triton, parts=parts_of(archive), unpacked=size):
                 workspace.console.note(note)
             write_whole(mark, "")
             workspace.console.step("loader rules, no path of the build, imports without activation")

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from vllm_env.archive.pack import archive_key
-from vllm_env.archive.parts import parts_key
+from vllm_env.archive.parts import packed_key
 from vllm_env.base.cache import key_of
 from vllm_env.base.errors import VllmEnvError
 from vllm_env.base.filesystem import require_space
@@ -123,8 +122,7 @@ def make_plan(workspace: Workspace, request: BuildRequest) -> Plan:
     stub = plan_stub(workspace, triton, lock.python, request.stub, options)
     for note in check_plan(lock, triton):
         workspace.console.note(note)
-    packed_key = parts_key if request.layout == "parts" else archive_key
-    key = key_of(packed_key(prefix_key(lock, request.keep)), stub.identity, request.layout)
+    key = key_of(packed_key(request.layout, prefix_key(lock, request.keep)), stub.identity, request.layout)
     return Plan(spec, triton, lock, stub, key)
 
 

@@ -12,7 +12,6 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from conda_pack import CondaEnv
 from conda_pack.core import CondaPackException, Packer
@@ -72,9 +71,9 @@ def make_archive(workspace: Workspace, prefix: Prefix) -> Archive:
     return archive
 
 
-def plan_archive(prefix: Path, into: Any = None) -> TarPlan:
+def plan_archive(prefix: Path, into: TarPlan | None = None) -> TarPlan:
     """Let conda-pack name the members of a prefix's archive; VllmEnvError if it refuses, as it does an editable package."""
-    plan: TarPlan = TarPlan(left_out=LEFT_OUT) if into is None else into  # or several at once, as in parts.py
+    plan = into or TarPlan(left_out=LEFT_OUT)
     try:
         environment = CondaEnv.from_prefix(str(prefix), on_missing_cache="ignore")
         packer = Packer(str(prefix), plan)

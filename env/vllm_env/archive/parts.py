@@ -50,10 +50,9 @@ class PartedArchive(Archive):
 
 
 @dataclass
-class PartsPlan:
+class PartsPlan(TarPlan):
     """Plans the small archive and the parts at once; has the methods that conda-pack's ``Packer`` calls on its archives."""
 
-    limit: int = _PART_BYTES
     base: TarPlan = field(default_factory=lambda: TarPlan(LEFT_OUT))
     parts: list[TarPlan] = field(default_factory=list)
     modules: set[str] = field(default_factory=set)
@@ -74,14 +73,29 @@ class PartsPlan:
         module = name.partition(".")[0]
         if module.isidentifier() and module != "__pycache__" and (name == module or name.endswith((".py", ".so"))):
             self.modules.add(module)
-        if not self.parts or (self.parts[-1].pieces and self.parts[-1].size + size > self.limit):
+        if not self.parts or (self.parts[-1].pieces and self.parts[-1].size + size > _PART_BYTES):
             self.parts.append(TarPlan())
         return self.parts[-1]
+
+
+def parts_of(archive: Archive | None) -> Path | None:
+    """Return the folder of an archive's parts if it has any."""
+    return archive.folder if isinstance(archive, PartedArchive) else None
+
+
+def parts_in(archive: Archive | None) -> tuple[Part, ...]:
+    """Return an archive's parts if it has any."""
+    return archive.parts if isinstance(archive, PartedArchive) else ()
 
 
 def parts_key(prefix_key: str) -> str:
     """Return the content key of the small archive and the parts of a prefix with this key."""
     return key_of(_FORMAT, archive_key(prefix_key), [file_sha256(source) for source in _SOURCES.values()])
+
+
+def packed_key(layout: str, prefix_key: str) -> str:
+    """Return the content key of what a layout makes of a prefix with this key."""
+    return parts_key(prefix_key) if layout == "parts" else archive_key(prefix_key)
 
 
 def make_parts(workspace: Workspace, prefix: Prefix) -> PartedArchive:

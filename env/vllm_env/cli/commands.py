@@ -20,8 +20,7 @@ from vllm_env.publish.manifest import PARTS_NAME, Manifest, check_files, read_ma
 from vllm_env.serve.leftovers import find_abandoned, find_private_caches, server_runs
 from vllm_env.serve.unpacked import find_unpacked
 from vllm_env.triton.root import open_root
-from vllm_env.verify.parts import verify_parts
-from vllm_env.verify.verify import verify_archive, verify_directory
+from vllm_env.verify.parts import verify_built
 from vllm_env.wheelhouse import fill_wheelhouse
 
 from .adopt import adopt
@@ -70,15 +69,10 @@ def verify(options: argparse.Namespace, console: Console) -> int:
     with console.stage("verify"):
         check_files(model, manifest)
         check_model(model, manifest)
-        environment, expected = model / manifest.archive.name, manifest.expected()
         triton = open_root(root) if (root := installed_triton()) else None
-        if manifest.layout == "parts":
-            notes = verify_parts(workspace, environment, model / PARTS_NAME, expected, triton)
-        elif manifest.layout == "archive":
-            notes = verify_archive(workspace, environment, expected, triton, unpacked=manifest.archive.unpacked)
-        else:
-            notes = verify_directory(workspace, environment, expected)
-        for note in notes:
+        facts, parts = manifest.archive, model / PARTS_NAME if manifest.parts else None
+        environment, expected = model / facts.name, manifest.expected()
+        for note in verify_built(workspace, environment, expected, triton, parts=parts, unpacked=facts.unpacked):
             console.note(note)
         console.step(str(model))
     console.result(json.dumps({"model": str(model), "verified": True}) if options.json else f"{model}: verified")

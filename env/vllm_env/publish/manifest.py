@@ -11,8 +11,7 @@ from packaging.utils import canonicalize_name
 
 from vllm_env import __version__
 from vllm_env.archive.pack import Archive
-from vllm_env.archive.parts import PartedArchive
-from vllm_env.archive.parts_unpack import FOLDER
+from vllm_env.archive.parts import PartedArchive, parts_in
 from vllm_env.base.errors import VllmEnvError
 from vllm_env.base.filesystem import file_sha256
 from vllm_env.prefix.prefix import Prefix
@@ -24,7 +23,7 @@ from vllm_env.verify.tree_rules import REBUILD, Expected
 MANIFEST_NAME = "vllm_env.json"
 ARCHIVE_NAME = "vllm_env.tar.gz"
 DIRECTORY_NAME = "vllm_env"
-PARTS_NAME = FOLDER
+PARTS_NAME = "vllm_env.parts"
 SBOM_NAME = "vllm_env.cdx.json"
 CACHE_NAME = "vllm_cache"
 """What ``--warm`` keeps beside the environment: the caches that vLLM fills."""
@@ -104,12 +103,11 @@ def describe_build(key: str, prefix: Prefix, stub: Stub, archive: Archive | None
     versions = lock.versions()
     name = lock.vllm.name
     environment = EnvironmentRecord(DIRECTORY_NAME, key=prefix.key)
-    parts = archive.parts if isinstance(archive, PartedArchive) else ()
     if archive:
         environment = EnvironmentRecord(ARCHIVE_NAME, archive.sha256, archive.size, archive.members, archive.unpacked)
     return Manifest(
         key=key,
-        layout="parts" if parts else "archive" if archive else "directory",
+        layout="parts" if isinstance(archive, PartedArchive) else "archive" if archive else "directory",
         vllm=VllmRecord(versions.get(str(canonicalize_name(name)), ""), lock.vllm.commit, name, lock.vllm.origin),
         python=lock.python,
         versions={n: versions[n] for n in _NAMED if n in versions},
@@ -119,7 +117,7 @@ def describe_build(key: str, prefix: Prefix, stub: Stub, archive: Archive | None
         spec=dataclasses.asdict(lock.inputs),
         lock_digest=lock.digest,
         left_out=prefix.pruned,
-        parts=tuple(EnvironmentRecord(f"{PARTS_NAME}/{p.name}", p.sha256, p.size, p.members, p.unpacked) for p in parts),
+        parts=tuple(EnvironmentRecord(f"{PARTS_NAME}/{p.name}", *dataclasses.astuple(p)[1:]) for p in parts_in(archive)),
         built_at=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
     )
 

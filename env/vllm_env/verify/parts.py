@@ -12,7 +12,7 @@ from vllm_env.triton.root import TritonRoot
 
 from . import launcher_check, leaked_paths, tree_rules
 from .tree_rules import REBUILD, Expected
-from .verify import verify_directory
+from .verify import verify_archive, verify_directory
 
 _UNPACK = """
 import os, sys
@@ -21,6 +21,23 @@ assert "_vllm_env_unpack" not in sys.modules
 import _vllm_env_unpack
 print(_vllm_env_unpack.use(sys.argv[1]))
 """
+
+
+def verify_built(
+    workspace: Workspace,
+    environment: Path,
+    expected: Expected,
+    triton: TritonRoot | None = None,
+    *,
+    parts: Path | None = None,
+    unpacked: int = 0,
+) -> tuple[str, ...]:
+    """Check what was built: a folder, an archive, or an archive with the folder of its ``parts``; see ``verify_archive``."""
+    if environment.is_dir():
+        return verify_directory(workspace, environment, expected)
+    if parts:
+        return verify_parts(workspace, environment, parts, expected, triton)
+    return verify_archive(workspace, environment, expected, triton, unpacked=unpacked)
 
 
 def verify_parts(

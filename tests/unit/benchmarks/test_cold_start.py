@@ -73,3 +73,25 @@ def test_a_start_that_fails_twice_ends_the_benchmark(cold_start: Any, tmp_path: 
     setting = cold_start.Setting(tmp_path, tmp_path, tmp_path, {}, cold_start.fresh_home(tmp_path / "home"), tmp_path)
     with pytest.raises(cold_start.StartFailedError, match="ended with status 1"):
         cold_start.start("archive", 0, tmp_path, setting, 100, [])
+
+
+def test_parts_are_served_from_their_own_repository(cold_start: Any, tmp_path: Path) -> None:
+    """With the small archive and the folder beside it, and not with the other repository's archive."""
+    for name in ("whole", "parts"):
+        model = tmp_path / name / "vllm"
+        (model / "1").mkdir(parents=True)
+        (model / "config.pbtxt").write_text(
+            'parameters: { key: "EXECUTION_ENV_PATH" value: { string_value: "$$TRITON_MODEL_DIRECTORY/vllm_env.tar.gz" } }'
+        )
+        (model / "vllm_env.tar.gz").write_text(name)
+    (tmp_path / "parts/vllm/vllm_env.parts").mkdir()
+    (tmp_path / "parts/vllm/vllm_env.parts/000.tar.gz").write_text("part")
+    options = cold_start.parse(
+        ["--repository", str(tmp_path / "whole"), "--parts", str(tmp_path / "parts"), "--cases", "parts", "archive"]
+    )
+    for case, expected in (("parts", "parts"), ("archive", "whole")):
+        model = cold_start.prepare(case, options, tmp_path / "work", {}) / "vllm"
+        assert (model / "vllm_env.tar.gz").read_text() == expected
+        assert (model / "vllm_env.parts" / "000.tar.gz").exists() == (case == "parts")
+    with pytest.raises(SystemExit):
+        cold_start.parse(["--cases", "parts"])

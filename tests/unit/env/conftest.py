@@ -37,8 +37,10 @@ python = "3.11"
 def stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stages:
     """Stages that end well."""
     made = Stages(tmp_path)
-    for name in ("make_plan", "make_prefix", "make_stub", "make_archive", "verify_archive", "verify_directory"):
+    for name in ("make_plan", "make_prefix", "make_stub", "make_archive"):
         monkeypatch.setattr(module, name, getattr(made, name))
+    for name in ("verify_archive", "verify_directory"):
+        monkeypatch.setattr(f"vllm_env.verify.parts.{name}", getattr(made, name))
     for name in ("has_prefix", "ensure_standin", "is_fetchable", "smoke_run", "warm"):
         monkeypatch.setattr(module, name, getattr(made, name))
     real = module.publish

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
@@ -60,8 +61,8 @@ def checked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[objec
         return ()
 
     monkeypatch.setattr("vllm_env.cli.commands.installed_triton", lambda: triton_folder.make_root(tmp_path / "triton"))
-    monkeypatch.setattr("vllm_env.cli.commands.verify_archive", archive)
-    monkeypatch.setattr("vllm_env.cli.commands.verify_directory", directory)
+    monkeypatch.setattr("vllm_env.verify.parts.verify_archive", archive)
+    monkeypatch.setattr("vllm_env.verify.parts.verify_directory", directory)
     return seen
 
 
@@ -185,3 +186,26 @@ def test_cleaning_frees_what_killed_builds_and_dead_servers_left(
         facts = {"removed": True, "paths": [str(extracted), str(dead)], "bytes": 2000}
         assert json.loads(capsys.readouterr().out) == facts
         assert [path.exists() for path in (extracted, dead, living, entry)] == [False, False, True, True]
+
+
+def test_cleaning_frees_environments_that_no_server_uses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of two that models in parts have unpacked, the one in use stays."""
+    for key in ("used", "unused"):
+        (tmp_path / "unpacked" / key).mkdir(parents=True)
+        (tmp_path / "unpacked" / f"{key}.lock").touch()
+    with (tmp_path / "unpacked" / "used.lock").open() as held:
+        fcntl.flock(held, fcntl.LOCK_SH)
+        assert _run("clean", "--keep-cache", "--quiet") == 0
+        assert (tmp_path / "unpacked" / "unused").is_dir()
+        assert _run("clean", "--quiet") == 0
+    assert sorted(p.name for p in (tmp_path / "unpacked").iterdir() if p.is_dir()) == ["used"]
+
+
+def test_inspect_names_the_parts(model: Path, manifest: Manifest, capsys: pytest.CaptureFixture[str]) -> None:
+    """How many, and their size together; verify looks at each."""
+    parts = tuple(EnvironmentRecord(f"vllm_env.parts/{n:03}.tar.gz", "0" * 64, 10**6, 1, 1) for n in range(3))
+    (model / "vllm_env.json").write_text(replace(manifest, layout="parts", parts=parts).to_json())
+    assert _run("inspect", "--model-repository", model.parent) == 0
+    assert "parts          3, 3 MB\n" in capsys.readouterr().out
+    assert _run("verify", "--model-repository", model.parent) == 1
+    assert "000.tar.gz is missing" in capsys.readouterr().err

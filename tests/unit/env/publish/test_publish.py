@@ -44,13 +44,17 @@ def _built(folder: Path, tag: str, layout: str = "archive") -> BuiltSet:
     folder.mkdir(parents=True, exist_ok=True)
     stub, environment = folder / f"stub-{tag}", folder / f"environment-{tag}"
     stub.write_text(tag)
-    if layout == "archive":
+    if layout != "directory":
         environment.write_text(tag)
         environment.chmod(0o600)
     else:
         (environment / "bin").mkdir(parents=True, exist_ok=True)
         (environment / "bin" / "activate").write_text(tag)
-    return BuiltSet(stub, environment, layout, json.dumps({"tag": tag}), json.dumps({"sbom": tag}))
+    if layout == "parts":
+        (folder / f"parts-{tag}").mkdir()
+        (folder / f"parts-{tag}" / "000.tar.gz").write_text(tag)
+    parts = folder / f"parts-{tag}" if layout == "parts" else None
+    return BuiltSet(stub, environment, layout, json.dumps({"tag": tag}), json.dumps({"sbom": tag}), parts)
 
 
 def _tags(model: Path) -> set[str]:
@@ -347,3 +351,18 @@ def _refusal_of_nobody(repository: Path) -> str:
     os.waitpid(child, 0)
     with os.fdopen(receive) as stream:
         return stream.read()
+
+
+def test_layouts_replace_each_other(way: str, tmp_path: Path, repository: Path) -> None:
+    """Nothing of the layout before stays: a small archive beside another build's parts would refuse to start."""
+    names = {"archive": {"vllm_env.tar.gz"}, "parts": {"vllm_env.tar.gz", "vllm_env.parts"}, "directory": {"vllm_env"}}
+    for number, layout in enumerate(("parts", "parts", "archive", "parts", "directory", "parts")):
+        model = publish(_WORKSPACE, _built(tmp_path / "cache", str(number), layout), repository, "vllm", _TEMPLATE)
+        environment = {path.name for path in model.iterdir() if path.name in set.union(*names.values())}
+        assert environment == names[layout]
+        wanted = "vllm_env" if layout == "directory" else "vllm_env.tar.gz"
+        assert f'$$TRITON_MODEL_DIRECTORY/{wanted}"' in (model / "config.pbtxt").read_text()
+        if layout == "parts":
+            part = model / "vllm_env.parts" / "000.tar.gz"
+            assert (part.read_text(), _mode(part)) == (str(number), 0o644)
+    assert _no_strays(repository)

@@ -1,0 +1,133 @@
+"""What of a prefix goes into the small archive and what into parts, and that they are packed once."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+import subprocess
+import tarfile
+from typing import TYPE_CHECKING
+
+import pytest
+
+from support.small_build import small_lock
+from support.small_fixtures import workspace_in
+from vllm_env.archive import parts, parts_unpack
+from vllm_env.archive.pack import archive_key, plan_archive, write_archive
+from vllm_env.archive.parts import PartedArchive, make_parts, packed_key, parts_key
+from vllm_env.base.filesystem import file_sha256
+from vllm_env.prefix.prefix import Prefix
+from vllm_env.prefix.relocate import make_relocatable
+from vllm_env.prefix.runtime import install_runtime, site_packages
+from vllm_env.publish.manifest import PARTS_NAME
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SITE = "lib/python3.11/site-packages"
+ADDED = {f"{SITE}/{name}" for name in parts_unpack.OWN}
+
+
+@pytest.fixture(scope="module")
+def prefix(bare_prefix: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A prefix with the start-up hook and four packages."""
+    prefix = tmp_path_factory.mktemp("parts") / "env"
+    shutil.copytree(bare_prefix, prefix, symlinks=True)
+    install_runtime(prefix, "identity")
+    for name in ("numpy/core.py", "numpy.libs/libblas.so", "vllm/__init__.py", "one.py", "two.cpython-311-x86_64-linux-gnu.so"):
+        (prefix / SITE / name).parent.mkdir(exist_ok=True)
+        (prefix / SITE / name).write_text("NAME = 1\n" * 40_000)
+    make_relocatable(prefix, site_packages(prefix))
+    return prefix
+
+
+@pytest.fixture(scope="module")
+def made(prefix: Path, tmp_path_factory: pytest.TempPathFactory) -> PartedArchive:
+    """Its small archive and parts, of at most a megabyte each."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(parts, "_PART_BYTES", 10**6)
+        return make_parts(workspace_in(tmp_path_factory.mktemp("cache")), Prefix(prefix, "key", small_lock(), (), reused=False))
+
+
+def names(archive: Path) -> set[str]:
+    with tarfile.open(archive) as opened:
+        return set(opened.getnames())
+
+
+def test_together_they_are_the_archive(made: PartedArchive, prefix: Path, tmp_path: Path) -> None:
+    """Every member is in one of them, once; beside what the archive has there is what unpacks the parts."""
+    write_archive(plan_archive(prefix), tmp_path / "whole.tar.gz")
+    found = [names(made.folder / part.name) for part in made.parts]
+    assert len(found) > 1
+    base = names(made.path)
+    assert sum(map(len, found)) + len(base) == len(set.union(base, *found))
+    assert set.union(base, *found) == names(tmp_path / "whole.tar.gz") | ADDED
+
+
+def test_the_small_archive_has_what_a_stub_needs_before_it_calls_the_model(made: PartedArchive) -> None:
+    """Interpreter, activation, start-up hook and NumPy with its libraries, and no other package."""
+    base = names(made.path)
+    assert {"bin/python3.11", "bin/activate", f"{SITE}/00_vllm_env.pth", f"{SITE}/_vllm_env_runtime.py"} <= base
+    assert {f"{SITE}/numpy/core.py", f"{SITE}/numpy.libs/libblas.so"} <= base
+    assert not {name for name in base if name.startswith((f"{SITE}/vllm/", f"{SITE}/one.py", f"{SITE}/two."))}
+
+
+def test_the_description_says_what_the_parts_are(made: PartedArchive) -> None:
+    """Digests and sizes of the files, and the modules whose import has them unpacked."""
+    with tarfile.open(made.path) as opened:
+        stream = opened.extractfile(f"{SITE}/{parts_unpack.DESCRIPTION}")
+        assert stream
+        facts = json.load(stream)
+    assert facts["parts"] == [dataclasses.asdict(part) for part in made.parts]
+    assert [file_sha256(made.folder / part.name) for part in made.parts] == [part.sha256 for part in made.parts]
+    assert {"vllm", "one", "two"} <= set(facts["modules"])
+    assert not {"numpy", "_vllm_env_runtime"} & set(facts["modules"])
+    assert facts["unpacked"] == made.unpacked
+
+
+def test_an_import_has_the_parts_unpacked_and_no_other_start_does(made: PartedArchive, tmp_path: Path) -> None:
+    """The small archive's own interpreter, with its model's folder as a stub has it in its command line."""
+    small, model = tmp_path / "small", tmp_path / "model"
+    with tarfile.open(made.path) as opened:
+        opened.extractall(small, filter="fully_trusted")
+    (model / "1").mkdir(parents=True)
+    (model / PARTS_NAME).symlink_to(made.folder)
+    script = model / "1" / "model.py"
+    variables = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "VLLM_ENV_UNPACKED": str(tmp_path / "place")}
+    for text, unpacks in (
+        ("import json, numpy.core", False),
+        ("import no_such_module", False),
+        ("import vllm; print(vllm)", True),
+    ):
+        script.write_text(text)
+        done = subprocess.run([small / "bin/python", script], env=variables, capture_output=True, text=True, check=False)
+        assert (tmp_path / "place").exists() == unpacks, done.stderr
+    assert str(tmp_path / "place") in done.stdout
+
+
+def test_parts_are_packed_once(made: PartedArchive, prefix: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second call takes them from the cache; with a part cut off, it packs them again to the same bytes."""
+    monkeypatch.setattr(parts, "_PART_BYTES", 10**6)
+    workspace = workspace_in(made.path.parents[1])
+    finished = Prefix(prefix, "key", small_lock(), (), reused=False)
+    assert make_parts(workspace, finished) == dataclasses.replace(made, reused=True)
+    (entry,) = workspace.cache.entries()
+    assert {made.path, made.folder} <= set(entry.paths)
+    with (made.folder / made.parts[0].name).open("r+b") as stream:
+        stream.truncate(10)
+    assert make_parts(workspace, finished) == made
+    assert file_sha256(made.folder / made.parts[0].name) == made.parts[0].sha256
+
+
+def test_the_key_follows_the_layout_and_the_code_that_is_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parts are no archive, and other code that unpacks them makes others."""
+    assert packed_key("parts", "a") == parts_key("a") != packed_key("archive", "a") == archive_key("a")
+    before = parts_key("a")
+    monkeypatch.setattr(parts, "file_sha256", lambda _: "another")
+    assert parts_key("a") != before
+
+
+def test_both_rooms_name_the_folder_alike() -> None:
+    """The unpacker looks for what publishing has placed."""
+    assert parts_unpack.FOLDER == PARTS_NAME
