@@ -140,7 +140,7 @@ class Rendezvous:
                 made = cls(own, base, load, _lock(load / f"seat-{own.index}"))
         except OSError as error:
             raise ConfigError(f"instance_group: the instances have no folder to meet in: {error}; set TMPDIR") from None
-        if len(made._wires("f" * 6, own.count)[0]) - len("ipc://") > LONGEST_ADDRESS:
+        if len(made._wires("f" * 6, own.count)[1]) - len("ipc://") > LONGEST_ADDRESS:
             made.leave()
             raise ConfigError("instance_group: the folder for temporary files has too long a name for sockets; set TMPDIR")
         return made
