@@ -144,25 +144,30 @@ def test_an_instance_without_a_first_one_does_not_wait_for_ever(made, monkeypatc
 
 
 def test_gauges_are_published_by_the_one_that_knows_them_best(made):
-    """vLLM gives each step's figures to one front end: the other's are of an earlier step. Counters are each one's own."""
-    families = [SimpleNamespace(type=kind) for kind in ("gauge", "counter", "histogram")]
+    """vLLM gives a rank's figures of each step to one front end: the other's are of an earlier step. Counters are each one's."""
     first, second = made.instances
-    struct.pack_into("2d", first._figures, 0, 1.0, 2.0)
-    assert second.latest(families) == families
-    assert [family.type for family in first.latest(families)] == ["counter", "histogram"]
+    for one in made.instances:
+        one.use(SimpleNamespace(version="1"), {"data_parallel_size": 2})
+    samples = [SimpleNamespace(labels={"engine": rank}) for rank in "01"]
+    families = [SimpleNamespace(type=kind, samples=samples) for kind in ("gauge", "counter", "histogram")]
+    struct.pack_into("4d", first._figures, 0, 1.0, 2.0, 4.0, 3.0)
+    assert [family.samples for family in first.latest(families)] == [samples[1:], samples, samples]
+    assert [family.samples for family in second.latest(families)] == [samples[:1], samples, samples]
+    assert [family.samples for family in families] == [samples] * 3
 
 
 def test_figures_are_noted_when_they_come(made):
     """Not with every output: most have none."""
     recorded = []
     manager = SimpleNamespace(record=lambda *args, **kwargs: recorded.append((args, kwargs)))
-    first = made.instances[0]
-    first._noting(SimpleNamespace(logger_manager=manager))
-    manager.record(engine_idx=0, scheduler_stats=None, iteration_stats="i")
-    assert struct.unpack("2d", first._figures) == (0.0, 0.0)
-    manager.record(engine_idx=0, scheduler_stats="s", iteration_stats="i")
-    assert struct.unpack("2d", first._figures)[0] > 0
-    assert recorded[1] == (("s",), {"engine_idx": 0, "iteration_stats": "i"})
+    second = made.instances[1]
+    second.use(SimpleNamespace(version="1"), {"data_parallel_size": 2})
+    second._noting(SimpleNamespace(logger_manager=manager))
+    manager.record(engine_idx=1, scheduler_stats=None, iteration_stats="i")
+    assert struct.unpack("4d", second._figures) == (0.0,) * 4
+    manager.record(engine_idx=1, scheduler_stats="s", iteration_stats="i")
+    assert [at > 0 for at in struct.unpack("4d", second._figures)] == [False, False, False, True]
+    assert recorded[1] == (("s",), {"engine_idx": 1, "iteration_stats": "i"})
 
 
 def launcher(config, executor, log_stats, addresses):

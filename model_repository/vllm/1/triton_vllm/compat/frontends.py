@@ -105,8 +105,8 @@ def _replaced(module: Any, name: str, value: Any) -> Iterator[None]:
         setattr(module, name, before)
 
 
-def note_statistics(llm: EngineClient, note: Callable[[], None]) -> None:
-    """Have `note` called whenever this front end is given the engine's own figures: each step's go to one of them only."""
+def note_statistics(llm: EngineClient, note: Callable[[int], None]) -> None:
+    """Have `note` called with a rank whenever this front end is given its figures: each step's go to one front end only."""
     manager = getattr(llm, "logger_manager", None)
     if manager is None:  # nobody reads statistics
         return
@@ -114,7 +114,7 @@ def note_statistics(llm: EngineClient, note: Callable[[], None]) -> None:
 
     def noted(scheduler_stats: Any = None, *args: Any, **kwargs: Any) -> None:
         if scheduler_stats is not None:
-            note()
+            note(kwargs.get("engine_idx", 0))
         record(scheduler_stats, *args, **kwargs)
 
     manager.record = noted

@@ -6,15 +6,18 @@ Tokenising, detokenising and sending are then done by as many interpreters. See 
 from __future__ import annotations
 
 import asyncio
+import copy
+import mmap
 import os
 import struct
 import time
 import uuid
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from triton_vllm import compat
 from triton_vllm.errors import ConfigError
 from triton_vllm.inference.engine import PARTED
+from triton_vllm.loading.devices import parallel_sizes
 from triton_vllm.loading.rendezvous import Rendezvous, seat
 
 if TYPE_CHECKING:
@@ -62,7 +65,7 @@ class Frontends:
         self._engine = ""
         self._statistics: str | None = None
         self._said = ""
-        self._figures = rendezvous.figures()
+        self._figures: mmap.mmap  # as well
         if own.index == 0:
             rendezvous.lead()
 
@@ -79,6 +82,7 @@ class Frontends:
                 f"from one engine (it has no {lacking}); use count: 1"
             )
         self._vllm, self._values = vllm, values
+        self._figures = self._meeting.figures(parallel_sizes(values)["data"])
 
     @property
     def leads(self) -> bool:
@@ -124,18 +128,23 @@ class Frontends:
         return compat.connect(self._vllm, self._values, place, address.client, self._own.count)
 
     def _noting(self, llm: EngineClient) -> EngineClient:
-        figures, place = self._figures, 8 * self._own.index
-        compat.note_statistics(llm, lambda: struct.pack_into("d", figures, place, time.monotonic()))
+        figures, own = self._figures, self._own
+        size = struct.calcsize("d")
+
+        def note(rank: int) -> None:
+            struct.pack_into("d", figures, size * (rank * own.count + own.index), time.monotonic())
+
+        compat.note_statistics(llm, note)
         return llm
 
     def latest(self, families: Iterable[PrometheusFamily]) -> list[PrometheusFamily]:
-        """Return what this instance is to publish: gauges only where it was the last one to be given the engine's figures.
+        """Return what this instance is to publish: gauges only of the ranks of which it was the last one to be given figures.
 
         Counters are each instance's own, and the server adds them up.
         """
-        times = struct.unpack(f"{self._own.count}d", self._figures)
-        is_latest = times[self._own.index] == max(times)
-        return [family for family in families if is_latest or family.type != "gauge"]
+        rows = list(struct.iter_unpack(f"{self._own.count}d", self._figures))
+        known = {str(rank) for rank, times in enumerate(rows) if times[self._own.index] == max(times)}
+        return [_only(family, known) if family.type == "gauge" else family for family in families]
 
     def share(self) -> None:
         """Tell the others that the engine serves."""
@@ -172,3 +181,10 @@ class Frontends:
             self._meeting.fail(failure)
             self.close()  # nor is it for another instance to start the engine
         self._meeting.leave()
+
+
+def _only(family: PrometheusFamily, ranks: set[str]) -> PrometheusFamily:
+    """Return a family with the samples of these ranks; one that names none is the first's."""
+    part: Any = copy.copy(family)
+    part.samples = [sample for sample in family.samples if sample.labels.get("engine", "0") in ranks]
+    return cast("PrometheusFamily", part)

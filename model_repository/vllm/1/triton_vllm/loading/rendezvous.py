@@ -9,7 +9,7 @@ of the others. A load's folder is below one for the server, the model, its versi
     hung-ID   an instance found that engine to hang
     failed    why the load has failed
     closed    the instance that led has been unloaded
-    figures   when each instance was last given the engine's own figures (a double each)
+    figures   when each instance was last given the figures of each of the engine's ranks (doubles)
 
 The kernel frees the locks of a process that dies, so nothing here depends on a process's end being an orderly one.
 """
@@ -140,7 +140,7 @@ class Rendezvous:
                 made = cls(own, base, load, _lock(load / f"seat-{own.index}"))
         except OSError as error:
             raise ConfigError(f"instance_group: the instances have no folder to meet in: {error}; set TMPDIR") from None
-        if len(made._wires("f" * 6, own.count)[0]) - len("ipc://") > LONGEST_ADDRESS:
+        if len(made._wires("f" * 6, own.count)[1]) - len("ipc://") > LONGEST_ADDRESS:
             made.leave()
             raise ConfigError("instance_group: the folder for temporary files has too long a name for sockets; set TMPDIR")
         return made
@@ -218,13 +218,13 @@ class Rendezvous:
         """Return whether the first instance has come."""
         return (self._load / "seat-0").exists()
 
-    def figures(self) -> mmap.mmap:
-        """Return memory that the instances have in common, a double for each.
+    def figures(self, ranks: int) -> mmap.mmap:
+        """Return memory that the instances have in common: for each rank a double for each instance.
 
         Raises:
             OSError: there is no room for the file.
         """
-        size = struct.calcsize(f"{self._own.count}d")
+        size = struct.calcsize(f"{ranks * self._own.count}d")
         with (self._load / "figures").open("a+b") as file:
             os.posix_fallocate(file.fileno(), 0, size)
             return mmap.mmap(file.fileno(), size)
