@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGER = ROOT / "env" / "vllm_env"
 SOURCES = sorted([*PACKAGER.rglob("*.py"), *(ROOT / "client").rglob("*.py"), *(ROOT / "model_repository").glob("vllm/1/**/*.py")])
-LONGEST, MOST_PARAMETERS, MOST_ENTRIES, MOST_LINES = 40, 6, 15, 9_842
+LONGEST, MOST_PARAMETERS, MOST_ENTRIES, MOST_LINES = 40, 6, 15, 9_843
 AS_BEFORE = 7_898  # lines of the packager before it had a workspace, a network policy and the standard lock (fc2eb29)
 # what was asked for after those: missing libraries, clashing files, what vLLM imports later,
 # Debian's interpreters, machines without a model hub, what a dry run says of costs, environments in parts
