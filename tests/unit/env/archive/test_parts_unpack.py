@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +25,7 @@ from vllm_env.archive.parts_unpack import FOLDER, MARK, VARIABLE, UnpackError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-KEY = "0123456789abcdef0123456789abcdef"
+KEY = uuid.uuid4().hex  # the last place is the same for all runs
 SITE = Path("lib/python3.11/site-packages")
 _USE = """
 import os, sys
@@ -224,6 +225,16 @@ def test_others_may_not_write_where_code_is_taken_from(small: Small, tmp_path: P
     assert status == 0, log
     assert out[0] != str(place / KEY)
     assert "chmod go-w" in log
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make another user's link")
+def test_anothers_link_is_not_followed(tmp_path: Path) -> None:
+    """A link to one's own folder, as anybody can make it in /tmp, is one's own choice only if it is one's own."""
+    (tmp_path / "real").mkdir(mode=0o700)
+    (tmp_path / "link").symlink_to("real")
+    assert parts_unpack._is_safe(str(tmp_path / "link"))
+    os.lchown(tmp_path / "link", 12345, 12345)
+    assert not parts_unpack._is_safe(str(tmp_path / "link"))
 
 
 def test_nowhere_to_go_says_what_to_do(small: Small, monkeypatch: pytest.MonkeyPatch) -> None:
