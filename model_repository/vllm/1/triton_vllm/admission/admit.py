@@ -22,7 +22,7 @@ from triton_vllm.request import EmbedRequest, GenerateRequest, OperatorRequest, 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from triton_vllm.compat import ChatDefaults, Conversation, Facts, Parsers, Vllm
+    from triton_vllm.compat import ChatDefaults, Facts, Parsers, Vllm
     from triton_vllm.inference.engine import Engine
     from triton_vllm.protocols import Log, TritonRequest
     from triton_vllm.request import Request, Scoring
@@ -136,11 +136,12 @@ class Admission:
         if constraint is not None:
             parsed = replace(parsed, constraint=constraint)
         if conversation is not None and parsed.chat is not None:
-            return self._converse(
-                replace(parsed, chat=replace(parsed.chat, tools=conversation.tools())), params, reply, conversation
-            )
-        prefix = (parsed.text or "") if parsed.echo else ""
-        job = Job(parsed, params, reply, Assembler(parsed.wants, params.n, prefix))
+            parsed = replace(parsed, chat=replace(parsed.chat, tools=conversation.tools()))
+            job = Job(parsed, params, reply, ChatAssembler(parsed.wants, params.n, conversation))
+            job.conversation = conversation
+        else:
+            prefix = (parsed.text or "") if parsed.echo else ""
+            job = Job(parsed, params, reply, Assembler(parsed.wants, params.n, prefix))
         if parsed.engine_fields:
             job.options = self._options(parsed.engine_fields, params)
         return job
@@ -157,11 +158,6 @@ class Admission:
         if unknown is not None:
             raise UnsupportedError(f"sampling parameter '{unknown}': this vLLM does not have it")
         return options
-
-    def _converse(self, parsed: GenerateRequest, params: Any, reply: Reply, conversation: Conversation) -> Job:
-        job = Job(parsed, params, reply, ChatAssembler(parsed.wants, params.n, conversation))
-        job.conversation = conversation
-        return job
 
     def _embed(self, parsed: EmbedRequest, reply: Reply) -> Job:
         self._require(parsed.task)
