@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import sys
 from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 
-from triton_vllm.compat import ParserNames
+from triton_vllm.compat import ParserNames, Parsers
 from triton_vllm.errors import ConfigError
 from triton_vllm.loading import parsers
+from triton_vllm.request import Chat
+
+TOOLS = ({"type": "function", "function": {"name": "ask", "strict": True}},)
 
 
 class Manager:
@@ -90,3 +94,54 @@ def test_a_vllm_without_parsers_is_told(monkeypatch):
     with pytest.raises(ConfigError, match=r"tool_parser needs a vLLM whose vllm\.parser"):
         parsers.choose("hermes", {}, "f")
     assert not parsers.choose("", {"reasoning_parser": "qwen3"}, "f")  # there it only says where a constraint begins
+
+
+class ChatRequest(SimpleNamespace):
+    """In place of vLLM's ChatCompletionRequest."""
+
+    structured_outputs = None
+    tools = None
+    tool_choice = "auto"
+
+    def build_chat_params(self, template, content):
+        return SimpleNamespace(chat_template_kwargs={})
+
+    def extract_structured_outputs(self):
+        return self.structured_outputs
+
+
+class Adjusting:
+    """In place of vLLM's parser, which may compile the constraint that it is given."""
+
+    reasoning_parser_cls = None
+    seen: ClassVar[list[object]] = []
+
+    def __init__(self, tokenizer, tools, **options):
+        pass
+
+    def adjust_request(self, request):
+        self.seen.append(request.structured_outputs)
+        request.structured_outputs = "made of the tools"
+        return request
+
+
+@pytest.mark.parametrize(
+    ("choice", "tools", "seen", "holds"),
+    [
+        ("auto", TOOLS, None, "own"),
+        (None, TOOLS, None, "own"),
+        ("required", TOOLS, "own", "made of the tools"),
+        ("auto", None, "own", "made of the tools"),
+    ],
+)
+def test_a_clients_constraint_is_not_compiled_where_requests_are_admitted(choice, tools, seen, holds):
+    """vLLM would, to join it to tools that may be called; it is tried within bounds later, and holds alone."""
+    parsers_of_model = Parsers.__new__(Parsers)
+    vars(parsers_of_model).update(
+        names=ParserNames("hermes"), _request=ChatRequest, _parser=Adjusting, _tokenizer=None, _config=None
+    )
+    Adjusting.seen.clear()
+    chat = Chat(({"role": "user", "content": "x"},), tools, tool_choice=choice)
+    conversation = parsers_of_model.open(chat, "own", stream=False)
+    assert Adjusting.seen == [seen]
+    assert conversation.structured() == holds

@@ -138,12 +138,15 @@ class Parsers:
         given: dict[str, Any] = {name: bool(kwargs.pop(name)) for name in flags if name in kwargs}
         if given.get("continue_final_message"):
             given["add_generation_prompt"] = False
+        # To see whether it can be joined to the tools, vLLM would compile the constraint here and now, whatever that costs: it
+        # holds alone, as where vLLM cannot join them. Where a tool is forced the constraint is ignored, as by vLLM.
+        alone = structured if chat.tools and chat.tool_choice in (None, "auto") else None
         optional = {
             "tools": [dict(tool) for tool in chat.tools] if chat.tools else None,
             "tool_choice": chat.tool_choice,
             "parallel_tool_calls": chat.parallel_tool_calls,
             "chat_template_kwargs": kwargs or None,
-            "structured_outputs": structured,
+            "structured_outputs": None if alone else structured,
         }
         given |= {name: value for name, value in optional.items() if value is not None}
         request = self._request(messages=[dict(m) for m in chat.messages], stream=stream, **given)
@@ -156,7 +159,7 @@ class Parsers:
         always = getattr(self._parser, "always_adjust_request", False)
         if always or self._parser.reasoning_parser_cls is not None or request.tool_choice != "none":
             request = parser.adjust_request(request)
-        return Conversation(request, make, template_kwargs, auto_tools=bool(self.names.tool))
+        return Conversation(request, make, template_kwargs, auto_tools=bool(self.names.tool), alone=alone)
 
 
 class Conversation:
@@ -167,9 +170,19 @@ class Conversation:
         make: returns a new parser.
         template_kwargs: what goes to the chat template and to the parsers.
         auto_tools: whether the model has a parser of tool calls.
+        alone: the request's own constraint, where it holds beside tools that may be called.
     """
 
-    def __init__(self, request: Any, make: Callable[[], Any], template_kwargs: Mapping[str, Any], *, auto_tools: bool) -> None:
+    def __init__(
+        self,
+        request: Any,
+        make: Callable[[], Any],
+        template_kwargs: Mapping[str, Any],
+        *,
+        auto_tools: bool,
+        alone: Any = None,
+    ) -> None:
+        self._alone = alone
         self.request = request
         self.make = make
         self.auto_tools = auto_tools
@@ -181,7 +194,7 @@ class Conversation:
 
     def structured(self) -> Any:
         """Return the constraint of the answer: the request's own, or one that the tool choice makes of the tools."""
-        return self.request.extract_structured_outputs()
+        return self._alone or self.request.extract_structured_outputs()
 
     def keeps_special_tokens(self) -> bool:
         """Return whether the parsers need the text of special tokens."""
