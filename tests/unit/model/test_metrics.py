@@ -183,3 +183,11 @@ def test_the_official_metrics_are_its_names_labels_and_buckets():
     assert published[0] == "vllm:time_per_output_token_seconds"
     assert published[1][:2] == ({"model": "m"}, official.HISTOGRAMS[name][1])
     assert sum(published[1][2]) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("others", [False, True])
+def test_metrics_that_other_processes_publish_as_well_stay(others):
+    """The server would take them away from the others, too, and crash when one of them is raised."""
+    sink = Sink()
+    Publisher(Mirror(sink, {"model": "m"}), lambda: registry(3, 1, (1, 1)), print, others=others).close()
+    assert sink.cleared is not others

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 PREFIX = "vllm:"
 PERIOD_S = 1.0
+_kept: list[Mirror] = []
+"""Until the process ends, which it does without taking its objects apart (`loading.interpreter.end_at_once`)."""
 
 
 @dataclass(frozen=True)
@@ -195,10 +197,20 @@ class Publisher:
         mirror: what to update.
         collect: returns the families of vLLM's registry.
         report: logs the first failure; a metric that cannot be published must not stop the others.
+        others: whether other processes publish the same metrics. The server has each of them once and takes it away with the
+            first process that drops it, and whoever raises it then crashes the server (24.10). So they stay.
     """
 
-    def __init__(self, mirror: Mirror, collect: Callable[[], Iterable[PrometheusFamily]], report: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        mirror: Mirror,
+        collect: Callable[[], Iterable[PrometheusFamily]],
+        report: Callable[[str], None],
+        *,
+        others: bool = False,
+    ) -> None:
         self._mirror = mirror
+        self._others = others
         self._collect = collect
         self._report = report
         self._failed = False
@@ -212,7 +224,10 @@ class Publisher:
         """Publish the last values, end the thread and remove the metrics from the server."""
         self._end.set()
         self._thread.join()
-        self._mirror.clear()
+        if self._others:
+            _kept.append(self._mirror)
+        else:
+            self._mirror.clear()
 
     def _run(self) -> None:
         while True:

@@ -182,4 +182,4 @@ def _publish(prepared: Prepared, shared: Frontends | None, labels: Mapping[str, 
     mirror = Mirror(transport.TritonMetrics(), labels, as_official=official, others=shared is not None)
     if shared is None:
         return Publisher(mirror, compat.prometheus_families, log.warning)
-    return Publisher(mirror, lambda: shared.latest(compat.prometheus_families()), log.warning)
+    return Publisher(mirror, lambda: shared.latest(compat.prometheus_families()), log.warning, others=True)
