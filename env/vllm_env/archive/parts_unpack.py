@@ -43,6 +43,8 @@ KEPT = 1  # environments beside the one in use: the last one, to which a deploym
 _ENVIRONMENT = re.compile(
     r"""\bkey\s*:\s*(["'])EXECUTION_ENV_PATH\1[\s,;]*value\s*:?\s*[{<]\s*string_value\s*:\s*(["'])(.*?)\2"""
 )
+_LOCK = re.compile(r"([0-9a-f]{32})\.lock")  # `key_of` makes such keys
+_ROUNDS = 5  # of waiting for other starts, each until one of them has ended
 _MARGIN = 64 * 2**20  # bytes; folders and the last block of 60,000 files
 _MOST_WORKERS = 32
 _PERIOD_S = 5.0
@@ -135,9 +137,12 @@ def is_whole(tree: str) -> bool:
 
 
 def remove_unused(place: str, keep: int = KEPT, *, dry_run: bool = False) -> list[str]:
-    """Remove the least recently used environments of a place but the last ``keep`` unused ones; none that is in use."""
+    """Remove the least recently used environments of a place but the last ``keep`` unused ones; none that is in use.
+
+    What has another name than an environment's is not ours, and a place of another user's is not looked into.
+    """
     try:
-        names = {name.partition(".")[0] for name in os.listdir(place) if name.endswith(".lock")}
+        names = {found[1] for found in map(_LOCK.fullmatch, os.listdir(place) if _is_safe(place) else ()) if found}
     except OSError:
         return []
     removed = []
@@ -146,8 +151,9 @@ def remove_unused(place: str, keep: int = KEPT, *, dry_run: bool = False) -> lis
             tree = os.path.join(place, key)
             kept = keep > 0 and os.path.isdir(tree)
             keep -= kept
-            removed += [path for path in _of_key(place, key) if not (kept and path == tree)]
-            for path in () if dry_run else removed:
+            unused = [path for path in _of_key(place, key) if not (kept and path == tree)]
+            removed += unused
+            for path in () if dry_run else unused:  # another key's may be in use again by now
                 shutil.rmtree(path, ignore_errors=True)
     return removed
 
@@ -156,7 +162,7 @@ def _unpack_once(place: str, facts: dict[str, Any], parts: str, tell: Callable[[
     """Unpack into a place, unless another start does so meanwhile; OSError if the place does not take it."""
     key = facts["key"]
     tree = os.path.join(place, key)
-    while True:
+    for _ in range(_ROUNDS):
         with suppress(BlockingIOError), _locked(place, key, fcntl.LOCK_EX | fcntl.LOCK_NB) as handle:
             if not is_whole(tree):
                 _unpack(place, facts, parts, tell, handle)
@@ -165,6 +171,8 @@ def _unpack_once(place: str, facts: dict[str, Any], parts: str, tell: Callable[[
         # while another start unpacks this waits; the environment is looked for again, because that start may have failed
         if _hold(place, key):
             return tree
+        time.sleep(1)
+    raise OSError(f"a running process uses {tree}, which is damaged")
 
 
 def _unpack(place: str, facts: dict[str, Any], parts: str, tell: Callable[[str], object], handle: int) -> None:
@@ -318,7 +326,7 @@ def _switch(tree: str) -> None:
 
 @contextmanager
 def _locked(place: str, key: str, operation: int) -> Iterator[int]:
-    handle = os.open(os.path.join(place, f"{key}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    handle = os.open(os.path.join(place, f"{key}.lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(handle, operation)
         yield handle
@@ -330,7 +338,7 @@ def _hold(place: str, key: str) -> bool:
     """Wait until nobody unpacks or removes an environment and keep others from that until this process ends."""
     path = os.path.join(place, f"{key}.lock")
     try:
-        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
         return False
     fcntl.flock(handle, fcntl.LOCK_SH)

@@ -259,20 +259,82 @@ def test_too_little_space_is_found_out_before_anything_is_unpacked(
     assert [p.name for p in place.iterdir() if p.is_dir()] == []
 
 
+def environments(place: Path, letters: str) -> dict[str, Path]:
+    """Make whole environments, the last one used last."""
+    trees = {letter: place / (32 * letter) for letter in letters}
+    for number, tree in enumerate(trees.values()):
+        tree.mkdir()
+        tree.with_name(f"{tree.name}.lock").touch()
+        (tree / MARK).write_text("{}")
+        os.utime(tree / MARK, (1000 + number, 1000 + number))
+    return trees
+
+
 def test_the_bound_spares_what_is_in_use_and_the_last_one(tmp_path: Path) -> None:
     """Of four, the one in use and the most recently used one stay, and what a killed start left goes."""
-    for number, key in enumerate("abcd"):
-        (tmp_path / key).mkdir()
-        (tmp_path / f"{key}.lock").touch()
-        (tmp_path / key / MARK).write_text("{}")
-        os.utime(tmp_path / key / MARK, (1000 + number, 1000 + number))
-    (tmp_path / "d.left").mkdir()
-    with (tmp_path / "a.lock").open() as held:
+    trees = environments(tmp_path, "abcd")
+    (tmp_path / f"{trees['d'].name}.left").mkdir()
+    with trees["a"].with_name(f"{trees['a'].name}.lock").open() as held:
         fcntl.flock(held, fcntl.LOCK_SH)
         planned = parts_unpack.remove_unused(str(tmp_path), dry_run=True)
-        assert (tmp_path / "b").is_dir()
+        assert trees["b"].is_dir()
         assert sorted(parts_unpack.remove_unused(str(tmp_path))) == sorted(planned)
-    assert sorted(p.name for p in tmp_path.iterdir() if p.is_dir()) == ["a", "d"]
+    assert sorted(p for p in tmp_path.iterdir() if p.is_dir()) == [trees["a"], trees["d"]]
+
+
+def test_what_is_not_ours_is_left_alone(tmp_path: Path) -> None:
+    """A folder that the operator names may hold other things with locks, and a place that others may write is not looked into."""
+    for name in ("llama", "llama.v2"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "llama.lock").touch()
+    trees = environments(tmp_path, "ab")
+    assert parts_unpack.remove_unused(str(tmp_path), 0, dry_run=True) == [str(trees["b"]), str(trees["a"])]
+    parts_unpack.remove_unused(str(tmp_path), 0)
+    assert sorted(p.name for p in tmp_path.iterdir() if p.is_dir()) == ["llama", "llama.v2"]
+    open_to_all = tmp_path / "llama"
+    environments(open_to_all, "c")
+    open_to_all.chmod(0o777)
+    assert parts_unpack.remove_unused(str(open_to_all), 0) == []
+
+
+def test_one_that_is_taken_into_use_again_is_not_removed_with_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a later key's folder is removed a start may have unpacked an earlier one again."""
+    trees = environments(tmp_path, "ab")
+    real = parts_unpack.shutil.rmtree
+
+    def remove(path: str, **options: bool) -> None:
+        real(path, **options)
+        if path == str(trees["b"]):
+            trees["b"].mkdir()
+
+    monkeypatch.setattr(parts_unpack.shutil, "rmtree", remove)
+    parts_unpack.remove_unused(str(tmp_path), 0)
+    assert [p for p in tmp_path.iterdir() if p.is_dir()] == [trees["b"]]
+
+
+def test_a_damaged_environment_that_is_in_use_is_passed_over(
+    small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its user holds the lock for as long as it runs, so nobody can mend it: the place is given up, not tried for ever."""
+    waits: list[float] = []
+    monkeypatch.setattr(parts_unpack.time, "sleep", waits.append)
+    used = tmp_path / "used"
+    used.mkdir(mode=0o700)
+    lock = used / f"{small.facts['key']}.lock"
+    lock.touch()
+    monkeypatch.setattr(parts_unpack, "places", lambda: [str(used)])
+    with lock.open() as held:
+        fcntl.flock(held, fcntl.LOCK_SH)
+        with pytest.raises(UnpackError, match=r"a running process uses .*, which is damaged"):
+            parts_unpack.find(small.facts, small.parts, lambda _: None)
+    assert len(waits) == parts_unpack._ROUNDS
+
+
+def test_a_lock_is_no_way_to_another_file(tmp_path: Path) -> None:
+    """A link in its place is not followed."""
+    (tmp_path / f"{32 * 'a'}.lock").symlink_to(tmp_path / "elsewhere")
+    parts_unpack.remove_unused(str(tmp_path), 0)
+    assert not (tmp_path / "elsewhere").exists()
 
 
 def test_the_parts_are_beside_the_archive_that_the_configuration_names(tmp_path: Path) -> None:
