@@ -68,10 +68,10 @@ def own_model() -> str:
 
 def parts_of(model: str) -> str:
     """Return the folder with a model's parts: beside the archive that its configuration names, or beside that itself."""
-    named = None
+    named: list[tuple[str, ...]] = []
     with suppress(OSError), open(os.path.join(model, "config.pbtxt"), encoding="utf-8", errors="replace") as stream:
-        named = _ENVIRONMENT.search(re.sub(r"(?m)^\s*#.*$", "", stream.read()))
-    archive = named[3].replace("$$TRITON_MODEL_DIRECTORY", model) if named else ""
+        named = _ENVIRONMENT.findall(re.sub(r"(?m)^\s*#.*$", "", stream.read()))
+    archive = named[-1][2].replace("$$TRITON_MODEL_DIRECTORY", model) if named else ""  # the last one counts
     return os.path.join(os.path.dirname(archive) or model, FOLDER)
 
 

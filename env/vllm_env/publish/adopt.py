@@ -9,8 +9,9 @@ import difflib
 import json
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,21 +40,22 @@ LORA_NAME = "multi_lora.json"
 _CODE_NAMES = ("model.py", "triton_vllm")
 _PLACED = (*BUILT_NAMES, CACHE_NAME, *(f"{CODE}/{name}" for name in _CODE_NAMES))
 _CHANGED = (CONFIG_NAME, *_PLACED)
+_copy_file = partial(shutil.copy2, follow_symlinks=False)
 
 
 @dataclass(frozen=True)
 class Adoption:
     """What adopting a folder changes in it, known before anything is built.
 
-    ``template`` is this project's own model; ``before`` is ``config.pbtxt`` as it stands and ``config`` as it will; ``kept``
-    tells that a backup is there, which stays; ``diff`` has the changed files, empty if none changes; ``own`` has the JSON
+    ``template`` is this project's own model; ``before`` is ``config.pbtxt`` as it stands and ``config`` as it will; ``saved``
+    names what the backup lacks; ``diff`` has the changed files, empty if none changes; ``own`` has the JSON
     documents with which the model is served, by their path in its folder.
     """
 
     template: Path
     before: bytes
     config: str
-    kept: bool
+    saved: tuple[str, ...]
     diff: str
     own: dict[str, dict[str, Any]]
 
@@ -70,11 +72,12 @@ class AdoptedSet(BuiltSet):
             what = f"{current / CONFIG_NAME} was changed while the environment was built."
             raise VllmEnvError(what, cause="The change would be lost.", remedy="Adopt it again.")
         with staging_in(new) as staged:
-            if not self.adoption.kept:
-                for name in _CHANGED:
-                    _copy(current / name, staged / BACKUP_NAME / name)
+            for name in self.adoption.saved:  # what people edit in place is copied, gigabytes are linked
+                small = name == CONFIG_NAME or name.startswith(f"{CODE}/")
+                _copy(current / name, staged / BACKUP_NAME / name, _copy_file if small else link_or_copy)
+            if self.adoption.saved:
                 give_as(staged / BACKUP_NAME, current)
-                _put(staged / BACKUP_NAME, new / BACKUP_NAME, staged / "old")
+                _add(staged / BACKUP_NAME, new / BACKUP_NAME)
             for name, source in _code(self.adoption.template / CODE).items():
                 (staged / CODE / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(source, staged / CODE / name)
@@ -107,21 +110,28 @@ def read_adoption(model: Path, template: Path, environment: str) -> Adoption:
     own = _own_documents(model)
     check_engine_args(model)
     new = rewrite_config(file, text, parse_config(template / CONFIG_NAME, _read(template / CONFIG_NAME)), environment)
-    backup = model / BACKUP_NAME / CONFIG_NAME
-    # the official configuration over an older backup: someone has restored it by hand, and may have changed more since
-    kept = backup.is_file() and (config.backend != "vllm" or backup.read_bytes() == file.read_bytes())
-    return Adoption(template, file.read_bytes(), new, kept, _difference(model, template, text, new), own)
+    saved = _CHANGED
+    if os.path.lexists(model / BACKUP_NAME / CONFIG_NAME):
+        # the official configuration over an older backup: someone has restored it by hand, and may have changed it since
+        saved = (CONFIG_NAME,) if config.backend == "vllm" and _text(_backed_up(model)) != text else ()
+    return Adoption(template, file.read_bytes(), new, saved, _difference(model, template, text, new), own)
 
 
 def undo_difference(model: Path) -> str:
     """Return what `undo` will change in ``config.pbtxt``; VllmEnvError if there is nothing to go back to."""
-    if not (model / BACKUP_NAME / CONFIG_NAME).is_file():
+    if not os.path.lexists(model / BACKUP_NAME / CONFIG_NAME):
         raise VllmEnvError(
             f"{model} holds no {BACKUP_NAME}/{CONFIG_NAME}.",
             cause="It was not adopted, or what it was before has been removed.",
             remedy="Name an adopted model's folder.",
         )
-    return _unified(CONFIG_NAME, _read(model / CONFIG_NAME), _read(model / BACKUP_NAME / CONFIG_NAME))
+    return _unified(CONFIG_NAME, _text(model / CONFIG_NAME), _text(_backed_up(model)))
+
+
+def _backed_up(model: Path) -> Path:
+    """Return the file with the configuration as it was; a link in the backup says where it led from the model's folder."""
+    backup = model / BACKUP_NAME / CONFIG_NAME
+    return model / backup.readlink() if backup.is_symlink() else backup
 
 
 def undo(workspace: Workspace, model: Path) -> None:
@@ -178,15 +188,26 @@ def _put(made: Path, target: Path, old: Path) -> None:
             source.rename(place)
 
 
-def _copy(source: Path, target: Path) -> None:
+def _add(made: Path, backup: Path) -> None:
+    """Add to a backup what it lacks; of what it has, only the configuration is replaced, as the last step."""
+    if not os.path.lexists(backup):
+        made.rename(backup)
+        return
+    for name in (*_PLACED, CONFIG_NAME):
+        if os.path.lexists(made / name) and (name == CONFIG_NAME or not os.path.lexists(backup / name)):
+            (backup / name).parent.mkdir(exist_ok=True)
+            (made / name).rename(backup / name)
+
+
+def _copy(source: Path, target: Path, copy: Callable[..., object] = link_or_copy) -> None:
     """Copy a file, link or folder if it is there, files as hard links: nothing here writes into a file that stands."""
     if not os.path.lexists(source):
         return
     target.parent.mkdir(parents=True, exist_ok=True)
     if source.is_dir() and not source.is_symlink():
-        shutil.copytree(source, target, symlinks=True, copy_function=link_or_copy)
+        shutil.copytree(source, target, symlinks=True, copy_function=copy)
     else:
-        link_or_copy(str(source), str(target))
+        copy(str(source), str(target))
 
 
 def _read(file: Path) -> str:
@@ -217,6 +238,12 @@ def _check_version(model: Path) -> None:
 
 def _check_backend(model: Path, backend: str, environment: str) -> None:
     ours = backend == "python" and environment.startswith(MODEL_DIRECTORY) and (model / CODE / "triton_vllm").is_dir()
+    if ours and not os.path.lexists(model / BACKUP_NAME / CONFIG_NAME):
+        raise VllmEnvError(
+            f"{model} is a model of this project, and was not adopted.",
+            cause="There is nothing to go back to, and its environment would be kept beside the new one.",
+            remedy=f"Build for it: ./gen_vllm_env.sh --model-repository {model.parent} --model {model.name}",
+        )
     if backend != "vllm" and not ours:
         raise VllmEnvError(
             f'{model / CONFIG_NAME} names the backend "{backend}".',
@@ -273,7 +300,7 @@ def _code(folder: Path) -> dict[str, Path]:
 
 
 def _text(file: Path | None) -> str:
-    return file.read_bytes().decode("utf-8", "replace") if file else ""
+    return file.read_bytes().decode("utf-8", "replace") if file and file.is_file() else ""
 
 
 def _unified(name: str, before: str, after: str) -> str:

@@ -36,8 +36,8 @@ def check_model(model: Path, manifest: Manifest) -> None:
     if backend is None or backend[2] != "python":
         stands = f'names the backend "{backend[2]}"' if backend else "names no backend"
         raise VllmEnvError(f"{config} {stands}.", remedy='Write backend: "python".')
-    place, wanted = _ENVIRONMENT.search(text), model / manifest.archive.name
-    named = place[3] if place else ""
+    places, wanted = _ENVIRONMENT.findall(text), model / manifest.archive.name
+    named = places[-1][2] if places else ""  # the last one counts
     if not named or Path(named.replace(_MODEL_DIRECTORY, str(model))).resolve() != wanted.resolve():
         raise VllmEnvError(
             f"{config}: EXECUTION_ENV_PATH is {named!r}, and the environment that was built is {wanted}.",

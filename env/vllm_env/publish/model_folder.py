@@ -70,7 +70,7 @@ def stage_model(built: BuiltSet, current: Path, template: Path, new: Path) -> No
     built.prepare(current, new)
     built.switch(new)
     write_set(built, new)
-    set_environment_path(new, built.environment_name)
+    set_environment_path(new, built.environment_name, current)
 
 
 def _link_tree(source: Path, target: Path) -> None:
@@ -89,7 +89,7 @@ def complete_from(template: Path, target: Path) -> None:
 
     What is copied belongs to the folder's owner.
     """
-    if (target / CONFIG_NAME).exists():
+    if os.path.lexists(target / CONFIG_NAME):  # in a staged folder a relative link may lead nowhere
         return
     patterns = shutil.ignore_patterns("__pycache__", "*.pyc", *BUILT_NAMES, CACHE_NAME, f"{STAGING}*", CONFIG_NAME)
     volumes = mounts_in(template)
@@ -100,12 +100,18 @@ def complete_from(template: Path, target: Path) -> None:
         copied.extend(target / Path(folder, n).relative_to(template) for n in names if n not in left)
         return left
 
-    shutil.copytree(template, target, ignore=ignore, dirs_exist_ok=True)
+    shutil.copytree(template, target, ignore=ignore, dirs_exist_ok=True, copy_function=_replace)
     shutil.copy2(template / CONFIG_NAME, target / CONFIG_NAME)
     let_read(target)
     for path in copied:
         let_read(path)
         give(path, owner_of(target))
+
+
+def _replace(source: str, target: str) -> None:
+    """Copy a file over another one, which may be a hard link to the user's."""
+    Path(target).unlink(missing_ok=True)
+    shutil.copy2(source, target)
 
 
 def write_engine_args(template: Path, model: Path) -> None:
@@ -147,10 +153,13 @@ def write_set(built: BuiltSet, folder: Path, *, linked: bool = False) -> None:
             give_tree(folder / name, owner_of(folder))
 
 
-def set_environment_path(model: Path, name: str) -> None:
-    """Point EXECUTION_ENV_PATH to the layout's name; write nothing if it already does."""
+def set_environment_path(model: Path, name: str, current: Path | None = None) -> None:
+    """Point EXECUTION_ENV_PATH to the layout's name; write nothing if it already does.
+
+    ``current`` is the folder in whose place ``model`` is staged: a relative link out of it leads nowhere from there.
+    """
     config = model / CONFIG_NAME
-    text = config.read_text("utf-8")
+    text = (config if config.exists() else (current or model) / CONFIG_NAME).read_text("utf-8")
     new = re.sub(rf"\$\$TRITON_MODEL_DIRECTORY/({ARCHIVE_NAME}|{DIRECTORY_NAME})(?=\")", f"$$TRITON_MODEL_DIRECTORY/{name}", text)
     if new != text:
         write_whole(config, new)

@@ -113,10 +113,10 @@ def _publish_in_place(built: BuiltSet, target: Path, template: Path) -> None:
     _make_folder(target)
     complete_from(template, target)
     write_engine_args(template, target)
-    built.prepare(target, target)
     with staging_in(target) as staging:
         give(staging, owner_of(target))
         write_set(built, staging)
+        built.prepare(target, target)  # after what takes space, before the configuration is touched
         set_environment_path(target, built.environment_name)
         for name in BUILT_NAMES:
             if (staging / name).is_dir():

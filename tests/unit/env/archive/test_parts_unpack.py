@@ -346,5 +346,7 @@ def test_the_parts_are_beside_the_archive_that_the_configuration_names(tmp_path:
     ):
         (tmp_path / "config.pbtxt").write_text("# " + line % "/wrong/x" + line % named)
         assert parts_unpack.parts_of(str(tmp_path)) == str(expected / FOLDER)
+        (tmp_path / "config.pbtxt").write_text(line % "/first/x" + line % named)  # of a repeated key the last one counts
+        assert parts_unpack.parts_of(str(tmp_path)) == str(expected / FOLDER)
     (tmp_path / "config.pbtxt").unlink()
     assert parts_unpack.parts_of(str(tmp_path)) == str(tmp_path / FOLDER)

@@ -17,7 +17,7 @@ from vllm_env.publish import publish as publishing
 from vllm_env.publish.adopt import AdoptedSet, read_adoption, undo, undo_difference
 from vllm_env.publish.check_model import check_receiver
 from vllm_env.publish.exchange import STAGING
-from vllm_env.publish.model_folder import stage_candidate
+from vllm_env.publish.model_folder import BuiltSet, stage_candidate, stage_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -157,6 +157,95 @@ def test_edits_since_stay(workspace: Workspace, official: Path) -> None:
     adopt(workspace, official)
     undo(workspace, official)
     assert (official / "config.pbtxt").read_text() == edited
+
+
+@pytest.mark.usefixtures("_way")
+def test_a_link_out_of_the_folder_harms_nothing(workspace: Workspace, official: Path) -> None:
+    """It leads nowhere from the staged folder; the user's code is not written over, and the link comes back."""
+    (official.parent / "shared").mkdir()
+    (official / "config.pbtxt").rename(official.parent / "shared" / "config.pbtxt")
+    (official / "config.pbtxt").symlink_to("../shared/config.pbtxt")
+    (official / "1" / "model.py").write_text("# mine\n")
+    before = snapshot(official.parent)
+    made = built(official.parents[2] / "made", official)
+    plain = BuiltSet(made.stub, made.environment, "archive", "{}", "{}")
+    stage_model(plain, official, TEMPLATE, official.parents[1] / "staged" / "opt")
+    shutil.rmtree(official.parents[1] / "staged")
+    assert snapshot(official.parent) == before
+    adopt(workspace, official)
+    assert (official.parent / "shared" / "config.pbtxt").read_text() == CONFIG
+    undo(workspace, official)
+    assert snapshot(official.parent) == before
+
+
+@pytest.mark.usefixtures("_way")
+def test_the_first_backup_stays_under_a_restored_configuration(workspace: Workspace, official: Path) -> None:
+    """Edited by hand, it replaces the one in the backup; the user's code is there still."""
+    (official / "1" / "model.py").write_text("# mine\n")
+    adopt(workspace, official)
+    (official / "config.pbtxt").write_text(f"{CONFIG}# edited\n")
+    adopt(workspace, official)
+    undo(workspace, official)
+    assert (official / "config.pbtxt").read_text() == f"{CONFIG}# edited\n"
+    assert (official / "1" / "model.py").read_text() == "# mine\n"
+
+
+@pytest.mark.usefixtures("_way")
+def test_a_link_within_the_folder_comes_back(workspace: Workspace, official: Path) -> None:
+    """From the backup, one folder deeper, it leads nowhere."""
+    (official / "cfg").mkdir()
+    (official / "config.pbtxt").rename(official / "cfg" / "config.pbtxt")
+    (official / "config.pbtxt").symlink_to("cfg/config.pbtxt")
+    before = snapshot(official)
+    adopt(workspace, official)
+    adopt(workspace, official, "two")
+    assert '+backend: "vllm"' in undo_difference(official)
+    undo(workspace, official)
+    assert snapshot(official) == before
+
+
+@pytest.mark.usefixtures("_way")
+@pytest.mark.parametrize("content", [None, b"\xff"])
+def test_the_way_back_needs_no_configuration(workspace: Workspace, official: Path, content: bytes | None) -> None:
+    """It may be gone, or no text."""
+    before = snapshot(official)
+    adopt(workspace, official)
+    (official / "config.pbtxt").unlink() if content is None else (official / "config.pbtxt").write_bytes(content)
+    undo(workspace, official)
+    assert snapshot(official) == before
+
+
+@pytest.mark.usefixtures("_way")
+def test_the_backup_is_no_hard_link(official: Path) -> None:
+    """An edit in place before the switch does not reach it."""
+    (official / "1" / "model.py").write_text("# mine\n")
+    made, new = built(official.parents[2] / "made", official), official.parents[1] / "new"
+    stage_model(made, official, TEMPLATE, new)
+    for name in ("config.pbtxt", "1/model.py"):
+        assert not (new / ".before_vllm_env" / name).samefile(official / name)
+
+
+def test_a_full_disk_in_place_leaves_nothing(workspace: Workspace, official: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gigabytes are written before code and backup are placed."""
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(publishing, "staging_place", lambda _: None)
+    monkeypatch.setattr(publishing, "write_set", full)
+    before = snapshot(official)
+    with pytest.raises(VllmEnvError, match="cannot be written"):
+        adopt(workspace, official)
+    assert snapshot(official) == before
+
+
+def test_a_model_that_was_built_is_not_adopted(workspace: Workspace, official: Path) -> None:
+    """Its environment would be kept for ever; a plain build takes it."""
+    adopt(workspace, official)
+    shutil.rmtree(official / ".before_vllm_env")
+    with pytest.raises(VllmEnvError, match="was not adopted") as caught:
+        read_adoption(official, TEMPLATE, "vllm_env")
+    assert f"--model-repository {official.parent} --model opt" in caught.value.remedy
 
 
 def test_a_change_during_the_build_is_not_lost(workspace: Workspace, official: Path) -> None:

@@ -39,6 +39,8 @@ def test_the_checkouts_model_passes(model: Path) -> None:
     field = f"parameters: [{{key: 'EXECUTION_ENV_PATH', # here\n value: <string_value: '{_PATH}'>}}]"
     config.write_text(f'name: "a#b"; backend:"python" {field}')
     check_model(model, _MANIFEST)
+    config.write_text(f'backend: "python" {field.replace(_PATH, "/first")} {field}')  # of a repeated key the last one counts
+    check_model(model, _MANIFEST)
 
 
 @pytest.mark.parametrize(

@@ -163,3 +163,11 @@ def test_only_the_projects_own_environment_path_is_changed(tmp_path: Path, name:
 def test_the_manifest_is_placed_last() -> None:
     """In place, the manifest is what makes the new set valid."""
     assert BUILT_NAMES[-1] == "vllm_env.json"
+
+
+def test_completing_writes_through_no_hard_link(tmp_path: Path, built: BuiltSet, model: Path) -> None:
+    """A model without a configuration is completed in the staged folder alone."""
+    (model / "config.pbtxt").unlink()
+    stage_model(built, model, _TEMPLATE, tmp_path / "new")
+    assert (model / "1" / "model.py").read_text() == "mine"
+    assert (tmp_path / "new" / "1" / "model.py").read_text() != "mine"
