@@ -101,7 +101,7 @@ def test_killed_it_leaves_the_old_or_the_new(official: Path, tmp_path: Path) -> 
             assert found == before
             continue
         new = read_adoption(official, TEMPLATE, "vllm_env.tar.gz")
-        assert (new.diff, new.kept) == ("", True)
+        assert (new.diff, new.saved) == ("", ())
         assert found[".before_vllm_env/config.pbtxt"] == before["config.pbtxt"]
         assert found["vllm_env.tar.gz"] == b"environment"
         undo(workspace_in(made), official)

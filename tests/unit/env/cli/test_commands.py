@@ -190,15 +190,16 @@ def test_cleaning_frees_what_killed_builds_and_dead_servers_left(
 
 def test_cleaning_frees_environments_that_no_server_uses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Of two that models in parts have unpacked, the one in use stays."""
-    for key in ("used", "unused"):
+    used, unused = 32 * "a", 32 * "b"
+    for key in (used, unused):
         (tmp_path / "unpacked" / key).mkdir(parents=True)
         (tmp_path / "unpacked" / f"{key}.lock").touch()
-    with (tmp_path / "unpacked" / "used.lock").open() as held:
+    with (tmp_path / "unpacked" / f"{used}.lock").open() as held:
         fcntl.flock(held, fcntl.LOCK_SH)
         assert _run("clean", "--keep-cache", "--quiet") == 0
-        assert (tmp_path / "unpacked" / "unused").is_dir()
+        assert (tmp_path / "unpacked" / unused).is_dir()
         assert _run("clean", "--quiet") == 0
-    assert sorted(p.name for p in (tmp_path / "unpacked").iterdir() if p.is_dir()) == ["used"]
+    assert sorted(p.name for p in (tmp_path / "unpacked").iterdir() if p.is_dir()) == [used]
 
 
 def test_inspect_names_the_parts(model: Path, manifest: Manifest, capsys: pytest.CaptureFixture[str]) -> None:
