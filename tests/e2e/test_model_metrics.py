@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 import time
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from support.metrics_page import Metrics, read_metrics
 from support.model_requests import STRANGE, ask, ask_all, prompt
+from support.open_stream import OpenStream
 from support.openai_server import openai_server
 from support.reference import ONE_THREAD, kept
 from support.serving import CPU_ARGUMENTS
@@ -124,13 +124,14 @@ def test_a_documented_metric_has_vllms_name_and_count(meaning: str, triton_metri
 
 def test_metrics_leave_with_the_model_and_come_back_with_it(metrics_server: TritonServer) -> None:
     """An unload lets the request in flight finish and removes the metrics; a load brings the model and them back."""
-    request = prompt(PROMPT, {**LOAD, "max_tokens": 200}, return_num_output_tokens=True)
-    with ThreadPoolExecutor(1) as pool:
-        running = pool.submit(ask_all, metrics_server, [request])
-        time.sleep(0.05)
+    parameters = {**LOAD, "max_tokens": 200}
+    whole = ask(metrics_server, PROMPT, parameters).text
+    with OpenStream(metrics_server.grpc_url, prompt(PROMPT, parameters, stream=True)) as running:
+        running.wait(1)
         assert _control(metrics_server, "unload") == 200
-        (answer,) = running.result(300)
-    assert answer.error or answer.values("num_output_tokens") == [[200]]
+        end = running.wait_end()
+    assert (end.error, end.final) == ("", True)
+    assert PROMPT + "".join(event.text for event in running.events) == whole
     _wait_for(lambda: get(metrics_server.http_url, "/v2/models/vllm/ready")[0] != 200, 120)
     _wait_for(lambda: not read_metrics(_page(metrics_server)).names("vllm:"), 120)
     assert _control(metrics_server, "load") == 200
