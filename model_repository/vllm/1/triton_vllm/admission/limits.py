@@ -55,6 +55,7 @@ class Limits:
         max_n: completions of a request.
         max_answer_tokens: `n` times `max_tokens`, where `n` is more than one.
         max_logprobs: `logprobs` and `prompt_logprobs`.
+        max_stream_interval: tokens that a client may have vLLM gather for a response of a stream.
         max_stop_strings: strings of `stop`, and of `bad_words`.
         max_constraint_bytes: a JSON schema, regular expression, grammar or structural tag.
         max_constraint_depth: parentheses within each other in a regular expression or grammar.
@@ -94,6 +95,7 @@ class Limits:
     max_n: int = 128
     max_answer_tokens: int = 131_072
     max_logprobs: int = 128
+    max_stream_interval: int = 256
     max_stop_strings: int = 64
     max_constraint_bytes: int = 65_536
     max_constraint_depth: int = 32

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from triton_vllm.compat import ChatDefaults, Schema
 
 # Set by the adapter or by vLLM itself, never by a client.
-INTERNAL = frozenset({"output_kind", "skip_clone", "output_text_buffer_length", "extra_args", "stream_interval"})
+INTERNAL = frozenset({"output_kind", "skip_clone", "output_text_buffer_length", "extra_args"})
 USUAL_TOKENS = 16
 """What vLLM takes for `max_tokens` where a request has none."""
 LONGEST_STOP_STRING = 1024
@@ -83,6 +83,8 @@ def _check_amounts(limits: Limits, made: Mapping[str, Any], usual: int) -> None:
         if count == -1 and limits.max_logprobs:
             raise InvalidRequestError(f"sampling parameters: {name} must be at most {limits.max_logprobs}, not -1 for all")
         refuse_above(limits.max_logprobs, count, f"sampling parameters: {name} must be smaller, it is")
+    gathered = made.get("stream_interval") or 0
+    refuse_above(limits.max_stream_interval, gathered, "sampling parameters: stream_interval must be smaller, it is")
     for name in ("stop", "bad_words"):
         given = made.get(name) or ()
         words = [given] if isinstance(given, str) else given
