@@ -128,10 +128,12 @@ def test_an_adopted_model_answers_as_ours_does_and_is_given_back(
         seen = json.loads(said)
         labels = read_metrics(f"http://127.0.0.1:{server.ports.metrics}/metrics").labels("vllm:")
         status, said = get(server.http_url, "/v2/models/opt")
+        log = server.log.read_text(errors="replace")
     assert (seen["backend"], seen["version_policy"]) == ("python", {"specific": {"versions": [1]}})
     assert [(group["kind"], group["count"]) for group in seen["instance_group"]] == [("KIND_MODEL", 1)]
     assert {label["model"] for label in labels} == {"opt"}
     assert (status, json.loads(said)["versions"]) == (200, ["1"])
+    assert len([line for line in log.splitlines() if ".before_vllm_env" in line]) == 1
 
     config.write_text(adopted, encoding="utf-8")
     undo(workspace, model)

@@ -234,6 +234,11 @@ def test_every_completion_is_parsed_by_itself(servers: Servers) -> None:
             calls = joined([call for part in answer.values("tool_calls") for call in json.loads(part[number])])
             assert [call["name"] for call in calls] == ["get_weather"]
             assert b"".join(part[number] for part in answer.values("reasoning")).strip() == b"Paris, so I ask."
+            entries = [call for part in answer.values("tool_calls") for call in json.loads(part[number])]
+            assert entries[0]["id"]
+            assert entries[0]["function"]["name"] == "get_weather"
+            assert {entry.get("index") for entry in entries} == ({0} if stream else {None})
+            assert not any(entry.get("id") or entry["function"].get("name") for entry in entries[1:])
         ends = [{word for word in column if word != b"None"} for column in zip(*answer.values("finish_reason"), strict=True)]
         assert ends == [{b"tool_calls"}] * 2
 

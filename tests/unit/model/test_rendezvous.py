@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -196,6 +197,15 @@ def test_a_path_that_no_socket_takes_is_refused_at_load(home, monkeypatch):
     with pytest.raises(ConfigError, match="too long a name for sockets"):
         Rendezvous.join(Seat(0, 2, "k"))
     assert list(long.iterdir()) == []
+
+
+def test_a_path_of_the_documented_length_is_taken(monkeypatch):
+    """docs/scaling.md has the number of bytes; a hundred instances need the longest names."""
+    (length,) = re.findall(r"its path may have (\d+) bytes", (MODEL.parents[2] / "docs" / "scaling.md").read_text("utf-8"))
+    with tempfile.TemporaryDirectory(prefix="x" * (int(length) - len("/tmp/") - 8), dir="/tmp") as folder:
+        assert len(folder) == int(length)
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        Rendezvous.join(Seat(99, 100, "k" * 12)).leave()
 
 
 def test_a_hung_engine_is_reported_to_the_one_that_leads():
