@@ -66,7 +66,6 @@ class Model:
             self.publisher.close()
         if self.shared is not None:
             self.shared.leave()
-        interpreter.release()
 
 
 def load(args: Mapping[str, str], log: Log) -> Model:
@@ -75,9 +74,8 @@ def load(args: Mapping[str, str], log: Log) -> Model:
     Raises:
         ConfigError: the model's files are wrong, or vLLM did not start with them.
     """
+    interpreter.end_at_once()
     shared = frontends.join(args, log)
-    if shared is not None:
-        interpreter.end_at_once()
     try:
         return _load(args, log, shared)
     except Exception as error:
