@@ -48,6 +48,7 @@ def begin(
         params.structured_outputs = constraint
     if conversation.keeps_special_tokens():
         params.skip_special_tokens = False
+    conversation.follow(params)
     return conversation
 
 
