@@ -95,3 +95,44 @@ def test_what_a_parser_raises_about_comes_as_plain_text(caplog):
     assert [record.message for record in caplog.records] == [
         "An answer could not be parsed, and was sent as plain text (logged once)"
     ]
+
+
+class Slow:
+    """A clock that each reading moves on, as a parser does that begins at the first token every time."""
+
+    def __init__(self, seconds):
+        self.now, self.seconds, self.read = 0.0, seconds, []
+
+    def __call__(self):
+        return self.now
+
+    def reader(self):
+        return SlowReader(self)
+
+
+class SlowReader(Reader):
+    def __init__(self, slow):
+        self.slow = slow
+
+    def read(self, part, prompt):
+        self.slow.now += self.slow.seconds
+        self.slow.read.append((part.text, list(part.token_ids), part.finish_reason))
+        return Piece(part.text, finish_reason=part.finish_reason)
+
+
+def test_a_slow_parser_reads_what_has_queued_up_at_once():
+    """Else it would fall behind for good, and with it all streams of its thread."""
+    slow = Slow(parsed.READ_S * 0.7)
+    assembler = ChatAssembler(Wants(finish_reason=True), 1, slow, slow)
+    found = built(assembler, *(output(text) for text in "abcd"), output("e", reason="stop"))
+    assert found["text_output"] == [b"abcde"]
+    assert found["finish_reason"] == [b"stop"]
+    assert slow.read == [("a", [1], None), ("b", [1], None), ("cde", [1, 1, 1], "stop")]
+    assert built(assembler, output("f"))["text_output"] == [b"f"]
+
+
+def test_a_quick_parser_reads_output_by_output():
+    """As vLLM has made them: some parsers read several at once otherwise."""
+    slow = Slow(parsed.READ_S / 100)
+    built(ChatAssembler(Wants(), 1, slow, slow), *(output(text) for text in "abcdefgh"))
+    assert [text for text, _, _ in slow.read] == list("abcdefgh")
