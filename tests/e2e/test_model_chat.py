@@ -266,6 +266,10 @@ def test_a_text_is_not_parsed_and_keeps_its_defaults(servers: Servers) -> None:
         ({"tool_choice": "required"}, "tool_choice is required, which needs tools"),
         ({"tools": json.dumps(TOOLS), "tool_choice": json.dumps({**NAMED, "function": {"name": "get_wether"}})}, "did you mean"),
         ({"tools": '[{"type": "function"}]'}, "tools.0.function"),
+        (
+            {"chat_template_kwargs": f'{{"thinking_budget": {2**63}}}'},
+            "chat_template_kwargs holds an integer of more than 64 bits",
+        ),
         ({"chat_template_kwargs": '{"continue_final_message": true, "add_generation_prompt": true}'}, "exclude each other"),
     ],
 )

@@ -309,8 +309,8 @@ class Engine:
             collectors = await self._enter(job)
         except Exception as error:  # noqa: BLE001 - a request must never take the model down
             self._finish(job, self._translator.refusal(error))
-            if len(job.ids) > 1 and self.is_healthy():
-                await self._stop(job)  # vLLM has some of its parts
+            if self.is_healthy() and (len(job.ids) > 1 or not isinstance(error, AdapterError)):
+                await self._stop(job)  # vLLM has some of its parts, or what it began with before it raised
             _release(job)
             return
         finally:
