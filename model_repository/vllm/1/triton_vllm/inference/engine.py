@@ -319,10 +319,10 @@ class Engine:
             await self._stop(job)
             return
         job.added = True
-        if len(collectors) == 1:
+        if len(collectors) == 1 and not job.most_numbers:
             compat.attach(collectors[0], lambda item: self._take(job, item))
             return
-        gathering = Gathering(len(collectors), lambda item: self._take(job, item))
+        gathering = Gathering(len(collectors), lambda item: self._take(job, item), job.most_numbers)
         for number, collector in enumerate(collectors):
             compat.attach(collector, partial(gathering.take, number))
 
@@ -350,7 +350,9 @@ class Engine:
         job.moved = self._loop.time()
         job.waiting_since = BEGUN
         try:
-            if isinstance(item, Exception):
+            if isinstance(item, AdapterError):
+                self._abort(job, item)  # its other parts may go on in vLLM
+            elif isinstance(item, Exception):
                 own = self._translator.own(item)
                 if own is None:
                     self._finish(job, self._translator.loss(item))
