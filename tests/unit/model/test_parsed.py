@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
+from types import SimpleNamespace
 from types import SimpleNamespace as Output
 
 import pytest
 
-from triton_vllm.compat import Piece
+from triton_vllm.compat import Fragment, Piece
 from triton_vllm.delivery import parsed
 from triton_vllm.delivery.parsed import ChatAssembler
 from triton_vllm.request import Wants
@@ -16,6 +17,8 @@ from triton_vllm.request import Wants
 
 class Reader:
     """In place of vLLM's parsers: `r:` is reasoning, `t:` a tool call, `!` is raised about."""
+
+    aligner = None
 
     def read(self, part, prompt):
         assert prompt == [7, 8]
@@ -136,3 +139,26 @@ def test_a_quick_parser_reads_output_by_output():
     slow = Slow(parsed.READ_S / 100)
     built(ChatAssembler(Wants(), 1, slow, slow), *(output(text) for text in "abcdefgh"))
     assert [text for text, _, _ in slow.read] == list("abcdefgh")
+
+
+class LateConversation(Conversation):
+    """Of readers whose aligner passes on at the end what came before it."""
+
+    def reader(self):
+        reader = super().reader()
+        held = []
+
+        def take(part):
+            held.append(Fragment(part.text, part.token_ids, part.finish_reason))
+            return held if part.finish_reason else []
+
+        reader.aligner = SimpleNamespace(take=take)
+        return reader
+
+
+def test_what_is_aligned_is_read_and_nothing_of_it_is_lost_where_a_parser_raises():
+    """The text of tokens that waited for theirs included."""
+    assembler = ChatAssembler(Wants(), 1, LateConversation())
+    assert built(assembler, output("r:why"))["reasoning"] == [b""]
+    found = built(assembler, output("a!"), output("t:b"), output("c", reason="stop"))
+    assert (found["reasoning"], found["text_output"], found["tool_calls"]) == ([b"why"], [b"a!t:bc"], [b"[]"])

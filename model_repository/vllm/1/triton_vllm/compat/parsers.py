@@ -227,9 +227,14 @@ class Conversation:
 
 
 class Reader:
-    """Read one completion that comes as a whole."""
+    """Read one completion that comes as a whole.
+
+    Attributes:
+        aligner: makes of vLLM's outputs what is to be read; None where these are.
+    """
 
     def __init__(self, conversation: Conversation) -> None:
+        self.aligner: Aligner | None = None
         self._request = conversation.request
         self._auto_tools = conversation.auto_tools
         self._parser = conversation.make()
@@ -267,20 +272,11 @@ class _StreamReader(Reader):
     def __init__(self, conversation: Conversation) -> None:
         super().__init__(conversation)
         self._begun = self._called = False
-        self._aligner: Aligner | None = None
         if conversation.held:
             decode = partial(self._parser.model_tokenizer.decode, skip_special_tokens=conversation.skips_special_tokens)
-            self._aligner = Aligner(conversation.held, decode)
+            self.aligner = Aligner(conversation.held, decode)
 
     def read(self, part: CompletionOutput | Fragment, prompt: Sequence[int] | None) -> Piece:
-        if self._aligner is None:
-            return self._piece(part, prompt)
-        read = [self._piece(one, prompt) for one in self._aligner.take(part)]
-        calls = [call for piece in read for call in piece.tool_calls]
-        content, reasoning = "".join(p.content for p in read), "".join(p.reasoning for p in read)
-        return Piece(content, reasoning, calls, part.finish_reason and read[-1].finish_reason)
-
-    def _piece(self, part: CompletionOutput | Fragment, prompt: Sequence[int] | None) -> Piece:
         ended = part.finish_reason is not None
         if not part.text and not part.token_ids and not self._begun:
             return Piece(finish_reason=part.finish_reason)

@@ -43,13 +43,16 @@ class ChatAssembler(Assembler):
         super().__init__(wants, n)
         self._plain = False
         self._clock = clock
-        self._readers: list[Reader | None] = [conversation.reader() for _ in range(n)]
+        readers = [conversation.reader() for _ in range(n)]
+        self._aligners = [reader.aligner for reader in readers]
+        self._readers: list[Reader | None] = [*readers]
 
     def _parse(self, outputs: Sequence[RequestOutput], completions: list[Completion]) -> Tensors:
-        parts: list[list[CompletionOutput]] = [[] for _ in completions]
+        parts: list[list[CompletionOutput | Fragment]] = [[] for _ in completions]
         for output in outputs:
             for part in output.outputs:
-                parts[part.index].append(part)
+                aligner = self._aligners[part.index]
+                parts[part.index] += [part] if aligner is None else aligner.take(part)
         until = self._clock() + READ_S
         pieces = [self._read_all(i, found, outputs[-1].prompt_token_ids, until) for i, found in enumerate(parts)]
         for completion, found in zip(completions, pieces, strict=True):
@@ -61,7 +64,9 @@ class ChatAssembler(Assembler):
             ("reasoning", string_tensor(*("".join(piece.reasoning for piece in found) for found in pieces))),
         ]
 
-    def _read_all(self, index: int, parts: list[CompletionOutput], prompt: Sequence[int] | None, until: float) -> list[Piece]:
+    def _read_all(
+        self, index: int, parts: Sequence[CompletionOutput | Fragment], prompt: Sequence[int] | None, until: float
+    ) -> list[Piece]:
         pieces: list[Piece] = []
         for number, part in enumerate(parts):
             if number + 1 < len(parts) and self._clock() > until:
@@ -80,7 +85,7 @@ class ChatAssembler(Assembler):
         return Piece(part.text, finish_reason=part.finish_reason)
 
 
-def _joined(parts: Sequence[CompletionOutput]) -> Fragment:
+def _joined(parts: Sequence[CompletionOutput | Fragment]) -> Fragment:
     ids = [token for part in parts for token in part.token_ids]
     return Fragment("".join(part.text for part in parts), ids, parts[-1].finish_reason)
 
