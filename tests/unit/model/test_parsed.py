@@ -61,7 +61,12 @@ def _nothing_noted(monkeypatch):
 def test_pieces_of_merged_outputs_are_joined():
     """Under pressure one response carries what several would have."""
     found = built(
-        ChatAssembler(Wants(), 1, Conversation()), output("r:a"), output("r:b"), output("c"), output("t:d"), output("t:e")
+        ChatAssembler(Wants(), 1, Conversation(), lambda: 0.0),
+        output("r:a"),
+        output("r:b"),
+        output("c"),
+        output("t:d"),
+        output("t:e"),
     )
     assert found["text_output"] == [b"c"]
     assert found["reasoning"] == [b"ab"]
@@ -71,7 +76,7 @@ def test_pieces_of_merged_outputs_are_joined():
 def test_every_completion_has_a_reader_and_an_element():
     """Their states must not mix."""
     conversation = Conversation()
-    found = built(ChatAssembler(Wants(finish_reason=True), 2, conversation), output("r:a", "t:b", reason="stop"))
+    found = built(ChatAssembler(Wants(finish_reason=True), 2, conversation, lambda: 0.0), output("r:a", "t:b", reason="stop"))
     assert len(conversation.readers) == 2
     assert (found["text_output"], found["reasoning"]) == ([b"", b""], [b"a", b""])
     assert found["tool_calls"] == [b"[]", b'[{"function": {"name": "b"}}]']
@@ -81,17 +86,17 @@ def test_every_completion_has_a_reader_and_an_element():
 def test_usage_comes_with_every_response():
     """Cached tokens are those of the prompt."""
     wants = Wants(num_input_tokens=True, num_output_tokens=True, num_cached_tokens=True)
-    found = built(ChatAssembler(wants, 1, Conversation()), output("a"), output("b", reason="stop"))
+    found = built(ChatAssembler(wants, 1, Conversation(), lambda: 0.0), output("a"), output("b", reason="stop"))
     assert (found["num_input_tokens"], found["num_output_tokens"], found["num_cached_tokens"]) == ([2], [2], [3])
 
 
 def test_what_a_parser_raises_about_comes_as_plain_text(caplog):
     """From there on; the log says it once, and the other completions go on."""
-    assembler = ChatAssembler(Wants(finish_reason=True), 2, Conversation())
+    assembler = ChatAssembler(Wants(finish_reason=True), 2, Conversation(), lambda: 0.0)
     with caplog.at_level(logging.ERROR):
         first = built(assembler, output("r:a", "r:b"), output("!", "r:c"))
         second = built(assembler, output("r:d", "r:e", reason="stop"))
-        built(ChatAssembler(Wants(), 1, Conversation()), output("!"))
+        built(ChatAssembler(Wants(), 1, Conversation(), lambda: 0.0), output("!"))
     assert (first["text_output"], first["reasoning"]) == ([b"!", b""], [b"a", b"bc"])
     assert (second["text_output"], second["reasoning"]) == ([b"r:d", b""], [b"", b"e"])
     assert second["finish_reason"] == [b"stop", b"stop"]
@@ -158,7 +163,7 @@ class LateConversation(Conversation):
 
 def test_what_is_aligned_is_read_and_nothing_of_it_is_lost_where_a_parser_raises():
     """The text of tokens that waited for theirs included."""
-    assembler = ChatAssembler(Wants(), 1, LateConversation())
+    assembler = ChatAssembler(Wants(), 1, LateConversation(), lambda: 0.0)
     assert built(assembler, output("r:why"))["reasoning"] == [b""]
     found = built(assembler, output("a!"), output("t:b"), output("c", reason="stop"))
     assert (found["reasoning"], found["text_output"], found["tool_calls"]) == ([b"why"], [b"a!t:bc"], [b"[]"])
