@@ -65,6 +65,17 @@ def test_a_part_that_fails_ends_the_request_and_the_others(begun):
     assert got.empty()
 
 
+def test_an_output_of_another_kind_is_nobody_elses_matter(begun):
+    """Raised to vLLM, what it leads to would end the output handler of all requests."""
+    engine, got, j, puts = begun
+    odd = number(0)
+    odd.outputs.data = None
+    puts[1](odd)
+    assert isinstance(got.get(timeout=PROMISED)[1], InternalError)
+    until(lambda: Llm.started[-1].aborted == list(j.ids))
+    assert engine.is_healthy()
+
+
 def test_a_cancelled_request_ends_all_its_parts(begun):
     """By the ids that vLLM knows."""
     engine, got, j, _ = begun

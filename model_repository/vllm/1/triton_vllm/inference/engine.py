@@ -324,7 +324,7 @@ class Engine:
             return
         gathering = Gathering(len(collectors), lambda item: self._take(job, item), job.most_numbers)
         for number, collector in enumerate(collectors):
-            compat.attach(collector, partial(gathering.take, number))
+            compat.attach(collector, partial(self._gather, job, gathering, number))
 
     async def _enter(self, job: Job) -> list[Collector]:
         """Add a job to vLLM; a pooling request has a request for each of its parts."""
@@ -343,6 +343,13 @@ class Engine:
             if job.ended:
                 break
         return made
+
+    def _gather(self, job: Job, gathering: Gathering, number: int, item: Output | Exception) -> None:
+        try:
+            gathering.take(number, item)
+        except Exception as error:  # noqa: BLE001 - as in `_take`
+            self._translator.note("an output was not taken", error)
+            self._abort(job, InternalError(FAILED))
 
     def _take(self, job: Job, item: Output | Exception) -> None:
         if job.ended:
