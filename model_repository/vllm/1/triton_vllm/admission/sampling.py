@@ -64,7 +64,8 @@ def build(
     if chat is not None:
         made = {"max_tokens": None, **chat.values, **made}
         if chat.most is not None:
-            made["max_tokens"] = min(chat.most, made["max_tokens"] or chat.most)
+            asked = made["max_tokens"]
+            made["max_tokens"] = chat.most if asked is None else min(chat.most, asked)
     _check_amounts(limits, made, chat.room if chat else USUAL_TOKENS)
     made["output_kind"] = schema.streaming if stream else schema.whole
     try:
