@@ -243,6 +243,18 @@ def test_every_completion_is_parsed_by_itself(servers: Servers) -> None:
         assert ends == [{b"tool_calls"}] * 2
 
 
+@pytest.mark.parametrize("stop", ["zzz", "Q" * 20, "greeting.\n</think>\n\nHello, who", "how", "</tool_call>"])
+@pytest.mark.parametrize("text", [HELLO, TWO])
+def test_a_stop_string_takes_nothing_else_from_a_stream(servers: Servers, text: str, stop: str) -> None:
+    """vLLM holds back the text in which one may begin, and not its tokens, by which its parsers find the end of the reasoning."""
+    request = {"messages": conversation(text), "tools": TOOLS}
+    free = ours(servers, request, {"temperature": 0}, stream=True)
+    held = ours(servers, request, {"temperature": 0, "stop": [stop]}, stream=True)
+    assert held.reasoning == free.reasoning
+    assert held.content == free.content.partition(stop)[0]
+    assert held.tool_calls == (free.tool_calls[:1] if stop == "</tool_call>" else free.tool_calls)
+
+
 def test_a_text_is_not_parsed_and_keeps_its_defaults(servers: Servers) -> None:
     """`text_input` answers as the official backend does: 16 tokens, and the text as it is."""
     answer = ask(servers.triton, models.CHAT_FACTS[0][0], {"temperature": 0, "ignore_eos": True}, **FLAGS)
@@ -259,6 +271,10 @@ def test_a_text_is_not_parsed_and_keeps_its_defaults(servers: Servers) -> None:
         ({"tool_choice": "required"}, "tool_choice is required, which needs tools"),
         ({"tools": json.dumps(TOOLS), "tool_choice": json.dumps({**NAMED, "function": {"name": "get_wether"}})}, "did you mean"),
         ({"tools": '[{"type": "function"}]'}, "tools.0.function"),
+        (
+            {"chat_template_kwargs": f'{{"thinking_budget": {2**63}}}'},
+            "chat_template_kwargs holds an integer of more than 64 bits",
+        ),
         ({"chat_template_kwargs": '{"continue_final_message": true, "add_generation_prompt": true}'}, "exclude each other"),
     ],
 )

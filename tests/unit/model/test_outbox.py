@@ -70,6 +70,34 @@ def test_one_output_a_response_at_light_load_and_several_under_pressure():
     assert sent == [[1], [2, 3, 4], [5]]
 
 
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_bulky_response_keeps_nobody_waiting(threads):
+    """It is written in a thread of its own kind; the others go on meanwhile."""
+    sent, begun, go_on, others = [], threading.Event(), threading.Event(), threading.Semaphore(0)
+
+    def deliver(j, items):
+        if j.bulky:
+            begun.set()
+            assert go_on.wait(PROMISED)
+        sent.append((j.bulky, items))
+        others.release()
+
+    outbox = started(deliver, threads)
+    jobs = [job() for _ in range(2 * threads + 1)]
+    jobs[0].bulky = True
+    for j in jobs:
+        outbox.assign(j)
+    outbox.put(jobs[0], 0)
+    assert begun.wait(PROMISED)
+    for j in jobs[1:]:
+        outbox.put(j, 1)
+    for _ in jobs[1:]:
+        assert others.acquire(timeout=PROMISED)
+    go_on.set()
+    outbox.close()
+    assert sent == [*[(False, [1])] * (2 * threads), (True, [0])]
+
+
 def test_a_closed_job_gets_nothing_more():
     """After the final response, or a failed one, nothing follows."""
     sent = []
@@ -168,7 +196,7 @@ class Bench:
         self.got = [[] for _ in range(streams)]
         self.sends: list[tuple[float, int]] = []  # when, whose
         self.outbox = Outbox(self.deliver, FakeLog(), pacing=pacing, clock=lambda: self.now)
-        (self.lane,) = self.outbox._lanes
+        self.lane = self.outbox._lanes[0]
         self.jobs = [job() for _ in range(streams)]
         for j in self.jobs:
             self.outbox.assign(j)

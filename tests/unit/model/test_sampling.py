@@ -197,6 +197,7 @@ def test_structured_outputs_in_every_spelling(given, expected):
         ({"max_tokens": 9}, ChatDefaults({"max_tokens": 7}), 9),
         ({"max_tokens": 9}, ChatDefaults({}, 8), 8),
         ({}, ChatDefaults({}, 8), 8),
+        ({"max_tokens": 0}, ChatDefaults({}, 8), 0),  # which vLLM refuses
     ],
 )
 def test_a_chat_may_answer_for_as_long_as_there_is_room(given, defaults, expected):

@@ -52,6 +52,7 @@ class Limits:
         max_parts: parts of the contents of all messages.
         max_tools: tools of a conversation.
         max_inputs: inputs of an `embedding_request`, or its pairs to score.
+        max_pooled_numbers: numbers in the answer to an `embedding_request`, of all its inputs; one takes 21 characters of JSON.
         max_n: completions of a request.
         max_answer_tokens: `n` times `max_tokens`, where `n` is more than one.
         max_logprobs: `logprobs` and `prompt_logprobs`.
@@ -92,6 +93,7 @@ class Limits:
     max_parts: int = 4096
     max_tools: int = 512
     max_inputs: int = 256
+    max_pooled_numbers: int = 1 << 24
     max_n: int = 128
     max_answer_tokens: int = 131_072
     max_logprobs: int = 128

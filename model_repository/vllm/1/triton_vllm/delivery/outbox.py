@@ -61,7 +61,7 @@ class Outbox:
     A job's first and last outputs are sent at once. In between, the next response waits for a pause that grows with the number
     of streams and with the time that a send takes: at light load the pause is next to nothing and each output is a response
     of its own, under pressure a response carries several tokens. A job always goes to the same thread, so its responses
-    cannot overtake each other.
+    cannot overtake each other. Jobs whose one response takes long to write, a vector for each token, have a thread of their own.
 
     Args:
         deliver: sends one response for a job's consecutive outputs; called in the job's thread.
@@ -80,7 +80,8 @@ class Outbox:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         send = deliver if pacing.merges else partial(_one_by_one, deliver)
-        self._lanes = [_Lane(send, log, pacing, clock, f"triton-send-{i}") for i in range(threads)]
+        names = [*(f"triton-send-{i}" for i in range(threads)), "triton-send-bulky"]
+        self._lanes = [_Lane(send, log, pacing, clock, name) for name in names]
         self._next = 0
 
     def start(self) -> None:
@@ -90,8 +91,12 @@ class Outbox:
 
     def assign(self, job: Job) -> None:
         """Choose the job's thread; call once, before the first `put`."""
+        last = len(self._lanes) - 1
+        if job.bulky:
+            job.lane = last
+            return
         job.lane = self._next
-        self._next = (self._next + 1) % len(self._lanes)
+        self._next = (self._next + 1) % last
 
     def put(self, job: Job, item: Item) -> None:
         """Queue an output or an exception for sending; never blocks."""
