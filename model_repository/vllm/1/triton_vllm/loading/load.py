@@ -20,6 +20,7 @@ from triton_vllm.inference.engine import Engine, Pace, Sole
 from triton_vllm.inference.prompt import Ahead, Prompter
 from triton_vllm.loading import engine_args, frontends, interpreter
 from triton_vllm.loading.cause import Cause
+from triton_vllm.loading.claim import Claim, instances
 from triton_vllm.loading.executor import available_cores
 from triton_vllm.loading.prepare import Prepared, prepare
 from triton_vllm.loading.progress import Progress
@@ -76,7 +77,7 @@ def load(args: Mapping[str, str], log: Log) -> Model:
         ConfigError: the model's files are wrong, or vLLM did not start with them.
     """
     shared = frontends.join(args, log)
-    if shared is not None:
+    if instances(args) != 1:  # nor must the end of one take apart the metrics that the others have in common with it
         interpreter.end_at_once()
     try:
         return _load(args, log, shared)
@@ -97,8 +98,7 @@ def _load(args: Mapping[str, str], log: Log, shared: Frontends | None) -> Model:
         parsers = _parsers(prepared, engine, outbox)
         watch = CancellationWatch(engine.jobs, engine.cancel, log, _departure(engine, prepared, args["model_name"], log))
         watch.start()
-        labels = {"model": args["model_name"], "version": args["model_version"]}
-        publisher = _publish(prepared, shared, labels, log)
+        publisher = _publish(prepared, shared, args, log)
     interpreter.tune()
     log.info(f"ready after {progress.seconds():.1f} s, tasks: {', '.join(engine.tasks)}")
     return Model(prepared, engine, outbox, watch, publisher, shared, parsers)
@@ -175,11 +175,12 @@ def _departure(engine: Engine, prepared: Prepared, name: str, log: Log) -> Depar
     return Departure(partial(transport.is_ending, name), leave)
 
 
-def _publish(prepared: Prepared, shared: Frontends | None, labels: Mapping[str, str], log: Log) -> Publisher | None:
+def _publish(prepared: Prepared, shared: Frontends | None, args: Mapping[str, str], log: Log) -> Publisher | None:
     if not prepared.settings.metrics or prepared.engine_args.get("disable_log_stats", False):
         return None
-    official = prepared.settings.official
-    mirror = Mirror(transport.TritonMetrics(), labels, as_official=official, others=shared is not None)
+    labels = {"model": args["model_name"], "version": args["model_version"]}
+    claim = Claim(args, os.getppid(), log)
+    mirror = Mirror(transport.TritonMetrics(), labels, as_official=prepared.settings.official, others=claim.shared)
     if shared is None:
-        return Publisher(mirror, compat.prometheus_families, log.warning)
-    return Publisher(mirror, lambda: shared.latest(compat.prometheus_families()), log.warning, others=True)
+        return Publisher(mirror, compat.prometheus_families, log.warning, claim)
+    return Publisher(mirror, lambda: shared.latest(compat.prometheus_families()), log.warning, claim)

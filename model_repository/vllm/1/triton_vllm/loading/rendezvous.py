@@ -99,16 +99,8 @@ def seat(args: Mapping[str, str], server: int) -> Seat | None:
             "instance_group: an instance cannot be added to a model that is loaded; unload the model, then load it again"
         )
     model = [args[name] for name in ("model_repository", "model_name", "model_version", "model_instance_device_id")]
-    said = json.dumps([guard.place(), server, _started(server), *model, group])
+    said = json.dumps([guard.place(), server, guard.started(server), *model, group])
     return Seat(int(index), count, hashlib.sha256(said.encode()).hexdigest()[:12])
-
-
-def _started(process: int) -> str:
-    """Return when a process was started, for its id may be another's later."""
-    try:
-        return Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]
-    except (OSError, IndexError):
-        return ""
 
 
 class Rendezvous:
