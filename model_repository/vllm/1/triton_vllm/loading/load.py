@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from triton_vllm.loading.frontends import Frontends
+    from triton_vllm.loading.settings import Settings
     from triton_vllm.protocols import Log
 
 MANY_CORES = 8
@@ -91,8 +92,8 @@ def _load(args: Mapping[str, str], log: Log, shared: Frontends | None) -> Model:
     with ExitStack() as until_loaded:
         progress = until_loaded.enter_context(Progress(log))
         prepared = prepare(args, log, progress, until_loaded)
-        if shared is not None:
-            _refuse_private(prepared)
+        if instances(args) != 1:
+            _refuse_private(prepared.settings, shares=shared is not None)
         progress.phase("starting the engine and loading the model")
         engine, outbox = _start(prepared, shared, log)
         parsers = _parsers(prepared, engine, outbox)
@@ -104,14 +105,14 @@ def _load(args: Mapping[str, str], log: Log, shared: Frontends | None) -> Model:
     return Model(prepared, engine, outbox, watch, publisher, shared, parsers)
 
 
-def _refuse_private(prepared: Prepared) -> None:
-    """Refuse what each instance would know by itself only: an adapter's number, and whether the engine sleeps."""
+def _refuse_private(settings: Settings, *, shares: bool) -> None:
+    """Refuse what each of several instances would know by itself only: whether the engine sleeps, and an adapter's number."""
     for name, value in (
-        ("LORA_DIRECTORY", prepared.settings.lora_directory),
-        ("OPERATOR_REQUESTS", prepared.settings.limits.operator_requests),
+        ("OPERATOR_REQUESTS", settings.limits.operator_requests),  # one would be answered for one engine of several
+        ("LORA_DIRECTORY", settings.lora_directory if shares else ""),
     ):
         if value:
-            raise ConfigError(f"{name} is for a model of one instance: set the instance group's count to 1, or leave it out")
+            raise ConfigError(f"{name} is for a model of one instance: have one instance group with count 1, or leave it out")
 
 
 def _start(prepared: Prepared, shared: Frontends | None, log: Log) -> tuple[Engine, Outbox]:
