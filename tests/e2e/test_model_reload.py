@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -127,6 +129,28 @@ def test_metrics_go_on_after_a_reload(serving: Serve, long_arguments: dict[str, 
             _wait_for(lambda number=number: tokens() >= begun + number * TOKENS)
         assert post(server.http_url, "/v2/repository/models/vllm/unload", {}, timeout=PATIENCE)[0] == 200
         _wait_for(lambda: not _stubs(server))
+        assert server.running
+
+
+def test_metrics_of_a_killed_instance_are_those_of_the_next(serving: Serve) -> None:
+    """Nobody takes them away, so the next one counts on; they leave with it."""
+    arguments = ("--model-control-mode=explicit", "--load-model=vllm")
+    with serving(environment=ONE_THREAD, arguments=arguments, prepare=with_metrics) as server:
+
+        def tokens() -> float:
+            return read_metrics(f"http://127.0.0.1:{server.ports.metrics}/metrics").total("vllm:generation_tokens_total")
+
+        _ask(server)
+        _wait_for(lambda: tokens() == TOKENS)
+        for stub in _stubs(server):
+            os.kill(stub, signal.SIGKILL)
+        _wait_for(lambda: not engines(server))
+        for verb in ("unload", "load"):
+            assert post(server.http_url, f"/v2/repository/models/vllm/{verb}", {}, timeout=PATIENCE)[0] == 200
+        _ask(server)
+        _wait_for(lambda: tokens() == 2 * TOKENS)
+        assert post(server.http_url, "/v2/repository/models/vllm/unload", {}, timeout=PATIENCE)[0] == 200
+        _wait_for(lambda: not tokens())
         assert server.running
 
 

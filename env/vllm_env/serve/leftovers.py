@@ -19,10 +19,7 @@ from vllm_env.base.filesystem import tree_size
 
 _PLACES = (  # Triton's own names, hard-coded in pb_env.cc and shm_manager; those that server.py gives; multiprocessing's
     (Path("/tmp"), re.compile(r"python_env_\w{6}|vllm_env_server_\w+|vllm_env_frontends_\w+")),  # noqa: S108
-    (
-        Path("/dev/shm"),  # noqa: S108
-        re.compile(r"triton_python_backend_shm_region_.*|vllm_env_([0-9a-f]{12}|metrics)_.*|sem\.mp-[a-z0-9_]{8}"),
-    ),
+    (Path("/dev/shm"), re.compile(r"triton_python_backend_shm_region_.*|vllm_env_[0-9a-f]{12}_.*|sem\.mp-[a-z0-9_]{8}")),  # noqa: S108
 )
 _WARM = re.compile(r"vllm_env_warm_\d+")  # of a user by number, below the folder for temporary files; a cache has warm/
 

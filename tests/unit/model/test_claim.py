@@ -81,7 +81,7 @@ def test_several_have_it_at_the_same_time(tmp_path):
 
 def test_other_models_versions_and_servers_have_their_own(tmp_path):
     """What a killed server left goes with the next claim."""
-    (tmp_path / "vllm_env_metrics_0").touch()
+    (tmp_path / "vllm_env_0_metrics").touch()
     changes = [{}, {"model_name": "v"}, {"model_version": "2"}, {"server": os.getppid()}]
     claims = [claimed(tmp_path, **change) for change in changes]
     assert all(claim.take() for claim in claims)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from triton_vllm.protocols import Log
 
 PLACE = Path("/dev/shm")  # noqa: S108 - the same for all instances, and without it there is no stub
-_NAME = "vllm_env_metrics_"
+_NAME = "vllm_env_{}_metrics"  # `gen_vllm_env.sh clean` knows such names
 
 
 class Claim:
@@ -40,11 +40,11 @@ class Claim:
     def __init__(self, args: Mapping[str, str], server: int, log: Log, place: Path = PLACE) -> None:
         said = json.dumps([guard.place(), server, guard.started(server), args["model_name"], args["model_version"]])
         self.shared = instances(args) != 1
-        self._path = place / f"{_NAME}{hashlib.sha256(said.encode()).hexdigest()[:16]}"
+        self._path = place / _NAME.format(hashlib.sha256(said.encode()).hexdigest()[:12])
         self._log = log
         self._waits = False
         self._held: int | None = None
-        for path in place.glob(f"{_NAME}*"):  # of servers that were killed
+        for path in place.glob(_NAME.format("*")):  # of servers that were killed
             _remove(path)
 
     def take(self) -> bool:
