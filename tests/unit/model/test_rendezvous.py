@@ -76,6 +76,19 @@ def test_an_instance_knows_its_place_among_those_of_its_group():
     assert len(keys) == 6
 
 
+def test_an_instance_of_a_larger_reload_does_not_join_the_load_before_it():
+    """Triton starts the new instances while the old ones live; seats 0 and 1 of three are taken there, seat 2 is not."""
+    old = [Rendezvous.join(seat(args(f"vllm_0_{index}"), os.getpid())) for index in range(2)]
+    old[0].lead()
+    old[0].publish("e1", None)
+    last = Rendezvous.join(seat(args("vllm_0_2", 3), os.getpid()))
+    first = Rendezvous.join(seat(args("vllm_0_0", 3), os.getpid()))
+    assert last.address() is None
+    assert last.has_first()
+    for meeting in (*old, first, last):
+        meeting.leave()
+
+
 @pytest.mark.parametrize("alone", [args("vllm_0_0", 1), args("other_0"), args("vllm"), {"model_config": "{}"}])
 def test_an_only_instance_needs_no_other(alone):
     """As in every model that asks for one instance; nothing is written for it."""
