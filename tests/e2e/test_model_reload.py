@@ -132,6 +132,20 @@ def test_metrics_go_on_after_a_reload(serving: Serve, long_arguments: dict[str, 
         assert server.running
 
 
+def test_a_reload_with_more_instances_is_one_of_its_own(serving: Serve) -> None:
+    """Its third instance does not find the load of two that still serves; a count that alone is changed is no reload."""
+    arguments = ("--model-control-mode=explicit", "--load-model=vllm")
+    with serving(environment=ONE_THREAD, arguments=arguments, prepare=lambda model: with_instances(model, 2)) as server:
+        old = _stubs(server)
+        with_instances(server.repository / "vllm", 3)
+        with_parameter(server.repository / "vllm", "UNLOAD_GRACE_SECONDS", "3")
+        status, reason = post(server.http_url, "/v2/repository/models/vllm/load", {}, timeout=PATIENCE)
+        assert status == 200, reason
+        _wait_for(lambda: not _stubs(server) & old)
+        assert len(_stubs(server)) == 3
+        _ask(server)
+
+
 def test_metrics_of_a_killed_instance_are_those_of_the_next(serving: Serve) -> None:
     """Nobody takes them away, so the next one counts on; they leave with it."""
     arguments = ("--model-control-mode=explicit", "--load-model=vllm")
