@@ -265,9 +265,9 @@ def test_what_only_one_instance_would_know_is_refused(settings, name, monkeypatc
     monkeypatch.setattr(load, "prepare", lambda *_: SimpleNamespace(settings=settings))
     monkeypatch.setattr(load, "_start", lambda *_: pytest.fail("it starts"))
     with pytest.raises(ConfigError, match=f"{name} is for a model of one instance"):
-        load._load({}, Log(), SimpleNamespace())
+        load._load({"model_config": '{"instance_group": [{"count": 2}]}'}, Log(), SimpleNamespace())
     with pytest.raises(pytest.fail.Exception, match="it starts"):
-        load._load({}, Log(), None)
+        load._load({"model_config": "{}"}, Log(), None)
 
 
 def test_metrics_need_vllms_statistics():
