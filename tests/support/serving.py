@@ -17,6 +17,7 @@ from vllm_env.serve.smoke import copy_model
 Serve = Callable[..., AbstractContextManager[TritonServer]]
 CPU_ARGUMENTS = {"dtype": "float32", "enforce_eager": True, "max_model_len": 256}
 CPU_ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
+STALL_SECONDS = 240.0  # a model that loads says so every 15 s; only an archive that the server extracts is silent for longer
 READY_SECONDS = 800.0  # below the limit of a test; on a machine with other work a start may take minutes
 
 
@@ -65,7 +66,7 @@ def serve(
             parts.binary,
             model.parent,
             log=folder / "server.log",
-            launch=Launch({**CPU_ENVIRONMENT, **(environment or {})}, arguments, ready_timeout),
+            launch=Launch({**CPU_ENVIRONMENT, **(environment or {})}, arguments, ready_timeout, STALL_SECONDS),
         ) as server:
             yield server
     finally:
