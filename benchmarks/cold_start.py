@@ -56,8 +56,6 @@ class Start:
 class PreparedTriton(TritonTarget):
     """A server for a model store that exists already."""
 
-    stall_limit_s = 150.0  # as vllm_env/smoke.py: extraction and the import of vLLM are silent for tens of seconds each
-
     def __init__(self, setting: Setting, store: Path) -> None:
         super().__init__(setting)
         self._store = store

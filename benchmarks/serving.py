@@ -15,12 +15,13 @@ import argparse
 import json
 import resource
 import shlex
+import signal
 import sys
 import tempfile
 import time
 from pathlib import Path
 
-from harness import machine, report
+from harness import executors, machine, report
 from harness.load import Load, Measurement
 from harness.servers import Setting
 from harness.shapes import SHAPES, write_checkpoint
@@ -45,6 +46,10 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     add("--shape", choices=sorted(SHAPES), default="tiny-opt")
     add("--device", choices=("cpu", "gpu"), default="cpu", help="chooses the default engine arguments")
     add("--engine-arguments", type=json.loads, default={}, metavar="JSON", help="added to the defaults")
+    add(
+        "--executor", choices=executors.CHOICES, default="uni",
+        help="of all targets (default uni, mp with several workers); default: each target's own",
+    )  # fmt: skip
     add("--variables", type=json.loads, default={}, metavar="JSON", help="environment of all targets")
     add("--settle", type=float, default=1.3, help="seconds of rest before a measurement: vLLM spins 1 s after the last")
     add("--rounds", type=int, default=5)
@@ -111,10 +116,12 @@ def run_cell(targets: list[Target], cell: report.Cell, options: argparse.Namespa
 def main(arguments: list[str] | None = None) -> int:
     """Start the targets, measure every cell, write the report after each."""
     options = parse(sys.argv[1:] if arguments is None else arguments)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the servers are stopped, as after an interrupt
     work = options.work or Path(tempfile.mkdtemp(prefix="serving_"))
     checkpoint = write_checkpoint(SHAPES[options.shape], work / options.shape)
     defaults = _CPU if options.device == "cpu" else _GPU
     engine = {"model": str(checkpoint), "load_format": "dummy", **defaults, **_LIMITS, **options.engine_arguments}
+    engine.update(executors.asked(options.executor, engine))
     variables = _CPU_VARIABLES if options.device == "cpu" else {"VLLM_USE_FLASHINFER_SAMPLER": "0"}
     variables = {**variables, **options.variables}
     setting = Setting(
@@ -131,7 +138,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         for target in targets:
             took = target.start()
-            notes.append(f"{target.name} ready after {took:.1f} s")
+            notes.append(f"{target.name} ready after {took:.1f} s, executor: {target.executor()}")
             print(notes[-1], file=sys.stderr, flush=True)
         for cell in cells(options):
             rounds += run_cell(targets, cell, options)

@@ -52,6 +52,7 @@ def role_of(name: str, command: str) -> str:
     """Return what a process is to the benchmark: server, stub, api_server, engine, engine_core, worker or other."""
     for sign, role in (
         ("EngineCore", "engine_core"),
+        ("VLLM::APIServer", "api_server"),
         ("VLLM::", "worker"),
         ("python_backend_stub", "stub"),
         ("tritonserver", "server"),

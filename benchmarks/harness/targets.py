@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from harness.grpc_client import GrpcConnection, TritonGrpcClient
 from harness.http_client import HttpConnection, OpenAIClient, TritonHttpClient
 from harness.load import Client, Load, Measurement, run_load
-from harness.servers import Server, Setting, StartFailedError, as_flags, free_port, place_model, set_instances
+from harness.servers import Server, Setting, StartFailedError, as_flags, free_port, place_model, place_stub, set_instances
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Sequence
@@ -33,6 +33,9 @@ class Target(Protocol):
 
     def measure(self, load: Load) -> Measurement:
         """Put a load on it."""
+
+    def executor(self) -> str:
+        """Which executor its engine has."""
 
     def cpu(self) -> dict[str, float]:
         """CPU seconds used so far, by role."""
@@ -103,6 +106,7 @@ class TritonTarget(Server):
 
     name = "triton"
     model = "vllm"
+    stall_limit_s = 150.0  # as vllm_env's smoke run: extraction and the import of vLLM are silent for tens of seconds each
 
     def start(self) -> float:
         """See `Target`."""
@@ -129,6 +133,7 @@ class TritonTarget(Server):
         destination = self.setting.work / f"store-{self.name}" / self.model
         model = self.setting.model_repository / self.model
         store = place_model(model, destination, self.setting.arguments, str(self.setting.environment))
+        place_stub(destination, self.setting)
         if self.setting.instances > 1:
             set_instances(destination / "config.pbtxt", self.setting.instances)
         return store
