@@ -30,7 +30,8 @@ from pathlib import Path
 from statistics import median
 
 from harness import machine, phases, svg
-from harness.load import Load, Measurement
+from harness.load import Load
+from harness.metrics import Measurement
 from harness.servers import Setting, StartFailedError, set_parameter
 from harness.shapes import SHAPES, write_checkpoint
 from harness.targets import TritonTarget

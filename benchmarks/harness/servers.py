@@ -24,7 +24,10 @@ _START_LIMIT_S = 600
 
 @dataclass(frozen=True)
 class Setting:
-    """What all targets share: the environment, the checkpoint (inside the arguments), where logs go; Triton's instances."""
+    """What all targets share: the environment, the checkpoint (inside the arguments), where logs go.
+
+    `instances` is of Triton's model; `official` a checkout of Triton's own vLLM backend.
+    """
 
     environment: Path
     triton_root: Path
@@ -33,6 +36,7 @@ class Setting:
     variables: dict[str, str]
     work: Path
     instances: int = 1
+    official: Path | None = None
 
 
 class StartFailedError(Exception):

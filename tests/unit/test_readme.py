@@ -53,7 +53,8 @@ def speed_ratio(report: str, in_flight: int, *, stream: bool, to: str) -> str:
     speeds: dict[tuple[str, int], float] = {}
     for entry in measured(report)["rounds"]:
         if (entry["cell"]["in_flight"], entry["cell"]["stream"]) == (in_flight, stream):
-            speeds[entry["target"], entry["number"]] = entry["measured"]["tokens_per_s"]
+            figures = entry["measured"]
+            speeds[entry["target"], entry["number"]] = figures.get("output_throughput") or figures["tokens_per_s"]
     rounds = [number for target, number in speeds if target == "triton"]
     return f"{median(speeds['triton', n] / speeds[to, n] for n in rounds):.2f}"
 
