@@ -29,7 +29,7 @@ from datetime import datetime
 from pathlib import Path
 from statistics import median
 
-from harness import machine, phases, svg
+from harness import machine, phases, results, svg
 from harness.load import Load
 from harness.metrics import Measurement
 from harness.servers import Setting, StartFailedError, set_parameter
@@ -80,7 +80,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     add("--engine-arguments", type=json.loads, default={}, metavar="JSON", help="added to the defaults")
     add("--starts", type=int, default=3, help="of each case")
     add("--cases", nargs="+", choices=_CASES, default=["baseline", *_LAYOUTS], metavar="CASE", help=", ".join(_CASES))
-    add("--out", type=Path, default=Path("benchmarks/results/cold_start"), metavar="PATH", help="without suffix")
+    add("--out", type=Path, default=Path("benchmarks/results/cold_start"), metavar="PATH", help="time and commit are added to it")
     add(
         "--work",
         type=Path,
@@ -271,7 +271,6 @@ def phase_table(starts: list[Start]) -> str:
 
 def write(out: Path, described: machine.Machine, notes: list[str], starts: list[Start]) -> None:
     """Write `out`.md, .svg and .json."""
-    out.parent.mkdir(parents=True, exist_ok=True)
     head = "\n".join([*described.lines(), *(f"- {note}" for note in notes)])
     parts = ["# Cold start", head, table(starts), "## By phase, median seconds", phase_table(starts)]
     text = "\n\n".join([*parts, f"![launch to ready]({out.name}.svg)"])
@@ -305,7 +304,9 @@ def main(arguments: list[str] | None = None) -> int:
     )
     python = next(place for place in environments if place and place.exists())
     described = machine.describe(python, options.triton_root, commit=options.commit)
-    notes = [f"command: `python3 benchmarks/cold_start.py {shlex.join(given)}`", *options.note]
+    command = f"python3 benchmarks/cold_start.py {shlex.join(given)}"
+    notes = [f"command: `{command}`", *options.note]
+    out: Path | None = None
     if "baseline" in options.cases:
         notes += baseline_notes(options, work)
     starts: list[Start] = []
@@ -317,7 +318,8 @@ def main(arguments: list[str] | None = None) -> int:
             setting = Setting(Path(), options.triton_root.absolute(), options.repository, engine, variables, work)
             starts.append(start(case, number, store, setting, shape.vocabulary, notes))
             print(starts[-1], file=sys.stderr, flush=True)
-        write(options.out, described, notes, starts)
+        out = out or results.take(options.out, described.commit, command)
+        write(out, described, notes, starts)
     print(table(starts), phase_table(starts), sep="\n\n")
     return 0
 

@@ -49,20 +49,19 @@ _LIMITS = {"max_num_seqs": 512, "max_num_batched_tokens": 8192}
 
 @dataclass
 class Run:
-    """One run: its options, where its report goes, and what has been measured so far."""
+    """One run: its options, what has been measured so far, and where its report goes once there is something."""
 
     options: argparse.Namespace
     command: str
-    out: Path
     described: machine.Machine
     notes: list[str]
     rounds: list[report.Round] = field(default_factory=list)
+    out: Path | None = None
 
     def add(self, cell: report.Cell, targets: list[Target]) -> None:
         """Measure one cell on all targets, write the report, print the cell's table."""
         measured = run_cell(targets, cell, self.options)
-        if not self.rounds:
-            results.record(self.out, self.described.commit, self.command)
+        self.out = self.out or results.take(self.options.out, self.described.commit, self.command)
         self.rounds += measured
         title = f"Serving, {self.options.shape} shape, dummy weights"
         report.write(self.out, title, self.described, self.notes, self.rounds)
@@ -216,7 +215,7 @@ def prepare(options: argparse.Namespace, given: list[str]) -> tuple[Run, Setting
     command = f"python3 benchmarks/serving.py {shlex.join(given)}"
     notes = [f"command: `{command}`", f"engine arguments: `{json.dumps({**engine, 'model': options.shape})}`"]
     notes += [f"environment of all targets: `{json.dumps(variables)}`", *options.note]
-    return Run(options, command, results.claim(options.out, described.commit), described, notes), setting
+    return Run(options, command, described, notes), setting
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -238,8 +237,7 @@ def main(arguments: list[str] | None = None) -> int:
     finally:
         for target in targets:
             target.stop()
-        results.release(run.out)
-        print(f"report: {run.out}.md, logs: {setting.work}", file=sys.stderr)
+        print(f"report: {f'{run.out}.md' if run.out else 'none'}, logs: {setting.work}", file=sys.stderr)
     return 0
 
 

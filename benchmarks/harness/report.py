@@ -113,7 +113,7 @@ def table(rounds: list[Round]) -> str:
     cell = rounds[0].cell
     columns = [c for c in _COLUMNS if (cell.stream or not c.streaming) and (cell.rate or not c.open_loop)]
     targets = list(dict.fromkeys(entry.target for entry in rounds))
-    bases = [base for base in _RATIOS_TO if base in targets]
+    bases = [target for target in targets if target.startswith(_RATIOS_TO)]
     heads = ["target", columns[0].head, *(f"/ {base}" for base in bases), *(c.head for c in columns[1:])]
     lines = [f"| {' | '.join([*heads, 'CPU s per 1000 tokens'])} |", "|---" * (len(heads) + 1) + "|"]
     for target in targets:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 _HEAD = "| when | report | commit | command |\n|---|---|---|---|\n"
 
 
-def claim(out: Path, commit: str) -> Path:
+def _claim(out: Path, commit: str) -> Path:
     """Return a stem beside `out` that no report has: the time and commit are added to its name, which an empty `.md` takes."""
     out.parent.mkdir(parents=True, exist_ok=True)
     name = f"{out.name}-{datetime.now(timezone.utc):%Y%m%d-%H%M}-{re.sub(r'[^A-Za-z0-9_]+', '-', commit)}"
@@ -27,7 +27,7 @@ def claim(out: Path, commit: str) -> Path:
     raise AssertionError
 
 
-def record(stem: Path, commit: str, command: str) -> None:
+def _record(stem: Path, commit: str, command: str) -> None:
     """Add the row of a run to `runs.md` beside its report."""
     runs = stem.with_name("runs.md")
     head = "" if runs.exists() else _HEAD
@@ -37,8 +37,8 @@ def record(stem: Path, commit: str, command: str) -> None:
         file.write(head + row)
 
 
-def release(stem: Path) -> None:
-    """Give up the name of a run that has measured nothing."""
-    file = stem.with_name(f"{stem.name}.md")
-    if file.exists() and not file.stat().st_size:
-        file.unlink()
+def take(out: Path, commit: str, command: str) -> Path:
+    """Return the stem of a run that has measured something already, and add its row."""
+    stem = _claim(out, commit)
+    _record(stem, commit, command)
+    return stem

@@ -62,6 +62,8 @@ def test_the_table_has_medians_with_their_ranges() -> None:
     assert shown["ITL p99 ms"] == "2.0 (1.0-3.0)"
     assert shown["pieces an answer"] == "61.0 (60.0-62.0)"
     assert dict(zip(head, openai, strict=True))["/ openai"] == "1.00 (1.00-1.00)"
+    beside = [round_of(cell(stream_interval=5), target, 0) for target in ("openai-interval-5", "triton")]
+    assert "| / openai-interval-5 |" in table(beside)
     assert "/ engine" not in head
     assert "unfinished" not in head
 
@@ -121,24 +123,16 @@ def test_requests_longer_than_the_model_are_refused(serving: Any, tmp_path: Path
 
 
 def test_a_report_replaces_none(tmp_path: Path) -> None:
-    """Two runs of one minute and commit have two names; each has its row, with its commit and command."""
+    """Runs of one minute and commit have names of their own; each has its row, with its commit and command."""
     from harness import results
 
-    out = tmp_path / "results" / "serving"
-    stems = [results.claim(out, "abc1234 with changes") for _ in range(3)]
+    out, about = tmp_path / "results" / "serving", r"abc1234 with changes | `serving.py --note 'a\|b'` |"
+    stems = [results.take(out, "abc1234 with changes", "serving.py --note 'a|b'") for _ in range(3)]
     assert len({stem.name for stem in stems}) == 3
     assert all("abc1234-with-changes" in stem.name and stem.with_name(f"{stem.name}.md").exists() for stem in stems)
-    for stem in stems[:2]:
-        results.record(stem, "abc1234", "serving.py --note 'a|b'")
-        stem.with_name(f"{stem.name}.md").write_text("# Serving\n")
     rows = (out.parent / "runs.md").read_text().splitlines()
-    assert len(rows) == 4
-    assert all(
-        f"[{stem.name}]({stem.name}.md) | abc1234 | `serving.py --note 'a\\|b'` |" in "\n".join(rows) for stem in stems[:2]
-    )
-    for stem in stems:
-        results.release(stem)
-    assert [stem.with_name(f"{stem.name}.md").exists() for stem in stems] == [True, True, False]
+    assert len(rows) == 2 + 3
+    assert all(f"[{stem.name}]({stem.name}.md) | {about}" in row for stem, row in zip(stems, rows[2:], strict=True))
 
 
 def test_a_report_is_written_with_its_figure(tmp_path: Path) -> None:
