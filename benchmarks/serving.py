@@ -42,7 +42,8 @@ _CPU = {"dtype": "float32", "enforce_eager": True, "max_model_len": 2048}
 # By default vLLM pins its CPU worker to core 0 and spins there; on two cores whatever else the scheduler puts on that
 # core then stands still for seconds, with every target. Left to the scheduler, the same load is up to six times as fast.
 _CPU_VARIABLES = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
-_GPU = {"dtype": "float16", "max_model_len": 512, "gpu_memory_utilization": 0.31}
+_GPU = {"dtype": "float16", "max_model_len": 512}
+_GPU_MEMORY = 0.93  # of all engines together
 # vLLM chooses other limits for its server than for an engine; here all targets have the same.
 _LIMITS = {"max_num_seqs": 512, "max_num_batched_tokens": 8192}
 
@@ -191,6 +192,20 @@ def equal_pieces(run: Run, targets: list[Target], setting: Setting) -> None:
             theirs.stop()
 
 
+def engine_count(options: argparse.Namespace) -> int:
+    """Return how many engines run at the same time: targets that are clients of another's server share its engine."""
+    return len({name.partition("-")[0] for name in options.targets} | ({"official"} if options.official else set()))
+
+
+def plan(options: argparse.Namespace, targets: int) -> str:
+    """Return what is going to be measured and about how long that takes, without the starts and what `--equal-pieces` adds."""
+    opened = len(options.prompt_tokens) * len(options.tokens) * (len(options.rates) + len(options.shares))
+    count = (len(closed_cells(options)) + opened) * targets * options.rounds
+    return (
+        f"{count} measurements of {options.seconds:g} s: about {count * (options.seconds + options.settle + 1) / 60:.0f} minutes"
+    )
+
+
 def prepare(options: argparse.Namespace, given: list[str]) -> tuple[Run, Setting]:
     """Return the run with the head of its report, and what its targets share.
 
@@ -199,9 +214,12 @@ def prepare(options: argparse.Namespace, given: list[str]) -> tuple[Run, Setting
     """
     work = (options.work or Path(tempfile.mkdtemp(prefix="serving_"))).absolute()
     checkpoint = write_checkpoint(SHAPES[options.shape], work / options.shape)
-    defaults = _CPU if options.device == "cpu" else _GPU
+    share = {"gpu_memory_utilization": round(_GPU_MEMORY / engine_count(options), 2)}
+    defaults = _CPU if options.device == "cpu" else {**_GPU, **share}
     engine = {"model": str(checkpoint), "load_format": "dummy", **defaults, **_LIMITS, **options.engine_arguments}
     engine.update(executors.asked(options.executor, engine))
+    if options.workload == "multi-turn":
+        engine.setdefault("enable_prefix_caching", True)
     for cell in closed_cells(options):
         if most_tokens(load_of(cell, options, 0)) > engine["max_model_len"]:
             raise SystemExit(f"{cell.title}: longer than max_model_len {engine['max_model_len']}; use --engine-arguments")
@@ -226,6 +244,7 @@ def main(arguments: list[str] | None = None) -> int:
     run, setting = prepare(options, given)
     names = [*options.targets, *(["official"] if options.official and "official" not in options.targets else [])]
     targets = make_targets(names, setting)
+    print(plan(options, len(targets)), file=sys.stderr, flush=True)
     try:
         running = start_all(targets, run.notes)
         for cell in closed_cells(options):

@@ -49,7 +49,7 @@ def _add_servers(parser: argparse.ArgumentParser) -> None:
 
 def _add_loads(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--rounds", type=int, default=5)
+    add("--rounds", type=int, default=3)
     add("--seconds", type=float, default=60, help="window in which requests start (default 60); the last ones are waited for")
     add("--requests", type=int, default=1_000_000, help="at most, in a window")
     add("--settle", type=float, default=1.3, help="seconds of rest before a measurement: vLLM spins 1 s after the last")

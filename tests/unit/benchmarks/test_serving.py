@@ -115,6 +115,28 @@ def test_what_cannot_be_measured_is_refused_before_anything_starts() -> None:
     assert options().seconds == 60
 
 
+def test_the_plan_says_how_long_it_takes(serving: Any) -> None:
+    """Two loads in two modes and two rates, three targets, two rounds; each with its window, its rest and its last answers."""
+    given = options(
+        "--in-flight", "1", "8", "--shares", "0.5", "--rates", "9", "--rounds", "2", "--seconds", "60", "--settle", "1"
+    )
+    assert serving.plan(given, 3) == "36 measurements of 60 s: about 37 minutes"
+
+
+def test_engines_share_a_gpus_memory(serving: Any, tmp_path: Path) -> None:
+    """Equal parts, of engines and not of targets; what is named stays."""
+    gpu = ["--device", "gpu", "--prompt-tokens", "32", "--work", str(tmp_path), "--triton-root", str(tmp_path)]
+    for more, expected in (
+        ([], 0.31),
+        (["--targets", "openai", "triton", "triton-http"], 0.47),
+        (["--official", str(tmp_path)], 0.23),
+        (["--engine-arguments", '{"gpu_memory_utilization": 0.2}'], 0.2),
+    ):
+        _, setting = serving.prepare(options(*gpu, *more), [])
+        assert setting.arguments["gpu_memory_utilization"] == pytest.approx(expected)
+        assert setting.arguments["distributed_executor_backend"].endswith(".UniProcExecutor")
+
+
 def test_requests_longer_than_the_model_are_refused(serving: Any, tmp_path: Path) -> None:
     """Four turns of 512 tokens do not fit into 2048 with their answers."""
     long = options("--workload", "multi-turn", "--prompt-tokens", "512", "--work", str(tmp_path))
