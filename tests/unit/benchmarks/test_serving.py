@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import re
+import shlex
 import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -182,3 +184,20 @@ def test_a_step_tells_that_it_goes_on(terminal: bool, monkeypatch: pytest.Monkey
     with step("starting triton"):
         assert stream.getvalue() == ("starting triton" if terminal else "starting triton ...\n")
     assert stream.getvalue().endswith("starting triton 0 s\n" if terminal else "...\n")
+
+
+def test_the_page_names_every_load_and_figure() -> None:
+    """docs/benchmarks.md: its options are the parser's, its figures the table's."""
+    from harness.report import _COLUMNS
+    from support.repositories import CHECKOUT
+
+    page = (CHECKOUT / "docs" / "benchmarks.md").read_text("utf-8")
+    named = [shlex.split(text) for text in re.findall(r"`(--[^`]+)`", page)]
+    for arguments in named:
+        if arguments[0] not in ("--help", "--stream-interval"):
+            chosen = {"--official": ["--official", "."], "--executor": ["--executor", "default"]}.get(arguments[0], arguments)
+            full = {"--rounds": ["3"], "--turns": ["4"], "--prompt-tokens": ["32"], "--tokens": ["64"]}
+            options(*chosen, *(full.get(arguments[0], []) if len(arguments) == 1 else []))
+    assert len(named) > 12
+    figures = {re.sub(r" (p50|p99|ms)", "", column.head) for column in _COLUMNS if column.name != "unfinished"}
+    assert all(figure in page for figure in figures)
