@@ -61,7 +61,7 @@ def speed_ratio(report: str, in_flight: int, *, stream: bool, to: str) -> str:
 
 def ready_seconds(report: str, case: str, *, first: bool) -> str:
     """Return the seconds from launch to ready of a first start, or the median of later ones."""
-    starts = [s for s in measured(report)["starts"] if s["case"] == case and (s["number"] == 0) == first]
+    starts = [s for s in measured(report)["starts"] if s["case"] == case and s.get("first", s["number"] == 0) == first]
     return f"{median(s['ready_s'] for s in starts):.0f} s"
 
 
