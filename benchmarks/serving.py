@@ -182,6 +182,8 @@ def equal_pieces(run: Run, targets: list[Target], setting: Setting) -> None:
         pieces = [entry.measured.tokens_per_piece for entry in rounds if entry.target == "triton"]
         if cell.stream and not cell.rate and round(median(pieces)) > 1:
             cells.setdefault(round(median(pieces)), []).append(cell)
+    if not cells:
+        print("equal pieces: ours has one token a piece in every stream, as vLLM's server has", file=sys.stderr)
     for interval, found in cells.items():
         theirs = OpenAITarget(setting, interval)
         try:

@@ -64,9 +64,9 @@ async def test_a_window_ends_the_loop() -> None:
     from harness.load import run_load
 
     client = Echo(before=lambda _: asyncio.sleep(0.02))
-    found = await run_load([client], load(in_flight=1, requests=10**9, seconds=0.3))
+    found = await run_load([client], load(in_flight=1, requests=10**9, seconds=1.0))
     assert found.completed == len(client.asked)
-    assert 1 <= found.completed <= 15
+    assert 1 <= found.completed <= 50
 
 
 @pytest.mark.parametrize("workload", ["closed", "open"])
