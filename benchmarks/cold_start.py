@@ -26,18 +26,16 @@ import sys
 import tarfile
 import tempfile
 import time
-from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from pathlib import Path
-from statistics import median
 
-from harness import machine, page_cache, phases, results, svg
+from harness import machine, page_cache, phases
 from harness.load import Load
 from harness.metrics import Measurement
 from harness.progress import step
-from harness.report import shown
 from harness.servers import Setting, StartFailedError, set_parameter
 from harness.shapes import SHAPES, write_checkpoint
+from harness.start_report import Report, Start, phase_table, table
 from harness.targets import TritonTarget
 
 _CPU = {"dtype": "float32", "enforce_eager": True, "max_model_len": 512}
@@ -45,18 +43,6 @@ _GPU = {"dtype": "float16", "max_model_len": 512, "gpu_memory_utilization": 0.5}
 ARCHIVE = "vllm_env.tar.gz"
 _LAYOUTS = ("archive", "directory")
 _CASES = ("baseline", "baseline-pip", *_LAYOUTS, "parts", "archive-warm", "directory-warm")
-
-
-@dataclass(frozen=True)
-class Start:
-    """One start of one case, in seconds since the launch."""
-
-    case: str
-    number: int
-    first: bool
-    ready_s: float
-    first_token_s: float
-    phases: list[phases.Phase]
 
 
 class PreparedTriton(TritonTarget):
@@ -246,80 +232,6 @@ def start(case: str, number: int, store: Path, setting: Setting, vocabulary: int
 def ask(server: TritonTarget, load: Load) -> Measurement:
     """Put a load on the server."""
     return server.measure(load)
-
-
-def table(starts: list[Start]) -> str:
-    """Return launch to ready and to the first token of each case, first and later starts, and the ratio to the first case's."""
-    base = starts[0].case
-    lines = [f"| case | start | ready s | first token s | ready / {base} |", "|---|---|---|---|---|"]
-    for case in dict.fromkeys(entry.case for entry in starts):
-        for name, first in (("first", True), ("later", False)):
-            mine, basis = ([e for e in starts if e.case == each and e.first == first] for each in (case, base))
-            if mine:
-                compared = median(e.ready_s for e in mine) / median(e.ready_s for e in basis) if basis else None
-                ready, token = shown([e.ready_s for e in mine], 1), shown([e.first_token_s for e in mine], 1)
-                lines.append(f"| {case} | {name} | {ready} | {token} | {'-' if compared is None else f'{compared:.2f}'} |")
-    return "\n".join(lines)
-
-
-def phase_table(starts: list[Start]) -> str:
-    """Return median seconds by phase and case."""
-    cases = list(dict.fromkeys(entry.case for entry in starts))
-    names = dict.fromkeys(phase.name for entry in starts for phase in entry.phases)
-    lines = [f"| phase | {' | '.join(cases)} |", "|---" * (len(cases) + 1) + "|"]
-    for name in names:
-        columns = []
-        for case in cases:
-            found = [p.seconds for entry in starts if entry.case == case for p in entry.phases if p.name == name]
-            columns.append(f"{median(found):.1f}" if found else "-")
-        lines.append(f"| {name} | {' | '.join(columns)} |")
-    return "\n".join(lines)
-
-
-@dataclass
-class Report:
-    """What has been seen so far, and where it is written once there is something."""
-
-    out: Path
-    described: machine.Machine
-    command: str
-    notes: list[str]
-    starts: list[Start] = field(default_factory=list)
-    stem: Path | None = None
-
-    def note(self, text: str) -> None:
-        """Add a line to the head, once."""
-        if text not in self.notes:
-            self.notes.append(text)
-
-    def write(self) -> None:
-        """Write the .md, .svg and .json."""
-        self.stem = out = self.stem or results.take(self.out, self.described.commit, self.command)
-        head = "\n".join([*self.described.lines(), *(f"- {note}" for note in self.notes)])
-        heading = "## By phase, median seconds"
-        parts = [
-            "# Cold start",
-            head,
-            table(self.starts),
-            heading,
-            phase_table(self.starts),
-            f"![launch to ready]({out.name}.svg)",
-        ]
-        out.with_name(f"{out.name}.md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
-        out.with_name(f"{out.name}.svg").write_text(figure(self.starts), encoding="utf-8")
-        content = {"machine": asdict(self.described), "notes": self.notes, "starts": [asdict(e) for e in self.starts]}
-        out.with_name(f"{out.name}.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-
-
-def figure(starts: list[Start]) -> str:
-    """Return launch to ready of each start as bars."""
-    found = {(entry.case, entry.number): entry for entry in starts}
-    numbers = sorted({entry.number for entry in starts})
-    cases = dict.fromkeys(entry.case for entry in starts)
-    ready = {case: [found[case, n].ready_s if (case, n) in found else None for n in numbers] for case in cases}
-    first = {entry.number for entry in starts if entry.first}
-    groups = [f"{'first' if n in first else 'later'} {n + 1}" for n in numbers]
-    return svg.draw("Cold start", [svg.Panel("launch to ready", "s", groups, ready)])
 
 
 def environment_python(options: argparse.Namespace, work: Path) -> Path:
