@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING
 from harness import executors, machine, report, results
 from harness.load import Load
 from harness.options import parse
+from harness.processes import first_in_line
 from harness.progress import step
 from harness.servers import Setting, StartFailedError
 from harness.shapes import SHAPES, write_checkpoint
@@ -119,7 +120,8 @@ def load_of(cell: report.Cell, options: argparse.Namespace, seed: int) -> Load:
 def measure(target: Target, load: Load) -> tuple[Measurement, dict[str, float]]:
     """Return what a load gives and the CPU seconds each role used for it."""
     before, mine = target.cpu(), resource.getrusage(resource.RUSAGE_SELF)
-    measured = target.measure(load)
+    with first_in_line():
+        measured = target.measure(load)
     after, now = target.cpu(), resource.getrusage(resource.RUSAGE_SELF)
     used = {role: after[role] - before.get(role, 0.0) for role in after}
     used["load"] = now.ru_utime + now.ru_stime - mine.ru_utime - mine.ru_stime
@@ -234,7 +236,9 @@ def prepare(options: argparse.Namespace, given: list[str]) -> tuple[Run, Setting
     described = machine.describe(setting.environment, setting.triton_root, commit=options.commit)
     command = f"python3 benchmarks/serving.py {shlex.join(given)}"
     notes = [f"command: `{command}`", f"engine arguments: `{json.dumps({**engine, 'model': options.shape})}`"]
-    notes += [f"environment of all targets: `{json.dumps(variables)}`", *options.note]
+    with first_in_line() as allowed:
+        ahead = "runs before the servers (nice)" if allowed else "has no priority, which takes root: its gaps may be bursts"
+    notes += [f"environment of all targets: `{json.dumps(variables)}`", f"the load generator {ahead}", *options.note]
     return Run(options, command, described, notes), setting
 
 

@@ -201,3 +201,23 @@ def test_the_page_names_every_load_and_figure() -> None:
     assert len(named) > 12
     figures = {re.sub(r" (p50|p99|ms)", "", column.head) for column in _COLUMNS if column.name != "unfinished"}
     assert all(figure in page for figure in figures)
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+def test_the_load_generator_runs_first_while_it_measures(allowed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And only then, so that servers that are started later do not inherit it; where that is not allowed, it says so."""
+    from harness import processes
+
+    now = 3
+
+    def set_now(_kind: int, _who: int, value: int) -> None:
+        nonlocal now
+        if not allowed:
+            raise PermissionError
+        now = value
+
+    monkeypatch.setattr(processes.os, "getpriority", lambda *_: now)
+    monkeypatch.setattr(processes.os, "setpriority", set_now)
+    with processes.first_in_line() as ahead:
+        assert (ahead, now) == (allowed, -7 if allowed else 3)
+    assert now == 3
