@@ -237,7 +237,7 @@ def prepare(options: argparse.Namespace, given: list[str]) -> tuple[Run, Setting
     command = f"python3 benchmarks/serving.py {shlex.join(given)}"
     notes = [f"command: `{command}`", f"engine arguments: `{json.dumps({**engine, 'model': options.shape})}`"]
     with first_in_line() as allowed:
-        ahead = "runs before the servers (nice)" if allowed else "has no priority, which takes root: its gaps may be bursts"
+        ahead = "runs before the servers (SCHED_RR)" if allowed else "has no priority, which takes root: its gaps may be bursts"
     notes += [f"environment of all targets: `{json.dumps(variables)}`", f"the load generator {ahead}", *options.note]
     return Run(options, command, described, notes), setting
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import re
 import shlex
 import sys
@@ -208,16 +209,17 @@ def test_the_load_generator_runs_first_while_it_measures(allowed: bool, monkeypa
     """And only then, so that servers that are started later do not inherit it; where that is not allowed, it says so."""
     from harness import processes
 
-    now = 3
+    now = (os.SCHED_BATCH, os.sched_param(0))
 
-    def set_now(_kind: int, _who: int, value: int) -> None:
+    def set_now(_who: int, policy: int, parameters: os.sched_param) -> None:
         nonlocal now
         if not allowed:
             raise PermissionError
-        now = value
+        now = (policy, parameters)
 
-    monkeypatch.setattr(processes.os, "getpriority", lambda *_: now)
-    monkeypatch.setattr(processes.os, "setpriority", set_now)
+    monkeypatch.setattr(processes.os, "sched_getscheduler", lambda _: now[0])
+    monkeypatch.setattr(processes.os, "sched_getparam", lambda _: now[1])
+    monkeypatch.setattr(processes.os, "sched_setscheduler", set_now)
     with processes.first_in_line() as ahead:
-        assert (ahead, now) == (allowed, -7 if allowed else 3)
-    assert now == 3
+        assert (ahead, now[0]) == (allowed, os.SCHED_RR if allowed else os.SCHED_BATCH)
+    assert now == (os.SCHED_BATCH, os.sched_param(0))
