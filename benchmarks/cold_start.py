@@ -20,7 +20,6 @@ import json
 import os
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import tarfile
@@ -32,6 +31,7 @@ from pathlib import Path
 from harness import machine, page_cache, phases
 from harness.load import Load
 from harness.metrics import Measurement
+from harness.processes import exit_on_sigterm
 from harness.progress import step
 from harness.servers import Setting, StartFailedError, set_parameter
 from harness.shapes import SHAPES, write_checkpoint
@@ -264,7 +264,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Prepare the cases, start them, write the report."""
     given = sys.argv[1:] if arguments is None else arguments
     options = parse(given)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the server is stopped, as after an interrupt
+    exit_on_sigterm()
     work = (options.work or Path(tempfile.mkdtemp(prefix="cold_start_"))).absolute()
     shape = SHAPES[options.shape]
     engine: dict[str, object] = {"model": str(write_checkpoint(shape, work / shape.name)), "load_format": "dummy"}

@@ -26,6 +26,7 @@ import tritonclient.grpc as grpcclient
 
 from harness import machine, results
 from harness.load import Load
+from harness.processes import exit_on_sigterm
 from harness.ray_cluster import RayCluster
 from harness.servers import Setting, set_parameter
 from harness.shapes import MARK, SHAPES, Shape, write_checkpoint
@@ -224,7 +225,7 @@ def check_end(cluster: RayCluster) -> list[str]:
 def main(arguments: list[str] | None = None) -> int:
     """Start the server, run every check, report all."""
     options = _options(arguments)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that whoever stops this leaves no server and no cluster
+    exit_on_sigterm()
     work = options.work or Path(tempfile.mkdtemp(prefix="device_checks_"))
     gpu, shape = options.device == "gpu", SHAPES[options.shape]
     engine: dict[str, object] = {"model": str(write_checkpoint(shape, work / shape.name)), "load_format": "dummy"}

@@ -15,7 +15,6 @@ from __future__ import annotations
 import json
 import resource
 import shlex
-import signal
 import sys
 import tempfile
 import time
@@ -27,7 +26,7 @@ from typing import TYPE_CHECKING
 from harness import executors, machine, report, results
 from harness.load import Load
 from harness.options import parse
-from harness.processes import first_in_line
+from harness.processes import exit_on_sigterm, first_in_line
 from harness.progress import step
 from harness.servers import Setting, StartFailedError
 from harness.shapes import SHAPES, write_checkpoint
@@ -246,7 +245,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Start the targets, measure every cell, write the report after each."""
     given = sys.argv[1:] if arguments is None else arguments
     options = parse(given, __doc__)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the servers are stopped, as after an interrupt
+    exit_on_sigterm()
     run, setting = prepare(options, given)
     names = [*options.targets, *(["official"] if options.official and "official" not in options.targets else [])]
     targets = make_targets(names, setting)

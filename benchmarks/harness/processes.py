@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -102,6 +103,16 @@ def first_in_line() -> Iterator[bool]:
     finally:
         if allowed:
             os.sched_setscheduler(0, policy, parameters)
+
+
+def exit_on_sigterm() -> None:
+    """Leave by SystemExit at the first SIGTERM, so that servers are stopped; a second one, as `timeout` sends, is ignored."""
+
+    def leave(*_: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        sys.exit(143)
+
+    signal.signal(signal.SIGTERM, leave)
 
 
 def end_session(leader: int, patience_s: float = 30) -> None:
