@@ -134,7 +134,7 @@ def _parser() -> argparse.ArgumentParser:
         help="where answers go (default: %(default)s)",
     )
     add("--iterations", type=_count, default=1, metavar="N", help="times through the prompts (default: %(default)s)")
-    add("-s", "--streaming-mode", action="store_true", help="receive each answer token by token")
+    add("-s", "--streaming-mode", action="store_true", help="receive each answer in pieces, as it is made")
     return parser
 
 

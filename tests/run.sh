@@ -28,4 +28,4 @@ if [[ ${1:-} == --fast ]]; then
   shift
   set -- tests/unit tests/contract tests/e2e/test_one_answer.py "$@"
 fi
-exec python -m pytest --numprocesses 2 "$@"  # a later -n0 gives one process, as --pdb needs it
+exec python -m pytest --numprocesses 3 "$@"  # servers wait more than they work; a later -n0 gives one process, as --pdb needs it

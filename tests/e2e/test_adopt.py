@@ -94,17 +94,13 @@ def built(parts: Parts, model: Path, folder: Path) -> AdoptedSet:
 
 
 def test_an_adopted_model_answers_as_ours_does_and_is_given_back(
-    parts: Parts, serving: Serve, made_models: MadeModels, tmp_path: Path, no_leftovers: None
+    parts: Parts, llama_server: TritonServer, made_models: MadeModels, tmp_path: Path, no_leftovers: None
 ) -> None:
     """The same answers, log probabilities too; Triton sees version 1 and what the user had written; then all is as it was."""
     names = dict(zip(("one", "two"), map(str, made_models.adapters), strict=True))
     engine = {**CPU_ARGUMENTS, "model": str(made_models.llama), "enable_lora": True, "max_lora_rank": 8, "max_loras": 2}
 
-    def with_adapters(model: Path) -> None:
-        (model / "multi_lora.json").write_text(json.dumps(names), encoding="utf-8")
-
-    with serving(engine, environment=ONE_THREAD, prepare=with_adapters) as server:
-        expected = answers(server, "vllm")
+    expected = answers(llama_server, "vllm")
     assert len({text for text, _ in expected}) > len(FACTS)  # type: ignore[misc]
 
     model = tmp_path / "place" / "models" / "opt"
@@ -128,10 +124,12 @@ def test_an_adopted_model_answers_as_ours_does_and_is_given_back(
         seen = json.loads(said)
         labels = read_metrics(f"http://127.0.0.1:{server.ports.metrics}/metrics").labels("vllm:")
         status, said = get(server.http_url, "/v2/models/opt")
+        log = server.log.read_text(errors="replace")
     assert (seen["backend"], seen["version_policy"]) == ("python", {"specific": {"versions": [1]}})
     assert [(group["kind"], group["count"]) for group in seen["instance_group"]] == [("KIND_MODEL", 1)]
     assert {label["model"] for label in labels} == {"opt"}
     assert (status, json.loads(said)["versions"]) == (200, ["1"])
+    assert len([line for line in log.splitlines() if ".before_vllm_env" in line]) == 1
 
     config.write_text(adopted, encoding="utf-8")
     undo(workspace, model)

@@ -234,8 +234,25 @@ def test_every_completion_is_parsed_by_itself(servers: Servers) -> None:
             calls = joined([call for part in answer.values("tool_calls") for call in json.loads(part[number])])
             assert [call["name"] for call in calls] == ["get_weather"]
             assert b"".join(part[number] for part in answer.values("reasoning")).strip() == b"Paris, so I ask."
+            entries = [call for part in answer.values("tool_calls") for call in json.loads(part[number])]
+            assert entries[0]["id"]
+            assert entries[0]["function"]["name"] == "get_weather"
+            assert {entry.get("index") for entry in entries} == ({0} if stream else {None})
+            assert not any(entry.get("id") or entry["function"].get("name") for entry in entries[1:])
         ends = [{word for word in column if word != b"None"} for column in zip(*answer.values("finish_reason"), strict=True)]
         assert ends == [{b"tool_calls"}] * 2
+
+
+@pytest.mark.parametrize("stop", ["zzz", "Q" * 20, "greeting.\n</think>\n\nHello, who", "how", "</tool_call>"])
+@pytest.mark.parametrize("text", [HELLO, TWO])
+def test_a_stop_string_takes_nothing_else_from_a_stream(servers: Servers, text: str, stop: str) -> None:
+    """vLLM holds back the text in which one may begin, and not its tokens, by which its parsers find the end of the reasoning."""
+    request = {"messages": conversation(text), "tools": TOOLS}
+    free = ours(servers, request, {"temperature": 0}, stream=True)
+    held = ours(servers, request, {"temperature": 0, "stop": [stop]}, stream=True)
+    assert held.reasoning == free.reasoning
+    assert held.content == free.content.partition(stop)[0]
+    assert held.tool_calls == (free.tool_calls[:1] if stop == "</tool_call>" else free.tool_calls)
 
 
 def test_a_text_is_not_parsed_and_keeps_its_defaults(servers: Servers) -> None:
@@ -254,6 +271,10 @@ def test_a_text_is_not_parsed_and_keeps_its_defaults(servers: Servers) -> None:
         ({"tool_choice": "required"}, "tool_choice is required, which needs tools"),
         ({"tools": json.dumps(TOOLS), "tool_choice": json.dumps({**NAMED, "function": {"name": "get_wether"}})}, "did you mean"),
         ({"tools": '[{"type": "function"}]'}, "tools.0.function"),
+        (
+            {"chat_template_kwargs": f'{{"thinking_budget": {2**63}}}'},
+            "chat_template_kwargs holds an integer of more than 64 bits",
+        ),
         ({"chat_template_kwargs": '{"continue_final_message": true, "add_generation_prompt": true}'}, "exclude each other"),
     ],
 )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.e2e
 PROMPT, WORDS = FACTS[2]
+README = Path(__file__).parents[2] / "README.md"
 GOOD = prompt(PROMPT, {"temperature": 0, "max_tokens": 64}, exclude_input_in_output=True)
 # all within the limits of size; vLLM 0.32 took from four seconds of a processor to more than a minute for each
 COSTLY: dict[str, dict[str, Any]] = {
@@ -38,6 +41,14 @@ def structured(server: TritonServer) -> TritonServer:
 def constrained(fields: dict[str, Any]) -> dict[str, Any]:
     """Return sampling parameters."""
     return {"structured_outputs": fields, "max_tokens": 8, "temperature": 0}
+
+
+def test_the_process_that_tries_constraints_is_as_large_as_documented(structured: TritonServer) -> None:
+    """README has a figure: an operator counts it for each instance."""
+    row = next(line for line in README.read_text("utf-8").splitlines() if line.startswith("| `MAX_CONSTRAINT_SECONDS` |"))
+    (documented,) = re.findall(r"takes (\d+) MB", row)
+    (worker,) = [one for one in structured.members() if any(part.endswith("compile_worker.py") for part in one.cmdline())]
+    assert worker.memory_info().rss / 1e6 == pytest.approx(float(documented), rel=0.25)
 
 
 @pytest.mark.parametrize("name", COSTLY)

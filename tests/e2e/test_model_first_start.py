@@ -134,7 +134,8 @@ def gone(process: int) -> bool:
 def test_a_first_start_begins_the_look_at_once_and_leaves_nothing(serving: Serve, tmp_path: Path) -> None:
     """One process looks at the class, started before vLLM was imported and not after it; the next start has none.
 
-    It has the variables that the stub had when it started it, and vLLM's import sets one.
+    It has the variables that the stub had when it started it, and vLLM's import sets one. Nor does the next start compile
+    anything, though its folder for temporary files is a new one, as in a new container.
     """
     cache = {"VLLM_CACHE_ROOT": str(tmp_path / "cache"), SET_BY_VLLM: ""}
     first = Sightings(cache)
@@ -146,6 +147,7 @@ def test_a_first_start_begins_the_look_at_once_and_leaves_nothing(serving: Serve
     later = Sightings(cache)
     with later.watching(), serving(environment=cache):
         assert later.inspections() == []
+    assert not [s.command for s in later.seen.values() if s.command.partition(" ")[0].endswith("cc1plus")]
 
 
 def test_a_load_that_fails_leaves_no_process(serving: Serve, tmp_path: Path) -> None:

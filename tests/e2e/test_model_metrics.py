@@ -16,6 +16,7 @@ from support.reference import ONE_THREAD, kept
 from support.serving import CPU_ARGUMENTS
 from support.settings import with_metrics
 from support.triton_client import get, post
+from triton_vllm.official import COUNTERS, HISTOGRAMS
 from vllm_env.serve.standin import FACTS
 
 if TYPE_CHECKING:
@@ -120,6 +121,17 @@ def test_a_documented_metric_has_vllms_name_and_count(meaning: str, triton_metri
     assert counts == {name: openai_metrics.total(name) for name in counts}
     assert all(counts.values())
     assert bool(counts) == bool(samples)
+
+
+def test_official_buckets_are_among_vllms(triton_metrics: Metrics) -> None:
+    """So their counts are exact with COMPATIBILITY=official; and vLLM has several times as many metrics."""
+    names = {name.rpartition("_")[0] for name in triton_metrics.names("vllm:") if name.endswith("_count")}
+    for name, (_, bounds) in HISTOGRAMS.items():
+        found = {float(s[1]["le"]) for s in triton_metrics.samples if s[0] == f"{name}_bucket"}
+        assert set(bounds) <= found or not found
+    assert sum(name in names for name in HISTOGRAMS) >= len(HISTOGRAMS) - 1  # one has two names, an older and a newer one
+    families = {re.sub(r"_(total|bucket|sum|count)$", "", name) for name in triton_metrics.names("vllm:")}
+    assert len(families) > 3 * len({*COUNTERS, *(name for name, _ in HISTOGRAMS.values())})
 
 
 def test_metrics_leave_with_the_model_and_come_back_with_it(metrics_server: TritonServer) -> None:

@@ -66,6 +66,16 @@ def prompt_length(server: TritonServer) -> int:
     return len(json.loads(answer.values("prompt_logprobs")[0][0]))
 
 
+def test_a_client_may_have_tokens_gathered(server: TritonServer) -> None:
+    """All responses but the first and the last of a stream carry as many tokens as asked for; the answer is the same."""
+    parameters = {**GREEDY, "ignore_eos": True, "max_tokens": 15}
+    expected = ask(server, PROMPT, parameters, stream=True, return_token_ids=True).token_ids()
+    answer = ask(server, PROMPT, {**parameters, "stream_interval": 4}, stream=True, return_token_ids=True)
+    first, *between, _ = (len(part) for part in answer.values("token_ids"))
+    assert (first, min(between) >= 4) == (1, True)
+    assert answer.token_ids() == expected
+
+
 @pytest.mark.parametrize("streaming", [False, True])
 def test_finish_reason_length(server: TritonServer, streaming: bool) -> None:
     """An answer cut at `max_tokens` says so."""

@@ -1,26 +1,37 @@
-"""A model that nobody changed is not loaded again: serving it writes nothing into its folder."""
+"""A model that nobody changed is not loaded again: serving it writes nothing into its folder. A changed one takes over."""
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from support.instances import with_instances
 from support.leftovers import name_of
-from support.model_requests import ask
+from support.metrics_page import read_metrics
+from support.model_requests import ask, prompt
+from support.open_stream import OpenStream
 from support.reference import ONE_THREAD
+from support.settings import with_metrics, with_parameter
 from support.triton_client import post
 from vllm_env.serve.standin import FACTS
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from support.serving import Serve
     from vllm_env.serve.server import TritonServer
 
 pytestmark = pytest.mark.e2e
 PROMPT, ANSWER = FACTS[2]
 POLLS = 5
+LONG = {"temperature": 0, "max_tokens": 60_000, "ignore_eos": True}
+TOKENS = 24
+PATIENCE = 300.0
 
 
 def files(model: Path) -> dict[str, float]:
@@ -81,3 +92,94 @@ def _settled(server: TritonServer, running: list[int]) -> list[int]:
     while (found := engines(server)) != running and time.monotonic() < until:
         time.sleep(0.1)
     return found
+
+
+@pytest.mark.parametrize("counts", [(1, 1), (1, 2)], ids=("1-1", "1-2"))
+def test_metrics_go_on_after_a_reload(serving: Serve, long_arguments: dict[str, object], counts: tuple[int, int]) -> None:
+    """Triton loads the new instances before it unloads the old ones, and has a metric of both but once."""
+    before, after = counts
+
+    def prepare(model: Path) -> None:
+        with_metrics(model)
+        with_parameter(model, "UNLOAD_GRACE_SECONDS", "600")
+        with_instances(model, before)
+
+    arguments = ("--model-control-mode=explicit", "--load-model=vllm")
+    with serving(long_arguments, environment=ONE_THREAD, arguments=arguments, prepare=prepare) as server:
+
+        def tokens() -> float:
+            return read_metrics(f"http://127.0.0.1:{server.ports.metrics}/metrics").total("vllm:generation_tokens_total")
+
+        with OpenStream(server.grpc_url, prompt(PROMPT, LONG, stream=True)) as running:
+            running.wait(1)
+            old = _stubs(server)
+            with_instances(server.repository / "vllm", after)
+            with_parameter(server.repository / "vllm", "UNLOAD_GRACE_SECONDS", "3")
+            assert post(server.http_url, "/v2/repository/models/vllm/load", {}, timeout=PATIENCE)[0] == 200
+            _ask(server)  # of the new ones, while the old ones have a request
+            assert _stubs(server) > old
+            running.cancel()
+            running.wait_end(PATIENCE)
+        _wait_for(lambda: not _stubs(server) & old)
+        _wait_for(lambda: tokens() >= TOKENS)
+        begun = tokens()
+        assert begun == TOKENS
+        for number in range(1, 11):
+            _ask(server)
+            _wait_for(lambda number=number: tokens() >= begun + number * TOKENS)
+        assert post(server.http_url, "/v2/repository/models/vllm/unload", {}, timeout=PATIENCE)[0] == 200
+        _wait_for(lambda: not _stubs(server))
+        assert server.running
+
+
+def test_a_reload_with_more_instances_is_one_of_its_own(serving: Serve) -> None:
+    """Its third instance does not find the load of two that still serves; a count that alone is changed is no reload."""
+    arguments = ("--model-control-mode=explicit", "--load-model=vllm")
+    with serving(environment=ONE_THREAD, arguments=arguments, prepare=lambda model: with_instances(model, 2)) as server:
+        old = _stubs(server)
+        with_instances(server.repository / "vllm", 3)
+        with_parameter(server.repository / "vllm", "UNLOAD_GRACE_SECONDS", "3")
+        status, reason = post(server.http_url, "/v2/repository/models/vllm/load", {}, timeout=PATIENCE)
+        assert status == 200, reason
+        _wait_for(lambda: not _stubs(server) & old)
+        assert len(_stubs(server)) == 3
+        _ask(server)
+
+
+def test_metrics_of_a_killed_instance_are_those_of_the_next(serving: Serve) -> None:
+    """Nobody takes them away, so the next one counts on; they leave with it."""
+    arguments = ("--model-control-mode=explicit", "--load-model=vllm")
+    with serving(environment=ONE_THREAD, arguments=arguments, prepare=with_metrics) as server:
+
+        def tokens() -> float:
+            return read_metrics(f"http://127.0.0.1:{server.ports.metrics}/metrics").total("vllm:generation_tokens_total")
+
+        _ask(server)
+        _wait_for(lambda: tokens() == TOKENS)
+        for stub in _stubs(server):
+            os.kill(stub, signal.SIGKILL)
+        _wait_for(lambda: not engines(server))
+        for verb in ("unload", "load"):
+            assert post(server.http_url, f"/v2/repository/models/vllm/{verb}", {}, timeout=PATIENCE)[0] == 200
+        _ask(server)
+        _wait_for(lambda: tokens() == 2 * TOKENS)
+        assert post(server.http_url, "/v2/repository/models/vllm/unload", {}, timeout=PATIENCE)[0] == 200
+        _wait_for(lambda: not tokens())
+        assert server.running
+
+
+def _ask(server: TritonServer) -> None:
+    answer = ask(server, PROMPT, {**LONG, "max_tokens": TOKENS})
+    assert not answer.error
+
+
+def _stubs(server: TritonServer) -> set[int]:
+    """Return the ids of the instances' processes."""
+    return {process.pid for process in server.members() if name_of(process).startswith("triton_python_b")}
+
+
+def _wait_for(condition: Callable[[], bool]) -> None:
+    until = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < until, "waited in vain"
+        time.sleep(0.2)

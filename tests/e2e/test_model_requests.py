@@ -156,7 +156,10 @@ def test_an_adapter_is_loaded_ahead(open_server: TritonServer, made_models: Made
         versions.append(told.pop("version"))
         assert told == {"operation": "load_lora", "name": "sql"}
     assert versions[0] != versions[1]
+    name = f"sql@{versions[1][:16]}"
     assert ask(open_server, QUESTION, {**GREEDY, "lora_name": "sql"}, exclude_input_in_output=True).text != FACT
+    page = f"http://127.0.0.1:{open_server.ports.metrics}/metrics"
+    until(lambda: any(name in value for used in read_metrics(page).labels("vllm:lora_requests_info") for value in used.values()))
 
 
 def test_fields_for_the_engine_reach_it(open_server: TritonServer) -> None:

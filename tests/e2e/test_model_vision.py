@@ -119,6 +119,12 @@ def test_videos_are_measured_by_their_headers(vision_server: TritonServer, file:
     assert look(vision_server, png(BLUE)).token_ids()
 
 
+def test_vllm_is_told_to_follow_no_redirect(vision_server: TritonServer) -> None:
+    """A host that the operator has named could send it on to any other; the model's processes have the variable from it."""
+    (worker,) = [one for one in vision_server.members() if any(part.endswith("compile_worker.py") for part in one.cmdline())]
+    assert worker.environ()["VLLM_MEDIA_URL_ALLOW_REDIRECTS"] == "0"
+
+
 def test_audio_without_a_decoder_is_unsupported(vision_server: TritonServer) -> None:
     """vLLM's wheel for CPU does not ask for the libraries: the sound is not damaged."""
     assert "the model's environment has no decoder for it" in ask(vision_server, TEXT, GREEDY, audio="AAAA").error

@@ -80,7 +80,13 @@ def test_the_first_start_unpacks_and_the_next_one_does_not(in_parts: Parts, tmp_
         programs = {str(Path(f"/proc/{process.pid}/exe").readlink()) for process in server.members()}
         assert str(tree / "bin/python3.11") in programs
     before = {path: path.lstat().st_ino for path in tree.rglob("*.so*")}
-    with serve(in_parts, as_built=True, environment={"VLLM_ENV_UNPACKED": str(place)}) as server:
+
+    def without_modes(model: Path) -> None:
+        """As Triton copies a repository from an object store; it makes the stub executable again."""
+        (model / "triton_python_backend_stub").chmod(0o644)
+
+    chosen = {"environment": {"VLLM_ENV_UNPACKED": str(place)}, "prepare": without_modes}
+    with serve(in_parts, as_built=True, **chosen) as server:
         assert answer(server) == "The capital of France is Paris, on the river Seine."
         assert (lines(server, UNPACKING), lines(server, FOUND)) == (0, 1)
     assert before

@@ -57,6 +57,7 @@ def test_the_command_there_and_back(official: Path, small_cache: Path, small_spe
     assert '+backend: "python"' in done.stderr
     facts = json.loads(done.stdout)
     assert (facts["model"], facts["changed"], facts["smoke_run"]) == (str(official), True, [])
+    assert '-backend: "vllm"\n+backend: "python"' in facts["difference"]
     after = _files(official)
     assert {name: after[name] for name in before if name != "config.pbtxt"} == {"1/model.json": before["1/model.json"]}
     assert {"vllm_env.tar.gz", "1/triton_vllm/contract.py"} <= after.keys()

@@ -38,9 +38,23 @@ def leftovers(parent: int) -> set[str]:
             else:
                 words += [*process.environ().values(), *process.cmdline()]
     theirs = "\n".join(words)
-    regions = {path for path in Path("/dev/shm").glob("vllm_env_*") if path.name[:_REGION] not in theirs}
+    held = _locked()
+    regions = {
+        path for path in Path("/dev/shm").glob("vllm_env_*") if path.name[:_REGION] not in theirs and _inode(path) not in held
+    }
     folders = {path for path in Path("/tmp").glob("vllm_env_server_*") if path.name not in theirs}
     return {shown(process) for process in found if is_alive(process)} | {str(path) for path in regions | folders}
+
+
+def _locked() -> set[int]:
+    """Return the inodes of files with a lock: whose the metrics of a model are is said by one, and its server runs."""
+    return {int(line.split()[-3].rpartition(":")[2]) for line in Path("/proc/locks").read_text().splitlines() if "FLOCK" in line}
+
+
+def _inode(path: Path) -> int:
+    with contextlib.suppress(OSError):
+        return path.stat().st_ino
+    return 0
 
 
 def _is_another_workers(process: psutil.Process) -> bool:

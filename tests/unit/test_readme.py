@@ -1,13 +1,16 @@
-"""The README's tables and the program agree."""
+"""The README and the documentation agree with the program, with the measurements and with each other."""
 
 from __future__ import annotations
 
 import json
 import re
+import subprocess
 from dataclasses import fields
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+import pytest
 
 from triton_vllm.admission.limits import Limits
 from triton_vllm.loading.settings import Settings
@@ -35,11 +38,11 @@ STARTS = {
 }
 
 
-def speed_rows(columns: int) -> dict[str, list[str]]:
-    """Return the rows of the README's speed table with this many columns of figures, by their first column."""
-    section = (ROOT / "README.md").read_text("utf-8").split("<!-- speed")[1].split("<!-- end of speed")[0]
-    rows = [[cell.strip() for cell in line.strip("| ").split("|")] for line in section.splitlines() if line.startswith("| ")]
-    return {row[0]: row[1:] for row in rows if len(row) == columns + 1 and not row[0].startswith("machine")}
+def rows_of(page: str, mark: str, columns: int) -> dict[str, list[str]]:
+    """Return the rows of a page's marked tables with this many columns after the first, by their first column."""
+    section = (ROOT / page).read_text("utf-8").split(f"<!-- {mark}")[1].split("<!-- end of")[0]
+    rows = [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in section.splitlines() if line.startswith("| ")]
+    return {row[0]: row[1:] for row in rows[1:] if len(row) == columns + 1 and not row[0].startswith("machine")}
 
 
 def measured(report: str) -> dict[str, Any]:
@@ -48,21 +51,37 @@ def measured(report: str) -> dict[str, Any]:
     return content
 
 
-def closed_loops(report: str) -> list[dict[str, Any]]:
-    """Return a report's rounds of the closed loop, without those where vLLM's server merges tokens as we did."""
-    rounds = measured(report)["rounds"]
-    return [entry for entry in rounds if not entry["cell"].get("rate") and entry["cell"].get("stream_interval", 1) == 1]
+def of_rounds(rounds: list[dict[str, Any]], target: str, figure: str) -> dict[int, float]:
+    """Return a target's figure in each round, under its name of now or, in older reports, of then."""
+    names = (figure, {"output_throughput": "tokens_per_s", "itl_p99": "gap_p99"}.get(figure, figure))
+    mine = [entry for entry in rounds if entry["target"] == target]
+    return {entry["number"]: next(entry["measured"][name] for name in names if name in entry["measured"]) for entry in mine}
 
 
-def speed_ratio(report: str, in_flight: int, *, stream: bool, to: str) -> str:
-    """Return our tokens per second over another's, the median over rounds."""
-    speeds: dict[tuple[str, int], float] = {}
-    for entry in closed_loops(report):
-        if (entry["cell"]["in_flight"], entry["cell"]["stream"]) == (in_flight, stream):
-            figures = entry["measured"]
-            speeds[entry["target"], entry["number"]] = figures.get("output_throughput") or figures["tokens_per_s"]
-    rounds = [number for target, number in speeds if target == "triton"]
-    return f"{median(speeds['triton', n] / speeds[to, n] for n in rounds):.2f}"
+def ratios(rounds: list[dict[str, Any]], to: str) -> list[float]:
+    """Return our tokens per second over another's, round by round."""
+    ours, theirs = (of_rounds(rounds, target, "output_throughput") for target in ("triton", to))
+    return [ours[number] / theirs[number] for number in ours]
+
+
+def cells_of(report: str) -> dict[tuple[int, ...], list[dict[str, Any]]]:
+    """Return the closed loop's rounds of each load: in flight, prompt's tokens, answer's tokens, and whether it streams."""
+    found: dict[tuple[int, ...], list[dict[str, Any]]] = {}
+    for entry in measured(report)["rounds"]:
+        cell = entry["cell"]
+        if cell.get("rate") or cell.get("stream_interval", 1) > 1:
+            continue
+        load = (cell["in_flight"], cell["prompt_tokens"], cell["answer_tokens"], cell["stream"])
+        found.setdefault(load, []).append(entry)
+    return found
+
+
+def speed_cells(report: str, in_flight: int) -> list[str]:
+    """Return a row of the README's table: medians over rounds with the least and the most, and the gaps of streams."""
+    found = {load[-1]: rounds for load, rounds in cells_of(report).items() if load[0] == in_flight}
+    speeds = [ratios(found[stream], to) for to in ("openai", "engine") for stream in (True, False)]
+    gaps = [1000 * median(of_rounds(found[True], target, "itl_p99").values()) for target in ("triton", "openai")]
+    return [f"{median(s):.2f} ({min(s):.2f}-{max(s):.2f})" for s in speeds] + [f"{gaps[0]:.1f} / {gaps[1]:.1f}"]
 
 
 def ready_seconds(report: str, case: str, *, first: bool) -> str:
@@ -127,18 +146,95 @@ def test_every_subcommand_is_named():
 
 
 def test_the_speed_table_is_that_of_the_benchmarks():
-    """Every ratio in the README is that of the newest report, and every load of the report's table is in the README."""
+    """Every ratio and gap in the README is that of the newest report, and every load of the report is in the README."""
     expected = {}
     for label, report in SERVING.items():
-        for in_flight in {entry["cell"]["in_flight"] for entry in closed_loops(report)}:
-            expected[f"{label}, {in_flight}"] = [
-                speed_ratio(report, in_flight, stream=stream, to=to) for to in ("openai", "engine") for stream in (True, False)
-            ]
-    assert speed_rows(4) == expected
+        for in_flight in {load[0] for load in cells_of(report)}:
+            expected[f"{label}, {in_flight}"] = speed_cells(report, in_flight)
+    assert rows_of("README.md", "speed", 5) == expected
 
 
 def test_the_table_of_starts_is_that_of_the_benchmarks():
     """Every launch to ready in the README is that of the newest report."""
-    assert speed_rows(2) == {
+    assert rows_of("README.md", "speed", 2) == {
         label: [ready_seconds(report, case, first=first) for first in (True, False)] for label, (report, case) in STARTS.items()
     }
+
+
+def test_the_readme_says_that_executors_differ_for_as_long_as_they_do():
+    """A worker of its own in vLLM's server and none in ours: the lead is not the model's, and the README must say so."""
+    used = {entry["target"]: entry["cpu_s"] for entry in measured("serving")["rounds"]}
+    assert ("worker" in used["openai"], "worker" in used["triton"]) == (True, False), (
+        "now equal: README's words are no longer true"
+    )
+    words = (ROOT / "README.md").read_text("utf-8").split("<!-- speed")[0].split("## How fast")[1]
+    assert "On two CPU cores the lead comes from the executor" in words
+
+
+def test_tokens_of_a_response_are_those_of_the_benchmark():
+    """With 32 streams on two cores."""
+    (rounds,) = (rounds for load, rounds in cells_of("serving").items() if load[0] == 32 and load[-1])
+    pieces = median(of_rounds(rounds, "triton", "pieces_per_answer").values())
+    said = re.search(r"with 32 in flight, (\d+) tokens", (ROOT / "README.md").read_text("utf-8"))
+    assert said
+    assert float(said[1]) == round(rounds[0]["cell"]["answer_tokens"] / pieces)
+
+
+def test_the_table_of_gaps_is_that_of_its_run():
+    """Tokens a second over the engine's, gaps and pieces, by the medians of the first table of gaps_h200.md."""
+    run = (ROOT / "benchmarks/results/gaps_h200.md").read_text("utf-8").split("## What was tried")[0]
+    found = {}
+    for line in run.splitlines():
+        where, *cells = (cell.strip() for cell in line.strip("| ").split(" | "))
+        if len(cells) == 5 and where.partition(", ")[0] in ("llama-7b", "opt-125m"):
+            found[where, cells[0]] = [cell.split(" ")[0].replace(",", "") for cell in cells[1:]]
+    expected = {}
+    for (where, target), (speed, gap, pieces, _) in found.items():
+        if target.startswith("triton"):
+            engine, theirs = found[where, "engine in process"], found.get((where, "vLLM's server"), ["-", "-"])
+            label = f"{where}{target.removeprefix('triton')}".replace("llama-7b", "Llama-7B").replace("opt-125m", "OPT-125M")
+            expected[label] = [f"{float(speed) / float(engine[0]):.2f}", gap, theirs[1], pieces]
+    assert rows_of("docs/speed.md", "gaps", 4) == expected
+    assert len(expected) == 8
+
+
+def test_other_loads_are_those_of_their_runs():
+    """The least and the most of the medians, over every load of the run with as many requests in flight."""
+    section = (ROOT / "docs/speed.md").read_text("utf-8").split("<!-- loads")[1].split("<!-- end of loads")[0]
+    rows = re.findall(r"^\| (.+), (\d+)(?: to (\d+))? \| ([\d, ]+) \| ([\d, ]+) \| (.+) \| `(\w+)` \|$", section, re.MULTILINE)
+    assert len(rows) == 4
+    for _, least, most, prompts, answers, said, report in rows:
+        chosen = {load: r for load, r in cells_of(report).items() if int(least) <= load[0] <= int(most or least)}
+        assert {load[1] for load in chosen} == {int(n) for n in prompts.split(",")}
+        assert {load[2] for load in chosen} == {int(n) for n in answers.split(",")}
+        medians = [median(ratios(rounds, "openai")) for rounds in chosen.values()]
+        assert said == f"{min(medians):.2f} to {max(medians):.2f}"
+
+
+PAGES = ("README.md", "CONTRIBUTING.md", *(f"docs/{page.name}" for page in sorted((ROOT / "docs").glob("*.md"))))
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_what_a_page_leads_to_is_there(page: str):
+    """Links with their headings, and files of this repository that are named in backquotes."""
+    text = (ROOT / page).read_text("utf-8")
+    for target in re.findall(r"\]\((?!https?:)([^)]+)\)", text):
+        name, _, heading = target.partition("#")
+        file = ROOT / Path(page).parent / name if name else ROOT / page
+        assert file.is_file(), target
+        headings = re.findall(r"^#+ (.+)$", file.read_text("utf-8"), re.MULTILINE) if heading else []
+        assert not heading or heading in {re.sub(r"[^\w -]", "", h).lower().replace(" ", "-") for h in headings}, target
+    for name in re.findall(r"`((?:docs|tests|tools|env|client|benchmarks)/[\w./-]*\w)`", text):
+        assert (ROOT / name).exists(), name
+    for name in re.findall(r"`(\w+\.(?:md|svg))`", text):
+        assert (ROOT / "benchmarks/results" / name).is_file() or (ROOT / name).is_file(), name
+
+
+def test_nothing_that_a_build_leaves_is_for_git():
+    """Each file and folder of README's table; an ignored file is not added by accident."""
+    section = (ROOT / "README.md").read_text("utf-8").split("## What a build leaves")[1].split("They are placed")[0]
+    names = re.findall(r"^\| `([\w.]+/?)` \|", section, re.MULTILINE)
+    assert len(names) > 5
+    for name in [*names, "vllm_env/", "vllm_engine_args.json"]:
+        path = f"model_repository/vllm/{name}"
+        assert subprocess.run(["git", "check-ignore", "--quiet", "--no-index", path], cwd=ROOT, check=False).returncode == 0, name

@@ -90,7 +90,7 @@ STATED: Mapping[str, Mapping[str, Member]] = {
         "max_tokens": Member(default="16"),  # admission.sampling.USUAL_TOKENS
         "min_tokens": Member(default="0"),
         **_fields("output_kind", "structured_outputs", "logprobs", "prompt_logprobs", "stop", "bad_words"),
-        **_fields("allowed_token_ids", "logit_bias", "stop_token_ids"),
+        **_fields("allowed_token_ids", "logit_bias", "stop_token_ids", "output_text_buffer_length", "skip_special_tokens"),
         **_fields("skip_clone", since="0.14"),
     },
     "vllm.sampling_params.StructuredOutputsParams": _fields(
@@ -212,6 +212,7 @@ OTHERS = frozenset(
         "launch_core_engines",
         "parts",
         "second",
+        "ndim",
         "num_labels",
         "trace",
         "timeout",

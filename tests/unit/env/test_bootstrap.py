@@ -120,6 +120,19 @@ def test_help_and_misspelt_words_install_nothing(place: Place, arguments: list[s
     assert list(Path(place.env["HOME"]).iterdir()) == []
 
 
+@pytest.mark.parametrize("python", ["an older one", "none"])
+def test_an_interpreter_that_is_too_old_is_refused_with_the_remedy(place: Place, tmp_path: Path, python: str) -> None:
+    """By the script itself, which such an interpreter could not read the packager with."""
+    given = tmp_path / "python"
+    if python == "an older one":
+        given.write_text(f'#!/bin/sh\nexec {sys.executable} -c "import sys; sys.version_info = (3, 9); $2"\n')
+        given.chmod(0o755)
+    code, out, err = place.run("--help", PYTHON=str(given))
+    assert (code, out) == (1, "")
+    assert f"error: {given} is not Python 3.10 or newer." in err
+    assert "PYTHON=/path/to/python3" in err
+
+
 def test_the_parser_needs_the_standard_library_alone(place: Place) -> None:
     """An interpreter without site-packages prints the help."""
     argv = [sys.executable, "-SEsB", place.root / "env/bootstrap.py", "--help"]

@@ -89,3 +89,10 @@ def test_what_has_changed_since_is_not_copied(directory, tmp_path):
     weights.symlink_to("/etc/hostname")
     with pytest.raises(OSError, match="symbolic links"):
         copy(files, tmp_path / "two")
+
+
+@pytest.mark.parametrize("name", ["adapter_model.bin", "adapter_model.pt"])
+def test_weights_may_be_of_an_older_kind(directory, name):
+    """As vLLM finds them."""
+    (directory / "a" / "adapter_model.safetensors").rename(directory / "a" / name)
+    assert [file.name for file in look(directory, "a")] == ["adapter_config.json", name]

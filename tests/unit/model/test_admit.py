@@ -261,3 +261,11 @@ def test_a_sleeping_model_takes_operator_requests_only(let):
     assert job.request.operation == "wake_up"
     _, sent, _ = let(Request(wake), asleep=True)
     assert sent[0][0].error.code == "UNSUPPORTED"
+
+
+@pytest.mark.parametrize(("task", "bulky"), [("embed", False), ("token_embed", True)])
+def test_an_answer_with_a_vector_for_each_token_is_bounded_and_sent_aside(let, task, bulky):
+    """It may take a second to write, in which nobody else should wait."""
+    text = json.dumps({"input": "a", "pooling_params": {"task": task}}).encode()
+    job, *_ = let(Request(tensors(embedding_request=text)), tasks=(task,))
+    assert (job.bulky, job.most_numbers) == (bulky, 1 << 24)

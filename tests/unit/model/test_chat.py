@@ -63,3 +63,14 @@ def test_a_message_is_either_continued_or_answered():
     both = '{"continue_final_message": true, "add_generation_prompt": true}'
     with pytest.raises(InvalidRequestError, match="exclude each other"):
         chat.parse(USUAL, {"messages": f"[{ONE}]", "chat_template_kwargs": both})
+
+
+def test_an_integer_that_vllms_processes_cannot_hand_on_is_refused():
+    """vLLM would fail where it sends the request, and keep its half."""
+    for number, refused in ((2**63 - 1, False), (2**63, True), (-(2**70), True)):
+        texts = {"messages": f"[{ONE}]", "chat_template_kwargs": json.dumps({"thinking_budget": {"a": [number]}})}
+        if not refused:
+            assert chat.parse(USUAL, texts).template_kwargs["thinking_budget"] == {"a": [number]}
+            continue
+        with pytest.raises(InvalidRequestError, match="chat_template_kwargs holds an integer of more than 64 bits"):
+            chat.parse(USUAL, texts)

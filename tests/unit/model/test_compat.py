@@ -171,3 +171,34 @@ def test_an_engine_is_dead_when_it_says_so():
     assert compat.is_dead(SimpleNamespace(errored=True))
     assert not compat.is_dead(SimpleNamespace(errored=False))
     assert not compat.is_dead(SimpleNamespace())
+
+
+@pytest.mark.parametrize(
+    ("config", "places"),
+    [
+        ({"max_cpu_loras": 5, "max_loras": 2}, 5),
+        ({"max_cpu_loras": None, "max_loras": 2}, 2),
+        ({"max_loras": 1}, 1),
+    ],
+)
+def test_the_engine_holds_as_many_adapters_as_in_the_processors_memory(config, places):
+    """Without `max_cpu_loras` as many as in a batch."""
+    llm = SimpleNamespace(vllm_config=SimpleNamespace(lora_config=SimpleNamespace(**config)))
+    assert compat.adapter_places(llm) == places
+
+
+@pytest.mark.parametrize(
+    ("source", "override", "most"),
+    [
+        ("auto", {}, None),
+        ("auto", {"max_new_tokens": 7}, 7),
+        ("vllm", {"max_new_tokens": 7}, 7),
+        ("/folder", {}, 9),
+    ],
+)
+def test_a_chats_defaults_are_those_of_vllms_server(source, override, most):
+    """The sampling parameters are what vLLM makes of both; the most tokens of any answer those that the operator has chosen."""
+    config = SimpleNamespace(generation_config=source, override_generation_config=override, max_model_len=64)
+    config.get_diff_sampling_param = lambda: {"max_tokens": 9, "top_k": 3}
+    found = compat.chat_defaults(SimpleNamespace(model_config=config))
+    assert found == compat.ChatDefaults({"max_tokens": 9, "top_k": 3}, most, 64)

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from triton_vllm import contract
+from triton_vllm.admission.parse import PROMPTS
 
 CONFIG = Path(__file__).parents[3] / "model_repository" / "vllm" / "config.pbtxt"
 OFFICIAL_INPUTS = {
@@ -79,3 +80,9 @@ def test_a_minimal_config_is_completed():
     assert sorted(t["name"] for t in config.input) == sorted(t.name for t in contract.INPUTS)
     assert sorted(t["name"] for t in config.output) == sorted(t.name for t in contract.OUTPUTS)
     assert config.policy == {"decoupled": True}
+
+
+def test_the_comment_names_each_input_that_makes_a_request():
+    """One of them is required."""
+    (line,) = re.findall(r"^# One of (.*) is required", CONFIG.read_text(), re.MULTILINE)
+    assert sorted(re.findall(r"\w+_\w+|messages", line)) == sorted([*PROMPTS, "embedding_request", "operator_request"])

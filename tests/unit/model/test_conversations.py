@@ -33,7 +33,10 @@ class Parsers:
             raise self.error
         assert stream
         constraint = SimpleNamespace(structural_tag=self.tag) if chat.tool_choice == "required" else structured
-        return SimpleNamespace(structured=lambda: constraint, keeps_special_tokens=lambda: chat.tool_choice != "none")
+        made = SimpleNamespace(structured=lambda: constraint, followed=[])
+        made.keeps_special_tokens = lambda: chat.tool_choice != "none"
+        made.follow = lambda params: made.followed.append(params.skip_special_tokens)
+        return made
 
 
 def begun(parsers, given, limits=USUAL):
@@ -45,6 +48,7 @@ def test_a_forced_tool_replaces_the_constraint():
     """And special tokens are kept for the parser."""
     found, params = begun(Parsers(), request(tool_choice="required"))
     assert found is not None
+    assert found.followed == [False]  # what is decoded then
     assert (params.structured_outputs.structural_tag, params.skip_special_tokens) == ("{}", False)
 
 
@@ -56,7 +60,7 @@ def test_without_a_forced_tool_the_constraint_is_the_requests():
 
 def test_tools_are_no_way_around_the_limits_of_constraints():
     """They may be sixteen times as long as a schema."""
-    with pytest.raises(InvalidRequestError, match=r"structured_outputs\.structural_tag has 9 characters"):
+    with pytest.raises(InvalidRequestError, match=r"^tools: .*structured_outputs\.structural_tag has 9 characters"):
         begun(Parsers(tag='{"a": 12}'), request(tool_choice="required"), Limits(max_constraint_bytes=8))
 
 

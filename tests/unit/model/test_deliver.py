@@ -142,3 +142,20 @@ def test_the_client_is_told_whatever_else_fails():
     Delivery(drop, Mute()).deliver(job, [output()])
     assert [str(error) for error, _ in channel.sent] == [NOT_SENT]
     assert job.reply.closed
+
+
+class Wrong:
+    """An assembler that finds an answer that cannot be sent."""
+
+    def build(self, outputs):
+        raise InternalError("the numbers are not finite")
+
+
+@pytest.mark.parametrize("final", [True, False])
+def test_what_is_wrong_with_an_answer_is_said(delivery, dropped, final):
+    """Not that it could not be sent; vLLM need not go on with it."""
+    channel = FakeChannel()
+    job = fake_job(channel, assembler=Wrong())
+    delivery.deliver(job, [output(finished=final)])
+    assert [(str(error), final) for error, final in channel.sent] == [("the numbers are not finite", True)]
+    assert dropped == ([] if final else [job])

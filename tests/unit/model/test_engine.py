@@ -94,6 +94,15 @@ def test_errors_are_translated(started, cause, told):
     assert got.get(timeout=PROMISED) == (j, last)
 
 
+def test_what_vllm_keeps_of_a_request_that_it_failed_to_take_is_aborted(started):
+    """It knows of a request before it sends it on; what cannot be sent would stay there for ever."""
+    engine, got = started()
+    (llm := Llm.started[-1]).add_error = OverflowError("can't serialize ints")
+    engine.submit(j := job())
+    assert isinstance(got.get(timeout=PROMISED)[1], InternalError)
+    until(lambda: llm.aborted == [j.id])
+
+
 def test_the_same_failure_again_is_a_line_in_the_log(started):
     """A vLLM that has moved on fails for every request: one traceback tells why, and each request has its line."""
     engine, got = started()

@@ -72,6 +72,7 @@ def test_other_fields_are_the_operators_to_allow(name):
         ({"extra_args": []}, "'extra_args' must be an object"),
         ({"kv_transfer_params": "["}, "kv_transfer_params is not valid JSON"),
         ({"kv_transfer_params": 1}, "'kv_transfer_params' must be an object"),
+        ({"extra_args": {"a": [2**63]}}, "'extra_args' holds an integer of more than 64 bits"),
         ({"session_id": ""}, "'session_id' must be a string of 1 to 256"),
         ({"data_parallel_rank": -1}, "'data_parallel_rank' must be the number of an engine"),
         ({"data_parallel_rank": True}, "'data_parallel_rank' must be the number of an engine"),

@@ -10,7 +10,7 @@ import pytest
 from support.engine_parts import PROMISED, Llm, until
 from support.fake_reply import FakeChannel, Joined
 from triton_vllm.delivery.reply import Reply
-from triton_vllm.errors import CancelledError, InternalError
+from triton_vllm.errors import CancelledError, InternalError, InvalidRequestError
 from triton_vllm.job import Job
 from triton_vllm.protocols import Gathered
 from triton_vllm.request import EmbedRequest, Part, Wants
@@ -65,6 +65,17 @@ def test_a_part_that_fails_ends_the_request_and_the_others(begun):
     assert got.empty()
 
 
+def test_an_output_of_another_kind_is_nobody_elses_matter(begun):
+    """Raised to vLLM, what it leads to would end the output handler of all requests."""
+    engine, got, j, puts = begun
+    odd = number(0)
+    odd.outputs.data = None
+    puts[1](odd)
+    assert isinstance(got.get(timeout=PROMISED)[1], InternalError)
+    until(lambda: Llm.started[-1].aborted == list(j.ids))
+    assert engine.is_healthy()
+
+
 def test_a_cancelled_request_ends_all_its_parts(begun):
     """By the ids that vLLM knows."""
     engine, got, j, _ = begun
@@ -106,3 +117,23 @@ def test_pairs_are_put_together_by_vllm(started):
     until(lambda: len(Llm.started[-1].collectors) == 2)
     assert seen == [("0", "d"), ("1", "d")]
     assert not j.ended
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_an_answer_of_too_many_numbers_is_not_waited_for(started, count):
+    """One that fits is; of the other nothing is kept, and vLLM is told to leave the rest."""
+    engine, got = started()
+    llm = Llm.started[-1]
+    for most, refused in ((count * 4, False), (count * 4 - 1, True)):
+        j = job(count)
+        j.most_numbers = most
+        engine.submit(j)
+        until(lambda j=j: all("put" in vars(llm.collectors.get(name, SimpleNamespace())) for name in j.ids))
+        for name in j.ids:
+            llm.collectors[name].put(number([1.0] * 4))
+        item = got.get(timeout=PROMISED)[1]
+        assert isinstance(item, InvalidRequestError if refused else Gathered)
+        if refused:
+            assert f"more than {most} numbers" in str(item)
+            until(lambda j=j: llm.aborted == list(j.ids))
+    assert (engine.in_flight(), engine.jobs(), engine.is_healthy()) == (0, [], True)

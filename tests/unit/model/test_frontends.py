@@ -12,12 +12,14 @@ import pytest
 
 from support.engine_parts import Log
 from triton_vllm import compat
+from triton_vllm.admission.limits import Limits
 from triton_vllm.compat import frontends as of_vllm
 from triton_vllm.errors import ConfigError
 from triton_vllm.inference.engine import PARTED
-from triton_vllm.loading import frontends
+from triton_vllm.loading import frontends, load
 from triton_vllm.loading.frontends import Frontends
 from triton_vllm.loading.rendezvous import Rendezvous, Seat
+from triton_vllm.loading.settings import Settings
 
 ADDRESSES = ["client_addresses", "client_count", "client_index"]
 
@@ -249,3 +251,26 @@ def test_the_engine_is_told_of_all_front_ends_if_it_is_here(address, monkeypatch
         assert addresses.inputs == [address, "ipc://a-in", "ipc://b-in"]
         assert addresses.outputs == [address, "ipc://a-out", "ipc://b-out"]
     assert module.launch_core_engines is launch
+
+
+@pytest.mark.parametrize(
+    ("settings", "name"),
+    [
+        (Settings(lora_directory="/adapters"), "LORA_DIRECTORY"),
+        (Settings(limits=Limits(operator_requests=("sleep",))), "OPERATOR_REQUESTS"),
+    ],
+)
+def test_what_only_one_instance_would_know_is_refused(settings, name, monkeypatch):
+    """Before the engine is started; an only instance gets as far as that."""
+    monkeypatch.setattr(load, "prepare", lambda *_: SimpleNamespace(settings=settings))
+    monkeypatch.setattr(load, "_start", lambda *_: pytest.fail("it starts"))
+    with pytest.raises(ConfigError, match=f"{name} is for a model of one instance"):
+        load._load({}, Log(), SimpleNamespace())
+    with pytest.raises(pytest.fail.Exception, match="it starts"):
+        load._load({}, Log(), None)
+
+
+def test_metrics_need_vllms_statistics():
+    """REPORT_CUSTOM_METRICS publishes nothing where the engine arguments have `disable_log_stats`."""
+    prepared = SimpleNamespace(settings=Settings(metrics=True), engine_args={"disable_log_stats": True})
+    assert load._publish(prepared, None, {}, Log()) is None

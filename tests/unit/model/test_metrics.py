@@ -52,6 +52,22 @@ class Sink:
         self.cleared = True
 
 
+class Claim:
+    """A claim that can be had at the look of that number."""
+
+    def __init__(self, *, shared=False, at=1):
+        self.shared = shared
+        self.waits = at
+        self.given_up = False
+
+    def take(self):
+        self.waits -= 1
+        return self.waits <= 0
+
+    def give_up(self):
+        self.given_up = True
+
+
 def registry(tokens, running, buckets):
     return [
         family("vllm:tokens", "counter", ("vllm:tokens_total", {}, tokens), ("vllm:tokens_created", {}, 1e9)),
@@ -144,7 +160,7 @@ def test_the_publisher_publishes_last_values_on_close_and_survives_errors():
             raise found
         return found or registry(5, 1, (1, 1))
 
-    publisher = Publisher(Mirror(sink, {"model": "m"}), collect, reports.append)
+    publisher = Publisher(Mirror(sink, {"model": "m"}), collect, reports.append, Claim())
     for _ in range(2):
         assert seen.acquire(timeout=60)
     publisher.close()
@@ -185,9 +201,34 @@ def test_the_official_metrics_are_its_names_labels_and_buckets():
     assert sum(published[1][2]) == pytest.approx(1.0)
 
 
-@pytest.mark.parametrize("others", [False, True])
-def test_metrics_that_other_processes_publish_as_well_stay(others):
+@pytest.mark.parametrize("shared", [False, True])
+def test_metrics_that_other_processes_publish_as_well_stay(shared):
     """The server would take them away from the others, too, and crash when one of them is raised."""
-    sink = Sink()
-    Publisher(Mirror(sink, {"model": "m"}), lambda: registry(3, 1, (1, 1)), print, others=others).close()
-    assert sink.cleared is not others
+    sink, claim = Sink(), Claim(shared=shared)
+    Publisher(Mirror(sink, {"model": "m"}), lambda: registry(3, 1, (1, 1)), print, claim).close()
+    assert sink.cleared is not shared
+    assert claim.given_up
+
+
+@pytest.mark.parametrize("histograms", [False, True])
+def test_nothing_is_published_without_the_claim_and_nothing_is_lost_by_it(histograms, monkeypatch):
+    """Until the instance before this one has taken its metrics away; then what was counted meanwhile is published."""
+    monkeypatch.setattr("triton_vllm.metrics.PERIOD_S", 0.001)
+    sink, made = Sink(histograms=histograms), []
+    claim = Claim(at=3)
+
+    def collect():
+        made.append(dict(sink.values))
+        counted.release()
+        return registry(len(made), 1, (1, len(made)))
+
+    counted = threading.Semaphore(0)
+    publisher = Publisher(Mirror(sink, {"model": "m"}), collect, print, claim)
+    for _ in range(5):
+        assert counted.acquire(timeout=60)
+    publisher.close()
+    assert made[:4] == [{}] * 4  # the look before the first request, two without the claim, and the one before the first values
+    assert value(sink, "vllm:tokens_total") == len(made) - 1
+    if histograms:
+        ((_, _, observed),) = sink.observed.values()
+        assert len(observed) == len(made) - 1

@@ -22,3 +22,9 @@ from triton_vllm.official import answer
 def test_errors_are_answered_as_it_answers_them(error, expected):
     """Its code is INTERNAL unless the engine is dead or the client has gone."""
     assert answer(error) == expected
+
+
+def test_its_words_do_not_make_an_error_longer():
+    """Than an error may be."""
+    text, _ = answer(errors.InvalidRequestError("x" * 500))
+    assert text == "Error generating stream: " + "x" * 472 + "..."

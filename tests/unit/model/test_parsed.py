@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
+from types import SimpleNamespace
 from types import SimpleNamespace as Output
 
 import pytest
 
-from triton_vllm.compat import Piece
+from triton_vllm.compat import Fragment, Piece
 from triton_vllm.delivery import parsed
 from triton_vllm.delivery.parsed import ChatAssembler
 from triton_vllm.request import Wants
@@ -16,6 +17,8 @@ from triton_vllm.request import Wants
 
 class Reader:
     """In place of vLLM's parsers: `r:` is reasoning, `t:` a tool call, `!` is raised about."""
+
+    aligner = None
 
     def read(self, part, prompt):
         assert prompt == [7, 8]
@@ -58,7 +61,12 @@ def _nothing_noted(monkeypatch):
 def test_pieces_of_merged_outputs_are_joined():
     """Under pressure one response carries what several would have."""
     found = built(
-        ChatAssembler(Wants(), 1, Conversation()), output("r:a"), output("r:b"), output("c"), output("t:d"), output("t:e")
+        ChatAssembler(Wants(), 1, Conversation(), lambda: 0.0),
+        output("r:a"),
+        output("r:b"),
+        output("c"),
+        output("t:d"),
+        output("t:e"),
     )
     assert found["text_output"] == [b"c"]
     assert found["reasoning"] == [b"ab"]
@@ -68,7 +76,7 @@ def test_pieces_of_merged_outputs_are_joined():
 def test_every_completion_has_a_reader_and_an_element():
     """Their states must not mix."""
     conversation = Conversation()
-    found = built(ChatAssembler(Wants(finish_reason=True), 2, conversation), output("r:a", "t:b", reason="stop"))
+    found = built(ChatAssembler(Wants(finish_reason=True), 2, conversation, lambda: 0.0), output("r:a", "t:b", reason="stop"))
     assert len(conversation.readers) == 2
     assert (found["text_output"], found["reasoning"]) == ([b"", b""], [b"a", b""])
     assert found["tool_calls"] == [b"[]", b'[{"function": {"name": "b"}}]']
@@ -78,20 +86,84 @@ def test_every_completion_has_a_reader_and_an_element():
 def test_usage_comes_with_every_response():
     """Cached tokens are those of the prompt."""
     wants = Wants(num_input_tokens=True, num_output_tokens=True, num_cached_tokens=True)
-    found = built(ChatAssembler(wants, 1, Conversation()), output("a"), output("b", reason="stop"))
+    found = built(ChatAssembler(wants, 1, Conversation(), lambda: 0.0), output("a"), output("b", reason="stop"))
     assert (found["num_input_tokens"], found["num_output_tokens"], found["num_cached_tokens"]) == ([2], [2], [3])
 
 
 def test_what_a_parser_raises_about_comes_as_plain_text(caplog):
     """From there on; the log says it once, and the other completions go on."""
-    assembler = ChatAssembler(Wants(finish_reason=True), 2, Conversation())
+    assembler = ChatAssembler(Wants(finish_reason=True), 2, Conversation(), lambda: 0.0)
     with caplog.at_level(logging.ERROR):
         first = built(assembler, output("r:a", "r:b"), output("!", "r:c"))
         second = built(assembler, output("r:d", "r:e", reason="stop"))
-        built(ChatAssembler(Wants(), 1, Conversation()), output("!"))
+        built(ChatAssembler(Wants(), 1, Conversation(), lambda: 0.0), output("!"))
     assert (first["text_output"], first["reasoning"]) == ([b"!", b""], [b"a", b"bc"])
     assert (second["text_output"], second["reasoning"]) == ([b"r:d", b""], [b"", b"e"])
     assert second["finish_reason"] == [b"stop", b"stop"]
     assert [record.message for record in caplog.records] == [
         "An answer could not be parsed, and was sent as plain text (logged once)"
     ]
+
+
+class Slow:
+    """A clock that each reading moves on, as a parser does that begins at the first token every time."""
+
+    def __init__(self, seconds):
+        self.now, self.seconds, self.read = 0.0, seconds, []
+
+    def __call__(self):
+        return self.now
+
+    def reader(self):
+        return SlowReader(self)
+
+
+class SlowReader(Reader):
+    def __init__(self, slow):
+        self.slow = slow
+
+    def read(self, part, prompt):
+        self.slow.now += self.slow.seconds
+        self.slow.read.append((part.text, list(part.token_ids), part.finish_reason))
+        return Piece(part.text, finish_reason=part.finish_reason)
+
+
+def test_a_slow_parser_reads_what_has_queued_up_at_once():
+    """Else it would fall behind for good, and with it all streams of its thread."""
+    slow = Slow(parsed.READ_S * 0.7)
+    assembler = ChatAssembler(Wants(finish_reason=True), 1, slow, slow)
+    found = built(assembler, *(output(text) for text in "abcd"), output("e", reason="stop"))
+    assert found["text_output"] == [b"abcde"]
+    assert found["finish_reason"] == [b"stop"]
+    assert slow.read == [("a", [1], None), ("b", [1], None), ("cde", [1, 1, 1], "stop")]
+    assert built(assembler, output("f"))["text_output"] == [b"f"]
+
+
+def test_a_quick_parser_reads_output_by_output():
+    """As vLLM has made them: some parsers read several at once otherwise."""
+    slow = Slow(parsed.READ_S / 100)
+    built(ChatAssembler(Wants(), 1, slow, slow), *(output(text) for text in "abcdefgh"))
+    assert [text for text, _, _ in slow.read] == list("abcdefgh")
+
+
+class LateConversation(Conversation):
+    """Of readers whose aligner passes on at the end what came before it."""
+
+    def reader(self):
+        reader = super().reader()
+        held = []
+
+        def take(part):
+            held.append(Fragment(part.text, part.token_ids, part.finish_reason))
+            return held if part.finish_reason else []
+
+        reader.aligner = SimpleNamespace(take=take)
+        return reader
+
+
+def test_what_is_aligned_is_read_and_nothing_of_it_is_lost_where_a_parser_raises():
+    """The text of tokens that waited for theirs included."""
+    assembler = ChatAssembler(Wants(), 1, LateConversation(), lambda: 0.0)
+    assert built(assembler, output("r:why"))["reasoning"] == [b""]
+    found = built(assembler, output("a!"), output("t:b"), output("c", reason="stop"))
+    assert (found["reasoning"], found["text_output"], found["tool_calls"]) == ([b"why"], [b"a!t:bc"], [b"[]"])

@@ -101,3 +101,25 @@ def test_ranks_are_best_first_and_at_most_as_many_as_asked_for():
         {"index": 1, "relevance_score": 0.75},
         {"index": 0, "relevance_score": 0.5},
     ]
+
+
+class Table:
+    """Rows of numbers, of which none is asked for before its turn."""
+
+    ndim = 2
+
+    def __init__(self, rows):
+        self.rows = rows
+
+    def __iter__(self):
+        return iter(np.array(self.rows))
+
+    def tolist(self):
+        raise AssertionError("all at once")
+
+
+def test_a_vector_for_each_token_is_written_row_by_row():
+    """What is written in one call keeps Python's lock, and with it all other requests, for its whole time."""
+    output = SimpleNamespace(outputs=SimpleNamespace(data=Table([[0.5, 1.0], [2.0, -3.25]])), prompt_token_ids=[1])
+    made = dict(PoolingAssembler(Wants()).build([output]))
+    assert made["text_output"].tolist() == [b"[[0.5, 1.0], [2.0, -3.25]]"]

@@ -24,8 +24,9 @@ class Log:
 def test_the_phase_is_repeated_until_the_load_has_ended():
     """Each phase is named once, then again every period; after the end the thread is gone."""
     log = Log()
-    with Progress(log, period_s=0.01) as progress:
-        progress.phase("importing vLLM")
+    progress = Progress(log, period_s=0.01)
+    progress.phase("importing vLLM")  # named before the first period may end
+    with progress:
         for _ in range(3):
             assert log.said.acquire(timeout=60)
     count = len(log.lines)

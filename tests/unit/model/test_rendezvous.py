@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -73,6 +74,19 @@ def test_an_instance_knows_its_place_among_those_of_its_group():
     changed = [{"model_version": "2"}, {"model_instance_device_id": "1"}, {"model_repository": "/m"}, {"model_name": "v"}]
     keys = {seat(args(**change), os.getpid()).key for change in changed} | {seat(args(), os.getppid()).key, own.key}
     assert len(keys) == 6
+
+
+def test_an_instance_of_a_larger_reload_does_not_join_the_load_before_it():
+    """Triton starts the new instances while the old ones live; seats 0 and 1 of three are taken there, seat 2 is not."""
+    old = [Rendezvous.join(seat(args(f"vllm_0_{index}"), os.getpid())) for index in range(2)]
+    old[0].lead()
+    old[0].publish("e1", None)
+    last = Rendezvous.join(seat(args("vllm_0_2", 3), os.getpid()))
+    first = Rendezvous.join(seat(args("vllm_0_0", 3), os.getpid()))
+    assert last.address() is None
+    assert last.has_first()
+    for meeting in (*old, first, last):
+        meeting.leave()
 
 
 @pytest.mark.parametrize("alone", [args("vllm_0_0", 1), args("other_0"), args("vllm"), {"model_config": "{}"}])
@@ -196,6 +210,15 @@ def test_a_path_that_no_socket_takes_is_refused_at_load(home, monkeypatch):
     with pytest.raises(ConfigError, match="too long a name for sockets"):
         Rendezvous.join(Seat(0, 2, "k"))
     assert list(long.iterdir()) == []
+
+
+def test_a_path_of_the_documented_length_is_taken(monkeypatch):
+    """docs/scaling.md has the number of bytes; a hundred instances need the longest names."""
+    (length,) = re.findall(r"its path may have (\d+) bytes", (MODEL.parents[2] / "docs" / "scaling.md").read_text("utf-8"))
+    with tempfile.TemporaryDirectory(prefix="x" * (int(length) - len("/tmp/") - 8), dir="/tmp") as folder:
+        assert len(folder) == int(length)
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        Rendezvous.join(Seat(99, 100, "k" * 12)).leave()
 
 
 def test_a_hung_engine_is_reported_to_the_one_that_leads():

@@ -56,6 +56,7 @@ class Params:
     logit_bias: dict[int, float] | None = None
     structured_outputs: Structured | None = None
     pattern: Pattern | None = None
+    stream_interval: int | None = None
     output_kind: str = ""
     skip_clone: bool = False
 
@@ -74,6 +75,7 @@ TYPES = {
     "pattern": Pattern | None,
     "output_kind": str,
     "skip_clone": bool,
+    "stream_interval": int | None,
 }
 SCHEMA = Schema(
     types=TYPES,
@@ -136,6 +138,7 @@ def test_wrong_values_are_refused_by_name(given, says):
         ({"n": 5, "max_tokens": 1}, "n must be smaller, it is 5; this model takes at most 4"),
         ({"n": 4, "max_tokens": 6}, "n times max_tokens are 24 tokens; this model takes at most 20"),
         ({"n": 2}, "n times max_tokens are 32 tokens"),
+        ({"stream_interval": 9}, "stream_interval must be smaller, it is 9; this model takes at most 8"),
         ({"stop": ["a", "b", "c"]}, "'stop' has 3 strings; this model takes at most 2"),
         ({"stop": "x" * 1025}, "'stop' has a string of 1025 characters"),
         ({"guided_regex": "a" * 9}, "structured_outputs.regex has 9 characters; this model takes at most 8"),
@@ -145,7 +148,7 @@ def test_wrong_values_are_refused_by_name(given, says):
 )
 def test_amounts_are_limited(given, says):
     """By the operator's limits, in few words."""
-    limits = Limits(max_n=4, max_answer_tokens=20, max_stop_strings=2, max_constraint_bytes=8)
+    limits = Limits(max_n=4, max_answer_tokens=20, max_stream_interval=8, max_stop_strings=2, max_constraint_bytes=8)
     with pytest.raises(InvalidRequestError) as caught:
         build(SCHEMA, given, stream=False, limits=limits)
     assert says in str(caught.value)
@@ -194,6 +197,7 @@ def test_structured_outputs_in_every_spelling(given, expected):
         ({"max_tokens": 9}, ChatDefaults({"max_tokens": 7}), 9),
         ({"max_tokens": 9}, ChatDefaults({}, 8), 8),
         ({}, ChatDefaults({}, 8), 8),
+        ({"max_tokens": 0}, ChatDefaults({}, 8), 0),  # which vLLM refuses
     ],
 )
 def test_a_chat_may_answer_for_as_long_as_there_is_room(given, defaults, expected):

@@ -120,6 +120,28 @@ def test_a_model_is_loaded_serves_and_is_unloaded(run):
     assert {level for level, _ in seen["log"]} == {"info"}
 
 
+GROUPS = """
+ARGS["model_instance_name"] = "a_0"
+ARGS["model_config"] = json.dumps({
+    "model_transaction_policy": {"decoupled": True},
+    "parameters": {"OPERATOR_REQUESTS": {"string_value": "sleep"}},
+    "instance_group": [{"name": "a", "count": 1}, {"name": "b", "count": 1}],
+})
+try:
+    model.initialize(ARGS)
+    model.finalize()
+    said = ""
+except Exception as error:
+    said = str(error)
+print(json.dumps(said))
+"""
+
+
+def test_operator_requests_are_refused_where_several_engines_serve(run):
+    """Triton gives one to any of them, whose answer would be for all."""
+    assert run(GROUPS, model="echo").startswith("OPERATOR_REQUESTS is for a model of one instance")
+
+
 CLIPS = """
 import os
 from triton_vllm.admission import clips

@@ -22,6 +22,11 @@ DEAD = "Model is unavailable due to unhealthy vLLM engine"
 """The answer to every request while the engine is dead; the official backend uses the same text."""
 
 
+def cut(text: str) -> str:
+    """Return a text, or its beginning, as an error's."""
+    return text if len(text) <= LONGEST else text[: LONGEST - 3] + "..."
+
+
 class AdapterError(Exception):
     """An error with a text for the client and the name of a `TritonError` code.
 
@@ -31,8 +36,8 @@ class AdapterError(Exception):
     code: ClassVar[str] = "INTERNAL"
 
     def __init__(self, text: str = "") -> None:
-        cut = text if len(text) <= LONGEST else text[: LONGEST - 3] + "..."
-        super().__init__(_PLACE.sub("…", cut) if "/" in cut or "0x" in cut else cut)
+        short = cut(text)
+        super().__init__(_PLACE.sub("…", short) if "/" in short or "0x" in short else short)
 
 
 class InvalidRequestError(AdapterError):

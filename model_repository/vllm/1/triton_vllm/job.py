@@ -48,6 +48,8 @@ class Job:
         moved: the event loop's time of its last output, or of its coming; infinity once it has been logged as stuck.
         queued: the job waits in the sender's queue.
         adapter: the LoRA adapter that may change, in use until vLLM has ended with the job.
+        most_numbers: that a pooling request's answer may have; 0 is no limit.
+        bulky: its response may take long to write, so that others should not wait for it.
         lane: the number of its sender thread.
         due: the outbox's time before which the next response is not sent; set by the sender thread.
     """
@@ -56,6 +58,7 @@ class Job:
         "adapter",
         "added",
         "assembler",
+        "bulky",
         "conversation",
         "deadline",
         "due",
@@ -64,6 +67,7 @@ class Job:
         "ids",
         "lane",
         "lora",
+        "most_numbers",
         "moved",
         "options",
         "params",
@@ -96,6 +100,8 @@ class Job:
         self.options: Mapping[str, Any] = {}
         self.adapter: Version | None = None
         self.conversation: Conversation | None = None
+        self.most_numbers = 0
+        self.bulky = False
         self.lane = 0
         self.task: asyncio.Task[None] | None = None
         self.deadline: asyncio.TimerHandle | None = None

@@ -65,6 +65,22 @@ class Sink(Protocol):
         """Drop what `create` has kept; called once nothing else holds a metric."""
 
 
+class Claim(Protocol):
+    """The right to a model's metrics in the server (`loading.claim`).
+
+    Attributes:
+        shared: whether other processes may have it, too; then the metrics stay.
+    """
+
+    shared: bool
+
+    def take(self) -> bool:
+        """Return whether it is this process's now."""
+
+    def give_up(self) -> None:
+        """Leave it to the next."""
+
+
 def samples(families: Iterable[PrometheusFamily], *, histograms: bool = False) -> list[Sample | Histogram]:
     """Flatten the families of a Prometheus registry whose names start with `vllm:`, all but histograms that are asked for."""
     found: list[Sample | Histogram] = []
@@ -197,8 +213,7 @@ class Publisher:
         mirror: what to update.
         collect: returns the families of vLLM's registry.
         report: logs the first failure; a metric that cannot be published must not stop the others.
-        others: whether other processes publish the same metrics. The server has each of them once and takes it away with the
-            first process that drops it, and whoever raises it then crashes the server (24.10). So they stay.
+        claim: no metric is made before it is this process's; what is counted until then is published then.
     """
 
     def __init__(
@@ -206,11 +221,10 @@ class Publisher:
         mirror: Mirror,
         collect: Callable[[], Iterable[PrometheusFamily]],
         report: Callable[[str], None],
-        *,
-        others: bool = False,
+        claim: Claim,
     ) -> None:
         self._mirror = mirror
-        self._others = others
+        self._claim = claim
         self._collect = collect
         self._report = report
         self._failed = False
@@ -221,20 +235,25 @@ class Publisher:
         self._thread.start()
 
     def close(self) -> None:
-        """Publish the last values, end the thread and remove the metrics from the server."""
+        """Publish the last values, end the thread and remove the metrics from the server, unless they are others', too."""
         self._end.set()
         self._thread.join()
-        if self._others:
+        if self._claim.shared:
             _kept.append(self._mirror)
         else:
             self._mirror.clear()
+        self._claim.give_up()
 
     def _run(self) -> None:
         while True:
             ended = self._end.wait(PERIOD_S)
-            self._try(self._mirror.follow)
+            self._try(self._follow)
             if ended:
                 return
+
+    def _follow(self, families: Iterable[PrometheusFamily]) -> None:
+        if self._claim.take():
+            self._mirror.follow(families)
 
     def _try(self, take: Callable[[Iterable[PrometheusFamily]], None]) -> None:
         try:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from triton_vllm.errors import DEAD, CancelledError
+from triton_vllm.errors import DEAD, CancelledError, cut
 
 if TYPE_CHECKING:
     from triton_vllm.errors import AdapterError
@@ -42,4 +42,4 @@ def answer(error: AdapterError) -> tuple[str, str]:
     if isinstance(error, CancelledError) or text == DEAD:
         return text, error.code
     known = text.startswith((FAILED, "LoRA "))  # adapters are looked up before anything else, and without those words
-    return text if known else FAILED + text, "INTERNAL"
+    return text if known else cut(FAILED + text), "INTERNAL"

@@ -13,6 +13,7 @@ import time
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -350,3 +351,26 @@ def test_the_parts_are_beside_the_archive_that_the_configuration_names(tmp_path:
         assert parts_unpack.parts_of(str(tmp_path)) == str(expected / FOLDER)
     (tmp_path / "config.pbtxt").unlink()
     assert parts_unpack.parts_of(str(tmp_path)) == str(tmp_path / FOLDER)
+
+
+def test_a_place_from_which_nothing_may_be_run_is_passed_over(
+    small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Libraries are mapped from there."""
+    monkeypatch.setattr(parts_unpack, "places", lambda: [str(tmp_path / "place")])
+    monkeypatch.setattr(parts_unpack.os, "statvfs", lambda _: SimpleNamespace(f_flag=os.ST_NOEXEC))
+    with pytest.raises(UnpackError, match="place: it is mounted noexec"):
+        parts_unpack.find(small.facts, small.parts, lambda _: None)
+
+
+def test_places_are_looked_for_in_the_documented_order(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """docs/layouts.md has it: the named folder, the user's cache, then the folders for temporary files."""
+    for name in (VARIABLE, "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", "/home/of")
+    monkeypatch.setattr(parts_unpack.tempfile, "tempdir", str(tmp_path))
+    own = f"vllm_env_unpacked_{os.geteuid()}"
+    assert parts_unpack.places() == ["/home/of/.cache/vllm_env/unpacked", f"{tmp_path}/{own}", f"/tmp/{own}"]
+    monkeypatch.setenv("XDG_CACHE_HOME", "/cache")
+    monkeypatch.setenv(VARIABLE, "/named")
+    assert parts_unpack.places()[:2] == ["/named", "/cache/vllm_env/unpacked"]

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from triton_vllm.protocols import Log, TritonRequest
     from triton_vllm.request import Request, Scoring
 
+BY_TOKEN = ("token_embed", "token_classify", "encode")
+"""Pooling tasks whose answer has a vector for each token; the last may be either, in older vLLM."""
+
 
 @dataclass(frozen=True)
 class Policy:
@@ -162,7 +165,10 @@ class Admission:
     def _embed(self, parsed: EmbedRequest, reply: Reply) -> Job:
         self._require(parsed.task)
         params = pooling.build(self._vllm.PoolingParams, self._pooling_types, self._vllm.client_errors, parsed)
-        return Job(parsed, params, reply, PoolingAssembler(parsed.wants, parsed.scoring))
+        job = Job(parsed, params, reply, PoolingAssembler(parsed.wants, parsed.scoring))
+        job.most_numbers = self._limits.max_pooled_numbers
+        job.bulky = parsed.task in BY_TOKEN
+        return job
 
     def _pairs(self, scoring: Scoring) -> dict[str, Any]:
         """Return the task and the parts of a request for scores, which depend on the model."""

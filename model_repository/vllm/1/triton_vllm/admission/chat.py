@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from triton_vllm.admission.document import json_object, json_value
+from triton_vllm.admission.document import check_integers, json_object, json_value
 from triton_vllm.admission.limits import refuse_above
 from triton_vllm.admission.media import check_parts
 from triton_vllm.coerce import closest, shown
@@ -99,6 +99,7 @@ def _function_name(value: Any) -> str | None:
 
 def _kwargs(limits: Limits, text: str) -> dict[str, Any]:
     kwargs = json_object(text, "chat_template_kwargs", limits.max_json_depth)
+    check_integers(kwargs, "chat_template_kwargs")  # they go to EngineCore too, for its parser of reasoning
     known = limits.allowed_chat_template_kwargs
     if kwargs.get("continue_final_message") and kwargs.get("add_generation_prompt"):
         raise InvalidRequestError("chat_template_kwargs: continue_final_message and add_generation_prompt exclude each other")

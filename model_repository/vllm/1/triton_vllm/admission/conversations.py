@@ -44,10 +44,14 @@ def begin(
         raise InvalidRequestError(f"messages, tools or tool_choice: {_reason(error)}") from None
     if constraint is not given:
         names = ("json", "regex", "grammar", "structural_tag", "choice")
-        constraints.check(limits, {name: getattr(constraint, name, None) for name in names})
+        try:
+            constraints.check(limits, {name: getattr(constraint, name, None) for name in names})
+        except InvalidRequestError as error:
+            raise InvalidRequestError(f"tools: of them vLLM makes a constraint for the answer, and {error}") from None
         params.structured_outputs = constraint
     if conversation.keeps_special_tokens():
         params.skip_special_tokens = False
+    conversation.follow(params)
     return conversation
 
 

@@ -63,5 +63,23 @@ def is_deeper(value: Any, depth: int) -> bool:
     return bool(level)
 
 
+def check_integers(value: Any, what: str) -> None:
+    """Refuse integers at any depth that msgpack, by which vLLM's processes talk, or a grammar's compiler cannot hold.
+
+    Args:
+        value: as JSON gave it.
+        what: begins the sentence "… holds an integer of more than 64 bits".
+
+    Raises:
+        InvalidRequestError: there is one.
+    """
+    level = [value]
+    while level:
+        if any(isinstance(node, int) and not -(2**63) <= node < 2**63 for node in level):
+            raise InvalidRequestError(f"{what} holds an integer of more than 64 bits")
+        inner = (node.values() if isinstance(node, dict) else node for node in level if isinstance(node, dict | list))
+        level = [child for children in inner for child in children]
+
+
 def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is not a JSON number")

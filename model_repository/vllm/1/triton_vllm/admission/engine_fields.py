@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from triton_vllm.admission.document import json_value
+from triton_vllm.admission.document import check_integers, json_value
 from triton_vllm.errors import InvalidRequestError, UnsupportedError
 from triton_vllm.request import ENGINE_FIELDS
 
@@ -55,6 +55,7 @@ def _object(name: str, value: Any, depth: int) -> dict[str, Any]:
     made = json_value(value, name, depth) if isinstance(value, str) else value
     if not isinstance(made, dict):
         raise InvalidRequestError(f"sampling parameter '{name}' must be an object")
+    check_integers(made, f"sampling parameter '{name}'")
     return made
 
 

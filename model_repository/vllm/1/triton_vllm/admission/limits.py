@@ -52,9 +52,11 @@ class Limits:
         max_parts: parts of the contents of all messages.
         max_tools: tools of a conversation.
         max_inputs: inputs of an `embedding_request`, or its pairs to score.
+        max_pooled_numbers: numbers in the answer to an `embedding_request`, of all its inputs; one takes 21 characters of JSON.
         max_n: completions of a request.
         max_answer_tokens: `n` times `max_tokens`, where `n` is more than one.
         max_logprobs: `logprobs` and `prompt_logprobs`.
+        max_stream_interval: tokens that a client may have vLLM gather for a response of a stream.
         max_stop_strings: strings of `stop`, and of `bad_words`.
         max_constraint_bytes: a JSON schema, regular expression, grammar or structural tag.
         max_constraint_depth: parentheses within each other in a regular expression or grammar.
@@ -91,9 +93,11 @@ class Limits:
     max_parts: int = 4096
     max_tools: int = 512
     max_inputs: int = 256
+    max_pooled_numbers: int = 1 << 24
     max_n: int = 128
     max_answer_tokens: int = 131_072
     max_logprobs: int = 128
+    max_stream_interval: int = 256
     max_stop_strings: int = 64
     max_constraint_bytes: int = 65_536
     max_constraint_depth: int = 32

@@ -7,6 +7,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from triton_vllm.admission import constraints
+from triton_vllm.admission.document import check_integers
 from triton_vllm.admission.limits import USUAL, refuse_above
 from triton_vllm.coerce import closest, coerce, shown
 from triton_vllm.errors import InvalidRequestError
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from triton_vllm.compat import ChatDefaults, Schema
 
 # Set by the adapter or by vLLM itself, never by a client.
-INTERNAL = frozenset({"output_kind", "skip_clone", "output_text_buffer_length", "extra_args", "stream_interval"})
+INTERNAL = frozenset({"output_kind", "skip_clone", "output_text_buffer_length", "extra_args"})
 USUAL_TOKENS = 16
 """What vLLM takes for `max_tokens` where a request has none."""
 LONGEST_STOP_STRING = 1024
@@ -63,7 +64,8 @@ def build(
     if chat is not None:
         made = {"max_tokens": None, **chat.values, **made}
         if chat.most is not None:
-            made["max_tokens"] = min(chat.most, made["max_tokens"] or chat.most)
+            asked = made["max_tokens"]
+            made["max_tokens"] = chat.most if asked is None else min(chat.most, asked)
     _check_amounts(limits, made, chat.room if chat else USUAL_TOKENS)
     made["output_kind"] = schema.streaming if stream else schema.whole
     try:
@@ -83,6 +85,8 @@ def _check_amounts(limits: Limits, made: Mapping[str, Any], usual: int) -> None:
         if count == -1 and limits.max_logprobs:
             raise InvalidRequestError(f"sampling parameters: {name} must be at most {limits.max_logprobs}, not -1 for all")
         refuse_above(limits.max_logprobs, count, f"sampling parameters: {name} must be smaller, it is")
+    gathered = made.get("stream_interval") or 0
+    refuse_above(limits.max_stream_interval, gathered, "sampling parameters: stream_interval must be smaller, it is")
     for name in ("stop", "bad_words"):
         given = made.get(name) or ()
         words = [given] if isinstance(given, str) else given
@@ -104,7 +108,7 @@ def _checked(schema: Schema, name: str, value: Any) -> Any:
     if name == schema.structured_name and isinstance(value, schema.structured):
         return value
     if isinstance(value, dict):
-        _check_integers(name, value)
+        check_integers(value, f"sampling parameter '{name}'")
     return _coerced(schema, name, value, schema.types[name])
 
 
@@ -116,16 +120,6 @@ def _coerced(schema: Schema, name: str, value: Any, hint: Any) -> Any:
     except schema.refusals as error:  # vLLM's own are no ValueErrors
         reason = f"is refused by vLLM: {_reason(error)}"
     raise InvalidRequestError(f"sampling parameter '{name}' {reason}")
-
-
-def _check_integers(name: str, value: Any) -> None:
-    """Refuse integers at any depth that msgpack, by which vLLM's processes talk, or a grammar's compiler cannot hold."""
-    level = [value]
-    while level:
-        if any(isinstance(node, int) and not -(2**63) <= node < 2**63 for node in level):
-            raise InvalidRequestError(f"sampling parameter '{name}' holds an integer of more than 64 bits")
-        inner = (node.values() if isinstance(node, dict) else node for node in level if isinstance(node, dict | list))
-        level = [child for children in inner for child in children]
 
 
 def _structured(schema: Schema, values: dict[str, Any], limits: Limits) -> dict[str, Any]:
@@ -160,7 +154,8 @@ def _constraint(schema: Schema, fields: dict[str, Any], limits: Limits) -> Any:
     if isinstance(fields.get("structural_tag"), str):  # vLLM looks into what it takes for an object
         _object(fields["structural_tag"], f"{schema.structured_name}.structural_tag")
     schema_of_json = fields.get("json")
-    _check_integers(schema.structured_name, _json_or(schema_of_json, None) if isinstance(schema_of_json, str) else schema_of_json)
+    read = _json_or(schema_of_json, None) if isinstance(schema_of_json, str) else schema_of_json
+    check_integers(read, f"sampling parameter '{schema.structured_name}'")
     return _coerced(schema, schema.structured_name, fields, schema.structured)
 
 

@@ -6,6 +6,7 @@ Import of this package is free; `load()` imports vLLM, which takes 10 s and more
 
 from __future__ import annotations
 
+from triton_vllm.compat.aligning import Fragment
 from triton_vllm.compat.engine import (
     ChatDefaults,
     Facts,
@@ -36,6 +37,7 @@ __all__ = [
     "ChatDefaults",
     "Conversation",
     "Facts",
+    "Fragment",
     "ParserError",
     "ParserNames",
     "Parsers",

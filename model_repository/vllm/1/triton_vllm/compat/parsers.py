@@ -6,9 +6,11 @@ import importlib
 import inspect
 import uuid
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from triton_vllm.coerce import closest
+from triton_vllm.compat.aligning import Aligner, Fragment
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -187,6 +189,7 @@ class Conversation:
         self.make = make
         self.auto_tools = auto_tools
         self._template_kwargs = template_kwargs
+        self.held, self.skips_special_tokens = 0, True
 
     def tools(self) -> tuple[Mapping[str, Any], ...] | None:
         """Return the tools as the chat template gets them."""
@@ -199,6 +202,11 @@ class Conversation:
     def keeps_special_tokens(self) -> bool:
         """Return whether the parsers need the text of special tokens."""
         return not self.request.skip_special_tokens
+
+    def follow(self, params: Any) -> None:
+        """Know from the request's SamplingParams how much of a stream's text vLLM holds back: it may begin a stop string."""
+        self.held = getattr(params, "output_text_buffer_length", 0)
+        self.skips_special_tokens = getattr(params, "skip_special_tokens", True)
 
     def engine_options(self, prompt: Any) -> dict[str, Any]:
         """Return the keywords of `add_request` that say from where on a constraint holds: it leaves the reasoning free."""
@@ -219,15 +227,20 @@ class Conversation:
 
 
 class Reader:
-    """Read one completion that comes as a whole."""
+    """Read one completion that comes as a whole.
+
+    Attributes:
+        aligner: makes of vLLM's outputs what is to be read; None where these are.
+    """
 
     def __init__(self, conversation: Conversation) -> None:
+        self.aligner: Aligner | None = None
         self._request = conversation.request
         self._auto_tools = conversation.auto_tools
         self._parser = conversation.make()
         self._one = conversation.request.parallel_tool_calls is False
 
-    def read(self, part: CompletionOutput, prompt: Sequence[int] | None) -> Piece:
+    def read(self, part: CompletionOutput | Fragment, prompt: Sequence[int] | None) -> Piece:
         """Return what one output of vLLM has.
 
         Args:
@@ -256,10 +269,14 @@ class Reader:
 class _StreamReader(Reader):
     """Read one completion piece by piece."""
 
-    _begun = False
-    _called = False
+    def __init__(self, conversation: Conversation) -> None:
+        super().__init__(conversation)
+        self._begun = self._called = False
+        if conversation.held:
+            decode = partial(self._parser.model_tokenizer.decode, skip_special_tokens=conversation.skips_special_tokens)
+            self.aligner = Aligner(conversation.held, decode)
 
-    def read(self, part: CompletionOutput, prompt: Sequence[int] | None) -> Piece:
+    def read(self, part: CompletionOutput | Fragment, prompt: Sequence[int] | None) -> Piece:
         ended = part.finish_reason is not None
         if not part.text and not part.token_ids and not self._begun:
             return Piece(finish_reason=part.finish_reason)

@@ -36,13 +36,23 @@ class Delivery:
                     job.reply.send(job.assembler.build(items[:-1]), final=False)
                 self._fail(job, last)
             else:
-                job.reply.send(job.assembler.build(items), final=last.finished)
+                self._send(job, items, final=last.finished)
         except Exception as error:  # noqa: BLE001 - the next job must be served
             job.reply.give_up()
             with contextlib.suppress(Exception):  # the log goes through the shared memory that may be full
                 self._log.error(f"response not sent: {type(error).__name__}: {error}")
             with contextlib.suppress(Exception):  # the event loop may be closed
                 self._drop(job)
+
+    def _send(self, job: Job, items: Sequence[Item], *, final: bool) -> None:
+        try:
+            tensors = job.assembler.build(items)
+        except AdapterError as error:  # what the model has answered cannot be sent
+            job.reply.fail(error)
+            if not final:
+                self._drop(job)
+        else:
+            job.reply.send(tensors, final=final)
 
     def _fail(self, job: Job, error: AdapterError) -> None:
         if not isinstance(error, CancelledError):

@@ -32,13 +32,11 @@ class Pacing:
         share: part of a sender thread's time that sending may take before outputs are merged; sends that are so dear that a
             pause would be longer than the longest take more.
         longest: pause between two responses of a request, s.
-        meter: by which a send is timed, s; None is the clock.
         merges: whether a response may carry several outputs at all.
     """
 
     share: float
     longest: float
-    meter: Callable[[], float] | None = None
     merges: bool = True
 
 
@@ -46,10 +44,10 @@ FEW_CORES = Pacing(0.25, 0.08)
 """Where sends and the engine share the cores: a send costs the stub and the server 60 to 70 us each whatever it carries, and at
 32 streams one token a send took 1.5 of 2 cores away from the engine. The clock times a send on purpose: one takes longer where
 the engine needs the cores, and then fewer sends are the right answer. Twelve responses a second are smooth to a reader."""
-CORES_TO_SPARE = Pacing(0.5, 0.04, time.thread_time)
-"""Where only the interpreter's lock runs short: a send's own processor time counts, not what it waits for. On an H200 with 16
-cores each of 32 streams of a Llama-7B gets every token by itself, with a gap of 7.6 ms at the 99th percentile (vLLM's own server:
-6.6) where pauses by the clock made it 21, and no fewer tokens a second. Half of this share merged those of 256 by twos."""
+CORES_TO_SPARE = Pacing(1.0, 0.0)
+"""No pause: a response carries what has queued up while its thread was sending others. On an H200 with 16 cores pauses made no
+more tokens a second of a Llama-7B, and of 256 streams a gap of 48 to 60 ms at the 99th percentile where it is 37 to 39 without
+(vLLM's own server: 34 to 44; benchmarks/results/gaps_h200.md)."""
 ONE_BY_ONE = Pacing(1.0, 0.0, merges=False)
 """As the official backend does it."""
 _LEARNING = 0.05
@@ -63,7 +61,7 @@ class Outbox:
     A job's first and last outputs are sent at once. In between, the next response waits for a pause that grows with the number
     of streams and with the time that a send takes: at light load the pause is next to nothing and each output is a response
     of its own, under pressure a response carries several tokens. A job always goes to the same thread, so its responses
-    cannot overtake each other.
+    cannot overtake each other. Jobs whose one response takes long to write, a vector for each token, have a thread of their own.
 
     Args:
         deliver: sends one response for a job's consecutive outputs; called in the job's thread.
@@ -82,7 +80,8 @@ class Outbox:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         send = deliver if pacing.merges else partial(_one_by_one, deliver)
-        self._lanes = [_Lane(send, log, pacing, clock, f"triton-send-{i}") for i in range(threads)]
+        names = [*(f"triton-send-{i}" for i in range(threads)), "triton-send-bulky"]
+        self._lanes = [_Lane(send, log, pacing, clock, name) for name in names]
         self._next = 0
 
     def start(self) -> None:
@@ -92,8 +91,12 @@ class Outbox:
 
     def assign(self, job: Job) -> None:
         """Choose the job's thread; call once, before the first `put`."""
+        last = len(self._lanes) - 1
+        if job.bulky:
+            job.lane = last
+            return
         job.lane = self._next
-        self._next = (self._next + 1) % len(self._lanes)
+        self._next = (self._next + 1) % last
 
     def put(self, job: Job, item: Item) -> None:
         """Queue an output or an exception for sending; never blocks."""
@@ -123,7 +126,6 @@ class _Lane:
         self._deliver = deliver
         self._pacing = pacing
         self._clock = clock
-        self._meter = pacing.meter or clock
         self._ready: deque[Job] = deque()
         self._waiting: list[tuple[float, int, Job]] = []
         self._numbers = itertools.count()  # orders jobs that are due at the same time
@@ -203,13 +205,13 @@ class _Lane:
         if not items or job.reply.closed:
             return
         is_first = job.due == 0.0
-        began = self._meter()
+        began = self._clock()
         try:
             self._deliver(job, items)
         except BaseException:
             job.reply.give_up()
             raise
-        self._cost += _LEARNING * (self._meter() - began - self._cost)
+        self._cost += _LEARNING * (self._clock() - began - self._cost)
         if job.reply.closed:
             self._streams -= not is_first
         else:

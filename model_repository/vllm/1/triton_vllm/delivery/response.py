@@ -149,9 +149,12 @@ class PoolingAssembler:
         """
         last = outputs[-1]
         parts = last.outputs if isinstance(last, Gathered) else [last]
-        values = [part.outputs.data.tolist() for part in parts]
         try:
-            texts = [json.dumps(v, allow_nan=False) for v in (scores.answer(self._scoring, values) if self._scoring else values)]
+            if self._scoring:
+                scored = scores.answer(self._scoring, [part.outputs.data.tolist() for part in parts])
+                texts = [json.dumps(score, allow_nan=False) for score in scored]
+            else:
+                texts = [_pooled_json(part.outputs.data) for part in parts]
         except ValueError:
             raise InternalError("the model has answered with numbers that are not finite; another dtype may help") from None
         tensors: Tensors = [("text_output", string_tensor(*texts))]
@@ -176,6 +179,13 @@ def string_tensor(*values: str) -> np.ndarray[Any, Any]:
     for i, value in enumerate(values):
         array[i] = value.encode("utf-8", "replace")
     return array
+
+
+def _pooled_json(data: Any) -> str:
+    """Return numbers in JSON, row by row: in one call, those of a long text keep Python's lock for seconds."""
+    if getattr(data, "ndim", 1) < 2:
+        return json.dumps(data.tolist(), allow_nan=False)
+    return f"[{', '.join(_pooled_json(row) for row in data)}]"
 
 
 def logprobs_json(positions: Positions | None) -> str:

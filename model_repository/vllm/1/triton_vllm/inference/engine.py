@@ -309,8 +309,8 @@ class Engine:
             collectors = await self._enter(job)
         except Exception as error:  # noqa: BLE001 - a request must never take the model down
             self._finish(job, self._translator.refusal(error))
-            if len(job.ids) > 1 and self.is_healthy():
-                await self._stop(job)  # vLLM has some of its parts
+            if self.is_healthy() and (len(job.ids) > 1 or not isinstance(error, AdapterError)):
+                await self._stop(job)  # vLLM has some of its parts, or what it began with before it raised
             _release(job)
             return
         finally:
@@ -319,12 +319,12 @@ class Engine:
             await self._stop(job)
             return
         job.added = True
-        if len(collectors) == 1:
+        if len(collectors) == 1 and not job.most_numbers:
             compat.attach(collectors[0], lambda item: self._take(job, item))
             return
-        gathering = Gathering(len(collectors), lambda item: self._take(job, item))
+        gathering = Gathering(len(collectors), lambda item: self._take(job, item), job.most_numbers)
         for number, collector in enumerate(collectors):
-            compat.attach(collector, partial(gathering.take, number))
+            compat.attach(collector, partial(self._gather, job, gathering, number))
 
     async def _enter(self, job: Job) -> list[Collector]:
         """Add a job to vLLM; a pooling request has a request for each of its parts."""
@@ -344,13 +344,22 @@ class Engine:
                 break
         return made
 
+    def _gather(self, job: Job, gathering: Gathering, number: int, item: Output | Exception) -> None:
+        try:
+            gathering.take(number, item)
+        except Exception as error:  # noqa: BLE001 - as in `_take`
+            self._translator.note("an output was not taken", error)
+            self._abort(job, InternalError(FAILED))
+
     def _take(self, job: Job, item: Output | Exception) -> None:
         if job.ended:
             return
         job.moved = self._loop.time()
         job.waiting_since = BEGUN
         try:
-            if isinstance(item, Exception):
+            if isinstance(item, AdapterError):
+                self._abort(job, item)  # its other parts may go on in vLLM
+            elif isinstance(item, Exception):
                 own = self._translator.own(item)
                 if own is None:
                     self._finish(job, self._translator.loss(item))

@@ -38,6 +38,14 @@ def place() -> str:
         return ""
 
 
+def started(process: int) -> str:
+    """Return when a process was started, for its id may be another's later."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return ""
+
+
 def follow_parent() -> None:
     """End this process when the one that started it is gone.
 

@@ -25,8 +25,8 @@ def use_environment_python() -> None:
 def end_at_once() -> None:
     """Have this process end as soon as all exit handlers have run; call it before what registers them is imported.
 
-    To take torch's modules apart took 3 to 10 s on two busy cores. Triton waits for that, one instance after the other, and a
-    server that ends gives all of them 30 s.
+    To take torch's modules apart takes 3 to 10 s on two busy cores, for which an unload and a server that ends would wait; a
+    server waits for one instance after the other, and gives all of them 30 s.
     """
     atexit.register(_end)
 
@@ -45,9 +45,3 @@ def tune() -> None:
     gc.freeze()
     gc.set_threshold(10_000, 50, 50)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-
-
-def release() -> None:
-    """Free what `tune` has kept from the collector; call it once the model is unloaded."""
-    gc.unfreeze()
-    gc.collect()

@@ -20,6 +20,7 @@ from triton_vllm.inference.engine import Engine, Pace, Sole
 from triton_vllm.inference.prompt import Ahead, Prompter
 from triton_vllm.loading import engine_args, frontends, interpreter
 from triton_vllm.loading.cause import Cause
+from triton_vllm.loading.claim import Claim, instances
 from triton_vllm.loading.executor import available_cores
 from triton_vllm.loading.prepare import Prepared, prepare
 from triton_vllm.loading.progress import Progress
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from triton_vllm.loading.frontends import Frontends
+    from triton_vllm.loading.settings import Settings
     from triton_vllm.protocols import Log
 
 MANY_CORES = 8
@@ -66,7 +68,6 @@ class Model:
             self.publisher.close()
         if self.shared is not None:
             self.shared.leave()
-        interpreter.release()
 
 
 def load(args: Mapping[str, str], log: Log) -> Model:
@@ -75,9 +76,8 @@ def load(args: Mapping[str, str], log: Log) -> Model:
     Raises:
         ConfigError: the model's files are wrong, or vLLM did not start with them.
     """
+    interpreter.end_at_once()
     shared = frontends.join(args, log)
-    if shared is not None:
-        interpreter.end_at_once()
     try:
         return _load(args, log, shared)
     except Exception as error:
@@ -90,28 +90,27 @@ def _load(args: Mapping[str, str], log: Log, shared: Frontends | None) -> Model:
     with ExitStack() as until_loaded:
         progress = until_loaded.enter_context(Progress(log))
         prepared = prepare(args, log, progress, until_loaded)
-        if shared is not None:
-            _refuse_private(prepared)
+        if instances(args) != 1:
+            _refuse_private(prepared.settings, shares=shared is not None)
         progress.phase("starting the engine and loading the model")
         engine, outbox = _start(prepared, shared, log)
         parsers = _parsers(prepared, engine, outbox)
         watch = CancellationWatch(engine.jobs, engine.cancel, log, _departure(engine, prepared, args["model_name"], log))
         watch.start()
-        labels = {"model": args["model_name"], "version": args["model_version"]}
-        publisher = _publish(prepared, shared, labels, log)
+        publisher = _publish(prepared, shared, args, log)
     interpreter.tune()
     log.info(f"ready after {progress.seconds():.1f} s, tasks: {', '.join(engine.tasks)}")
     return Model(prepared, engine, outbox, watch, publisher, shared, parsers)
 
 
-def _refuse_private(prepared: Prepared) -> None:
-    """Refuse what each instance would know by itself only: an adapter's number, and whether the engine sleeps."""
+def _refuse_private(settings: Settings, *, shares: bool) -> None:
+    """Refuse what each of several instances would know by itself only: whether the engine sleeps, and an adapter's number."""
     for name, value in (
-        ("LORA_DIRECTORY", prepared.settings.lora_directory),
-        ("OPERATOR_REQUESTS", prepared.settings.limits.operator_requests),
+        ("OPERATOR_REQUESTS", settings.limits.operator_requests),  # one would be answered for one engine of several
+        ("LORA_DIRECTORY", settings.lora_directory if shares else ""),
     ):
         if value:
-            raise ConfigError(f"{name} is for a model of one instance: set the instance group's count to 1, or leave it out")
+            raise ConfigError(f"{name} is for a model of one instance: have one instance group with count 1, or leave it out")
 
 
 def _start(prepared: Prepared, shared: Frontends | None, log: Log) -> tuple[Engine, Outbox]:
@@ -175,11 +174,12 @@ def _departure(engine: Engine, prepared: Prepared, name: str, log: Log) -> Depar
     return Departure(partial(transport.is_ending, name), leave)
 
 
-def _publish(prepared: Prepared, shared: Frontends | None, labels: Mapping[str, str], log: Log) -> Publisher | None:
+def _publish(prepared: Prepared, shared: Frontends | None, args: Mapping[str, str], log: Log) -> Publisher | None:
     if not prepared.settings.metrics or prepared.engine_args.get("disable_log_stats", False):
         return None
-    official = prepared.settings.official
-    mirror = Mirror(transport.TritonMetrics(), labels, as_official=official, others=shared is not None)
+    labels = {"model": args["model_name"], "version": args["model_version"]}
+    claim = Claim(args, os.getppid(), log)
+    mirror = Mirror(transport.TritonMetrics(), labels, as_official=prepared.settings.official, others=claim.shared)
     if shared is None:
-        return Publisher(mirror, compat.prometheus_families, log.warning)
-    return Publisher(mirror, lambda: shared.latest(compat.prometheus_families()), log.warning, others=True)
+        return Publisher(mirror, compat.prometheus_families, log.warning, claim)
+    return Publisher(mirror, lambda: shared.latest(compat.prometheus_families()), log.warning, claim)

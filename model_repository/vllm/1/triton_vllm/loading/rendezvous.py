@@ -52,7 +52,7 @@ class Seat:
     Attributes:
         index: among those of its group on its device, from 0 on.
         count: how many those are.
-        key: the server, the model, its version, the group and the device; the instances of a load have it in common.
+        key: the server, the model, its version, the group, its count and the device; the instances of a load have it in common.
     """
 
     index: int
@@ -99,16 +99,9 @@ def seat(args: Mapping[str, str], server: int) -> Seat | None:
             "instance_group: an instance cannot be added to a model that is loaded; unload the model, then load it again"
         )
     model = [args[name] for name in ("model_repository", "model_name", "model_version", "model_instance_device_id")]
-    said = json.dumps([guard.place(), server, _started(server), *model, group])
+    # a reload with more instances would have the last of them find an older load that lacks just that seat
+    said = json.dumps([guard.place(), server, guard.started(server), *model, group, count])
     return Seat(int(index), count, hashlib.sha256(said.encode()).hexdigest()[:12])
-
-
-def _started(process: int) -> str:
-    """Return when a process was started, for its id may be another's later."""
-    try:
-        return Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]
-    except (OSError, IndexError):
-        return ""
 
 
 class Rendezvous:

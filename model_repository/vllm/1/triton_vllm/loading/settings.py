@@ -27,7 +27,8 @@ class Settings:
         restart: RESTART_DEAD_ENGINE, start a dead engine again in the background; where it is not given, off with a health check
             or the official backend's behaviour.
         gpu_ids: GPU_DEVICE_IDS, the GPUs of a KIND_MODEL instance, in place of CUDA_VISIBLE_DEVICES; empty leaves it to vLLM.
-        unload_grace_s: UNLOAD_GRACE_SECONDS, how long requests in flight may go on when the model is unloaded.
+        unload_grace_s: UNLOAD_GRACE_SECONDS, how long requests in flight may go on when the server ends; while it does not end
+            Triton unloads a model only after the last of them.
         engine_timeout_s: ENGINE_TIMEOUT_SECONDS, how long EngineCore may answer nothing, and a request be without output; 0 takes
             vLLM's VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS.
         senders: RESPONSE_SENDER_THREADS, threads that send responses; 0 chooses by the number of cores.
