@@ -5,10 +5,11 @@
 Cases: `archive`, the repository as `gen_vllm_env.sh` built it; `directory`, the same environment unpacked; `parts`, the one
 that `--parts` names, built with `--layout parts`, whose first start unpacks it into the home; `baseline`,
 what a user would make without this project: the same wheels installed into a conda prefix, packed by conda-pack, both
-with their defaults (no bytecode, nothing left out), and a model.py that imports vLLM at its top; `archive-warm` and
-`directory-warm`, with the caches that `gen_vllm_env.sh --warm` keeps beside the model. Cases alternate; the first start of
-each finds an empty home, as in a new container, the later ones find what vLLM has cached there. Writes a table and a
-figure to `--out`.
+with their defaults (no bytecode, nothing left out), and a model.py that imports vLLM at its top; `baseline-pip`, the same
+installed by pip, which compiles what it installs; `archive-warm` and `directory-warm`, with the caches that
+`gen_vllm_env.sh --warm` keeps beside the model. Cases alternate; each of the `--first-starts` finds an empty home, as in a new
+container, and a page cache that was dropped (`--keep-page-cache` leaves it); the later ones find what vLLM has cached there.
+Writes a table and a figure beside `--out`.
 """
 
 from __future__ import annotations
@@ -24,39 +25,28 @@ import sys
 import tarfile
 import tempfile
 import time
-from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
-from statistics import median
 
-from harness import machine, phases, svg
-from harness.load import Load, Measurement
+from harness import machine, page_cache, phases
+from harness.load import Load
+from harness.metrics import Measurement
+from harness.processes import exit_on_sigterm
+from harness.progress import step
 from harness.servers import Setting, StartFailedError, set_parameter
 from harness.shapes import SHAPES, write_checkpoint
+from harness.start_report import Report, Start, phase_table, table
 from harness.targets import TritonTarget
 
 _CPU = {"dtype": "float32", "enforce_eager": True, "max_model_len": 512}
 _GPU = {"dtype": "float16", "max_model_len": 512, "gpu_memory_utilization": 0.5}
-ARCHIVE, BASELINE = "vllm_env.tar.gz", "baseline.tar.gz"
+ARCHIVE = "vllm_env.tar.gz"
 _LAYOUTS = ("archive", "directory")
-_CASES = ("baseline", *_LAYOUTS, "parts", "archive-warm", "directory-warm")
-
-
-@dataclass(frozen=True)
-class Start:
-    """One start of one case, in seconds since the launch."""
-
-    case: str
-    number: int
-    ready_s: float
-    first_token_s: float
-    phases: list[phases.Phase]
+_CASES = ("baseline", "baseline-pip", *_LAYOUTS, "parts", "archive-warm", "directory-warm")
 
 
 class PreparedTriton(TritonTarget):
     """A server for a model store that exists already."""
-
-    stall_limit_s = 150.0  # as vllm_env/smoke.py: extraction and the import of vLLM are silent for tens of seconds each
 
     def __init__(self, setting: Setting, store: Path) -> None:
         super().__init__(setting)
@@ -79,9 +69,11 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     add("--shape", choices=sorted(SHAPES), default="tiny-opt")
     add("--device", choices=("cpu", "gpu"), default="cpu")
     add("--engine-arguments", type=json.loads, default={}, metavar="JSON", help="added to the defaults")
-    add("--starts", type=int, default=3, help="of each case")
+    add("--first-starts", type=int, default=3, help="of each case, with an empty home (default 3)")
+    add("--starts", type=int, default=3, help="of each case, that come later (default 3)")
+    add("--keep-page-cache", action="store_true", help="first starts find in memory what the starts before have read")
     add("--cases", nargs="+", choices=_CASES, default=["baseline", *_LAYOUTS], metavar="CASE", help=", ".join(_CASES))
-    add("--out", type=Path, default=Path("benchmarks/results/cold_start"), metavar="PATH", help="without suffix")
+    add("--out", type=Path, default=Path("benchmarks/results/cold_start"), metavar="PATH", help="time and commit are added to it")
     add(
         "--work",
         type=Path,
@@ -114,7 +106,7 @@ def prepare(case: str, options: argparse.Namespace, work: Path, engine: dict[str
         (model / "1").mkdir()
         shutil.copy(Path(__file__).with_name("harness") / "baseline_model.py", model / "1" / "model.py")
         (model / "vllm_env.json").unlink(missing_ok=True)
-        environment = str(conda_pack(baseline_prefix_of(options, work), work / BASELINE))
+        environment = str(conda_pack(baseline_prefix_of(case, options, work), work / f"{case}.tar.gz"))
     set_parameter(model / "config.pbtxt", "EXECUTION_ENV_PATH", environment)
     if warmed:
         fill_caches(model, options, work)
@@ -158,35 +150,39 @@ def unpacked(archive: Path, work: Path) -> Path:
     return destination
 
 
-def baseline_prefix_of(options: argparse.Namespace, work: Path) -> Path:
-    """Return the baseline's prefix, made if it is not there.
+def baseline_prefix_of(case: str, options: argparse.Namespace, work: Path) -> Path:
+    """Return a baseline's prefix, made if it is not there.
 
     Raises:
-        SystemExit: it is one that the packager has made, or its wheels are compiled.
+        SystemExit: it is one that the packager has made, or its wheels are compiled and should not be, or the reverse.
     """
     from harness import baseline_prefix
 
-    prefix: Path = (options.baseline_prefix or work / "baseline-prefix").absolute()
+    by_pip = case == "baseline-pip"
+    prefix: Path = ((not by_pip and options.baseline_prefix) or work / f"{case}-prefix").absolute()
     if not prefix.exists():
-        baseline_prefix.make(prefix, options.repository.absolute() / "vllm", options.triton_root.absolute())
+        with step(f"making {prefix.name}"):
+            model = options.repository.absolute() / "vllm"
+            baseline_prefix.make(prefix, model, options.triton_root.absolute(), by_pip=by_pip)
     found = baseline_prefix.inspect(prefix)
-    if found.hooked or found.compiled:
-        raise SystemExit(f"{prefix} is no baseline: it has {found.compiled} compiled modules of vLLM, hook: {found.hooked}")
+    if found.hooked or bool(found.compiled) != by_pip:
+        raise SystemExit(f"{prefix} is no {case}: it has {found.compiled} compiled modules of vLLM, hook: {found.hooked}")
     return prefix
 
 
-def baseline_notes(options: argparse.Namespace, work: Path) -> list[str]:
-    """Return the lines of the report that say what the baseline is, from what was packed."""
+def baseline_notes(case: str, options: argparse.Namespace, work: Path) -> list[str]:
+    """Return the lines of the report that say what a baseline is, from what was packed."""
     from harness import baseline_prefix
 
-    found = baseline_prefix.inspect(baseline_prefix_of(options, work))
-    packed = (work / BASELINE).stat().st_size
+    found = baseline_prefix.inspect(baseline_prefix_of(case, options, work))
+    packed = (work / f"{case}.tar.gz").stat().st_size
+    installer = "pip install" if case == "baseline-pip" else "uv pip install"
     made = (
-        "baseline: the repository's locked wheels put into a conda prefix by `uv pip install` and packed by `conda-pack`, "
+        f"{case}: the repository's locked wheels put into a conda prefix by `{installer}` and packed by `conda-pack`, "
         "both with their defaults; `benchmarks/harness/baseline_model.py` imports vLLM at its top"
     )
     holds = (
-        f"baseline's prefix: {found.distributions} distributions, {found.size / 1e9:.2f} GB, nothing left out, "
+        f"{case}'s prefix: {found.distributions} distributions, {found.size / 1e9:.2f} GB, nothing left out, "
         f"{found.compiled} of vLLM's modules compiled and all of the standard library's, as from conda-forge; "
         f"packed {packed / 1e9:.2f} GB"
     )
@@ -201,36 +197,36 @@ def conda_pack(prefix: Path, archive: Path) -> Path:
     return archive
 
 
-def start_once(case: str, number: int, store: Path, setting: Setting, vocabulary: int) -> Start:
+def start_once(case: str, number: int, store: Path, setting: Setting, vocabulary: int, *, first: bool) -> Start:
     """Start the server, ask for one token, stop it."""
     server = PreparedTriton(setting, store)
     os.sync()  # the gigabytes that the start before has extracted are not this one's to write
     launched, began = datetime.now(), time.monotonic()  # noqa: DTZ005 - compared with a log without zones
     try:
         ready = server.start()
-        ask(server, Load(1, 1, 32, 1, stream=case != "baseline", vocabulary=vocabulary, seed=number))
+        ask(server, Load(1, 1, 32, 1, stream=not case.startswith("baseline"), vocabulary=vocabulary, seed=number))
         first_token = time.monotonic() - began
     finally:
         server.stop()
     log = server.log.read_text(encoding="utf-8", errors="replace")
     server.log.rename(server.log.with_name(f"{case}-{number}.log"))
-    return Start(case, number, ready, first_token, phases.parse(log, launched))
+    return Start(case, number, first, ready, first_token, phases.parse(log, launched))
 
 
-def start(case: str, number: int, store: Path, setting: Setting, vocabulary: int, notes: list[str]) -> Start:
+def start(case: str, number: int, store: Path, setting: Setting, vocabulary: int, notes: list[str], *, first: bool) -> Start:
     """Start once; a start that fails is repeated once, and noted.
 
     tritonserver 24.10 now and then hangs or aborts in its own start, before the model has any part in it (vllm_env/server.py).
     """
     try:
-        return start_once(case, number, store, setting, vocabulary)
+        return start_once(case, number, store, setting, vocabulary, first=first)
     except StartFailedError as error:
         notes.append(f"{case}, start {number + 1}: repeated, because {str(error).partition(';')[0]}")
         print(notes[-1], file=sys.stderr, flush=True)
         (setting.work / f"{PreparedTriton.name}.log").rename(setting.work / f"{case}-{number}-failed.log")
-        if number == 0:
+        if first:
             fresh_home(Path(setting.variables["HOME"]))
-        return start_once(case, number, store, setting, vocabulary)
+        return start_once(case, number, store, setting, vocabulary, first=first)
 
 
 def ask(server: TritonTarget, load: Load) -> Measurement:
@@ -238,88 +234,54 @@ def ask(server: TritonTarget, load: Load) -> Measurement:
     return server.measure(load)
 
 
-def table(starts: list[Start]) -> str:
-    """Return launch to ready and to the first token of each case, first and later starts, and the ratio of them."""
-    base = [entry.ready_s for entry in starts if entry.case == "baseline"]
-    lines = ["| case | start | ready s | first token s | ready / baseline |", "|---|---|---|---|---|"]
-    for case in dict.fromkeys(entry.case for entry in starts):
-        for name, mine in (
-            ("first", [entry for entry in starts if entry.case == case and entry.number == 0]),
-            ("later, median", [entry for entry in starts if entry.case == case and entry.number]),
-        ):
-            if mine:
-                ready = median(entry.ready_s for entry in mine)
-                basis = base[:1] if name == "first" else base[1:]
-                shown = f"{ready / median(basis):.2f}" if basis else "-"
-                token = median(entry.first_token_s for entry in mine)
-                lines.append(f"| {case} | {name} | {ready:.1f} | {token:.1f} | {shown} |")
-    return "\n".join(lines)
+def environment_python(options: argparse.Namespace, work: Path) -> Path:
+    """Return a prefix that has the Python whose versions the report names."""
+    places = (options.directory, work / "unpacked", options.baseline_prefix, *work.glob("baseline*-prefix"), Path("/usr"))
+    return next(place for place in places if place and place.exists())
 
 
-def phase_table(starts: list[Start]) -> str:
-    """Return median seconds by phase and case."""
-    cases = list(dict.fromkeys(entry.case for entry in starts))
-    names = dict.fromkeys(phase.name for entry in starts for phase in entry.phases)
-    lines = [f"| phase | {' | '.join(cases)} |", "|---" * (len(cases) + 1) + "|"]
-    for name in names:
-        columns = []
-        for case in cases:
-            found = [p.seconds for entry in starts if entry.case == case for p in entry.phases if p.name == name]
-            columns.append(f"{median(found):.1f}" if found else "-")
-        lines.append(f"| {name} | {' | '.join(columns)} |")
-    return "\n".join(lines)
-
-
-def write(out: Path, described: machine.Machine, notes: list[str], starts: list[Start]) -> None:
-    """Write `out`.md, .svg and .json."""
-    out.parent.mkdir(parents=True, exist_ok=True)
-    head = "\n".join([*described.lines(), *(f"- {note}" for note in notes)])
-    parts = ["# Cold start", head, table(starts), "## By phase, median seconds", phase_table(starts)]
-    text = "\n\n".join([*parts, f"![launch to ready]({out.name}.svg)"])
-    out.with_name(f"{out.name}.md").write_text(text + "\n", encoding="utf-8")
-    cases = list(dict.fromkeys(entry.case for entry in starts))
-    groups = sorted({entry.number for entry in starts})
-    found = {(entry.case, entry.number): entry for entry in starts}
-    ready = {case: [found[case, n].ready_s if (case, n) in found else None for n in groups] for case in cases}
-    panel = svg.Panel("launch to ready", "s", [f"start {n + 1}" for n in groups], ready)
-    out.with_name(f"{out.name}.svg").write_text(svg.draw("Cold start", [panel]), encoding="utf-8")
-    content = {"machine": asdict(described), "notes": notes, "starts": [asdict(entry) for entry in starts]}
-    out.with_name(f"{out.name}.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+def start_all(options: argparse.Namespace, stores: dict[str, Path], work: Path, engine: dict[str, object], run: Report) -> None:
+    """Start the cases in turns, first starts before later ones, and write the report after each turn."""
+    homes: dict[str, dict[str, str]] = {}
+    for number in range(options.first_starts + options.starts):
+        first = number < options.first_starts
+        for case, store in stores.items():
+            if first or case not in homes:
+                homes[case] = fresh_home(work / f"home-{case}")
+            if first and not options.keep_page_cache:
+                run.note(f"page cache before first starts: {page_cache.drop([store, *filter(None, [options.directory])])}")
+            # a server may write bytecode, as it may in a container, whatever this shell is set to
+            variables = {**homes[case], **engine_variables(options.device), "PYTHONDONTWRITEBYTECODE": ""}
+            setting = Setting(Path(), options.triton_root.absolute(), options.repository, engine, variables, work)
+            with step(f"{case}: start {number + 1} of {options.first_starts + options.starts}"):
+                done = start(case, number, store, setting, SHAPES[options.shape].vocabulary, run.notes, first=first)
+            run.starts.append(done)
+            print(f"{case}: ready after {done.ready_s:.1f} s", file=sys.stderr, flush=True)
+        run.write()
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Prepare the cases, start them in turns, write the report after each turn."""
+    """Prepare the cases, start them, write the report."""
     given = sys.argv[1:] if arguments is None else arguments
     options = parse(given)
+    exit_on_sigterm()
     work = (options.work or Path(tempfile.mkdtemp(prefix="cold_start_"))).absolute()
     shape = SHAPES[options.shape]
     engine: dict[str, object] = {"model": str(write_checkpoint(shape, work / shape.name)), "load_format": "dummy"}
     engine.update(_GPU if options.device == "gpu" else _CPU)
     engine.update(options.engine_arguments)
-    stores = {case: prepare(case, options, work, engine) for case in options.cases}
-    environments = (
-        options.directory,
-        work / "unpacked",
-        options.baseline_prefix,
-        work / "baseline-prefix",
-        Path("/usr"),
-    )
-    python = next(place for place in environments if place and place.exists())
-    described = machine.describe(python, options.triton_root, commit=options.commit)
-    notes = [f"command: `python3 benchmarks/cold_start.py {shlex.join(given)}`", *options.note]
-    if "baseline" in options.cases:
-        notes += baseline_notes(options, work)
-    starts: list[Start] = []
-    homes = {case: fresh_home(work / f"home-{case}") for case in options.cases}
-    for number in range(options.starts):
-        for case, store in stores.items():
-            # a server may write bytecode, as it may in a container, whatever this shell is set to
-            variables = {**homes[case], **engine_variables(options.device), "PYTHONDONTWRITEBYTECODE": ""}
-            setting = Setting(Path(), options.triton_root.absolute(), options.repository, engine, variables, work)
-            starts.append(start(case, number, store, setting, shape.vocabulary, notes))
-            print(starts[-1], file=sys.stderr, flush=True)
-        write(options.out, described, notes, starts)
-    print(table(starts), phase_table(starts), sep="\n\n")
+    stores = {}
+    for case in options.cases:
+        with step(f"preparing {case}"):
+            stores[case] = prepare(case, options, work, engine)
+    described = machine.describe(environment_python(options, work), options.triton_root, commit=options.commit)
+    command = f"python3 benchmarks/cold_start.py {shlex.join(given)}"
+    run = Report(options.out, described, command, [f"command: `{command}`", *options.note])
+    for case in options.cases:
+        if case.startswith("baseline"):
+            run.notes += baseline_notes(case, options, work)
+    start_all(options, stores, work, engine, run)
+    print(table(run.starts), phase_table(run.starts), sep="\n\n")
     return 0
 
 

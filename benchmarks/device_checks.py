@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import queue
+import shlex
 import signal
 import sys
 import tempfile
@@ -23,8 +24,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tritonclient.grpc as grpcclient
 
-from harness import machine
+from harness import machine, results
 from harness.load import Load
+from harness.processes import exit_on_sigterm
 from harness.ray_cluster import RayCluster
 from harness.servers import Setting, set_parameter
 from harness.shapes import MARK, SHAPES, Shape, write_checkpoint
@@ -223,7 +225,7 @@ def check_end(cluster: RayCluster) -> list[str]:
 def main(arguments: list[str] | None = None) -> int:
     """Start the server, run every check, report all."""
     options = _options(arguments)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that whoever stops this leaves no server and no cluster
+    exit_on_sigterm()
     work = options.work or Path(tempfile.mkdtemp(prefix="device_checks_"))
     gpu, shape = options.device == "gpu", SHAPES[options.shape]
     engine: dict[str, object] = {"model": str(write_checkpoint(shape, work / shape.name)), "load_format": "dummy"}
@@ -264,10 +266,11 @@ def main(arguments: list[str] | None = None) -> int:
             attempt(check_end, cluster)
             cluster.stop()
     described = machine.describe(environment, root, commit=options.commit)
-    options.out.parent.mkdir(parents=True, exist_ok=True)
+    given = shlex.join(sys.argv[1:] if arguments is None else arguments)
+    out = results.take(options.out, described.commit, f"python3 benchmarks/device_checks.py {given}")
     lines = [f"# Seen on the device, {shape.name} shape", "\n".join(described.lines())]
     lines.append("\n".join(f"- {line}" for line in [*seen, *failed]))
-    options.out.with_name(f"{options.out.name}.md").write_text("\n\n".join(lines) + "\n", encoding="utf-8")
+    out.with_name(f"{out.name}.md").write_text("\n\n".join(lines) + "\n", encoding="utf-8")
     print("\n".join([*seen, *failed]))
     return 1 if failed else 0
 
@@ -282,7 +285,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     add("--device", choices=("cpu", "gpu"), default="cpu")
     add("--tensor-parallel-size", type=int, default=1)
     add("--ray", action="store_true", help="on a Ray cluster made for it; the environment needs ray")
-    add("--out", type=Path, default=Path("benchmarks/results/device_checks"), metavar="PATH", help="without suffix")
+    add("--out", type=Path, default=Path("benchmarks/results/device_checks"), metavar="PATH", help="time and commit are added")
     add("--work", type=Path, metavar="DIR")
     add("--commit", default="")
     return parser.parse_args(arguments)

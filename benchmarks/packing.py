@@ -27,7 +27,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "benchmarks")]
 
-from harness import machine, svg  # noqa: E402
+from harness import machine, results, svg  # noqa: E402
 
 OURS, CONDA_PACK = "vllm-env", "conda-pack"
 _CODE = {
@@ -223,11 +223,10 @@ def left_out(prefix: Path) -> str:
     return f"{total / 1e6:.0f} MB before packing (" + ", ".join(f"{n} {int(s) / 1e6:.0f}" for n, _, s in rules) + ")"
 
 
-def report(options: argparse.Namespace, arguments: list[str], runs: list[Run]) -> str:
+def report(options: argparse.Namespace, arguments: list[str], here: machine.Machine, runs: list[Run]) -> str:
     """Return the report: the whole prefix with the most cores, and how that scales if there is more than one cell."""
     prefix = options.prefix.expanduser().resolve()
     measured = list(dict.fromkeys(run.cell for run in runs))
-    here = machine.describe(prefix, options.triton_root, commit=options.commit)
     head = [
         *here.lines(),
         f"- left out of the prefix: {left_out(prefix)}",
@@ -254,12 +253,14 @@ def main(arguments: list[str]) -> None:
                 for packer in (CONDA_PACK, OURS):
                     runs.append(pack_once(packer, cell, folder, unpacking=whole))
                     print(f"{cell.title}, round {number + 1}: {runs[-1]}", file=sys.stderr, flush=True)
-    text = report(options, arguments, runs)
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.with_suffix(".md").write_text(text, "utf-8")
-    options.out.with_suffix(".svg").write_text(figure([run for run in runs if run.cell == runs[-1].cell]), "utf-8")
+    here = machine.describe(options.prefix.expanduser().resolve(), options.triton_root, commit=options.commit)
+    options.out = results.take(options.out, here.commit, f"python3 benchmarks/packing.py {shlex.join(arguments)}")
+    text = report(options, arguments, here, runs)
+    options.out.with_name(f"{options.out.name}.md").write_text(text, "utf-8")
+    drawn = figure([run for run in runs if run.cell == runs[-1].cell])
+    options.out.with_name(f"{options.out.name}.svg").write_text(drawn, "utf-8")
     rows = [{**vars(r), "cell": {"content": r.cell.content, "cores": r.cell.cores}} for r in runs]
-    options.out.with_suffix(".json").write_text(json.dumps(rows, indent=1), "utf-8")
+    options.out.with_name(f"{options.out.name}.json").write_text(json.dumps(rows, indent=1), "utf-8")
     print(text)
 
 

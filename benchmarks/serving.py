@@ -1,72 +1,78 @@
 """Serving speed of one model behind the engine alone, vLLM's own server and this project's model under tritonserver.
 
-All targets run at the same time with the same engine arguments, and are loaded one after the other in rounds, so that
-whatever else happens on the machine happens to all of them:
+All targets run at the same time with the same engine arguments and executor, and are loaded one after the other in rounds,
+so that whatever else happens on the machine happens to all of them:
 
     python3 benchmarks/serving.py --environment ENV --triton-root ROOT
 
 `ENV` is an unpacked environment (`bin/python` has vLLM); it serves all targets. Needs tritonclient[grpc] in the Python
-that runs this. Writes a table, a figure and every round's figures to `--out`.
+that runs this. Writes a table, a figure and every round's figures to a file of their own beside `--out`, and a row to
+`runs.md` there. `--in-flight 128 --modes stream --shares 0.5 0.8 0.95` adds open-loop arrivals.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import resource
 import shlex
 import sys
 import tempfile
 import time
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING
 
-from harness import machine, report
-from harness.load import Load, Measurement
-from harness.servers import Setting
+from harness import executors, machine, report, results
+from harness.load import Load
+from harness.options import parse
+from harness.processes import exit_on_sigterm, first_in_line
+from harness.progress import step
+from harness.servers import Setting, StartFailedError
 from harness.shapes import SHAPES, write_checkpoint
-from harness.targets import Target, make_targets
+from harness.targets import OpenAITarget, Target, make_targets
+from harness.workload import most_tokens
+
+if TYPE_CHECKING:
+    import argparse
+
+    from harness.metrics import Measurement
 
 _CPU = {"dtype": "float32", "enforce_eager": True, "max_model_len": 2048}
 # By default vLLM pins its CPU worker to core 0 and spins there; on two cores whatever else the scheduler puts on that
 # core then stands still for seconds, with every target. Left to the scheduler, the same load is up to six times as fast.
 _CPU_VARIABLES = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
-_GPU = {"dtype": "float16", "max_model_len": 512, "gpu_memory_utilization": 0.31}
+_GPU = {"dtype": "float16", "max_model_len": 512}
+_GPU_MEMORY = 0.93  # of all engines together
 # vLLM chooses other limits for its server than for an engine; here all targets have the same.
 _LIMITS = {"max_num_seqs": 512, "max_num_batched_tokens": 8192}
 
 
-def parse(arguments: list[str]) -> argparse.Namespace:
-    """Return the options."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add = parser.add_argument
-    add("--environment", type=Path, required=True, metavar="DIR", help="unpacked environment: bin/python has vLLM")
-    add("--triton-root", type=Path, default=Path("/opt/tritonserver"), metavar="DIR")
-    add("--model-repository", type=Path, default=Path("model_repository"), metavar="DIR")
-    add("--shape", choices=sorted(SHAPES), default="tiny-opt")
-    add("--device", choices=("cpu", "gpu"), default="cpu", help="chooses the default engine arguments")
-    add("--engine-arguments", type=json.loads, default={}, metavar="JSON", help="added to the defaults")
-    add("--variables", type=json.loads, default={}, metavar="JSON", help="environment of all targets")
-    add("--settle", type=float, default=1.3, help="seconds of rest before a measurement: vLLM spins 1 s after the last")
-    add("--rounds", type=int, default=5)
-    add("--in-flight", type=int, nargs="+", default=[1, 8, 32, 128])
-    add("--requests", type=int, default=200, help="a cell; less for few in flight, more for many (default 200)")
-    add("--waves", type=int, default=4, help="requests a cell at least, in multiples of those in flight")
-    add("--tokens", type=int, nargs="+", default=[64], help="tokens an answer, one table each")
-    add("--prompt-tokens", type=int, nargs="+", default=[32])
-    add("--modes", nargs="+", choices=("whole", "stream"), default=["whole", "stream"])
-    add("--targets", nargs="+", default=["engine", "openai", "triton"], help="also: triton-http")
-    add("--instances", type=int, default=1, metavar="N", help="front ends of Triton's model over its one engine (default 1)")
-    add("--out", type=Path, default=Path("benchmarks/results/serving"), metavar="PATH", help="without suffix")
-    add("--work", type=Path, metavar="DIR", help="logs and checkpoint; default a new temporary directory")
-    add("--commit", default="", help="for a copy without git history")
-    add("--note", action="append", default=[], metavar="TEXT", help="a line for the head of the report (repeatable)")
-    return parser.parse_args(arguments)
+@dataclass
+class Run:
+    """One run: its options, what has been measured so far, and where its report goes once there is something."""
+
+    options: argparse.Namespace
+    command: str
+    described: machine.Machine
+    notes: list[str]
+    rounds: list[report.Round] = field(default_factory=list)
+    out: Path | None = None
+
+    def add(self, cell: report.Cell, targets: list[Target]) -> None:
+        """Measure one cell on all targets, write the report, print the cell's table."""
+        measured = run_cell(targets, cell, self.options)
+        self.out = self.out or results.take(self.options.out, self.described.commit, self.command)
+        self.rounds += measured
+        title = f"Serving, {self.options.shape} shape, dummy weights"
+        report.write(self.out, title, self.described, self.notes, self.rounds)
+        print(f"\n{cell.title}\n{report.table(measured)}", flush=True)
 
 
-def cells(options: argparse.Namespace) -> list[report.Cell]:
-    """Return the loads to measure, light ones first."""
+def closed_cells(options: argparse.Namespace) -> list[report.Cell]:
+    """Return the closed loops to measure, light ones first."""
     return [
-        report.Cell(mode == "stream", in_flight, tokens, prompt)
+        report.Cell(mode == "stream", in_flight, tokens, prompt, options.workload)
         for prompt in options.prompt_tokens
         for tokens in options.tokens
         for in_flight in options.in_flight
@@ -74,17 +80,47 @@ def cells(options: argparse.Namespace) -> list[report.Cell]:
     ]
 
 
+def capacity(rounds: list[report.Round], like: report.Cell) -> tuple[float, str]:
+    """Return the requests/s of the slowest target with the most in flight, streaming loads like `like`, and its name."""
+    loads = [replace(entry.cell, in_flight=0) == replace(like, in_flight=0, rate=0.0) for entry in rounds]
+    found = [entry for entry, same in zip(rounds, loads, strict=True) if same]
+    most = max(entry.cell.in_flight for entry in found)
+    speeds: dict[str, list[float]] = {}
+    for entry in found:
+        if entry.cell.in_flight == most:
+            speeds.setdefault(entry.target, []).append(entry.measured.request_throughput)
+    return min((median(each), name) for name, each in speeds.items())
+
+
+def open_cells(options: argparse.Namespace, rounds: list[report.Round], notes: list[str]) -> list[report.Cell]:
+    """Return the open loops to measure, low rates first; note the capacity that they are shares of."""
+    cells = []
+    for prompt in options.prompt_tokens:
+        for tokens in options.tokens:
+            like = report.Cell(stream=True, in_flight=options.most_in_flight, answer_tokens=tokens, prompt_tokens=prompt)
+            like = replace(like, workload=options.workload)
+            rates = list(options.rates)
+            if options.shares:
+                most, target = capacity(rounds, like)
+                rates += [share * most for share in options.shares]
+                shares = ", ".join(f"{share:g} is {share * most:.4g}/s" for share in options.shares)
+                notes.append(f"capacity, {prompt} + {tokens} tokens: {most:.4g} requests/s, the slowest's ({target}); {shares}")
+            cells += [replace(like, rate=rate) for rate in sorted(rates)]
+    return cells
+
+
 def load_of(cell: report.Cell, options: argparse.Namespace, seed: int) -> Load:
-    """Return the load of a cell: a few requests where one at a time takes long, some waves where many fly."""
-    count = max(min(options.requests, 16 * cell.in_flight), options.waves * cell.in_flight)
+    """Return the load of a cell."""
     vocabulary = SHAPES[options.shape].vocabulary
-    return Load(cell.in_flight, count, cell.prompt_tokens, cell.answer_tokens, cell.stream, vocabulary, seed)
+    load = Load(cell.in_flight, options.requests, cell.prompt_tokens, cell.answer_tokens, cell.stream, vocabulary, seed)
+    return replace(load, seconds=options.seconds, rate=cell.rate, workload=cell.workload, turns=options.turns)
 
 
 def measure(target: Target, load: Load) -> tuple[Measurement, dict[str, float]]:
     """Return what a load gives and the CPU seconds each role used for it."""
     before, mine = target.cpu(), resource.getrusage(resource.RUSAGE_SELF)
-    measured = target.measure(load)
+    with first_in_line():
+        measured = target.measure(load)
     after, now = target.cpu(), resource.getrusage(resource.RUSAGE_SELF)
     used = {role: after[role] - before.get(role, 0.0) for role in after}
     used["load"] = now.ru_utime + now.ru_stime - mine.ru_utime - mine.ru_stime
@@ -93,54 +129,139 @@ def measure(target: Target, load: Load) -> tuple[Measurement, dict[str, float]]:
 
 def run_cell(targets: list[Target], cell: report.Cell, options: argparse.Namespace) -> list[report.Round]:
     """Measure one cell: a warm-up of each target, then rounds, each beginning with another target."""
-    once = argparse.Namespace(**{**vars(options), "requests": cell.in_flight, "waves": 1})
     for target in targets:
-        target.measure(load_of(cell, once, seed=0))
+        flying = min(cell.in_flight, 32) if cell.rate else cell.in_flight
+        with step(f"{cell.title}: warm-up of {target.name}"):
+            target.measure(replace(load_of(cell, options, seed=0), in_flight=flying, requests=flying, seconds=0.0, rate=0.0))
     rounds = []
     for number in range(options.rounds):
         first = number % len(targets)
         for target in targets[first:] + targets[:first]:
-            load = load_of(cell, options, seed=number + 1)
-            time.sleep(options.settle)
-            measured, used = measure(target, load)
+            with step(f"{cell.title}: {target.name}, round {number + 1} of {options.rounds}, {options.seconds:g} s"):
+                time.sleep(options.settle)
+                measured, used = measure(target, load_of(cell, options, seed=number + 1))
             rounds.append(report.Round(cell, target.name, number, measured, used))
     order = {target.name: i for i, target in enumerate(targets)}
     return sorted(rounds, key=lambda entry: (order[entry.target], entry.number))
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Start the targets, measure every cell, write the report after each."""
-    options = parse(sys.argv[1:] if arguments is None else arguments)
-    work = options.work or Path(tempfile.mkdtemp(prefix="serving_"))
+def start(target: Target, notes: list[str]) -> None:
+    """Start a target, once more if it does not become ready: tritonserver 24.10 now and then hangs in its own start."""
+    with step(f"starting {target.name}"):
+        try:
+            took = target.start()
+        except StartFailedError as error:
+            target.stop()
+            notes.append(f"{target.name}: started again, because {str(error).partition(';')[0]}")
+            took = target.start()
+    notes.append(f"{target.name} ready after {took:.1f} s, executor: {target.executor()}")
+    print(notes[-1], file=sys.stderr, flush=True)
+
+
+def start_all(targets: list[Target], notes: list[str]) -> list[Target]:
+    """Start the targets, and return those that run: an official backend that this vLLM is too new for is left out, noted."""
+    running = []
+    for target in targets:
+        try:
+            start(target, notes)
+            running.append(target)
+        except StartFailedError as error:
+            if not target.name.startswith("official"):
+                raise
+            target.stop()
+            notes.append(f"{target.name} is missing: {str(error).partition(';')[0]}")
+            print(notes[-1], file=sys.stderr, flush=True)
+    return running
+
+
+def equal_pieces(run: Run, targets: list[Target], setting: Setting) -> None:
+    """Measure streams again, ours beside vLLM's server with as many tokens a piece as ours had, one interval after the other."""
+    ours = next(target for target in targets if target.name == "triton")
+    next(target for target in targets if target.name == "openai").stop()  # its memory is needed on a GPU
+    cells: dict[int, list[report.Cell]] = {}
+    for cell, rounds in report.by_cell(run.rounds).items():
+        pieces = [entry.measured.tokens_per_piece for entry in rounds if entry.target == "triton"]
+        if cell.stream and not cell.rate and round(median(pieces)) > 1:
+            cells.setdefault(round(median(pieces)), []).append(cell)
+    if not cells:
+        print("equal pieces: ours has one token a piece in every stream, as vLLM's server has", file=sys.stderr)
+    for interval, found in cells.items():
+        theirs = OpenAITarget(setting, interval)
+        try:
+            start(theirs, run.notes)
+            for cell in found:
+                run.add(replace(cell, stream_interval=interval), [theirs, ours])
+        finally:
+            theirs.stop()
+
+
+def engine_count(options: argparse.Namespace) -> int:
+    """Return how many engines run at the same time: targets that are clients of another's server share its engine."""
+    return len({name.partition("-")[0] for name in options.targets} | ({"official"} if options.official else set()))
+
+
+def plan(options: argparse.Namespace, targets: int) -> str:
+    """Return what is going to be measured and about how long that takes, without the starts and what `--equal-pieces` adds."""
+    opened = len(options.prompt_tokens) * len(options.tokens) * (len(options.rates) + len(options.shares))
+    count = (len(closed_cells(options)) + opened) * targets * options.rounds
+    return (
+        f"{count} measurements of {options.seconds:g} s: about {count * (options.seconds + options.settle + 1) / 60:.0f} minutes"
+    )
+
+
+def prepare(options: argparse.Namespace, given: list[str]) -> tuple[Run, Setting]:
+    """Return the run with the head of its report, and what its targets share.
+
+    Raises:
+        SystemExit: the longest request does not fit into the model's length.
+    """
+    work = (options.work or Path(tempfile.mkdtemp(prefix="serving_"))).absolute()
     checkpoint = write_checkpoint(SHAPES[options.shape], work / options.shape)
-    defaults = _CPU if options.device == "cpu" else _GPU
+    share = {"gpu_memory_utilization": round(_GPU_MEMORY / engine_count(options), 2)}
+    defaults = _CPU if options.device == "cpu" else {**_GPU, **share}
     engine = {"model": str(checkpoint), "load_format": "dummy", **defaults, **_LIMITS, **options.engine_arguments}
+    engine.update(executors.asked(options.executor, engine))
+    if options.workload == "multi-turn":
+        engine.setdefault("enable_prefix_caching", True)
+    for cell in closed_cells(options):
+        if most_tokens(load_of(cell, options, 0)) > engine["max_model_len"]:
+            raise SystemExit(f"{cell.title}: longer than max_model_len {engine['max_model_len']}; use --engine-arguments")
     variables = _CPU_VARIABLES if options.device == "cpu" else {"VLLM_USE_FLASHINFER_SAMPLER": "0"}
     variables = {**variables, **options.variables}
     setting = Setting(
         options.environment.absolute(), options.triton_root.absolute(), options.model_repository.absolute(),
-        engine, variables, work, options.instances,
+        engine, variables, work, options.instances, options.official and options.official.absolute(),
     )  # fmt: skip
-    targets = make_targets(options.targets, setting)
     described = machine.describe(setting.environment, setting.triton_root, commit=options.commit)
-    command = f"python3 benchmarks/serving.py {shlex.join(sys.argv[1:] if arguments is None else arguments)}"
+    command = f"python3 benchmarks/serving.py {shlex.join(given)}"
     notes = [f"command: `{command}`", f"engine arguments: `{json.dumps({**engine, 'model': options.shape})}`"]
-    notes += [f"environment of all targets: `{json.dumps(variables)}`", *options.note]
-    title = f"Serving, {options.shape} shape, dummy weights"
-    rounds: list[report.Round] = []
+    with first_in_line() as allowed:
+        ahead = "runs before the servers (SCHED_RR)" if allowed else "has no priority, which takes root: its gaps may be bursts"
+    notes += [f"environment of all targets: `{json.dumps(variables)}`", f"the load generator {ahead}", *options.note]
+    return Run(options, command, described, notes), setting
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Start the targets, measure every cell, write the report after each."""
+    given = sys.argv[1:] if arguments is None else arguments
+    options = parse(given, __doc__)
+    exit_on_sigterm()
+    run, setting = prepare(options, given)
+    names = [*options.targets, *(["official"] if options.official and "official" not in options.targets else [])]
+    targets = make_targets(names, setting)
+    print(plan(options, len(targets)), file=sys.stderr, flush=True)
     try:
-        for target in targets:
-            took = target.start()
-            notes.append(f"{target.name} ready after {took:.1f} s")
-            print(notes[-1], file=sys.stderr, flush=True)
-        for cell in cells(options):
-            rounds += run_cell(targets, cell, options)
-            report.write(options.out, title, described, notes, rounds)
-            print(f"\n{cell.title}\n{report.table(report.by_cell(rounds)[cell])}", flush=True)
+        running = start_all(targets, run.notes)
+        for cell in closed_cells(options):
+            run.add(cell, running)
+        for cell in open_cells(options, run.rounds, run.notes):
+            run.add(cell, running)
+        if options.equal_pieces:
+            equal_pieces(run, running, setting)
     finally:
         for target in targets:
             target.stop()
-        print(f"logs: {work}", file=sys.stderr)
+        print(f"report: {f'{run.out}.md' if run.out else 'none'}, logs: {setting.work}", file=sys.stderr)
     return 0
 
 

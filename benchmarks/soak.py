@@ -16,7 +16,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from harness import machine
+from harness import machine, results
 from harness.load import Load
 from harness.servers import Setting
 from harness.shapes import SHAPES, write_checkpoint
@@ -38,7 +38,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     add("--tokens", type=int, default=4, help="an answer")
     add("--steps", type=int, default=20, help="times that memory is noted")
     add("--limit-mb", type=float, default=30)
-    add("--out", type=Path, default=Path("benchmarks/results/soak"), metavar="PATH", help="without suffix")
+    add("--out", type=Path, default=Path("benchmarks/results/soak"), metavar="PATH", help="time and commit are added to it")
     add("--work", type=Path, metavar="DIR")
     return parser.parse_args(arguments)
 
@@ -61,7 +61,6 @@ def write(out: Path, head: list[str], seen: list[tuple[int, dict[str, int]]], gr
     roles = sorted(seen[-1][1])
     lines = [f"| requests | {' | '.join(f'{role} MB' for role in roles)} |", "|---" * (len(roles) + 1) + "|"]
     lines += [f"| {count:,} | {' | '.join(f'{used.get(role, 0) / 1e6:.1f}' for role in roles)} |" for count, used in seen]
-    out.parent.mkdir(parents=True, exist_ok=True)
     text = ["# Memory over many requests", "\n".join(head), f"The stub grew by {growth:.1f} MB.", "\n".join(lines)]
     out.with_name(f"{out.name}.md").write_text("\n\n".join(text) + "\n", encoding="utf-8")
 
@@ -74,8 +73,8 @@ def main(arguments: list[str] | None = None) -> int:
     engine: dict[str, object] = {"model": str(write_checkpoint(shape, work / shape.name)), **_ENGINE}
     environment, root = options.environment.absolute(), options.triton_root.absolute()
     server = TritonTarget(Setting(environment, root, options.model_repository.absolute(), engine, _VARIABLES, work))
-    head = machine.describe(environment, root).lines()
-    head.append(f"- command: `python3 benchmarks/soak.py {shlex.join(given)}`")
+    described, command = machine.describe(environment, root), f"python3 benchmarks/soak.py {shlex.join(given)}"
+    head = [*described.lines(), f"- command: `{command}`"]
     try:
         server.start()
         seen = soak(server, options, shape.vocabulary)
@@ -83,7 +82,7 @@ def main(arguments: list[str] | None = None) -> int:
         server.stop()
     settled = seen[max(0, options.steps // 10 - 1)][1]["stub"]
     growth = (seen[-1][1]["stub"] - settled) / 1e6
-    write(options.out, head, seen, growth)
+    write(results.take(options.out, described.commit, command), head, seen, growth)
     print(f"the stub grew by {growth:.1f} MB over {seen[-1][0]:,} requests")
     return 0 if growth <= options.limit_mb else 1
 

@@ -1,8 +1,8 @@
 """The conda prefix that a user would make without this project: the baseline of `cold_start.py`.
 
-The interpreter as conda installs it and the wheels of the repository's lock as `uv pip install` puts them: no bytecode
-of theirs, nothing left out, none of the packager's changes. Both come from a wheelhouse that `gen_vllm_env.sh wheelhouse`
-fills. Run by the packager's Python (`.tools/venv-…`), which has rattler and uv.
+The interpreter as conda installs it and the wheels of the repository's lock as `uv pip install` puts them, without bytecode
+of theirs, or as pip does, which compiles them; nothing left out, none of the packager's changes. Both come from a wheelhouse
+that `gen_vllm_env.sh wheelhouse` fills. Run by the packager's Python (`.tools/venv-…`), which has rattler, uv and pip.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class Contents:
     hooked: bool
 
 
-def make(prefix: Path, model: Path, triton_root: Path) -> None:
-    """Make the prefix with the wheels of a built model's lock; about 30 s and 3 GB for the CPU profile.
+def make(prefix: Path, model: Path, triton_root: Path, *, by_pip: bool = False) -> None:
+    """Make the prefix with the wheels of a built model's lock; about 30 s (pip: some minutes) and 3 GB for the CPU profile.
 
     Raises:
         SystemExit: the checkout's lock is no longer the one that the model was built from.
@@ -45,23 +45,26 @@ def make(prefix: Path, model: Path, triton_root: Path) -> None:
         try:
             asyncio.run(_install_interpreter((house / "conda").absolute().as_uri(), prefix))
             python = prefix / "bin" / "python"
-            uv = [
-                Path(sys.executable).parent / "uv",
-                "pip",
-                "install",
-                "--quiet",
-                "--no-config",
-                "--no-deps",
-                "--offline",
-            ]
             wheels = [wheel for wheel in house.glob("*.whl") if not wheel.name.startswith("nvidia_pytriton-")]
-            subprocess.run([*uv, "--python", python, *wheels], check=True)
+            install(python, wheels, by_pip=by_pip)
             # as conda-forge's interpreter has it; that of a local channel comes without
             library = next(prefix.glob("lib/python3.*/os.py")).parent
             subprocess.run([python, "-m", "compileall", "-q", "-x", "site-packages", library], check=True)
         except BaseException:
             shutil.rmtree(prefix, ignore_errors=True)  # what is there is taken for whole
             raise
+
+
+def install(python: Path, wheels: list[Path], *, by_pip: bool) -> None:
+    """Install wheels into the prefix of `python` with the defaults of uv, or of pip, of which only pip compiles."""
+    offline = ["--quiet", "--no-deps"]
+    if by_pip:
+        pip = [sys.executable, "-m", "pip", "--isolated", "--disable-pip-version-check", "--python", python]
+        command = [*pip, "install", *offline, "--no-index", "--no-warn-script-location", *wheels]
+    else:
+        uv = [Path(sys.executable).parent / "uv", "pip", "install", "--no-config", "--offline"]
+        command = [*uv, *offline, "--python", python, *wheels]
+    subprocess.run(command, check=True)
 
 
 def _fill(house: Path, model: Path, triton_root: Path) -> None:

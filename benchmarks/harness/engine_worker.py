@@ -18,7 +18,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from harness.load import Client, Load, run_load
 
 if TYPE_CHECKING:
-    from harness.load import Answer
+    from harness.load import Request
+    from harness.metrics import Answer
 
 
 class EngineClient:
@@ -27,16 +28,16 @@ class EngineClient:
     def __init__(self, engine: Any, name: str) -> None:
         self._engine, self._name, self._asked = engine, name, 0
 
-    async def ask(self, prompt: str, load: Load, answer: Answer) -> None:
+    async def ask(self, request: Request, answer: Answer) -> None:
         """See `load.Client`."""
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
-        kind = RequestOutputKind.DELTA if load.stream else RequestOutputKind.FINAL_ONLY
-        sampling = SamplingParams(max_tokens=load.answer_tokens, ignore_eos=True, temperature=0, output_kind=kind)
+        kind = RequestOutputKind.DELTA if request.stream else RequestOutputKind.FINAL_ONLY
+        sampling = SamplingParams(max_tokens=request.answer_tokens, ignore_eos=True, temperature=0, output_kind=kind)
         self._asked += 1
         # A plain string is deprecated since 0.20 (a warning a request); a dictionary is taken by all.
-        async for output in self._engine.generate({"prompt": prompt}, sampling, f"{self._name}-{self._asked}"):
+        async for output in self._engine.generate({"prompt": request.prompt}, sampling, f"{self._name}-{self._asked}"):
             answer.add(output.outputs[0].text)
 
     async def close(self) -> None:

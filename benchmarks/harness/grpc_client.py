@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, cast
 from tritonclient.grpc import service_pb2
 
 if TYPE_CHECKING:
-    from harness.load import Answer, Load
+    from harness.load import Request
+    from harness.metrics import Answer
 
 _DATA, _HEADERS, _RESET, _SETTINGS, _PING, _GOAWAY, _WINDOW_UPDATE = 0, 1, 3, 4, 6, 7, 8
 _ACK = _END_STREAM = 1
@@ -154,14 +155,14 @@ class GrpcConnection(asyncio.Protocol):
             self._transport.close()
 
 
-def build_request(model: str, prompt: str, load: Load) -> bytes:
+def build_request(model: str, asked: Request) -> bytes:
     """Return a serialised ModelInferRequest with the tensors of the official backend's contract."""
-    sampling = json.dumps({"max_tokens": load.answer_tokens, "ignore_eos": True, "temperature": 0})
+    sampling = json.dumps({"max_tokens": asked.answer_tokens, "ignore_eos": True, "temperature": 0})
     request = service_pb2.ModelInferRequest(model_name=model)
-    for name, data in (("text_input", prompt), ("sampling_parameters", sampling)):
+    for name, data in (("text_input", asked.prompt), ("sampling_parameters", sampling)):
         request.inputs.add(name=name, datatype="BYTES", shape=[1])
         request.raw_input_contents.append(struct.pack("<I", len(data)) + data.encode())
-    for name, flag in (("stream", load.stream), ("exclude_input_in_output", True)):
+    for name, flag in (("stream", asked.stream), ("exclude_input_in_output", True)):
         request.inputs.add(name=name, datatype="BOOL", shape=[1])
         request.raw_input_contents.append(bytes((flag,)))
     request.outputs.add(name="text_output")
@@ -177,9 +178,9 @@ class TritonGrpcClient:
         self._connection, self._model = connection, model
         self._stream, self._queue = connection.start_stream("/inference.GRPCInferenceService/ModelStreamInfer")
 
-    async def ask(self, prompt: str, load: Load, answer: Answer) -> None:
+    async def ask(self, request: Request, answer: Answer) -> None:
         """See `load.Client`."""
-        self._connection.send(self._stream, build_request(self._model, prompt, load))
+        self._connection.send(self._stream, build_request(self._model, request))
         while True:
             message = await self._queue.get()
             if message is None:

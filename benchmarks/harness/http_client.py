@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from harness.load import Answer, Load
+    from harness.load import Request
+    from harness.metrics import Answer
 
 
 class HttpError(Exception):
@@ -73,18 +74,18 @@ class OpenAIClient:
     def __init__(self, connection: HttpConnection, model: str) -> None:
         self._connection, self._model = connection, model
 
-    async def ask(self, prompt: str, load: Load, answer: Answer) -> None:
+    async def ask(self, request: Request, answer: Answer) -> None:
         """See `load.Client`."""
         body = {
             "model": self._model,
-            "prompt": prompt,
-            "max_tokens": load.answer_tokens,
+            "prompt": request.prompt,
+            "max_tokens": request.answer_tokens,
             "ignore_eos": True,
             "temperature": 0,
-            "stream": load.stream,
+            "stream": request.stream,
         }
         pieces = self._connection.post("/v1/completions", json.dumps(body).encode())
-        if not load.stream:
+        if not request.stream:
             answer.add(json.loads(b"".join([piece async for piece in pieces]))["choices"][0]["text"])
             return
         async for event in events(pieces):
@@ -102,18 +103,18 @@ class TritonHttpClient:
     def __init__(self, connection: HttpConnection, model: str) -> None:
         self._connection, self._model = connection, model
 
-    async def ask(self, prompt: str, load: Load, answer: Answer) -> None:
+    async def ask(self, request: Request, answer: Answer) -> None:
         """See `load.Client`."""
-        sampling = {"max_tokens": load.answer_tokens, "ignore_eos": True, "temperature": 0}
+        sampling = {"max_tokens": request.answer_tokens, "ignore_eos": True, "temperature": 0}
         body = {
-            "text_input": prompt,
-            "stream": load.stream,
+            "text_input": request.prompt,
+            "stream": request.stream,
             "exclude_input_in_output": True,
             "sampling_parameters": json.dumps(sampling),
         }
-        verb = "generate_stream" if load.stream else "generate"
+        verb = "generate_stream" if request.stream else "generate"
         pieces = self._connection.post(f"/v2/models/{self._model}/{verb}", json.dumps(body).encode())
-        if not load.stream:
+        if not request.stream:
             answer.add(json.loads(b"".join([piece async for piece in pieces]))["text_output"])
             return
         async for event in events(pieces):

@@ -1,4 +1,4 @@
-"""A closed loop of requests: `in_flight` workers, each sends its next request when its last answer is complete."""
+"""Requests put on a target: a closed loop of workers, or open-loop Poisson arrivals, through the same clients."""
 
 from __future__ import annotations
 
@@ -6,19 +6,30 @@ import asyncio
 import gc
 import random
 import time
-from dataclasses import dataclass, field
-from itertools import pairwise
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from harness.shapes import MARK, make_prompt
+from harness.metrics import Answer, Measurement, summarize
+from harness.workload import conversations
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from harness.workload import Turn
+
 
 @dataclass(frozen=True)
 class Load:
-    """One cell of the benchmark: what is asked of a target."""
+    """One cell of the benchmark: what is asked of a target.
+
+    Attributes:
+        in_flight: clients, each with one request at a time.
+        requests: at most.
+        seconds: no request starts later than this; 0 is no limit, for exactly `requests`.
+        rate: requests a second, which arrive as a Poisson process does; 0 is the closed loop, where each client sends its
+            next request when its last answer is complete.
+        workload: one of `workload.KINDS`.
+    """
 
     in_flight: int
     requests: int
@@ -27,113 +38,114 @@ class Load:
     stream: bool
     vocabulary: int
     seed: int = 0
+    seconds: float = 0.0
+    rate: float = 0.0
+    workload: str = "fixed"
+    turns: int = 1
 
-    def prompts(self) -> list[str]:
-        """Return the prompts, equal for every target of the same round."""
-        source = random.Random(self.seed)
-        return [make_prompt(source, self.prompt_tokens, self.vocabulary) for _ in range(self.requests)]
+
+@dataclass(frozen=True)
+class Request:
+    """One request."""
+
+    prompt: str
+    answer_tokens: int
+    stream: bool
 
 
 class Client(Protocol):
     """A connection that answers one request at a time."""
 
-    async def ask(self, prompt: str, load: Load, answer: Answer) -> None:
+    async def ask(self, request: Request, answer: Answer) -> None:
         """Send the prompt, call `answer.add` for each piece of text that arrives, return after the last."""
 
     async def close(self) -> None:
         """Release the connection."""
 
 
-@dataclass
-class Answer:
-    """When the pieces of one answer arrived, in seconds of `time.perf_counter`."""
-
-    started: float
-    tokens: int = 0
-    times: list[float] = field(default_factory=list)
-
-    def add(self, text: str) -> None:
-        """Note that `text` has arrived now; an empty piece, as some targets send last, is none."""
-        if not text:
-            return
-        self.times.append(time.perf_counter())
-        self.tokens += text.count(MARK)
-
-
-@dataclass(frozen=True)
-class Measurement:
-    """What one load gave. Times in seconds; ITL is (last - first piece) / (tokens - 1) of each answer."""
-
-    tokens_per_s: float
-    ttft_p50: float
-    ttft_p99: float
-    itl_p50: float
-    gap_p99: float
-    e2e_p50: float
-    e2e_p99: float
-    pieces_per_answer: float
-    wall_s: float
-    tokens: int
-
-
 class WrongAnswerError(Exception):
-    """A target sent fewer or more tokens than it was asked for."""
+    """A target sent fewer or more tokens than it was asked for, or answered fewer requests."""
 
 
 async def run_load(clients: Sequence[Client], load: Load) -> Measurement:
-    """Put `load` on one target through `clients`, one worker each.
+    """Put `load` on one target through `clients`.
 
     Raises:
-        WrongAnswerError: an answer did not have exactly `load.answer_tokens` tokens.
+        WrongAnswerError: an answer did not have exactly the tokens that it was to have, or there are too few answers.
     """
-    prompts = load.prompts()
-    answers: list[Answer] = []
-    queue = iter(prompts)
     gc.collect()
     gc.disable()  # a full collection in the load generator would be counted as the target's pause
     started = time.perf_counter()
     try:
-        await asyncio.gather(*(_worker(client, queue, load, answers) for client in clients))
+        answers, unfinished = await (_open_loop if load.rate else _closed_loop)(clients, load, started)
     finally:
         gc.enable()
-    wall = time.perf_counter() - started
-    if len(answers) != load.requests:
-        raise WrongAnswerError(f"{len(answers)} answers to {load.requests} requests")
-    return summarize(answers, load, wall)
+    wanted = 1 if load.seconds else load.requests
+    if len(answers) < wanted:
+        raise WrongAnswerError(f"{len(answers)} answers to {wanted} requests, {unfinished} unfinished")
+    return summarize(answers, max(answer.times[-1] for answer in answers) - started, unfinished)
 
 
-async def _worker(client: Client, prompts: Iterator[str], load: Load, answers: list[Answer]) -> None:
-    for prompt in prompts:
-        answer = Answer(time.perf_counter())
-        await client.ask(prompt, load, answer)
-        if answer.tokens != load.answer_tokens:
-            raise WrongAnswerError(f"an answer has {answer.tokens} tokens instead of {load.answer_tokens}")
-        answers.append(answer)
+async def _closed_loop(clients: Sequence[Client], load: Load, started: float) -> tuple[list[Answer], int]:
+    answers: list[Answer] = []
+    asked = conversations(load)
+    until = started + load.seconds if load.seconds else float("inf")
+
+    async def work(client: Client) -> None:
+        for turns in _before(until, asked):
+            said = ""
+            for turn in _before(until, iter(turns)):
+                request = Request(said + turn.text, turn.answer_tokens, load.stream)
+                answers.append(await _ask(client, request, time.perf_counter()))
+                said = f"{request.prompt} {answers[-1].text} " if len(turns) > 1 else ""
+
+    await asyncio.gather(*(work(client) for client in clients))
+    return answers, 0
 
 
-def summarize(answers: list[Answer], load: Load, wall: float) -> Measurement:
-    """Reduce arrival times to the usual figures of serving."""
-    first = [answer.times[0] - answer.started for answer in answers]
-    whole = [answer.times[-1] - answer.started for answer in answers]
-    spread = max(1, load.answer_tokens - 1)
-    itl = [(answer.times[-1] - answer.times[0]) / spread for answer in answers]
-    gaps = [b - a for answer in answers for a, b in pairwise(answer.times)] or [0.0]
-    tokens = sum(answer.tokens for answer in answers)
-    return Measurement(
-        tokens_per_s=tokens / wall,
-        ttft_p50=percentile(first, 50),
-        ttft_p99=percentile(first, 99),
-        itl_p50=percentile(itl, 50),
-        gap_p99=percentile(gaps, 99),
-        e2e_p50=percentile(whole, 50),
-        e2e_p99=percentile(whole, 99),
-        pieces_per_answer=sum(len(answer.times) for answer in answers) / len(answers),
-        wall_s=wall,
-        tokens=tokens,
-    )
+def arrival_times(load: Load) -> list[float]:
+    """Return when requests are due, in seconds: rate * seconds of them, the same for every target of a seed.
+
+    Given their number, the arrivals of a Poisson process are independent and uniform; so each seed has the same mean rate.
+    """
+    source = random.Random(load.seed)
+    window = load.seconds or load.requests / load.rate
+    return sorted(source.uniform(0, window) for _ in range(min(load.requests, max(1, round(load.rate * window)))))
 
 
-def percentile(values: list[float], percent: float) -> float:
-    """Return the nearest-rank percentile of `values`, which must not be empty."""
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, max(0, round(percent / 100 * len(ordered) + 0.5) - 1))]
+async def _open_loop(clients: Sequence[Client], load: Load, started: float) -> tuple[list[Answer], int]:
+    """Send each request when it is due; what has not ended after twice the window and ten seconds is left unfinished."""
+    times = arrival_times(load)
+    free: asyncio.LifoQueue[Client] = asyncio.LifoQueue()
+    for client in clients:
+        free.put_nowait(client)
+
+    async def answer(turn: Turn, due: float) -> Answer:
+        client = await free.get()
+        reply = await _ask(client, Request(turn.text, turn.answer_tokens, load.stream), due)
+        free.put_nowait(client)
+        return reply
+
+    tasks = []
+    for at, (turn,) in zip(times, conversations(load), strict=False):
+        await asyncio.sleep(max(0.0, started + at - time.perf_counter()))
+        tasks.append(asyncio.create_task(answer(turn, started + at)))
+    limit = started + 2 * (load.seconds or times[-1]) + 10 - time.perf_counter()
+    done, late = await asyncio.wait(tasks, timeout=max(0.0, limit), return_when=asyncio.FIRST_EXCEPTION)
+    for task in late:
+        task.cancel()
+    await asyncio.gather(*late, return_exceptions=True)
+    return [task.result() for task in done], len(late)
+
+
+async def _ask(client: Client, request: Request, started: float) -> Answer:
+    answer = Answer(started, sent_late=max(0.0, time.perf_counter() - started))
+    await client.ask(request, answer)
+    if answer.tokens != request.answer_tokens:
+        raise WrongAnswerError(f"an answer has {answer.tokens} tokens instead of {request.answer_tokens}")
+    return answer
+
+
+def _before(until: float, turns: Iterator[Turn] | Iterator[list[Turn]]) -> Iterator:
+    while time.perf_counter() < until and (turn := next(turns, None)) is not None:
+        yield turn

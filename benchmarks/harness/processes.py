@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -52,6 +58,7 @@ def role_of(name: str, command: str) -> str:
     """Return what a process is to the benchmark: server, stub, api_server, engine, engine_core, worker or other."""
     for sign, role in (
         ("EngineCore", "engine_core"),
+        ("VLLM::APIServer", "api_server"),
         ("VLLM::", "worker"),
         ("python_backend_stub", "stub"),
         ("tritonserver", "server"),
@@ -77,6 +84,35 @@ def resident_by_role(leader: int) -> dict[str, int]:
     for process in session_of(leader):
         used[process.role] = used.get(process.role, 0) + process.resident
     return used
+
+
+@contextlib.contextmanager
+def first_in_line() -> Iterator[bool]:
+    """Let this thread run before the servers within, if it may (root, CAP_SYS_NICE); yield whether it does.
+
+    A load generator that waits for a core reads many pieces at once and takes them for one burst. By a real-time policy:
+    where the kernel groups processes by session, as it does by default, nice counts within a session only.
+    """
+    policy, parameters, allowed = os.sched_getscheduler(0), os.sched_getparam(0), True
+    try:
+        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
+    except PermissionError:
+        allowed = False
+    try:
+        yield allowed
+    finally:
+        if allowed:
+            os.sched_setscheduler(0, policy, parameters)
+
+
+def exit_on_sigterm() -> None:
+    """Leave by SystemExit at the first SIGTERM, so that servers are stopped; a second one, as `timeout` sends, is ignored."""
+
+    def leave(*_: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        sys.exit(143)
+
+    signal.signal(signal.SIGTERM, leave)
 
 
 def end_session(leader: int, patience_s: float = 30) -> None:

@@ -14,19 +14,20 @@ import time
 import urllib.error
 import urllib.request
 from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING
+from pathlib import Path
+from typing import IO
 
-from harness import processes
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from harness import executors, processes
 
 _START_LIMIT_S = 600
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What all targets share: the environment, the checkpoint (inside the arguments), where logs go; Triton's instances."""
+    """What all targets share: the environment, the checkpoint (inside the arguments), where logs go.
+
+    `instances` is of Triton's model; `official` a checkout of Triton's own vLLM backend.
+    """
 
     environment: Path
     triton_root: Path
@@ -35,6 +36,7 @@ class Setting:
     variables: dict[str, str]
     work: Path
     instances: int = 1
+    official: Path | None = None
 
 
 class StartFailedError(Exception):
@@ -90,6 +92,10 @@ class Server:
         """CPU seconds used so far, by role."""
         return processes.cpu_by_role(self.running().pid)
 
+    def executor(self) -> str:
+        """Which executor the started engine has, as its processes show."""
+        return executors.running(processes.session_of(self.running().pid), self.setting.arguments)
+
     def resident(self) -> dict[str, int]:
         """Resident bytes, by role."""
         return processes.resident_by_role(self.running().pid)
@@ -108,6 +114,16 @@ def place_model(model: Path, destination: Path, arguments: dict[str, object], en
     (destination / "vllm_engine_args.json").write_text(json.dumps(arguments), encoding="utf-8")
     set_parameter(destination / "config.pbtxt", "EXECUTION_ENV_PATH", environment)
     return destination.parent
+
+
+def place_stub(destination: Path, setting: Setting) -> None:
+    """Give a model without a stub the Triton root's prebuilt one for the environment's Python, where there is one."""
+    pythons = sorted((setting.environment / "bin").glob("python3.*[0-9]"))
+    stub = "triton_python_backend_stub"
+    prebuilt = [setting.triton_root / "python_backend_stubs" / python.name.removeprefix("python") / stub for python in pythons]
+    if not (destination / stub).exists():
+        for found in filter(Path.is_file, prebuilt):
+            shutil.copy2(found, destination / stub)
 
 
 def set_parameter(config: Path, key: str, value: str) -> None:

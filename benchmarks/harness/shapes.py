@@ -108,4 +108,4 @@ def write_checkpoint(shape: Shape, folder: Path) -> Path:
 
 def make_prompt(source: random.Random, tokens: int, vocabulary: int) -> str:
     """Return a prompt of exactly `tokens` tokens; random, so that no prefix cache answers for the model."""
-    return " ".join(f"{MARK}{source.randrange(4, vocabulary)}" for _ in range(tokens))
+    return " ".join(f"{MARK}{number}" for number in source.choices(range(4, vocabulary), k=tokens))

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from html import escape
 
-_COLOURS = ("#9aa5b1", "#4c78a8", "#f58518", "#54a24b", "#b279a2")
+_COLOURS = ("#9aa5b1", "#4c78a8", "#f58518", "#54a24b", "#b279a2", "#e45756", "#72b7b2")
 _WIDTH, _HEIGHT, _LEFT, _TOP, _BOTTOM = 460, 260, 64, 40, 46
 
 

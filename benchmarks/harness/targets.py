@@ -4,16 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import subprocess
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from harness.grpc_client import GrpcConnection, TritonGrpcClient
 from harness.http_client import HttpConnection, OpenAIClient, TritonHttpClient
-from harness.load import Client, Load, Measurement, run_load
-from harness.servers import Server, Setting, StartFailedError, as_flags, free_port, place_model, set_instances
+from harness.load import Client, Load, run_load
+from harness.metrics import Measurement
+from harness.servers import (
+    Server,
+    Setting,
+    StartFailedError,
+    as_flags,
+    free_port,
+    place_model,
+    place_stub,
+    set_instances,
+    set_parameter,
+)
+from harness.stock_client import StockClient, StockConnection
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Sequence
@@ -33,6 +46,9 @@ class Target(Protocol):
 
     def measure(self, load: Load) -> Measurement:
         """Put a load on it."""
+
+    def executor(self) -> str:
+        """Which executor its engine has."""
 
     def cpu(self) -> dict[str, float]:
         """CPU seconds used so far, by role."""
@@ -78,6 +94,12 @@ class OpenAITarget(Server):
 
     name = "openai"
 
+    def __init__(self, setting: Setting, stream_interval: int = 1) -> None:
+        if stream_interval > 1:
+            self.name = f"openai-interval-{stream_interval}"
+            setting = replace(setting, arguments={**setting.arguments, "stream_interval": stream_interval})
+        super().__init__(setting)
+
     def start(self) -> float:
         """See `Target`."""
         started = time.monotonic()
@@ -103,6 +125,7 @@ class TritonTarget(Server):
 
     name = "triton"
     model = "vllm"
+    stall_limit_s = 150.0  # as vllm_env's smoke run: extraction and the import of vLLM are silent for tens of seconds each
 
     def start(self) -> float:
         """See `Target`."""
@@ -129,6 +152,7 @@ class TritonTarget(Server):
         destination = self.setting.work / f"store-{self.name}" / self.model
         model = self.setting.model_repository / self.model
         store = place_model(model, destination, self.setting.arguments, str(self.setting.environment))
+        place_stub(destination, self.setting)
         if self.setting.instances > 1:
             set_instances(destination / "config.pbtxt", self.setting.instances)
         return store
@@ -146,52 +170,85 @@ class TritonTarget(Server):
             connection.close()
 
 
-class TritonHttpTarget(Server):
-    """The same server as `triton`, asked through Triton's HTTP generate endpoints."""
+class OfficialTarget(TritonTarget):
+    """Triton's own vLLM backend under the same tritonserver: `src` of a checkout as a model of the Python backend."""
 
-    name = "triton-http"
+    name = "official"
 
-    def __init__(self, setting: Setting, served: TritonTarget) -> None:
+    def prepare(self) -> Path:
+        """Copy the checkout's files as they are, and write what the model needs beside them; return its store."""
+        if self.setting.official is None:
+            raise StartFailedError(f"{self.name} needs --official DIR")
+        destination = self.setting.work / f"store-{self.name}" / self.model
+        shutil.rmtree(destination, ignore_errors=True)
+        shutil.copytree(self.setting.official / "src", destination / "1", ignore=shutil.ignore_patterns("__pycache__"))
+        (destination / "1" / "model.json").write_text(json.dumps(self.setting.arguments), encoding="utf-8")
+        config = destination / "config.pbtxt"
+        config.write_text('backend: "python"\ninstance_group [ { count: 1 kind: KIND_MODEL } ]\n', encoding="utf-8")
+        set_parameter(config, "EXECUTION_ENV_PATH", str(self.setting.environment))
+        place_stub(destination, self.setting)
+        return destination.parent
+
+
+TRITONS: dict[str, type[TritonTarget]] = {"triton": TritonTarget, "official": OfficialTarget}
+CLIENTS = ("http", "tritonclient")
+NAMES = ("engine", "openai", *TRITONS, *(f"{base}-{client}" for base in TRITONS for client in CLIENTS))
+
+
+class TritonThrough(Server):
+    """The server of another target, asked through another client: `http` or stock `tritonclient`."""
+
+    def __init__(self, setting: Setting, served: TritonTarget, client: str) -> None:
+        self.name = f"{served.name}-{client}"
         super().__init__(setting)
-        self.served = served
+        self._served, self._client, self._mine = served, client, False
 
     def start(self) -> float:
         """See `Target`."""
-        self.process = self.served.process
-        return 0.0
+        took = 0.0
+        if self._served.process is None:
+            took, self._mine = self._served.start(), True
+        self.process = self._served.process
+        return took
 
     def measure(self, load: Load) -> Measurement:
         """See `Target`."""
-        return run(self._measure(load))
+        return run(self._http(load) if self._client == "http" else self._stock(load))
 
-    async def _measure(self, load: Load) -> Measurement:
-        connections = [await HttpConnection.open(self.served.http) for _ in range(load.in_flight)]
-        clients = [TritonHttpClient(connection, self.served.model) for connection in connections]
-        return await measure_and_close(clients, load)
+    async def _http(self, load: Load) -> Measurement:
+        connections = [await HttpConnection.open(self._served.http) for _ in range(load.in_flight)]
+        return await measure_and_close([TritonHttpClient(connection, self._served.model) for connection in connections], load)
+
+    async def _stock(self, load: Load) -> Measurement:
+        async with StockConnection(f"127.0.0.1:{self._served.grpc}") as connection:
+            return await measure_and_close([StockClient(connection, self._served.model) for _ in range(load.in_flight)], load)
 
     def stop(self) -> None:
-        """`triton` stops it."""
+        """The target that is asked stops its server, if it is one of the run's."""
+        if self._mine:
+            self._served.stop()
 
 
 def make_targets(names: list[str], setting: Setting) -> list[Target]:
     """Return the targets of these names, in the order to start them.
 
     Raises:
-        ValueError: an unknown name, or `triton-http` without `triton`, whose server it uses.
+        ValueError: an unknown name.
     """
-    made: dict[str, Target] = {}
+    servers: dict[str, TritonTarget] = {}
+    made: list[Target] = []
     for name in names:
+        base, _, client = name.partition("-")
         if name == "engine":
-            made[name] = EngineTarget(setting)
+            made.append(EngineTarget(setting))
         elif name == "openai":
-            made[name] = OpenAITarget(setting)
-        elif name == "triton":
-            made[name] = TritonTarget(setting)
-        elif name == "triton-http" and isinstance(made.get("triton"), TritonTarget):
-            made[name] = TritonHttpTarget(setting, made["triton"])  # type: ignore[arg-type]
+            made.append(OpenAITarget(setting))
+        elif base in TRITONS and client in ("", *CLIENTS):
+            served = servers.setdefault(base, TRITONS[base](setting))
+            made.append(TritonThrough(setting, served, client) if client else served)
         else:
-            raise ValueError(f"target {name!r}: choose of engine, openai, triton, triton-http (after triton)")
-    return list(made.values())
+            raise ValueError(f"target {name!r}: choose of {', '.join(NAMES)}")
+    return made
 
 
 async def measure_and_close(clients: Sequence[Client], load: Load) -> Measurement:

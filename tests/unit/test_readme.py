@@ -52,21 +52,25 @@ def measured(report: str) -> dict[str, Any]:
 
 
 def of_rounds(rounds: list[dict[str, Any]], target: str, figure: str) -> dict[int, float]:
-    """Return a target's figure in each round."""
-    return {entry["number"]: entry["measured"][figure] for entry in rounds if entry["target"] == target}
+    """Return a target's figure in each round, under its name of now or, in older reports, of then."""
+    names = (figure, {"output_throughput": "tokens_per_s", "itl_p99": "gap_p99"}.get(figure, figure))
+    mine = [entry for entry in rounds if entry["target"] == target]
+    return {entry["number"]: next(entry["measured"][name] for name in names if name in entry["measured"]) for entry in mine}
 
 
 def ratios(rounds: list[dict[str, Any]], to: str) -> list[float]:
     """Return our tokens per second over another's, round by round."""
-    ours, theirs = (of_rounds(rounds, target, "tokens_per_s") for target in ("triton", to))
+    ours, theirs = (of_rounds(rounds, target, "output_throughput") for target in ("triton", to))
     return [ours[number] / theirs[number] for number in ours]
 
 
 def cells_of(report: str) -> dict[tuple[int, ...], list[dict[str, Any]]]:
-    """Return the rounds of each load: in flight, prompt's tokens, answer's tokens, and whether it streams."""
+    """Return the closed loop's rounds of each load: in flight, prompt's tokens, answer's tokens, and whether it streams."""
     found: dict[tuple[int, ...], list[dict[str, Any]]] = {}
     for entry in measured(report)["rounds"]:
         cell = entry["cell"]
+        if cell.get("rate") or cell.get("stream_interval", 1) > 1:
+            continue
         load = (cell["in_flight"], cell["prompt_tokens"], cell["answer_tokens"], cell["stream"])
         found.setdefault(load, []).append(entry)
     return found
@@ -76,13 +80,13 @@ def speed_cells(report: str, in_flight: int) -> list[str]:
     """Return a row of the README's table: medians over rounds with the least and the most, and the gaps of streams."""
     found = {load[-1]: rounds for load, rounds in cells_of(report).items() if load[0] == in_flight}
     speeds = [ratios(found[stream], to) for to in ("openai", "engine") for stream in (True, False)]
-    gaps = [1000 * median(of_rounds(found[True], target, "gap_p99").values()) for target in ("triton", "openai")]
+    gaps = [1000 * median(of_rounds(found[True], target, "itl_p99").values()) for target in ("triton", "openai")]
     return [f"{median(s):.2f} ({min(s):.2f}-{max(s):.2f})" for s in speeds] + [f"{gaps[0]:.1f} / {gaps[1]:.1f}"]
 
 
 def ready_seconds(report: str, case: str, *, first: bool) -> str:
     """Return the seconds from launch to ready of a first start, or the median of later ones."""
-    starts = [s for s in measured(report)["starts"] if s["case"] == case and (s["number"] == 0) == first]
+    starts = [s for s in measured(report)["starts"] if s["case"] == case and s.get("first", s["number"] == 0) == first]
     return f"{median(s['ready_s'] for s in starts):.0f} s"
 
 

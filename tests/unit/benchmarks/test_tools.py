@@ -51,3 +51,33 @@ def test_instances_are_set_in_the_models_own_configuration(tmp_path: Path) -> No
     config.write_text("")
     with pytest.raises(ValueError, match="no instance group"):
         set_instances(config, 4)
+
+
+def test_servers_are_stopped_whoever_ends_a_benchmark(tmp_path: Path) -> None:
+    """`timeout` sends SIGTERM to the process and to its group: the second one does not interrupt the stopping."""
+    script = """
+import time
+from harness.processes import exit_on_sigterm
+exit_on_sigterm()
+try:
+    print("running", flush=True)
+    time.sleep(600)
+finally:
+    print("stopping", flush=True)
+    input()
+    print("stopped", flush=True)
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", script], cwd=BENCHMARKS, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    with process:
+        assert process.stdin
+        assert process.stdout
+        assert process.stdout.readline() == "running\n"
+        process.terminate()
+        assert process.stdout.readline() == "stopping\n"
+        process.terminate()
+        process.stdin.write("\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == "stopped\n"
+    assert process.returncode == 143

@@ -1,0 +1,71 @@
+"""All targets are asked for one executor, and the report says which one runs, from the processes."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+UNI = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
+
+
+def titles(session: int) -> set[str]:
+    """Return the first word of the command line of each process of a session."""
+    from harness import processes
+
+    lines = [Path(f"/proc/{process.pid}/cmdline").read_bytes() for process in processes.session_of(session)]
+    return {line.split(b"\0")[0].decode() for line in lines}
+
+
+@pytest.mark.parametrize(
+    ("choice", "engine", "expected"),
+    [
+        ("uni", {}, UNI),
+        ("uni", {"tensor_parallel_size": 2}, "mp"),
+        ("uni", {"pipeline_parallel_size": "2"}, "mp"),
+        ("mp", {}, "mp"),
+        ("ray", {"tensor_parallel_size": 2}, "ray"),
+        ("default", {}, None),
+        ("uni", {"distributed_executor_backend": "mp"}, None),
+    ],
+)
+def test_what_is_asked_for(choice: str, engine: dict[str, Any], expected: str | None) -> None:
+    """The path of the class, because vLLM takes `uni` for `mp` on a CPU; what the engine arguments name stays."""
+    from harness import executors
+
+    assert executors.asked(choice, engine).get(executors.ARGUMENT) == expected
+
+
+@pytest.mark.parametrize(
+    ("names", "engine", "expected"),
+    [
+        (["VLLM::EngineCore"], {}, "uni (worker inside EngineCore)"),
+        (["VLLM::EngineCore", "VLLM::Worker"], {"distributed_executor_backend": UNI}, "mp (1 worker process)"),
+        (["VLLM::EngineCore", "VLLM::Worker_TP0", "VLLM::Worker_TP1"], {}, "mp (2 worker processes)"),
+        (["VLLM::EngineCore", "VLLM::APIServer"], {}, "uni (worker inside EngineCore)"),
+        (["VLLM::EngineCore"], {"distributed_executor_backend": "ray"}, "ray (as asked)"),
+        ([], {}, "unknown (no EngineCore found)"),
+    ],
+)
+def test_what_runs_is_read_from_the_processes(names: list[str], engine: dict[str, Any], expected: str) -> None:
+    """Whatever the arguments say: processes with the titles that vLLM gives them, in a session of their own."""
+    from harness import executors, processes
+
+    started = " ".join(f"(exec -a {name} sleep 60) &" for name in names)
+    server = subprocess.Popen(
+        ["bash", "-c", f"{started} echo started; sleep 60; true"], stdout=subprocess.PIPE, start_new_session=True
+    )
+    try:
+        assert server.stdout
+        assert server.stdout.readline() == b"started\n"
+        limit = time.monotonic() + 60
+        while not set(names) <= titles(server.pid) and time.monotonic() < limit:
+            time.sleep(0.01)
+        assert executors.running(processes.session_of(server.pid), engine) == expected
+    finally:
+        processes.end_session(server.pid, patience_s=0)
+        server.wait()
+        server.stdout.close()

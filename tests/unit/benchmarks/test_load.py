@@ -1,0 +1,158 @@
+"""Loads: what is asked, in which order, when, and what is not waited for."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import asdict, replace
+from itertools import pairwise
+from statistics import mean, pstdev
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from harness.load import Load
+
+
+class Echo:
+    """A client that answers with the tokens it is asked for, and notes what it was asked."""
+
+    def __init__(self, before: Callable[[int], Any] = lambda _: None) -> None:
+        self.asked: list[Any] = []
+        self._before = before
+
+    async def ask(self, request: Any, answer: Any) -> None:
+        self.asked.append(request)
+        await asyncio.sleep(0)
+        if wait := self._before(len(self.asked)):
+            await wait
+        for i in range(request.answer_tokens):
+            answer.add(f"{' ' if i else ''}w{i + 4}")
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
+
+def load(**values: Any) -> Load:
+    """Return a load of twelve requests, three at a time."""
+    from harness.load import Load
+
+    return Load(
+        **{"in_flight": 3, "requests": 12, "prompt_tokens": 5, "answer_tokens": 4, "stream": True, "vocabulary": 100} | values
+    )
+
+
+async def test_the_closed_loop_asks_as_many_as_it_is_to() -> None:
+    """All clients work, the prompts are the seed's, the count is exact without a window."""
+    from harness.load import run_load
+
+    clients = [Echo() for _ in range(3)]
+    found = await run_load(clients, load())
+    prompts = sorted(request.prompt for client in clients for request in client.asked)
+    assert (found.completed, found.output_tokens, found.pieces_per_answer) == (12, 48, 4.0)
+    assert all(client.asked for client in clients)
+    again = [Echo() for _ in range(2)]
+    await run_load(again, load(in_flight=2))
+    assert sorted(request.prompt for client in again for request in client.asked) == prompts
+
+
+async def test_a_window_ends_the_loop() -> None:
+    """Within it as many as there is time for, and what was started is waited for."""
+    from harness.load import run_load
+
+    client = Echo(before=lambda _: asyncio.sleep(0.02))
+    found = await run_load([client], load(in_flight=1, requests=10**9, seconds=1.0))
+    assert found.completed == len(client.asked)
+    assert 1 <= found.completed <= 50
+
+
+@pytest.mark.parametrize("workload", ["closed", "open"])
+async def test_a_wrong_answer_ends_the_load(workload: str) -> None:
+    """A target that sends fewer tokens than it was asked for is not measured."""
+    from harness.load import WrongAnswerError, run_load
+
+    class Short(Echo):
+        async def ask(self, request: Any, answer: Any) -> None:
+            answer.add("w5")
+
+    with pytest.raises(WrongAnswerError, match="1 tokens instead of 4"):
+        await run_load([Short()], load(rate=1000.0 if workload == "open" else 0.0))
+
+
+async def test_a_conversation_carries_what_was_said() -> None:
+    """Each turn begins with the prompt and the answer before it, which is what a prefix cache has."""
+    from harness.load import run_load
+
+    client = Echo()
+    await run_load([client], load(in_flight=1, requests=5, workload="multi-turn", turns=3))
+    prompts = [request.prompt for request in client.asked]
+    assert [len(prompt.split()) for prompt in prompts] == [5, 14, 23, 5, 14]
+    assert prompts[1].startswith(f"{prompts[0]} w4 w5 w6 w7 w")
+    assert prompts[2].startswith(f"{prompts[1]} w4")
+    assert not prompts[3].startswith(prompts[0])
+
+
+def test_mixed_lengths_are_the_seeds_own() -> None:
+    """Around their medians, within a quarter and four times, the same again for the same seed."""
+    from harness.workload import conversations, most_tokens
+
+    mixed = load(requests=2000, workload="mixed", prompt_tokens=40, answer_tokens=20)
+    turns = [turn for (turn,) in conversations(mixed)]
+    assert turns == [turn for (turn,) in conversations(mixed)]
+    assert turns != [turn for (turn,) in conversations(replace(mixed, seed=1))]
+    prompts, answers = sorted(len(turn.text.split()) for turn in turns), sorted(turn.answer_tokens for turn in turns)
+    assert 37 <= prompts[1000] <= 43
+    assert 18 <= answers[1000] <= 22
+    assert (prompts[0], prompts[-1], answers[0], answers[-1]) == (10, 160, 5, 80)
+    assert most_tokens(mixed) == 240
+
+
+def test_arrivals_are_a_poisson_process() -> None:
+    """Rate times seconds of them, whose gaps spread as much as they are long, the same for each target of a seed."""
+    from harness.load import arrival_times
+
+    opened = load(requests=10**9, rate=100.0, seconds=50.0)
+    times = arrival_times(opened)
+    gaps = [b - a for a, b in pairwise(times)]
+    assert (len(times), times) == (5000, arrival_times(opened))
+    assert 0 <= times[0] <= times[-1] <= 50
+    assert mean(gaps) == pytest.approx(0.01, rel=0.05)
+    assert pstdev(gaps) == pytest.approx(0.01, rel=0.1)
+    assert arrival_times(replace(opened, seed=1)) != times
+    assert len(arrival_times(replace(opened, requests=7))) == 7
+
+
+async def test_the_open_loop_does_not_wait_for_answers() -> None:
+    """Requests start while the first one is unanswered; what waits for a free client counts from when it was due."""
+    from harness.load import run_load
+
+    held = asyncio.Event()
+
+    async def hold(number: int) -> None:
+        await (held.wait() if number == 1 else asyncio.sleep(0))
+        if number == 8:
+            held.set()
+
+    clients = [Echo() for _ in range(2)]
+    counted = iter(range(1, 100))
+    for client in clients:
+        client._before = lambda _: hold(next(counted))
+    found = await run_load(clients, load(requests=8, rate=400.0))
+    assert (found.completed, found.unfinished) == (8, 0)
+    assert sorted(len(client.asked) for client in clients) == [1, 7]
+
+    alone = Echo(before=lambda _: asyncio.sleep(0.05))
+    late = await run_load([alone], load(requests=6, rate=10_000.0))
+    assert late.sent_late_p99 > 0.15
+    assert late.ttft_p99 > late.sent_late_p99
+
+
+def test_a_load_survives_the_way_to_the_engines_process() -> None:
+    """It goes there as JSON."""
+    from harness.load import Load
+
+    sent = load(seconds=1.5, rate=2.0, workload="mixed", turns=2)
+    assert Load(**json.loads(json.dumps(asdict(sent)))) == sent

@@ -1,0 +1,225 @@
+"""benchmarks/serving.py: tables with ranges, open loops as shares of capacity, reports that replace none."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import shlex
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+BASE = ["--environment", "env"]
+
+
+@pytest.fixture
+def serving() -> Any:
+    import serving
+
+    return serving
+
+
+def options(*arguments: str) -> Any:
+    """Return what the command line gives."""
+    from harness.options import parse
+
+    return parse([*BASE, *arguments], None)
+
+
+def round_of(cell: Any, target: str, number: int, **figures: float) -> Any:
+    """Return a round with these figures; the others are one."""
+    from harness.metrics import Measurement
+    from harness.report import Round
+
+    given: dict[str, Any] = dict.fromkeys(Measurement.__dataclass_fields__, 1.0)
+    return Round(cell, target, number, Measurement(**{**given, **figures}), {"server": 0.5, "load": 9.0})
+
+
+def cell(in_flight: int = 8, **values: Any) -> Any:
+    """Return a streaming cell."""
+    from harness.report import Cell
+
+    return Cell(**{"stream": True, "in_flight": in_flight, "answer_tokens": 64, "prompt_tokens": 32} | values)
+
+
+def test_the_table_has_medians_with_their_ranges() -> None:
+    """Each figure of three rounds with the least and the most; ratios are of the same round."""
+    from harness.report import table
+
+    speeds = {"openai": [100.0, 200.0, 400.0], "triton": [110.0, 180.0, 480.0]}
+    rounds = [
+        round_of(cell(), target, n, output_throughput=speed, itl_p99=0.001 * (n + 1), pieces_per_answer=60 + n)
+        for target, each in speeds.items()
+        for n, speed in enumerate(each)
+    ]
+    head, _, openai, triton = ([part.strip() for part in line.strip("|").split("|")] for line in table(rounds).splitlines())
+    shown = dict(zip(head, triton, strict=True))
+    assert shown["output tokens/s"] == "180 (110-480)"
+    assert shown["/ openai"] == "1.10 (0.90-1.20)"
+    assert shown["ITL p99 ms"] == "2.0 (1.0-3.0)"
+    assert shown["pieces an answer"] == "61.0 (60.0-62.0)"
+    assert dict(zip(head, openai, strict=True))["/ openai"] == "1.00 (1.00-1.00)"
+    beside = [round_of(cell(stream_interval=5), target, 0) for target in ("openai-interval-5", "triton")]
+    assert "| / openai-interval-5 |" in table(beside)
+    assert "/ engine" not in head
+    assert "unfinished" not in head
+
+
+@pytest.mark.parametrize(
+    ("changed", "there", "missing"),
+    [
+        ({"stream": False}, ["E2EL p99 ms"], ["ITL p99 ms", "TTFT p50 ms"]),
+        ({"rate": 3.5}, ["unfinished", "sent late p99 ms"], []),
+    ],
+)
+def test_a_table_has_the_columns_of_its_load(changed: dict[str, Any], there: list[str], missing: list[str]) -> None:
+    """A whole answer has no gaps, an open loop says what it left unfinished; one round has no range."""
+    from harness.report import table
+
+    text = table([round_of(replace(cell(), **changed), "triton", 0)])
+    assert all(f"| {head} |" in text for head in there)
+    assert not any(f"| {head} |" in text for head in missing)
+    assert "(" not in text
+
+
+def test_shares_are_of_the_slowest_targets_capacity(serving: Any) -> None:
+    """With the most in flight, whichever is slower: above its capacity one target's queue would only grow."""
+    rounds = [
+        round_of(cell(in_flight), target, n, request_throughput=speed + n)
+        for in_flight, speeds in ((8, (10.0, 20.0)), (128, (40.0, 30.0)))
+        for target, speed in zip(("openai", "triton"), speeds, strict=True)
+        for n in range(3)
+    ]
+    rounds.append(round_of(replace(cell(128), stream=False), "openai", 0, request_throughput=1.0))
+    notes: list[str] = []
+    found = serving.open_cells(options("--in-flight", "8", "128", "--shares", "0.5", "0.8", "--rates", "20"), rounds, notes)
+    assert [each.rate for each in found] == pytest.approx([15.5, 20, 24.8])
+    assert all(each.stream and each.in_flight == 512 for each in found)
+    assert "31 requests/s, the slowest's (triton)" in notes[0]
+
+
+def test_what_cannot_be_measured_is_refused_before_anything_starts() -> None:
+    """With what to do about it."""
+    for arguments in (
+        ["--shares", "0.5", "--modes", "whole"],
+        ["--shares", "0.5", "--in-flight"],
+        ["--rates", "5", "--workload", "multi-turn"],
+        ["--equal-pieces", "--targets", "engine", "triton"],
+        ["--targets", "nobody"],
+    ):
+        with pytest.raises(SystemExit):
+            options(*arguments)
+    assert options().seconds == 60
+
+
+def test_the_plan_says_how_long_it_takes(serving: Any) -> None:
+    """Two loads in two modes and two rates, three targets, two rounds; each with its window, its rest and its last answers."""
+    given = options(
+        "--in-flight", "1", "8", "--shares", "0.5", "--rates", "9", "--rounds", "2", "--seconds", "60", "--settle", "1"
+    )
+    assert serving.plan(given, 3) == "36 measurements of 60 s: about 37 minutes"
+
+
+def test_engines_share_a_gpus_memory(serving: Any, tmp_path: Path) -> None:
+    """Equal parts, of engines and not of targets; what is named stays."""
+    gpu = ["--device", "gpu", "--prompt-tokens", "32", "--work", str(tmp_path), "--triton-root", str(tmp_path)]
+    for more, expected in (
+        ([], 0.31),
+        (["--targets", "openai", "triton", "triton-http"], 0.47),
+        (["--official", str(tmp_path)], 0.23),
+        (["--engine-arguments", '{"gpu_memory_utilization": 0.2}'], 0.2),
+    ):
+        _, setting = serving.prepare(options(*gpu, *more), [])
+        assert setting.arguments["gpu_memory_utilization"] == pytest.approx(expected)
+        assert setting.arguments["distributed_executor_backend"].endswith(".UniProcExecutor")
+
+
+def test_requests_longer_than_the_model_are_refused(serving: Any, tmp_path: Path) -> None:
+    """Four turns of 512 tokens do not fit into 2048 with their answers."""
+    long = options("--workload", "multi-turn", "--prompt-tokens", "512", "--work", str(tmp_path))
+    with pytest.raises(SystemExit, match="longer than max_model_len 2048"):
+        serving.prepare(long, [])
+
+
+def test_a_report_replaces_none(tmp_path: Path) -> None:
+    """Runs of one minute and commit have names of their own; each has its row, with its commit and command."""
+    from harness import results
+
+    out, about = tmp_path / "results" / "serving", r"abc1234 with changes | `serving.py --note 'a\|b'` |"
+    stems = [results.take(out, "abc1234 with changes", "serving.py --note 'a|b'") for _ in range(3)]
+    assert len({stem.name for stem in stems}) == 3
+    assert all("abc1234-with-changes" in stem.name and stem.with_name(f"{stem.name}.md").exists() for stem in stems)
+    rows = (out.parent / "runs.md").read_text().splitlines()
+    assert len(rows) == 2 + 3
+    assert all(f"[{stem.name}]({stem.name}.md) | {about}" in row for stem, row in zip(stems, rows[2:], strict=True))
+
+
+def test_a_report_is_written_with_its_figure(tmp_path: Path) -> None:
+    """Closed and open loops of one run in one report; the open loop has charts of its own, by rate."""
+    from harness import report
+    from harness.machine import Machine
+
+    rounds = [round_of(each, target, 0) for each in (cell(), cell(512, rate=12.5)) for target in ("openai", "triton")]
+    report.write(tmp_path / "run", "Serving", Machine(*["-"] * 10), ["command: x"], rounds)
+    text, figure = (tmp_path / "run.md").read_text(), (tmp_path / "run.svg").read_text()
+    assert "## streaming, open loop, 12.5 requests/s, 32 + 64 tokens" in text
+    assert "## streaming, 8 in flight, 32 + 64 tokens" in text
+    assert all(f"{name}, open loop" in figure for name in ("TTFT p50", "TTFT p99", "ITL p50", "ITL p99"))
+    assert "12.5/s" in figure
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_step_tells_that_it_goes_on(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before it starts; on a terminal with its seconds, elsewhere in one line."""
+    from harness.progress import step
+
+    stream = io.StringIO()
+    stream.isatty = lambda: terminal  # type: ignore[method-assign]
+    monkeypatch.setattr(sys, "stderr", stream)
+    with step("starting triton"):
+        assert stream.getvalue() == ("starting triton" if terminal else "starting triton ...\n")
+    assert stream.getvalue().endswith("starting triton 0 s\n" if terminal else "...\n")
+
+
+def test_the_page_names_every_load_and_figure() -> None:
+    """docs/benchmarks.md: its options are the parser's, its figures the table's."""
+    from harness.report import _COLUMNS
+    from support.repositories import CHECKOUT
+
+    page = (CHECKOUT / "docs" / "benchmarks.md").read_text("utf-8")
+    named = [shlex.split(text) for text in re.findall(r"`(--[^`]+)`", page)]
+    for arguments in named:
+        if arguments[0] not in ("--help", "--stream-interval"):
+            chosen = {"--official": ["--official", "."], "--executor": ["--executor", "default"]}.get(arguments[0], arguments)
+            full = {"--rounds": ["3"], "--turns": ["4"], "--prompt-tokens": ["32"], "--tokens": ["64"]}
+            options(*chosen, *(full.get(arguments[0], []) if len(arguments) == 1 else []))
+    assert len(named) > 12
+    figures = {re.sub(r" (p50|p99|ms)", "", column.head) for column in _COLUMNS if column.name != "unfinished"}
+    assert all(figure in page for figure in figures)
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+def test_the_load_generator_runs_first_while_it_measures(allowed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And only then, so that servers that are started later do not inherit it; where that is not allowed, it says so."""
+    from harness import processes
+
+    now = (os.SCHED_BATCH, os.sched_param(0))
+
+    def set_now(_who: int, policy: int, parameters: os.sched_param) -> None:
+        nonlocal now
+        if not allowed:
+            raise PermissionError
+        now = (policy, parameters)
+
+    monkeypatch.setattr(processes.os, "sched_getscheduler", lambda _: now[0])
+    monkeypatch.setattr(processes.os, "sched_getparam", lambda _: now[1])
+    monkeypatch.setattr(processes.os, "sched_setscheduler", set_now)
+    with processes.first_in_line() as ahead:
+        assert (ahead, now[0]) == (allowed, os.SCHED_RR if allowed else os.SCHED_BATCH)
+    assert now == (os.SCHED_BATCH, os.sched_param(0))
