@@ -178,15 +178,22 @@ REQUESTS: dict[str, tuple[dict[str, Any], dict[str, Any] | None]] = {
 }  # fmt: skip
 
 
+TRIES = 5
+"""vLLM's server reads tokens together that came while it was busy, and some of its parsers then leave a "<think>" in the text."""
+
+
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("name", REQUESTS)
 def test_an_answer_is_what_vllms_server_gives(servers: Servers, name: str, stream: bool) -> None:
     """Content, reasoning, tool calls, finish reason and usage; with our defaults and its."""
     request, parameters = REQUESTS[name]
     found = ours(servers, request, parameters, stream=stream)
-    expected = theirs(servers, request, parameters, stream=stream)
-    if name == "cut":  # streamed, it is `tool_calls` before 0.32, although half of the arguments are missing
-        expected = replace(expected, finish_reason="length")
+    for _ in range(TRIES if stream else 1):
+        expected = theirs(servers, request, parameters, stream=stream)
+        if name == "cut":  # streamed, it is `tool_calls` before 0.32, although half of the arguments are missing
+            expected = replace(expected, finish_reason="length")
+        if found == expected:
+            break
     assert found == expected
     _check_meaning(name, found)
 
