@@ -17,7 +17,7 @@ from support.metrics_page import read_metrics
 from support.model_requests import ask_all, prompt
 from support.reference import ONE_THREAD
 from support.repositories import CHECKOUT
-from support.serving import CPU_ARGUMENTS, CPU_ENVIRONMENT, READY_SECONDS
+from support.serving import CPU_ARGUMENTS, CPU_ENVIRONMENT, READY_SECONDS, STALL_SECONDS
 from support.small_fixtures import workspace_in
 from support.triton_client import get
 from vllm_env.base.errors import CommandError
@@ -116,7 +116,7 @@ def test_an_adopted_model_answers_as_ours_does_and_is_given_back(
     adopted = config.read_text(encoding="utf-8")
     config.write_text(adopted.replace("$$TRITON_MODEL_DIRECTORY/vllm_env", str(parts.environment)), encoding="utf-8")
 
-    launch = Launch({**CPU_ENVIRONMENT, **ONE_THREAD}, (), READY_SECONDS)
+    launch = Launch({**CPU_ENVIRONMENT, **ONE_THREAD}, (), READY_SECONDS, STALL_SECONDS)
     assert (model / ".before_vllm_env").is_dir()
     with TritonServer(parts.binary, model.parent, log=tmp_path / "server.log", launch=launch) as server:
         assert answers(server, "opt") == expected
@@ -169,7 +169,7 @@ def test_the_command_serves_that_very_model_first(parts: Parts, tmp_path: Path, 
     assert done.returncode == 0, done.stderr
     assert f"the smoke run serves {model / 'weights'} with the model's own engine arguments" in done.stderr
     assert "'The capital of France is' -> ' Paris, on the river Seine.'" in done.stdout
-    launch = Launch({**CPU_ENVIRONMENT}, (), READY_SECONDS)
+    launch = Launch({**CPU_ENVIRONMENT}, (), READY_SECONDS, STALL_SECONDS)
     with TritonServer(parts.binary, model.parent, log=tmp_path / "server.log", launch=launch) as server:
         (answer,) = ask_all(server, [prompt(FACTS[2][0], {"temperature": 0, "max_tokens": 24})], model="opt")
     assert answer.text == "".join(FACTS[2])

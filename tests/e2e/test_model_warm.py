@@ -13,7 +13,7 @@ import pytest
 from support.model_requests import prompt
 from support.reference import ONE_THREAD
 from support.repositories import point_to_environment
-from support.serving import CPU_ARGUMENTS, CPU_ENVIRONMENT
+from support.serving import CPU_ARGUMENTS, CPU_ENVIRONMENT, READY_SECONDS, STALL_SECONDS
 from support.small_fixtures import workspace_in
 from support.triton_client import stream, text_of
 from vllm_env.base.cache import cache_root
@@ -99,7 +99,7 @@ def test_the_next_start_compiles_nothing(run: Run, parts: Parts, tmp_path: Path)
     home = tmp_path / "home"
     log = tmp_path / "server.log"
     variables = {**VARIABLES, "XDG_CACHE_HOME": str(home)}
-    with TritonServer(parts.binary, model.parent, log=log, launch=Launch(variables)) as server:
+    with TritonServer(parts.binary, model.parent, log=log, launch=Launch(variables, (), READY_SECONDS, STALL_SECONDS)) as server:
         assert text_of(stream(server.grpc_url, [prompt(PROMPT, {"temperature": 0}, stream=True)], model="mine")) == ANSWER
     text = log.read_text()
     assert "vLLM's caches, filled on" in text

@@ -14,8 +14,9 @@ import pytest
 
 from support.leftovers import leftovers, wait_for_none
 from support.repositories import CHECKOUT, run_build
+from support.serving import READY_SECONDS, STALL_SECONDS
 from support.triton_client import generate
-from vllm_env.serve.server import TritonServer
+from vllm_env.serve.server import Launch, TritonServer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,6 +25,7 @@ pytestmark = [
     pytest.mark.e2e,
     pytest.mark.skipif("VLLM_ENV_TEST_ENVIRONMENT" in os.environ, reason="serves an environment that was not built"),
 ]
+STARTED = Launch(ready_timeout=READY_SECONDS, stall_timeout=STALL_SECONDS)
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ def published(built_repository: Path, session_folder: Path) -> Iterator[Publishe
         lines = done.stdout.splitlines()
         binary, option = shlex.split(lines[-2])
         assert option == f"--model-store={copy}"
-        with TritonServer(CHECKOUT / binary, copy, log=folder / "server.log") as server:
+        with TritonServer(CHECKOUT / binary, copy, log=folder / "server.log", launch=STARTED) as server:
             yield Published(copy, lines, done.stderr, server)
     left = wait_for_none(lambda: leftovers(os.getpid()) - before)
     assert not left, f"left behind: {sorted(left)}"
