@@ -19,6 +19,7 @@ from triton_vllm.inference.adapters import AdapterStore
 from triton_vllm.inference.engine import Engine, Pace, Sole
 from triton_vllm.inference.prompt import Ahead, Prompter
 from triton_vllm.loading import engine_args, frontends, interpreter
+from triton_vllm.loading.abandoned import AbandonedLoad
 from triton_vllm.loading.cause import Cause
 from triton_vllm.loading.claim import Claim, instances
 from triton_vllm.loading.executor import available_cores
@@ -77,13 +78,14 @@ def load(args: Mapping[str, str], log: Log) -> Model:
         ConfigError: the model's files are wrong, or vLLM did not start with them.
     """
     interpreter.end_at_once()
-    shared = frontends.join(args, log)
-    try:
-        return _load(args, log, shared)
-    except Exception as error:
-        if shared is not None:
-            shared.leave(str(error))
-        raise
+    with AbandonedLoad():
+        shared = frontends.join(args, log)
+        try:
+            return _load(args, log, shared)
+        except Exception as error:
+            if shared is not None:
+                shared.leave(str(error))
+            raise
 
 
 def _load(args: Mapping[str, str], log: Log, shared: Frontends | None) -> Model:

@@ -1,0 +1,91 @@
+"""End a load that the server has given up: it would wait for this process to end, and this process for a request.
+
+Triton 24.10 asks a stub that loads a model for a sign of life every second, and takes one for dead that a pause of the machine
+kept from answering. It then waits for its end, without a limit and without ending it (python_backend, src/stub_launcher.cc:
+`Launch` and `WaitForStubProcess`); newer ones give it five seconds. Once this process has ended, the server tells of the
+failed load.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+PERIOD_S = 1.0
+_SERVER = "tritonserver"  # a shell, too, waits for what it has started
+_STATUS = 1
+_REASON = (
+    b"[triton_vllm] the server has given this load up and waits for this process to end: Triton 24.10 takes for dead what a "
+    b"pause of the machine keeps from answering for a second. This process ends; the server can be started again.\n"
+)
+
+
+class AbandonedLoad:
+    """Look every second whether the server has given the load up, and then end this process; a context manager around the load.
+
+    Args:
+        waits: whether the server waits for this process to end.
+        end: takes the status with which this process ends.
+        period_s: seconds between two looks.
+    """
+
+    def __init__(
+        self,
+        waits: Callable[[], bool] | None = None,
+        end: Callable[[int], object] = os._exit,
+        period_s: float = PERIOD_S,
+    ) -> None:
+        self._waits = waits or _waits_for_this_process
+        self._end = end
+        self._period_s = period_s
+        self._loaded = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="triton-abandoned-load", daemon=True)
+
+    def __enter__(self) -> AbandonedLoad:  # noqa: PYI034 - Self is not in the typing of Python 3.10
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._loaded.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        loaded = False
+        while not loaded:
+            loaded = self._loaded.wait(self._period_s)
+            if self._waits() and self._still():
+                os.write(2, _REASON)  # the server waits in a line of its log for what wrote it, also when that has ended
+                self._end(_STATUS)
+
+    def _still(self) -> bool:
+        time.sleep(self._period_s)
+        return self._waits()
+
+
+def _waits_for_this_process() -> bool:
+    server = os.getppid()
+    return _read(Path(f"/proc/{server}/comm")).strip() == _SERVER and waits(server, os.getpid())
+
+
+def waits(server: int, process: int) -> bool:
+    """Return whether the thread of `server` that started `process` waits for a child's end; False where the kernel does not tell.
+
+    While it loads a model that thread has no other child to wait for.
+    """
+    for thread in Path(f"/proc/{server}/task").glob("*"):  # of a server that is gone there is none
+        if str(process) in _read(thread / "children").split():
+            return _read(thread / "wchan") == "do_wait"
+    return False
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except OSError:  # its thread has just ended, or this kernel has no such file
+        return ""

@@ -1,0 +1,72 @@
+"""A pause while a model loads: Triton 24.10 takes the stub for dead, and server and stub must not wait for each other."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from vllm_env.base.errors import CommandError
+
+if TYPE_CHECKING:
+    from support.serving import Serve
+
+pytestmark = pytest.mark.e2e
+PAUSE_SECONDS = 3.0
+PATIENCE = 300.0
+LOADS = "starting the engine and loading the model"
+
+
+class Pause(threading.Thread):
+    """Stops the stub for some seconds once its load has begun, as a pause of the machine would."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.model: Path | None = None
+        self.paused: int | None = None
+
+    def prepare(self, model: Path) -> None:
+        """Note whose stub is meant, and wait for it."""
+        self.model = model
+        self.start()
+
+    def run(self) -> None:
+        """Pause the stub."""
+        assert self.model is not None
+        log = self.model.parent.parent / "server.log"
+        until = time.monotonic() + PATIENCE
+        while not log.exists() or LOADS not in log.read_text(errors="replace"):
+            if time.monotonic() > until:
+                return
+            time.sleep(0.05)
+        stub = _stub(self.model)
+        os.kill(stub, signal.SIGSTOP)
+        time.sleep(PAUSE_SECONDS)
+        os.kill(stub, signal.SIGCONT)
+        self.paused = stub
+
+
+def _stub(model: Path) -> int:
+    """Return the process id of the stub that loads the model."""
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (process / "cmdline").read_bytes().split(b"\0")
+        except OSError:  # it has just ended
+            continue
+        if words[0].endswith(b"triton_python_backend_stub") and any(word.startswith(os.fsencode(model)) for word in words):
+            return int(process.name)
+    raise AssertionError(f"no stub of {model}")
+
+
+def test_the_server_tells_of_the_failed_load_and_ends(serving: Serve, no_leftovers: None) -> None:
+    """Before, the two waited for each other for ever."""
+    pause = Pause()
+    with pytest.raises(CommandError, match="tritonserver ended with status 1"), serving(prepare=pause.prepare):
+        pass
+    assert pause.paused is not None
+    assert not Path(f"/proc/{pause.paused}").exists()

@@ -1,0 +1,104 @@
+"""A load that the server has given up ends its process, and no other does."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from triton_vllm.loading import abandoned
+from triton_vllm.loading.abandoned import AbandonedLoad
+
+
+class Server:
+    """Waits for the process to end, or does not: what is told by and by, the last for ever."""
+
+    def __init__(self, *waits: bool) -> None:
+        self.waits = list(waits)
+        self.looks = 0
+        self.ended: list[int] = []
+
+    def look(self) -> bool:
+        """Tell the next."""
+        self.looks += 1
+        return self.waits.pop(0) if len(self.waits) > 1 else self.waits[0]
+
+    def load(self) -> AbandonedLoad:
+        """Return a load that this server waits for."""
+        return AbandonedLoad(self.look, self.ended.append, period_s=0.01)
+
+
+def test_a_load_in_the_middle_of_which_the_server_gives_it_up(capfd: pytest.CaptureFixture[str]) -> None:
+    """The process ends with a reason, which does not go through the server: it would wait for what wrote it."""
+    server = Server(False, False, True)
+    with server.load():
+        while not server.ended:
+            time.sleep(0.001)
+    assert server.ended[0] == 1
+    assert "the server has given this load up" in capfd.readouterr().err
+
+
+def test_a_load_that_ends_before_the_next_look() -> None:
+    """There is a last look, or the two would wait for each other from here on."""
+    server = Server(True)
+    load = AbandonedLoad(server.look, server.ended.append, period_s=0.01)
+    load._loaded.set()
+    with load:
+        pass
+    assert server.ended == [1]
+
+
+def test_a_wait_that_is_not_for_this_process() -> None:
+    """Seen once and not again, it ends nothing."""
+    server = Server(False, True, False)
+    with server.load():
+        while server.looks < 5:
+            time.sleep(0.001)
+    assert not server.ended
+    assert not any(thread.name == "triton-abandoned-load" for thread in threading.enumerate())
+
+
+def test_the_kernel_tells_who_waits() -> None:
+    """The thread that started the process is asked, not another of its process, and not about another's child."""
+    children: list[subprocess.Popen[bytes]] = []
+    began = threading.Event()
+
+    def start_and_wait() -> None:
+        children.append(subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE))
+        began.set()
+        os.waitpid(children[0].pid, 0)
+
+    idle = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    thread = threading.Thread(target=start_and_wait)
+    thread.start()
+    assert began.wait(60)
+    until = time.monotonic() + 60
+    try:
+        while not abandoned.waits(os.getpid(), children[0].pid):
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        assert not abandoned.waits(os.getpid(), idle.pid)
+        assert not abandoned.waits(os.getpid(), os.getpid())
+    finally:
+        for child in (*children, idle):
+            child.communicate(b"\n")
+        thread.join()
+
+
+def test_a_parent_that_is_no_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shell waits for what it has started, too."""
+    monkeypatch.setattr(abandoned, "waits", lambda *_: True)
+    assert not abandoned._waits_for_this_process()
+    monkeypatch.setattr(abandoned, "_read", lambda _: "tritonserver\n")
+    assert abandoned._waits_for_this_process()
+
+
+def test_a_server_that_is_gone() -> None:
+    """Nothing is known of it."""
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    assert not abandoned.waits(gone.pid, os.getpid())
