@@ -198,6 +198,52 @@ def test_the_table_of_gaps_is_that_of_its_run():
     assert len(expected) == 8
 
 
+H200 = {
+    "Llama-7B": "serving_h200_llama-7b-20261123-0619-d502e19",
+    "OPT-125M": "serving_h200_opt-125m-20261123-0635-d502e19",
+    "OPT-125M `count: 4`": "serving_h200_opt-125m_count_4-20261123-0636-d502e19",
+}
+OPEN_LOOP = "serving_h200_open_loop-20261123-0618-d502e19"
+
+
+def shown(values: list[float], digits: int, factor: float = 1.0) -> str:
+    """Return a median with the least and the most, as tables show them."""
+    middle, least, most = (f"{factor * value:.{digits}f}" for value in (median(values), min(values), max(values)))
+    return f"{middle} ({least}-{most})"
+
+
+def test_the_table_of_the_newest_vllm_on_h200s():
+    """Every closed loop of its runs, and no other."""
+    expected = {}
+    for label, report in H200.items():
+        for load, rounds in cells_of(report).items():
+            theirs = bool(of_rounds(rounds, "openai", "itl_p99"))
+            gap = {name: list(of_rounds(rounds, name, "itl_p99").values()) for name in ("triton", "openai")}
+            pieces = median(of_rounds(rounds, "triton", "pieces_per_answer").values())
+            expected[f"{label}, {load[0]}"] = [
+                shown(ratios(rounds, "engine"), 2),
+                shown(ratios(rounds, "openai"), 2) if theirs else "-",
+                shown(gap["triton"], 1, 1000),
+                shown(gap["openai"], 1, 1000) if theirs else "-",
+                f"{pieces:.1f}",
+            ]
+    assert rows_of("docs/speed.md", "h200", 5) == expected
+    assert len(expected) == 6
+
+
+def test_the_table_of_the_open_loop():
+    """Time to the first token at each rate, in milliseconds."""
+    expected = {}
+    for entry in measured(OPEN_LOOP)["rounds"]:
+        if entry["cell"]["rate"]:
+            row = expected.setdefault(f"{entry['cell']['rate']:.0f}", {"triton": [], "openai": []})
+            row[entry["target"]].append(entry["measured"]["ttft_p99"])
+    found = rows_of("docs/speed.md", "h200", 2)
+    found.pop("requests/s")
+    assert found == {rate: [shown(row[name], 0, 1000) for name in ("triton", "openai")] for rate, row in expected.items()}
+    assert len(expected) == 3
+
+
 def test_other_loads_are_those_of_their_runs():
     """The least and the most of the medians, over every load of the run with as many requests in flight."""
     section = (ROOT / "docs/speed.md").read_text("utf-8").split("<!-- loads")[1].split("<!-- end of loads")[0]
