@@ -76,7 +76,10 @@ STATED: Mapping[str, Mapping[str, Member]] = {
         **_fields("external_req_ids", since="0.14"),
     },
     "vllm.v1.engine.output_processor.RequestState": _fields("is_prefilling"),
-    "vllm.v1.engine.parallel_sampling.ParentRequest": _fields("child_requests"),
+    "vllm.v1.engine.parallel_sampling.ParentRequest": {
+        **_fields("child_requests"),
+        **_fields("external_req_id", since="0.14"),
+    },
     "vllm.config.VllmConfig": _fields("structured_outputs_config", "lora_config", "observability_config"),
     "vllm.config.LoRAConfig": _fields("max_loras", "max_cpu_loras"),
     "vllm.config.ObservabilityConfig": _fields("otlp_traces_endpoint"),

@@ -39,9 +39,9 @@ _GRACE_SECONDS = 3.0  # between SIGTERM and SIGKILL for what has not left by the
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where POSIX shared memory lives on Linux
 _EXTRACTED = re.compile(r"python_env_\w{6}")
 _ATTEMPTS = 2
-# How the stub's death at start-up shows in the server, which aborts with it: on a busy machine the Python backend of
-# 24.10 now and then reads a wrong handle from shared memory (seen; server issues 5949 and 8882 are of the same kind).
-_KNOWN_CRASH = "boost::interprocess::lock_exception"
+# The stub's death at start-up, with which the server aborts: on a busy machine the Python backend of 24.10 now and then reads a
+# wrong handle from shared memory (server issues 5949, 8882). And a pause of the machine (triton_vllm/loading/abandoned.py).
+_KNOWN_CRASH, _GIVEN_UP = "boost::interprocess::lock_exception", "the server has given this load up"
 
 
 @dataclass(frozen=True)
@@ -198,19 +198,19 @@ class TritonServer:
         silent = min(elapsed, server_log.silent_seconds(self.log))
         if self._child is None or self._child.poll() is not None:
             status = self._child.returncode if self._child else None
-            crashed = status == -signal.SIGABRT and self._is_known_crash()
+            crashed = status == -signal.SIGABRT and self._has_said(_KNOWN_CRASH)
             what = f"tritonserver ended with status {status} before its models were ready."
-            raise self._failure(what, StuckStartError if crashed else CommandError)
+            raise self._failure(what, StuckStartError if crashed or self._has_said(_GIVEN_UP) else CommandError)
         if self._has_dead_stub():
             what = "The model's stub ended at its start, and tritonserver would wait for it for ever."
-            raise self._failure(what, StuckStartError if self._is_known_crash() else CommandError)
+            raise self._failure(what, StuckStartError if self._has_said(_KNOWN_CRASH) else CommandError)
         if elapsed > self._launch.ready_timeout:
             raise self._failure(f"tritonserver was not ready after {elapsed:.0f} s.")
         if self._launch.stall_timeout is not None and silent > self._launch.stall_timeout:
             raise self._failure(f"tritonserver was not ready and said nothing for {silent:.0f} s.", StuckStartError)
 
-    def _is_known_crash(self) -> bool:
-        return _KNOWN_CRASH in server_log.read(self.log, start=self._log_start)
+    def _has_said(self, text: str) -> bool:
+        return text in server_log.read(self.log, start=self._log_start)
 
     def _has_dead_stub(self) -> bool:
         """Tell whether a stub had ended at the last look already, and the server has still not asked for it.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -62,6 +63,22 @@ def test_a_wait_that_is_not_for_this_process() -> None:
     assert not any(thread.name == "triton-abandoned-load" for thread in threading.enumerate())
 
 
+@pytest.mark.parametrize("full", [True, False])
+def test_nobody_reads_what_it_says(monkeypatch: pytest.MonkeyPatch, full: bool) -> None:
+    """A closed stderr is an error, and a full pipe a wait for ever: the process ends all the same."""
+
+    def write(_: int, __: bytes) -> int:
+        if full:
+            threading.Event().wait()
+        raise BrokenPipeError
+
+    monkeypatch.setattr(abandoned.os, "write", write)
+    server = Server(True)
+    with server.load():
+        pass
+    assert server.ended
+
+
 def test_the_kernel_tells_who_waits() -> None:
     """The thread that started the process is asked, not another of its process, and not about another's child."""
     children: list[subprocess.Popen[bytes]] = []
@@ -70,7 +87,8 @@ def test_the_kernel_tells_who_waits() -> None:
     def start_and_wait() -> None:
         children.append(subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE))
         began.set()
-        os.waitpid(children[0].pid, 0)
+        with contextlib.suppress(ChildProcessError):  # `communicate` may have been told first
+            os.waitpid(children[0].pid, 0)
 
     idle = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     thread = threading.Thread(target=start_and_wait)

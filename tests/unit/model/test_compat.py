@@ -122,6 +122,19 @@ def test_a_request_has_begun_when_a_completion_has_a_token(state, expected, own_
     assert compat.has_begun(SimpleNamespace(output_processor=processor), request_id, count) is expected
 
 
+def test_what_gathers_the_completions_of_an_aborted_request_goes_with_it():
+    """By the id that was given to `add_request`, or vLLM's own where that is the same; others stay."""
+    parents = {name: SimpleNamespace(external_req_id=name.partition("-")[0]) for name in ("a-1", "b-2")}
+    parents["c"] = SimpleNamespace()
+    llm = SimpleNamespace(output_processor=SimpleNamespace(parent_requests=parents))
+    compat.forget_parent(llm, "a")
+    assert list(parents) == ["b-2", "c"]
+    compat.forget_parent(llm, "c")
+    compat.forget_parent(llm, "unknown")
+    assert list(parents) == ["b-2"]
+    compat.forget_parent(SimpleNamespace(), "a")
+
+
 def test_to_ask_for_a_request_that_vllm_does_not_know_leaves_nothing_there():
     """Its mapping makes an entry for what is looked up in brackets; and an engine without states says nothing."""
     given = defaultdict(list)

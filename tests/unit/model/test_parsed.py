@@ -146,6 +146,13 @@ def test_a_quick_parser_reads_output_by_output():
     assert [text for text, _, _ in slow.read] == list("abcdefgh")
 
 
+def test_a_slow_parser_reads_the_first_of_each_completion_alone():
+    """Also of those whose turn comes after the time is up: some parsers know the mark of reasoning only by itself."""
+    slow = Slow(parsed.READ_S * 2)
+    built(ChatAssembler(Wants(), 2, slow, slow), output("a", "A"), output("b", "B"), output("c", "C"))
+    assert [text for text, _, _ in slow.read] == ["a", "bc", "A", "BC"]
+
+
 class LateConversation(Conversation):
     """Of readers whose aligner passes on at the end what came before it."""
 

@@ -318,7 +318,8 @@ def test_a_damaged_environment_that_is_in_use_is_passed_over(
 ) -> None:
     """Its user holds the lock for as long as it runs, so nobody can mend it: the place is given up, not tried for ever."""
     waits: list[float] = []
-    monkeypatch.setattr(parts_unpack.time, "sleep", waits.append)
+    # its own clock: other tests' threads sleep, too
+    monkeypatch.setattr(parts_unpack, "time", SimpleNamespace(sleep=waits.append, monotonic=time.monotonic))
     used = tmp_path / "used"
     used.mkdir(mode=0o700)
     lock = used / f"{small.facts['key']}.lock"

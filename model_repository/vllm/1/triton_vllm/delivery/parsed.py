@@ -69,7 +69,7 @@ class ChatAssembler(Assembler):
     ) -> list[Piece]:
         pieces: list[Piece] = []
         for number, part in enumerate(parts):
-            if number + 1 < len(parts) and self._clock() > until:
+            if 0 < number < len(parts) - 1 and self._clock() > until:  # the first may be a mark that parsers want alone
                 return [*pieces, self._read(index, _joined(parts[number:]), prompt)]
             pieces.append(self._read(index, part, prompt))
         return pieces

@@ -407,6 +407,8 @@ class Engine:
     async def _stop(self, job: Job) -> None:
         for name in job.ids:
             await self._llm.abort(name)
+            if job.several:
+                compat.forget_parent(self._llm, name)
         _release(job)  # not before vLLM has been told: an adapter in a running request must not be unloaded
 
     def _give_up(self) -> None:

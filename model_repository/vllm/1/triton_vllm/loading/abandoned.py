@@ -8,6 +8,7 @@ failed load.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -60,12 +61,27 @@ class AbandonedLoad:
         while not loaded:
             loaded = self._loaded.wait(self._period_s)
             if self._waits() and self._still():
-                os.write(2, _REASON)  # the server waits in a line of its log for what wrote it, also when that has ended
+                _tell()
                 self._end(_STATUS)
 
     def _still(self) -> bool:
         time.sleep(self._period_s)
         return self._waits()
+
+
+def _tell() -> None:
+    """Say why on stderr, for a second at most: its reader may be gone, or not read.
+
+    The server waits in a line of its log for an answer of what wrote the line, also when that has ended.
+    """
+
+    def write() -> None:
+        with contextlib.suppress(OSError):
+            os.write(2, _REASON)
+
+    thread = threading.Thread(target=write, daemon=True)
+    thread.start()
+    thread.join(1.0)
 
 
 def _waits_for_this_process() -> bool:
