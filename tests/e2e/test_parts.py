@@ -28,6 +28,7 @@ pytestmark = [
     pytest.mark.skipif("VLLM_ENV_TEST_ENVIRONMENT" in os.environ, reason="serves an environment that was not built"),
 ]
 UNPACKING, WAITING, FOUND = "processes into", "waiting for it", "the environment is unpacked in"
+GIVEN_UP = "the server has given this load up"  # after a pause of the machine, also while it unpacks
 STARTING = "[vllm] importing vLLM"  # once, but for a start that gets stuck by a fault of the Python backend and is tried again
 PROMPT = {"text_input": "The capital of France is", "parameters": {"temperature": 0, "max_tokens": 16}}
 
@@ -75,7 +76,8 @@ def test_the_first_start_unpacks_and_the_next_one_does_not(in_parts: Parts, tmp_
     place = tmp_path / "unpacked"
     with serve(in_parts, as_built=True, environment={"VLLM_ENV_UNPACKED": str(place)}) as server:
         assert answer(server) == "The capital of France is Paris, on the river Seine."
-        assert (lines(server, UNPACKING), lines(server, FOUND)) == (1, lines(server, STARTING) - 1)
+        assert 1 <= lines(server, UNPACKING) <= 1 + lines(server, GIVEN_UP)
+        assert lines(server, UNPACKING) + lines(server, FOUND) >= lines(server, STARTING)
         (tree,) = (p for p in place.iterdir() if p.is_dir())
         assert loaded(server, "/libtorch_cpu.so") == {str(tree / "lib/python3.11/site-packages/torch/lib/libtorch_cpu.so")}
         programs = {str(Path(f"/proc/{process.pid}/exe").readlink()) for process in server.members()}
