@@ -91,7 +91,8 @@ def test_the_first_start_unpacks_and_the_next_one_does_not(in_parts: Parts, tmp_
     chosen = {"environment": {"VLLM_ENV_UNPACKED": str(place)}, "prepare": without_modes}
     with serve(in_parts, as_built=True, **chosen) as server:
         assert answer(server) == "The capital of France is Paris, on the river Seine."
-        assert (lines(server, UNPACKING), lines(server, FOUND)) == (0, lines(server, STARTING))
+        assert lines(server, UNPACKING) == 0
+        assert lines(server, FOUND) >= lines(server, STARTING)
     assert before
     assert {path: path.lstat().st_ino for path in tree.rglob("*.so*")} == before
 
@@ -101,16 +102,16 @@ def test_two_servers_that_start_at_once_share_one_unpacking(in_parts: Parts, tmp
     place = tmp_path / "unpacked"
     both = threading.Barrier(2)
 
-    def start(_: int) -> tuple[str, int]:
+    def start(_: int) -> tuple[str, int, int]:
         with serve(in_parts, as_built=True, environment={"VLLM_ENV_UNPACKED": str(place)}) as server:
-            found = answer(server), lines(server, UNPACKING)
+            found = answer(server), lines(server, UNPACKING), lines(server, GIVEN_UP)
             both.wait(600)
             return found
 
     with ThreadPoolExecutor(2) as pool:
-        (one, ones), (other, others) = pool.map(start, range(2))
-    assert one == other == "The capital of France is Paris, on the river Seine."
-    assert ones + others == 1
+        answers, unpacked, given_up = zip(*pool.map(start, range(2)), strict=True)
+    assert set(answers) == {"The capital of France is Paris, on the river Seine."}
+    assert 1 <= sum(unpacked) <= 1 + sum(given_up)
     assert len([p for p in place.iterdir() if p.is_dir()]) == 1
 
 
@@ -124,7 +125,7 @@ def test_a_model_that_imports_vllm_itself_finds_it(in_parts: Parts, tmp_path: Pa
     place = tmp_path / "unpacked"
     with serve(in_parts, as_built=True, environment={"VLLM_ENV_UNPACKED": str(place)}, prepare=own) as server:
         assert answer(server) == "The capital of France is Paris, on the river Seine."
-        assert lines(server, "vllm_env: unpacking") == 1
+        assert 1 <= lines(server, "vllm_env: unpacking") <= 1 + lines(server, GIVEN_UP)
 
 
 def test_verify_and_inspect_know_parts(repository: Path, tmp_path: Path) -> None:
