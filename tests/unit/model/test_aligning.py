@@ -38,20 +38,32 @@ def test_each_token_comes_with_its_text(held):
     assert [piece.finish_reason for piece in found] == [None] * 13 + ["stop"]
 
 
-@pytest.mark.parametrize("held", [3, 9])
-def test_tokens_that_came_together_stay_together(held):
-    """As they would without a stop string."""
+@pytest.mark.parametrize("held", [1, 3, 9, 37, 1000])
+@pytest.mark.parametrize("sizes", [(1, 1, 1, 1, 1, 1, 1, 1, 3, 3), (3, 4, 5, 2), (14,), (2, 2, 2, 2, 2, 2, 2)])
+def test_tokens_that_came_together_come_with_their_texts_too(held, sizes):
+    """With `stream_interval` vLLM sends several at once."""
     aligner = Aligner(held, decode)
-    found = [piece for part in held_back(held, [1, 1, 1, 1, 1, 1, 1, 1, 3, 3]) for piece in aligner.take(part)]
-    last = [(piece.token_ids, piece.text) for piece in found[-2:]]
-    assert last == [([8, 9, 10], "\n\nHello,"), ([11, 12, 13], " how can I help?")]
+    found = [piece for part in held_back(held, [*sizes]) for piece in aligner.take(part)]
+    assert [(piece.token_ids, piece.text) for piece in found] == [([i], text) for i, text in enumerate(TEXTS)]
 
 
-def test_the_text_ends_where_the_stop_string_began():
+@pytest.mark.parametrize("sizes", [(4, 4, 6), (1, 5, 5, 3)])
+def test_no_text_waits_for_the_next_tokens(sizes):
+    """But for that of a token in whose midst it ends: a request that fails next has had the rest."""
+    held, aligner, come, gone = 3, Aligner(3, decode), 0, 0
+    ends = [sum(map(len, TEXTS[: i + 1])) for i in range(len(TEXTS))]
+    for part in held_back(held, [*sizes]):
+        come += len(part.text)
+        gone += sum(len(piece.text) for piece in aligner.take(part))
+        assert gone == max((end for end in ends if end <= come), default=0)
+
+
+@pytest.mark.parametrize("sizes", [(1,), (3, 3, 3, 3), (5, 7)])
+def test_the_text_ends_where_the_stop_string_began(sizes):
     """Its tokens have come, and its text never does."""
     aligner = Aligner(6, decode)
     cut = "".join(TEXTS).index("can I")
-    found = [piece for part in held_back(6, [1], cut, tokens=12) for piece in aligner.take(part)]
+    found = [piece for part in held_back(6, [*sizes], cut, tokens=12) for piece in aligner.take(part)]
     assert "".join(piece.text for piece in found) == "".join(TEXTS)[:cut]
     assert [token for piece in found for token in piece.token_ids] == list(range(12))
     assert next(piece.text for piece in found if piece.token_ids == [7]) == "</think>"

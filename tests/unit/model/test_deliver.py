@@ -159,3 +159,26 @@ def test_what_is_wrong_with_an_answer_is_said(delivery, dropped, final):
     delivery.deliver(job, [output(finished=final)])
     assert [(str(error), final) for error, final in channel.sent] == [("the numbers are not finite", True)]
     assert dropped == ([] if final else [job])
+
+
+@pytest.mark.parametrize("gone", ["refused", "cancelled"])
+def test_a_bulky_answer_is_not_written_for_nobody(delivery, gone):
+    """It takes seconds, which others wait for as it has waited for others."""
+    channel, built = FakeChannel(), []
+    job = fake_job(channel, assembler=SimpleNamespace(build=built.append))
+    job.bulky, channel.cancelled = True, gone == "cancelled"
+    job.refusal = UnavailableError("the model is being unloaded") if gone == "refused" else None
+    delivery.deliver(job, [output(finished=True)])
+    ((error, final),) = channel.sent
+    assert isinstance(error, UnavailableError if gone == "refused" else CancelledError)
+    assert (final, built, job.reply.closed) == (True, [], True)
+
+
+def test_a_bulky_answer_goes_to_who_waits_for_it(delivery):
+    """The server is asked once before it is written; about other answers it is not asked here."""
+    for bulky in (True, False):
+        channel, last = FakeChannel(), output(finished=True)
+        job = fake_job(channel)
+        job.bulky = bulky
+        delivery.deliver(job, [last])
+        assert (channel.sent, channel.asked) == ([([last], True)], int(bulky))

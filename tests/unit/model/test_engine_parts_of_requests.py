@@ -11,6 +11,7 @@ from support.engine_parts import PROMISED, Llm, until
 from support.fake_reply import FakeChannel, Joined
 from triton_vllm.delivery.reply import Reply
 from triton_vllm.errors import CancelledError, InternalError, InvalidRequestError
+from triton_vllm.inference.engine import UNLOADED
 from triton_vllm.job import Job
 from triton_vllm.protocols import Gathered
 from triton_vllm.request import EmbedRequest, Part, Wants
@@ -137,3 +138,37 @@ def test_an_answer_of_too_many_numbers_is_not_waited_for(started, count):
             assert f"more than {most} numbers" in str(item)
             until(lambda j=j: llm.aborted == list(j.ids))
     assert (engine.in_flight(), engine.jobs(), engine.is_healthy()) == (0, [], True)
+
+
+def test_a_bulky_answer_is_in_flight_until_it_is_written(begun):
+    """A lane of them has room for as many as there may be requests; its writer is the sender, not vLLM."""
+    engine, got, j, puts = begun
+    j.bulky = True
+    for n, put in enumerate(puts):
+        put(number(n))
+    got.get(timeout=PROMISED)
+    assert (engine.in_flight(), engine.jobs()) == (3, [])
+    j.reply.send([], final=True)
+    assert engine.in_flight() == 0
+
+
+@pytest.mark.parametrize("end", [lambda engine: engine.leave(0.0), lambda engine: engine.stop(0.0)])
+def test_a_bulky_answer_that_is_not_written_when_the_grace_is_over_is_refused(begun, end):
+    """What waits to be written would keep the server for minutes."""
+    engine, got, j, puts = begun
+    j.bulky = True
+    for n, put in enumerate(puts):
+        put(number(n))
+    got.get(timeout=PROMISED)
+    assert j.refusal is None
+    end(engine)
+    until(lambda: str(j.refusal) == UNLOADED)
+
+
+def test_an_error_is_not_written_for_long(begun):
+    """It waits for no turn of its own."""
+    engine, got, j, _ = begun
+    j.bulky = True
+    engine.cancel(j)
+    got.get(timeout=PROMISED)
+    assert engine.in_flight() == 0

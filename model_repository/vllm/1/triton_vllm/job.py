@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from triton_vllm.compat import Conversation
     from triton_vllm.delivery.reply import Reply
     from triton_vllm.delivery.response import ResponseBuilder
+    from triton_vllm.errors import AdapterError
     from triton_vllm.inference.adapters import Version
     from triton_vllm.protocols import Item
     from triton_vllm.request import Request
@@ -50,6 +51,7 @@ class Job:
         adapter: the LoRA adapter that may change, in use until vLLM has ended with the job.
         most_numbers: that a pooling request's answer may have; 0 is no limit.
         bulky: its response may take long to write, so that others should not wait for it.
+        refusal: what is sent in place of a bulky answer that has not been written yet; set by the event loop.
         lane: the number of its sender thread.
         due: the outbox's time before which the next response is not sent; set by the sender thread.
     """
@@ -73,6 +75,7 @@ class Job:
         "params",
         "pending",
         "queued",
+        "refusal",
         "reply",
         "request",
         "several",
@@ -102,6 +105,7 @@ class Job:
         self.conversation: Conversation | None = None
         self.most_numbers = 0
         self.bulky = False
+        self.refusal: AdapterError | None = None
         self.lane = 0
         self.task: asyncio.Task[None] | None = None
         self.deadline: asyncio.TimerHandle | None = None

@@ -40,6 +40,8 @@ class Aligner:
         self._held = held
         self._decode = decode
         self._first: list[int] | None = []  # until some text has come its whole length is not known
+        self._recent: list[int] = []
+        self._length = 0  # of the text at the last token's end
         self._waiting: deque[tuple[int, list[int]]] = deque()  # tokens with the length of the text at their end
         self._text = ""  # of tokens that wait
         self._come = self._gone = 0  # characters
@@ -51,12 +53,13 @@ class Aligner:
         self._come += len(part.text)
         length = self._come + (0 if ended else self._held)
         if self._first is None:
-            self._waiting.append((length, list(part.token_ids)))
+            self._waiting += self._measured(part.token_ids, length, self._length)
         else:
             self._first += part.token_ids
             if self._come or ended:
-                self._waiting.extend(self._measured(self._first, None if ended else length))
+                self._waiting += self._measured(self._first, length, 0 if ended else None)
                 self._first = None
+        self._length = length
         found = []
         while self._waiting and (ended or self._waiting[0][0] <= self._come):
             found.append(self._whole(*self._waiting.popleft()))
@@ -65,17 +68,24 @@ class Aligner:
             found.append(Fragment(last.text + self._text, last.token_ids, part.finish_reason))
         return found
 
-    def _measured(self, ids: list[int], length: int | None) -> list[tuple[int, list[int]]]:
-        """Return each of the first tokens with the length at its end; the whole length tells what a stream has in front."""
-        ends, end = [], 0
-        for count in range(len(ids)):
-            before = ids[max(0, count - _CONTEXT) : count]
-            end += self._length([*before, ids[count]]) - self._length(before)
-            ends.append(end)
-        front = length - end if ids and length is not None else 0
-        return [(end + front, [token]) for token, end in zip(ids, ends, strict=True)]
+    def _measured(self, ids: Sequence[int], length: int, base: int | None) -> list[tuple[int, list[int]]]:
+        """Return each token with the length of the text at its end.
 
-    def _length(self, ids: list[int]) -> int:
+        Args:
+            ids: tokens that came together, as those before any text have, and with `stream_interval` others.
+            length: of the text at the last one's end.
+            base: length before the first; None where the whole length tells what a stream has in front.
+        """
+        known, ends, end = [*self._recent, *ids], [], 0
+        for at in range(len(self._recent), len(known)) if len(ids) > 1 else ():
+            before = known[max(0, at - _CONTEXT) : at]
+            end += self._text_length([*before, known[at]]) - self._text_length(before)
+            ends.append(end)
+        self._recent = known[-_CONTEXT:]
+        front = length - end if base is None else base
+        return [(min(one + front, length), [token]) for token, one in zip(ids, [*ends[:-1], length - front], strict=bool(ids))]
+
+    def _text_length(self, ids: list[int]) -> int:
         return len(self._decode(ids).rstrip(_INCOMPLETE)) if ids else 0
 
     def _whole(self, end: int, ids: list[int]) -> Fragment:

@@ -31,6 +31,8 @@ class Delivery:
         """Send one response for all items, consecutive outputs, and an error at their end after them. Never raises."""
         last = items[-1]
         try:
+            if job.bulky and not isinstance(last, AdapterError):
+                last = _refusal(job) or last
             if isinstance(last, AdapterError):
                 if len(items) > 1 and not isinstance(last, CancelledError):
                     job.reply.send(job.assembler.build(items[:-1]), final=False)
@@ -63,3 +65,8 @@ class Delivery:
         job.reply.fail(error)
         with contextlib.suppress(Exception):
             self._log.info(official.CANCELLED)
+
+
+def _refusal(job: Job) -> AdapterError | None:
+    """Return what is to be sent in place of an answer that takes seconds to write, after a wait for others like it."""
+    return job.refusal or (CancelledError("Request was cancelled") if job.reply.is_cancelled() else None)

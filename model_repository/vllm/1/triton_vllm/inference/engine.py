@@ -154,6 +154,7 @@ class Engine:
         self._store: AdapterStore | None = None
         self._jobs: dict[str, Job] = {}
         self._entered = self._left = 0  # parts of jobs; each number is written by one thread only
+        self._unwritten: list[Job] = []  # ended ones whose bulky answers wait to be written; replaced, never changed
         self._llm: EngineClient  # from `_load` on
         self._operator = Operator(self.jobs, log)
         self._loop = _new_loop()
@@ -191,8 +192,8 @@ class Engine:
         return list(self._jobs.values())  # one C call, so no other thread can change the dict meanwhile
 
     def in_flight(self) -> int:
-        """Return how many requests in flight vLLM has or will have; each part of a pooling request is one."""
-        return self._entered - self._left
+        """Return how many requests vLLM has or will have or bulky answers wait for; each part of a pooling request is one."""
+        return self._entered - self._left + sum(len(job.ids) for job in self._unwritten if not job.reply.closed)
 
     def is_asleep(self) -> bool:
         """Return whether only operator requests are taken."""
@@ -384,6 +385,8 @@ class Engine:
         self._forget(job)
         if job.deadline is not None:
             job.deadline.cancel()
+        if job.bulky and not isinstance(last, AdapterError):
+            self._unwritten = [*(one for one in self._unwritten if not one.reply.closed), job]
         try:
             self._put(job, last)
         except Exception as error:  # noqa: BLE001 - nothing else would answer it
@@ -413,9 +416,14 @@ class Engine:
 
     def _give_up(self) -> None:
         """Cancel what is in flight, now and whenever more has come."""
+        self._refuse_rest()
+        self._loop.call_later(self._pace.health_period, self._give_up)
+
+    def _refuse_rest(self) -> None:
         for job in self.jobs():
             self._abort(job, UnavailableError(UNLOADED))
-        self._loop.call_later(self._pace.health_period, self._give_up)
+        for job in self._unwritten:
+            job.refusal = UnavailableError(UNLOADED)
 
     def _check(self) -> None:
         """Check regularly whether the engine is alive: an idle one dies without an error in any request."""
@@ -518,10 +526,9 @@ class Engine:
 
     async def _drain(self, grace_s: float) -> None:
         end = self._loop.time() + grace_s
-        while self._jobs and self._loop.time() < end:  # noqa: ASYNC110 - once per unload; an event would be set per request
+        while self.in_flight() and self._loop.time() < end:  # noqa: ASYNC110 - once per unload; an event would be set per request
             await asyncio.sleep(0.05)
-        for job in self.jobs():
-            self._abort(job, UnavailableError(UNLOADED))
+        self._refuse_rest()
         await asyncio.sleep(0)
         self._source.close()
         self._llm.shutdown()
