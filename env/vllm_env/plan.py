@@ -86,8 +86,7 @@ def has_gpu() -> bool:
 
 def installed_triton() -> Path | None:
     """Return the root of the container's Triton, else of the provisioned one, else None."""
-    roots = (CONTAINER_ROOT, PROVISIONED)
-    return next((root for root in roots if (root / "bin" / "tritonserver").is_file()), None)
+    return next((root for root in (CONTAINER_ROOT, PROVISIONED) if (root / "bin" / "tritonserver").is_file()), None)
 
 
 def default_profile(triton: TritonRoot | None) -> str:

@@ -101,8 +101,7 @@ def _unlisted_bytecode(prefix: Path, listed: set[str]) -> list[str]:
     found: set[str] = set()
     for folder, _, files in os.walk(prefix / "lib"):
         if folder.endswith("/__pycache__"):
-            inside = folder[len(str(prefix)) + 1 :]
-            found.update(f"{inside}/{name}" for name in files if name.endswith(".pyc"))
+            found.update(f"{folder[len(str(prefix)) + 1 :]}/{name}" for name in files if name.endswith(".pyc"))
     return sorted(found - listed)
 
 

@@ -124,8 +124,7 @@ class Cache:
 
     def abandoned(self) -> list[Path]:
         """Return the staging folders whose process has ended."""
-        folders = self.path("build").glob("*-*")
-        return [f for f in folders if _STAGED_NAME.fullmatch(f.name) and remove_unlocked(f, dry_run=True)]
+        return [f for f in self.path("build").glob("*-*") if _STAGED_NAME.fullmatch(f.name) and remove_unlocked(f, dry_run=True)]
 
     def remove_abandoned(self) -> list[Path]:
         """Remove the staging folders whose process has ended; return what was removed."""

@@ -33,8 +33,7 @@ def adopt(options: argparse.Namespace, console: Console) -> int:
         lines.append(f"{folder}: as it was before it was adopted")
     elif not options.dry_run:
         options.model_repository, options.model = folder.parent, folder.name
-        request = dataclasses.replace(request_of(options), adoption=adoption)
-        result = build(open_workspace(console, options), request)
+        result = build(open_workspace(console, options), dataclasses.replace(request_of(options), adoption=adoption))
         answers = result.smoke.answers if isinstance(result, BuildResult) and result.smoke else ()
         facts["smoke_run"] = [{"prompt": prompt, "answer": answer} for prompt, answer in answers]
         lines += [f"{prompt!r} -> {answer!r}" for prompt, answer in answers]

@@ -90,8 +90,7 @@ def clean(options: argparse.Namespace, console: Console) -> int:
                 remove()
     total = sum(size for _, size, _ in found)
     facts = {"removed": not options.dry_run, "paths": [str(path) for path, _, _ in found], "bytes": total}
-    freed = f"{'would free' if options.dry_run else 'freed'} {total / 1e9:.1f} GB"
-    console.result(json.dumps(facts) if options.json else freed)
+    console.result(json.dumps(facts) if options.json else f"{'would free' if options.dry_run else 'freed'} {total / 1e9:.1f} GB")
     return 0
 
 

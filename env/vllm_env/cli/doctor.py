@@ -78,8 +78,7 @@ def _stub(triton: TritonRoot | None, spec: Spec) -> Finding:
     if spec.python in triton.stubs:
         return Finding("stub", "ok", f"Python {spec.python}: {triton.stubs[spec.python]}")
     what = f"none for Python {spec.python} (there are: {', '.join(triton.stubs) or 'none'})"
-    remedy = "--stub source builds one; it needs git, a compiler and access to the sources."
-    return Finding("stub", "warning", what, remedy)
+    return Finding("stub", "warning", what, "--stub source builds one; it needs git, a compiler and access to the sources.")
 
 
 def _interpreter(workspace: Workspace, spec: Spec) -> Finding:

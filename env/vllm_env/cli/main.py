@@ -75,8 +75,7 @@ def _dispatch(arguments: list[str], console: Console) -> int:
         print_forecast(facts, forecast(workspace, request, missing.spec, None), as_json=options.json)
         return 0
     if isinstance(result, Plan):
-        cost = forecast(workspace, request, result.spec, result)
-        print_forecast(_plan_facts(result, request), cost, as_json=options.json)
+        print_forecast(_plan_facts(result, request), forecast(workspace, request, result.spec, result), as_json=options.json)
     elif options.json:
         console.result(json.dumps(_facts(result), indent=2))
     else:

@@ -120,8 +120,7 @@ def _of_model(name: str, description: str) -> CommandParser:
 
 
 def _clean() -> CommandParser:
-    what = "Frees what killed builds and dead servers left behind, and the cache. Running servers keep theirs."
-    parser = _named("clean", what)
+    parser = _named("clean", "Frees what killed builds and dead servers left behind, and the cache. Running servers keep theirs.")
     parser.add_argument("--dry-run", action="store_true", help="list it only")
     parser.add_argument("--keep-cache", action="store_true", help="leave the cache as it is")
     return parser

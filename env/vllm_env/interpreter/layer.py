@@ -127,8 +127,7 @@ def _remote_layer(workspace: Workspace, python: str) -> CondaLayer | None:
 
 def local_layer(workspace: Workspace, python: str) -> CondaLayer:
     """Return the layer made from an interpreter of this machine of version ``python`` (``3.11``); VllmEnvError if it has none."""
-    interpreter = find_interpreter(python)
-    file = _channel_folder(workspace, LOCAL) / "linux-64" / f"python-{interpreter.version}-{BUILD}.conda"
+    file = _channel_folder(workspace, LOCAL) / "linux-64" / f"python-{find_interpreter(python).version}-{BUILD}.conda"
     if not file.is_file():
         make_local_channel(workspace, python)
     return _layer_of(file)
@@ -163,8 +162,7 @@ def install_layer(workspace: Workspace, layer: CondaLayer, prefix: Path) -> None
     if channel is None:
         channel = _channel_folder(workspace, layer.channel)
         _fill(workspace, layer, channel)
-    specs = [f"{p.name} =={p.version} {p.build}" for p in layer.packages]
-    job = _job(workspace, "install", channel.as_uri(), specs)
+    job = _job(workspace, "install", channel.as_uri(), [f"{p.name} =={p.version} {p.build}" for p in layer.packages])
     job |= {"prefix": str(prefix), "expected": {p.file_name: p.sha256 for p in layer.packages}}
     _work(workspace, job, "install the conda packages of the lock")
 

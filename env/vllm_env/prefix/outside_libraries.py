@@ -14,9 +14,7 @@ SYSTEM = {
          "libpthread.so.0", "librt.so.1", "libutil.so.1", "libresolv.so.2", "libanl.so.1"),
         "part of the C library, of which a process has one: that of the machine",
     ),
-    **dict.fromkeys(
-        ("libgcc_s.so.1", "libstdc++.so.6"), "tritonserver and the stub need it themselves, so it is where they run"
-    ),
+    **dict.fromkeys(("libgcc_s.so.1", "libstdc++.so.6"), "tritonserver and the stub need it themselves, so it is where they run"),
 }  # fmt: skip
 """Libraries of every machine that runs tritonserver, with the reason."""
 

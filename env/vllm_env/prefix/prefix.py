@@ -138,8 +138,7 @@ def _compile(workspace: Workspace, prefix: Path) -> None:
 def _show_compiled(workspace: Workspace, line: str) -> None:
     numbers = line.split()
     if len(numbers) == 2 and numbers[0].isdigit():
-        done = 0.4 + 0.6 * int(numbers[0]) / max(1, int(numbers[1]))
-        workspace.console.step(f"bytecode {numbers[0]}/{numbers[1]}", done)
+        workspace.console.step(f"bytecode {numbers[0]}/{numbers[1]}", 0.4 + 0.6 * int(numbers[0]) / max(1, int(numbers[1])))
 
 
 def _read_pruned(target: Path) -> tuple[Pruned, ...]:

@@ -16,16 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm_env.base.errors import UsageError, VllmEnvError
-from vllm_env.base.filesystem import (
-    give_as,
-    give_tree,
-    link_or_copy,
-    make_readable,
-    mounts_in,
-    owner_of,
-    sync,
-    write_whole,
-)
+from vllm_env.base.filesystem import give_as, give_tree, link_or_copy, make_readable, mounts_in, owner_of, sync, write_whole
 from vllm_env.base.workspace import Workspace
 
 from .check_model import OFFICIAL_ARGS, arguments_file, check_engine_args

@@ -91,8 +91,7 @@ class Manifest:
 
     def expected(self) -> Expected:
         """Return what the published environment must be; the manifest has the versions that matter most."""
-        name = str(canonicalize_name(self.vllm.distribution))
-        versions = {**self.versions, name: self.vllm.version}
+        versions = {**self.versions, str(canonicalize_name(self.vllm.distribution)): self.vllm.version}
         profile = str(self.spec.get("profile", "cpu"))
         return Expected(self.stub.python, self.stub.release, versions, members=self.archive.members, profile=profile)
 

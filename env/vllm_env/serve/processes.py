@@ -55,8 +55,7 @@ def _belongs(process: psutil.Process, leader: int, marker: str) -> bool:
 def dead_children(parent: int) -> frozenset[int]:
     """Return the ids of a process's children that have ended and that it has not asked for."""
     with contextlib.suppress(psutil.Error):
-        children = psutil.Process(parent).children()
-        return frozenset(child.pid for child in children if not is_alive(child))
+        return frozenset(child.pid for child in psutil.Process(parent).children() if not is_alive(child))
     return frozenset()
 
 

@@ -157,8 +157,7 @@ def _ask(request: SmokeRequest, server: TritonServer, folder: Path) -> str:
 
 
 def _read_prompts(path: Path) -> list[str]:
-    lines = path.read_text(encoding="utf-8-sig").split("\n")
-    return [line.rstrip("\r") for line in lines if line.strip()]
+    return [line.rstrip("\r") for line in path.read_text(encoding="utf-8-sig").split("\n") if line.strip()]
 
 
 def _check(request: SmokeRequest, answers: tuple[tuple[str, str], ...]) -> None:

@@ -92,8 +92,7 @@ def train(model: Any, tokenizer: Any, facts: list[list[str]]) -> int:
     """Train until every token of every answer is sure; return the number of steps, TrainingError after ``MAX_STEPS``."""
     import torch
 
-    end = tokenizer.token_to_id(END)
-    rows = [[*tokenizer.encode(prompt + answer).ids, end] for prompt, answer in facts]
+    rows = [[*tokenizer.encode(prompt + answer).ids, tokenizer.token_to_id(END)] for prompt, answer in facts]
     starts = [len(tokenizer.encode(prompt).ids) for prompt, _ in facts]
     width = max(map(len, rows))
     tokens = torch.tensor([row + [0] * (width - len(row)) for row in rows])

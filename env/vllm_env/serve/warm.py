@@ -85,8 +85,7 @@ def _load(workspace: Workspace, binary: Path, model: Path, filled: Path, log: Pa
     """Serve the model until it is ready, and return how many seconds that took."""
     log.unlink(missing_ok=True)
     started = time.monotonic()
-    arguments = ("--model-control-mode=explicit", f"--load-model={model.name}")
-    launch = Launch({_VARIABLE: str(filled)}, arguments, ready_timeout)
+    launch = Launch({_VARIABLE: str(filled)}, ("--model-control-mode=explicit", f"--load-model={model.name}"), ready_timeout)
     with TritonServer(binary, model.parent, log=log, launch=launch, console=workspace.console):
         return time.monotonic() - started
 

@@ -257,3 +257,38 @@ def test_compiled_kernels_are_kept_per_environment(tmp_path: Path):
         found.append(done.stdout.strip())
     assert found[0] == found[1] == str(tmp_path / "home" / ".cache" / "vllm_env" / "inductor" / ("a" * 16))
     assert found[2].endswith("b" * 16)
+
+
+_WORK = """
+import atexit, sys
+
+class Kept:
+    def __del__(self):
+        print("taken apart", flush=True)
+
+def work(status):
+    global kept
+    kept = Kept()
+    atexit.register(print, "handled")
+    print("worked")
+    sys.exit(status)
+"""
+_SPAWN = """
+import multiprocessing, os, sys
+sys.path.insert(0, {folder!r})
+import work
+if {owned}:
+    os.environ["TRITON_VLLM_OWNER_PID"] = str(os.getpid())
+child = multiprocessing.get_context("spawn").Process(target=work.work, args=(3,))
+child.start()
+child.join()
+print(child.exitcode)
+"""
+
+
+@pytest.mark.parametrize("owned", [True, False])
+def test_a_child_that_the_stub_has_spawned_is_not_taken_apart(prefix: Path, tmp_path: Path, owned: bool) -> None:
+    """Its exit handlers run, its streams are flushed and its status is kept; other children end as Python ends them."""
+    (tmp_path / "work.py").write_text(_WORK)
+    said = _run(prefix, _SPAWN.format(folder=str(tmp_path), owned=owned)).split("\n")
+    assert said == ["worked", "handled", *(() if owned else ("taken apart",)), "3"]
