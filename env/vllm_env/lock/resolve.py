@@ -86,8 +86,7 @@ def _from_archive(package: Package, archive: PackageArchive, pinned: PinnedVllm)
     wheel = pinned.wheel if pinned.wheel and pinned.wheel.name == file else None
     digest = archive.hashes.get("sha256") or (file_sha256(wheel) if wheel else "")
     size = wheel.stat().st_size if wheel else archive.size or 0
-    version = str(package.version or parse_wheel_filename(file)[1])
-    return LockedWheel(str(package.name), version, file, digest, size, url=place)
+    return LockedWheel(str(package.name), str(package.version or parse_wheel_filename(file)[1]), file, digest, size, url=place)
 
 
 def _explained(workspace: Workspace, error: CommandError, spec: Spec) -> VllmEnvError:

@@ -110,6 +110,7 @@ def _end_as_a_fork() -> None:
     bootstrap = process.BaseProcess._bootstrap  # type: ignore[attr-defined]  # noqa: SLF001
 
     def run(*arguments: object) -> None:
+        process.BaseProcess._bootstrap = bootstrap  # type: ignore[attr-defined]  # noqa: SLF001 - for forks of its own
         status = bootstrap(*arguments)
         atexit._run_exitfuncs()  # noqa: SLF001
         util._flush_std_streams()  # type: ignore[attr-defined]  # noqa: SLF001
