@@ -75,6 +75,7 @@ def test_killed_engine_is_told_to_all_and_comes_back(doomed: TritonServer, victi
         streams = [stack.enter_context(OpenStream(doomed.grpc_url, requests[0]))]
         streams[0].wait(3)  # alone: two that overtook it would have both slots, for minutes where other work runs
         streams += [stack.enter_context(OpenStream(doomed.grpc_url, one)) for one in requests[1:]]
+        streams[0].wait(len(streams[0].events) + 100)  # in which the others arrive
         os.kill(process.pid, signal.SIGKILL)
         ends = [stream.wait_end(BACK_SECONDS) for stream in streams]
     assert times_back(doomed) == 0

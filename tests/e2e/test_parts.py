@@ -92,7 +92,7 @@ def test_the_first_start_unpacks_and_the_next_one_does_not(in_parts: Parts, tmp_
     with serve(in_parts, as_built=True, **chosen) as server:
         assert answer(server) == "The capital of France is Paris, on the river Seine."
         assert lines(server, UNPACKING) == 0
-        assert lines(server, FOUND) >= lines(server, STARTING)
+        assert lines(server, FOUND) >= lines(server, STARTING) >= 1
     assert before
     assert {path: path.lstat().st_ino for path in tree.rglob("*.so*")} == before
 

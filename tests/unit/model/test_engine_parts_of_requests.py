@@ -150,6 +150,7 @@ def test_a_bulky_answer_is_in_flight_until_it_is_written(begun):
     assert (engine.in_flight(), engine.jobs()) == (3, [])
     j.reply.send([], final=True)
     assert engine.in_flight() == 0
+    until(lambda: not engine._unwritten)  # nor is what it holds kept
 
 
 @pytest.mark.parametrize("end", [lambda engine: engine.leave(0.0), lambda engine: engine.stop(0.0)])

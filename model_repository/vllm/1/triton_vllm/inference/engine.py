@@ -382,11 +382,11 @@ class Engine:
         if job.ended:
             return
         job.ended = True
+        if job.bulky and not isinstance(last, AdapterError):
+            self._unwritten = [*self._unwritten, job]  # before it is forgotten: it is in flight all the time
         self._forget(job)
         if job.deadline is not None:
             job.deadline.cancel()
-        if job.bulky and not isinstance(last, AdapterError):
-            self._unwritten = [*(one for one in self._unwritten if not one.reply.closed), job]
         try:
             self._put(job, last)
         except Exception as error:  # noqa: BLE001 - nothing else would answer it
@@ -443,6 +443,7 @@ class Engine:
                 self._loop.create_task(self._store.tend(self._llm))
             self._refuse_overdue()
             self._note_stuck()
+            self._unwritten = [job for job in self._unwritten if not job.reply.closed]
         except Exception as error:  # noqa: BLE001 - the next check may find more
             self._translator.note("the engine could not be checked", error)
         self._loop.call_later(self._pace.health_period, self._check)
