@@ -83,7 +83,8 @@ class Aligner:
             ends.append(end)
         self._recent = known[-_CONTEXT:]
         front = length - end if base is None else base
-        return [(min(one + front, length), [token]) for token, one in zip(ids, [*ends[:-1], length - front], strict=bool(ids))]
+        lengths = [*(min(front + one, length) for one in ends[:-1]), length]
+        return [(at_end, [token]) for at_end, token in zip(lengths, ids, strict=False)]  # of no tokens there is none
 
     def _text_length(self, ids: list[int]) -> int:
         return len(self._decode(ids).rstrip(_INCOMPLETE)) if ids else 0
