@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def parts(tmp_path: Path) -> Parts:
-    """The newest prefix with vLLM in the cache and the model of this checkout."""
-    built = [p / "env" for p in cache_root().glob("prefixes/*") if any(p.glob("env/lib/*/site-packages/vllm/v1"))]
+    """The newest prefix for a CPU in the cache and the model of this checkout."""
+    found = [site.parents[3] for site in cache_root().glob("prefixes/*/env/lib/python*/site-packages/vllm")]
+    built = [env for env in found if not any(env.glob("lib/python*/site-packages/nvidia"))]
     binary = repositories.triton_root() / "bin" / "tritonserver"
     if not built or not binary.is_file():
         pytest.skip("no environment is built yet: ./gen_vllm_env.sh")
@@ -30,8 +31,16 @@ def parts(tmp_path: Path) -> Parts:
     return Parts(binary, repository / "vllm", environment, standin)
 
 
-def test_the_working_tree_answers(parts: Parts) -> None:
-    """Packager's prefix, Triton's stub, model and client work together: the capital of France is named."""
+def test_the_working_tree_answers(parts: Parts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Packager's prefix, Triton's stub, model and client work together: the capital of France is named.
+
+    The server is started beside folders with the names of packages, as it is by those who work on them; none is imported.
+    """
+    for name in ("triton", "vllm", "torch", "transformers"):
+        (tmp_path / "beside" / name).mkdir(parents=True)
+    for name in ("vllm", "torch", "transformers"):
+        (tmp_path / "beside" / name / "__init__.py").write_text("raise RuntimeError('imported from the working directory')\n")
+    monkeypatch.chdir(tmp_path / "beside")
     prompt, answer = FACTS[2]
     with serve(parts) as server:
         request = {"text_input": prompt, "sampling_parameters": '{"temperature": 0, "max_tokens": 16}'}

@@ -1,4 +1,4 @@
-"""Set up the embedded interpreter: which program vLLM's processes run, and how often its threads and its collector work."""
+"""Set up the embedded interpreter: where it imports from, what vLLM's processes run, how its threads and its collector work."""
 
 from __future__ import annotations
 
@@ -12,6 +12,17 @@ from pathlib import Path
 
 SWITCH_INTERVAL_S = 0.001
 """A sender that comes back from its handshake waits that long for the event loop to let it go on (Python's default is 5 ms)."""
+
+
+def import_nothing_of_the_working_directory() -> None:
+    """Leave the folder in which the server was started out of the module search path, of vLLM's processes too.
+
+    The stub's embedded interpreter begins `sys.path` with an empty entry, and so does each `python -c` and `python -m`, by which
+    vLLM starts processes: beside a checkout of vLLM or a folder named `triton` that would be what is imported. Python 3.11
+    and later know the variable.
+    """
+    sys.path[:] = [entry for entry in sys.path if entry]
+    os.environ.setdefault("PYTHONSAFEPATH", "1")
 
 
 def use_environment_python() -> None:

@@ -82,6 +82,7 @@ def prepare(args: Mapping[str, str], log: Log, progress: Progress, until_loaded:
     guard.own()
     guard.follow_parent()
     parts.unpack(model_dir, log, progress)
+    interpreter.import_nothing_of_the_working_directory()
     interpreter.use_environment_python()
     home.settle(os.environ, log)
     warm_cache.use(model_dir, os.environ, log)
