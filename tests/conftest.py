@@ -21,7 +21,7 @@ from vllm_env.base.cache import cache_root
 from vllm_env.serve.standin import ensure_standin
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator, Iterator
 
     from vllm_env.serve.server import TritonServer
 
@@ -66,6 +66,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason="takes minutes; run with --slow"))
         if item.get_closest_marker("gpu") and not Path("/proc/driver/nvidia/version").exists():
             item.add_marker(pytest.mark.skip(reason="no NVIDIA GPU in this machine"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Show the end of the log of a program that failed: its reason stands there, and the file goes with the test."""
+    report = yield
+    tail = getattr(call.excinfo.value, "tail", "") if call.excinfo else ""
+    if tail:
+        report.sections.append(("end of the log", tail[-8000:]))
+    return report
 
 
 @pytest.fixture(scope="session")

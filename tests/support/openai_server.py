@@ -30,7 +30,8 @@ def openai_server(environment: Path, engine_args: Mapping[str, Any], log: Path) 
     port = free_ports().http
     argv = [environment / "bin" / "python", "-m", "vllm.entrypoints.openai.api_server", "--host=127.0.0.1"]
     argv += [f"--port={port}", *(_option(name, value) for name, value in engine_args.items())]
-    variables = {**os.environ, **CPU_ENVIRONMENT, **ONE_THREAD, "PYTHONPATH": ""}
+    # FlashInfer's sampler compiles itself; without a toolkit vLLM's own server dies of the first request that samples with top_k.
+    variables = {**os.environ, **CPU_ENVIRONMENT, **ONE_THREAD, "VLLM_USE_FLASHINFER_SAMPLER": "0", "PYTHONPATH": ""}
     with log.open("wb") as sink:
         server = subprocess.Popen(argv, stdout=sink, stderr=sink, env=variables, start_new_session=True)
     try:

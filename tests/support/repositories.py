@@ -1,6 +1,7 @@
 """Where the tests' Triton root, built repository and interpreter come from.
 
-By default the real ``gen_vllm_env.sh`` builds them. Three variables take what is there already, for work on a part:
+By default the real ``gen_vllm_env.sh`` builds them. Three variables take what is there already, for work on a part; a fourth,
+``VLLM_ENV_TEST_ENGINE_ARGUMENTS`` (`serving.py`), is for GPUs:
 
     VLLM_ENV_TEST_REPOSITORY    a model repository built before
     VLLM_ENV_TEST_ENVIRONMENT   an unpacked environment: serves the working tree's model with it, builds nothing

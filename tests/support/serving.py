@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -15,7 +17,9 @@ from vllm_env.serve.server import Launch, TritonServer
 from vllm_env.serve.smoke import copy_model
 
 Serve = Callable[..., AbstractContextManager[TritonServer]]
-CPU_ARGUMENTS = {"dtype": "float32", "enforce_eager": True, "max_model_len": 256}
+MORE_ARGUMENTS = json.loads(os.environ.get("VLLM_ENV_TEST_ENGINE_ARGUMENTS", "{}"))
+"""Engine arguments of this machine for all models: on a GPU a share of its memory for each of the servers that run at once."""
+CPU_ARGUMENTS: dict[str, Any] = {"dtype": "float32", "enforce_eager": True, "max_model_len": 256, **MORE_ARGUMENTS}
 CPU_ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
 STALL_SECONDS = 240.0  # a model that loads says so every 15 s; only an archive that the server extracts is silent for longer
 READY_SECONDS = 800.0  # below the limit of a test; on a machine with other work a start may take minutes
