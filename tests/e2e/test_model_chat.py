@@ -43,6 +43,7 @@ TOOLS = [_tool("get_weather"), _tool("get_time")]
 OBJECTS_REFUSED = "Unable to parse JSON bytes array: attempt to access JSON non-string as string"
 """Triton's own answer; docs/chat.md cites it."""
 SCHEMA = {"enum": ["alpha", "beta"]}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
 NAMED = {"type": "function", "function": {"name": "get_time"}}
 PARIS, TWO, HELLO = ("Weather in Paris?", "Weather in Rome and Oslo?", "Hello!")
 
@@ -148,6 +149,8 @@ def counts(usage: dict[str, Any]) -> tuple[int, int, int]:
     return usage["prompt_tokens"], usage["completion_tokens"], details.get("cached_tokens") or 0
 
 
+REASONED = conversation(HELLO, "Hello, how can I help?", PARIS)
+REASONED[1]["reasoning_content"] = "A greeting. " * 20
 REQUESTS: dict[str, tuple[dict[str, Any], dict[str, Any] | None]] = {
     "call": ({"messages": conversation(PARIS), "tools": TOOLS}, {"temperature": 0}),
     "two calls": ({"messages": conversation(TWO), "tools": TOOLS}, {"temperature": 0}),
@@ -171,10 +174,17 @@ REQUESTS: dict[str, tuple[dict[str, Any], dict[str, Any] | None]] = {
         {"messages": conversation(HELLO), "chat_template_kwargs": {"add_generation_prompt": False}},
         {"temperature": 0, "max_tokens": 20},
     ),
-    "format": (
-        {"messages": conversation(HELLO)},
-        {"temperature": 0, "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}},
+    "format": ({"messages": conversation(HELLO)}, {"temperature": 0, "response_format": FORMAT}),
+    "named and a format": (
+        {"messages": conversation(HELLO), "tools": TOOLS, "tool_choice": NAMED},
+        {"temperature": 0, "response_format": FORMAT},
     ),
+    "required and a format": (
+        {"messages": conversation(HELLO), "tools": TOOLS, "tool_choice": "required"},
+        {"temperature": 0, "response_format": FORMAT},
+    ),
+    "reasoned before": ({"messages": REASONED}, {"temperature": 0, "max_tokens": 8}),
+    "shortened": ({"messages": conversation(HELLO)}, {"temperature": 0, "max_completion_tokens": 9}),
 }  # fmt: skip
 
 
@@ -207,9 +217,9 @@ def _check_meaning(name: str, found: Said) -> None:
     elif name == "two calls":
         assert [json.loads(call["arguments"])["city"] for call in found.tool_calls] == ["Rome", "Oslo"]
         assert found.content.strip() == "Let me look."
-    elif name in ("one of two", "required"):
+    elif name in ("one of two", "required", "required and a format"):
         assert (len(names), found.finish_reason) == (1, "tool_calls")
-    elif name == "named":
+    elif name in ("named", "named and a format"):
         assert names == ["get_time"]
     elif name == "defaults":
         assert (found.usage[1], found.finish_reason) == (models.CHAT_DEFAULTS["max_new_tokens"], "length")
@@ -217,6 +227,10 @@ def _check_meaning(name: str, found: Said) -> None:
         assert (found.reasoning + found.content).strip() == "can I help?"
     elif name == "format":
         assert json.loads(found.content) in SCHEMA["enum"]
+    elif name == "reasoned before":
+        assert found.usage[0] > len(REASONED[1]["reasoning_content"].split())
+    elif name == "shortened":
+        assert (found.usage[1], found.finish_reason) == (9, "length")
     else:
         assert names == [] or name == "cut"
 

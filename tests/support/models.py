@@ -14,7 +14,8 @@ from vllm_env.serve.standin import Recipe, ensure_standin
 LONG_POSITIONS = 65_536
 _TRAINER = Path(standin.__file__).parent
 CHAT_TEMPLATE = (
-    "{% for message in messages %}[{{ message['role'] }}]\n{{ message['content'] }}\n{% endfor %}"
+    "{% for message in messages %}[{{ message['role'] }}]\n"
+    "{% if message['reasoning'] %}{{ message['reasoning'] }}\n{% endif %}{{ message['content'] }}\n{% endfor %}"
     "{% if tools %}[tools]{% for tool in tools %} {{ tool['function']['name'] }}{% endfor %}{{ '\n' }}{% endif %}"
     "{% if add_generation_prompt %}[assistant]\n{% endif %}"
 )

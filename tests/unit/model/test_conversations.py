@@ -34,7 +34,7 @@ class Parsers:
         assert stream
         constraint = SimpleNamespace(structural_tag=self.tag) if chat.tool_choice == "required" else structured
         made = SimpleNamespace(structured=lambda: constraint, followed=[])
-        made.keeps_special_tokens = lambda: chat.tool_choice != "none"
+        made.decoding = lambda: {"skip_special_tokens": False} if chat.tool_choice != "none" else {}
         made.follow = lambda params: made.followed.append(params.skip_special_tokens)
         return made
 
@@ -56,6 +56,21 @@ def test_without_a_forced_tool_the_constraint_is_the_requests():
     """What the parsers leave alone stays as it was."""
     _, params = begun(Parsers(), request(tool_choice="none"))
     assert (params.structured_outputs, params.skip_special_tokens) == ("own", True)
+
+
+def test_decoding_is_the_parsers():
+    """What they need switched off is off for the engine, too; the rest stays the request's."""
+    params = SimpleNamespace(
+        structured_outputs="own", skip_special_tokens=True, spaces_between_special_tokens=True, detokenize=True
+    )
+    made = SimpleNamespace(structured=lambda: "own", follow=lambda _: None)
+    made.decoding = lambda: {"skip_special_tokens": False, "spaces_between_special_tokens": False}
+    parsers = SimpleNamespace(names=ParserNames("hermes", ""), open=lambda *_, **__: made)
+    params.structured_outputs = made.structured()
+    conversations.begin(parsers, request(), params, (ValueError,), USUAL)
+    assert vars(params) == {
+        "structured_outputs": "own", "skip_special_tokens": False, "spaces_between_special_tokens": False, "detokenize": True,
+    }  # fmt: skip
 
 
 def test_tools_are_no_way_around_the_limits_of_constraints():

@@ -130,7 +130,8 @@ class Adjusting:
     [
         ("auto", TOOLS, None, "own"),
         (None, TOOLS, None, "own"),
-        ("required", TOOLS, "own", "made of the tools"),
+        ("required", TOOLS, None, "made of the tools"),
+        ({"type": "function", "function": {"name": "f"}}, TOOLS, None, "made of the tools"),
         ("auto", None, "own", "made of the tools"),
     ],
 )

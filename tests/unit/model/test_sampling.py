@@ -198,6 +198,9 @@ def test_structured_outputs_in_every_spelling(given, expected):
         ({"max_tokens": 9}, ChatDefaults({}, 8), 8),
         ({}, ChatDefaults({}, 8), 8),
         ({"max_tokens": 0}, ChatDefaults({}, 8), 0),  # which vLLM refuses
+        ({"max_completion_tokens": 5}, ChatDefaults({"max_tokens": 7}), 5),
+        ({"max_completion_tokens": "5", "max_tokens": 6}, ChatDefaults(), 5),
+        ({"max_completion_tokens": None, "max_tokens": 6}, ChatDefaults(), 6),
     ],
 )
 def test_a_chat_may_answer_for_as_long_as_there_is_room(given, defaults, expected):

@@ -62,6 +62,11 @@ def _messages(limits: Limits, text: str) -> tuple[list[Mapping[str, Any]], list[
     media = check_parts(limits, messages)
     rest = len(text) - sum(media)
     refuse_above(limits.max_text_bytes, rest, "messages have, without pictures, audios and videos,", "characters")
+    for message in messages:
+        if (
+            message.get("reasoning") is None and "reasoning_content" in message
+        ):  # its older name, which vLLM's renderer passes over
+            message["reasoning"] = message["reasoning_content"]
     return messages, media
 
 
@@ -75,9 +80,11 @@ def _tools(limits: Limits, text: str) -> list[Mapping[str, Any]] | None:
     return tools
 
 
-def _choice(limits: Limits, text: str, tools: Sequence[Mapping[str, Any]]) -> str | Mapping[str, Any]:
+def _choice(limits: Limits, text: str, tools: Sequence[Mapping[str, Any]]) -> str | Mapping[str, Any] | None:
     """Return the tool choice: a plain word, or JSON."""
     choice = text if text in CHOICES else json_value(text, "tool_choice", limits.max_json_depth)
+    if choice is None:
+        return None
     if choice in ("auto", "required") and not tools:
         raise InvalidRequestError(f"tool_choice is {choice}, which needs tools, and the request has none")
     if choice in CHOICES:
@@ -92,7 +99,7 @@ def _choice(limits: Limits, text: str, tools: Sequence[Mapping[str, Any]]) -> st
 
 
 def _function_name(value: Any) -> str | None:
-    function = value.get("function") if isinstance(value, dict) and value.get("type") == "function" else None
+    function = value.get("function") if isinstance(value, dict) and value.get("type", "function") == "function" else None
     name = function.get("name") if isinstance(function, dict) else None
     return name if isinstance(name, str) else None
 

@@ -49,8 +49,8 @@ def begin(
         except InvalidRequestError as error:
             raise InvalidRequestError(f"tools: of them vLLM makes a constraint for the answer, and {error}") from None
         params.structured_outputs = constraint
-    if conversation.keeps_special_tokens():
-        params.skip_special_tokens = False
+    for name, value in conversation.decoding().items():
+        setattr(params, name, value)
     conversation.follow(params)
     return conversation
 

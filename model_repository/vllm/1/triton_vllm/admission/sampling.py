@@ -60,6 +60,9 @@ def build(
         InvalidRequestError: unknown parameter, wrong type, too large, or a value that vLLM refuses.
     """
     values = _structured(schema, dict(parameters), limits)
+    newer = values.pop("max_completion_tokens", None) if chat is not None else None
+    if newer is not None:  # the OpenAI protocol's newer name, which counts where a request has both
+        values["max_tokens"] = _coerced(schema, "max_completion_tokens", newer, schema.types["max_tokens"])
     made = {name: _checked(schema, name, value) for name, value in values.items()}
     if chat is not None:
         made = {"max_tokens": None, **chat.values, **made}

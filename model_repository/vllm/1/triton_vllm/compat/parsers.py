@@ -141,14 +141,16 @@ class Parsers:
         if given.get("continue_final_message"):
             given["add_generation_prompt"] = False
         # To see whether it can be joined to the tools, vLLM would compile the constraint here and now, whatever that costs: it
-        # holds alone, as where vLLM cannot join them. Where a tool is forced the constraint is ignored, as by vLLM.
+        # holds alone, as where vLLM cannot join them. Where a tool is forced the constraint is ignored, as vLLM ignores a
+        # `response_format`; some of its parsers refuse what that has become here, or take it for the answer's.
         alone = structured if chat.tools and chat.tool_choice in (None, "auto") else None
+        forced = bool(chat.tools) and chat.tool_choice not in (None, "auto", "none")
         optional = {
             "tools": [dict(tool) for tool in chat.tools] if chat.tools else None,
             "tool_choice": chat.tool_choice,
             "parallel_tool_calls": chat.parallel_tool_calls,
             "chat_template_kwargs": kwargs or None,
-            "structured_outputs": None if alone else structured,
+            "structured_outputs": None if alone or forced else structured,
         }
         given |= {name: value for name, value in optional.items() if value is not None}
         request = self._request(messages=[dict(m) for m in chat.messages], stream=stream, **given)
@@ -199,9 +201,13 @@ class Conversation:
         """Return the constraint of the answer: the request's own, or one that the tool choice makes of the tools."""
         return self._alone or self.request.extract_structured_outputs()
 
-    def keeps_special_tokens(self) -> bool:
-        """Return whether the parsers need the text of special tokens."""
-        return not self.request.skip_special_tokens
+    def decoding(self) -> dict[str, bool]:
+        """Return the parameters that the parsers have switched off: how special tokens are decoded."""
+        asked = {
+            "skip_special_tokens": self.request.skip_special_tokens,
+            "spaces_between_special_tokens": self.request.spaces_between_special_tokens,
+        }
+        return {name: False for name, value in asked.items() if not value}
 
     def follow(self, params: Any) -> None:
         """Know from the request's SamplingParams how much of a stream's text vLLM holds back: it may begin a stop string."""
