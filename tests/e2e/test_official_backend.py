@@ -23,7 +23,7 @@ from support.metrics_page import read_metrics
 from support.model_requests import STRANGE, Answer, ask, ask_all, prompt
 from support.reference import ONE_THREAD
 from support.settings import with_parameter
-from support.triton_client import get, tensor
+from support.triton_client import generate, get, tensor
 from triton_vllm.official import CANCELLED, CANCELLING, HISTOGRAMS
 from vllm_env.serve.standin import FACTS
 
@@ -119,6 +119,39 @@ def test_metrics_have_the_official_names_kinds_labels_buckets_and_counts(officia
             assert tuple(sorted(le for le, _ in ends))[:-1] == bounds
 
 
+def test_metrics_count_a_request_of_several_answers_once(official: TritonServer) -> None:
+    """All its tokens, its prompt once; a client that looks right after the answer finds them soon."""
+    before = metrics_of(official)
+    answer = ask(official, PROMPT, {**GREEDY, "n": 2, "temperature": "1", "ignore_eos": True}, exclude_input_in_output=True)
+    assert [len(values) for values in answer.values("text_output")] == [2]
+    grown = {
+        "vllm:generation_tokens_total": 2 * TOKENS,
+        "vllm:request_params_n_sum": 2.0,
+        "vllm:request_params_n_count": 1.0,
+    }
+    wait_for(lambda: {n: metrics_of(official).total(n) - before.total(n) for n in grown} == grown, "the metrics")
+
+
+@pytest.mark.parametrize("logprobs", [None, "0", "2"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_log_probabilities_are_null_or_one_entry_a_token(official: TritonServer, logprobs: str | None, stream: bool) -> None:
+    """Null is a JSON text, not an absent output; the tokens' texts are the answer's."""
+    asked = {**GREEDY, "ignore_eos": True, **({} if logprobs is None else {"logprobs": logprobs})}
+    flags = {"return_logprobs": True, "return_num_output_tokens": True, "return_cumulative_logprob": True}
+    answer = ask(official, PROMPT, asked, stream=stream, **({} if stream else {"exclude_input_in_output": True}), **flags)
+    assert answer.error == ""
+    found = [json.loads(text) for (text,) in answer.values("logprobs")]
+    if logprobs is None:
+        assert found == [None] * len(answer.responses)
+        return
+    assert [len(positions) for positions in found] == [count for (count,) in answer.values("num_output_tokens")]
+    positions = [entry for part in found for entry in part]
+    assert all(len(entry) >= max(int(logprobs), 1) for entry in positions)
+    chosen = [next(iter(entry.values())) for entry in positions]  # vLLM puts the sampled token first
+    assert "".join(value["decoded_token"] for value in chosen).replace("</s>", "") == answer.text
+    assert answer.values("cumulative_logprob")[-1] == [pytest.approx(sum(value["logprob"] for value in chosen), abs=1e-3)]
+
+
 def test_additional_outputs_come_with_each_response_if_they_are_asked_for_and_only_then(official: TritonServer) -> None:
     """Every choice of outputs, streamed and whole, all at once: where it is asked for, one response a token none the less."""
     cases = [(stream, flags) for stream in (True, False) for flags in itertools.product((True, False), repeat=len(FLAGS))]
@@ -180,6 +213,7 @@ def test_an_error_has_its_first_words(official: TritonServer, tensors: dict[str,
     answer = ask(official, None, **{"text_input": PROMPT, **tensors})
     assert answer.error.startswith("Error generating stream: ")
     assert reason in answer.error
+    assert f"[vllm] {answer.error}" in official.log.read_text(errors="replace").replace('\\"', '"')
 
 
 def test_an_empty_prompt_is_left_to_vllm(official: TritonServer) -> None:
@@ -187,6 +221,35 @@ def test_an_empty_prompt_is_left_to_vllm(official: TritonServer) -> None:
     error = ask(official, "", GREEDY).error
     assert error.startswith("Error generating stream: ")
     assert "prompt cannot be empty" in error
+
+
+def test_parameters_may_be_the_requests(official: TritonServer) -> None:
+    """Instead of the tensor; they are what its HTTP clients send."""
+    by_tensor = ask(official, PROMPT, {**GREEDY, "max_tokens": 3}, stream=True).text
+    assert ask(official, PROMPT, stream=True, options={"parameters": {**GREEDY, "max_tokens": 3}}).text == by_tensor
+    asked = {
+        "text_input": PROMPT,
+        "parameters": {"stream": False, "temperature": 0, "max_tokens": 3, "exclude_input_in_output": True},
+    }
+    status, answer = generate(official.http_url, asked)
+    assert (status, answer["text_output"]) == (200, by_tensor)
+
+
+def test_adapters_are_chosen_by_name_over_http(official: TritonServer) -> None:
+    """By `sampling_parameters` in the body."""
+    texts = set()
+    for name in ({}, {"lora_name": "doll"}, {"lora_name": "sheep"}):
+        asked = {"text_input": PROMPT, "sampling_parameters": json.dumps({**GREEDY, **name}), "exclude_input_in_output": True}
+        status, answer = generate(official.http_url, asked)
+        assert status == 200
+        texts.add(answer["text_output"])
+    assert len(texts) == 3
+
+
+def test_wrong_names_are_the_servers_errors(official: TritonServer) -> None:
+    """An input that the model has not, and a model that is not there."""
+    assert "unexpected inference input 'unknown'" in ask(official, PROMPT, GREEDY, unknown="x").error
+    assert "unknown model" in ask(official, PROMPT, GREEDY, options={"model": "wrong"}).error
 
 
 def test_adapters_are_chosen_by_name(official: TritonServer) -> None:
@@ -199,6 +262,8 @@ def test_an_unknown_adapter_is_answered_with_the_names_of_the_others(official: T
     """Its text, whole; the words that stand before other errors are not in it."""
     error = ask(official, PROMPT, {**GREEDY, "lora_name": "bactrian"}).error
     assert error == "LoRA bactrian is not supported, we currently support ['doll', 'sheep']"
+    log = official.log.read_text(errors="replace")
+    assert "[vllm] LoRA bactrian not found." in log
 
 
 def test_cancelled_requests_are_logged_in_its_words(official: TritonServer) -> None:
@@ -246,4 +311,6 @@ def test_a_dead_engine_unloads_the_model(official: TritonServer) -> None:
     assert errors - {""} == {DEAD, UNKNOWN}
     with grpcclient.InferenceServerClient(official.grpc_url) as client:
         assert not client.is_model_ready("vllm")
-    assert "[vllm] Engine is not healthy and model will be unloaded" in official.log.read_text(errors="replace")
+    log = official.log.read_text(errors="replace")
+    assert "[vllm] Engine is not healthy and model will be unloaded" in log
+    assert "raw prompt" not in log.lower()  # vLLM warns of those in each log

@@ -191,8 +191,13 @@ def test_what_the_model_cannot_take_is_refused_before_it_is_tokenized_or_decoded
 
 def test_a_sum_of_log_probabilities_is_there_whenever_it_is_asked_for(let):
     """Without `logprobs` vLLM sums nothing up, and the answer would be NaN, which is no JSON."""
-    wanted = {"text_input": b"hi", "return_cumulative_logprob": True}
-    assert let(Request(tensors(**wanted)))[0].params.logprobs == 0
+    wanted = {"text_input": b"hi", "return_cumulative_logprob": True, "return_logprobs": True}
+    job = let(Request(tensors(**wanted)))[0]
+    assert job.params.logprobs == 0
+    output = fake_vllm.output("x", finished=True)
+    output.outputs[0].logprobs = [{1: SimpleNamespace(logprob=-0.5, rank=1, decoded_token="x")}]
+    made = dict(job.assembler.build([output]))
+    assert list(made["logprobs"]) == [b"null"]  # those were not asked for
     assert let(Request(tensors(**wanted), '{"logprobs": 3}'))[0].params.logprobs == 3
     assert not hasattr(let(Request(tensors(text_input=b"hi")))[0].params, "logprobs")
 
@@ -211,8 +216,14 @@ def test_the_official_behaviour_is_that_of_each_refusal(let):
     _, ((response, _),), _ = let(Request({}), as_official=True)
     assert response.error.message.startswith("Error generating stream: exactly one of text_input")
     assert response.error.code == "INTERNAL"
-    job, sent, _ = let(Request(tensors(text_input=b"")), as_official=True)
-    assert (job.request.text, sent) == ("", [])
+    job, sent, _ = let(Request(tensors(text_input=b""), timeout=7), as_official=True)
+    assert (job.request.text, job.request.timeout, sent) == ("", 0, [])  # at Triton's timeout it does not look
+
+
+def test_an_unknown_adapter_is_told_before_a_wrong_parameter(let):
+    """As by the official backend, whose clients match on the text."""
+    _, ((response, _),), _ = let(Request(tensors(text_input=b"hi"), '{"lora_name": "unknown", "temperature": -1}'))
+    assert response.error.message == "LoRA unknown is not supported"
 
 
 PAIRS = b'{"query": "q", "documents": ["a", "b"]}'

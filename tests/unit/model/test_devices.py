@@ -36,7 +36,7 @@ def test_devices(kind, device, gpus, args, already, expected):
         ),
         ("GPU", (), {"data_parallel_size": 2}, "KIND_GPU is currently for single-GPU models"),
         ("GPU", (1,), {}, "GPU_DEVICE_IDS is for KIND_MODEL"),
-        ("MODEL", (0,), {"tensor_parallel_size": 2}, "GPU_DEVICE_IDS names 1 GPU(s)"),
+        ("MODEL", (0,), {"tensor_parallel_size": 2}, "number of GPU IDs specified in GPU_DEVICE_IDS parameter must match"),
         ("MODEL", (0, 1, 2), {"tensor_parallel_size": 2, "pipeline_parallel_size": 2}, "= 4"),
         ("MODEL", (), {"tensor_parallel_size": 0}, "tensor_parallel_size must be at least 1"),
         ("MODEL", (), {"tensor_parallel_size": "x"}, "tensor_parallel_size must be an integer"),

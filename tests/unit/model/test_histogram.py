@@ -65,6 +65,17 @@ def test_more_than_can_be_sent_at_once_comes_later():
     assert replay.take(now) == []
 
 
+def test_often_is_not_more():
+    """However short the time between two calls, a second has no more round trips to the server."""
+    source, replay = Source(TOKENS), Replay(0.05)
+    now = source.observe(*[1.0, 15.0] * 10 * MOST)
+    first, *later = [len(replay.take(now)) for _ in range(21)]
+    assert first == MOST
+    assert sum(later) <= MOST
+    assert max(later) <= MOST // 10
+    assert sum(later) > MOST // 2
+
+
 def test_what_waits_is_bounded():
     """Under a load for which a minute would not be enough a share stands for all of it."""
     source, replay = Source(TOKENS), Replay()

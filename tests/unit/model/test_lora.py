@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from triton_vllm.errors import ConfigError, InvalidRequestError
+from triton_vllm.errors import ConfigError, InvalidRequestError, UnavailableError
 from triton_vllm.loading.lora import read
 
 
@@ -68,6 +68,18 @@ def test_bad_files_stop_the_load(model, table, says):
         write(model, table)
     with pytest.raises(ConfigError, match=says):
         read(model, model / "1", enabled=True, make=make)
+
+
+def test_officially_a_path_that_is_no_adapters_takes_only_its_own_requests_away(model):
+    """The official backend leaves it to vLLM, which finds out when the adapter is asked for."""
+    write(model, {"gone": "./nowhere", "a": "adapters/a"})
+    adapters = read(model, model / "1", enabled=True, make=make, official=True)
+    assert adapters.request("a")[2] == str(model / "adapters" / "a")
+    assert "nowhere" in adapters.broken["gone"]
+    with pytest.raises(UnavailableError, match="LoRA gone could not be loaded; the server's log has the reason"):
+        adapters.request("gone")
+    with pytest.raises(InvalidRequestError, match=r"we currently support \['a', 'gone'\]"):
+        adapters.request("b")
 
 
 def test_paths_may_start_where_the_server_was_started(model, monkeypatch):

@@ -169,6 +169,25 @@ def test_the_publisher_publishes_last_values_on_close_and_survives_errors():
     assert len(reports) == 1
 
 
+@pytest.mark.parametrize(("as_official", "most"), [(False, 1.0), (True, 0.1)])
+def test_clients_of_the_official_backend_need_not_wait(as_official, most):
+    """They look at the page right after an answer; the first values are there at once."""
+    sink = Sink()
+    mirror = Mirror(sink, {"model": "m"}, as_official=as_official)
+    assert 0 < mirror.period <= most
+    mirror.period = 600.0
+    seen = threading.Semaphore(0)
+
+    def collect():
+        seen.release()
+        return registry(5, 1, (1, 1))
+
+    publisher = Publisher(mirror, collect, print, Claim())
+    for _ in range(2):  # before the first request, and the first values
+        assert seen.acquire(timeout=60)
+    publisher.close()
+
+
 def test_histograms_become_those_of_a_server_that_has_them():
     """With vLLM's bounds and labels; each growth is observed once, in its bucket and with its sum."""
     sink = Sink(histograms=True)

@@ -71,9 +71,9 @@ def test_limits_have_parameters_of_their_names():
     ("name", "value", "says"),
     [
         ("REPORT_CUSTOM_METRICS", "perhaps", "REPORT_CUSTOM_METRICS must be true or false"),
-        ("GPU_DEVICE_IDS", "a", "GPU_DEVICE_IDS must be comma-separated"),
-        ("GPU_DEVICE_IDS", "0,-1", "invalid GPU ID(s): [-1]"),
-        ("GPU_DEVICE_IDS", "1,1", "duplicate GPU ID(s): [1]"),
+        ("GPU_DEVICE_IDS", "a", "Invalid value for GPU_DEVICE_IDS: 'a'. Expected a comma-separated list"),
+        ("GPU_DEVICE_IDS", "0,-1", "GPU_DEVICE_IDS contains invalid GPU ID(s): [-1]. GPU IDs must be non-negative"),
+        ("GPU_DEVICE_IDS", "1,1", "GPU_DEVICE_IDS contains duplicate GPU ID(s): [1]. Each GPU ID must be unique."),
         ("RESPONSE_SENDER_THREADS", "-1", "RESPONSE_SENDER_THREADS must be between 0 and 16"),
         ("ENGINE_TIMEOUT_SECONDS", "-1", "ENGINE_TIMEOUT_SECONDS must be a number of seconds, not -1"),
         ("MAX_N", "-1", "MAX_N must not be negative, not -1; 0 is no limit"),

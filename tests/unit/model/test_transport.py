@@ -127,12 +127,57 @@ def test_an_error_is_final_and_has_its_code(triton, error, code):
     assert (response.error.message, response.error.code, flags) == ("x", code, FINAL)
 
 
-def test_an_error_may_be_that_of_the_official_backend(triton):
-    """Words and code; `official` says which."""
-    request = Request({})
-    transport.Channel(request, as_official=True).send_error(errors.InvalidRequestError("x"))
-    ((response, flags),) = request.sender.sent
-    assert (response.error.message, response.error.code, flags) == ("Error generating stream: x", "INTERNAL", FINAL)
+class Lines:
+    """A log; one that is `full` takes nothing."""
+
+    def __init__(self, *, full=False):
+        self.full = full
+        self.lines = []
+
+    def _take(self, line):
+        if self.full:
+            raise RuntimeError("No free memory")
+        self.lines.append(line)
+
+    def info(self, text):
+        self._take(("info", text))
+
+    def error(self, text):
+        self._take(("error", text))
+
+
+@pytest.mark.parametrize(
+    ("error", "answer", "code", "line"),
+    [
+        (
+            errors.InvalidRequestError("x"),
+            "Error generating stream: x",
+            "INTERNAL",
+            ("error", "[vllm] Error generating stream: x"),
+        ),
+        (
+            errors.InvalidRequestError("LoRA a is not supported, we currently support ['b']"),
+            "LoRA a is not supported, we currently support ['b']",
+            "INTERNAL",
+            ("info", "[vllm] LoRA a not found."),
+        ),
+        (
+            errors.InvalidRequestError("LoRA feature is not enabled."),
+            "LoRA feature is not enabled.",
+            "INTERNAL",
+            ("info", "[vllm] LoRA is not enabled, please restart the backend with LoRA enabled."),
+        ),
+        (errors.CancelledError("Request was cancelled"), "Request was cancelled", "CANCELLED", None),
+    ],
+)
+def test_an_error_may_be_that_of_the_official_backend(triton, error, answer, code, line):
+    """Words, code and log; a log that cannot be written takes no answer away."""
+    for log in (Lines(), Lines(full=True)):
+        request = Request({})
+        transport.Channel(request, log).send_error(error)
+        ((response, flags),) = request.sender.sent
+        assert (response.error.message, response.error.code, flags) == (answer, code, FINAL)
+        assert log.lines == ([line] if line and not log.full else [])
 
 
 def test_a_code_that_this_triton_lacks_is_unknown(triton):

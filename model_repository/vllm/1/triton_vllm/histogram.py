@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 MOST = 250
-"""Observations of a histogram in one call: each is a round trip to the server."""
+"""Observations of a histogram in a second: each is a round trip to the server."""
 HELD = 60 * MOST
-"""Observations that wait for a later call; of more than that each bucket keeps its share."""
+"""Observations that wait for later; of more than that each bucket keeps its share."""
 
 
 @dataclass(frozen=True)
@@ -38,16 +38,22 @@ class Histogram:
 
 
 class Replay:
-    """The observations of one histogram that have not been replayed."""
+    """The observations of one histogram that have not been replayed.
 
-    def __init__(self) -> None:
+    Args:
+        period: seconds between two calls.
+    """
+
+    def __init__(self, period: float = 1.0) -> None:
+        self._period = period
+        self._allowed = float(MOST)
         self._counts: tuple[int, ...] = ()
         self._total = 0.0
         self._waiting: list[int] = []
         self._sum = 0.0
 
     def take(self, now: Histogram) -> list[float]:
-        """Return what has been observed since the last call, at most `MOST` of it: values in its buckets, with its sum.
+        """Return what has been observed since the last call, at most `MOST` in a second: values in its buckets, with its sum.
 
         Counts that have fallen are those of a restarted engine, and begin at zero.
         """
@@ -73,14 +79,15 @@ class Replay:
         self._sum = float(round(total)) if self._sum.is_integer() else total
 
     def _draw(self, ranges: list[tuple[float, float]]) -> list[float]:
-        """Take `MOST` observations, of each bucket its share, out of those that wait."""
+        """Take as many observations as are allowed, of each bucket its share, out of those that wait."""
         drawn: list[float] = []
-        for i, count in enumerate(_shares(self._waiting, MOST)):
+        for i, count in enumerate(_shares(self._waiting, int(self._allowed))):
             for _ in range(count):
                 value = self._value(i, ranges)
                 self._waiting[i] -= 1
                 self._sum -= value
                 drawn.append(value)
+        self._allowed = min(self._allowed - len(drawn) + MOST * self._period, float(MOST))
         if not any(self._waiting):
             self._sum = 0.0  # what rounding has left
         return drawn

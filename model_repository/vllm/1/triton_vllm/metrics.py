@@ -1,8 +1,9 @@
 """Publish vLLM's Prometheus metrics on Triton's metrics endpoint.
 
-vLLM keeps them in a registry of this process; a thread copies what has changed once a second, so the token path pays
-nothing and metrics that a new vLLM adds appear by themselves. Histograms become Triton's own, where it has them (24.09):
-`histogram` says what is observed. An older Triton shows their samples (`…_bucket{le=…}`, `…_sum`, `…_count`) as counters.
+vLLM keeps them in a registry of this process; a thread copies what has changed once a second (twenty times as the official
+backend, whose clients look right after an answer), so the token path pays nothing and metrics that a new vLLM adds appear by
+themselves. Histograms become Triton's own, where it has them (24.09): `histogram` says what is observed. An older Triton
+shows their samples (`…_bucket{le=…}`, `…_sum`, `…_count`) as counters.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 PREFIX = "vllm:"
 PERIOD_S = 1.0
+OFFICIAL_PERIOD_S = 0.05
 _kept: list[Mirror] = []
 """Until the process ends, which it does without taking its objects apart (`loading.interpreter.end_at_once`)."""
 
@@ -128,9 +130,13 @@ class Mirror:
         labels: put on each metric besides vLLM's own (model, version).
         as_official: whether to keep to the official backend's metrics, with no other labels than these.
         others: whether other processes set the same gauges, so that one which has not changed is set as well.
+
+    Attributes:
+        period: seconds between two updates.
     """
 
     def __init__(self, sink: Sink, labels: Mapping[str, str], *, as_official: bool = False, others: bool = False) -> None:
+        self.period = OFFICIAL_PERIOD_S if as_official else PERIOD_S
         self._others = others
         self._sink = sink
         self._labels = labels
@@ -144,7 +150,7 @@ class Mirror:
         for sample in samples(families, histograms=self._sink.histograms):
             key = (sample.name, sample.labels)
             if isinstance(sample, Histogram):
-                self._replays[key] = Replay()
+                self._replays[key] = Replay(self.period)
                 self._replays[key].take(sample)
             elif sample.counter:
                 self._last[key] = sample.value
@@ -185,7 +191,7 @@ class Mirror:
             if made is None:
                 return
             self._metrics[key] = self._sink.create_histogram(made, self._all_labels(now))
-            self._replays.setdefault(key, Replay())
+            self._replays.setdefault(key, Replay(self.period))
         for value in self._replays[key].take(now):
             self._sink.observe(self._metrics[key], value)
 
@@ -207,7 +213,7 @@ class Mirror:
 
 
 class Publisher:
-    """Run a mirror once a second until closed, with what is counted from now on.
+    """Run a mirror until closed, at once and after each of its periods, with what is counted from now on.
 
     Args:
         mirror: what to update.
@@ -245,11 +251,11 @@ class Publisher:
         self._claim.give_up()
 
     def _run(self) -> None:
-        while True:
-            ended = self._end.wait(PERIOD_S)
+        self._try(self._follow)
+        ended = False
+        while not ended:
+            ended = self._end.wait(self._mirror.period)
             self._try(self._follow)
-            if ended:
-                return
 
     def _follow(self, families: Iterable[PrometheusFamily]) -> None:
         if self._claim.take():

@@ -5,12 +5,14 @@ Read in vllm_backend's src/model.py and src/utils/metrics.py (2026).
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from triton_vllm.errors import DEAD, CancelledError, cut
 
 if TYPE_CHECKING:
     from triton_vllm.errors import AdapterError
+    from triton_vllm.protocols import Log
 
 NAME = "official"
 """The value of COMPATIBILITY."""
@@ -19,6 +21,9 @@ FAILED = "Error generating stream: "
 CANCELLING = "[vllm] Cancelling the request"
 CANCELLED = "[vllm] Successfully cancelled the request"
 UNLOADING = "[vllm] Engine is not healthy and model will be unloaded"
+
+NOT_FOUND = re.compile(r"LoRA (.*) is not supported, we currently support ", re.DOTALL)
+_NO_LORA = "LoRA feature is not enabled."
 
 COUNTERS = frozenset({"vllm:prompt_tokens_total", "vllm:generation_tokens_total"})
 _TTFT = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
@@ -34,6 +39,24 @@ HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
     "vllm:request_params_n": ("vllm:request_params_n", ()),
 }
 """Name and buckets of what it makes of each of vLLM's histograms; without buckets those of vLLM, which are its own as well."""
+
+
+def pinned(kind: str, gpus: str, instance: str) -> str:
+    """Return what it logs of an instance (`NAME_DEVICE`) with GPUs of its own: Triton's for KIND_GPU, else GPU_DEVICE_IDS."""
+    if kind == "GPU":
+        return f"Detected KIND_GPU model instance, explicitly setting GPU device={gpus} for {instance}"
+    return f"Detected KIND_MODEL instance with GPU_DEVICE_IDS specified. Setting CUDA_VISIBLE_DEVICES={gpus} for {instance}."
+
+
+def report(log: Log, text: str) -> None:
+    """Log an answer of `answer` as the official backend does; it says nothing of others here."""
+    found = NOT_FOUND.match(text)
+    if text.startswith(FAILED):
+        log.error(f"[vllm] {text}")
+    elif found:
+        log.info(f"[vllm] LoRA {found[1]} not found.")
+    elif text == _NO_LORA:
+        log.info("[vllm] LoRA is not enabled, please restart the backend with LoRA enabled.")
 
 
 def answer(error: AdapterError) -> tuple[str, str]:

@@ -26,7 +26,7 @@ class Chat:
 
 @dataclass(frozen=True)
 class Wants:
-    """Which optional outputs the request asks for."""
+    """Which optional outputs the request asks for; with `no_logprobs` its `logprobs` is null, for vLLM was asked for none."""
 
     finish_reason: bool = False
     cumulative_logprob: bool = False
@@ -38,6 +38,7 @@ class Wants:
     prompt_logprobs: bool = False
     kv_transfer_params: bool = False
     num_cached_tokens: bool = False
+    no_logprobs: bool = False
 
 
 @dataclass(frozen=True)

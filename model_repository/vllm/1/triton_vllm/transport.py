@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -16,6 +17,7 @@ from triton_vllm.errors import InvalidRequestError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from triton_vllm import protocols
     from triton_vllm.admission.parse import Inputs
     from triton_vllm.delivery.response import Tensors
     from triton_vllm.errors import AdapterError
@@ -148,14 +150,14 @@ class Channel:
 
     Args:
         request: Triton's.
-        as_official: whether errors are those of the official backend.
+        official_log: where errors go as well that are those of the official backend; None: they are our own, and are not logged.
     """
 
-    __slots__ = ("_as_official", "_sender")
+    __slots__ = ("_official_log", "_sender")
 
-    def __init__(self, request: TritonRequest, *, as_official: bool = False) -> None:
+    def __init__(self, request: TritonRequest, official_log: protocols.Log | None = None) -> None:
         self._sender = request.get_response_sender()
-        self._as_official = as_official
+        self._official_log = official_log
 
     def send(self, tensors: Tensors, *, final: bool) -> None:
         """Send one response; blocks for a handshake with the server.
@@ -176,7 +178,11 @@ class Channel:
 
     def send_error(self, error: AdapterError) -> None:
         """Send an error as the final response."""
-        text, name = official.answer(error) if self._as_official else (str(error), error.code)
+        text, name = str(error), error.code
+        if self._official_log is not None:
+            text, name = official.answer(error)
+            with contextlib.suppress(Exception):  # the log goes through the shared memory that may be full
+                official.report(self._official_log, text)
         code = getattr(pb_utils.TritonError, name, pb_utils.TritonError.UNKNOWN)
         self._sender.send(pb_utils.InferenceResponse(error=pb_utils.TritonError(text, code)), FINAL)
 

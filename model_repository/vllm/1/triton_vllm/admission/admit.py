@@ -83,7 +83,7 @@ class Admission:
 
     def admit(self, request: TritonRequest) -> Job | None:
         """Return the job of a request, or answer the request and return None."""
-        reply = Reply(transport.Channel(request, as_official=self._as_official))
+        reply = Reply(transport.Channel(request, self._log if self._as_official else None))
         try:
             return self._job(request, reply)
         except AdapterError as error:
@@ -110,7 +110,8 @@ class Admission:
         most = self._limits.max_requests_in_flight
         if 0 < most <= self._engine.in_flight():
             raise UnavailableError(f"{most} requests are in flight, and no more are taken: try again later")
-        inputs, parameters, timeout = transport.inputs(request), transport.parameters(request), transport.timeout_us(request)
+        inputs, parameters = transport.inputs(request), transport.parameters(request)
+        timeout = 0 if self._as_official else transport.timeout_us(request)  # which the official backend does not look at
         parsed = parse(inputs, parameters, timeout, self._limits, empty_text=self._as_official)
         if isinstance(parsed, OperatorRequest):
             return Job(parsed, None, reply, ToldAssembler())
@@ -118,10 +119,11 @@ class Admission:
             raise UnavailableError(ASLEEP)
         if isinstance(parsed, EmbedRequest) and parsed.scoring is not None:
             parsed = replace(parsed, **self._pairs(parsed.scoring))
+        adapter = self._find_adapter(parsed.lora_name)
         check_fit(parsed, self._facts, self._limits)
         self._check_room(parsed)
         job = self._generate(parsed, reply) if isinstance(parsed, GenerateRequest) else self._embed(parsed, reply)
-        job.lora = self._find_adapter(parsed.lora_name)
+        job.lora = adapter
         if self._facts.traces and (headers := transport.trace_headers(request)):
             job.options = {**job.options, "trace_headers": headers}
         return job
@@ -131,6 +133,7 @@ class Admission:
         values = parsed.parameters
         if parsed.wants.cumulative_logprob and "logprobs" not in values:
             values = {**values, "logprobs": 0}  # else vLLM sums nothing up, and the answer is NaN
+            parsed = replace(parsed, wants=replace(parsed.wants, no_logprobs=True))
         chat = self._chat_defaults if parsed.chat else None
         params = sampling.build(self._schema, values, stream=parsed.stream, limits=self._limits, chat=chat)
         check_params(params, self._facts)

@@ -7,6 +7,8 @@ import inspect
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from triton_vllm.compat.prompts import parse_prompt, renderer
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
@@ -44,7 +46,11 @@ async def sample_once(vllm: Vllm, llm: EngineClient) -> None:
     long to sample (32 of 50,000 tokens: 34 ms for 15). On a GPU vLLM samples while it starts.
     """
     params = vllm.SamplingParams(max_tokens=1, temperature=1.0, logprobs=0, output_kind=vllm.RequestOutputKind.FINAL_ONLY)
-    async for _ in llm.generate({"prompt_token_ids": [0]}, params, "triton-sample-once"):
+    prompt: Any = {"prompt_token_ids": [0]}
+    found = renderer(vllm, llm)
+    if found is not None:  # a raw prompt makes vLLM warn in each server's log that it will not take one for ever
+        (prompt,) = found.render_cmpl([parse_prompt(vllm, llm, prompt)])
+    async for _ in llm.generate(prompt, params, "triton-sample-once"):
         pass
 
 

@@ -103,7 +103,8 @@ class Assembler:
             finite = [total if math.isfinite(total) else LOWEST_LOGPROB for total in sums]
             tensors.append(("cumulative_logprob", np.array(finite, np.float32)))
         if wants.logprobs:
-            tensors.append(("logprobs", string_tensor(*(logprobs_json(c.logprobs) for c in completions))))
+            found = (None if wants.no_logprobs else c.logprobs for c in completions)
+            tensors.append(("logprobs", string_tensor(*map(logprobs_json, found))))
         if wants.num_output_tokens:
             tensors.append(("num_output_tokens", np.array([len(c.token_ids) for c in completions], np.uint32)))
         if wants.token_ids:

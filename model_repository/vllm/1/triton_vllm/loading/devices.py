@@ -43,7 +43,10 @@ def visible(
         return None
     if len(gpu_ids) != world and (world > 1 or engine_args.get("distributed_executor_backend") != "ray"):
         shown = " * ".join(f"{name}_parallel_size({size})" for name, size in sizes.items())
-        raise ConfigError(f"GPU_DEVICE_IDS names {len(gpu_ids)} GPU(s), but the engine needs {shown} = {world}")
+        raise ConfigError(
+            "The number of GPU IDs specified in GPU_DEVICE_IDS parameter must match the total parallelism world size "
+            f"({shown} = {world}), and it has {len(gpu_ids)}."
+        )
     return ",".join(map(str, gpu_ids))
 
 

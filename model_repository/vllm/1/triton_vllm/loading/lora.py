@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from triton_vllm.errors import ConfigError, InvalidRequestError
+from triton_vllm.errors import ConfigError, InvalidRequestError, UnavailableError
 from triton_vllm.inference.adapter_files import is_name
 
 if TYPE_CHECKING:
@@ -29,18 +29,21 @@ class Adapters:
         requests: vLLM's LoRARequests of `multi_lora.json`.
         directory: LORA_DIRECTORY, None where there is none.
         official: whether an error lists all names, as the official backend's does; they may be other tenants'.
+        broken: why those of `multi_lora.json` cannot be used that the official backend would find out with their first request.
     """
 
     enabled: bool = False
     requests: Mapping[str, Any] = field(default_factory=dict)
     directory: Path | None = None
     official: bool = False
+    broken: Mapping[str, str] = field(default_factory=dict)
 
     def request(self, name: str | None) -> Any:
         """Return vLLM's LoRARequest for a name; None for None, and for a name that the directory may have.
 
         Raises:
             InvalidRequestError: LoRA is off or the name is unknown.
+            UnavailableError: the adapter is none.
         """
         if name is None:
             return None
@@ -48,9 +51,11 @@ class Adapters:
             raise InvalidRequestError("LoRA feature is not enabled.")
         if name in self.requests:
             return self.requests[name]
+        if name in self.broken:
+            raise UnavailableError(f"LoRA {name} could not be loaded; the server's log has the reason")
         if self.directory is not None and is_name(name):
             return None
-        others = f", we currently support {list(self.requests)}" if self.official else ""
+        others = f", we currently support {[*self.requests, *self.broken]}" if self.official else ""
         raise InvalidRequestError(f"LoRA {name} is not supported{others}")
 
 
@@ -65,7 +70,8 @@ def read(
         enabled: the engine argument enable_lora.
         make: vLLM's LoRARequest.
         directory: LORA_DIRECTORY, from the model's directory on; with one the file may be missing.
-        official: what COMPATIBILITY=official chooses: the server's working directory comes first, and errors list all names.
+        official: what COMPATIBILITY=official chooses: the server's working directory comes first, errors list all names, and a
+            path that is no adapter's is no reason not to load the model.
 
     Raises:
         ConfigError: the file is missing or malformed, or a directory is not one.
@@ -79,12 +85,19 @@ def read(
         raise ConfigError(f"config.pbtxt: LORA_DIRECTORY: there is no directory {root}")
     path = next((d / FILE_NAME for d in (version_dir, model_dir) if (d / FILE_NAME).is_file()), None)
     if path is None and root is None:
-        raise ConfigError(f"Triton backend cannot find {model_dir / FILE_NAME}.")
+        raise ConfigError(f"Triton backend cannot find {version_dir / FILE_NAME}.")
     table = _table(path) if path is not None else {}
     starts = (Path.cwd(), model_dir) if official else (model_dir, Path.cwd())
-    places = {name: _place(starts, name, place) for name, place in table.items()}
+    places, broken = {}, {}
+    for name, place in table.items():
+        try:
+            places[name] = _place(starts, name, place)
+        except ConfigError as error:
+            if not official:
+                raise
+            broken[name] = str(error)
     requests = {name: make(name, number, place) for number, (name, place) in enumerate(places.items(), start=1)}
-    return Adapters(enabled=True, requests=requests, directory=root, official=official)
+    return Adapters(enabled=True, requests=requests, directory=root, official=official, broken=broken)
 
 
 def _table(path: Path) -> dict[str, str]:

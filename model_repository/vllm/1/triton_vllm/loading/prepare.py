@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from triton_vllm import compat
+from triton_vllm import compat, official
 from triton_vllm.errors import ConfigError
 from triton_vllm.loading import (
     audio,
@@ -93,9 +93,11 @@ def prepare(args: Mapping[str, str], log: Log, progress: Progress, until_loaded:
     audio.limit(chosen.limits, compat.variables(), os.environ)
     values = _fit(vllm, given, file_name, log)
     names = parsers.choose(tool_parser, values, file_name)
-    enabled, folder, official = bool(values.get("enable_lora", False)), chosen.lora_directory, chosen.official
+    enabled, folder, as_official = bool(values.get("enable_lora", False)), chosen.lora_directory, chosen.official
     make = vllm.LoRARequest
-    adapters = lora.read(model_dir, version_dir, enabled=enabled, make=make, directory=folder, official=official)
+    adapters = lora.read(model_dir, version_dir, enabled=enabled, make=make, directory=folder, official=as_official)
+    for reason in adapters.broken.values():
+        log.warning(f"{reason}; its requests are refused")
     defaults = {**_choose_compilers(values, log), **_choose_processes(vllm, values), **_choose_statistics(chosen)}
     return Prepared(chosen, vllm, {**defaults, **values}, adapters, file_name, names)
 
@@ -105,7 +107,7 @@ def _choose_devices(args: Mapping[str, str], chosen: Settings, given: Mapping[st
     gpus = devices.visible(kind, device, chosen.gpu_ids, given, os.environ)
     if gpus is not None:
         os.environ[devices.VARIABLE] = gpus
-        log.info(f"{devices.VARIABLE}={gpus}")
+        log.info(official.pinned(kind, gpus, f"{args['model_name']}_{device}"))
 
 
 def _import(log: Log, until_loaded: ExitStack) -> Vllm:

@@ -164,12 +164,17 @@ def _senders(text: str) -> int:
 
 
 def _gpu_ids(text: str) -> tuple[int, ...]:
+    """Return the GPUs; a misfit is told in the official backend's words, whose parameter it is."""
     try:
         ids = tuple(int(part) for part in text.split(","))
     except ValueError:
-        raise ValueError(f"must be comma-separated integer GPU IDs such as 0,1,2, not '{text}'") from None
+        reason = (
+            f"Invalid value for GPU_DEVICE_IDS: '{text}'. Expected a comma-separated list of integer GPU IDs (e.g., '0,1,2')."
+        )
+        raise ConfigError(f"config.pbtxt: {reason}") from None
     if min(ids) < 0:
-        raise ValueError(f"contains invalid GPU ID(s): {[i for i in ids if i < 0]}; they must be non-negative")
+        raise ValueError(f"contains invalid GPU ID(s): {[i for i in ids if i < 0]}. GPU IDs must be non-negative integers.")
     if len(set(ids)) < len(ids):
-        raise ValueError(f"contains duplicate GPU ID(s): {sorted({i for i in ids if ids.count(i) > 1})}")
+        repeated = sorted({i for i in ids if ids.count(i) > 1})
+        raise ValueError(f"contains duplicate GPU ID(s): {repeated}. Each GPU ID must be unique.")
     return ids
