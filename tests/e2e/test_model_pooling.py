@@ -42,8 +42,8 @@ def engine_args(made_models: MadeModels) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def expected(parts: Parts, engine_args: dict[str, Any], session_folder: Path) -> dict[str, Any]:
     """What vLLM's own server answers; it has ended before ours begins."""
-    more = {**MORE_ARGUMENTS, "enforce_eager": True}
-    with openai_server(parts.environment, {**engine_args, **more}, session_folder / "scores.log") as url:
+    both = {**MORE_ARGUMENTS, **engine_args, "enforce_eager": True}
+    with openai_server(parts.environment, both, session_folder / "scores.log") as url:
         scores = {name: _asked(url, "/score", body) for name, body in SCORES.items()}
         ranks = {name: _asked(url, "/rerank", body) for name, body in RANKS.items()}
     return {

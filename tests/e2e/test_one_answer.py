@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from support import repositories
-from support.serving import Parts, serve
+from support.serving import Parts, is_cuda, serve
 from support.small_fixtures import workspace_in
 from support.triton_client import stream
 from vllm_env.base.cache import cache_root
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def parts(tmp_path: Path) -> Parts:
     """The newest prefix for a CPU in the cache and the model of this checkout."""
     found = [site.parents[3] for site in cache_root().glob("prefixes/*/env/lib/python*/site-packages/vllm")]
-    built = [env for env in found if not any(env.glob("lib/python*/site-packages/nvidia"))]
+    built = [env for env in found if not is_cuda(env)]
     binary = repositories.triton_root() / "bin" / "tritonserver"
     if not built or not binary.is_file():
         pytest.skip("no environment is built yet: ./gen_vllm_env.sh")

@@ -35,6 +35,11 @@ class Parts:
     standin: Path
 
 
+def is_cuda(environment: Path) -> bool:
+    """Return whether a built environment is one for CUDA."""
+    return any(environment.glob("lib/python*/site-packages/nvidia"))
+
+
 @contextmanager
 def serve(
     parts: Parts,
