@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import queue
 import shutil
 import threading
 import time
@@ -11,13 +12,15 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import pytest
+import tritonclient.grpc as grpcclient
 
 from support.metrics_page import read_metrics
 from support.model_requests import Answer, ask, ask_all, prompt
 from support.reference import ONE_THREAD
+from support.serving import is_cuda
 from support.settings import with_metrics, with_parameter
 from support.trace_collector import trace_collector
-from support.triton_client import stream
+from support.triton_client import stream, tensor
 from vllm_env.serve.standin import FACTS
 
 if TYPE_CHECKING:
@@ -25,7 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from support.models import MadeModels
-    from support.serving import Serve
+    from support.serving import Parts, Serve
     from support.trace_collector import Collector
     from vllm_env.serve.server import TritonServer
 
@@ -34,6 +37,7 @@ QUESTION, FACT = FACTS[2]
 LONG = f"{QUESTION} {FACT}. " * 6 + QUESTION  # several blocks of the prefix cache
 GREEDY = {"temperature": 0, "max_tokens": 12}
 PROMISED = 120.0  # s
+TRACING = {**ONE_THREAD, "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/protobuf", "OTEL_BSP_SCHEDULE_DELAY": "200"}
 OPERATIONS = "sleep, wake_up, is_sleeping, reset_prefix_cache, load_lora"
 
 
@@ -70,10 +74,23 @@ def open_server(serving: Serve, made_models: MadeModels, collector: Collector, d
         "max_lora_rank": 8,
         "otlp_traces_endpoint": f"{collector.url}/vllm",
     }
+    headers = ("--grpc-header-forward-pattern=traceparent|tracestate",)
+    with serving(engine, environment=TRACING, arguments=headers, prepare=prepare) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def plain_server(serving: Serve, made_models: MadeModels, collector: Collector) -> Iterator[TritonServer]:
+    """A server whose operator has chosen traces and short steps, and nothing else: no metrics."""
+    engine = {
+        "model": str(made_models.llama),
+        "max_num_batched_tokens": 48,
+        "max_num_seqs": 16,
+        "otlp_traces_endpoint": f"{collector.url}/vllm",
+    }
     tracing = ("mode=opentelemetry", "rate=1", "level=TIMESTAMPS", f"opentelemetry,url={collector.url}/triton")
     arguments = tuple(f"--trace-config={value}" for value in tracing)
-    variables = {**ONE_THREAD, "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/protobuf", "OTEL_BSP_SCHEDULE_DELAY": "200"}
-    with serving(engine, environment=variables, arguments=arguments, prepare=prepare) as running:
+    with serving(engine, environment=TRACING, arguments=arguments) as running:
         yield running
 
 
@@ -173,10 +190,10 @@ def test_fields_for_the_engine_reach_it(open_server: TritonServer) -> None:
     assert session.error == "sampling parameter 'session_id': this vLLM does not have it" or session.text == FACT
 
 
-def test_a_trace_goes_on_in_vllm(open_server: TritonServer, collector: Collector) -> None:
+def test_a_trace_goes_on_in_vllm(plain_server: TritonServer, collector: Collector) -> None:
     """The spans of Triton and of vLLM are of the trace that the client has begun."""
     trace_id = "0af7651916cd43dd8448eb211c80319c"
-    connection = http.client.HTTPConnection(urlsplit(open_server.http_url).netloc, timeout=PROMISED)
+    connection = http.client.HTTPConnection(urlsplit(plain_server.http_url).netloc, timeout=PROMISED)
     headers = {"Content-Type": "application/json", "traceparent": f"00-{trace_id}-b7ad6b7169203331-01"}
     connection.request("POST", "/v2/models/vllm/generate", json.dumps({"text_input": QUESTION, "parameters": GREEDY}), headers)
     answer = connection.getresponse()
@@ -184,3 +201,43 @@ def test_a_trace_goes_on_in_vllm(open_server: TritonServer, collector: Collector
     connection.close()
     until(lambda: collector.has("/triton", trace_id))
     until(lambda: collector.has("/vllm", trace_id))
+
+
+def test_a_forwarded_header_is_a_trace_as_well(open_server: TritonServer, collector: Collector) -> None:
+    """Of gRPC, where the server has no traces of its own."""
+    trace_id = "4bf92f3577b34da6a3ce929d0e0e4736"
+    found: queue.Queue[Any] = queue.Queue()
+    with grpcclient.InferenceServerClient(open_server.grpc_url) as client:
+        client.start_stream(lambda result, error: found.put(error), headers={"traceparent": f"00-{trace_id}-00f067aa0ba902b7-01"})
+        client.async_stream_infer("vllm", [tensor("text_input", QUESTION)], parameters=GREEDY)
+        assert found.get(timeout=PROMISED) is None
+        client.stop_stream()
+    until(lambda: collector.has("/vllm", trace_id))
+    assert not collector.has("/triton", trace_id)
+
+
+def test_a_seed_holds_however_many_steps_a_prompt_takes(plain_server: TritonServer) -> None:
+    """Alone and beside others, with which it shares the steps; on a CPU this once ended the engine."""
+    drawn = {"seed": 1, "temperature": 1, "top_p": 0.9, "max_tokens": 12, "ignore_eos": True}
+    request = prompt(LONG, drawn, exclude_input_in_output=True, return_num_input_tokens=True)
+    (alone,) = ask_all(plain_server, [request])
+    assert alone.error == ""
+    assert alone.values("num_input_tokens")[0][0] > 48
+    others = [prompt(f"{number} {LONG}", {**drawn, "seed": number}) for number in range(5)]
+    answers = ask_all(plain_server, [*others, request, request])
+    assert [answer.error for answer in answers] == [""] * 7
+    assert [answer.text for answer in answers[-2:]] == [alone.text] * 2
+    hot = [prompt(LONG, {**drawn, "seed": seed, "temperature": 2}, exclude_input_in_output=True) for seed in range(6)]
+    assert len({answer.text for answer in ask_all(plain_server, hot)}) > 1
+
+
+def test_log_probabilities_of_the_prompt_beside_adapters(open_server: TritonServer, parts: Parts) -> None:
+    """vLLM's CPU build would end with the request; one for CUDA has them, and of all prompts at once."""
+    request = prompt(QUESTION, {"max_tokens": 3, "prompt_logprobs": 0, "n": 2}, return_prompt_logprobs=True)
+    answers = ask_all(open_server, [request] * 3)
+    if is_cuda(parts.environment):
+        assert all(json.loads(answer.values("prompt_logprobs")[0][0]) for answer in answers)
+    else:
+        wrong = "prompt_logprobs: vLLM on a CPU cannot compute them for a model with enable_lora"
+        assert [answer.error for answer in answers] == [wrong] * 3
+    assert ask(open_server, QUESTION, GREEDY, exclude_input_in_output=True).text == FACT

@@ -100,6 +100,7 @@ class AsyncEngineArgs:
     distributed_executor_backend: str | None = None
     disable_log_stats: bool = False
     enable_lora: bool = False
+    otlp_traces_endpoint: str | None = None
 
 
 class Collector:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import Counter
 from dataclasses import dataclass
@@ -27,7 +28,9 @@ class Answer:
 
     @property
     def error(self) -> str:
-        """The error's text, or nothing."""
+        """The error's text, or nothing; that nothing came at all is one, too."""
+        if not self.responses:
+            return "there was no response"
         return "".join(response.error for response in self.responses)
 
     def texts(self) -> list[str]:
@@ -59,10 +62,14 @@ def prompt(text: str | None, parameters: Any = None, **tensors: Any) -> dict[str
 
 
 def ask_all(server: TritonServer, requests: Sequence[dict[str, Any]], **options: Any) -> list[Answer]:
-    """Send requests at once on one stream; return the answers in the order of the requests."""
-    found = stream(server.grpc_url, requests, **options)
-    parts = [r for r in found if r.tensors or r.error]
-    return [Answer(tuple(r for r in parts if r.request_id == str(number))) for number in range(len(requests))]
+    """Send requests at once on one stream; return the answers in the order of the requests.
+
+    tritonclient does not say whose an error is: those that have no response get one each.
+    """
+    parts = [r for r in stream(server.grpc_url, requests, **options) if r.tensors or r.error]
+    errors = iter([r for r in parts if r.error])
+    owned = [tuple(r for r in parts if r.tensors and r.request_id == str(number)) for number in range(len(requests))]
+    return [Answer(own or tuple(itertools.islice(errors, 1))) for own in owned]
 
 
 def ask(server: TritonServer, text: str | None, parameters: Any = None, *, options: Any = None, **tensors: Any) -> Answer:

@@ -49,6 +49,19 @@ def test_the_config_and_the_weights_are_found_and_copied(directory, tmp_path):
     assert copy(look(directory, "a"), tmp_path / "three") != digest
 
 
+def test_a_replaced_file_differs_whatever_its_times_say(directory, tmp_path):
+    """Of the same size, with the same time, in the same inode: an archive with times of its own was unpacked over it."""
+    weights = directory / "a" / "adapter_model.safetensors"
+    os.utime(weights, (1, 1))
+    files = look(directory, "a")
+    weights.write_bytes(b"WEIGHTS")
+    os.utime(weights, (1, 1))
+    replaced = look(directory, "a")
+    assert [f.seen[:4] for f in replaced] == [f.seen[:4] for f in files]
+    assert replaced != files
+    assert copy(replaced, tmp_path / "one")
+
+
 @pytest.mark.parametrize("gone", ["adapter_config.json", "adapter_model.safetensors"])
 def test_half_an_adapter_is_none(directory, gone):
     """It needs both files; a folder that is not there is none, either."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -128,6 +129,26 @@ def test_touching_an_adapter_loads_nothing(folders):
     assert new is old
     assert llm.held == {3: "first"}
     assert folders.copies() == {"3"}
+
+
+def test_an_operator_has_the_contents_looked_at(folders, monkeypatch):
+    """Also where a file system tells of no change: `load_lora` replaces it now."""
+    same = {name: adapter_files.look(folders.place, name) for name in ("a", "b")}
+
+    async def run():
+        llm = Llm()
+        version = await folders.store.acquire(llm, "a")
+        folders.write("a", "other")
+        monkeypatch.setattr(adapter_files, "look", lambda _, name: same[name])
+        monkeypatch.setattr(adapter_files, "_seen", lambda status: (0, 0, status.st_size, 0, 0))
+        same["a"] = tuple(dataclasses.replace(f, seen=(0, 0, f.path.stat().st_size, 0, 0)) for f in same["a"])
+        folders.store._folders["a"].files = same["a"]
+        folders.now += 10 * LOOK_S
+        assert await folders.store.acquire(llm, "a") is version
+        assert await folders.store.acquire(llm, "a", afresh=True) is not version
+        assert "other" in llm.held.values()
+
+    asyncio.run(run())
 
 
 def test_an_adapter_whose_folder_is_gone_is_refused_and_unloaded(folders):

@@ -12,10 +12,11 @@ from support import fake_vllm
 from support.fake_triton import FINAL, Request
 from support.pictures import picture, png
 from triton_vllm.admission.admit import Admission, Policy
+from triton_vllm.admission.fit import check_params
 from triton_vllm.admission.limits import USUAL, Limits
 from triton_vllm.compat import Facts
 from triton_vllm.delivery.response import Assembler, PoolingAssembler
-from triton_vllm.errors import DEAD, InvalidRequestError
+from triton_vllm.errors import DEAD, InvalidRequestError, UnsupportedError
 
 VLLM = SimpleNamespace(
     **{
@@ -167,6 +168,22 @@ def test_no_more_requests_are_taken_than_the_limit(let, in_flight, taken):
     assert [(r.error.code, r.error.message) for r, _ in sent] == (
         [] if taken else [("UNAVAILABLE", "3 requests are in flight, and no more are taken: try again later")]
     )
+
+
+def test_an_operator_may_empty_a_full_model(let):
+    """What asks the engine itself is none of the requests that the limit counts."""
+    limits = Limits(max_requests_in_flight=3, operator_requests=("sleep",))
+    job, sent, _ = let(Request(tensors(operator_request=b'{"operation": "sleep"}')), in_flight=3, limits=limits)
+    assert (job.request.operation, sent) == ("sleep", [])
+
+
+def test_log_probabilities_of_a_prompt_are_refused_where_they_end_the_engine():
+    """vLLM's CPU build with LoRA; 0 is a number of them, too."""
+    for count in (0, 2):
+        with pytest.raises(UnsupportedError, match="prompt_logprobs: vLLM on a CPU cannot compute them"):
+            check_params(SimpleNamespace(prompt_logprobs=count), Facts(prompt_logprobs=False))
+        check_params(SimpleNamespace(prompt_logprobs=count), Facts())
+    check_params(SimpleNamespace(prompt_logprobs=None), Facts(prompt_logprobs=False))
 
 
 @pytest.mark.parametrize(

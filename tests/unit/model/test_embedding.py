@@ -88,3 +88,17 @@ def test_wrong_pairs_are_refused(given, says):
     """By the name of the field."""
     with pytest.raises(InvalidRequestError, match=says):
         read(**given)
+
+
+@pytest.mark.parametrize("name", ["dimensions", "cache_salt", "documents_", "encoding_format"])
+def test_what_is_not_known_is_refused_unless_it_is_officially_ignored(name):
+    """Half the width, or a cache of one's own, was asked for and would not be there."""
+    with pytest.raises(InvalidRequestError, match=f"embedding_request has no field '{name}'; vLLM's pooling parameters go into"):
+        read(input="a", **{name: 1})
+    text = json.dumps({"input": "a", name: 1}).encode()
+    assert parse({"embedding_request": np.array([text], np.object_)}, "", as_official=True).parts == (Part(text="a"),)
+
+
+def test_no_number_of_documents_is_all_of_them():
+    """As null in vLLM's own server."""
+    assert read(query="q", documents=["a", "b"], top_n=None).scoring == read(query="q", documents=["a", "b"], top_n=0).scoring

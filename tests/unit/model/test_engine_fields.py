@@ -84,6 +84,16 @@ def test_allowed_fields_have_their_types(values, says):
         read(**values)
 
 
+def test_a_field_is_not_allowed_by_way_of_another():
+    """vLLM takes the address of another machine from `extra_args`, too."""
+    given = {"extra_args": {"kv_transfer_params": {"remote_host": "10.0.0.1"}}}
+    with pytest.raises(
+        AdapterError, match="'extra_args' must not have kv_transfer_params, which ALLOWED_REQUEST_FIELDS does not"
+    ):
+        read(Limits(allowed_request_fields=("extra_args",)), **given)
+    assert read(**given).engine_fields == given
+
+
 def test_fields_go_where_vllm_has_them():
     """Into SamplingParams, as vLLM's own server puts them there, or beside the request."""
     job, _ = admitted({"extra_args": {"a": 1}, "kv_transfer_params": '{"b": 2}', "data_parallel_rank": 1})

@@ -7,8 +7,13 @@ from types import SimpleNamespace
 import pytest
 
 from support.engine_parts import PROMISED, STEP, Llm, LoopClock, Never, TickingClock, added, output, until
+from support.fake_reply import FakeChannel
 from support.fake_reply import fake_job as job
+from triton_vllm.delivery.reply import Reply
+from triton_vllm.delivery.response import ToldAssembler
 from triton_vllm.errors import UnavailableError
+from triton_vllm.job import Job
+from triton_vllm.request import OperatorRequest
 
 LIMIT = 100  # s in the queue; more than STEP, after which a request without output is logged
 REFUSED = "the model has not begun to work on the request after 100 s in the queue; try again later"
@@ -104,6 +109,23 @@ def test_vllm_is_asked_once_and_only_for_what_has_waited_for_long(queued):
     assert asked.count(working.id) == 1
     assert {young.id, streaming.id}.isdisjoint(asked)
     until(lambda: engine.jobs() == [working, streaming])
+
+
+def test_an_operator_waits_in_no_queue(queued):
+    """A sleep that waits for the requests in flight is not one that vLLM has not begun."""
+    engine, got, clock, processor = queued
+    llm, _ = added(engine, working := processor.take(job(), prefilling=False))
+    llm.model_config = SimpleNamespace(enable_sleep_mode=False)
+    engine.submit(sleep := Job(OperatorRequest("sleep", {}), None, Reply(FakeChannel()), ToldAssembler()))
+    until(engine.is_asleep)
+    clock.now += LIMIT + 1
+    added(engine, waiting := processor.take(job()))
+    clock.now += LIMIT + 1
+    assert got.get(timeout=PROMISED)[0] is waiting
+    assert not sleep.ended
+    engine.cancel(sleep)
+    assert got.get(timeout=PROMISED)[0] is sleep
+    assert engine.jobs() == [working]
 
 
 def test_a_vllm_that_does_not_say_bounds_streams_only(started):

@@ -112,6 +112,15 @@ def test_the_official_text_lists_the_names(model):
     assert str(caught.value) == "LoRA bavaria is not supported, we currently support ['doll', 'sheep']"
 
 
+@pytest.mark.parametrize("name", ["a\0b", "a\nb", "\ud800"])
+def test_a_strange_name_is_told_readably(model, name):
+    """A NUL ends the server's texts, and a line break makes another line of its log."""
+    write(model, {"a": "adapters/a"})
+    with pytest.raises(InvalidRequestError) as caught:
+        read(model, model / "1", enabled=True, make=make).request(name)
+    assert str(caught.value) == f"LoRA {name!r} is not supported".replace("'", "")
+
+
 def test_a_directory_may_have_what_the_file_has_not(model):
     """The engine looks a possible name up there; a fixed one, and one that is no folder's name, never gets there."""
     (model / "many").mkdir()

@@ -87,6 +87,14 @@ def test_what_is_malformed_is_refused(text, says):
         read(text)
 
 
+@pytest.mark.parametrize("name", ["text_input", "embedding_request"])
+def test_an_operation_goes_alone(name):
+    """What stands beside it would be left out without a word."""
+    given = {"operator_request": np.array([b"{}"], np.object_), name: np.array([b"x"], np.object_)}
+    with pytest.raises(AdapterError, match=f"operator_request goes alone, found {name} beside it"):
+        parse(given, "", limits=ALL)
+
+
 def test_nothing_is_allowed_unless_the_operator_says_so():
     """Not even to know what there is."""
     with pytest.raises(UnsupportedError, match=r"takes no operator requests: OPERATOR_REQUESTS in its config.pbtxt lists none"):
@@ -131,6 +139,41 @@ def test_a_sleep_that_is_cancelled_or_fails_leaves_the_model_awake(started):
     sleeper.error = RuntimeError("secret")
     assert "secret" not in str(told(engine, got, job("sleep")))
     assert not engine.is_asleep()
+
+
+def test_what_nobody_wants_any_more_is_not_begun(started):
+    """Its turn comes after the one before it has ended, when it has long been answered."""
+    engine, got = started()
+    llm, put = added(engine, fake_job())
+    sleeper = Sleeper(llm)
+    engine.submit(first := job("sleep"))
+    until(engine.is_asleep)
+    engine.submit(second := job("reset_prefix_cache"))
+    engine.submit(third := job("sleep"))
+    engine.cancel(third)
+    assert got.get(timeout=PROMISED)[0] is third
+    put(output(finished=True))
+    assert [got.get(timeout=PROMISED)[0] for _ in range(3)][1:] == [first, second]
+    assert told(engine, got, job("wake_up")) == {"operation": "wake_up", "asleep": False}
+    assert sleeper.levels == [0, "awake"]
+    assert not engine.is_asleep()
+
+
+def test_a_sleep_that_waits_can_be_looked_at_and_called_off(started):
+    """By an operator who wakes the model up; requests are taken again at once."""
+    engine, got = started()
+    llm, _ = added(engine, fake_job())
+    sleeper = Sleeper(llm)
+    engine.submit(sleep := job("sleep"))
+    until(engine.is_asleep)
+    assert told(engine, got, job("is_sleeping")) == {"operation": "is_sleeping", "asleep": False}
+    engine.submit(wake := job("wake_up"))
+    found, error = got.get(timeout=PROMISED)
+    assert found is sleep
+    assert str(error) == "wake_up was asked for before the requests in flight had ended"
+    assert got.get(timeout=PROMISED)[0] is wake
+    assert not engine.is_asleep()
+    assert sleeper.levels == ["awake"]
 
 
 def test_an_engine_that_was_started_again_is_awake(started):

@@ -67,7 +67,7 @@ def test_streaming_with_echo_is_refused_in_the_official_words():
 
 def test_an_empty_prompt_may_be_left_to_vllm():
     """As the official backend does; otherwise it is a client's mistake."""
-    assert parse(tensors(text_input=""), "", empty_text=True).text == ""
+    assert parse(tensors(text_input=""), "", as_official=True).text == ""
     with pytest.raises(InvalidRequestError, match="text_input is empty"):
         parse(tensors(text_input=""), "")
 

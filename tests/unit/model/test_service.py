@@ -267,6 +267,7 @@ def test_vllm_counts_only_what_is_published(run):
     """Its counters are moved for each step of the model; the operator's own choice stays."""
     assert run(STATISTICS) == [True, False]
     assert run(STATISTICS, disable_log_stats=False) == [False, False]
+    assert run(STATISTICS, otlp_traces_endpoint="http://x") == [False, False]  # vLLM makes its traces of them
 
 
 SAMPLED = """

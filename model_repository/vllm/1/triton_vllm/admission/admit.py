@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from triton_vllm import compat, official, transport
-from triton_vllm.admission import constraints, conversations, pooling, sampling
+from triton_vllm.admission import constraints, conversations, operator, pooling, sampling
 from triton_vllm.admission.fit import check_fit, check_params
 from triton_vllm.admission.limits import USUAL, Limits, refuse_above
 from triton_vllm.admission.parse import parse
@@ -107,12 +107,12 @@ class Admission:
                 self._log.error(official.UNLOADING)
                 transport.unload(self._name)
             raise UnavailableError(DEAD)
-        most = self._limits.max_requests_in_flight
-        if 0 < most <= self._engine.in_flight():
-            raise UnavailableError(f"{most} requests are in flight, and no more are taken: try again later")
         inputs, parameters = transport.inputs(request), transport.parameters(request)
+        most = self._limits.max_requests_in_flight
+        if 0 < most <= self._engine.in_flight() and operator.NAME not in inputs:  # an operator has to be able to drain it
+            raise UnavailableError(f"{most} requests are in flight, and no more are taken: try again later")
         timeout = 0 if self._as_official else transport.timeout_us(request)  # which the official backend does not look at
-        parsed = parse(inputs, parameters, timeout, self._limits, empty_text=self._as_official)
+        parsed = parse(inputs, parameters, timeout, self._limits, as_official=self._as_official)
         if isinstance(parsed, OperatorRequest):
             return Job(parsed, None, reply, ToldAssembler())
         if self._engine.is_asleep():

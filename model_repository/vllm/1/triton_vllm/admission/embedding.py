@@ -21,12 +21,19 @@ NAME = "embedding_request"
 EXPECTED = "a non-empty string or list of token ids, or a list of these"
 
 
-def parts(limits: Limits, values: Mapping[str, Any]) -> tuple[Part, ...]:
+def parts(limits: Limits, values: Mapping[str, Any], *, as_official: bool = False) -> tuple[Part, ...]:
     """Return the inputs of a request; none if it asks for scores.
 
+    Args:
+        limits: how many there may be.
+        values: the request.
+        as_official: whether names that are not known are let be, as by the official backend.
+
     Raises:
-        InvalidRequestError: they are missing, of the wrong type, or too many.
+        InvalidRequestError: they are missing, of the wrong type, or too many, or a name is not known.
     """
+    if not as_official:
+        _check_names(values)
     if not any(name in values for name in PAIRS):
         source = values.get("input")
         several = isinstance(source, list) and bool(source) and isinstance(source[0], str | list)
@@ -56,7 +63,7 @@ def scoring(limits: Limits, values: Mapping[str, Any]) -> Scoring | None:
     if len(queries) not in (1, len(documents)):
         raise InvalidRequestError(f"{NAME}.{first} must be one text or as many as {second}: {len(documents)}, not {len(queries)}")
     refuse_above(limits.max_inputs, len(documents), f"{NAME}.{second} has", "texts")
-    top = values.get("top_n", 0)
+    top = 0 if values.get("top_n") is None else values["top_n"]
     if isinstance(top, bool) or not isinstance(top, int) or top < 0 or (top and not ranked):
         raise InvalidRequestError(f"{NAME}.top_n must be a number of documents, 0 for all, and goes with query")
     return Scoring(queries, documents, ranked, top)
@@ -79,7 +86,7 @@ def _texts(name: str, value: Any, *, one: bool = False) -> tuple[str, ...]:
 
 
 def _check_names(values: Mapping[str, Any]) -> None:
-    """Refuse a misspelt name of a request for scores: left out, it would change the answer without a word."""
+    """Refuse what is not known: left out, it would change the answer, or whom it shares a cache with, without a word."""
     unknown = next((name for name in values if name not in KNOWN), None)
     if unknown is not None:
-        raise InvalidRequestError(f"{NAME} has no field '{shown(unknown)}'")
+        raise InvalidRequestError(f"{NAME} has no field '{shown(unknown)}'; vLLM's pooling parameters go into pooling_params")

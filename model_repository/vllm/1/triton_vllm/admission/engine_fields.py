@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 LONGEST = 256
 """Characters of `cache_salt` and `session_id`: a digest or a name."""
-_OBJECTS = ("extra_args", "kv_transfer_params")
+_TRANSFER = "kv_transfer_params"
+_OBJECTS = ("extra_args", _TRANSFER)
 
 
 def cache_salt(values: dict[str, Any]) -> str | None:
@@ -48,6 +49,10 @@ def take(values: dict[str, Any], allowed: Collection[str], depth: int) -> dict[s
                 f"sampling parameter '{name}' is not allowed: ALLOWED_REQUEST_FIELDS in the model's config.pbtxt does not list it"
             )
         found[name] = _object(name, value, depth) if name in _OBJECTS else _plain(name, value)
+    if _TRANSFER in found.get("extra_args", {}) and _TRANSFER not in allowed:  # vLLM takes it from there, too
+        raise UnsupportedError(
+            f"sampling parameter 'extra_args' must not have {_TRANSFER}, which ALLOWED_REQUEST_FIELDS does not list"
+        )
     return found
 
 

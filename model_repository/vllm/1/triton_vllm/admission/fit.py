@@ -50,11 +50,14 @@ def _check_prompt(text: str | None, ids: tuple[int, ...] | None, characters: int
 
 
 def check_params(params: Any, facts: Facts) -> None:
-    """Refuse token ids beyond the vocabulary in vLLM's SamplingParams: they index tables that requests share.
+    """Refuse token ids beyond the vocabulary in vLLM's SamplingParams, which index tables that requests share.
 
     Raises:
         InvalidRequestError: names the parameter.
+        UnsupportedError: `prompt_logprobs` for an engine that does not survive it.
     """
+    if getattr(params, "prompt_logprobs", None) is not None and not facts.prompt_logprobs:
+        raise UnsupportedError("prompt_logprobs: vLLM on a CPU cannot compute them for a model with enable_lora")
     for name in TOKEN_IDS:
         ids = getattr(params, name, None)
         if ids:

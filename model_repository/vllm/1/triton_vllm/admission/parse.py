@@ -28,7 +28,7 @@ PARALLEL = "parallel_tool_calls"
 RESERVED = ("sequence_id", "sequence_start", "sequence_end", "headers", "traceparent", "tracestate")
 
 
-def parse(inputs: Inputs, parameters: str, timeout: int = 0, limits: Limits = USUAL, *, empty_text: bool = False) -> Request:
+def parse(inputs: Inputs, parameters: str, timeout: int = 0, limits: Limits = USUAL, *, as_official: bool = False) -> Request:
     """Parse one request.
 
     Args:
@@ -36,16 +36,16 @@ def parse(inputs: Inputs, parameters: str, timeout: int = 0, limits: Limits = US
         parameters: the request parameters as JSON text; `sampling_parameters`, where given, is used instead.
         timeout: Triton's own timeout of the request in microseconds, for a request that has no other; 0 for none.
         limits: what is larger than these is refused.
-        empty_text: whether `text_input` may be empty, as in the official backend, where vLLM has the last word.
+        as_official: whether `text_input` may be empty, and an embedding request have names that nobody knows.
 
     Raises:
         InvalidRequestError: with the name of the input, the reason and what is expected.
     """
     check_sizes(limits, inputs, parameters)
-    if "operator_request" in inputs:
+    if operator.NAME in inputs:
         return _parse_operator(inputs, timeout, limits)
-    if "embedding_request" in inputs:
-        return _parse_embedding(inputs, timeout, limits)
+    if embedding.NAME in inputs:
+        return _parse_embedding(inputs, timeout, limits, as_official=as_official)
     values = _parameters(inputs, parameters, limits)
     stream = _flag(inputs, "stream")
     given = [name for name in PROMPTS if name in inputs]
@@ -54,7 +54,7 @@ def parse(inputs: Inputs, parameters: str, timeout: int = 0, limits: Limits = US
         raise InvalidRequestError(f"exactly one of {', '.join(PROMPTS)} is required, {found}")
     media = _media(inputs, limits)
     return GenerateRequest(
-        text=_text(inputs, empty=empty_text) if "text_input" in inputs else None,
+        text=_text(inputs, empty=as_official) if "text_input" in inputs else None,
         token_ids=_token_ids(inputs) if "prompt_token_ids" in inputs else None,
         chat=_chat(inputs, limits) if "messages" in inputs else None,
         stream=stream,
@@ -174,11 +174,14 @@ def _integer(inputs: Inputs, values: dict[str, Any], name: str) -> int:
 
 
 def _parse_operator(inputs: Inputs, timeout: int, limits: Limits) -> OperatorRequest:
-    text, own = str(_scalar(inputs, "operator_request")), _integer(inputs, {}, "timeout")
+    also = next((name for name in (*PROMPTS, embedding.NAME) if name in inputs), None)
+    if also is not None:
+        raise InvalidRequestError(f"{operator.NAME} goes alone, found {also} beside it")
+    text, own = str(_scalar(inputs, operator.NAME)), _integer(inputs, {}, "timeout")
     return operator.parse(text, limits.max_json_depth, limits.operator_requests, own or timeout)
 
 
-def _parse_embedding(inputs: Inputs, timeout: int, limits: Limits) -> EmbedRequest:
+def _parse_embedding(inputs: Inputs, timeout: int, limits: Limits, *, as_official: bool) -> EmbedRequest:
     values = json_object(str(_scalar(inputs, "embedding_request")), "embedding_request", limits.max_json_depth)
     pooling = values.get("pooling_params") or {}
     if not isinstance(pooling, dict):
@@ -188,7 +191,7 @@ def _parse_embedding(inputs: Inputs, timeout: int, limits: Limits) -> EmbedReque
     # The OpenAI frontend sends every value in a list of one.
     flat = {k: v[0] if isinstance(v, list) and len(v) == 1 else v for k, v in pooling.items()}
     return EmbedRequest(
-        parts=embedding.parts(limits, values),
+        parts=embedding.parts(limits, values, as_official=as_official),
         scoring=embedding.scoring(limits, values),
         wants=_wants(inputs),
         task=str(task),

@@ -7,6 +7,7 @@ import inspect
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from triton_vllm.compat.platform import runs_on_cpu
 from triton_vllm.compat.prompts import parse_prompt, renderer
 
 if TYPE_CHECKING:
@@ -121,12 +122,15 @@ class Facts:
         vocabulary: token ids are below it.
         multimodal: whether it takes more than texts.
         traces: whether vLLM exports traces of requests.
+        prompt_logprobs: whether vLLM survives a request for the prompt's log probabilities: with LoRA its CPU build (0.32) adds
+            the adapters' share of the batch's last tokens to all of the prompt's, and EngineCore ends with the mismatch.
     """
 
     max_tokens: int = 0
     vocabulary: int = 0
     multimodal: bool = True
     traces: bool = False
+    prompt_logprobs: bool = True
 
 
 def facts(llm: EngineClient) -> Facts:
@@ -134,9 +138,16 @@ def facts(llm: EngineClient) -> Facts:
     config = llm.model_config
     if config is None:
         return Facts()
-    observed = getattr(getattr(llm, "vllm_config", None), "observability_config", None)
-    traces = bool(getattr(observed, "otlp_traces_endpoint", None))
-    return Facts(int(config.max_model_len), int(config.get_vocab_size()), bool(config.is_multimodal_model), traces)
+    chosen = getattr(llm, "vllm_config", None)
+    traces = bool(getattr(getattr(chosen, "observability_config", None), "otlp_traces_endpoint", None))
+    adapters_on_cpu = getattr(chosen, "lora_config", None) is not None and runs_on_cpu()
+    return Facts(
+        max_tokens=int(config.max_model_len),
+        vocabulary=int(config.get_vocab_size()),
+        multimodal=bool(config.is_multimodal_model),
+        traces=traces,
+        prompt_logprobs=not adapters_on_cpu,
+    )
 
 
 def adapter_places(llm: EngineClient) -> int:

@@ -29,11 +29,18 @@ class ChangedError(Exception):
 
 @dataclass(frozen=True)
 class File:
-    """A file of an adapter as it was seen; `seen` is its device, inode, size in bytes, and time of change in ns."""
+    """A file of an adapter as it was seen.
+
+    Attributes:
+        name: in its folder.
+        path: without links.
+        seen: its device, inode, size in bytes, and the times in ns at which its contents and its inode changed: archives and
+            images set the first one, and a new file may have the number of the one that it replaces.
+    """
 
     name: str
     path: Path
-    seen: tuple[int, int, int, int]
+    seen: tuple[int, int, int, int, int]
 
 
 def is_name(name: str) -> bool:
@@ -83,8 +90,8 @@ def _find(root: Path, name: str, file: str) -> File | None:
     return File(file, path, _seen(status))
 
 
-def _seen(status: os.stat_result) -> tuple[int, int, int, int]:
-    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+def _seen(status: os.stat_result) -> tuple[int, int, int, int, int]:
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def _copy(file: File, target: Path, digest: hashlib._Hash) -> None:

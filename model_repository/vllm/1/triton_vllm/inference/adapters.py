@@ -167,7 +167,7 @@ class AdapterStore:
             if not files:
                 self._folders.pop(name, None)
                 raise InvalidRequestError(f"LoRA {name} is not supported")
-            if folder.version is not None and files == folder.files:
+            if folder.version is not None and files == folder.files and not afresh:
                 folder.changed = ()
             else:
                 # what is being written may be half the old adapter and half the new

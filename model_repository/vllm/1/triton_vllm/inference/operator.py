@@ -40,6 +40,7 @@ class Operator:
         self._log = log
         self._calls = Calls()
         self._lock = asyncio.Lock()
+        self._wakes = 0  # asked for so far: one that comes ends the sleeps before it that have not begun
         self.asleep = False
         self.store: AdapterStore | None = None
 
@@ -51,14 +52,20 @@ class Operator:
             Exception: whatever vLLM raised.
         """
         operation, arguments = request.operation, request.arguments
+        self._wakes += operation == "wake_up"
+        wakes = self._wakes
         does: dict[str, Callable[[], Coroutine[Any, Any, dict[str, Any]]]] = {
-            "sleep": lambda: self._sleep(llm, job, arguments.get("level")),
+            "sleep": lambda: self._sleep(llm, job, wakes, arguments.get("level")),
             "wake_up": lambda: self._wake_up(llm),
             "is_sleeping": lambda: self._is_sleeping(llm),
             "reset_prefix_cache": lambda: self._reset(llm),
             "load_lora": lambda: self._load_lora(llm, arguments["name"]),
         }
+        if operation == "is_sleeping":  # also while a sleep waits
+            return Told({"operation": operation, **await does[operation]()})
         async with self._lock:
+            if job.ended:  # cancelled, or its timeout has expired: nobody wants it any more
+                raise UnavailableError(f"{operation} was not begun in time")
             said = await does[operation]()
         self._log.info(f"operator request {operation}: {said}")
         return Told({"operation": operation, **said})
@@ -71,7 +78,7 @@ class Operator:
         """End what waits for an engine that has died."""
         self._calls.give_up()
 
-    async def _sleep(self, llm: EngineClient, job: Job, level: int | None) -> dict[str, Any]:
+    async def _sleep(self, llm: EngineClient, job: Job, wakes: int, level: int | None) -> dict[str, Any]:
         frees = compat.frees_memory(llm)
         if level == 1 and not frees:
             raise UnsupportedError("this model frees no memory in its sleep: its engine argument enable_sleep_mode is not set")
@@ -80,6 +87,8 @@ class Operator:
             while any(not isinstance(other.request, OperatorRequest) for other in self._jobs()):
                 if job.ended:
                     raise UnavailableError("the requests in flight have not ended in time")  # noqa: TRY301 - as all errors
+                if wakes != self._wakes:
+                    raise UnavailableError("wake_up was asked for before the requests in flight had ended")  # noqa: TRY301
                 await asyncio.sleep(LOOK_S)
             await self._calls.answer(llm.sleep(int(frees) if level is None else level))
         except BaseException:

@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from triton_vllm import compat
+from triton_vllm.request import OperatorRequest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -18,8 +19,12 @@ BEGUN = math.inf
 
 
 def find_overdue(jobs: Iterable[Job], came: float, llm: EngineClient) -> list[Job]:
-    """Return the jobs that wait since before `came`, in the event loop's time; vLLM is asked for no others."""
-    return [job for job in jobs if job.waiting_since < came and _waits(job, llm)]
+    """Return the jobs that wait since before `came`, in the event loop's time; vLLM is asked for no others.
+
+    An operator's sleep waits for the requests in flight, not in vLLM's queue.
+    """
+    waiting = (job for job in jobs if job.waiting_since < came and not isinstance(job.request, OperatorRequest))
+    return [job for job in waiting if _waits(job, llm)]
 
 
 def _waits(job: Job, llm: EngineClient) -> bool:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from triton_vllm.coerce import shown
 from triton_vllm.errors import ConfigError, InvalidRequestError, UnavailableError
 from triton_vllm.inference.adapter_files import is_name
 
@@ -55,8 +56,9 @@ class Adapters:
             raise UnavailableError(f"LoRA {name} could not be loaded; the server's log has the reason")
         if self.directory is not None and is_name(name):
             return None
+        told = shown(name if name.isprintable() else repr(name)[1:-1])
         others = f", we currently support {[*self.requests, *self.broken]}" if self.official else ""
-        raise InvalidRequestError(f"LoRA {name} is not supported{others}")
+        raise InvalidRequestError(f"LoRA {told} is not supported{others}")
 
 
 def read(

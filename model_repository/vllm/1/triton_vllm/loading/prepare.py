@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from triton_vllm.loading.settings import Settings
     from triton_vllm.protocols import Log
 
+CPU_WORKER = "triton_vllm.inference.cpu_worker.Worker"
+
 
 @dataclass(frozen=True)
 class Prepared:
@@ -93,13 +95,26 @@ def prepare(args: Mapping[str, str], log: Log, progress: Progress, until_loaded:
     audio.limit(chosen.limits, compat.variables(), os.environ)
     values = _fit(vllm, given, file_name, log)
     names = parsers.choose(tool_parser, values, file_name)
-    enabled, folder, as_official = bool(values.get("enable_lora", False)), chosen.lora_directory, chosen.official
-    make = vllm.LoRARequest
-    adapters = lora.read(model_dir, version_dir, enabled=enabled, make=make, directory=folder, official=as_official)
+    adapters = _read_adapters(model_dir, version_dir, values, chosen, vllm, log)
+    defaults = {**_choose_compilers(values, log), **_choose_processes(vllm, values)}
+    defaults |= _choose_statistics(chosen, values, file_name)
+    return Prepared(chosen, vllm, {**defaults, **values}, adapters, file_name, names)
+
+
+def _read_adapters(
+    model_dir: Path, version_dir: Path, values: Mapping[str, Any], chosen: Settings, vllm: Vllm, log: Log
+) -> lora.Adapters:
+    adapters = lora.read(
+        model_dir,
+        version_dir,
+        enabled=bool(values.get("enable_lora", False)),
+        make=vllm.LoRARequest,
+        directory=chosen.lora_directory,
+        official=chosen.official,
+    )
     for reason in adapters.broken.values():
         log.warning(f"{reason}; its requests are refused")
-    defaults = {**_choose_compilers(values, log), **_choose_processes(vllm, values), **_choose_statistics(chosen)}
-    return Prepared(chosen, vllm, {**defaults, **values}, adapters, file_name, names)
+    return adapters
 
 
 def _choose_devices(args: Mapping[str, str], chosen: Settings, given: Mapping[str, Any], log: Log) -> None:
@@ -149,9 +164,15 @@ def _choose_processes(vllm: Vllm, values: Mapping[str, Any]) -> Mapping[str, Any
     os.environ.update(processes.variables)
     for name, value in compat.child_environment().items():
         os.environ.setdefault(name, value)
-    return processes.arguments
+    return {**processes.arguments, **({"worker_extension_cls": CPU_WORKER} if in_engine_core is not None else {})}
 
 
-def _choose_statistics(chosen: Settings) -> Mapping[str, Any]:
-    """Return the engine argument that spares what nobody reads: vLLM's metrics are written down for each step of the model."""
-    return {} if chosen.metrics else {"disable_log_stats": True}
+def _choose_statistics(chosen: Settings, values: Mapping[str, Any], file_name: str) -> Mapping[str, Any]:
+    """Return the engine argument that spares what nobody reads: vLLM's metrics are written down for each step of the model.
+
+    Its traces are made of them, and without them its first request ends the engine.
+    """
+    traces = bool(values.get("otlp_traces_endpoint"))
+    if traces and values.get("disable_log_stats"):
+        raise ConfigError(f"{file_name}: otlp_traces_endpoint needs what disable_log_stats turns off; leave one of them out")
+    return {} if chosen.metrics or traces else {"disable_log_stats": True}
