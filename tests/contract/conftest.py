@@ -16,7 +16,18 @@ from vllm_env.lock.spec import Overrides, load_spec
 READ = (
     *("_version.py", "__init__.py", "exceptions.py", "outputs.py", "logprobs.py", "envs.py", "logger.py", "sampling_params.py"),
     *("pooling_params.py", "config", "engine", "inputs", "lora", "renderers", "tokenizers", "usage", "platforms"),
-    *("multimodal/media", "v1/engine", "v1/structured_output", "v1/executor", "model_executor/models/registry.py"),
+    *(
+        "entrypoints",
+        "parser",
+        "reasoning",
+        "tool_parsers",
+        "v1/worker",
+        "multimodal/media",
+        "v1/engine",
+        "v1/structured_output",
+        "v1/executor",
+        "model_executor/models/registry.py",
+    ),
 )
 
 

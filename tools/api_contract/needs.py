@@ -28,6 +28,10 @@ class Member:
     default: str | None = None
 
 
+_CHAT = "vllm.entrypoints.openai.chat_completion.protocol"
+PARSERS = "0.28"
+
+
 def _fields(*names: str, since: str = OLDEST) -> dict[str, Member]:
     return {name: Member(since=since) for name in names}
 
@@ -103,7 +107,8 @@ STATED: Mapping[str, Mapping[str, Member]] = {
     "vllm.pooling_params.PoolingParams": _fields("task"),
     "vllm.usage.usage_lib.UsageContext": _fields("API_SERVER"),
     "vllm.engine.arg_utils.AsyncEngineArgs": _fields(
-        *("model", "tokenizer", "disable_log_stats", "enable_lora", "media_io_kwargs", "distributed_executor_backend")
+        *("model", "tokenizer", "disable_log_stats", "enable_lora", "media_io_kwargs", "distributed_executor_backend"),
+        *("otlp_traces_endpoint", "worker_extension_cls"),
     ),
     "vllm.lora.request.LoRARequest": _fields("lora_name", "lora_int_id", "lora_path"),
     "vllm.renderers.params.ChatParams": _fields("chat_template_kwargs", since="0.20"),
@@ -111,6 +116,49 @@ STATED: Mapping[str, Mapping[str, Member]] = {
     "vllm.outputs.PoolingRequestOutput": _fields("error", since="0.32"),
     "vllm.outputs.RequestError": _fields("retryable", since="0.32"),
     "vllm.renderers.base.BaseRenderer": _fields("tokenizer", since="0.20"),
+    # what reads a chat's answer (`compat.parsers`); an older vLLM has no parsers that do so by themselves
+    f"{_CHAT}.ChatCompletionRequest": {
+        "build_chat_params": Member(("default_template", "default_template_content_format"), awaited=False, since=PARSERS),
+        "extract_structured_outputs": Member((), awaited=False, since=PARSERS),
+        **_fields("messages", "stream", "tools", "tool_choice", "parallel_tool_calls", since=PARSERS),
+        **_fields("chat_template_kwargs", "add_generation_prompt", "continue_final_message", since=PARSERS),
+        **_fields("structured_outputs", "_grammar_from_parser", since=PARSERS),
+        **_fields("skip_special_tokens", "spaces_between_special_tokens", since=PARSERS),
+    },
+    "vllm.parser.abstract_parser.Parser": {
+        "parse": Member(("model_output", "request", "enable_auto_tools", "model_output_token_ids"), awaited=False, since=PARSERS),
+        "parse_delta": Member(
+            ("delta_text", "delta_token_ids", "request", "prompt_token_ids", "finished"), awaited=False, since=PARSERS
+        ),
+        "adjust_request": Member(("request",), awaited=False, since=PARSERS),
+        "is_reasoning_end": Member(("input_ids",), awaited=False, since=PARSERS),
+        "__init__": Member(("tokenizer", "tools", "model_config", "chat_template_kwargs"), awaited=False, since=PARSERS),
+        **_fields("reasoning_parser", "reasoning_parser_cls", "model_tokenizer", since=PARSERS),
+        "set_prompt_token_ids": Member(("prompt_token_ids",), awaited=False, since="0.32"),
+        **_fields("always_adjust_request", since="0.32"),
+    },
+    "vllm.parser.ParserManager": {
+        "get_parser": Member(
+            ("tool_parser_name", "reasoning_parser_name", "enable_auto_tools", "model_name", "is_harmony"),
+            awaited=False,
+            since=PARSERS,
+        ),
+    },
+    "vllm.parser.abstract_parser.DeltaMessage": _fields("content", "reasoning", "tool_calls", since=PARSERS),
+    "vllm.parser.abstract_parser.FunctionCall": _fields("id", "name", "arguments", since=PARSERS),
+    "vllm.tool_parsers.ToolParserManager": {"list_registered": Member((), awaited=False, since=PARSERS)},
+    "vllm.reasoning.ReasoningParserManager": {
+        "list_registered": Member((), awaited=False, since=PARSERS),
+        "import_reasoning_parser": Member(("plugin_path",), awaited=False, since=PARSERS),
+    },
+    # what puts pairs together for a cross-encoder
+    "vllm.entrypoints.pooling.scoring.protocol.ScoreTextRequest": {
+        "build_tok_params": Member(("model_config",), awaited=False, since=PARSERS),
+        **_fields("text_1", "text_2", since=PARSERS),
+    },
+    "vllm.entrypoints.pooling.scoring.io_processor.ScoringIOProcessor": {
+        "render_async": Member(None, since=PARSERS),
+    },
     "vllm.platforms.interface.Platform": {"is_cpu": Member((), awaited=False), **_fields("ray_device_key")},
 }
 # class -> what its constructor is given; whatever else it requires would be missing
@@ -150,6 +198,7 @@ MODULES: Mapping[str, tuple[str, ...]] = {
 # variable that the adapter reads or sets -> the first vLLM that knows it, if that is not the oldest
 VARIABLES: Mapping[str, str] = {
     "VLLM_CPU_NUM_OF_RESERVED_CPU": "0.11",
+    "VLLM_ENGINE_READY_TIMEOUT_S": "0.14",
     "VLLM_MAX_AUDIO_DECODE_DURATION_S": "0.24",
 }
 # what a completion ends with; `inference.outcome` takes "error" for a failure and hands the others on
@@ -195,6 +244,11 @@ STATEMENTS: Mapping[str, tuple[str, tuple[str, ...]]] = {
             "subprocess.run(_SUBPROCESS_COMMAND, input=input_bytes, capture_output=True)",
             "/ 'modelinfos'",
         ),
+    ),
+    # `inference.cpu_worker`: by which name its generators are made, and that they are wound back
+    "vllm.v1.worker.gpu_model_runner": (
+        "0.28",
+        ("generator = torch.Generator(device=self.device)", "gen.set_offset(gen.get_offset() - 4)"),
     ),
     "vllm.multimodal.media.audio": (
         "0.24",

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import pytest
 
-from triton_vllm.compat import ParserNames, Parsers
+from triton_vllm.compat import Conversation, ParserNames, Parsers
 from triton_vllm.errors import ConfigError
 from triton_vllm.loading import parsers
 from triton_vllm.request import Chat
@@ -146,3 +146,17 @@ def test_a_clients_constraint_is_not_compiled_where_requests_are_admitted(choice
     conversation = parsers_of_model.open(chat, "own", stream=False)
     assert Adjusting.seen == [seen]
     assert conversation.structured() == holds
+
+
+@pytest.mark.parametrize(
+    ("skips", "spaces", "off"),
+    [
+        (True, True, {}),
+        (None, True, {}),  # vLLM 0.33's default
+        (False, False, {"skip_special_tokens": False, "spaces_between_special_tokens": False}),
+    ],
+)
+def test_only_what_the_parsers_have_switched_off_is_off(skips, spaces, off):
+    """A default that is not said is vLLM's to choose."""
+    request = SimpleNamespace(skip_special_tokens=skips, spaces_between_special_tokens=spaces)
+    assert Conversation(request, lambda: None, {}, auto_tools=True).decoding() == off

@@ -202,12 +202,15 @@ class Conversation:
         return self._alone or self.request.extract_structured_outputs()
 
     def decoding(self) -> dict[str, bool]:
-        """Return the parameters that the parsers have switched off: how special tokens are decoded."""
+        """Return the parameters that the parsers have switched off: how special tokens are decoded.
+
+        None, the default of one since vLLM 0.33, is on.
+        """
         asked = {
             "skip_special_tokens": self.request.skip_special_tokens,
             "spaces_between_special_tokens": self.request.spaces_between_special_tokens,
         }
-        return {name: False for name, value in asked.items() if not value}
+        return {name: False for name, value in asked.items() if value is False}
 
     def follow(self, params: Any) -> None:
         """Know from the request's SamplingParams how much of a stream's text vLLM holds back: it may begin a stop string."""
