@@ -128,7 +128,7 @@ def _collect_seldom() -> None:
 
 def _start() -> None:
     prefix = os.path.abspath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", ".."))
-    if "triton_python_backend_stub" in os.readlink("/proc/self/exe"):
+    if "triton_python_backend_stub" in os.readlink("/proc/self/exe") or "TRITON_VLLM_OWNER_PID" in os.environ:  # its child
         sys.dont_write_bytecode = True  # beside model.py: Triton takes the folder for changed and starts a second engine
     _use_utf8()
     _collect_seldom()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -222,7 +223,7 @@ def test_imports_are_not_held_up_by_garbage_collection(prefix: Path, bare_prefix
     assert int(_run(prefix, code)) * 10 < int(_run(bare_prefix, code))
 
 
-def test_the_stub_writes_no_bytecode(prefix: Path) -> None:
+def test_the_stub_and_its_children_write_no_bytecode(prefix: Path) -> None:
     """Not beside model.py, whose folder Triton watches; every other interpreter of the environment does as it is told."""
     code = "import sys; print(sys.dont_write_bytecode)"
     assert _run(prefix, code) == "False"
@@ -232,6 +233,9 @@ def test_the_stub_writes_no_bytecode(prefix: Path) -> None:
         done = subprocess.run([stub, "-c", code], env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True, check=True)
     finally:
         stub.unlink()
+    assert done.stdout.strip() == "True"
+    child = {"PATH": "/usr/bin:/bin", "TRITON_VLLM_OWNER_PID": str(os.getpid())}
+    done = subprocess.run([prefix / "bin/python", "-c", code], env=child, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "True"
 
 
