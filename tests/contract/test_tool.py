@@ -32,6 +32,18 @@ WRONG = {
         *(ENGINE, "    async def is_sleeping(self", "    def is_sleeping(self"),
         f"{LLM}.is_sleeping: is no longer async",
     ),
+    "a parser's method that is gone": (
+        *("parser/abstract_parser.py", "    def parse_delta(", "    def parse_piece("),
+        "vllm.parser.abstract_parser.Parser.parse_delta: gone",
+    ),
+    "a field of a chat request that is gone": (
+        *("entrypoints/openai/chat_completion/protocol.py", "    def extract_structured_outputs(", "    def constraint("),
+        "vllm.entrypoints.openai.chat_completion.protocol.ChatCompletionRequest.extract_structured_outputs: gone",
+    ),
+    "generators that are made by another name": (
+        *("v1/worker/gpu_model_runner.py", "generator = torch.Generator(device=self.device)", "generator = made(self.device)"),
+        "vllm.v1.worker.gpu_model_runner: no 'generator = torch.Generator(device=self.device)' any more",
+    ),
     "a gone field": (
         *("outputs.py", "    stop_reason: int | str | None = None\n", ""),
         "vllm.outputs.CompletionOutput.stop_reason: gone",
@@ -154,7 +166,7 @@ def test_a_wheel_is_read_like_a_folder(planted, told, tmp_path):
     assert told(wheel) == told(folder)
 
 
-def test_a_fault_is_told_to_people_and_a_record_is_made_of_the_pinned_one_only(planted, capsys, tmp_path, monkeypatch):
+def test_a_fault_is_told_to_people_and_never_recorded(planted, pinned_folder, capsys, tmp_path, monkeypatch):
     """`--record` writes the file that the next run compares with."""
     record = tmp_path / "record.json"
     record.write_bytes(vllm_contract.RECORD.read_bytes())
@@ -162,9 +174,37 @@ def test_a_fault_is_told_to_people_and_a_record_is_made_of_the_pinned_one_only(p
     folder = planted("outputs.py", "    stop_reason: int | str | None = None\n", "")
     assert vllm_contract.main([str(folder)]) == 1
     assert "gone: 1\n  members: vllm.outputs.CompletionOutput.stop_reason" in capsys.readouterr().out
+    before = record.read_bytes()
     assert vllm_contract.main([str(folder), "--record"]) == 1
-    assert "gone: nothing" in capsys.readouterr().out
-    assert "vllm.outputs.CompletionOutput.stop_reason" not in json.loads(record.read_text())["members"]
+    assert record.read_bytes() == before
+    record.write_text(json.dumps({**json.loads(before), "variables": {}}))
+    assert vllm_contract.main([str(pinned_folder), "--record"]) == 0
+    assert record.read_bytes() == before
+
+
+@pytest.mark.parametrize("version", ["0.33.1rc1.dev7+g1", "0.1.dev1+gabcdef", "dev"])
+def test_a_version_of_a_clone_is_the_newest(planted, told, version):
+    """Without tags it is called 0.1.dev…; it must have all that any version must have."""
+    folder = planted("outputs.py", "    stop_reason: int | str | None = None\n", "")
+    (folder / "vllm" / "_version.py").unlink()
+    (folder / "vllm" / "_version.py").write_text(f"__version__ = version = {version!r}\n")
+    assert told(folder)[0] == 1
+
+
+def test_an_older_release_is_told_to_be_one(planted, told):
+    """Of it nothing is known, and so nothing is promised."""
+    folder = planted("outputs.py", "    stop_reason: int | str | None = None\n", "")
+    (folder / "vllm" / "_version.py").unlink()
+    (folder / "vllm" / "_version.py").write_text("__version__ = version = '0.9.0'\n")
+    code, said = told(folder)
+    assert (code, said["wrong"]) == (1, ["vLLM 0.9.0: older than 0.11, the oldest that the adapter takes"])
+
+
+def test_what_this_python_cannot_read_is_no_contract(planted, capsys):
+    """The file is named; exit code 1 would mean that something is gone."""
+    folder = planted("outputs.py", "    stop_reason: int | str | None = None\n", "    stop_reason: = None\n")
+    assert vllm_contract.main([str(folder)]) == 2
+    assert "outputs.py cannot be read by Python" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -173,7 +213,7 @@ def test_a_fault_is_told_to_people_and_a_record_is_made_of_the_pinned_one_only(p
         (["--help"], 0, "WHEEL|FOLDER|VERSION"),
         ([], 2, "usage"),
         (["{empty}"], 2, "holds no package vllm"),
-        (["{empty}/none.whl"], 2, "pip cannot fetch"),
+        (["{empty}/none.whl"], 2, "there is no wheel"),
         (["{broken}"], 2, "cannot be read as a wheel"),
     ],
 )

@@ -9,10 +9,11 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from api_contract.sources import Sources
+from api_contract.sources import SourceError, Sources
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,7 +23,7 @@ _ABIS = ("abi3", "cp38", "cp312", "none")
 _RELEASE = re.compile(r"(?:(?P<name>[A-Za-z][\w.-]*)==)?(?P<version>\d[\w.+!]*)")
 
 
-class FetchError(Exception):
+class FetchError(SourceError):
     """There are no sources to be had; the text says why and what to name instead."""
 
 
@@ -47,6 +48,8 @@ def sources_of(named: str, cache: Path) -> Iterator[Sources]:
         if not folder.is_dir():
             _keep(f"{name}=={release['version']}", folder)
         yield Sources(folder)
+    elif named.endswith(".whl") and "://" not in named and not Path(named).is_file():
+        raise FetchError(f"there is no wheel {named}")
     else:
         with tempfile.TemporaryDirectory() as scratch:
             wheel = Path(named) if Path(named).is_file() else _download(named, Path(scratch))
@@ -61,7 +64,10 @@ def _package_root(folder: Path) -> Path:
 
 
 def _keep(requirement: str, folder: Path) -> None:
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FetchError(f"{folder.parent} cannot be written ({error.strerror}): --cache names another place") from None
     with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
         unpacked = _unpack(_download(requirement, Path(scratch)), Path(scratch) / "sources")
         with contextlib.suppress(OSError):  # another process has kept it meanwhile
@@ -73,7 +79,7 @@ def _unpack(wheel: Path, folder: Path) -> Path:
         with zipfile.ZipFile(wheel) as archive:
             names = [n for n in archive.namelist() if n.startswith("vllm/") and n.endswith(".py")]
             archive.extractall(folder, names)
-    except (OSError, zipfile.BadZipFile) as error:
+    except (OSError, RuntimeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise FetchError(f"{wheel} cannot be read as a wheel: {error}") from None
     if not names:
         raise FetchError(f"{wheel} holds no package vllm")
@@ -89,7 +95,8 @@ def _download(requirement: str, folder: Path) -> Path:
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     wheels = list(folder.glob("*.whl"))
     if run.returncode or not wheels:
-        raise FetchError(f"pip cannot fetch {requirement}: {run.stderr.strip().splitlines()[-1:] or 'it names no wheel'}")
+        said = run.stderr.strip().splitlines()
+        raise FetchError(f"pip cannot fetch {requirement} (no network, or no such release): {said[-1] if said else 'no wheel'}")
     return wheels[0]
 
 

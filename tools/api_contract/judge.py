@@ -27,6 +27,8 @@ def problems(sources: Sources, wanted: Needs, version: str) -> list[str]:
         wanted: what the adapter needs.
         version: of the vLLM; one that is no number is taken for the newest.
     """
+    if not _reached(version, needs.OLDEST):
+        return [f"vLLM {version}: older than {needs.OLDEST}, the oldest that the adapter takes"]
     return [
         *_names(sources, wanted, version),
         *_classes(sources, wanted, version),
@@ -40,7 +42,8 @@ def problems(sources: Sources, wanted: Needs, version: str) -> list[str]:
 def order(version: str) -> tuple[int, ...]:
     """Return what versions are compared by: the release's numbers."""
     release = re.match(r"\d+(?:\.\d+)*", version)
-    return tuple(int(part) for part in release[0].split(".")) if release else (9999,)
+    numbers = tuple(int(part) for part in release[0].split(".")) if release else (9999,)
+    return (9999,) if "dev" in version and numbers < (0, 11) else numbers  # 0.1.dev…: built from a clone without tags
 
 
 def _reached(version: str, since: str) -> bool:

@@ -90,7 +90,9 @@ STATED: Mapping[str, Mapping[str, Member]] = {
     "vllm.config.StructuredOutputsConfig": {"backend": Member(default="'auto'")},
     "vllm.config.ModelConfig": {
         "get_vocab_size": Member((), awaited=False),
-        **_fields("max_model_len", "is_multimodal_model", "enable_sleep_mode", "hf_config"),
+        "get_diff_sampling_param": Member((), awaited=False),
+        **_fields("max_model_len", "is_multimodal_model", "enable_sleep_mode", "hf_config", "model"),
+        **_fields("generation_config", "override_generation_config"),
     },
     "vllm.sampling_params.SamplingParams": {
         "n": Member(default="1"),
@@ -106,10 +108,13 @@ STATED: Mapping[str, Mapping[str, Member]] = {
     "vllm.sampling_params.RequestOutputKind": _fields("DELTA", "FINAL_ONLY"),
     "vllm.pooling_params.PoolingParams": _fields("task"),
     "vllm.usage.usage_lib.UsageContext": _fields("API_SERVER"),
-    "vllm.engine.arg_utils.AsyncEngineArgs": _fields(
-        *("model", "tokenizer", "disable_log_stats", "enable_lora", "media_io_kwargs", "distributed_executor_backend"),
-        *("otlp_traces_endpoint", "worker_extension_cls"),
-    ),
+    "vllm.engine.arg_utils.AsyncEngineArgs": {
+        **_fields("model", "tokenizer", "disable_log_stats", "enable_lora", "media_io_kwargs", "distributed_executor_backend"),
+        **_fields("otlp_traces_endpoint", "worker_extension_cls"),
+        # of a model with several instances, as `launch_core_engines`
+        **_fields("_api_process_count", "_api_process_rank", since="0.28"),
+        "create_engine_config": Member(("usage_context",), awaited=False),
+    },
     "vllm.lora.request.LoRARequest": _fields("lora_name", "lora_int_id", "lora_path"),
     "vllm.renderers.params.ChatParams": _fields("chat_template_kwargs", since="0.20"),
     "vllm.outputs.RequestOutput": _fields("kv_transfer_params"),
@@ -181,7 +186,7 @@ RECORDED = (
 # where the adapter looks beside PLACES: module -> names
 MODULES: Mapping[str, tuple[str, ...]] = {
     "vllm.envs": ("environment_variables",),
-    "vllm.v1.engine.core_client": (),
+    "vllm.v1.engine.core_client": ("launch_core_engines",),
     # only where a parser is chosen, which an older vLLM refuses
     "vllm.entrypoints.openai.chat_completion.protocol": (),
     "vllm.parser": (),

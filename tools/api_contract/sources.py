@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import re
+import sys
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -13,6 +14,10 @@ if TYPE_CHECKING:
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 _VERSION = re.compile(r"^__version__\b.*?['\"]([^'\"]+)['\"]", re.MULTILINE)
+
+
+class SourceError(Exception):
+    """The sources cannot be had or read; the text says why."""
 
 
 class Sources:
@@ -38,7 +43,12 @@ class Sources:
         if name not in self._modules:
             base = self.root.joinpath(*name.split("."))
             path = next((p for p in (base.with_suffix(".py"), base / "__init__.py") if p.is_file()), None)
-            self._modules[name] = _parsed(path.read_text(encoding="utf-8")) if path else None
+            try:
+                self._modules[name] = _parsed(path.read_text(encoding="utf-8")) if path else None
+            except (SyntaxError, ValueError) as error:
+                raise SourceError(
+                    f"{path} cannot be read by Python {sys.version_info[0]}.{sys.version_info[1]}: {error}"
+                ) from None
         return self._modules[name]
 
     def modules_with(self, *words: str) -> Iterator[str]:

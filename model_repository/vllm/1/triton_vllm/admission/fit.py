@@ -45,7 +45,8 @@ def _check_prompt(text: str | None, ids: tuple[int, ...] | None, characters: int
     characters += len(text or "")
     if 0 < facts.max_tokens * limits.max_characters_per_token < characters:
         raise InvalidRequestError(
-            f"the prompt has {characters} characters, too many for this model's maximum of {facts.max_tokens} tokens"
+            f"the prompt has {characters} characters, too many for this model's maximum of {facts.max_tokens} tokens; "
+            f"it takes at most {facts.max_tokens * limits.max_characters_per_token}"
         )
 
 

@@ -45,13 +45,13 @@ class ParserNames:
 
 
 def has_parsers() -> bool:
-    """Return whether this vLLM's parsers read an answer, whole and streamed, by themselves (0.28 on)."""
+    """Return whether this vLLM's parsers read an answer, whole and streamed, by themselves (0.26 on; 0.24 in part)."""
     try:
-        importlib.import_module(_REQUEST)
+        request = importlib.import_module(_REQUEST).ChatCompletionRequest
         parser = importlib.import_module("vllm.parser.abstract_parser").Parser
     except (ImportError, AttributeError):
         return False
-    return hasattr(parser, "parse") and hasattr(parser, "parse_delta")
+    return hasattr(parser, "parse") and hasattr(parser, "parse_delta") and hasattr(request, "extract_structured_outputs")
 
 
 def check_parsers(names: ParserNames) -> None:
@@ -63,7 +63,7 @@ def check_parsers(names: ParserNames) -> None:
     if not names:
         return
     if not has_parsers():
-        raise ParserError("tool_parser needs a vLLM whose vllm.parser reads whole answers and streams (0.28 or later)")
+        raise ParserError("tool_parser needs a vLLM whose vllm.parser reads whole answers and streams (0.26 or later)")
     for argument, name in (("tool_parser", names.tool), ("reasoning_parser", names.reasoning)):
         module, manager = _MANAGERS[argument]
         found = getattr(importlib.import_module(module), manager)

@@ -37,6 +37,7 @@ def pair_renderer(llm: EngineClient) -> RenderPair | None:
             renderer=getattr(llm, "renderer", None),
             chat_template_config=_template_config(),
         )
+        ask = processor.render_async
         fixed = {
             "chat_template": None,
             "max_tokens_per_query": 0,
@@ -51,7 +52,7 @@ def pair_renderer(llm: EngineClient) -> RenderPair | None:
         return None
 
     async def render(first: Any, second: Any, params: Any) -> tuple[Any, Any]:
-        made = await processor.render_async({**fixed, "data_1": first, "data_2": second, "params": params})
+        made = await ask({**fixed, "data_1": first, "data_2": second, "params": params})
         return made["prompts"], made["params"]
 
     return render

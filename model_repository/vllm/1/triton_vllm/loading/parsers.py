@@ -30,7 +30,7 @@ def split(given: Mapping[str, Any], file: str) -> tuple[Mapping[str, Any], str]:
 
 
 def choose(tool: str, values: Mapping[str, Any], file: str) -> compat.ParserNames:
-    """Return the names of the parsers; none where vLLM takes the reasoning's for where a constraint begins only (before 0.28).
+    """Return the names of the parsers; none where vLLM takes the reasoning's for where a constraint begins only (before 0.26).
 
     Args:
         tool: the parser of tool calls.
