@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import shlex
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
 from support.model_requests import STRANGE, ask, ask_all, finals, prompt
-from support.triton_client import generate, generate_stream
+from support.triton_client import generate, generate_stream, post
 from vllm_env.serve.standin import FACTS
 
 if TYPE_CHECKING:
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.e2e
 PROMPT, ANSWER = FACTS[2]
+README = Path(__file__).parents[2] / "README.md"
 GREEDY = {"temperature": 0, "max_tokens": 64}
 
 
@@ -102,6 +105,20 @@ def test_http_generate_stream(server: TritonServer) -> None:
     status, events = generate_stream(server.http_url, {"text_input": PROMPT, "stream": True, **GREEDY})
     assert status == 200
     assert "".join(event["text_output"] for event in events) == ANSWER
+
+
+def test_the_readmes_requests_are_answered(server: TritonServer) -> None:
+    """Its two `curl` lines as they stand there, with this server's port."""
+    text = README.read_text(encoding="utf-8").replace("\\\n", " ")
+    lines = [shlex.split(line) for line in text.splitlines() if line.startswith("curl ")]
+    assert len(lines) == 2
+    for line in lines:
+        host, _, path = next(part for part in line if "/v2/" in part).partition("/")
+        assert host == "localhost:8000"
+        status, body = post(server.http_url, f"/{path}", line[line.index("-d") + 1], timeout=300)
+        events = [json.loads(event.removeprefix("data:")) for event in body.splitlines() if event.strip()]
+        assert status == 200
+        assert ANSWER.split(",")[0] in "".join(event["text_output"] for event in events)
 
 
 def test_http_stream_begins_before_the_answer_has_ended(server: TritonServer) -> None:
