@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from support.model_requests import ask, ask_all, prompt
+from support.patience import wait_for_line
 from support.reference import ONE_THREAD
 from support.settings import with_parameter
 from vllm_env.serve.standin import FACTS
@@ -170,7 +171,7 @@ def test_a_broken_adapter_hurts_nobody(lora_server: TritonServer, made_models: M
     place(made_models.adapters[0], directory / "broken")
     (directory / "broken" / "adapter_model.safetensors").write_bytes(b"\x08\0\0\0\0\0\0\0{}")
     assert text(lora_server, "broken") == "LoRA broken could not be loaded; the server's log has the reason"
-    assert "LoRA adapter 'broken' could not be loaded: " in log(lora_server)
+    wait_for_line(lora_server, "LoRA adapter 'broken' could not be loaded: ")
     place(made_models.adapters[0], directory / "broken")
     assert text(lora_server, "broken") == text(lora_server, "fixed")
 
@@ -186,4 +187,4 @@ def test_an_engine_that_comes_back_finds_its_adapters(
     engine.kill()
     until(lambda: "the engine is back" in log(lora_server))
     assert text(lora_server, "sql") == before
-    assert log(lora_server).count("LoRA adapter sql@") >= 2
+    until(lambda: log(lora_server).count("LoRA adapter sql@") >= 2)

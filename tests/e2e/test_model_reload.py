@@ -15,6 +15,7 @@ from support.leftovers import name_of
 from support.metrics_page import read_metrics
 from support.model_requests import ask, prompt
 from support.open_stream import OpenStream
+from support.patience import wait_for_line
 from support.reference import ONE_THREAD
 from support.settings import with_metrics, with_parameter
 from support.triton_client import post
@@ -77,6 +78,7 @@ def test_an_unchanged_model_is_loaded_once(serving: Serve, mode: str) -> None:
         else:
             time.sleep(POLLS)
         assert ask(server, PROMPT, {"temperature": 0}).text == PROMPT + ANSWER
+        wait_for_line(server, "ready after")
         said = server.log.read_text(errors="replace")
         assert said.count("starting the engine and loading the model") == 1 + said.count("still starting the engine"), said[
             -6000:

@@ -9,7 +9,6 @@ import itertools
 import json
 import os
 import signal
-import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +20,7 @@ from tritonclient.utils import InferenceServerException
 from support.leftovers import name_of
 from support.metrics_page import read_metrics
 from support.model_requests import STRANGE, Answer, ask, ask_all, prompt
+from support.patience import wait_for, wait_for_line
 from support.reference import ONE_THREAD
 from support.settings import with_parameter
 from support.triton_client import generate, get, tensor
@@ -28,7 +28,7 @@ from triton_vllm.official import CANCELLED, CANCELLING, HISTOGRAMS
 from vllm_env.serve.standin import FACTS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
     from support.metrics_page import Metrics
@@ -51,7 +51,6 @@ ECHO = "Error generating stream: When streaming, `exclude_input_in_output` = Fal
 DEAD = "Model is unavailable due to unhealthy vLLM engine"
 UNKNOWN = "Request for unknown model: 'vllm' has no available versions"
 PARAMETERS = {"COMPATIBILITY": "official", "REPORT_CUSTOM_METRICS": "true", "ENABLE_VLLM_HEALTH_CHECK": "true"}
-LIMIT = 240.0  # s until what must come is given up
 
 
 @pytest.fixture(scope="module")
@@ -68,14 +67,6 @@ def official(serving: Serve, made_models: MadeModels) -> Iterator[TritonServer]:
     engine = {"model": str(made_models.llama), "enable_lora": True, "max_lora_rank": 8, "max_loras": 2}
     with serving(engine, environment=ONE_THREAD, prepare=prepare, arguments=control) as running:
         yield running
-
-
-def wait_for(condition: Callable[[], Any], what: str) -> None:
-    """Return once the condition holds."""
-    until = time.monotonic() + LIMIT
-    while not condition():
-        assert time.monotonic() < until, what
-        time.sleep(0.1)
 
 
 def metrics_of(server: TritonServer) -> Metrics:
@@ -213,7 +204,7 @@ def test_an_error_has_its_first_words(official: TritonServer, tensors: dict[str,
     answer = ask(official, None, **{"text_input": PROMPT, **tensors})
     assert answer.error.startswith("Error generating stream: ")
     assert reason in answer.error
-    assert f"[vllm] {answer.error}" in official.log.read_text(errors="replace").replace('\\"', '"')
+    wait_for_line(official, f"[vllm] {answer.error}")
 
 
 def test_an_empty_prompt_is_left_to_vllm(official: TritonServer) -> None:
@@ -262,8 +253,7 @@ def test_an_unknown_adapter_is_answered_with_the_names_of_the_others(official: T
     """Its text, whole; the words that stand before other errors are not in it."""
     error = ask(official, PROMPT, {**GREEDY, "lora_name": "bactrian"}).error
     assert error == "LoRA bactrian is not supported, we currently support ['doll', 'sheep']"
-    log = official.log.read_text(errors="replace")
-    assert "[vllm] LoRA bactrian not found." in log
+    wait_for_line(official, "[vllm] LoRA bactrian not found.")
 
 
 def test_cancelled_requests_are_logged_in_its_words(official: TritonServer) -> None:
@@ -278,8 +268,8 @@ def test_cancelled_requests_are_logged_in_its_words(official: TritonServer) -> N
         client.stop_stream(cancel_requests=True)
     assert isinstance(results[-1][1], InferenceServerException)
     assert results[-1][1].status() == "StatusCode.CANCELLED"
-    wait_for(lambda: CANCELLED in official.log.read_text(errors="replace"), "the line of a cancellation")
-    assert CANCELLING in official.log.read_text(errors="replace")
+    wait_for_line(official, CANCELLED)
+    wait_for_line(official, CANCELLING)
     assert CANCELLING == "[vllm] Cancelling the request"
     assert CANCELLED == "[vllm] Successfully cancelled the request"
 
@@ -311,6 +301,5 @@ def test_a_dead_engine_unloads_the_model(official: TritonServer) -> None:
     assert errors - {""} == {DEAD, UNKNOWN}
     with grpcclient.InferenceServerClient(official.grpc_url) as client:
         assert not client.is_model_ready("vllm")
-    log = official.log.read_text(errors="replace")
-    assert "[vllm] Engine is not healthy and model will be unloaded" in log
-    assert "raw prompt" not in log.lower()  # vLLM warns of those in each log
+    wait_for_line(official, "[vllm] Engine is not healthy and model will be unloaded")
+    assert "raw prompt" not in official.log.read_text(errors="replace").lower()  # vLLM warns of those in each log

@@ -9,7 +9,6 @@ import json
 import os
 import shutil
 import signal
-import time
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +19,7 @@ import tritonclient.grpc as grpcclient
 
 from support.leftovers import name_of
 from support.model_requests import ask
+from support.patience import wait_for, wait_for_line
 from support.reference import ONE_THREAD
 from support.settings import with_parameter
 from support.triton_client import get
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.e2e
 PROMPT, ANSWER = FACTS[2]
 GREEDY = {"temperature": "0"}
-LIMIT = 120.0  # s until what must come is given up
 ENSEMBLE = """
 name: "before"
 platform: "ensemble"
@@ -110,8 +109,7 @@ def test_an_empty_prompt_is_answered_where_the_tokenizer_begins_it(official: Tri
 def test_an_adapter_without_lora_is_refused_in_its_words(official: TritonServer) -> None:
     """`enable_lora` may be a text in its own files; the text of the error stands alone."""
     assert ask(official, PROMPT, {**GREEDY, "lora_name": "doll"}).error == "LoRA feature is not enabled."
-    line = "[vllm] LoRA is not enabled, please restart the backend with LoRA enabled."
-    assert line in official.log.read_text(errors="replace")
+    wait_for_line(official, "[vllm] LoRA is not enabled, please restart the backend with LoRA enabled.")
 
 
 def test_an_ensemble_has_the_models_answer(official: TritonServer) -> None:
@@ -129,12 +127,9 @@ def test_without_the_health_check_a_dead_engine_stays_and_so_does_the_model(offi
         with suppress(psutil.NoSuchProcess):
             if name_of(process).startswith("VLLM::EngineCor"):
                 os.kill(process.pid, signal.SIGKILL)
-    until = time.monotonic() + LIMIT
-    while not (error := ask(official, PROMPT, GREEDY).error):
-        assert time.monotonic() < until, "the engine's end"
+    wait_for(lambda: ask(official, PROMPT, GREEDY).error, "the engine's end")
     for _ in range(3):
-        assert error
-        error = ask(official, PROMPT, GREEDY).error
+        assert ask(official, PROMPT, GREEDY).error
     with grpcclient.InferenceServerClient(official.grpc_url) as client:
         assert client.is_model_ready("vllm")
     assert "model will be unloaded" not in official.log.read_text(errors="replace")
