@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from support import models
 from support.model_requests import ask
 from support.openai_server import openai_server
+from support.pages import requests_in
 from support.reference import ONE_THREAD
 from support.serving import CPU_ARGUMENTS
 from support.triton_client import generate, generate_stream, post
@@ -18,13 +20,13 @@ from vllm_env.base.errors import CommandError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from support.model_requests import Answer
     from support.serving import Parts, Serve
     from vllm_env.serve.server import TritonServer
 
 pytestmark = pytest.mark.e2e
+PAGE = Path(__file__).parents[2] / "docs" / "chat.md"
 ENGINE = {**CPU_ARGUMENTS, "max_model_len": 512, "reasoning_parser": "deepseek_r1"}
 FLAGS = {
     f"return_{name}": True
@@ -296,6 +298,8 @@ def test_a_text_is_not_parsed_and_keeps_its_defaults(servers: Servers) -> None:
             {"chat_template_kwargs": f'{{"thinking_budget": {2**63}}}'},
             "chat_template_kwargs holds an integer of more than 64 bits",
         ),
+        ({"sampling_parameters": '{"include_reasoning": false}'}, "unknown sampling parameter 'include_reasoning'"),
+        ({"sampling_parameters": '{"user": "me"}'}, "unknown sampling parameter 'user'"),
         ({"chat_template_kwargs": '{"continue_final_message": true, "add_generation_prompt": true}'}, "exclude each other"),
     ],
 )
@@ -320,6 +324,14 @@ def test_messages_over_http_generate(servers: Servers) -> None:
     assert "".join(event["text_output"] for event in events).strip() == "Hello, how can I help?"
     status, answer = generate(url, {"messages": [message]})
     assert (status, answer["error"]) == (500, OBJECTS_REFUSED)
+
+
+def test_the_pages_request_is_answered(servers: Servers) -> None:
+    """The `curl` line of docs/chat.md as it stands there, with this server's port."""
+    ((path, body),) = requests_in(PAGE)
+    status, answer = post(servers.triton.http_url, path, body, timeout=300)
+    assert status == 200
+    assert json.loads(answer)["text_output"].strip() == "Hello, how can I help?"
 
 
 def test_a_chat_may_answer_for_as_long_as_there_is_room(server: TritonServer) -> None:

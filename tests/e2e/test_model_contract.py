@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,6 +12,7 @@ import numpy as np
 import pytest
 
 from support.model_requests import STRANGE, ask, ask_all, finals, prompt
+from support.pages import requests_in
 from support.triton_client import generate, generate_stream, post
 from vllm_env.serve.standin import FACTS
 
@@ -109,14 +109,11 @@ def test_http_generate_stream(server: TritonServer) -> None:
 
 def test_the_readmes_requests_are_answered(server: TritonServer) -> None:
     """Its two `curl` lines as they stand there, with this server's port."""
-    text = README.read_text(encoding="utf-8").replace("\\\n", " ")
-    lines = [shlex.split(line) for line in text.splitlines() if line.startswith("curl ")]
-    assert len(lines) == 2
-    for line in lines:
-        host, _, path = next(part for part in line if "/v2/" in part).partition("/")
-        assert host == "localhost:8000"
-        status, body = post(server.http_url, f"/{path}", line[line.index("-d") + 1], timeout=300)
-        events = [json.loads(event.removeprefix("data:")) for event in body.splitlines() if event.strip()]
+    requests = requests_in(README)
+    assert len(requests) == 2
+    for path, body in requests:
+        status, answer = post(server.http_url, path, body, timeout=300)
+        events = [json.loads(event.removeprefix("data:")) for event in answer.splitlines() if event.strip()]
         assert status == 200
         assert ANSWER.split(",")[0] in "".join(event["text_output"] for event in events)
 

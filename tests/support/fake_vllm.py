@@ -60,9 +60,11 @@ class SamplingParams:
     allowed_token_ids: list[int] | None
     logprob_token_ids: list[int] | None
     logit_bias: dict[int, float] | None
+    stream_interval: int | None
     __struct_fields__ = (
         "n", "max_tokens", "temperature", "output_kind", "structured_outputs", "logprobs", "prompt_logprobs", "min_tokens",
         "ignore_eos", "stop", "bad_words", "stop_token_ids", "allowed_token_ids", "logprob_token_ids", "logit_bias",
+        "stream_interval",
     )  # fmt: skip
 
     def __init__(self, **values: Any) -> None:

@@ -44,7 +44,7 @@ def inspect(options: argparse.Namespace, console: Console) -> int:
     if options.json:
         console.result(manifest.to_json().rstrip())
         return 0
-    vllm, archive, stub = manifest.vllm, manifest.archive, manifest.stub
+    vllm, packed, stub = manifest.vllm, manifest.archive, manifest.stub
     facts = {
         "vLLM": f"{vllm.version} {vllm.commit}".strip(),
         "from": f"{vllm.distribution}, {vllm.origin}",
@@ -52,7 +52,7 @@ def inspect(options: argparse.Namespace, console: Console) -> int:
         **manifest.versions,
         "Triton": manifest.triton_release,
         "stub": f"{stub.origin}, {stub.sha256[:16]}",
-        "archive": f"{archive.name}, {archive.size / 1e6:.0f} MB, {archive.sha256[:16]}",
+        "archive": f"{packed.name}, " + (f"{packed.size / 1e6:.0f} MB, {packed.sha256[:16]}" if packed.sha256 else "unpacked"),
         **({"parts": f"{len(parts)}, {sum(p.size for p in parts) / 1e6:.0f} MB"} if (parts := manifest.parts) else {}),
         "lock": manifest.lock_digest[:16],
         "built": f"{manifest.built_at} by {manifest.built_by}",

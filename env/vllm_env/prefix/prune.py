@@ -51,7 +51,7 @@ RULES = (
     Rule("manuals", "nobody reads manuals in a server's environment", re.compile(r"share/(man|doc|info)")),
     Rule(
         "symbols",
-        "tables in programs and libraries that a debugger reads and the loader does not; a fifth of vLLM's CPU environment",
+        "tables in programs and libraries that a debugger reads and the loader does not",
         re.compile(r".+"),
         inside=True,
     ),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import fields, replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,7 +16,7 @@ from support.pictures import picture, png
 from triton_vllm.admission.admit import Admission, Policy
 from triton_vllm.admission.fit import check_params
 from triton_vllm.admission.limits import USUAL, Limits
-from triton_vllm.compat import Facts
+from triton_vllm.compat import ChatDefaults, Facts
 from triton_vllm.delivery.response import Assembler, PoolingAssembler
 from triton_vllm.errors import DEAD, InvalidRequestError, UnsupportedError
 
@@ -67,9 +69,11 @@ def let(triton):
         scores="",
         asleep=False,
         as_official=False,
+        multimodal=False,
     ):
-        engine = SimpleNamespace(tasks=tasks, is_healthy=lambda: healthy, in_flight=lambda: in_flight, facts=lambda: FACTS)
-        engine.scoring_task, engine.is_asleep = (lambda: scores), (lambda: asleep)
+        facts = replace(FACTS, multimodal=multimodal)
+        engine = SimpleNamespace(tasks=tasks, is_healthy=lambda: healthy, in_flight=lambda: in_flight, facts=lambda: facts)
+        engine.scoring_task, engine.is_asleep, engine.chat_defaults = (lambda: scores), (lambda: asleep), ChatDefaults
         log = Log()
         job = Admission("mine", VLLM, engine, adapter, log, Policy(unload_dead, limits, as_official)).admit(request)
         return job, request.sender.sent, log.errors
@@ -297,3 +301,82 @@ def test_an_answer_with_a_vector_for_each_token_is_bounded_and_sent_aside(let, t
     text = json.dumps({"input": "a", "pooling_params": {"task": task}}).encode()
     job, *_ = let(Request(tensors(embedding_request=text)), tasks=(task,))
     assert (job.bulky, job.most_numbers) == (bulky, 1 << 24)
+
+
+def parameters(**values):
+    return tensors(text_input=b"hi", sampling_parameters=json.dumps(values).encode())
+
+
+def chat(*contents, **inputs):
+    return tensors(messages=json.dumps([{"role": "user", "content": content} for content in contents]).encode(), **inputs)
+
+
+def media(kind, *items):
+    return {**tensors(text_input=b"hi"), kind: np.array(items, np.object_)}
+
+
+def clip(url="data:;base64,AAAA"):
+    return {"type": "audio_url", "audio_url": {"url": url}}
+
+
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
+NO_LIMITS = Limits(**{field.name: 0 for field in fields(Limits) if field.name.startswith("max_")})
+ABOVE_ONE = {
+    "max_requests_in_flight": [tensors(text_input=b"hi"), tensors(embedding_request=b'{"input": ["a", "b"]}')],
+    "max_request_bytes": [tensors(text_input=b"hi"), media("image", PNG)],
+    "max_text_bytes": [
+        tensors(text_input=b"hi"),
+        tensors(prompt_token_ids=1),
+        tensors(embedding_request=EMBEDDING),
+        chat("hi"),
+    ],
+    "max_parameter_bytes": [parameters(n=1), chat("hi", tools=b"[]"), chat("hi", chat_template_kwargs=b"{}")],
+    "max_characters_per_token": [tensors(text_input=b"x" * 101), chat("x" * 101)],
+    "max_json_depth": [parameters(stop=["a"]), chat([PART]), tensors(embedding_request=EMBEDDING)],
+    "max_messages": [chat("hi", "hi")],
+    "max_parts": [chat([{"type": "text", "text": "a"}] * 2)],
+    "max_tools": [chat("hi", tools=json.dumps([TOOL] * 2).encode(), tool_choice=b"none")],
+    "max_inputs": [
+        tensors(embedding_request=b'{"input": ["a", "b"]}'),
+        tensors(embedding_request=b'{"query": "a", "documents": ["b", "c"]}'),
+    ],
+    "max_n": [parameters(n=2)],
+    "max_answer_tokens": [parameters(n=2, max_tokens=1)],
+    "max_logprobs": [parameters(logprobs=2), parameters(prompt_logprobs=2), parameters(logprobs=-1)],
+    "max_stream_interval": [parameters(stream_interval=2)],
+    "max_stop_strings": [parameters(stop=["a", "b"]), parameters(bad_words=["a", "b"])],
+    "max_constraint_bytes": [parameters(guided_json={"type": "string"}), parameters(guided_choice=["a", "b"])],
+    "max_constraint_depth": [parameters(guided_regex="((a))"), parameters(guided_grammar='root ::= (("a"))')],
+    "max_constraint_repeats": [
+        parameters(guided_regex="a{2}"),
+        parameters(guided_json={"type": "string", "maxLength": 2}),
+        parameters(guided_grammar='root ::= "a"{2}'),
+    ],
+    "max_choices": [parameters(guided_choice=["a", "b"]), parameters(guided_json={"enum": ["a", "b"]})],
+    "max_images": [media("image", PNG, PNG), chat([PART, PART])],
+    "max_image_bytes": [media("image", PNG), chat([PART])],
+    "max_image_pixels": [media("image", PNG), chat([PART])],
+    "max_clips": [media("audio", b"AAAA", b"AAAA"), media("video", b"AAAA", b"AAAA"), chat([clip(), clip()])],
+    "max_clip_bytes": [media("audio", b"AAAA"), media("video", b"AAAA"), chat([clip()])],
+}
+"""Requests that ask for two of something, or for more, by the limit of it."""
+ELSEWHERE = {
+    *("max_clip_seconds", "max_video_frames", "max_frame_pixels"),  # test_clips.py and test_audio.py: with the file's header
+    *("max_constraint_seconds", "max_queue_seconds", "max_pooled_numbers"),  # test_compiling, _engine_queue, _engine_parts...
+}
+
+
+def test_each_limit_has_its_requests():
+    """A new limit is in one of the two."""
+    assert {field.name for field in fields(Limits) if field.name.startswith("max_")} == {*ABOVE_ONE} | ELSEWHERE
+
+
+@pytest.mark.parametrize(("name", "given"), [(name, one) for name, several in ABOVE_ONE.items() for one in several])
+def test_what_is_above_a_limit_is_told_the_limit_and_zero_is_none(let, name, given):
+    """README says so of all; the other limits are off."""
+    asked = {"in_flight": 1, "multimodal": True, "tasks": ("generate", "embed", "classify"), "scores": "classify"}
+    _, sent, _ = let(Request(given), limits=replace(NO_LIMITS, **{name: 1}), **asked)
+    told = "100" if name == "max_characters_per_token" else "1"  # times the model's 100 tokens
+    assert re.search(rf"\b{told}\b", sent[0][0].error.message.rpartition(";")[2])
+    job, sent, _ = let(Request(given), limits=NO_LIMITS, **asked)
+    assert (job is not None, [response.error.message for response, _ in sent]) == (True, [])

@@ -27,6 +27,15 @@ def test_a_name_that_is_not_found_is_an_error_only_if_it_is_required():
         parts._find("gone", ("json", "pickle"))
 
 
+@pytest.mark.parametrize(("own", "taken"), [("40", 40.0), (None, 300.0)])
+def test_how_long_a_step_may_take_is_vllms_to_say(monkeypatch, own, taken):
+    """Its VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS; a vLLM without it is given five minutes."""
+    given = {"VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": own}
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(__path__=["/nowhere/vllm"]))
+    monkeypatch.setattr(parts, "_find", lambda name, places, required=True: given.get(name))
+    assert parts.load().step_timeout_s == taken
+
+
 @dataclasses.dataclass
 class Arguments:
     """In place of vLLM's, with an annotation that only type checkers can resolve."""

@@ -40,6 +40,16 @@ def test_inspect_prints_a_manifest(model: Path, manifest: Manifest, capsys: pyte
     assert capsys.readouterr().out == manifest.to_json()
 
 
+def test_inspect_names_no_size_of_an_unpacked_environment(
+    model: Path, manifest: Manifest, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Only an archive's is recorded; 0 MB would be wrong."""
+    record = replace(manifest.archive, name="vllm_env", size=0, sha256="")
+    (model / "vllm_env.json").write_text(replace(manifest, archive=record).to_json(), encoding="utf-8")
+    assert _run("inspect", "--model-repository", model.parent) == 0
+    assert "archive        vllm_env, unpacked\n" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("command", ["inspect", "verify"])
 def test_a_repository_without_a_build_is_a_failure(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Not a traceback: what to run first."""
