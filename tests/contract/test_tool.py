@@ -77,6 +77,18 @@ WRONG = {
         *("v1/engine/core_client.py", "\n\ndef late(processor, n, out):\n    processor.request_states[n].queue.put(out)\n", None),
         "RequestOutputCollector.put: called in vllm.v1.engine.core_client.late(out) now",
     ),
+    "a caller of put by reference": (
+        *(
+            "v1/engine/core_client.py",
+            "\n\ndef late(loop, state):\n    loop.call_soon(state.queue.put, None)\n",
+            None,
+        ),
+        "RequestOutputCollector.put: called in vllm.v1.engine.core_client.late(by reference) now",
+    ),
+    "an end of a cancelled request that is not put": (
+        *(PROCESSOR, "queue.put(request_output)", "queue.done = request_output"),
+        f"RequestOutputCollector.put: not called in {ABORT}(request_output) any more",
+    ),
     "something new that is put": (
         *(PROCESSOR, "queue.put(request_output)", "queue.put(ValueError(request_output))"),
         f"RequestOutputCollector.put: called in {ABORT}(ValueError(request_output)) now",

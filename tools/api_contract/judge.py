@@ -127,8 +127,7 @@ def _answers(sources: Sources, version: str) -> Iterator[str]:
         yield f"vllm.v1.engine.async_llm.AsyncLLM.add_request: returns {returns}, and no {needs.COLLECTOR}"
     putting = put_calls(sources)
     yield from (f"{needs.COLLECTOR}.put: called in {call} now" for call in putting if call not in needs.PUT_BY)
-    if not any(".process_outputs(" in call for call in putting):
-        yield f"{needs.COLLECTOR}.put: not called by OutputProcessor.process_outputs any more"
+    yield from (f"{needs.COLLECTOR}.put: not called in {call} any more" for call in needs.PUT_ALWAYS if call not in putting)
     handling = callers(sources, needs.HANDLER.split(".AsyncLLM")[0], "process_outputs")
     if handling != [needs.HANDLER]:
         yield f"OutputProcessor.process_outputs: called by {', '.join(handling) or 'nobody'}, and not by {needs.HANDLER} alone"

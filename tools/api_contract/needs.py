@@ -226,6 +226,8 @@ PUT_BY = frozenset(
         f"{_ENGINE}.AsyncLLM._add_streaming_input_request.handle_inputs(STREAM_FINISHED)",
     }
 )
+PUT_ALWAYS = tuple(f"{_PROCESSOR}.OutputProcessor.{name}(request_output)" for name in ("process_outputs", "abort_requests"))
+"""What brings answers, and the end of a cancelled request."""
 HANDLER = f"{_ENGINE}.AsyncLLM._run_output_handler.output_handler"
 """What alone calls `process_outputs` in AsyncLLM's module."""
 # modules that say what is wrong with a request; not all versions have each

@@ -142,15 +142,17 @@ class CallSite(NamedTuple):
     arguments: str
 
 
-def calls_of(tree: ast.Module, method: str) -> Iterator[CallSite]:
-    """Yield the calls of a method."""
+def calls_of(tree: ast.Module, *methods: str) -> Iterator[CallSite]:
+    """Yield the calls of methods; one that is only named, to be called elsewhere, has `by reference` for its arguments."""
 
     def walk(node: ast.AST, path: tuple[str, ...]) -> Iterator[CallSite]:
+        called = node.func if isinstance(node, ast.Call) else None
         for child in ast.iter_child_nodes(node):
             named = isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
-            if isinstance(child, ast.Call) and isinstance(child.func, ast.Attribute) and child.func.attr == method:
-                given = ", ".join(ast.unparse(argument) for argument in (*child.args, *child.keywords))
-                yield CallSite(".".join(path), ast.unparse(child.func.value), given)
+            if isinstance(child, ast.Attribute) and child.attr in methods:
+                given = (*node.args, *node.keywords) if isinstance(node, ast.Call) and child is called else None
+                arguments = "by reference" if given is None else ", ".join(map(ast.unparse, given))
+                yield CallSite(".".join(path), ast.unparse(child.value), arguments)
             yield from walk(child, (*path, child.name) if named else path)  # type: ignore[attr-defined]
 
     return walk(tree, ())
