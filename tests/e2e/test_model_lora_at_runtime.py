@@ -16,6 +16,7 @@ from support.model_requests import ask, ask_all, prompt
 from support.patience import wait_for_line
 from support.reference import ONE_THREAD
 from support.settings import with_parameter
+from triton_vllm.loading.lora import UNLISTED
 from vllm_env.serve.standin import FACTS
 
 if TYPE_CHECKING:
@@ -118,6 +119,7 @@ def test_an_adapter_is_added_used_replaced_and_removed_under_load(
     first, second = made_models.adapters
     assert text(lora_server, "sql") == "LoRA sql is not supported"
     alone, base = text(lora_server, "fixed"), text(lora_server, None)
+    wait_for_line(lora_server, UNLISTED)
     with neighbours(lora_server) as answers:
         place(first, directory / "sql")
         added = text(lora_server, "sql")

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from triton_vllm.errors import ConfigError, InvalidRequestError, UnavailableError
-from triton_vllm.loading.lora import read
+from triton_vllm.loading.lora import is_listed, read
 
 
 def make(*args):
@@ -142,3 +142,15 @@ def test_a_directory_must_be_there_and_needs_lora(model):
         read(model, model / "1", enabled=True, make=make, directory="nowhere")
     with pytest.raises(ConfigError, match="LORA_DIRECTORY needs the engine argument enable_lora"):
         read(model, model / "1", enabled=False, make=make, directory="adapters")
+
+
+def test_the_frontend_needs_both_files_in_the_versions_folder(model):
+    """One beside it, or one of them alone, is as none."""
+    write(model, {"a": "adapters/a"})
+    (model / "1" / "model.json").write_text('{"enable_lora": true}')
+    assert not is_listed(model / "1")
+    (model / "1" / "multi_lora.json").write_text("{}")
+    assert is_listed(model / "1")
+    assert read(model, model / "1", enabled=True, make=make).requests == {}
+    (model / "1" / "model.json").unlink()
+    assert not is_listed(model / "1")

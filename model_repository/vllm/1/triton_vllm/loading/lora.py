@@ -14,11 +14,16 @@ from typing import TYPE_CHECKING, Any
 from triton_vllm.coerce import shown
 from triton_vllm.errors import ConfigError, InvalidRequestError, UnavailableError
 from triton_vllm.inference.adapter_files import is_name
+from triton_vllm.loading.engine_args import OFFICIAL_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 FILE_NAME = "multi_lora.json"
+UNLISTED = (
+    f"Triton's OpenAI frontend finds adapters in 1/{OFFICIAL_NAME} and 1/{FILE_NAME} only; without both, a request "
+    "through it that names one may be answered by the base model (docs/official_backend.md)"
+)
 
 
 @dataclass(frozen=True)
@@ -100,6 +105,11 @@ def read(
             broken[name] = str(error)
     requests = {name: make(name, number, place) for number, (name, place) in enumerate(places.items(), start=1)}
     return Adapters(enabled=True, requests=requests, directory=root, official=official, broken=broken)
+
+
+def is_listed(version_dir: Path) -> bool:
+    """Return whether Triton's OpenAI frontend finds the names of adapters: it leaves one out that it does not find."""
+    return all((version_dir / name).is_file() for name in (OFFICIAL_NAME, FILE_NAME))
 
 
 def _table(path: Path) -> dict[str, str]:

@@ -114,6 +114,8 @@ def _read_adapters(
     )
     for reason in adapters.broken.values():
         log.warning(f"{reason}; its requests are refused")
+    if adapters.enabled and not lora.is_listed(version_dir):
+        log.info(lora.UNLISTED)
     return adapters
 
 
