@@ -155,6 +155,19 @@ def test_http_client_that_goes_away(long_server: TritonServer) -> None:
         time.sleep(0.5)
 
 
+def test_http_stream_whose_client_goes_away(long_server: TritonServer) -> None:
+    """Triton notices when it writes to it, and the slot is free while another request, begun before it, still runs."""
+    with OpenStream(long_server.grpc_url, prompt(PROMPT, LONG, stream=True)) as other:
+        other.wait(3)
+        connection = http.client.HTTPConnection(urlsplit(long_server.http_url).netloc, timeout=PATIENCE)
+        connection.request("POST", "/v2/models/vllm/generate_stream", json.dumps({"text_input": PROMPT, "stream": True, **LONG}))
+        assert b"text_output" in connection.getresponse().readline()
+        connection.close()
+        wait_for_slot(long_server)
+        assert not other.ended
+    wait_for_slot(long_server)
+
+
 def long_answers(server: TritonServer) -> float:
     """Return how many answers of more than a thousand tokens have ended well; no other test here waits for one."""
     page = read_metrics(f"http://127.0.0.1:{server.ports.metrics}/metrics")
