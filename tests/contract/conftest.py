@@ -26,6 +26,7 @@ READ = (
         "v1/engine",
         "v1/structured_output",
         "v1/executor",
+        "v1/metrics/loggers.py",
         "model_executor/models/registry.py",
     ),
 )

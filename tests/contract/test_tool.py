@@ -89,6 +89,18 @@ WRONG = {
         *(PROCESSOR, "queue.put(request_output)", "queue.done = request_output"),
         f"RequestOutputCollector.put: not called in {ABORT}(request_output) any more",
     ),
+    "another constructor of a decoder": (
+        *(
+            "multimodal/media/video.py",
+            "        image_io: ImageMediaIO,\n",
+            "        image_io: ImageMediaIO,\n        cache: dict,\n",
+        ),
+        "vllm.multimodal.media.VideoMediaIO.__init__(cache=): required now",
+    ),
+    "other figures of a front end": (
+        *("v1/metrics/loggers.py", "        engine_idx: int | None = None,\n    ):", "        rank: int | None = None,\n    ):"),
+        "vllm.v1.metrics.loggers.StatLoggerManager.record(engine_idx=): gone",
+    ),
     "something new that is put": (
         *(PROCESSOR, "queue.put(request_output)", "queue.put(ValueError(request_output))"),
         f"RequestOutputCollector.put: called in {ABORT}(ValueError(request_output)) now",

@@ -30,6 +30,8 @@ class Member:
 
 _CHAT = "vllm.entrypoints.openai.chat_completion.protocol"
 PARSERS = "0.28"
+MEDIA = "0.20"
+"""Before, the classes had other places; the names are looked for in all of them."""
 
 
 def _fields(*names: str, since: str = OLDEST) -> dict[str, Member]:
@@ -163,6 +165,18 @@ STATED: Mapping[str, Mapping[str, Member]] = {
     },
     "vllm.entrypoints.pooling.scoring.io_processor.ScoringIOProcessor": {
         "render_async": Member(None, since=PARSERS),
+    },
+    # of a model with several instances: where the front ends listen, and whose figures each is given
+    "vllm.v1.engine.utils.EngineZmqAddresses": _fields("inputs", "outputs", "frontend_stats_publish_address", since="0.28"),
+    "vllm.v1.metrics.loggers.StatLoggerManager": {
+        "record": Member(("scheduler_stats", "iteration_stats", "mm_cache_stats", "engine_idx"), awaited=False, since="0.28"),
+    },
+    # what decodes pictures, audio and video
+    "vllm.multimodal.media.ImageMediaIO": {"load_bytes": Member(("data",), awaited=False, since=MEDIA)},
+    "vllm.multimodal.media.AudioMediaIO": {"load_bytes": Member(("data",), awaited=False, since=MEDIA)},
+    "vllm.multimodal.media.VideoMediaIO": {
+        "load_bytes": Member(("data",), awaited=False, since=MEDIA),
+        "__init__": Member(("image_io",), awaited=False, since=MEDIA),
     },
     "vllm.platforms.interface.Platform": {"is_cpu": Member((), awaited=False), **_fields("ray_device_key")},
 }
