@@ -99,6 +99,24 @@ def test_a_misspelt_parameter_of_the_tensor_is_kept_for_refusal():
     assert parse(tensors(text_input="hi", sampling_parameters='{"Temperature": 1}'), "").parameters == {"Temperature": 1}
 
 
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ({"best_of": 1}, {}),
+        ({"logprobs": False}, {}),
+        ({"best_of": 2}, {"best_of": 2}),
+        ({"best_of": True, "logprobs": 0}, {"best_of": True, "logprobs": 0}),
+        ({"logprobs": True}, {"logprobs": True}),
+    ],
+)
+def test_what_earlier_frontends_send_with_every_request_asks_for_nothing(given, kept):
+    """Other values do, and are kept to be taken or refused by name."""
+    request = parse(tensors(text_input="hi", sampling_parameters=json.dumps(given)), "")
+    assert isinstance(request, GenerateRequest)
+    assert request.parameters == kept
+    assert [type(value) for value in request.parameters.values()] == [type(value) for value in kept.values()]
+
+
 def test_tritons_timeout_is_used_where_no_other_is_given():
     """Triton keeps its timeout parameter apart from the others."""
     assert parse(tensors(text_input="hi"), "", 7).timeout == 7

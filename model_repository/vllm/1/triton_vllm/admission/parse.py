@@ -27,6 +27,10 @@ PARALLEL = "parallel_tool_calls"
 # Names that Triton's frontends and request parameters reserve; they reach the parameters only by forwarding.
 RESERVED = ("sequence_id", "sequence_start", "sequence_end", "headers", "traceparent", "tracestate")
 
+# Triton's OpenAI frontends of 2024 and 2025 send the one with each completion and the other with each chat; vLLM has no `best_of`
+# any more, and its `logprobs` is a number.
+UNSAID = (("best_of", 1), ("logprobs", False))
+
 
 def parse(inputs: Inputs, parameters: str, timeout: int = 0, limits: Limits = USUAL, *, as_official: bool = False) -> Request:
     """Parse one request.
@@ -148,9 +152,12 @@ def _parameters(inputs: Inputs, parameters: str, limits: Limits) -> dict[str, An
         values = json_object(parameters, "the request parameters", limits.max_json_depth) if parameters else {}
         # A forwarded HTTP header arrives as a parameter too; a dash or a capital is in none of vLLM's names.
         values = {k: v for k, v in values.items() if k.isidentifier() and k == k.lower()}
-    return {
-        key: value for key, value in values.items() if value is not None and key not in RESERVED and not key.startswith("triton_")
-    }
+    given = {key: value for key, value in values.items() if value is not None and key not in RESERVED}
+    return {key: value for key, value in given.items() if not (key.startswith("triton_") or _is_unsaid(key, value))}
+
+
+def _is_unsaid(key: str, value: Any) -> bool:
+    return any(key == name and type(value) is type(default) and value == default for name, default in UNSAID)
 
 
 def _lora_name(values: dict[str, Any]) -> str | None:
