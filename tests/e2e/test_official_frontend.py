@@ -65,6 +65,18 @@ def test_a_completion(llama_server: TritonServer, name: str) -> None:
     assert len(counts) == 1 or GENERATE[name]["stream"]
 
 
+def test_what_a_completion_is_asked_to_be(llama_server: TritonServer) -> None:
+    """Each parameter of the frontend's own changes the answer: where it ends, how long it is, what it may say."""
+    assert answer_to(llama_server, GENERATE["chat that stops"]).text == ANSWER.split("river")[0]
+    plain, longer = (answer_to(llama_server, GENERATE[name]) for name in ("completion", "chat of sixteen tokens"))
+    assert plain.values("num_output_tokens")[0][0] < 16 == longer.values("num_output_tokens")[0][0]
+    named = ("completion by chance", "completion by chance", "completion by another chance", "completion that may repeat nothing")
+    one, again, other, new = (answer_to(llama_server, GENERATE[name]).text for name in named)
+    assert one == again
+    assert len({one, other, new, plain.text}) == 4
+    assert answer_to(llama_server, GENERATE["completion by the likeliest only"]).text == plain.text
+
+
 def test_echo(llama_server: TritonServer) -> None:
     """Before a whole answer; with a streamed one it is the official backend's error."""
     assert answer_to(llama_server, GENERATE["completion with echo"]).text == PROMPT + ANSWER
@@ -109,4 +121,4 @@ def test_an_embedding(embedding_server: TritonServer, name: str) -> None:
 
 def test_dimensions_that_the_model_has_not_are_an_error(embedding_server: TritonServer) -> None:
     """vLLM's, as with the official backend: only a model that was trained for it has other ones."""
-    assert "dimensions" in answer_to(embedding_server, EMBED["dimensions"]).error
+    assert "dimensions=32" in answer_to(embedding_server, EMBED["dimensions"]).error
