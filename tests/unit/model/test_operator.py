@@ -17,6 +17,7 @@ from triton_vllm.admission.parse import parse
 from triton_vllm.delivery.reply import Reply
 from triton_vllm.delivery.response import ToldAssembler
 from triton_vllm.errors import DEAD, AdapterError, CancelledError, UnavailableError, UnsupportedError
+from triton_vllm.inference.operator import ASLEEP
 from triton_vllm.job import Job
 from triton_vllm.request import ENGINE_FIELDS, OPERATIONS, OperatorRequest
 
@@ -122,6 +123,29 @@ def test_sleep_waits_for_what_is_in_flight(started, frees, level):
     assert told(engine, got, job("reset_prefix_cache")) == {"operation": "reset_prefix_cache", "reset": True}
 
 
+def test_what_was_admitted_just_before_a_sleep_does_not_wait_for_its_end(started):
+    """While the sleep waits it is one more to wait for; once vLLM was told, it would be held until somebody wakes it up."""
+    engine, got = started()
+    llm, put = added(engine, fake_job())
+    sleeper = Sleeper(llm)
+    engine.submit(job("sleep"))
+    until(engine.is_asleep)
+    _, put_second = added(engine, fake_job())  # whoever admitted it looked before
+    put(output(finished=True))
+    got.get(timeout=PROMISED)
+    assert sleeper.levels == []
+    put_second(output(finished=True))
+    got.get(timeout=PROMISED)
+    assert got.get(timeout=PROMISED)[1].outputs["asleep"] is True
+    before = len(llm.collectors)
+    engine.submit(late := fake_job())
+    found, error = got.get(timeout=PROMISED)
+    assert (found, type(error), str(error)) == (late, UnavailableError, ASLEEP)
+    assert (len(llm.collectors), llm.aborted, engine.in_flight()) == (before, [], 0)
+    assert told(engine, got, job("wake_up")) == {"operation": "wake_up", "asleep": False}
+    added(engine, fake_job())
+
+
 def test_a_sleep_that_is_cancelled_or_fails_leaves_the_model_awake(started):
     """Nobody else would know to wake it up."""
     engine, got = started()
@@ -139,6 +163,7 @@ def test_a_sleep_that_is_cancelled_or_fails_leaves_the_model_awake(started):
     sleeper.error = RuntimeError("secret")
     assert "secret" not in str(told(engine, got, job("sleep")))
     assert not engine.is_asleep()
+    added(engine, fake_job())
 
 
 def test_what_nobody_wants_any_more_is_not_begun(started):

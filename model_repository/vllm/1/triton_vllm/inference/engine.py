@@ -16,7 +16,7 @@ from triton_vllm.delivery import supervised
 from triton_vllm.errors import DEAD, AdapterError, CancelledError, InternalError, UnavailableError
 from triton_vllm.inference.gathering import Gathering
 from triton_vllm.inference.minimum import bound_minimum
-from triton_vllm.inference.operator import Operator
+from triton_vllm.inference.operator import ASLEEP, Operator
 from triton_vllm.inference.outcome import FAILED, Translator, failure
 from triton_vllm.inference.overdue import BEGUN, find_overdue
 from triton_vllm.request import OperatorRequest
@@ -304,6 +304,8 @@ class Engine:
             if isinstance(job.request, OperatorRequest):
                 self._finish(job, await self._operator.run(self._llm, job, job.request))
                 return
+            if self._operator.closed:
+                raise UnavailableError(ASLEEP)  # noqa: TRY301
             if self._store is not None and job.lora is None and job.request.lora_name is not None:
                 job.adapter = await self._store.acquire(self._llm, job.request.lora_name)
                 job.lora = job.adapter.request

@@ -32,6 +32,7 @@ class Operator:
 
     Attributes:
         asleep: no other request is taken; read by other threads.
+        closed: the engine was told to sleep; what was admitted just before is refused, too: vLLM would hold it until it wakes up.
         store: adapters that may change, if there are any.
     """
 
@@ -41,7 +42,7 @@ class Operator:
         self._calls = Calls()
         self._lock = asyncio.Lock()
         self._wakes = 0  # asked for so far: one that comes ends the sleeps before it that have not begun
-        self.asleep = False
+        self.asleep = self.closed = False
         self.store: AdapterStore | None = None
 
     async def run(self, llm: EngineClient, job: Job, request: OperatorRequest) -> Told:
@@ -72,7 +73,7 @@ class Operator:
 
     def begin_anew(self) -> None:
         """Take note that the engine was started again: it is awake."""
-        self.asleep = False
+        self.asleep = self.closed = False
 
     def give_up(self) -> None:
         """End what waits for an engine that has died."""
@@ -82,7 +83,7 @@ class Operator:
         frees = compat.frees_memory(llm)
         if level == 1 and not frees:
             raise UnsupportedError("this model frees no memory in its sleep: its engine argument enable_sleep_mode is not set")
-        was, self.asleep = self.asleep, True
+        was, self.asleep = (self.asleep, self.closed), True
         try:
             while any(not isinstance(other.request, OperatorRequest) for other in self._jobs()):
                 if job.ended:
@@ -90,15 +91,16 @@ class Operator:
                 if wakes != self._wakes:
                     raise UnavailableError("wake_up was asked for before the requests in flight had ended")  # noqa: TRY301
                 await asyncio.sleep(LOOK_S)
+            self.closed = True  # in the same step of the loop as the last look: a job is in flight then, or begins after it
             await self._calls.answer(llm.sleep(int(frees) if level is None else level))
         except BaseException:
-            self.asleep = was
+            self.asleep, self.closed = was
             raise
         return {"asleep": True}
 
     async def _wake_up(self, llm: EngineClient) -> dict[str, Any]:
         await self._calls.answer(llm.wake_up())
-        self.asleep = False
+        self.asleep = self.closed = False
         return {"asleep": False}
 
     async def _is_sleeping(self, llm: EngineClient) -> dict[str, Any]:
