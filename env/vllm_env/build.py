@@ -42,15 +42,11 @@ class BuildResult:
 
 def build(workspace: Workspace, request: BuildRequest, *, dry_run: bool = False) -> BuildResult | Plan:
     """Build what is asked for and publish it, or return the plan of a dry run; after an error all is as it was."""
-    try:
-        with workspace.exclusive():
-            for folder in workspace.cache.remove_abandoned():
-                workspace.console.debug(f"removed {folder}, left by a build that was killed")
-            plan = make_plan(workspace, request)
-            return plan if dry_run else _Build(workspace, request, plan).run()
-    except KeyboardInterrupt:
-        workspace.cache.remove_abandoned()  # it may have hit the very code that removes a staging folder
-        raise
+    with workspace.exclusive():
+        for folder in workspace.cache.remove_abandoned():
+            workspace.console.debug(f"removed {folder}, left by a build that was killed")
+        plan = make_plan(workspace, request)
+        return plan if dry_run else _Build(workspace, request, plan).run()
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from .filesystem import remove_tree
+from .interrupts import interrupts_held
 
 
 @contextlib.contextmanager
@@ -37,14 +38,15 @@ def locked_folder(place: Path, prefix: str) -> Iterator[Path]:
     The lock tells a living owner from a dead one. The id of its process would not: two containers that share a repository
     or a cache do not see each other's processes, and the builder is often process 1 in both.
     """
-    with contextlib.ExitStack() as stack:
+    with interrupts_held() as let_through, contextlib.ExitStack() as stack:
         folder = place
         while folder == place or not folder.exists():  # until it is locked, another build may take it for abandoned
             folder = Path(tempfile.mkdtemp(prefix=prefix, dir=place))
             stack.callback(remove_tree, folder)
             with contextlib.suppress(FileNotFoundError):
                 stack.callback(os.close, _lock(folder, fcntl.LOCK_EX))
-        yield folder
+        with let_through():
+            yield folder
 
 
 def remove_unlocked(folder: Path, *, dry_run: bool = False) -> bool:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from .errors import SPACE_REMEDY, CommandError
+from .interrupts import interrupts_held
 
 Child = subprocess.Popen[str]
 """A program that :func:`start` started."""
@@ -40,11 +41,20 @@ def run(
     process's variables, an empty value removes one; ``on_line`` is called with each line as it is printed.
     """
     arguments = [str(a) for a in argv]
-    try:
-        child = start(arguments, env=env, cwd=cwd, stdout=subprocess.PIPE)
-    except OSError as error:
-        raise CommandError(f"Could not {what}: {arguments[0]} does not start ({error.strerror}).", remedy=remedy) from error
-    output = _read(child, on_line)
+    with interrupts_held() as let_through:  # from before there is a child until it has been ended
+        try:
+            child = start(arguments, env=env, cwd=cwd, stdout=subprocess.PIPE)
+        except OSError as error:
+            raise CommandError(f"Could not {what}: {arguments[0]} does not start ({error.strerror}).", remedy=remedy) from error
+        try:
+            with let_through():
+                output = _read(child, on_line)
+        except BaseException:
+            end_session(child)
+            raise
+        finally:
+            if child.stdout:
+                child.stdout.close()
     if child.returncode != 0:
         tail = "\n".join(output.splitlines()[-_TAIL_LINES:])
         full = os.strerror(errno.ENOSPC) in tail
@@ -88,6 +98,7 @@ def start(
 ) -> Child:
     """Start a program in a session of its own, which ends with the thread that has started it; OSError if it cannot be.
 
+    To be called while interrupts are held: until the caller has the child, nobody would end it.
     ``stdout`` receives stderr as well, ``subprocess.PIPE`` gives UTF-8 text; ``env`` is added to this process's variables,
     an empty value removes one; ``when_parent_ends`` is the signal that the program gets when this process ends.
     """
@@ -100,36 +111,21 @@ def start(
             child = subprocess.Popen([str(part) for part in (*head, *argv)], stdout=stdout, **options)
         finally:
             os.close(writer)
-        _require_started(child, pipe)
-    return child
-
-
-def _require_started(child: Child, pipe: IO[bytes]) -> None:
-    try:
         failure = pipe.read()  # ends when the launcher has become the program
-    except BaseException:
-        end_session(child)
-        raise
     if failure:
         child.communicate()
         raise OSError(int(failure), os.strerror(int(failure)))
+    return child
 
 
 def _read(child: Child, on_line: Callable[[str], None] | None) -> str:
-    """Read what a program prints until it ends; an exception ends it and all that it started."""
+    """Read what a program prints until it ends."""
     lines: deque[str] = deque(maxlen=100_000)
-    try:
-        for line in child.stdout or ():
-            lines.append(line)
-            if on_line:
-                on_line(line.rstrip("\n"))
-        child.wait()
-    except BaseException:
-        end_session(child)
-        raise
-    finally:
-        if child.stdout:
-            child.stdout.close()
+    for line in child.stdout or ():
+        lines.append(line)
+        if on_line:
+            on_line(line.rstrip("\n"))
+    child.wait()
     return "".join(lines)
 
 

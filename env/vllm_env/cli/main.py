@@ -7,15 +7,14 @@ import dataclasses
 import json
 import shlex
 import shutil
-import signal
 import sys
 import traceback
 from pathlib import Path
-from typing import NoReturn
 
 from vllm_env.base.cache import give_cache
 from vllm_env.base.console import Console
 from vllm_env.base.errors import CommandError, VllmEnvError
+from vllm_env.base.interrupts import take_interrupts
 from vllm_env.base.workspace import CHECKOUT, TOOLS
 from vllm_env.build import BuildResult, build
 from vllm_env.lock.pins import NotBuiltError
@@ -32,7 +31,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run the command line and return the exit code."""
     arguments = sys.argv[1:] if argv is None else argv
     console = Console(quiet="--quiet" in arguments, verbose="--verbose" in arguments)
-    signal.signal(signal.SIGTERM, _interrupt)
+    take_interrupts()
     try:
         return _dispatch(arguments, console)
     except VllmEnvError as error:
@@ -48,10 +47,6 @@ def main(argv: list[str] | None = None) -> int:
         return 1
     finally:
         give_cache()
-
-
-def _interrupt(*_: object) -> NoReturn:
-    raise KeyboardInterrupt
 
 
 def _show(error: VllmEnvError, console: Console) -> None:

@@ -54,9 +54,6 @@ def publish(workspace: Workspace, built: BuiltSet, repository: Path, model: str,
                 _publish_in_place(built, target, template)
             else:
                 _publish_by_exchange(built, target, template, place)
-    except KeyboardInterrupt:
-        remove_abandoned_staging(repository)  # it may have hit the very code that does so
-        raise
     except OSError as error:
         raise VllmEnvError(
             f"--model-repository {repository} cannot be written: {error.strerror} ({error.filename or target}).",

@@ -26,6 +26,7 @@ import psutil
 
 from vllm_env.base.console import Console
 from vllm_env.base.errors import CommandError
+from vllm_env.base.interrupts import interrupts_held
 from vllm_env.base.process import Child, has_ended, start
 
 from . import leftovers, processes, server_log
@@ -141,15 +142,14 @@ class TritonServer:
         # a folder for temporary files of its own: vLLM leaves sockets there, one for each engine that it starts
         self._started, self._failed, self._dead = time.time(), True, frozenset()
         self._scratch = Path(tempfile.mkdtemp(prefix="vllm_env_server_"))
-        own = {"TMPDIR": str(self._scratch), processes.MARKER: self._id}
+        variables = {**self._launch.environment, "TMPDIR": str(self._scratch), processes.MARKER: self._id}
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as sink:
             self._log_start = sink.tell()
             try:
                 # SIGTERM and not SIGKILL: on a clean exit the server removes the environment that it extracted
-                self._child = start(
-                    self._command(), stdout=sink, env={**self._launch.environment, **own}, when_parent_ends=signal.SIGTERM
-                )
+                with interrupts_held():  # until stop() knows it
+                    self._child = start(self._command(), stdout=sink, env=variables, when_parent_ends=signal.SIGTERM)
             except OSError as error:
                 raise CommandError(
                     f"{self.binary} does not start: {error.strerror}.",

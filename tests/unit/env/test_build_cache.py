@@ -13,7 +13,6 @@ import pytest
 from support.build_stages import Stages, build_all
 from support.small_fixtures import workspace_in
 from triton_vllm.loading import warm_cache
-from vllm_env import build as module
 from vllm_env.base.cache import Cache, default_root
 from vllm_env.build import build
 from vllm_env.plan import BuildRequest
@@ -52,22 +51,6 @@ def test_what_a_killed_build_staged_is_removed_first(stages: Stages, workspace: 
     left = workspace.cache.path("build", "vllm_env-abcd_123")
     (left / "env").mkdir(parents=True)
     build(workspace, request_, dry_run=True)
-    assert not left.exists()
-
-
-def test_an_interrupted_build_looks_once_more(
-    workspace: Workspace, request_: BuildRequest, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The interrupt may hit the very code that removes a staging folder."""
-    left = workspace.cache.path("build", "vllm_env-abcd_123")
-
-    def interrupted(*_: object) -> None:
-        left.mkdir(parents=True)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(module, "make_plan", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        build(workspace, request_)
     assert not left.exists()
 
 
