@@ -2,7 +2,8 @@
 
 A program that was started in the moment of a Ctrl-C was known to nobody and wrote on for as long as this process took to
 end (in 15 of 120 tries on a busy machine it filled a staging folder that had just been removed). The signals are not
-blocked, as another thread, of OpenBLAS or gRPC, would take them; their handler makes a note.
+blocked, as another thread, of OpenBLAS or gRPC, would take them; their handler makes a note. One that comes while another
+waits does not: what is waited for may hang, in a driver or on a network's file system.
 """
 
 import contextlib
@@ -18,6 +19,7 @@ class _State:
 
 def take_interrupts() -> None:
     """Let SIGINT, unless it is ignored, and SIGTERM raise KeyboardInterrupt, at once or when they are no longer held."""
+    _State.held = _State.waiting = False
     signal.signal(signal.SIGTERM, _interrupt)
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _interrupt)
@@ -43,8 +45,10 @@ def _held(*, held: bool) -> Iterator[None]:
 
 
 def _interrupt(*_: object) -> None:
+    if _State.waiting or not _State.held:
+        _State.waiting = False
+        raise KeyboardInterrupt
     _State.waiting = True
-    _raise_waiting()
 
 
 def _raise_waiting() -> None:

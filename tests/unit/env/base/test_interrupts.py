@@ -129,6 +129,20 @@ def test_an_interrupt_is_late_and_not_lost() -> None:
     assert seen == ["held", "held again", "held by the outer block"]
 
 
+def test_one_more_interrupt_waits_for_nothing() -> None:
+    """What the first one waits for may never end; afterwards all is as before."""
+    seen = []
+    with pytest.raises(KeyboardInterrupt), interrupts_held():  # noqa: PT012
+        os.kill(os.getpid(), signal.SIGINT)
+        seen.append("held")
+        os.kill(os.getpid(), signal.SIGINT)
+        seen.append("not reached")
+    with pytest.raises(KeyboardInterrupt), interrupts_held():  # noqa: PT012
+        os.kill(os.getpid(), signal.SIGINT)
+        seen.append("held again")
+    assert seen == ["held", "held again"]
+
+
 def test_sigterm_is_held_as_well() -> None:
     """It is what a container's end sends."""
     seen = []
