@@ -3,11 +3,13 @@
 import argparse
 import dataclasses
 import json
+import os
+from pathlib import Path
 
 from vllm_env.base.console import Console
 from vllm_env.base.errors import UsageError
 from vllm_env.build import BuildResult, build
-from vllm_env.plan import TEMPLATE, BuildRequest
+from vllm_env.plan import TEMPLATE
 from vllm_env.publish.adopt import BACKUP_NAME, read_adoption, undo, undo_difference
 from vllm_env.publish.manifest import ARCHIVE_NAME, DIRECTORY_NAME
 
@@ -16,11 +18,11 @@ from .options import open_workspace, request_of
 
 def adopt(options: argparse.Namespace, console: Console) -> int:
     """Take over a model's folder in place, or give it back with ``--undo``; ``--dry-run`` shows the changes only."""
-    if options.model_repository or options.model != BuildRequest.model:
+    if options.model_repository or options.model:
         raise UsageError("adopt takes no --model-repository and no --model.", remedy="Name the model's folder as PATH.")
-    folder = options.folder.resolve()
+    folder = Path(os.path.realpath(options.folder))  # Path.resolve() raises at a loop of links
     if options.undo:
-        difference = undo_difference(folder)
+        difference = undo_difference(folder, TEMPLATE)
     else:
         adoption = read_adoption(folder, TEMPLATE, DIRECTORY_NAME if options.layout == "directory" else ARCHIVE_NAME)
         difference = adoption.diff

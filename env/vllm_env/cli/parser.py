@@ -30,6 +30,11 @@ class CommandParser(argparse.ArgumentParser):
         remedy = f"Did you mean {near[0]}? See {self.prog} --help." if near else f"See {self.prog} --help."
         raise UsageError(f"{message[:1].upper()}{message[1:]}.", remedy=remedy)
 
+    def say(self, helps: dict[str, str]) -> None:
+        """Give options, by their destination, another help; SUPPRESS leaves one out of it."""
+        for action in self._actions:
+            action.help = helps.get(action.dest, action.help)
+
 
 def parse(arguments: list[str]) -> tuple[str, argparse.Namespace]:
     """Return the subcommand and its options; --help and --version print and end the program, a UsageError has the near word."""
@@ -143,6 +148,10 @@ def _like_build(name: str, folder: str, description: str) -> CommandParser:
 def _adopt() -> CommandParser:
     parser = _like_build("adopt", "PATH", "Takes over PATH, a model's folder of Triton's own vLLM backend, in place, and back.")
     parser.add_argument("--undo", action="store_true", help="make the folder what it was before it was adopted")
+    parser.say(
+        {"model_repository": argparse.SUPPRESS, "model": argparse.SUPPRESS, "dry_run": "show what would change in PATH only"}
+    )
+    parser.set_defaults(model="")
     return parser
 
 

@@ -8,6 +8,7 @@ versions, and says at a load that it ignores that one (seen with 24.10).
 import difflib
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from vllm_env.base.errors import UsageError, VllmEnvError
 from vllm_env.base.filesystem import give_as, give_tree, link_or_copy, make_readable, mounts_in, owner_of, sync, write_whole
 from vllm_env.base.workspace import Workspace
 
+from .changes import refuse_changes, state_of
 from .check_model import OFFICIAL_ARGS, arguments_file, check_engine_args
 from .exchange import STAGING, exchange, publishing, refuse_mounts, remove_abandoned_staging, staging_in
 from .manifest import CACHE_NAME
@@ -31,6 +33,7 @@ LORA_NAME = "multi_lora.json"
 _CODE_NAMES = ("model.py", "triton_vllm")
 _PLACED = (*BUILT_NAMES, CACHE_NAME, *(f"{CODE}/{name}" for name in _CODE_NAMES))
 _CHANGED = (CONFIG_NAME, *_PLACED)
+_EDITED = (CONFIG_NAME, f"{CODE}/{_CODE_NAMES[0]}")
 _copy_file = partial(shutil.copy2, follow_symlinks=False)
 
 
@@ -91,8 +94,7 @@ def read_adoption(model: Path, template: Path, environment: str) -> Adoption:
         UsageError: there is no such folder.
         VllmEnvError: it is no model of the official backend nor an adopted one, or cannot be adopted; it says what to do.
     """
-    if not model.is_dir():
-        raise UsageError(f"{model} is not a folder.", remedy="Name a model's folder, the one with config.pbtxt.")
+    _require_folder(model)
     file = model / CONFIG_NAME
     text = _read(file)
     _check_version(model)
@@ -103,26 +105,55 @@ def read_adoption(model: Path, template: Path, environment: str) -> Adoption:
     new = rewrite_config(file, text, parse_config(template / CONFIG_NAME, _read(template / CONFIG_NAME)), environment)
     saved = _CHANGED
     if os.path.lexists(model / BACKUP_NAME / CONFIG_NAME):
-        # the official configuration over an older backup: someone has restored it by hand, and may have changed it since
-        saved = (CONFIG_NAME,) if config.backend == "vllm" and _text(_backed_up(model)) != text else ()
+        saved = _edited_since(model, text) if config.backend == "vllm" else ()
+    elif os.path.lexists(model / BACKUP_NAME):
+        cause = "It is where adopt keeps what a model was, and its way back would remove what is in it."
+        raise VllmEnvError(f"{model / BACKUP_NAME} is there and holds no {CONFIG_NAME}.", cause=cause, remedy="Rename it.")
     return Adoption(template, file.read_bytes(), new, saved, _difference(model, template, text, new), own)
 
 
-def undo_difference(model: Path) -> str:
-    """Return what `undo` will change in ``config.pbtxt``; VllmEnvError if there is nothing to go back to."""
+def _require_folder(model: Path) -> None:
+    if not model.is_dir():
+        raise UsageError(f"{model} is not a folder.", remedy="Name a model's folder, the one with config.pbtxt.")
+
+
+def _edited_since(model: Path, config: str) -> tuple[str, ...]:
+    """Return what someone has changed who has put the official configuration back by hand, over an older backup."""
+    texts = {CONFIG_NAME: config, _EDITED[1]: _text(model / _EDITED[1])}
+    ours = "triton_vllm" in texts[_EDITED[1]]
+    return tuple(n for n, text in texts.items() if text != _text(_backed_up(model, n)) and not (ours and n != CONFIG_NAME))
+
+
+def undo_difference(model: Path, template: Path) -> str:
+    """Return what `undo` will change in ``config.pbtxt``, and which files beside the code of ``template`` it will remove.
+
+    Raises:
+        UsageError: there is no such folder.
+        VllmEnvError: there is nothing to go back to.
+    """
+    _require_folder(model)
     if not os.path.lexists(model / BACKUP_NAME / CONFIG_NAME):
         raise VllmEnvError(
             f"{model} holds no {BACKUP_NAME}/{CONFIG_NAME}.",
             cause="It was not adopted, or what it was before has been removed.",
             remedy="Name an adopted model's folder.",
         )
-    return _unified(CONFIG_NAME, _text(model / CONFIG_NAME), _text(_backed_up(model)))
+    before = _backed_up(model, CONFIG_NAME)
+    if not before.is_file():
+        raise VllmEnvError(
+            f"{model / CONFIG_NAME} was a link to {before}, which is no file.",
+            cause="The model would have no configuration.",
+            remedy=f"Put that file back, or a configuration in the place of the link {BACKUP_NAME}/{CONFIG_NAME}.",
+        )
+    known = _code(template / CODE).keys() | _code(model / BACKUP_NAME / CODE).keys()
+    lines = (f"goes: {CODE}/{name}\n" for name in sorted(_code(model / CODE).keys() - known))
+    return _unified(CONFIG_NAME, _text(model / CONFIG_NAME), _text(before)) + "".join(lines)
 
 
-def _backed_up(model: Path) -> Path:
-    """Return the file with the configuration as it was; a link in the backup says where it led from the model's folder."""
-    backup = model / BACKUP_NAME / CONFIG_NAME
-    return model / backup.readlink() if backup.is_symlink() else backup
+def _backed_up(model: Path, name: str) -> Path:
+    """Return the file as it was before; a link in the backup says where it led from its place in the model's folder."""
+    backup = model / BACKUP_NAME / name
+    return (model / name).parent / backup.readlink() if backup.is_symlink() else backup
 
 
 def undo(workspace: Workspace, model: Path) -> None:
@@ -131,13 +162,17 @@ def undo(workspace: Workspace, model: Path) -> None:
     Raises:
         VllmEnvError: there is nothing to go back to, or a volume is mounted over what would be removed.
     """
-    undo_difference(model)
-    with publishing(workspace, model.parent):
-        remove_abandoned_staging(model.parent)
-        refuse_mounts(model, (*_CHANGED, BACKUP_NAME))
-        place = staging_place(model)
-        if place is None or not _undo_by_exchange(model, place):
-            _undo_in_place(model)
+    undo_difference(model, model)
+    try:
+        with publishing(workspace, model.parent):
+            remove_abandoned_staging(model.parent)
+            refuse_mounts(model, (*_CHANGED, BACKUP_NAME))
+            place = staging_place(model)
+            if place is None or not _undo_by_exchange(model, place):
+                _undo_in_place(model)
+    except OSError as error:
+        what = f"{model} cannot be given back: {error.strerror} ({error.filename or model})."
+        raise VllmEnvError(what, remedy="Free space or change the permissions, and try again.") from error
 
 
 def _undo_by_exchange(model: Path, place: Path) -> bool:
@@ -147,12 +182,13 @@ def _undo_by_exchange(model: Path, place: Path) -> bool:
         return [n for n in names if Path(folder, n) in ours or n.startswith(STAGING)]
 
     with staging_in(place) as staging:
-        new = staging / model.name
+        new, before = staging / model.name, state_of(model, BUILT_NAMES)
         shutil.copytree(model, new, symlinks=True, ignore=ignore, copy_function=link_or_copy)
         give_as(new, model)
         for name in _CHANGED:
             _copy(model / BACKUP_NAME / name, new / name)
         sync(new)
+        refuse_changes(model, new, before, BUILT_NAMES)
         done = exchange(new, model)
         sync(model.parent)
         return done
@@ -180,12 +216,12 @@ def _put(made: Path, target: Path, old: Path) -> None:
 
 
 def _add(made: Path, backup: Path) -> None:
-    """Add to a backup what it lacks; of what it has, only the configuration is replaced, as the last step."""
+    """Add to a backup what it lacks; of what it has, what people edit is replaced, the configuration as the last step."""
     if not os.path.lexists(backup):
         made.rename(backup)
         return
     for name in (*_PLACED, CONFIG_NAME):
-        if os.path.lexists(made / name) and (name == CONFIG_NAME or not os.path.lexists(backup / name)):
+        if os.path.lexists(made / name) and (name in _EDITED or not os.path.lexists(backup / name)):
             (backup / name).parent.mkdir(exist_ok=True)
             (made / name).rename(backup / name)
 
@@ -215,7 +251,8 @@ def _read(file: Path) -> str:
 
 def _check_version(model: Path) -> None:
     """Refuse a model that is not one folder ``1``, which is the version that a build completes."""
-    versions = sorted(path.name for path in model.iterdir() if path.name.isdecimal() and path.is_dir())
+    # Triton passes over names with leading zeros
+    versions = sorted(path.name for path in model.iterdir() if re.fullmatch("0|[1-9][0-9]*", path.name) and path.is_dir())
     code = model / CODE
     if versions != [CODE]:
         found = f"the versions {', '.join(versions)}" if versions else "no version"
@@ -251,8 +288,9 @@ def _own_documents(model: Path) -> dict[str, dict[str, Any]]:
         raise VllmEnvError(what, cause="It holds the engine arguments.", remedy='Write it, e.g. {"model": "…"}.')
     arguments = _json_object(model / name)
     documents = {name: arguments | _whole_paths(model, {k: arguments.get(k) for k in ("model", "tokenizer")})}
+    enabled = str(arguments.get("enable_lora", "")).lower() == "true"  # else neither backend reads the adapters' file
     lora = next((n for n in (f"{CODE}/{LORA_NAME}", LORA_NAME) if (model / n).is_file()), "")
-    if lora:
+    if lora and enabled:
         adapters = _json_object(model / lora)
         documents[lora] = adapters | _whole_paths(model, adapters)
     return documents
@@ -260,16 +298,17 @@ def _own_documents(model: Path) -> dict[str, dict[str, Any]]:
 
 def _whole_paths(model: Path, named: dict[str, Any]) -> dict[str, str]:
     strings = {key: model / value for key, value in named.items() if isinstance(value, str) and value.strip("./")}
-    return {key: str(path) for key, path in strings.items() if path.is_dir()}
+    return {key: str(path) for key, path in strings.items() if os.path.isdir(path)}  # noqa: PTH112 - False where one may not look
 
 
 def _json_object(file: Path) -> dict[str, Any]:
     try:
         document = json.loads(_read(file))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise VllmEnvError(f"{file} is not JSON: {error}.", remedy="Mend it.") from error
     if not isinstance(document, dict):
-        raise VllmEnvError(f"{file} holds a JSON {type(document).__name__}, not an object.", remedy='Write {"model": "…", …}.')
+        remedy = 'Write {"NAME": "PATH", …}.' if file.name == LORA_NAME else 'Write {"model": "…", …}.'
+        raise VllmEnvError(f"{file} holds a JSON {type(document).__name__}, not an object.", remedy=remedy)
     return document
 
 

@@ -91,7 +91,7 @@ def _differing(one: Path, other: Path) -> list[str]:
     for file in (one, other):
         try:
             documents.append(json.loads(_read(file)))
-        except ValueError:
+        except (ValueError, RecursionError):
             return [f"{file.name} is not JSON"]
         if not isinstance(documents[-1], dict):
             return [f"{file.name} holds no JSON object"]
@@ -107,4 +107,4 @@ def _read(file: Path) -> str:
     except FileNotFoundError as error:
         raise VllmEnvError(f"{file} is missing.", cause="Triton loads no model without it.", remedy=_COPY) from error
     except UnicodeDecodeError as error:
-        raise VllmEnvError(f"{file} is not UTF-8: {error}.", remedy=_COPY) from error
+        raise VllmEnvError(f"{file} is not UTF-8: {error}.", remedy="Write it as UTF-8.") from error

@@ -35,7 +35,7 @@ def refuse_mounts(folder: Path, names: Iterable[str]) -> None:
         raise VllmEnvError(
             f"{folder} cannot be filled again: {point} is a mount point.",
             cause="What lies there is replaced, and what the mounted volume holds would be removed.",
-            remedy=f"Take the mount away (umount {point}, or omit its -v or --mount), or name another --model.",
+            remedy=f"Take the mount away (umount {point}, or omit its -v or --mount), or take another folder.",
         )
 
 

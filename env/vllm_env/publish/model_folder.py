@@ -62,14 +62,13 @@ class BuiltSet:
 
 
 def stage_model(built: BuiltSet, current: Path, template: Path, new: Path) -> None:
-    """Make ``new`` what ``current`` will be once the set is published."""
+    """Make ``new``, which holds the set already, what ``current`` will be once it is published."""
     if current.exists():
         _link_tree(current, new)
     complete_from(template, new)
     write_engine_args(template, new)
     built.prepare(current, new)
     built.switch(new)
-    write_set(built, new)
     set_environment_path(new, built.environment_name, current)
 
 
@@ -79,7 +78,7 @@ def _link_tree(source: Path, target: Path) -> None:
     def ignore(folder: str, names: list[str]) -> list[str]:
         return [n for n in names if Path(folder) == source and (n in BUILT_NAMES or n.startswith(STAGING))]
 
-    shutil.copytree(source, target, symlinks=True, ignore=ignore, copy_function=link_or_copy)
+    shutil.copytree(source, target, symlinks=True, ignore=ignore, copy_function=link_or_copy, dirs_exist_ok=True)
     shutil.copystat(source, target)
     give_as(target, source)
 

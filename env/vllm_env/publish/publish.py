@@ -14,6 +14,7 @@ from vllm_env.base.errors import VllmEnvError
 from vllm_env.base.filesystem import give, let_read, mounts_in, nearest, owner_of, remove_tree, require_space, sync, tree_size
 from vllm_env.base.workspace import Workspace
 
+from .changes import refuse_changes, state_of
 from .exchange import STAGING, exchange, publishing, refuse_mounts, remove_abandoned_staging, staging_in
 from .manifest import ARCHIVE_NAME, DIRECTORY_NAME, PARTS_NAME
 from .model_folder import BUILT_NAMES, BuiltSet, complete_from, set_environment_path, stage_model, write_engine_args, write_set
@@ -27,7 +28,7 @@ def check_writable(repository: Path, model: str) -> None:
     if not os.access(place, os.W_OK | os.X_OK) or os.statvfs(place).f_flag & os.ST_RDONLY:
         raise VllmEnvError(
             f"--model-repository {repository} cannot be written: no permission in {place}.",
-            remedy="Change its permissions, or name another folder with --model-repository.",
+            remedy="Change its permissions, or take another folder.",
         )
     refuse_mounts(repository / model, BUILT_NAMES)
 
@@ -93,12 +94,14 @@ def staging_place(target: Path) -> Path | None:
 def _publish_by_exchange(built: BuiltSet, target: Path, template: Path, place: Path) -> None:
     with staging_in(place) as staging:
         new = staging / target.name
-        if not target.exists():
-            new.mkdir()
-            let_read(new)
-            give(new, owner_of(target))
+        new.mkdir()
+        let_read(new)
+        give(new, owner_of(target))
+        write_set(built, new)  # takes minutes for an unpacked environment; what people edit is looked at afterwards
+        before = state_of(target, BUILT_NAMES)
         stage_model(built, target, template, new)
         sync(new)
+        refuse_changes(target, new, before, BUILT_NAMES)
         if not target.exists():
             new.rename(target)
         elif not exchange(new, target):

@@ -39,7 +39,9 @@ def own_model(workspace: Workspace, own: Mapping[str, Mapping[str, Any]]) -> Map
         reason = "it names none"
     elif arguments.get("runner") == "pooling" or arguments.get("task") in _POOLING:
         reason = "it answers with no text"
-    elif not Path(model).is_dir() and (model.startswith(("/", ".")) or not is_fetchable(workspace, model)):
+    elif not os.path.isdir(model) and (  # noqa: PTH112 - False where one may not look
+        model.startswith(("/", ".")) or not is_fetchable(workspace, model)
+    ):
         reason = f"there is no folder {model}" if model.startswith(("/", ".")) else "no model hub answers"
     which = f"its stand-in, not {model}: {reason}" if reason else f"{model} with the model's own engine arguments"
     workspace.console.note(f"the smoke run serves {which} (--smoke-model serves another, --no-smoke-run none)")

@@ -54,7 +54,9 @@ def _run(*arguments: object) -> int:
         (["verify", "--frobnicate"], "--frobnicate"),
         (["adopt"], "PATH"),
         (["adopt", "/nonexistent", "--dry-run"], "/nonexistent is not a folder"),
+        (["adopt", "/nonexistent", "--undo"], "/nonexistent is not a folder"),
         (["adopt", "/nonexistent", "--model", "x"], "adopt takes no --model-repository and no --model"),
+        (["adopt", "/nonexistent", "--model", "vllm"], "adopt takes no --model-repository and no --model"),
         (["no-such-command"], "no-such-command"),
     ],
 )
@@ -67,6 +69,13 @@ def test_wrong_usage_exits_with_2(arguments: list[str], said: str, capsys: pytes
     assert "  fix: " in err
     assert out == ""
     assert not (tmp_path / "cache").exists()
+
+
+def test_a_folder_that_is_a_loop_of_links_is_none(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """It is a usage error, as a folder that does not exist."""
+    (tmp_path / "loop").symlink_to("loop")
+    assert _run("adopt", str(tmp_path / "loop"), "--dry-run") == 2
+    assert f"{tmp_path}/loop is not a folder" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

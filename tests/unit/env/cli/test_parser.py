@@ -54,6 +54,16 @@ def test_every_subcommand_has_help(command: str, capsys: pytest.CaptureFixture[s
     assert "--json" in out
 
 
+def test_the_help_of_adopt_names_what_it_takes(capsys: pytest.CaptureFixture[str]) -> None:
+    """It takes a folder and not a model's name in a repository, and a dry run of it tells of the folder."""
+    with pytest.raises(SystemExit):
+        main(["adopt", "--help"])
+    out = capsys.readouterr().out
+    assert "--model-repository" not in out
+    assert "--model NAME" not in out
+    assert "show what would change in PATH only" in out
+
+
 @pytest.mark.parametrize("command", [[], ["build"], *([name] for name in COMMANDS)])
 def test_options_are_not_abbreviated(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """A script with --quie must not change its meaning when an option is added."""

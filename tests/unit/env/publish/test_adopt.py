@@ -199,7 +199,7 @@ def test_a_link_within_the_folder_comes_back(workspace: Workspace, official: Pat
     before = snapshot(official)
     adopt(workspace, official)
     adopt(workspace, official, "two")
-    assert '+backend: "vllm"' in undo_difference(official)
+    assert '+backend: "vllm"' in undo_difference(official, TEMPLATE)
     undo(workspace, official)
     assert snapshot(official) == before
 
@@ -258,6 +258,113 @@ def test_a_change_during_the_build_is_not_lost(workspace: Workspace, official: P
     assert snapshot(official) == before
 
 
+def _new(model: Path) -> None:
+    (model / "adapters" / "new").mkdir()
+
+
+def _replaced(model: Path) -> None:
+    (model / "other").write_text('{"model": "other"}')
+    (model / "other").replace(model / "1" / "model.json")
+
+
+def _configured(model: Path) -> None:
+    (model / "config.pbtxt").write_text(f"{CONFIG}# edited\n")
+
+
+@pytest.mark.parametrize("change", [_new, _replaced, _configured, lambda model: (model / "notes").unlink()])
+@pytest.mark.parametrize("back", [False, True])
+def test_a_change_while_it_is_staged_is_not_lost(
+    workspace: Workspace, official: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Path], object], back: bool
+) -> None:
+    """What comes, goes or is replaced between the copy and the exchange: nothing is exchanged."""
+    if back:
+        adopt(workspace, official)
+    kept: list[object] = []
+
+    def changing(_: Path) -> None:
+        change(official)
+        kept.append(snapshot(official))
+
+    monkeypatch.setattr(module if back else publishing, "sync", changing)
+    with pytest.raises(VllmEnvError, match=r"was changed while .* was being replaced"):
+        undo(workspace, official) if back else adopt(workspace, official)
+    assert kept == [snapshot(official)]
+    assert not list(official.parents[1].rglob(f"{STAGING}*"))
+
+
+def test_what_is_written_into_a_file_meanwhile_is_there_afterwards(
+    workspace: Workspace, official: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A log, say, or the engine arguments: the new folder has a hard link of them."""
+    monkeypatch.setattr(publishing, "sync", lambda _: (official / "1" / "model.json").write_text('{"model": "other"}'))
+    adopt(workspace, official)
+    assert (official / "1" / "model.json").read_text() == '{"model": "other"}'
+
+
+@pytest.mark.usefixtures("_way")
+@pytest.mark.parametrize("earlier", ["", "# older\n"])
+def test_code_beside_a_restored_configuration_is_kept(workspace: Workspace, official: Path, earlier: str) -> None:
+    """Whoever goes back by hand may write a model.py before the next adopt, and gets that one back."""
+    if earlier:
+        (official / "1" / "model.py").write_text(earlier)
+    adopt(workspace, official)
+    (official / "config.pbtxt").write_text(CONFIG)
+    adopt(workspace, official, "two")
+    undo(workspace, official)
+    assert (official / "1" / "model.py").exists() is bool(earlier)
+    adopt(workspace, official)
+    (official / "config.pbtxt").write_text(CONFIG)
+    (official / "1" / "model.py").write_text("# mine\n")
+    adopt(workspace, official, "two")
+    undo(workspace, official)
+    assert (official / "1" / "model.py").read_text() == "# mine\n"
+    assert (official / "config.pbtxt").read_text() == CONFIG
+
+
+def test_the_way_back_tells_what_goes(workspace: Workspace, official: Path) -> None:
+    """A file that someone has put among the model's code."""
+    adopt(workspace, official)
+    assert "goes:" not in undo_difference(official, TEMPLATE)
+    (official / "1" / "triton_vllm" / "hooks.py").write_text("# mine\n")
+    assert undo_difference(official, TEMPLATE).endswith("goes: 1/triton_vllm/hooks.py\n")
+
+
+def test_no_way_back_to_a_link_that_leads_nowhere(workspace: Workspace, official: Path) -> None:
+    """The model would be left without a configuration; with the file in its place again there is one."""
+    shared = official.parent / "shared.pbtxt"
+    (official / "config.pbtxt").rename(shared)
+    (official / "config.pbtxt").symlink_to("../shared.pbtxt")
+    before = snapshot(official)
+    adopt(workspace, official)
+    adopted = snapshot(official)
+    shared.rename(official.parent / "elsewhere")
+    with pytest.raises(VllmEnvError, match="which is no file") as caught:
+        undo(workspace, official)
+    assert "Put that file back" in (caught.value.remedy or "")
+    assert snapshot(official) == adopted
+    (official.parent / "elsewhere").rename(shared)
+    undo(workspace, official)
+    assert snapshot(official) == before
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda model: (model / "1/model.json").write_text(json.dumps({"model": "a" * 5000, "tokenizer": "b\0"})),
+        lambda model: (
+            (model / "1/model.json").write_text('{"model": "weights"}'),
+            (model / "1/multi_lora.json").write_text("broken"),
+        ),
+        lambda model: (model / "01").mkdir(),
+    ],
+    ids=["no path", "adapters that nobody reads", "a folder that Triton passes over"],
+)
+def test_what_harms_nothing_is_no_reason_to_refuse(official: Path, change: Callable[[Path], object]) -> None:
+    """The official backend serves such a model as well, or its server passes over it."""
+    change(official)
+    assert '+backend: "python"' in read_adoption(official, TEMPLATE, "vllm_env").diff
+
+
 def test_what_is_served_first_is_what_will_stand(workspace: Workspace, official: Path, tmp_path: Path) -> None:
     """The candidate of the smoke run has the code, the configuration and the adopted model's own arguments."""
     stage_candidate(built(tmp_path / "made", official), official, TEMPLATE, tmp_path / "new")
@@ -298,6 +405,9 @@ def _elsewhere(model: Path) -> None:
         (lambda model: (model / "1/model.json").unlink(), "model.json is missing"),
         (_arguments("[1]"), "holds a JSON list"),
         (_arguments("{"), "is not JSON"),
+        (_arguments("[" * 100_000), "is not JSON"),
+        (lambda model: (model / "vllm_engine_args.json").write_text("[" * 100_000), "vllm_engine_args.json is not JSON"),
+        (lambda model: (model / ".before_vllm_env").mkdir(), r"\.before_vllm_env is there and holds no config.pbtxt"),
         (lambda model: (model / "1/multi_lora.json").write_text("1"), "multi_lora.json holds a JSON int"),
         (lambda model: (model / "vllm_engine_args.json").write_text('{"model": "x"}'), "differ: enable_lora, model"),
     ],
@@ -317,9 +427,10 @@ def test_what_is_not_there_is_refused(official: Path, tmp_path: Path, workspace:
     for path in (tmp_path / "none", official / "config.pbtxt"):
         with pytest.raises(UsageError, match="is not a folder"):
             read_adoption(path, TEMPLATE, "vllm_env")
-    for path in (tmp_path / "none", official):
-        with pytest.raises(VllmEnvError, match=r"holds no \.before_vllm_env"):
-            undo(workspace, path)
+    with pytest.raises(UsageError, match="is not a folder"):
+        undo(workspace, tmp_path / "none")
+    with pytest.raises(VllmEnvError, match=r"holds no \.before_vllm_env"):
+        undo(workspace, official)
 
 
 def test_the_same_arguments_twice_are_fine(workspace: Workspace, official: Path) -> None:
@@ -327,7 +438,7 @@ def test_the_same_arguments_twice_are_fine(workspace: Workspace, official: Path)
     (official / "vllm_engine_args.json").write_text(json.dumps(dict(reversed(ARGUMENTS.items())), indent=4))
     adopt(workspace, official)
     check_receiver(official)
-    assert undo_difference(official).count("\n-") > 10
+    assert undo_difference(official, TEMPLATE).count("\n-") > 10
 
 
 def test_a_build_does_not_publish_beside_another_backends_configuration(official: Path) -> None:

@@ -131,6 +131,7 @@ def test_a_candidate_shares_the_caches_files_and_a_published_model_does_not(tmp_
     """The smoke run reads gigabytes that need not be copied first; a user may edit what is published."""
     built = _unpacked(tmp_path)
     stage_candidate(built, tmp_path / "none", _TEMPLATE, tmp_path / "candidate")
+    write_set(built, tmp_path / "staged")
     stage_model(built, tmp_path / "none", _TEMPLATE, tmp_path / "staged")
     cached = tmp_path / "cache" / "bin" / "python3.11"
     assert (tmp_path / "candidate" / "vllm_env" / "bin" / "python3.11").samefile(cached)
