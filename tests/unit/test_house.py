@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGER = ROOT / "env" / "vllm_env"
 PARTS = ("env/vllm_env/**/*.py", "client/**/*.py", "model_repository/vllm/1/**/*.py", "tools/**/*.py")
 SOURCES = sorted(file for part in PARTS for file in ROOT.glob(part))
-LONGEST, MOST_PARAMETERS, MOST_ENTRIES, MOST_LINES = 40, 6, 15, 10_544
+LONGEST, MOST_PARAMETERS, MOST_ENTRIES, MOST_LINES = 40, 6, 15, 10_548
 AS_BEFORE = 7_898  # lines of the packager before it had a workspace, a network policy and the standard lock (fc2eb29)
 JOINTS = 17  # lines of these modules that call `adopt` and the layout in parts
 # what was asked for after those: missing libraries, clashing files, what vLLM imports later,

@@ -5,6 +5,7 @@ What is made, removed or replaced in the old folder then would go with it. That 
 
 import contextlib
 import os
+import stat
 from collections.abc import Collection
 from pathlib import Path
 
@@ -16,7 +17,10 @@ State = dict[Path, tuple[int, ...]]
 
 
 def state_of(model: Path, left_out: Collection[str]) -> State:
-    """Return the inode, and of files the time of change (ns), of all in a model's folder but what is staged and ``left_out``."""
+    """Return size (bytes) and time of change (ns) of the files, and the folders, of a model but what is staged and ``left_out``.
+
+    No inodes: on an overlay a file's may change when it gets a hard link (overlayfs without xino, kernel documentation).
+    """
     found: State = {}
     for folder, names, files in os.walk(model):
         if folder == str(model):
@@ -25,7 +29,7 @@ def state_of(model: Path, left_out: Collection[str]) -> State:
         for path in (Path(folder, name) for name in (*names, *files)):
             with contextlib.suppress(FileNotFoundError):
                 status = path.lstat()
-                found[path] = (status.st_ino, *([status.st_mtime_ns] if path.name in files else []))
+                found[path] = () if stat.S_ISDIR(status.st_mode) else (status.st_size, status.st_mtime_ns)
     return found
 
 

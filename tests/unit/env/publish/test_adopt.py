@@ -271,12 +271,18 @@ def _configured(model: Path) -> None:
     (model / "config.pbtxt").write_text(f"{CONFIG}# edited\n")
 
 
-@pytest.mark.parametrize("change", [_new, _replaced, _configured, lambda model: (model / "notes").unlink()])
+def _led_elsewhere(model: Path) -> None:
+    (model / "data").unlink()
+    (model / "data").symlink_to("adapters/sql")
+
+
+@pytest.mark.parametrize("change", [_new, _replaced, _configured, _led_elsewhere, lambda model: (model / "notes").unlink()])
 @pytest.mark.parametrize("back", [False, True])
 def test_a_change_while_it_is_staged_is_not_lost(
     workspace: Workspace, official: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Path], object], back: bool
 ) -> None:
     """What comes, goes or is replaced between the copy and the exchange: nothing is exchanged."""
+    (official / "data").symlink_to("weights")
     if back:
         adopt(workspace, official)
     kept: list[object] = []
