@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Lint, types, and all tests that need no GPU: tests/run.sh [pytest's arguments]
 # Makes its own environment in .tools/tests; needs Python 3.10 or newer, a compiler and the package registries.
-# The end-to-end tests build the default environment once, about 4 minutes, unless the cache has it.
+# The tests work on a copy of the checkout in .tools/test-data, with a home and caches of its own (support/own_place.py).
 #   tests/run.sh --fast         unit tests, the contract with the pinned vLLM, one real answer if an environment is built
 #   tests/run.sh --slow         everything, about two hours
 #   tests/run.sh --no-lint …    tests only
@@ -9,12 +9,14 @@ set -euo pipefail
 
 root=$(CDPATH= cd -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")/.." && pwd)
 tools=$root/.tools/tests
+data=${VLLM_ENV_TEST_DATA:-$root/.tools/test-data}
 lock=$root/tests/requirements.txt
 python=${PYTHON:-python3}
 cd "$root"
 
 "$python" -B env/bootstrap.py --environment "$tools" "$lock"
-export PATH=$tools/bin:$PATH
+PYTHON=$("$python" -c 'import sys; print(sys.executable)')  # the builds of tests share the builder's tools with the user
+export PYTHON PATH=$tools/bin:$PATH
 
 if [[ ${1:-} != --no-lint ]]; then
   ruff check .
@@ -28,4 +30,10 @@ if [[ ${1:-} == --fast ]]; then
   shift
   set -- tests/unit tests/contract tests/e2e/test_one_answer.py "$@"
 fi
+
+"$PYTHON" -B tests/support/own_place.py "$root" "$data"
+export PYENV_ROOT=${PYENV_ROOT:-$HOME/.pyenv}  # where the builder finds an interpreter
+export VLLM_ENV_TEST_DATA=$data HOME=$data/home XDG_CACHE_HOME=$data/cache
+unset VLLM_ENV_CACHE VLLM_ENV_UNPACKED UV_CACHE_DIR
+cd "$data/checkout"
 exec python -m pytest --numprocesses 3 "$@"  # servers wait more than they work; a later -n0 gives one process, as --pdb needs it
