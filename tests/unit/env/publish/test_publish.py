@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from support.patience import LIMIT
 from support.repositories import CHECKOUT
 from support.small_fixtures import workspace_in
 from vllm_env.base.errors import VllmEnvError
@@ -200,7 +201,7 @@ def test_a_reader_sees_the_old_set_or_the_new(repository: Path, tmp_path: Path) 
 
     reader = threading.Thread(target=read)
     reader.start()
-    number, until = 0, time.monotonic() + 120
+    number, until = 0, time.monotonic() + LIMIT
     while number < 60 or (time.monotonic() < until and not (len(seen) > 20 and {"one"} in seen and {"two"} in seen)):
         publish(_WORKSPACE, sets[number % 2], repository, "vllm", _TEMPLATE)
         assert model.is_dir()
