@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     Found = TypeVar("Found")
 
-LIMIT = 240.0  # s until what must come is given up; it ends a broken test and is no measure of anything
+LIMIT = 300.0  # s until what must come is given up; it ends a broken test and is no measure of anything
 _FIRST = 0.001  # s between the first looks
 
 
