@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from support import small_build
+from support.patience import LIMIT
 from vllm_env.base.filesystem import file_sha256
 
 if TYPE_CHECKING:
@@ -133,7 +134,7 @@ class Build:
     def wait(self, seconds: float = 600.0) -> int:
         """Wait for its end and return its status."""
         status = self.child.wait(seconds)
-        self._reader.join(60)
+        self._reader.join(LIMIT)
         if self.child.stderr and not self._reader.is_alive():
             self.child.stderr.close()
         return status

@@ -10,7 +10,7 @@ import urllib.request
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from support.patience import wait_for
+from support.patience import LIMIT, wait_for
 from support.reference import ONE_THREAD
 from support.serving import CPU_ENVIRONMENT, READY_SECONDS
 from vllm_env.serve.server import free_ports
@@ -41,7 +41,7 @@ def openai_server(environment: Path, engine_args: Mapping[str, Any], log: Path) 
     finally:
         server.terminate()
         try:
-            server.wait(60)
+            server.wait(LIMIT)
         finally:
             _end_group(server.pid)
             server.wait()

@@ -13,7 +13,7 @@ import pytest
 
 import client
 from support.grpc_echo import EchoServer
-from support.patience import wait_for
+from support.patience import LIMIT, wait_for
 
 CLIENT = Path(client.__file__)
 PROMPTS = "Hello, my name is\nThe capital of France is\n"
@@ -149,7 +149,7 @@ def test_interrupt_ends_with_130_and_no_traceback(prompts: Path, tmp_path: Path)
         child = subprocess.Popen(argv, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         wait_for(lambda: server.streamed, "the first request")
         child.send_signal(signal.SIGINT)
-        _, errors = child.communicate(timeout=60)
+        _, errors = child.communicate(timeout=LIMIT)
     assert child.returncode == 130
     assert errors.strip() == "interrupted"
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from support.patience import wait_for
+from support.patience import LIMIT, wait_for
 from support.repositories import CHECKOUT
 from vllm_env.base.filesystem import owner_of
 
@@ -305,7 +305,7 @@ def test_outdated_tools_go_unless_somebody_runs_in_them(place: Place) -> None:
     names = {folder.name for folder in place.environments()}
     assert len(names) == 3
     assert {old.name, "venv-x"} < names
-    running.communicate(timeout=60)
+    running.communicate(timeout=LIMIT)
     place.lock("3.0")
     code, out, _ = place.run()
     assert (code, out[:6]) == (0, '["3.0"')

@@ -10,7 +10,7 @@ import threading
 
 import pytest
 
-from support.patience import wait_for
+from support.patience import LIMIT, wait_for
 from triton_vllm.loading import abandoned
 from triton_vllm.loading.abandoned import AbandonedLoad
 
@@ -91,7 +91,7 @@ def test_the_kernel_tells_who_waits() -> None:
     idle = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     thread = threading.Thread(target=start_and_wait)
     thread.start()
-    assert began.wait(60)
+    assert began.wait(LIMIT)
     try:
         wait_for(lambda: abandoned.waits(os.getpid(), children[0].pid), "the wait for the child")
         assert not abandoned.waits(os.getpid(), idle.pid)

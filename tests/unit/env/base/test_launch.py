@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from support.patience import wait_for
+from support.patience import LIMIT, wait_for
 from vllm_env.base import launch
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ def test_the_program_gets_its_signal_when_the_parent_is_killed(tmp_path: Path, n
     assert "ready" in said
     assert child.exists()
     parent.stdin.close()
-    assert parent.wait(60) == -signal.SIGKILL
+    assert parent.wait(LIMIT) == -signal.SIGKILL
     wait_for(lambda: not _runs(child), "the end of the program")
     parent.stdout.close()
     assert (tmp_path / "told").exists() is (number is signal.SIGTERM)

@@ -37,7 +37,7 @@ def test_a_second_holder_waits_and_is_told_once(tmp_path: Path, kind: str) -> No
     def first() -> None:
         with locked(place, lambda: order.append("first waits")):
             inside.set()
-            assert told.wait(60)
+            assert told.wait(LIMIT)
             order.append("first done")
 
     def waiting() -> None:
@@ -46,7 +46,7 @@ def test_a_second_holder_waits_and_is_told_once(tmp_path: Path, kind: str) -> No
 
     thread = threading.Thread(target=first)
     thread.start()
-    assert inside.wait(60)
+    assert inside.wait(LIMIT)
     with locked(place, waiting):
         order.append("second in")
     thread.join()

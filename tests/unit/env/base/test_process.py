@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from support.patience import wait_for
+from support.patience import LIMIT, wait_for
 from vllm_env.base.errors import CommandError
 from vllm_env.base.process import capture, run
 
@@ -99,7 +99,7 @@ def test_ctrl_c_ends_the_program_and_all_that_it_started(tmp_path: Path) -> None
     """SIGINT to the packager alone: the program's whole session goes, grandchildren included."""
     packager, shell, child = _start(tmp_path)
     packager.send_signal(signal.SIGINT)
-    assert packager.wait(60) != 0
+    assert packager.wait(LIMIT) != 0
     wait_for(lambda: not _alive(shell) and not _alive(child), "the end of the shell and its child")
 
 

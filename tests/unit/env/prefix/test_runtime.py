@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from support.patience import pause, wait_for
+from support.patience import LIMIT, pause, wait_for
 from triton_vllm.loading import guard
 from vllm_env.prefix.runtime import activation_variables, install_runtime, site_packages
 
@@ -179,7 +179,7 @@ def test_engine_processes_end_with_their_owner(prefix: Path, how: str) -> None:
         assert Path(f"/proc/{pid}").exists()
         owner.kill()
         owner.wait()
-        assert child.wait(60) == -signal.SIGKILL
+        assert child.wait(LIMIT) == -signal.SIGKILL
         wait_for(lambda: not _lives(pid), "the end of the engine's process")
     finally:
         child.stdout.close()
