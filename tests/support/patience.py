@@ -52,8 +52,9 @@ def wait_for_line(server: TritonServer, text: str) -> None:
 def pause(seconds: float) -> None:
     """Let time pass, where the passing time is the stimulus.
 
-    Use it to choose the moment of an interrupt or a cancellation, and to space what a test produces. Also use it before a look
-    that finds that nothing has happened: a slow machine makes such a test weaker, and never fails it.
+    Use it to choose the moment of an interrupt or a cancellation, to space what a test produces, and between two readings of
+    a figure that must stand still. Also use it before a look that finds that nothing has happened: a slow machine makes such
+    a test weaker, and never fails it.
     Never use it to give something time to happen: `wait_for` that.
     """
     time.sleep(seconds)
