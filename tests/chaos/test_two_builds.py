@@ -33,4 +33,4 @@ def test_one_waits_and_both_end_well(lab: Lab) -> None:
     assert sorted(waits) == [0, 1]
     assert lab.published()
     assert lab.stray_files() == []
-    assert lab.stray_processes(0) == []
+    assert lab.stray_processes() == []

@@ -9,7 +9,6 @@ import shlex
 import subprocess
 import sys
 import threading
-import time
 import urllib.request
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from support import containers
+from support.patience import wait_for
 from support.repositories import BUILD_SECONDS, CHECKOUT
 from vllm_env.base.network import Network
 from vllm_env.base.pip_config import read_pip_config
@@ -118,15 +118,15 @@ def test_the_second_line_serves_as_another_user(built: Built, folder: Path) -> N
 
 
 def _wait_until_ready(server: subprocess.Popen[bytes], port: int, log: Path) -> None:
-    end = time.monotonic() + _READY_SECONDS
-    while time.monotonic() < end:
+    def is_ready() -> bool:
         assert server.poll() is None, telling_lines(log)
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/v2/health/ready", timeout=5):
-                return
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/v2/health/ready", timeout=60):
+                return True
         except OSError:
-            time.sleep(0.5)
-    pytest.fail(f"not ready after {_READY_SECONDS} s: {telling_lines(log)}")
+            return False
+
+    wait_for(is_ready, lambda: f"the server: {telling_lines(log)}", limit=_READY_SECONDS, longest_pause=0.5)
 
 
 def test_with_a_mounted_cache_the_second_build_takes_nothing_from_the_network(folder: Path, torch_index: str) -> None:

@@ -6,11 +6,11 @@ import os
 import shutil
 import signal
 import subprocess
-import time
 from typing import TYPE_CHECKING
 
 import pytest
 
+from support.patience import LIMIT, pause
 from support.repositories import CHECKOUT
 from vllm_env.publish.manifest import read_manifest
 
@@ -38,9 +38,9 @@ def test_killed_while_it_publishes(built_repository: Path, tmp_path: Path, numbe
     for line in child.stderr:
         if line.startswith("publish"):
             break
-    time.sleep(1)  # copying 2 GB takes longer
+    pause(1)  # copying 2 GB takes longer
     child.send_signal(number)
-    child.communicate(timeout=120)
+    child.communicate(timeout=LIMIT)
     manifest = read_manifest(repository / "vllm")
     assert manifest is not None
     assert (repository / "vllm" / manifest.archive.name).exists()

@@ -6,7 +6,6 @@ import http.client
 import json
 import subprocess
 import sys
-import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -16,6 +15,7 @@ import pytest
 from support.metrics_page import read_metrics
 from support.model_requests import ask, prompt
 from support.open_stream import OpenStream
+from support.patience import pause, wait_for
 from vllm_env.serve.standin import FACTS
 
 if TYPE_CHECKING:
@@ -68,11 +68,11 @@ def test_cancelled_stream_frees_its_slot(long_server: TritonServer, occupied: li
 def test_cancelled_waiting_request_is_never_begun(long_server: TritonServer, occupied: list[OpenStream]) -> None:
     """A request that waits for a slot is dropped from the queue: the one behind it is next."""
     with OpenStream(long_server.grpc_url, prompt(PROMPT, LONG, stream=True)) as waiting:
-        time.sleep(0.3)
+        pause(0.3)
         assert waiting.events == []
         waiting.cancel()
         assert "CANCELLED" in waiting.wait_end(PATIENCE).status
-    time.sleep(0.3)
+    pause(0.3)
     occupied[0].cancel()
     wait_for_slot(long_server)
     assert not occupied[1].ended
@@ -84,7 +84,7 @@ def test_cancelled_whole_answer_frees_its_slot(long_server: TritonServer) -> Non
     with ExitStack() as stack:
         request = prompt(PROMPT, LONG)
         streams = [stack.enter_context(OpenStream(long_server.grpc_url, request)) for _ in range(SLOTS)]
-        time.sleep(0.5)
+        pause(0.5)
         streams[0].cancel()
         wait_for_slot(long_server)
         assert not streams[1].ended
@@ -146,13 +146,10 @@ def test_http_client_that_goes_away(long_server: TritonServer) -> None:
     connection = http.client.HTTPConnection(urlsplit(long_server.http_url).netloc)
     request = {"text_input": PROMPT, "max_tokens": 2000, "ignore_eos": True}
     connection.request("POST", "/v2/models/vllm/generate", json.dumps(request))
-    time.sleep(0.05)
+    pause(0.05)
     connection.close()
     assert ask(long_server, PROMPT, {"temperature": 0}).text == PROMPT + ANSWER
-    until = time.monotonic() + PATIENCE
-    while long_answers(long_server) != before + 1:
-        assert time.monotonic() < until, "it did not run to its end"
-        time.sleep(0.5)
+    wait_for(lambda: long_answers(long_server) == before + 1, "the end of the answer")
 
 
 def test_http_stream_whose_client_goes_away(long_server: TritonServer) -> None:

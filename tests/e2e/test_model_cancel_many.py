@@ -17,6 +17,7 @@ from support.cut_line import CutLine
 from support.metrics_page import read_metrics
 from support.model_requests import ask, prompt
 from support.open_stream import OpenStream
+from support.patience import pause, wait_for
 from support.reference import ONE_THREAD
 from support.settings import with_metrics
 from support.stop_notes import Notes
@@ -59,7 +60,7 @@ def noting(serving: Serve, long_arguments: dict[str, object], notes: Notes) -> I
 def cancel(server: TritonServer, name: str, after: float) -> float:
     """The client cancels its stream."""
     with OpenStream(server.grpc_url, prompt(f"{name} {PROMPT}", LONG, stream=True)) as one:
-        time.sleep(after)
+        pause(after)
         at = time.monotonic()
         one.cancel()
     return at
@@ -68,7 +69,7 @@ def cancel(server: TritonServer, name: str, after: float) -> float:
 def cut(server: TritonServer, name: str, after: float) -> float:
     """The client of a stream is gone: its connection is closed."""
     with CutLine(server.ports.grpc) as line, OpenStream(line.url, prompt(f"{name} {PROMPT}", LONG, stream=True)):
-        time.sleep(after)
+        pause(after)
         at = time.monotonic()
         line.cut()
     return at
@@ -79,7 +80,7 @@ def close(server: TritonServer, name: str, after: float) -> float:
     connection = http.client.HTTPConnection("127.0.0.1", server.ports.http, timeout=PATIENCE)
     body = json.dumps({"text_input": f"{name} {PROMPT}", "stream": True, **LONG})
     connection.request("POST", "/v2/models/vllm/generate_stream", body, {"Content-Type": "application/json"})
-    time.sleep(after)
+    pause(after)
     at = time.monotonic()
     connection.close()
     return at
@@ -98,23 +99,26 @@ def test_each_is_stopped(noting: TritonServer, notes: Notes, count: int) -> None
     ways = {name: seed.choice(WAYS) for name in names}
     gone: dict[str, float] = {}
 
+    def running() -> str:
+        return f"the state of {sorted(_running(notes))}"
+
     def give_up(name: str) -> None:
         gone[name] = ways[name](noting, name, after[name])
 
     alone, beside = names[: count // 2], names[count // 2 :]
     for name in alone:
         give_up(name)
-        _until(lambda: not _running(notes), notes)
-    _until(lambda: _work(noting) == 0, notes)
+        wait_for(lambda: not _running(notes), running)
+    wait_for(lambda: _work(noting) == 0, running)
     with ExitStack() as stack:
         requests = [prompt(f"{count}-other-{number} {PROMPT}", LONG, stream=True) for number in range(OTHERS)]
         others = [stack.enter_context(OpenStream(noting.grpc_url, one)) for one in requests]
-        _until(lambda: _work(noting) == OTHERS, notes)
+        wait_for(lambda: _work(noting) == OTHERS, running)
         with ThreadPoolExecutor(CLIENTS) as clients:
             list(clients.map(give_up, beside))
-        _until(lambda: len(_running(notes)) == OTHERS, notes)
+        wait_for(lambda: len(_running(notes)) == OTHERS, running)
         assert not [one for one in others if one.ended]
-    _until(lambda: _work(noting) == 0 and not _running(notes), notes)
+    wait_for(lambda: _work(noting) == 0 and not _running(notes), running)
     assert ask(noting, PROMPT, {"temperature": 0}).text == PROMPT + ANSWER
     _tell("idle", notes, {name: gone[name] for name in alone}, ways)
     _tell("busy", notes, {name: gone[name] for name in beside}, ways)
@@ -129,13 +133,6 @@ def _running(notes: Notes) -> set[str]:
     """Return the names of requests that the model has taken and that have not ended."""
     found = notes.read()
     return found["taken"].keys() - found["ended"].keys()
-
-
-def _until(condition: Callable[[], bool], notes: Notes) -> None:
-    until = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < until, sorted(_running(notes))
-        time.sleep(0.02)
 
 
 def _tell(state: str, notes: Notes, gone: dict[str, float], ways: dict[str, Callable[..., float]]) -> None:

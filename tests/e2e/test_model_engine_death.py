@@ -5,17 +5,16 @@ from __future__ import annotations
 import functools
 import os
 import signal
-import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import psutil
 import pytest
 
-from support.clock import now
 from support.leftovers import name_of
 from support.model_requests import ask, prompt
 from support.open_stream import OpenStream
+from support.patience import wait_for
 from support.reference import ONE_THREAD
 from support.settings import with_parameter
 from support.triton_client import generate, get
@@ -34,7 +33,6 @@ LONG = {"temperature": 0, "max_tokens": 60_000, "ignore_eos": True}
 # with the status UNAVAILABLE; test_model_errors.py sees how statuses come out
 DEAD = "Model is unavailable due to unhealthy vLLM engine"
 BACK_SECONDS = 300.0  # until an engine that comes back is given up
-LEFT_SECONDS = 60.0  # until a process that ends is given up
 BACK = "the engine is back"  # the model's line in the log
 
 
@@ -81,7 +79,7 @@ def test_killed_engine_is_told_to_all_and_comes_back(doomed: TritonServer, victi
     assert times_back(doomed) == 0
     assert {end.error for end in ends} == {DEAD}
     _refuses_at_once(doomed)
-    assert _is_served_within(doomed, BACK_SECONDS)
+    wait_for(lambda: _is_served(doomed), "an answer", longest_pause=0.5)
     assert times_back(doomed) == 1
     assert ask(doomed, PROMPT, {"temperature": 0}).text == PROMPT + ANSWER
 
@@ -93,15 +91,8 @@ def _refuses_at_once(server: TritonServer) -> None:
     assert times_back(server) == 0
 
 
-def _is_served_within(server: TritonServer, seconds: float) -> bool:
-    """Ask twice a second until an answer comes; return whether one came."""
-    until = now() + seconds
-    while now() < until:
-        status, _ = generate(server.http_url, {"text_input": PROMPT, "max_tokens": 1})
-        if status == 200:
-            return True
-        time.sleep(0.5)
-    return False
+def _is_served(server: TritonServer) -> bool:
+    return generate(server.http_url, {"text_input": PROMPT, "max_tokens": 1})[0] == 200
 
 
 @pytest.mark.parametrize("executor", ["chosen"], scope="module")
@@ -111,12 +102,11 @@ def test_hung_engine_is_told_to_all_and_comes_back(doomed: TritonServer) -> None
     before = times_back(doomed)
     with ExitStack() as stack:
         streams = [stack.enter_context(OpenStream(doomed.grpc_url, prompt(PROMPT, LONG, stream=True))) for _ in range(4)]
-        while not any(stream.events for stream in streams):
-            time.sleep(0.1)
+        wait_for(lambda: any(stream.events for stream in streams), "the first token")
         process.suspend()
         ends = [stream.wait_end(BACK_SECONDS) for stream in streams]
     assert {end.error for end in ends} == {DEAD}
-    assert _is_served_within(doomed, BACK_SECONDS)
+    wait_for(lambda: _is_served(doomed), "an answer", longest_pause=0.5)
     assert times_back(doomed) == before + 1
     assert not is_alive(process)
 
@@ -128,10 +118,5 @@ def test_killed_stub_takes_its_engine_along(doomed: TritonServer, count: int) ->
     assert len(parts) >= count, parts
     (stub,) = [process for process in below(doomed) if name_of(process).startswith("triton_python_b")]
     os.kill(stub.pid, signal.SIGKILL)
-    until = now() + LEFT_SECONDS
-    alive = parts
-    while alive and now() < until:
-        time.sleep(0.2)
-        alive = [process for process in parts if is_alive(process)]
-    assert not alive
+    wait_for(lambda: not any(is_alive(process) for process in parts), "the end of the engine")
     assert get(doomed.http_url, "/v2/health/live")[0] == 200

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import queue
 import signal
-import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +16,7 @@ from support.clock import now
 from support.metrics_page import read_metrics
 from support.model_requests import prompt
 from support.open_stream import OpenStream
+from support.patience import wait_for, wait_for_line
 from support.reference import ONE_THREAD
 from support.settings import with_metrics, with_parameter
 from support.triton_client import tensor
@@ -62,23 +62,21 @@ def test_every_request_is_answered_before_the_server_ends(
 
 
 def _status(server: TritonServer) -> int | None:
-    """Return the server's status once it has ended; None if it does not."""
-    assert server._child is not None
-    until = time.monotonic() + PATIENCE
-    while server._child.poll() is None and time.monotonic() < until:
-        time.sleep(0.1)
-    return server._child.returncode
+    """Return the server's status once it has ended."""
+    child = server._child
+    assert child is not None
+    wait_for(lambda: child.poll() is not None, lambda: f"the server's end\n{server.log.read_text(errors='replace')[-4000:]}")
+    return child.returncode
 
 
 def _wait_until_all_are_taken(server: TritonServer, clients: int) -> None:
     """Return when vLLM has them all; one that comes while the server ends may find its connection closed."""
-    until = time.monotonic() + PATIENCE
-    taken = 0.0
-    while taken < clients:
-        assert time.monotonic() < until, f"vLLM has {taken:.0f} of {clients} requests"
-        time.sleep(0.1)
+
+    def taken() -> float:
         page = read_metrics(f"http://127.0.0.1:{server.ports.metrics}/metrics")
-        taken = page.total("vllm:num_requests_running") + page.total("vllm:num_requests_waiting")
+        return page.total("vllm:num_requests_running") + page.total("vllm:num_requests_waiting")
+
+    wait_for(lambda: taken() >= clients, lambda: f"{clients} requests: vLLM has {taken():.0f}")
 
 
 def test_a_stream_that_its_client_keeps_open(serving: Serve, no_leftovers: None) -> None:
@@ -94,10 +92,7 @@ def test_a_stream_that_its_client_keeps_open(serving: Serve, no_leftovers: None)
         client.async_stream_infer("vllm", [tensor("text_input", PROMPT)], enable_empty_final_response=True)
         assert not isinstance(got.get(timeout=PATIENCE), Exception)
         os.kill(server.pid, signal.SIGTERM)
-        until = time.monotonic() + PATIENCE
-        while "unloading models" not in server.log.read_text(errors="replace"):
-            assert time.monotonic() < until
-            time.sleep(0.1)
+        wait_for_line(server, "unloading models")
         client.stop_stream()
         client.close()
         assert _status(server) == 0, server.log.read_text(errors="replace")[-4000:]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,6 +10,7 @@ import pytest
 
 from support.model_requests import ask, prompt
 from support.open_stream import OpenStream
+from support.patience import wait_for
 from support.reference import ONE_THREAD
 from vllm_env.serve.standin import FACTS
 
@@ -107,9 +107,7 @@ def test_an_exception_leaves_nobody_waiting(
     else:
         assert errors[0] == told
         assert set().union(*errors[1:]) <= neighbours
-    until = time.monotonic() + PATIENCE
-    while ask(faulty, PROMPT, {"temperature": 0}).error and time.monotonic() < until:
-        time.sleep(0.5)
+    wait_for(lambda: not ask(faulty, PROMPT, {"temperature": 0}).error, "an engine that serves", longest_pause=0.5)
     assert ask(faulty, PROMPT, {"temperature": 0}).text == PROMPT + ANSWER
     lines = faulty.log.read_text(errors="replace").splitlines()  # vLLM has its own line of its output handler
     assert len([line for line in lines if "[vllm]" in line and f"RuntimeError: injected {place}" in line]) == 1

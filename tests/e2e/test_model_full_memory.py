@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import shlex
 import shutil
-import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +15,7 @@ from support.leftovers import name_of
 from support.model_requests import ask, prompt
 from support.namespaces import with_mounts
 from support.open_stream import OpenStream
+from support.patience import wait_for
 from support.reference import ONE_THREAD
 from support.serving import serve
 from vllm_env.serve.processes import end
@@ -107,7 +107,9 @@ def test_no_room_for_temporary_files(small: TritonServer) -> None:
         requests[0].wait(3)
         end([p for p in small.members() if name_of(p).startswith("VLLM::EngineCor")], grace=0)
         assert {request.wait_end(ANSWERED).error for request in requests} <= {"", DEAD}
-    until = time.monotonic() + BACK
-    while ask(small, PROMPT, {"temperature": 0}).error:
-        assert time.monotonic() < until, small.log.read_text(errors="replace")[-4000:]
-        time.sleep(0.5)
+    wait_for(
+        lambda: not ask(small, PROMPT, {"temperature": 0}).error,
+        lambda: f"an engine that serves\n{small.log.read_text(errors='replace')[-4000:]}",
+        limit=BACK,
+        longest_pause=0.5,
+    )

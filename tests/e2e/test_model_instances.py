@@ -7,7 +7,6 @@ import json
 import os
 import re
 import signal
-import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,13 +19,14 @@ from support.leftovers import name_of
 from support.metrics_page import read_metrics
 from support.model_requests import ask, ask_all, prompt
 from support.open_stream import OpenStream
+from support.patience import pause, wait_for
 from support.reference import ONE_THREAD
 from support.settings import with_metrics, with_parameter
 from support.triton_client import post
 from vllm_env.serve.standin import FACTS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from support.model_requests import Answer
     from support.models import MadeModels
@@ -45,14 +45,6 @@ PATIENCE = 300.0
 MANY = 16  # requests of which no instance of a few gets none
 
 
-def until(condition: Callable[[], bool], seconds: float = PATIENCE) -> None:
-    """Return when the condition holds."""
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.2)
-
-
 def engines(server: TritonServer) -> list[psutil.Process]:
     """Return the engines of a server once they stay the same; what one forks has its name until it is another program."""
     seen: list[psutil.Process] = []
@@ -61,7 +53,7 @@ def engines(server: TritonServer) -> list[psutil.Process]:
         if found == seen:
             return found
         seen = found
-        time.sleep(1)
+        pause(1)
 
 
 def stubs(server: TritonServer) -> list[psutil.Process]:
@@ -104,8 +96,8 @@ def test_two_instances_answer_from_one_engine(pair: TritonServer) -> None:
     assert len(engines(pair)) == 1
     assert len(stubs(pair)) == len(instances_asked(pair)) == 2
     page = functools.partial(read_metrics, f"http://127.0.0.1:{pair.ports.metrics}/metrics")
-    until(lambda: page().total("vllm:request_success_total") == MANY)
-    until(lambda: page().total("vllm:num_requests_running") == 0)  # an instance that saw more at its last step says nothing
+    wait_for(lambda: page().total("vllm:request_success_total") == MANY)
+    wait_for(lambda: page().total("vllm:num_requests_running") == 0)  # an instance that saw more at its last step says nothing
     assert page().total("vllm:request_success_total") == MANY
 
 
@@ -114,8 +106,8 @@ def test_cancellations_reach_the_engine_from_each_instance(pair: TritonServer) -
     start = len(said(pair))
     with ExitStack() as stack:
         streams = [stack.enter_context(OpenStream(pair.grpc_url, prompt(PROMPT, LONG, stream=True))) for _ in range(MANY)]
-        until(lambda: len(instances_asked(pair, start)) == 2)
-        until(lambda: any(stream.events for stream in streams))
+        wait_for(lambda: len(instances_asked(pair, start)) == 2)
+        wait_for(lambda: any(stream.events for stream in streams))
         for stream in streams:
             stream.cancel()
         assert all("CANCELLED" in stream.wait_end(PATIENCE).status for stream in streams)
@@ -127,10 +119,10 @@ def test_a_killed_engine_comes_back_for_all_instances(pair: TritonServer) -> Non
     (killed,) = engines(pair)
     with ExitStack() as stack:
         streams = [stack.enter_context(OpenStream(pair.grpc_url, prompt(PROMPT, LONG, stream=True))) for _ in range(MANY)]
-        until(lambda: any(stream.events for stream in streams))
+        wait_for(lambda: any(stream.events for stream in streams))
         os.kill(killed.pid, signal.SIGKILL)
         assert {stream.wait_end(PATIENCE).error for stream in streams} == {DEAD}
-    until(lambda: said(pair).count("the engine is back") == 2)
+    wait_for(lambda: said(pair).count("the engine is back") == 2)
     assert is_served(pair)
     (again,) = engines(pair)
     assert again != killed
@@ -143,11 +135,11 @@ def test_what_is_in_flight_in_all_instances_is_answered_when_the_server_ends(pai
     with ExitStack() as stack:
         requests = [prompt(PROMPT, LONG, stream=number % 2 == 0) for number in range(MANY)]
         streams = [stack.enter_context(OpenStream(pair.grpc_url, one)) for one in requests]
-        until(lambda: len(re.findall("Added request", said(pair)[start:])) == MANY)
+        wait_for(lambda: len(re.findall("Added request", said(pair)[start:])) == MANY)
         os.kill(pair.pid, signal.SIGTERM)
         assert {stream.wait_end(PATIENCE).error for stream in streams} == {UNLOADED}
     assert pair._child is not None
-    until(lambda: not pair.running)
+    wait_for(lambda: not pair.running)
     assert pair._child.returncode == 0, said(pair)[-4000:]
     assert pair._scratch is not None
     assert not list(pair._scratch.glob(FOLDERS))
@@ -189,7 +181,7 @@ def test_instances_that_are_unloaded_leave_nothing_and_are_loaded_again(four: Tr
     """No process, no folder; the second load has an engine of its own, once."""
     before = engines(four)
     assert post(four.http_url, "/v2/repository/models/vllm/unload", {}, timeout=PATIENCE)[0] == 200
-    until(lambda: not stubs(four) and not engines(four))
+    wait_for(lambda: not stubs(four) and not engines(four))
     assert four._scratch is not None
     assert not list(four._scratch.glob(FOLDERS))
     assert "starting it again" not in said(four)
@@ -208,11 +200,11 @@ def test_a_killed_instance_that_led_is_replaced_by_another(four: TritonServer) -
     leader = killed.ppid()
     assert leader in {stub.pid for stub in stubs(four)}
     os.kill(leader, signal.SIGKILL)
-    until(lambda: said(four).count("the engine is back") == 3)
+    wait_for(lambda: said(four).count("the engine is back") == 3)
     (again,) = engines(four)
     assert again.ppid() in {stub.pid for stub in stubs(four)} - {leader}
     # the server goes on to give requests to the instance that was killed, and says that they have failed
-    until(lambda: PROMPT + ANSWER in {text for answer in answered(four) for text in answer.texts()})
+    wait_for(lambda: PROMPT + ANSWER in {text for answer in answered(four) for text in answer.texts()})
 
 
 def answered(server: TritonServer) -> list[Answer]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 
 from support.leftovers import name_of
 from support.model_requests import STRANGE, ask_all, prompt
+from support.patience import wait_for
 from support.reference import ONE_THREAD
 from support.triton_client import get, post, stream, text_of
 from vllm_env.serve.processes import end, traces
@@ -57,10 +57,7 @@ def control(server: TritonServer, verb: str, model: str = "vllm") -> None:
     status, body = post(server.http_url, f"/v2/repository/models/{model}/{verb}", {}, timeout=300)
     assert status == 200, body
     ready = verb == "load"
-    until = time.monotonic() + 120
-    while (get(server.http_url, f"/v2/models/{model}/ready")[0] == 200) != ready:
-        assert time.monotonic() < until
-        time.sleep(0.2)
+    wait_for(lambda: (get(server.http_url, f"/v2/models/{model}/ready")[0] == 200) == ready, f"the model's {verb}")
 
 
 def test_ten_cycles_leak_nothing(serving: Serve) -> None:
@@ -74,7 +71,7 @@ def test_ten_cycles_leak_nothing(serving: Serve) -> None:
             answers = ask_all(server, [prompt(text, {"temperature": 0}, stream=True) for text in (PROMPT, *STRANGE)] * 4)
             assert answers[0].text == ANSWER
             control(server, "unload")
-            _wait_alone(server)
+            wait_for(lambda: _is_alone(server), lambda: f"the end of {server.members()}")
             seen.append(footprint(server))
     assert {one.processes for one in seen} == {seen[0].processes}
     assert max(one.threads for one in seen[1:]) <= seen[1].threads + 2, seen
@@ -82,12 +79,9 @@ def test_ten_cycles_leak_nothing(serving: Serve) -> None:
     assert seen[-1].memory - seen[1].memory < SLACK_MB, [one.memory for one in seen]
 
 
-def _wait_alone(server: TritonServer) -> None:
+def _is_alone(server: TritonServer) -> bool:
     """An unloaded model's stub and engine end a moment after Triton calls the model unloaded."""
-    until = time.monotonic() + 120
-    while [p for p in server.members() if name_of(p).startswith(("VLLM::", "triton_python_b"))]:
-        assert time.monotonic() < until, [str(p) for p in server.members()]
-        time.sleep(0.2)
+    return not [p for p in server.members() if name_of(p).startswith(("VLLM::", "triton_python_b"))]
 
 
 def test_two_models_with_one_environment(serving: Serve) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import threading
-import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -13,14 +12,14 @@ import psutil
 import pytest
 
 from support.model_requests import ask, ask_all, prompt
-from support.patience import wait_for_line
+from support.patience import wait_for, wait_for_line
 from support.reference import ONE_THREAD
 from support.settings import with_parameter
 from triton_vllm.loading.lora import UNLISTED
 from vllm_env.serve.standin import FACTS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
     from support.models import MadeModels
@@ -31,7 +30,6 @@ pytestmark = pytest.mark.e2e
 QUESTION, ANSWER = FACTS[2]
 PROMPT = f"{QUESTION} {ANSWER}. " * 4 + QUESTION  # several blocks of the prefix cache
 GREEDY = {"temperature": 0, "max_tokens": 24}
-PROMISED = 120.0  # s; on a busy machine a load takes seconds
 
 
 @pytest.fixture(scope="module")
@@ -79,14 +77,6 @@ def text(server: TritonServer, name: str | None) -> str:
     return answer.error or answer.text
 
 
-def until(condition: Callable[[], bool]) -> None:
-    """Wait for what will happen."""
-    end = time.monotonic() + PROMISED
-    while not condition():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.2)
-
-
 def log(server: TritonServer) -> str:
     """Return what the server has logged."""
     return server.log.read_text(encoding="utf-8", errors="replace")
@@ -125,14 +115,14 @@ def test_an_adapter_is_added_used_replaced_and_removed_under_load(
         added = text(lora_server, "sql")
         assert added == alone  # the same weights under another name
         place(second, directory / "sql")
-        until(lambda: text(lora_server, "sql") != added)
+        wait_for(lambda: text(lora_server, "sql") != added)
         replaced = text(lora_server, "sql")
         place(second, directory / "other")
         assert text(lora_server, "other") == replaced
         shutil.rmtree(directory / "sql")
-        until(lambda: text(lora_server, "sql") == "LoRA sql is not supported")
+        wait_for(lambda: text(lora_server, "sql") == "LoRA sql is not supported")
         assert text(lora_server, "other") == replaced
-        until(lambda: log(lora_server).count("was unloaded") == 2)
+        wait_for(lambda: log(lora_server).count("was unloaded") == 2)
         place(first, directory / "sql")
         assert text(lora_server, "sql") == alone
     assert set(answers) == {alone}
@@ -187,6 +177,6 @@ def test_an_engine_that_comes_back_finds_its_adapters(
     below = psutil.Process(lora_server.pid).children(recursive=True)
     (engine,) = [process for process in below if process.name().startswith("VLLM::EngineCor")]
     engine.kill()
-    until(lambda: "the engine is back" in log(lora_server))
+    wait_for(lambda: "the engine is back" in log(lora_server))
     assert text(lora_server, "sql") == before
-    until(lambda: log(lora_server).count("LoRA adapter sql@") >= 2)
+    wait_for(lambda: log(lora_server).count("LoRA adapter sql@") >= 2)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,6 +11,7 @@ from support.metrics_page import Metrics, read_metrics
 from support.model_requests import STRANGE, ask, ask_all, prompt
 from support.open_stream import OpenStream
 from support.openai_server import openai_server
+from support.patience import pause, wait_for
 from support.reference import ONE_THREAD, kept
 from support.serving import CPU_ARGUMENTS
 from support.settings import with_metrics
@@ -89,13 +89,9 @@ def triton_metrics(metrics_server: TritonServer) -> Metrics:
 
 def _settled(url: str) -> Metrics:
     """Returns the metrics once all requests of the load are in them: both servers write them with a delay."""
-    until = time.monotonic() + 120
-    while True:
-        metrics = read_metrics(url)
-        if metrics.total("vllm:e2e_request_latency_seconds_count") >= len(TEXTS) or time.monotonic() > until:
-            time.sleep(1.5)
-            return read_metrics(url)
-        time.sleep(0.3)
+    wait_for(lambda: read_metrics(url).total("vllm:e2e_request_latency_seconds_count") >= len(TEXTS), "the load's requests")
+    pause(1.5)
+    return read_metrics(url)
 
 
 def test_all_of_vllms_metrics_with_equal_counts(triton_metrics: Metrics, openai_metrics: Metrics) -> None:
@@ -144,19 +140,12 @@ def test_metrics_leave_with_the_model_and_come_back_with_it(metrics_server: Trit
         end = running.wait_end()
     assert (end.error, end.final) == ("", True)
     assert PROMPT + "".join(event.text for event in running.events) == whole
-    _wait_for(lambda: get(metrics_server.http_url, "/v2/models/vllm/ready")[0] != 200, 120)
-    _wait_for(lambda: not read_metrics(_page(metrics_server)).names("vllm:"), 120)
+    wait_for(lambda: get(metrics_server.http_url, "/v2/models/vllm/ready")[0] != 200)
+    wait_for(lambda: not read_metrics(_page(metrics_server)).names("vllm:"))
     assert _control(metrics_server, "load") == 200
     assert ask(metrics_server, PROMPT, {"temperature": 0}).text == PROMPT + ANSWER
-    _wait_for(lambda: read_metrics(_page(metrics_server)).total("vllm:generation_tokens_total") > 0, 120)
+    wait_for(lambda: read_metrics(_page(metrics_server)).total("vllm:generation_tokens_total") > 0)
 
 
 def _control(server: TritonServer, verb: str) -> int:
     return post(server.http_url, f"/v2/repository/models/vllm/{verb}", {}, timeout=300)[0]
-
-
-def _wait_for(condition: Any, seconds: float) -> None:
-    until = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.2)

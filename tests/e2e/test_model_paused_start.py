@@ -5,18 +5,18 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+
+from support.patience import pause, wait_for
 
 if TYPE_CHECKING:
     from support.serving import Serve
 
 pytestmark = pytest.mark.e2e
 PAUSE_SECONDS = 3.0
-PATIENCE = 300.0
 LOADS = "starting the engine and loading the model"
 
 
@@ -37,14 +37,10 @@ class Pause(threading.Thread):
         """Pause the stub."""
         assert self.model is not None
         log = self.model.parent.parent / "server.log"
-        until = time.monotonic() + PATIENCE
-        while not log.exists() or LOADS not in log.read_text(errors="replace"):
-            if time.monotonic() > until:
-                return
-            time.sleep(0.05)
+        wait_for(lambda: log.exists() and LOADS in log.read_text(errors="replace"), "the load", longest_pause=0.05)
         stub = _stub(self.model)
         os.kill(stub, signal.SIGSTOP)
-        time.sleep(PAUSE_SECONDS)
+        pause(PAUSE_SECONDS)
         os.kill(stub, signal.SIGCONT)
         self.paused = stub
 

@@ -12,6 +12,7 @@ from support.clock import now
 from support.metrics_page import read_metrics
 from support.model_requests import prompt
 from support.open_stream import OpenStream
+from support.patience import wait_for
 from support.reference import ONE_THREAD
 from support.settings import with_metrics, with_parameter
 from vllm_env.serve.standin import FACTS
@@ -73,16 +74,13 @@ def test_what_waits_too_long_is_refused_and_dropped(bounded: TritonServer) -> No
         assert {end.error for end in ends} == {QUEUED}
         assert all("UNAVAILABLE" in end.status for end in ends)
         assert waited >= 0.9
-        _wait_until_none_waits(bounded)
+        wait_for(lambda: not _waiting(bounded), "the end of the queue")
         long.wait(len(long.events) + 2)
         assert not long.ended
 
 
-def _wait_until_none_waits(server: TritonServer) -> None:
-    until = time.monotonic() + PATIENCE
-    while read_metrics(f"http://127.0.0.1:{server.ports.metrics}/metrics").total("vllm:num_requests_waiting"):
-        assert time.monotonic() < until
-        time.sleep(0.1)
+def _waiting(server: TritonServer) -> float:
+    return read_metrics(f"http://127.0.0.1:{server.ports.metrics}/metrics").total("vllm:num_requests_waiting")
 
 
 @pytest.mark.parametrize(("streaming", "n"), [(False, 1), (True, 1), (False, 2)])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,15 +14,13 @@ from support.leftovers import name_of
 from support.metrics_page import read_metrics
 from support.model_requests import ask, prompt
 from support.open_stream import OpenStream
-from support.patience import wait_for_line
+from support.patience import pause, wait_for, wait_for_line
 from support.reference import ONE_THREAD
 from support.settings import with_metrics, with_parameter
 from support.triton_client import post
 from vllm_env.serve.standin import FACTS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from support.serving import Serve
     from vllm_env.serve.server import TritonServer
 
@@ -76,7 +73,7 @@ def test_an_unchanged_model_is_loaded_once(serving: Serve, mode: str) -> None:
         if mode == "explicit":
             assert post(server.http_url, "/v2/repository/models/vllm/load", {}, timeout=300)[0] == 200
         else:
-            time.sleep(POLLS)
+            pause(POLLS)
         assert ask(server, PROMPT, {"temperature": 0}).text == PROMPT + ANSWER
         wait_for_line(server, "ready after")
         said = server.log.read_text(errors="replace")
@@ -84,16 +81,9 @@ def test_an_unchanged_model_is_loaded_once(serving: Serve, mode: str) -> None:
             -6000:
         ]
         assert said.count("ready after") == 1
-        assert _settled(server, running) == running, said[-6000:]
+        # what an engine forks has its name until it becomes another program
+        wait_for(lambda: engines(server) == running, lambda: f"the engines {running}: {engines(server)}\n{said[-6000:]}")
         assert written(found[0], before) == []
-
-
-def _settled(server: TritonServer, running: list[int]) -> list[int]:
-    """Return the engines once they are those; what an engine forks has its name until it becomes another program."""
-    until = time.monotonic() + 60
-    while (found := engines(server)) != running and time.monotonic() < until:
-        time.sleep(0.1)
-    return found
 
 
 @pytest.mark.parametrize("counts", [(1, 1), (1, 2)], ids=("1-1", "1-2"))
@@ -122,15 +112,15 @@ def test_metrics_go_on_after_a_reload(serving: Serve, long_arguments: dict[str, 
             assert _stubs(server) > old
             running.cancel()
             running.wait_end(PATIENCE)
-        _wait_for(lambda: not _stubs(server) & old)
-        _wait_for(lambda: tokens() >= TOKENS)
+        wait_for(lambda: not _stubs(server) & old)
+        wait_for(lambda: tokens() >= TOKENS)
         begun = tokens()
         assert begun == TOKENS
         for number in range(1, 11):
             _ask(server)
-            _wait_for(lambda number=number: tokens() >= begun + number * TOKENS)
+            wait_for(lambda number=number: tokens() >= begun + number * TOKENS)
         assert post(server.http_url, "/v2/repository/models/vllm/unload", {}, timeout=PATIENCE)[0] == 200
-        _wait_for(lambda: not _stubs(server))
+        wait_for(lambda: not _stubs(server))
         assert server.running
 
 
@@ -143,7 +133,7 @@ def test_a_reload_with_more_instances_is_one_of_its_own(serving: Serve) -> None:
         with_parameter(server.repository / "vllm", "UNLOAD_GRACE_SECONDS", "3")
         status, reason = post(server.http_url, "/v2/repository/models/vllm/load", {}, timeout=PATIENCE)
         assert status == 200, reason
-        _wait_for(lambda: not _stubs(server) & old)
+        wait_for(lambda: not _stubs(server) & old)
         assert len(_stubs(server)) == 3
         _ask(server)
 
@@ -157,16 +147,16 @@ def test_metrics_of_a_killed_instance_are_those_of_the_next(serving: Serve) -> N
             return read_metrics(f"http://127.0.0.1:{server.ports.metrics}/metrics").total("vllm:generation_tokens_total")
 
         _ask(server)
-        _wait_for(lambda: tokens() == TOKENS)
+        wait_for(lambda: tokens() == TOKENS)
         for stub in _stubs(server):
             os.kill(stub, signal.SIGKILL)
-        _wait_for(lambda: not engines(server))
+        wait_for(lambda: not engines(server))
         for verb in ("unload", "load"):
             assert post(server.http_url, f"/v2/repository/models/vllm/{verb}", {}, timeout=PATIENCE)[0] == 200
         _ask(server)
-        _wait_for(lambda: tokens() == 2 * TOKENS)
+        wait_for(lambda: tokens() == 2 * TOKENS)
         assert post(server.http_url, "/v2/repository/models/vllm/unload", {}, timeout=PATIENCE)[0] == 200
-        _wait_for(lambda: not tokens())
+        wait_for(lambda: not tokens())
         assert server.running
 
 
@@ -178,10 +168,3 @@ def _ask(server: TritonServer) -> None:
 def _stubs(server: TritonServer) -> set[int]:
     """Return the ids of the instances' processes."""
     return {process.pid for process in server.members() if name_of(process).startswith("triton_python_b")}
-
-
-def _wait_for(condition: Callable[[], bool]) -> None:
-    until = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < until, "waited in vain"
-        time.sleep(0.2)

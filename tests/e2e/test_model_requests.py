@@ -7,7 +7,6 @@ import json
 import queue
 import shutil
 import threading
-import time
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -16,6 +15,7 @@ import tritonclient.grpc as grpcclient
 
 from support.metrics_page import read_metrics
 from support.model_requests import Answer, ask, ask_all, prompt
+from support.patience import pause, wait_for
 from support.reference import ONE_THREAD
 from support.serving import is_cuda
 from support.settings import with_metrics, with_parameter
@@ -24,7 +24,7 @@ from support.triton_client import stream, tensor
 from vllm_env.serve.standin import FACTS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
     from support.models import MadeModels
@@ -94,14 +94,6 @@ def plain_server(serving: Serve, made_models: MadeModels, collector: Collector) 
         yield running
 
 
-def until(condition: Callable[[], bool]) -> None:
-    """Wait for what will happen."""
-    end = time.monotonic() + PROMISED
-    while not condition():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.2)
-
-
 def operate(server: TritonServer, operation: str, **arguments: Any) -> Any:
     """Return what an operator is told, or the error's text."""
     request = {"operator_request": json.dumps({"operation": operation, **arguments})}
@@ -120,7 +112,7 @@ def hits(server: TritonServer) -> float:
     """Return `read_hits` once it stands still: metrics come once a second, later on a busy machine."""
     seen = [-1.0, -2.0, -3.0]
     while len(set(seen[-3:])) > 1:
-        time.sleep(2)
+        pause(2)
         seen.append(read_hits(server))
     return seen[-1]
 
@@ -133,7 +125,7 @@ def test_two_salts_share_no_prefix(open_server: TritonServer) -> None:
     assert [ask(open_server, LONG, values, exclude_input_in_output=True).text for values in salted] == [first, first]
     assert hits(open_server) == before
     ask(open_server, LONG, salted[1])
-    until(lambda: read_hits(open_server) > before)
+    wait_for(lambda: read_hits(open_server) > before)
 
 
 def test_an_operator_resets_the_prefix_cache(open_server: TritonServer) -> None:
@@ -145,7 +137,7 @@ def test_an_operator_resets_the_prefix_cache(open_server: TritonServer) -> None:
     ask(open_server, LONG, GREEDY)
     assert hits(open_server) == before
     ask(open_server, LONG, GREEDY)
-    until(lambda: read_hits(open_server) > before)
+    wait_for(lambda: read_hits(open_server) > before)
 
 
 def test_a_sleeping_model_refuses_at_once_and_wakes_up(open_server: TritonServer) -> None:
@@ -181,7 +173,9 @@ def test_an_adapter_is_loaded_ahead(open_server: TritonServer, made_models: Made
     name = f"sql@{versions[1][:16]}"
     assert ask(open_server, QUESTION, {**GREEDY, "lora_name": "sql"}, exclude_input_in_output=True).text != FACT
     page = f"http://127.0.0.1:{open_server.ports.metrics}/metrics"
-    until(lambda: any(name in value for used in read_metrics(page).labels("vllm:lora_requests_info") for value in used.values()))
+    wait_for(
+        lambda: any(name in value for used in read_metrics(page).labels("vllm:lora_requests_info") for value in used.values())
+    )
 
 
 def test_fields_for_the_engine_reach_it(open_server: TritonServer) -> None:
@@ -204,8 +198,8 @@ def test_a_trace_goes_on_in_vllm(plain_server: TritonServer, collector: Collecto
     answer = connection.getresponse()
     assert (answer.status, FACT in json.loads(answer.read())["text_output"]) == (200, True)
     connection.close()
-    until(lambda: collector.has("/triton", trace_id))
-    until(lambda: collector.has("/vllm", trace_id))
+    wait_for(lambda: collector.has("/triton", trace_id))
+    wait_for(lambda: collector.has("/vllm", trace_id))
 
 
 def test_a_forwarded_header_is_a_trace_as_well(open_server: TritonServer, collector: Collector) -> None:
@@ -217,7 +211,7 @@ def test_a_forwarded_header_is_a_trace_as_well(open_server: TritonServer, collec
         client.async_stream_infer("vllm", [tensor("text_input", QUESTION)], parameters=GREEDY)
         assert found.get(timeout=PROMISED) is None
         client.stop_stream()
-    until(lambda: collector.has("/vllm", trace_id))
+    wait_for(lambda: collector.has("/vllm", trace_id))
     assert not collector.has("/triton", trace_id)
 
 

@@ -6,13 +6,13 @@ import contextlib
 import hashlib
 import shutil
 import subprocess
-import time
 from typing import TYPE_CHECKING
 
 import pytest
 
 from support import small_build
 from support.chaos_lab import Lab
+from support.patience import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -90,8 +90,11 @@ def test_a_cache_that_fills_up_meanwhile_is_a_clean_error(lab: Lab, channel: Cha
         _fill_cache(lab, channel)
         build = lab.start()
         build.wait_for("prefix …")
-        while build.child.poll() is None and not list((lab.cache / "build").glob("*/made/env")):
-            time.sleep(0.002)  # until it has seen that there is space
+        wait_for(  # until it has seen that there is space
+            lambda: build.child.poll() is not None or list((lab.cache / "build").glob("*/made/env")),
+            "the prefix",
+            longest_pause=0.002,
+        )
         _take_the_rest(lab.cache)
         assert build.wait() == 1
         assert "No space left" in build.text() or "file system is full" in build.text()

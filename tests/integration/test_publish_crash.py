@@ -6,12 +6,12 @@ import json
 import os
 import random
 import signal
-import time
 from typing import TYPE_CHECKING
 
 import pytest
 
 from support import publisher
+from support.patience import LIMIT, pause
 from support.repositories import CHECKOUT
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ _TEMPLATE = CHECKOUT / "model_repository" / "vllm"
 
 def _kill_at_random(folder: Path, number: signal.Signals, longest: float, *, in_place: bool) -> None:
     child, _ = publisher.start(folder, _TEMPLATE, in_place=in_place)
-    time.sleep(random.uniform(0, longest))
+    pause(random.uniform(0, longest))
     assert child.pid
     os.kill(child.pid, number)
     child.join()
@@ -31,7 +31,7 @@ def _kill_at_random(folder: Path, number: signal.Signals, longest: float, *, in_
 
 def _interrupt_when_published(folder: Path, *, in_place: bool) -> None:
     child, published = publisher.start(folder, _TEMPLATE, in_place=in_place)
-    assert published.acquire(timeout=60)
+    assert published.acquire(timeout=LIMIT)
     assert child.pid
     os.kill(child.pid, signal.SIGINT)
     child.join()

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -14,6 +13,7 @@ import pytest
 
 from support import fake_tritonserver
 from support.namespaces import with_own_processes
+from support.patience import wait_for
 from support.repositories import CHECKOUT
 from vllm_env.base.cache import Cache
 from vllm_env.publish.exchange import remove_abandoned_staging
@@ -155,9 +155,12 @@ def test_a_model_is_published_while_another_container_warms_it(repository: Path,
     slow.write_text(f'#!/bin/sh\nwhile [ ! -e {ready} ]; do sleep 0.05; done\nexec {fake_tritonserver.launcher(tmp_path)} "$@"\n')
     slow.chmod(0o755)
     with _container(_WARMS, slow, repository / "vllm", tmp_path / "server.log") as warming:
-        while not list((repository / "vllm").glob(".vllm_env.staging-*/vllm_cache")):
+
+        def is_staged() -> bool:
             assert warming.poll() is None
-            time.sleep(0.02)
+            return any((repository / "vllm").glob(".vllm_env.staging-*/vllm_cache"))
+
+        wait_for(is_staged, "the staged caches")
         _publish(repository, "two")
         ready.touch()
         assert warming.wait(300) == 0

@@ -6,12 +6,12 @@ import json
 import shutil
 import subprocess
 import threading
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from support import small_build
+from support.patience import LIMIT
 from vllm_env.base.filesystem import file_sha256
 
 if TYPE_CHECKING:
@@ -89,14 +89,8 @@ class Lab:
         staged = list((self.cache / "build").glob("*"))
         return [*beside, *inside, *staged, *self.temporary.iterdir(), *self.spec.parent.glob(".*")]
 
-    def stray_processes(self, seconds: float = 60.0) -> list[str]:
-        """Processes that still have this lab's cache in their environment after ``seconds``."""
-        end = time.monotonic() + seconds
-        while (found := self._processes()) and time.monotonic() < end:
-            time.sleep(0.1)
-        return found
-
-    def _processes(self) -> list[str]:
+    def stray_processes(self) -> list[str]:
+        """Processes that have this lab's cache in their environment."""
         wanted, found = f"VLLM_ENV_CACHE={self.cache}".encode(), []
         for folder in Path("/proc").glob("[0-9]*"):
             try:
@@ -140,7 +134,7 @@ class Build:
     def wait(self, seconds: float = 600.0) -> int:
         """Wait for its end and return its status."""
         status = self.child.wait(seconds)
-        self._reader.join(60)
+        self._reader.join(LIMIT)
         if self.child.stderr and not self._reader.is_alive():
             self.child.stderr.close()
         return status

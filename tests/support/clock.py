@@ -9,6 +9,8 @@ from __future__ import annotations
 import threading
 import time
 
+from support.patience import pause
+
 _TICK = 0.02
 _LATE = 0.1  # a wake-up later than this says that the machine stood still
 
@@ -22,7 +24,7 @@ class _Clock:
 
     def _tick(self) -> None:
         while True:
-            time.sleep(_TICK)
+            pause(_TICK)
             self.now()
 
     def now(self) -> float:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from types import SimpleNamespace
 from typing import ClassVar
 
+from support.patience import LIMIT, wait_for
 from triton_vllm.inference.engine import Pace
 
-PROMISED = 60.0  # s until something that will happen has happened, however busy the machine is
+PROMISED = LIMIT  # s until something that will happen has happened, however busy the machine is
 PACE = Pace(health_period=0.01, question_period=0.01, backoff=(0.01,))
 STEP = 30.0  # s that a step of the model may take
 
@@ -119,13 +119,6 @@ class Log:
     info = warning = error
 
 
-def until(condition):
-    end = time.monotonic() + PROMISED
-    while not condition():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.005)
-
-
 class LoopClock:
     """The clock of an engine's loop, which only a test moves on: deadlines and grace periods end when it says so."""
 
@@ -137,7 +130,7 @@ class LoopClock:
 def added(engine, j):
     engine.submit(j)
     llm = Llm.started[-1]
-    until(lambda: j.id in llm.collectors and "put" in vars(llm.collectors[j.id]))
+    wait_for(lambda: j.id in llm.collectors and "put" in vars(llm.collectors[j.id]), "the request in the engine")
     return llm, llm.collectors[j.id].put
 
 

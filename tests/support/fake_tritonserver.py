@@ -21,7 +21,6 @@ import signal
 import stat
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
@@ -81,10 +80,10 @@ def main() -> None:
     if "stubless" in words:
         Path("/tmp", os.environ["FAKE_EXTRACTED"]).mkdir()
         stub = subprocess.Popen(["sh", "-c", "echo stub: error while loading shared libraries: libx.so; exit 127"])
-        time.sleep(600)
+        signal.pause()
         stub.wait()
     if "never" in words:
-        time.sleep(600)
+        signal.pause()
     http.server.HTTPServer((options["http-address"], int(options["http-port"])), Ready).serve_forever()
 
 

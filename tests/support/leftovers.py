@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import psutil
 
+from support.patience import wait_for
 from vllm_env.serve.processes import is_alive
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _NAMES = ("tritonserver", "triton_python_b", "VLLM::")
 _REGION = len("vllm_env_0123456789ab_")  # what the names of a server's shared memory begin with
@@ -62,12 +58,13 @@ def _is_another_workers(process: psutil.Process) -> bool:
     return _WORKER[1] in environment and any(environment.get(name) != os.environ.get(name) for name in _WORKER)
 
 
-def wait_for_none(left: Callable[[], set[str]], seconds: float = 60.0) -> set[str]:
-    """Return what is left at the last look, which is the first that finds nothing; somebody else's server may just end."""
-    until = time.monotonic() + seconds
-    while (found := left()) and time.monotonic() < until:
-        time.sleep(0.2)
-    return found
+def wait_for_none(before: set[str]) -> None:
+    """Return once nothing is left that was not there ``before``; somebody else's server may just end."""
+
+    def left() -> set[str]:
+        return leftovers(os.getpid()) - before
+
+    wait_for(lambda: not left(), lambda: f"the end of what is left behind: {sorted(left())}", longest_pause=0.2)
 
 
 def shown(process: psutil.Process) -> str:

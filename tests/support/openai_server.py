@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import time
 import urllib.error
 import urllib.request
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
+from support.patience import LIMIT, wait_for
 from support.reference import ONE_THREAD
 from support.serving import CPU_ENVIRONMENT, READY_SECONDS
 from vllm_env.serve.server import free_ports
@@ -25,7 +25,7 @@ def openai_server(environment: Path, engine_args: Mapping[str, Any], log: Path) 
     """Serve until the block ends; yield ``http://127.0.0.1:PORT``.
 
     Raises:
-        RuntimeError: it ended, or was not ready in time; the message holds the end of its log.
+        AssertionError: it ended, or was not ready in time; the message holds the end of its log.
     """
     port = free_ports().http
     argv = [environment / "bin" / "python", "-m", "vllm.entrypoints.openai.api_server", "--host=127.0.0.1"]
@@ -41,7 +41,7 @@ def openai_server(environment: Path, engine_args: Mapping[str, Any], log: Path) 
     finally:
         server.terminate()
         try:
-            server.wait(60)
+            server.wait(LIMIT)
         finally:
             _end_group(server.pid)
             server.wait()
@@ -53,14 +53,18 @@ def _option(name: str, value: Any) -> str:
 
 
 def _wait_ready(server: subprocess.Popen[bytes], url: str, log: Path) -> None:
-    until = time.monotonic() + READY_SECONDS
-    while server.poll() is None and time.monotonic() < until:
+    def is_ready() -> bool:
+        assert server.poll() is None, f"vLLM's server has ended:\n{tail()}"
         try:
             with urllib.request.urlopen(f"{url}/health", timeout=60):
-                return
+                return True
         except (urllib.error.URLError, OSError):
-            time.sleep(0.5)
-    raise RuntimeError(f"vLLM's server is not ready:\n{log.read_text(errors='replace')[-3000:]}")
+            return False
+
+    def tail() -> str:
+        return log.read_text(errors="replace")[-3000:]
+
+    wait_for(is_ready, lambda: f"vLLM's server:\n{tail()}", limit=READY_SECONDS, longest_pause=0.5)
 
 
 def _end_group(leader: int) -> None:

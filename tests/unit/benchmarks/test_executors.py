@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from support.patience import wait_for
 
 UNI = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 
@@ -54,16 +55,14 @@ def test_what_runs_is_read_from_the_processes(names: list[str], engine: dict[str
     """Whatever the arguments say: processes with the titles that vLLM gives them, in a session of their own."""
     from harness import executors, processes
 
-    started = " ".join(f"(exec -a {name} sleep 60) &" for name in names)
+    started = " ".join(f"(exec -a {name} sleep 600) &" for name in names)
     server = subprocess.Popen(
-        ["bash", "-c", f"{started} echo started; sleep 60; true"], stdout=subprocess.PIPE, start_new_session=True
+        ["bash", "-c", f"{started} echo started; sleep 600; true"], stdout=subprocess.PIPE, start_new_session=True
     )
     try:
         assert server.stdout
         assert server.stdout.readline() == b"started\n"
-        limit = time.monotonic() + 60
-        while not set(names) <= titles(server.pid) and time.monotonic() < limit:
-            time.sleep(0.01)
+        wait_for(lambda: set(names) <= titles(server.pid), "the processes")
         assert executors.running(processes.session_of(server.pid), engine) == expected
     finally:
         processes.end_session(server.pid, patience_s=0)

@@ -7,6 +7,7 @@ import json
 from dataclasses import asdict, replace
 from itertools import pairwise
 from statistics import mean, pstdev
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -59,14 +60,22 @@ async def test_the_closed_loop_asks_as_many_as_it_is_to() -> None:
     assert sorted(request.prompt for client in again for request in client.asked) == prompts
 
 
-async def test_a_window_ends_the_loop() -> None:
+async def test_a_window_ends_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     """Within it as many as there is time for, and what was started is waited for."""
-    from harness.load import run_load
+    from harness import load as module
+    from harness import metrics
 
-    client = Echo(before=lambda _: asyncio.sleep(0.02))
-    found = await run_load([client], load(in_flight=1, requests=10**9, seconds=1.0))
-    assert found.completed == len(client.asked)
-    assert 1 <= found.completed <= 50
+    clock = [0.0]
+    for timed in (module, metrics):
+        monkeypatch.setattr(timed, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+
+    async def take(seconds: float) -> None:
+        await asyncio.sleep(0)
+        clock[0] += seconds
+
+    client = Echo(before=lambda _: take(0.375))
+    found = await module.run_load([client], load(in_flight=1, requests=10**9, seconds=1.0))
+    assert found.completed == len(client.asked) == 3
 
 
 @pytest.mark.parametrize("workload", ["closed", "open"])

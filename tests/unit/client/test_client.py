@@ -7,13 +7,13 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 import client
 from support.grpc_echo import EchoServer
+from support.patience import LIMIT, wait_for
 
 CLIENT = Path(client.__file__)
 PROMPTS = "Hello, my name is\nThe capital of France is\n"
@@ -130,7 +130,8 @@ def test_slow_answer_is_given_up_after_the_stream_timeout(prompts: Path, tmp_pat
     with EchoServer(delay=lambda number: 600.0 * number) as server:
         done = run("-u", server.url, "-t", "0.5", cwd=tmp_path)
     assert done.returncode == 1
-    assert done.stderr.count("no complete answer within 0.5 s (--stream-timeout)") == 1
+    given_up = 'request 1 ("The capital of France is"): no complete answer within 0.5 s (--stream-timeout)\n'
+    assert given_up in done.stderr  # so may request 0 be, on a slow machine
 
 
 def test_unknown_model_is_named(prompts: Path, tmp_path: Path) -> None:
@@ -146,11 +147,9 @@ def test_interrupt_ends_with_130_and_no_traceback(prompts: Path, tmp_path: Path)
     with EchoServer(delay=lambda _: 600.0) as server:
         argv = [sys.executable, str(CLIENT), "-u", server.url]
         child = subprocess.Popen(argv, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        deadline = time.monotonic() + 60
-        while not server.streamed and time.monotonic() < deadline:
-            time.sleep(0.05)
+        wait_for(lambda: server.streamed, "the first request")
         child.send_signal(signal.SIGINT)
-        _, errors = child.communicate(timeout=60)
+        _, errors = child.communicate(timeout=LIMIT)
     assert child.returncode == 130
     assert errors.strip() == "interrupted"
 

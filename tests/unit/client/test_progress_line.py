@@ -28,7 +28,7 @@ def test_long_run_on_a_terminal_shows_how_far_it_is(monkeypatch: pytest.MonkeyPa
     assert terminal.getvalue().endswith("\r\x1b[K")
 
 
-@pytest.mark.parametrize(("stream", "quiet"), [(Terminal(), 2.0), (io.StringIO(), 0.0)])
+@pytest.mark.parametrize(("stream", "quiet"), [(Terminal(), 3600.0), (io.StringIO(), 0.0)])
 def test_short_runs_and_files_get_no_line(stream: io.StringIO, quiet: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Logs and quick runs stay clean: not a byte is written."""
     monkeypatch.setattr(progress_line, "QUIET_SECONDS", quiet)

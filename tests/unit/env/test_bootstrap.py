@@ -9,13 +9,13 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from support.patience import LIMIT, wait_for
 from support.repositories import CHECKOUT
 from vllm_env.base.filesystem import owner_of
 
@@ -274,11 +274,18 @@ def test_two_builds_at_once_make_the_tools_once(place: Place) -> None:
 
 def test_what_a_killed_run_left_is_made_again(place: Place) -> None:
     """Killed while pip installs: the environment is there, and not whole."""
-    child = place.start()
-    deadline = time.monotonic() + 60
-    while not any(p.read_text().endswith("unfinished\n") for p in place.tools.glob("venv*/.stamp")):
-        assert time.monotonic() < deadline
+    gate = place.root / "pip.conf"
+    os.mkfifo(gate)  # where pip stops to read
+    child = place.start(PIP_CONFIG_FILE=str(gate))
+    wait_for(
+        lambda: any(p.read_text().endswith("unfinished\n") for p in place.tools.glob("venv*/.stamp")),
+        "an environment without packages",
+    )
     child.send_signal(signal.SIGKILL)
+    opened = os.open(gate, os.O_RDWR)
+    gate.unlink()
+    gate.touch()  # for a pip that has not come to it
+    os.close(opened)
     child.communicate()
     code, out, err = place.run()
     assert (code, out[:6], err[:5]) == (0, '["1.0"', "tools")
@@ -298,7 +305,7 @@ def test_outdated_tools_go_unless_somebody_runs_in_them(place: Place) -> None:
     names = {folder.name for folder in place.environments()}
     assert len(names) == 3
     assert {old.name, "venv-x"} < names
-    running.communicate(timeout=60)
+    running.communicate(timeout=LIMIT)
     place.lock("3.0")
     code, out, _ = place.run()
     assert (code, out[:6]) == (0, '["3.0"')

@@ -7,10 +7,10 @@ import os
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
 
+from support.patience import LIMIT, wait_for
 from triton_vllm.loading import abandoned
 from triton_vllm.loading.abandoned import AbandonedLoad
 
@@ -37,8 +37,7 @@ def test_a_load_in_the_middle_of_which_the_server_gives_it_up(capfd: pytest.Capt
     """The process ends with a reason, which does not go through the server: it would wait for what wrote it."""
     server = Server(False, False, True)
     with server.load():
-        while not server.ended:
-            time.sleep(0.001)
+        wait_for(lambda: server.ended, "the end of the process")
     assert server.ended[0] == 1
     assert "the server has given this load up" in capfd.readouterr().err
 
@@ -57,8 +56,7 @@ def test_a_wait_that_is_not_for_this_process() -> None:
     """Seen once and not again, it ends nothing."""
     server = Server(False, True, False)
     with server.load():
-        while server.looks < 5:
-            time.sleep(0.001)
+        wait_for(lambda: server.looks >= 5, "the fifth look")
     assert not server.ended
     assert not any(thread.name == "triton-abandoned-load" for thread in threading.enumerate())
 
@@ -93,12 +91,9 @@ def test_the_kernel_tells_who_waits() -> None:
     idle = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     thread = threading.Thread(target=start_and_wait)
     thread.start()
-    assert began.wait(60)
-    until = time.monotonic() + 60
+    assert began.wait(LIMIT)
     try:
-        while not abandoned.waits(os.getpid(), children[0].pid):
-            assert time.monotonic() < until
-            time.sleep(0.01)
+        wait_for(lambda: abandoned.waits(os.getpid(), children[0].pid), "the wait for the child")
         assert not abandoned.waits(os.getpid(), idle.pid)
         assert not abandoned.waits(os.getpid(), os.getpid())
     finally:

@@ -9,7 +9,6 @@ import asyncio
 import queue
 import random
 import threading
-import time
 from types import SimpleNamespace
 
 import pytest
@@ -17,11 +16,11 @@ import pytest
 from support.engine_parts import Prompter
 from support.fake_log import FakeLog
 from support.fake_reply import FakeChannel, fake_job
+from support.patience import LIMIT, pause, wait_for
 from triton_vllm.delivery.watch import CancellationWatch
 from triton_vllm.errors import CancelledError
 from triton_vllm.inference.engine import Engine, Sole
 
-PROMISED = 60.0  # s until something that will happen has happened, however busy the machine is
 REQUESTS = 200
 
 
@@ -69,7 +68,7 @@ def serving():
         EngineDeadError=KeyError,
         enable_envs_cache=None,
         disable_envs_cache=None,
-        step_timeout_s=PROMISED,
+        step_timeout_s=LIMIT,
     )
     engine = Engine(vllm, Sole(vllm, {}), Slow(), log=FakeLog(), restart=False)
     engine.start(lambda job, item: got.put((job, item)))
@@ -87,16 +86,14 @@ def serving():
 
 def cancelled(got, number):
     """Wait for that many outcomes; return the jobs."""
-    found = [got.get(timeout=PROMISED) for _ in range(number)]
+    found = [got.get(timeout=LIMIT) for _ in range(number)]
     assert {type(item) for _, item in found} == {CancelledError}
     return [job for job, _ in found]
 
 
 def nothing_left(engine, llm):
-    end = time.monotonic() + PROMISED
-    while llm.working and time.monotonic() < end:
-        time.sleep(0.01)
-    return not llm.working and engine.jobs() == []
+    wait_for(lambda: not llm.working, "the end of what vLLM works on")
+    return engine.jobs() == []
 
 
 def test_cancelled_on_an_idle_server(serving):
@@ -107,7 +104,7 @@ def test_cancelled_on_an_idle_server(serving):
         channel.cancelled = number % 2 == 0  # before it was taken
         job = fake_job(channel)
         take(job)
-        time.sleep(random.random() / 50)
+        pause(random.random() / 50)
         channel.cancelled = True
         assert cancelled(got, 1) == [job]
         job.reply.fail(CancelledError("Request was cancelled"))
@@ -122,14 +119,14 @@ def test_cancelled_on_a_busy_server(serving):
     def cancel_some(mine):
         for channel in mine:
             channel.cancelled = True
-            time.sleep(random.random() / 500)
+            pause(random.random() / 500)
 
     canceller = threading.Thread(target=cancel_some, args=(random.sample(channels, REQUESTS),))
     canceller.start()
     jobs = [fake_job(channel) for channel in channels]
     for job in jobs:
         take(job)
-        time.sleep(random.random() / 500)
+        pause(random.random() / 500)
     canceller.join()
     assert set(cancelled(got, REQUESTS)) == set(jobs)
     assert got.empty()

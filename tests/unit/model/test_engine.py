@@ -18,9 +18,9 @@ from support.engine_parts import (
     added,
     output,
     raised,
-    until,
 )
 from support.fake_reply import fake_job as job
+from support.patience import wait_for
 from triton_vllm.errors import DEAD, CancelledError, InternalError, InvalidRequestError, UnavailableError
 from triton_vllm.inference.outcome import FAILED, RETRY
 
@@ -100,7 +100,7 @@ def test_what_vllm_keeps_of_a_request_that_it_failed_to_take_is_aborted(started)
     (llm := Llm.started[-1]).add_error = OverflowError("can't serialize ints")
     engine.submit(j := job())
     assert isinstance(got.get(timeout=PROMISED)[1], InternalError)
-    until(lambda: llm.aborted == [j.id])
+    wait_for(lambda: llm.aborted == [j.id])
 
 
 def test_the_same_failure_again_is_a_line_in_the_log(started):
@@ -150,7 +150,7 @@ def test_an_exception_of_one_request_is_no_dead_engine(started, put_there, told,
         engine._loop.call_soon_threadsafe(put, put_there)
     item = got.get(timeout=PROMISED)[1]
     assert (type(item), str(item)) == (type(told), str(told))
-    until(lambda: llm.aborted == [j.id])
+    wait_for(lambda: llm.aborted == [j.id])
     assert engine._log.lines == []
     assert engine.is_healthy()
 
@@ -206,7 +206,7 @@ def test_one_failed_completion_of_several_ends_the_request(started):
     engine._loop.call_soon_threadsafe(put, output(finished=False, reason="error", index=1))
     assert not got.get(timeout=PROMISED)[1].finished
     assert isinstance(got.get(timeout=PROMISED)[1], InternalError)
-    until(lambda: llm.aborted == [j.id])
+    wait_for(lambda: llm.aborted == [j.id])
     put(output(finished=True, reason="stop", index=0))
     assert got.empty()
 
@@ -217,7 +217,7 @@ def test_an_exception_over_an_output_stays_with_its_request(started):
     llm, put = added(engine, j := job())
     engine._loop.call_soon_threadsafe(put, SimpleNamespace())  # no output at all
     assert isinstance(got.get(timeout=PROMISED)[1], InternalError)
-    until(lambda: llm.aborted == [j.id])
+    wait_for(lambda: llm.aborted == [j.id])
     assert "an output was not taken" in engine._log.lines[0]
 
 
@@ -228,7 +228,7 @@ def test_a_cancelled_job_is_aborted_and_told(started):
     llm, put = added(engine, j)
     engine.cancel(j)
     assert isinstance(got.get(timeout=PROMISED)[1], CancelledError)
-    until(lambda: llm.aborted == [j.id])
+    wait_for(lambda: llm.aborted == [j.id])
     put(output(finished=True))
     assert got.empty()
 
@@ -246,4 +246,4 @@ def test_a_deadline_aborts(started):
     item = got.get(timeout=PROMISED)[1]
     assert isinstance(item, UnavailableError)
     assert "timeout of 50000 us" in str(item)
-    until(lambda: llm.aborted == [j.id])
+    wait_for(lambda: llm.aborted == [j.id])

@@ -6,8 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from support.engine_parts import PROMISED, Llm, added, output, until
+from support.engine_parts import PROMISED, Llm, added, output
 from support.fake_reply import fake_job
+from support.patience import wait_for
 from triton_vllm.errors import InvalidRequestError
 
 
@@ -76,8 +77,8 @@ def test_an_adapter_is_held_until_vllm_knows_of_a_cancellation(engine):
 
     llm.abort = note
     engine.cancel(j)
-    until(lambda: llm.aborted)
-    until(lambda: engine._store.version.users == 0)
+    wait_for(lambda: llm.aborted)
+    wait_for(lambda: engine._store.version.users == 0)
     assert seen == [1]
 
 
@@ -85,8 +86,8 @@ def test_a_request_that_vllm_refuses_gives_its_adapter_back(engine):
     """Else it could never be unloaded."""
     Llm.started[-1].add_error = RuntimeError("no")
     engine.submit(j := job())
-    until(lambda: j.ended)
-    until(lambda: engine._store.version.users == 0)
+    wait_for(lambda: j.ended)
+    wait_for(lambda: engine._store.version.users == 0)
     assert engine._store.named == ["a"]
 
 
@@ -103,4 +104,4 @@ def test_an_unknown_adapter_is_refused(started):
 def test_a_dead_engine_ends_the_waits_for_it(engine):
     """What waits for EngineCore would wait for ever."""
     Llm.started[-1].errored = True
-    until(lambda: engine._store.given_up)
+    wait_for(lambda: engine._store.given_up)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import queue
 import threading
-import time
 from types import SimpleNamespace
 
 import pytest
@@ -22,10 +21,10 @@ from support.engine_parts import (
     added,
     blocked,
     output,
-    until,
 )
 from support.fake_reply import FakeChannel
 from support.fake_reply import fake_job as job
+from support.patience import pause, wait_for
 from triton_vllm.delivery.reply import NOT_SENT
 from triton_vllm.errors import DEAD, UnavailableError
 from triton_vllm.inference.engine import PARTED, UNLOADED, Engine, Sole
@@ -39,10 +38,10 @@ def test_a_dead_engine_is_replaced(started):
     old = Llm.started[-1]
     old.errored = True
     assert str(got.get(timeout=PROMISED)[1]) == DEAD
-    until(lambda: any(line.startswith("restart 2 failed") for line in engine._log.lines))
+    wait_for(lambda: any(line.startswith("restart 2 failed") for line in engine._log.lines))
     assert not engine.is_healthy()
     Llm.fail_starts = 0
-    until(engine.is_healthy)
+    wait_for(engine.is_healthy)
     assert old.closed
     _, put = added(engine, j := job())
     put(last := output(finished=True))
@@ -53,8 +52,8 @@ def test_a_dead_engine_stays_dead_where_restart_is_off(started):
     """Then the model is unhealthy until it is unloaded."""
     engine, _ = started(restart=False)
     Llm.started[-1].errored = True
-    until(lambda: engine._log.lines)
-    time.sleep(10 * PACE.health_period)
+    wait_for(lambda: engine._log.lines)
+    pause(10 * PACE.health_period)
     assert not engine.is_healthy()
     assert engine._log.lines == ["the engine has died"]
     assert len(Llm.started) == 1
@@ -70,14 +69,14 @@ def test_an_engine_that_hangs_is_replaced(started, silence, limit):
     clock = TickingClock(engine)
     hung, _ = added(engine, job())
     hung.hangs = True
-    until(lambda: hung.waits)
+    wait_for(lambda: hung.waits)
     clock.now += limit - 1
     with pytest.raises(queue.Empty):
         got.get(timeout=0.2)
     assert engine.is_healthy()
     clock.now += 2
     assert str(got.get(timeout=PROMISED)[1]) == DEAD
-    until(lambda: len(Llm.started) == 2 and engine.is_healthy())
+    wait_for(lambda: len(Llm.started) == 2 and engine.is_healthy())
     assert hung.closed
     assert f"the engine does not answer for {limit:.0f} s, starting it again" in engine._log.lines
     _, put = added(engine, j := job())
@@ -92,11 +91,16 @@ def test_a_request_without_output_is_logged_with_its_state(started):
     _, moving = added(engine, job())
     _, put = added(engine, stuck := job())
     stuck.pending.append("an output that was not sent")
+    looks, note_stuck = threading.Semaphore(0), engine._note_stuck
+    engine._note_stuck = lambda: (note_stuck(), looks.release())
     for _ in range(3):
         clock.now += 30
         engine._loop.call_soon_threadsafe(moving, output(finished=False))
         got.get(timeout=PROMISED)
-        time.sleep(5 * PACE.health_period)
+        while looks.acquire(blocking=False):
+            pass
+        for _ in range(2):  # the first may have begun before the output came
+            assert looks.acquire(timeout=PROMISED)
     (line,) = engine._log.lines
     assert line == f"1 requests have had no output for 40 s: {stuck.id}: vLLM has it, 1 outputs wait to be sent"
     engine._loop.call_soon_threadsafe(put, output(finished=False))
@@ -105,7 +109,7 @@ def test_a_request_without_output_is_logged_with_its_state(started):
     engine._loop.call_soon_threadsafe(moving, output(finished=False))
     got.get(timeout=PROMISED)
     clock.now += 30
-    until(lambda: len(engine._log.lines) == 2)
+    wait_for(lambda: len(engine._log.lines) == 2)
 
 
 def test_a_request_that_cannot_be_added_in_time_is_logged(started):
@@ -114,9 +118,9 @@ def test_a_request_that_cannot_be_added_in_time_is_logged(started):
     engine._prompter = Never()
     clock = TickingClock(engine)
     engine.submit(j := job())
-    until(lambda: j.task is not None)
+    wait_for(lambda: j.task is not None)
     clock.now += 41
-    until(lambda: engine._log.lines)
+    wait_for(lambda: engine._log.lines)
     assert "it is being added" in engine._log.lines[0]
 
 
@@ -134,7 +138,7 @@ def test_an_answer_that_cannot_be_queued_is_no_silence(started):
 
     engine._put = fails_once
     engine._loop.call_soon_threadsafe(put, output(finished=True))
-    until(lambda: j.reply.closed)
+    wait_for(lambda: j.reply.closed)
     assert [str(error) for error, _ in channel.sent] == [NOT_SENT]
     assert "injected" in engine._log.lines[0]
     assert engine.jobs() == []
@@ -149,7 +153,7 @@ def test_an_exception_does_not_end_the_event_loop(started, error):
 
     engine, got = started()
     engine._loop.call_soon_threadsafe(fails)
-    until(lambda: engine._log.lines)
+    wait_for(lambda: engine._log.lines)
     _, put = added(engine, j := job())
     engine._loop.call_soon_threadsafe(put, last := output(finished=True))
     assert got.get(timeout=PROMISED) == (j, last)
@@ -169,7 +173,7 @@ def test_an_engine_that_answers_may_take_its_time(started):
 def test_an_idle_engine_is_not_asked(started):
     """Nobody waits for it, and a question wakes its process."""
     engine, _ = started()
-    time.sleep(10 * PACE.health_period)
+    pause(10 * PACE.health_period)
     assert not Llm.started[-1].asked.acquire(blocking=False)
     assert engine.is_healthy()
 
@@ -226,7 +230,7 @@ def test_the_end_of_a_shared_engine_is_told_and_the_next_is_awaited():
         added(engine, job())
         source.lost = loss
         assert str(got.get(timeout=PROMISED)[1]) == DEAD
-        until(engine.is_healthy)
+        wait_for(engine.is_healthy)
     engine.stop(0)
     assert source.calls == ["share", ("retire", False), "share", ("retire", False), "share", "close"]
     assert [line for line in log.lines if line.startswith("the engine")][0::2] == [
@@ -247,7 +251,7 @@ def test_a_server_that_ends_gets_its_answers_in_time(started):
     clock.now += 21
     j, error = got.get(timeout=PROMISED)
     assert (j, type(error), str(error)) == (late, UnavailableError, UNLOADED)
-    until(lambda: llm.aborted == [late.id])
+    wait_for(lambda: llm.aborted == [late.id])
     engine.submit(later := job())
     clock.now += 1
     assert got.get(timeout=PROMISED)[0] is later

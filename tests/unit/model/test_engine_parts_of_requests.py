@@ -7,8 +7,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from support.engine_parts import PROMISED, Llm, until
+from support.engine_parts import PROMISED, Llm
 from support.fake_reply import FakeChannel, Joined
+from support.patience import wait_for
 from triton_vllm.delivery.reply import Reply
 from triton_vllm.errors import CancelledError, InternalError, InvalidRequestError
 from triton_vllm.inference.engine import UNLOADED
@@ -34,7 +35,7 @@ def begun(started):
     engine, got = started()
     engine.submit(j := job())
     llm = Llm.started[-1]
-    until(lambda: all("put" in vars(llm.collectors.get(name, SimpleNamespace())) for name in j.ids))
+    wait_for(lambda: all("put" in vars(llm.collectors.get(name, SimpleNamespace())) for name in j.ids))
     return engine, got, j, [llm.collectors[name].put for name in j.ids]
 
 
@@ -60,7 +61,7 @@ def test_a_part_that_fails_ends_the_request_and_the_others(begun):
     failed.error = RuntimeError("secret")
     puts[1](failed)
     assert isinstance(got.get(timeout=PROMISED)[1], InternalError)
-    until(lambda: len(Llm.started[-1].aborted) == 3)
+    wait_for(lambda: len(Llm.started[-1].aborted) == 3)
     puts[0](number(1))
     puts[2](number(2))
     assert got.empty()
@@ -73,7 +74,7 @@ def test_an_output_of_another_kind_is_nobody_elses_matter(begun):
     odd.outputs.data = None
     puts[1](odd)
     assert isinstance(got.get(timeout=PROMISED)[1], InternalError)
-    until(lambda: Llm.started[-1].aborted == list(j.ids))
+    wait_for(lambda: Llm.started[-1].aborted == list(j.ids))
     assert engine.is_healthy()
 
 
@@ -82,7 +83,7 @@ def test_a_cancelled_request_ends_all_its_parts(begun):
     engine, got, j, _ = begun
     engine.cancel(j)
     assert isinstance(got.get(timeout=PROMISED)[1], CancelledError)
-    until(lambda: Llm.started[-1].aborted == list(j.ids))
+    wait_for(lambda: Llm.started[-1].aborted == list(j.ids))
     assert engine.in_flight() == 0
 
 
@@ -100,7 +101,7 @@ def test_a_part_that_vllm_refuses_takes_back_those_before_it(started):
     llm.add_request = refuse_second
     engine.submit(j := job())
     assert isinstance(got.get(timeout=PROMISED)[1], InternalError)
-    until(lambda: j.id in llm.aborted)
+    wait_for(lambda: j.id in llm.aborted)
     assert set(llm.collectors) == {j.id}
 
 
@@ -115,7 +116,7 @@ def test_pairs_are_put_together_by_vllm(started):
 
     engine._prompter.make_pair = make_pair
     engine.submit(j := job(2, second="d"))
-    until(lambda: len(Llm.started[-1].collectors) == 2)
+    wait_for(lambda: len(Llm.started[-1].collectors) == 2)
     assert seen == [("0", "d"), ("1", "d")]
     assert not j.ended
 
@@ -129,14 +130,14 @@ def test_an_answer_of_too_many_numbers_is_not_waited_for(started, count):
         j = job(count)
         j.most_numbers = most
         engine.submit(j)
-        until(lambda j=j: all("put" in vars(llm.collectors.get(name, SimpleNamespace())) for name in j.ids))
+        wait_for(lambda j=j: all("put" in vars(llm.collectors.get(name, SimpleNamespace())) for name in j.ids))
         for name in j.ids:
             llm.collectors[name].put(number([1.0] * 4))
         item = got.get(timeout=PROMISED)[1]
         assert isinstance(item, InvalidRequestError) is refused
         if refused:
             assert f"more than {most} numbers" in str(item)
-            until(lambda j=j: llm.aborted == list(j.ids))
+            wait_for(lambda j=j: llm.aborted == list(j.ids))
     assert (engine.in_flight(), engine.jobs(), engine.is_healthy()) == (0, [], True)
 
 
@@ -150,7 +151,7 @@ def test_a_bulky_answer_is_in_flight_until_it_is_written(begun):
     assert (engine.in_flight(), engine.jobs()) == (3, [])
     j.reply.send([], final=True)
     assert engine.in_flight() == 0
-    until(lambda: not engine._unwritten)  # nor is what it holds kept
+    wait_for(lambda: not engine._unwritten)  # nor is what it holds kept
 
 
 @pytest.mark.parametrize("end", [lambda engine: engine.leave(0.0), lambda engine: engine.stop(0.0)])
@@ -163,7 +164,7 @@ def test_a_bulky_answer_that_is_not_written_when_the_grace_is_over_is_refused(be
     got.get(timeout=PROMISED)
     assert j.refusal is None
     end(engine)
-    until(lambda: str(j.refusal) == UNLOADED)
+    wait_for(lambda: str(j.refusal) == UNLOADED)
 
 
 def test_an_error_is_not_written_for_long(begun):

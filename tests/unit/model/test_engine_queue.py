@@ -6,9 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from support.engine_parts import PROMISED, STEP, Llm, LoopClock, Never, TickingClock, added, output, until
+from support.engine_parts import PROMISED, STEP, Llm, LoopClock, Never, TickingClock, added, output
 from support.fake_reply import FakeChannel
 from support.fake_reply import fake_job as job
+from support.patience import wait_for
 from triton_vllm.delivery.reply import Reply
 from triton_vllm.delivery.response import ToldAssembler
 from triton_vllm.errors import UnavailableError
@@ -72,7 +73,7 @@ def test_a_request_without_a_timeout_has_the_default_one(started):
         UnavailableError,
         "the default timeout of 30 s expired before the request had finished",
     )
-    until(lambda: llm.aborted == [hasty.id, plain.id])
+    wait_for(lambda: llm.aborted == [hasty.id, plain.id])
     engine._loop.call_soon_threadsafe(put, last := output(finished=True))
     assert got.get(timeout=PROMISED) == (patient, last)
 
@@ -86,7 +87,7 @@ def test_a_request_that_vllm_has_not_begun_is_refused(queued, stream):
     clock.now += LIMIT + 1
     j, error = got.get(timeout=PROMISED)
     assert (j, type(error), str(error)) == (waiting, UnavailableError, REFUSED)
-    until(lambda: llm.aborted == [waiting.id])
+    wait_for(lambda: llm.aborted == [waiting.id])
     assert any(line == "1 requests were refused after 100 s in the queue" for line in engine._log.lines)
     engine._loop.call_soon_threadsafe(put, last := output(finished=True))
     assert got.get(timeout=PROMISED) == (working, last)
@@ -108,7 +109,7 @@ def test_vllm_is_asked_once_and_only_for_what_has_waited_for_long(queued):
     asked = processor.external_req_ids.asked
     assert asked.count(working.id) == 1
     assert {young.id, streaming.id}.isdisjoint(asked)
-    until(lambda: engine.jobs() == [working, streaming])
+    wait_for(lambda: engine.jobs() == [working, streaming])
 
 
 def test_an_operator_waits_in_no_queue(queued):
@@ -117,7 +118,7 @@ def test_an_operator_waits_in_no_queue(queued):
     llm, _ = added(engine, working := processor.take(job(), prefilling=False))
     llm.model_config = SimpleNamespace(enable_sleep_mode=False)
     engine.submit(sleep := Job(OperatorRequest("sleep", {}), None, Reply(FakeChannel()), ToldAssembler()))
-    until(engine.is_asleep)
+    wait_for(engine.is_asleep)
     clock.now += LIMIT + 1
     added(engine, waiting := processor.take(job()))
     clock.now += LIMIT + 1
@@ -138,7 +139,7 @@ def test_a_vllm_that_does_not_say_bounds_streams_only(started):
     show(output(finished=False))
     assert got.get(timeout=PROMISED)[0] is begun
     clock.now += STEP + 1
-    until(lambda: any("had no output" in line for line in engine._log.lines))
+    wait_for(lambda: any("had no output" in line for line in engine._log.lines))
     clock.now += LIMIT - STEP
     j, error = got.get(timeout=PROMISED)
     assert (j, str(error)) == (waiting, REFUSED)
@@ -152,7 +153,7 @@ def test_a_request_that_is_still_being_added_waits_too(queued):
     engine, got, clock, _ = queued
     engine._prompter = Never()
     engine.submit(tokenized := job())
-    until(lambda: tokenized.task is not None)
+    wait_for(lambda: tokenized.task is not None)
     engine._begin = lambda _: None
     engine.submit(untouched := job())
     clock.now += LIMIT + 1
@@ -168,6 +169,6 @@ def test_without_a_limit_a_request_may_wait_for_ever(started):
     clock = TickingClock(engine)
     added(engine, waiting := processor.take(job()))
     clock.now += 1e6
-    until(lambda: any("had no output" in line for line in engine._log.lines))  # the same check has looked at it
+    wait_for(lambda: any("had no output" in line for line in engine._log.lines))  # the same check has looked at it
     assert got.empty()
     assert engine.jobs() == [waiting]

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from support.engine_parts import Log
+from support.patience import LIMIT
 from triton_vllm import compat
 from triton_vllm.admission.limits import Limits
 from triton_vllm.compat import frontends as of_vllm
@@ -59,7 +60,7 @@ def started_both(made):
         await asyncio.sleep(0.02)
         assert not second.done()  # it connects to an engine that serves
         made.instances[0].share()
-        return first, await asyncio.wait_for(second, 60)
+        return first, await asyncio.wait_for(second, LIMIT)
 
     return asyncio.run(start())
 

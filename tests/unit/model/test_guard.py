@@ -6,8 +6,9 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
+
+from support.patience import wait_for
 
 PACKAGE = Path(__file__).parents[3] / "model_repository" / "vllm" / "1"
 OWNER = """
@@ -44,7 +45,7 @@ def alive(pid):
 
 
 def killed_with_their_ancestor(code, number):
-    """Whether the processes whose ids `code` prints are gone soon after SIGKILL to the one that runs it."""
+    """Whether the processes whose ids `code` prints are gone after SIGKILL to the one that runs it."""
     ancestor = subprocess.Popen([sys.executable, "-c", code, str(PACKAGE)], stdout=subprocess.PIPE, text=True)
     assert ancestor.stdout is not None
     pids = [int(p) for p in ancestor.stdout.readline().split()]
@@ -53,10 +54,8 @@ def killed_with_their_ancestor(code, number):
         assert all(map(alive, pids))
         ancestor.kill()
         ancestor.wait()
-        end = time.monotonic() + 60
-        while any(map(alive, pids)) and time.monotonic() < end:
-            time.sleep(0.02)
-        return not any(map(alive, pids))
+        wait_for(lambda: not any(map(alive, pids)), "the end of the processes")
+        return True
     finally:
         ancestor.stdout.close()
         for pid in filter(alive, pids):

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from support.patience import LIMIT
+
 MODEL = Path(__file__).parents[3] / "model_repository" / "vllm" / "1"
 PROGRAM = """
 import atexit, sys
@@ -28,7 +30,9 @@ def test_what_ends_at_once_has_run_its_exit_handlers():
     """Those that were registered later, as by what is imported later; modules are not taken apart."""
 
     def said(how):
-        done = subprocess.run([sys.executable, "-c", PROGRAM, MODEL, how], capture_output=True, text=True, timeout=60, check=True)
+        done = subprocess.run(
+            [sys.executable, "-c", PROGRAM, MODEL, how], capture_output=True, text=True, timeout=LIMIT, check=True
+        )
         return done.stdout.split("\n")[:-1]
 
     assert said("at once") == ["exit handler"]
@@ -60,7 +64,7 @@ def test_nothing_is_imported_from_the_working_directory(tmp_path):
 
     def said(how):
         command = [sys.executable, "-c", CHILDREN, MODEL, how]
-        done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=60, check=True)
+        done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=LIMIT, check=True)
         return done.stdout.split("\n")[:-1]
 
     assert said("nothing") == ["not found"]

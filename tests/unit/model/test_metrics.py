@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from support.patience import LIMIT
 from triton_vllm import official
 from triton_vllm.metrics import Mirror, Publisher, samples
 
@@ -162,7 +163,7 @@ def test_the_publisher_publishes_last_values_on_close_and_survives_errors():
 
     publisher = Publisher(Mirror(sink, {"model": "m"}), collect, reports.append, Claim())
     for _ in range(2):
-        assert seen.acquire(timeout=60)
+        assert seen.acquire(timeout=LIMIT)
     publisher.close()
     assert value(sink, "vllm:tokens_total") == 3
     assert sink.cleared
@@ -184,7 +185,7 @@ def test_clients_of_the_official_backend_need_not_wait(as_official, most):
 
     publisher = Publisher(mirror, collect, print, Claim())
     for _ in range(2):  # before the first request, and the first values
-        assert seen.acquire(timeout=60)
+        assert seen.acquire(timeout=LIMIT)
     publisher.close()
 
 
@@ -244,7 +245,7 @@ def test_nothing_is_published_without_the_claim_and_nothing_is_lost_by_it(histog
     counted = threading.Semaphore(0)
     publisher = Publisher(Mirror(sink, {"model": "m"}), collect, print, claim)
     for _ in range(5):
-        assert counted.acquire(timeout=60)
+        assert counted.acquire(timeout=LIMIT)
     publisher.close()
     assert made[:4] == [{}] * 4  # the look before the first request, two without the claim, and the one before the first values
     assert value(sink, "vllm:tokens_total") == len(made) - 1

@@ -10,8 +10,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from support.engine_parts import PROMISED, Llm, added, output, until
+from support.engine_parts import PROMISED, Llm, added, output
 from support.fake_reply import FakeChannel, fake_job
+from support.patience import wait_for
 from triton_vllm.admission.limits import Limits
 from triton_vllm.admission.parse import parse
 from triton_vllm.delivery.reply import Reply
@@ -111,7 +112,7 @@ def test_sleep_waits_for_what_is_in_flight(started, frees, level):
     llm, put = added(engine, fake_job())
     sleeper = Sleeper(llm, frees=frees)
     engine.submit(j := job("sleep"))
-    until(engine.is_asleep)
+    wait_for(engine.is_asleep)
     assert (sleeper.levels, j.ended) == ([], False)
     put(output(finished=True))
     got.get(timeout=PROMISED)
@@ -129,7 +130,7 @@ def test_what_was_admitted_just_before_a_sleep_does_not_wait_for_its_end(started
     llm, put = added(engine, fake_job())
     sleeper = Sleeper(llm)
     engine.submit(job("sleep"))
-    until(engine.is_asleep)
+    wait_for(engine.is_asleep)
     _, put_second = added(engine, fake_job())  # whoever admitted it looked before
     put(output(finished=True))
     got.get(timeout=PROMISED)
@@ -152,14 +153,14 @@ def test_a_sleep_that_is_cancelled_or_fails_leaves_the_model_awake(started):
     llm, _ = added(engine, fake_job())
     sleeper = Sleeper(llm)
     engine.submit(j := job("sleep"))
-    until(engine.is_asleep)
+    wait_for(engine.is_asleep)
     engine.cancel(j)
     assert isinstance(got.get(timeout=PROMISED)[1], CancelledError)
-    until(lambda: not engine.is_asleep())
+    wait_for(lambda: not engine.is_asleep())
     assert sleeper.levels == []
     assert isinstance(told(engine, got, job("sleep", level=1)), UnsupportedError)
     engine.drop(next(iter(engine.jobs())))
-    until(lambda: not engine.jobs())
+    wait_for(lambda: not engine.jobs())
     sleeper.error = RuntimeError("secret")
     assert "secret" not in str(told(engine, got, job("sleep")))
     assert not engine.is_asleep()
@@ -172,7 +173,7 @@ def test_what_nobody_wants_any_more_is_not_begun(started):
     llm, put = added(engine, fake_job())
     sleeper = Sleeper(llm)
     engine.submit(first := job("sleep"))
-    until(engine.is_asleep)
+    wait_for(engine.is_asleep)
     engine.submit(second := job("reset_prefix_cache"))
     engine.submit(third := job("sleep"))
     engine.cancel(third)
@@ -190,7 +191,7 @@ def test_a_sleep_that_waits_can_be_looked_at_and_called_off(started):
     llm, _ = added(engine, fake_job())
     sleeper = Sleeper(llm)
     engine.submit(sleep := job("sleep"))
-    until(engine.is_asleep)
+    wait_for(engine.is_asleep)
     assert told(engine, got, job("is_sleeping")) == {"operation": "is_sleeping", "asleep": False}
     engine.submit(wake := job("wake_up"))
     found, error = got.get(timeout=PROMISED)
@@ -208,7 +209,7 @@ def test_an_engine_that_was_started_again_is_awake(started):
     told(engine, got, job("sleep"))
     assert engine.is_asleep()
     Llm.started[-1].errored = True
-    until(lambda: len(Llm.started) == 2 and engine.is_healthy())
+    wait_for(lambda: len(Llm.started) == 2 and engine.is_healthy())
     assert not engine.is_asleep()
 
 
@@ -219,7 +220,7 @@ def test_nobody_waits_for_an_engine_that_dies_meanwhile(started):
     Sleeper(llm)
     llm.hangs = True
     engine.submit(j := job("is_sleeping"))
-    until(lambda: llm.waits)
+    wait_for(lambda: llm.waits)
     llm.errored = True
     found, item = got.get(timeout=PROMISED)
     assert (found, type(item), str(item)) == (j, UnavailableError, DEAD)

@@ -9,18 +9,16 @@ import itertools
 import random
 import sys
 import threading
-import time
 
 import pytest
 
 from support.fake_log import FakeLog
 from support.fake_reply import FakeChannel
 from support.fake_reply import fake_job as job
+from support.patience import LIMIT, pause, wait_for
 from triton_vllm.delivery.outbox import CORES_TO_SPARE, FEW_CORES, MANY, ONE_BY_ONE, Outbox
 
 LONGEST_S = FEW_CORES.longest
-
-PROMISED = 60  # s until something that will happen has happened, however busy the machine is
 
 
 def started(deliver, threads=1, log=None):
@@ -78,7 +76,7 @@ def test_a_bulky_response_keeps_nobody_waiting(threads):
     def deliver(j, items):
         if j.bulky:
             begun.set()
-            assert go_on.wait(PROMISED)
+            assert go_on.wait(LIMIT)
         sent.append((j.bulky, items))
         others.release()
 
@@ -88,11 +86,11 @@ def test_a_bulky_response_keeps_nobody_waiting(threads):
     for j in jobs:
         outbox.assign(j)
     outbox.put(jobs[0], 0)
-    assert begun.wait(PROMISED)
+    assert begun.wait(LIMIT)
     for j in jobs[1:]:
         outbox.put(j, 1)
     for _ in jobs[1:]:
-        assert others.acquire(timeout=PROMISED)
+        assert others.acquire(timeout=LIMIT)
     go_on.set()
     outbox.close()
     assert sent == [*[(False, [1])] * (2 * threads), (True, [0])]
@@ -110,8 +108,7 @@ def test_a_closed_job_gets_nothing_more():
     j = job()
     outbox.assign(j)
     outbox.put(j, 1)
-    while not j.reply.closed:
-        pass
+    wait_for(lambda: j.reply.closed, "the final response")
     outbox.put(j, 2)
     outbox.close()
     assert sent == [1]
@@ -129,12 +126,9 @@ def test_what_comes_during_a_pause_goes_out_by_itself():
     for i in range(1, 60):
         for j in jobs:
             outbox.put(j, i)
-        time.sleep(seed.choice((0, 0, 0.001, 0.02)))
+        pause(seed.choice((0, 0, 0.001, 0.02)))
         if i % 10 == 0:
-            limit = time.monotonic() + PROMISED
-            while any(sent.get(j.id, [-1])[-1] != i for j in jobs) and time.monotonic() < limit:
-                time.sleep(0.001)
-            assert {sent[j.id][-1] for j in jobs} == {i}
+            wait_for(lambda i=i: {sent.get(j.id, [-1])[-1] for j in jobs} == {i}, f"output {i} of each job")
     outbox.close()
     assert all(sent[j.id] == list(range(60)) for j in jobs)
 
@@ -150,7 +144,7 @@ def test_no_output_is_left_behind_when_the_sender_goes_to_sleep():
             j = job()
             outbox.assign(j)
             outbox.put(j, number)
-            assert sent.acquire(timeout=PROMISED)
+            assert sent.acquire(timeout=LIMIT)
     finally:
         sys.setswitchinterval(interval)
         outbox.close()
@@ -172,9 +166,9 @@ def test_an_exception_does_not_end_the_sender():
         outbox.put(bad, "bad")
     outbox.assign(good := job())
     outbox.put(good, "good")
-    assert sent.acquire(timeout=PROMISED)
+    assert sent.acquire(timeout=LIMIT)
     outbox.put(good, "better")  # also after it has slept
-    assert sent.acquire(timeout=PROMISED)
+    assert sent.acquire(timeout=LIMIT)
     outbox.close()
     assert [len(channel.sent) for channel in channels] == [1, 1, 1]
     assert len(log.errors) == 1

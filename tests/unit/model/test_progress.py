@@ -6,6 +6,7 @@ import threading
 
 import pytest
 
+from support.patience import LIMIT
 from triton_vllm.loading.progress import Progress
 
 
@@ -28,7 +29,7 @@ def test_the_phase_is_repeated_until_the_load_has_ended():
     progress.phase("importing vLLM")  # named before the first period may end
     with progress:
         for _ in range(3):
-            assert log.said.acquire(timeout=60)
+            assert log.said.acquire(timeout=LIMIT)
     count = len(log.lines)
     assert not progress._thread.is_alive()
     assert log.lines[0] == "importing vLLM"

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import base64
 import threading
-import time
 from types import SimpleNamespace
 
 import pytest
 
+from support.patience import pause
 from triton_vllm import compat
 from triton_vllm.errors import InvalidRequestError, UnsupportedError
 from triton_vllm.inference.compiling import Trials
@@ -62,7 +62,7 @@ def test_a_few_requests_are_decoded_at_once():
     def load(data):
         running.append(data)
         most.append(len(running))
-        time.sleep(0.02)  # lets others in, if others are let in
+        pause(0.02)  # lets others in, if others are let in
         running.remove(data)
 
     async def all_at_once():

@@ -7,6 +7,7 @@ import threading
 import pytest
 
 from support.fake_reply import FakeChannel
+from support.patience import LIMIT
 from triton_vllm.delivery.reply import NOT_SENT, Reply
 from triton_vllm.errors import CancelledError, InternalError, InvalidRequestError
 
@@ -119,7 +120,7 @@ def test_the_final_response_waits_for_a_running_question(end):
     class Slow(FakeChannel):
         def is_cancelled(self):
             asking.set()
-            answer.wait(60)
+            answer.wait(LIMIT)
             order.append("answered")
             return False
 
@@ -133,7 +134,7 @@ def test_the_final_response_waits_for_a_running_question(end):
     asker = threading.Thread(target=reply.is_cancelled, daemon=True)
     ender = threading.Thread(target=end, args=(reply,), daemon=True)
     asker.start()
-    assert asking.wait(60)
+    assert asking.wait(LIMIT)
     ender.start()
     ender.join(0.1)  # a reply that does not wait is through by now, unless the machine is very busy
     assert order == []

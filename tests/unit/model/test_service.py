@@ -22,6 +22,7 @@ PRELUDE = """
 import json, sys, threading, time
 import numpy as np
 from support import fake_triton, fake_vllm
+from support.patience import wait_for
 triton = fake_triton.install()
 fake_vllm.install()
 from model import TritonPythonModel
@@ -37,10 +38,7 @@ def request(text, **tensors):
     return fake_triton.Request(given)
 
 def answered(*requests):
-    end = time.monotonic() + 60
-    while not all(r.sender.sent and r.sender.sent[-1][1] == fake_triton.FINAL for r in requests):
-        assert time.monotonic() < end, "not answered"
-        time.sleep(0.005)
+    wait_for(lambda: all(r.sender.sent and r.sender.sent[-1][1] == fake_triton.FINAL for r in requests), "the answers")
 
 def pieces(r):
     return [t.as_numpy()[0].decode() for response, _ in r.sender.sent for t in response.output_tensors]

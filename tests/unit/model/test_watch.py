@@ -11,6 +11,7 @@ import pytest
 
 from support.fake_log import FakeLog
 from support.fake_reply import FakeChannel, fake_job
+from support.patience import LIMIT
 from triton_vllm.delivery.watch import DEAREST_S, FEW, LEAST_S, LONGEST_S, PERIOD_S, CancellationWatch, Departure
 from triton_vllm.errors import CancelledError
 
@@ -165,15 +166,15 @@ def test_the_thread_asks_nothing_until_woken_then_until_the_reply_closes():
     assert not looked.acquire(timeout=2 * PERIOD_S)
     watch.wake()
     for _ in range(3):
-        assert channel.questions.acquire(timeout=60)
+        assert channel.questions.acquire(timeout=LIMIT)
     job.reply.send([], final=True)
     while looked.acquire(blocking=False):
         pass
     watch.wake()
-    assert looked.acquire(timeout=60)  # so the look that was under way, which may have asked, is over
+    assert looked.acquire(timeout=LIMIT)  # so the look that was under way, which may have asked, is over
     asked = channel.asked
     watch.wake()
-    assert looked.acquire(timeout=60)
+    assert looked.acquire(timeout=LIMIT)
     watch.close()
     assert channel.asked == asked
 
@@ -190,10 +191,10 @@ def test_closing_does_not_wait_for_the_pause_to_end():
     watch = Long(list, lambda _: None, FakeLog())
     watch.start()
     watch.wake()
-    assert looked.wait(60)
+    assert looked.wait(LIMIT)
     closer = threading.Thread(target=watch.close, daemon=True)
     closer.start()
-    closer.join(60)
+    closer.join(LIMIT)
     assert not closer.is_alive()
 
 
@@ -231,7 +232,7 @@ def test_an_exception_does_not_end_the_watch():
     watch = CancellationWatch(jobs, lambda _: cancelled.set(), log)
     watch.start()
     watch.wake()
-    assert cancelled.wait(60)
+    assert cancelled.wait(LIMIT)
     watch.close()
     assert len(log.errors) == 1
     assert "injected" in log.errors[0]

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from support.patience import LIMIT, wait_for
 from vllm_env.archive import parts_unpack
 from vllm_env.archive.gzip_tar import TarPlan
 from vllm_env.archive.pack import write_archive
@@ -158,11 +159,9 @@ def test_killed_in_the_middle_nothing_is_taken_for_whole(small: Small, tmp_path:
     (small.folder / "bin" / "python").write_text(waiting)
     (small.folder / "bin" / "python").chmod(0o755)
     process = small.start(place)
-    until = time.monotonic() + 60
-    while not list(place.glob(f"{KEY}.*/bin/python")) and time.monotonic() < until:
-        time.sleep(0.01)
+    wait_for(lambda: list(place.glob(f"{KEY}.*/bin/python")), "the unpacking of a part")
     process.send_signal(signal.SIGKILL)
-    process.communicate(timeout=60)
+    process.communicate(timeout=LIMIT)
     (left,) = (p for p in place.iterdir() if p.is_dir())
     assert left.name != KEY
     with (place / f"{KEY}.lock").open() as lock, pytest.raises(BlockingIOError):  # the workers that live on hold it

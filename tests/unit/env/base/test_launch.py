@@ -8,12 +8,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from support.patience import LIMIT, wait_for
 from vllm_env.base import launch
 
 if TYPE_CHECKING:
@@ -131,12 +131,9 @@ def test_the_program_gets_its_signal_when_the_parent_is_killed(tmp_path: Path, n
     assert "ready" in said
     assert child.exists()
     parent.stdin.close()
-    assert parent.wait(60) == -signal.SIGKILL
-    until = time.monotonic() + 60
-    while _runs(child) and time.monotonic() < until:
-        time.sleep(0.02)
+    assert parent.wait(LIMIT) == -signal.SIGKILL
+    wait_for(lambda: not _runs(child), "the end of the program")
     parent.stdout.close()
-    assert not _runs(child)
     assert (tmp_path / "told").exists() is (number is signal.SIGTERM)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from support.patience import LIMIT, wait_for
 from support.small_fixtures import workspace_in
 from vllm_env.base import locks
 from vllm_env.base.locks import locked, locked_folder, remove_unlocked
@@ -35,7 +37,7 @@ def test_a_second_holder_waits_and_is_told_once(tmp_path: Path, kind: str) -> No
     def first() -> None:
         with locked(place, lambda: order.append("first waits")):
             inside.set()
-            assert told.wait(60)
+            assert told.wait(LIMIT)
             order.append("first done")
 
     def waiting() -> None:
@@ -44,7 +46,7 @@ def test_a_second_holder_waits_and_is_told_once(tmp_path: Path, kind: str) -> No
 
     thread = threading.Thread(target=first)
     thread.start()
-    assert inside.wait(60)
+    assert inside.wait(LIMIT)
     with locked(place, waiting):
         order.append("second in")
     thread.join()
@@ -64,18 +66,18 @@ def test_the_lock_of_a_killed_process_is_free(tmp_path: Path) -> None:
         pass
 
 
-def test_one_build_at_a_time_holds_a_cache(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_build_at_a_time_holds_a_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The workspace's lock is the cache's: a second build says that it waits, and the folder need not exist before."""
     workspace = workspace_in(tmp_path / "new" / "cache")
-    released = threading.Event()
+    released, said = threading.Event(), io.StringIO()
+    monkeypatch.setattr(sys, "stderr", said)
     with workspace.exclusive():
         thread = threading.Thread(target=lambda: workspace.exclusive().__enter__() and released.set())
         thread.start()
-        thread.join(0.2)
+        wait_for(lambda: "another build is running" in said.getvalue(), "the word that it waits")
         assert thread.is_alive()
-    thread.join(60)
+    thread.join(LIMIT)
     assert not thread.is_alive()
-    assert "another build is running" in capsys.readouterr().err
 
 
 def test_a_locked_folder_stays_and_an_abandoned_one_goes(tmp_path: Path) -> None:

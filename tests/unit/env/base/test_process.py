@@ -6,11 +6,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
+from support.patience import LIMIT, wait_for
 from vllm_env.base.errors import CommandError
 from vllm_env.base.process import capture, run
 
@@ -22,15 +22,6 @@ def _alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except OSError:
         return False
-
-
-def _wait(condition, seconds: float = 60.0) -> bool:
-    end = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.02)
-    return True
 
 
 def test_output_and_lines() -> None:
@@ -100,7 +91,7 @@ def _start(tmp_path: Path) -> tuple[subprocess.Popen[bytes], int, int]:
         stderr=subprocess.DEVNULL,
     )
     shell = tmp_path / "pid.shell"
-    assert _wait(lambda: shell.exists() and shell.read_text().strip())
+    wait_for(lambda: shell.exists() and shell.read_text().strip(), "the start of the shell")
     return packager, int(shell.read_text()), int((tmp_path / "pid.child").read_text())
 
 
@@ -108,8 +99,8 @@ def test_ctrl_c_ends_the_program_and_all_that_it_started(tmp_path: Path) -> None
     """SIGINT to the packager alone: the program's whole session goes, grandchildren included."""
     packager, shell, child = _start(tmp_path)
     packager.send_signal(signal.SIGINT)
-    assert packager.wait(60) != 0
-    assert _wait(lambda: not _alive(shell) and not _alive(child))
+    assert packager.wait(LIMIT) != 0
+    wait_for(lambda: not _alive(shell) and not _alive(child), "the end of the shell and its child")
 
 
 def test_the_program_dies_with_a_packager_that_is_killed(tmp_path: Path) -> None:
@@ -117,7 +108,7 @@ def test_the_program_dies_with_a_packager_that_is_killed(tmp_path: Path) -> None
     packager, shell, child = _start(tmp_path)
     packager.kill()
     packager.wait()
-    assert _wait(lambda: not _alive(shell))
+    wait_for(lambda: not _alive(shell), "the end of the shell")
     if _alive(child):  # only the program itself is tied to the packager; what a shell forked is the shell's
         os.kill(child, signal.SIGKILL)
 

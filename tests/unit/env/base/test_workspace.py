@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from support.patience import LIMIT
 from vllm_env.base.cache import Cache
 from vllm_env.base.locks import locked
 from vllm_env.base.workspace import CHECKOUT, Workspace
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 def _hold(place: Path, held: Event, release: Event) -> None:
     with locked(place, lambda: None):
         held.set()
-        release.wait(60)
+        release.wait(LIMIT)
 
 
 def test_the_checkout_is_where_the_spec_is() -> None:
@@ -45,7 +46,7 @@ def test_one_build_at_a_time_holds_the_cache(tmp_path: Path, capsys: pytest.Capt
     holder = context.Process(target=_hold, args=(tmp_path / "cache/build.lock", held, release))
     holder.start()
     try:
-        assert held.wait(60)
+        assert held.wait(LIMIT)
         noted: list[str] = []
 
         def note(text: str) -> None:

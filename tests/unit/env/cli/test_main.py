@@ -10,12 +10,12 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 from typing import TYPE_CHECKING
 
 import pytest
 
 from support import triton_folder
+from support.patience import LIMIT, pause
 from support.repositories import CHECKOUT
 from support.small_build import make_tree
 from vllm_env.base.errors import CommandError
@@ -281,9 +281,9 @@ def test_an_interrupt_exits_with_130(tmp_path: Path, number: signal.Signals) -> 
         )
         assert child.stderr
         assert "waiting" in child.stderr.readline()
-        time.sleep(0.1)
+        pause(0.1)
         child.send_signal(number)
-        assert child.wait(60) == 130
+        assert child.wait(LIMIT) == 130
         message = child.stderr.read()
         child.stderr.close()
     assert message.startswith("Interrupted")

@@ -8,11 +8,11 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
+from support.patience import LIMIT, pause, wait_for
 from triton_vllm.loading import guard
 from vllm_env.prefix.runtime import activation_variables, install_runtime, site_packages
 
@@ -175,15 +175,12 @@ def test_engine_processes_end_with_their_owner(prefix: Path, how: str) -> None:
     assert child.stdout
     pid = int(child.stdout.readline())
     try:
-        time.sleep(0.2)
+        pause(0.2)
         assert Path(f"/proc/{pid}").exists()
         owner.kill()
         owner.wait()
-        assert child.wait(60) == -signal.SIGKILL
-        end = time.monotonic() + 60
-        while _lives(pid) and time.monotonic() < end:
-            time.sleep(0.05)
-        assert not _lives(pid)
+        assert child.wait(LIMIT) == -signal.SIGKILL
+        wait_for(lambda: not _lives(pid), "the end of the engine's process")
     finally:
         child.stdout.close()
         child.kill()

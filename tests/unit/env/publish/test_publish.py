@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import fcntl
+import io
 import json
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -14,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from support.patience import LIMIT, wait_for
 from support.repositories import CHECKOUT
 from support.small_fixtures import workspace_in
 from vllm_env.base.errors import VllmEnvError
@@ -200,7 +203,7 @@ def test_a_reader_sees_the_old_set_or_the_new(repository: Path, tmp_path: Path) 
 
     reader = threading.Thread(target=read)
     reader.start()
-    number, until = 0, time.monotonic() + 120
+    number, until = 0, time.monotonic() + LIMIT
     while number < 60 or (time.monotonic() < until and not (len(seen) > 20 and {"one"} in seen and {"two"} in seen)):
         publish(_WORKSPACE, sets[number % 2], repository, "vllm", _TEMPLATE)
         assert model.is_dir()
@@ -251,21 +254,23 @@ def test_staging_of_a_dead_build_is_removed(built: BuiltSet, repository: Path, w
 
 
 def test_it_waits_for_another_build_and_says_so(
-    built: BuiltSet, repository: Path, way: str, capsys: pytest.CaptureFixture[str]
+    built: BuiltSet, repository: Path, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two builds of one repository do not tear each other's set, wherever their caches are."""
     repository.mkdir()
     handle = os.open(repository, os.O_RDONLY)
     fcntl.flock(handle, fcntl.LOCK_EX)
     thread = threading.Thread(target=publish, args=(_WORKSPACE, built, repository, "vllm", _TEMPLATE))
+    said = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", said)
     thread.start()
-    thread.join(0.3)
+    wait_for(lambda: "\n" in said.getvalue(), "the word that it waits")
     assert thread.is_alive()
     assert not (repository / "vllm").exists()
     os.close(handle)
-    thread.join(60)
+    thread.join(LIMIT)
     assert _tags(repository / "vllm") == {"one"}
-    assert capsys.readouterr().err == f"another build publishes in {repository}; waiting for it to end\n"
+    assert said.getvalue() == f"another build publishes in {repository}; waiting for it to end\n"
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])

@@ -18,6 +18,7 @@ import pytest
 
 from support import fake_tritonserver
 from support.listener import Listener
+from support.patience import wait_for
 from vllm_env.base.console import Console
 from vllm_env.base.errors import CommandError
 from vllm_env.base.process import start
@@ -88,8 +89,7 @@ def test_orphans_of_a_killed_server_are_ended(binary: Path, monkeypatch: pytest.
     with make(binary, "child") as server:
         (child,) = [process.pid for process in server.members() if process.pid != server.pid]
         os.kill(server.pid, signal.SIGKILL)
-        while server.running:
-            time.sleep(0.01)
+        wait_for(lambda: not server.running, "the end of the server")
     assert not alive(child)
 
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import fcntl
+import io
 import os
 import stat
+import sys
 import threading
 from typing import TYPE_CHECKING
 
 import pytest
 
 from support import fake_tritonserver
+from support.patience import wait_for
 from support.small_fixtures import workspace_in
 from vllm_env.base.errors import CommandError, VllmEnvError
 from vllm_env.serve import warm as module
@@ -157,20 +160,24 @@ def test_it_waits_for_a_publish_of_another_container(
 
 
 @pytest.mark.parametrize("step", ["refuse_mounts", "_finish"])
-def test_it_says_whom_it_waits_for(
-    binary: Path, model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], step: str
-) -> None:
+def test_it_says_whom_it_waits_for(binary: Path, model: Path, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
     """A publish of another container, before the load and after it: copying an environment takes minutes on a slow disk."""
-    real = getattr(module, step)
+    real, said = getattr(module, step), io.StringIO()
+
+    def publish_until_told(handle: int) -> None:
+        try:
+            wait_for(lambda: "another build publishes" in said.getvalue(), "the word that it waits")
+        finally:
+            os.close(handle)
 
     def publishing(*arguments: object) -> object:
         handle = os.open(model.parent, os.O_RDONLY)
         fcntl.flock(handle, fcntl.LOCK_EX)
-        threading.Timer(0.3, os.close, [handle]).start()
+        threading.Thread(target=publish_until_told, args=[handle]).start()
         return real(*arguments)
 
     monkeypatch.setattr(module, step, publishing)
     monkeypatch.setenv("FAKE_TRITON", "fills")
+    monkeypatch.setattr(sys, "stderr", said)
     run(binary, model)
-    said = capsys.readouterr().err
-    assert said.count(f"another build publishes in {model.parent}; waiting for it to end") == 1
+    assert said.getvalue().count(f"another build publishes in {model.parent}; waiting for it to end") == 1

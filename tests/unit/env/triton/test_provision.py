@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from support.patience import LIMIT
 from support.small_fixtures import workspace_in
 from vllm_env.base.console import Console
 from vllm_env.base.errors import CommandError
@@ -147,12 +148,12 @@ def test_two_builds_with_caches_of_their_own_provision_one(
         laid_out.append(folder)
         if len(laid_out) == 1:
             second.start()
-            assert console.said.wait(60)
+            assert console.said.wait(LIMIT)
         real(file, folder)
 
     monkeypatch.setattr(module, "_lay_out", observed)
     provision(workspace, root)
-    second.join(60)
+    second.join(LIMIT)
     assert (len(laid_out), second.is_alive()) == (1, False)
     assert (root / "RELEASE").is_file()
 
