@@ -208,7 +208,12 @@ def test_the_default_pins_resolve(profile: str, release: str, tmp_path: Path) ->
     shutil.copy(DEFAULT_SPEC, tmp_path)
     spec = load_spec(profile, Overrides(), tmp_path / DEFAULT_SPEC.name)
     workspace = workspace_in(tmp_path / "cache", Network(read_pip_config()))
-    lock = make_lock(workspace, spec, rules_of(release), LockOptions(upgrade=True))
+    try:
+        lock = make_lock(workspace, spec, rules_of(release), LockOptions(upgrade=True))
+    except VllmEnvError as error:
+        if "There is no Python" not in error.what:
+            raise
+        pytest.skip(error.what)
     assert lock.versions()[spec.distribution] == spec.pin.value
     assert {"torch", "transformers", "numpy", "setuptools"} <= set(lock.versions())
     again = make_lock(workspace, spec, rules_of(release), _LOCKED)
