@@ -104,14 +104,6 @@ def test_neither_a_gpu_nor_space_to_serve_is_asked_for(workspace: Workspace, ask
 
 
 @pytest.mark.usefixtures("asked")
-def test_a_dry_run_fetches_nothing(channel: Channel, plan: Plan, tmp_path: Path) -> None:
-    """The lock is returned, without network, and the folder is not even made."""
-    workspace = workspace_in(tmp_path / "cache")
-    assert fill_wheelhouse(workspace, BuildRequest(), tmp_path / "house", dry_run=True) == plan.lock
-    assert not (tmp_path / "house").exists()
-
-
-@pytest.mark.usefixtures("asked")
 def test_a_file_that_is_not_the_locks_is_refused(
     workspace: Workspace, plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from support.small_fixtures import workspace_in
 from vllm_env.base import locks
 from vllm_env.base.locks import locked, locked_folder, remove_unlocked
 
@@ -62,20 +61,6 @@ def test_the_lock_of_a_killed_process_is_free(tmp_path: Path) -> None:
     holder.stdout.close()
     with locked(tmp_path, lambda: pytest.fail("it waits for a dead process")):
         pass
-
-
-def test_one_build_at_a_time_holds_a_cache(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The workspace's lock is the cache's: a second build says that it waits, and the folder need not exist before."""
-    workspace = workspace_in(tmp_path / "new" / "cache")
-    released = threading.Event()
-    with workspace.exclusive():
-        thread = threading.Thread(target=lambda: workspace.exclusive().__enter__() and released.set())
-        thread.start()
-        thread.join(0.2)
-        assert thread.is_alive()
-    thread.join(60)
-    assert not thread.is_alive()
-    assert "another build is running" in capsys.readouterr().err
 
 
 def test_a_locked_folder_stays_and_an_abandoned_one_goes(tmp_path: Path) -> None:
