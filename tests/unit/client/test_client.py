@@ -133,14 +133,6 @@ def test_slow_answer_is_given_up_after_the_stream_timeout(prompts: Path, tmp_pat
     assert done.stderr.count("no complete answer within 0.5 s (--stream-timeout)") == 1
 
 
-def test_unknown_model_is_named(prompts: Path, tmp_path: Path) -> None:
-    """A server that lives but has no such model is told apart from no server."""
-    with EchoServer() as server:
-        done = run("-u", server.url, "--model", "other", cwd=tmp_path)
-    assert done.returncode == 1
-    assert "has no model 'other' ready" in done.stderr
-
-
 def test_interrupt_ends_with_130_and_no_traceback(prompts: Path, tmp_path: Path) -> None:
     """Ctrl-C while requests are under way."""
     with EchoServer(delay=lambda _: 600.0) as server:

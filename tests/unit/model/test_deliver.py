@@ -6,29 +6,16 @@ from types import SimpleNamespace
 
 import pytest
 
+from support.fake_log import FakeLog
 from support.fake_reply import FakeChannel, fake_job
 from triton_vllm.delivery.deliver import Delivery
 from triton_vllm.delivery.reply import NOT_SENT
 from triton_vllm.errors import CancelledError, InternalError, UnavailableError
 
 
-class Log:
-    """Keeps what has failed, and what else has been said."""
-
-    def __init__(self):
-        self.errors = []
-        self.infos = []
-
-    def info(self, text):
-        self.infos.append(text)
-
-    def error(self, text):
-        self.errors.append(text)
-
-
 @pytest.fixture
 def log():
-    return Log()
+    return FakeLog()
 
 
 @pytest.fixture
@@ -71,7 +58,7 @@ def test_a_client_that_has_cancelled_gets_no_more_outputs(delivery, log):
     error = CancelledError("Request was cancelled")
     delivery.deliver(fake_job(channel), [output(), error])
     assert channel.sent == [(error, True)]
-    assert log.infos == ["[vllm] Cancelling the request", "[vllm] Successfully cancelled the request"]
+    assert log.lines == ["[vllm] Cancelling the request", "[vllm] Successfully cancelled the request"]
 
 
 def test_a_cancellation_is_answered_whatever_the_log_does():
