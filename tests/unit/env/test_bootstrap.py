@@ -14,6 +14,7 @@ import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pip
 import pytest
 
 from support.repositories import CHECKOUT
@@ -162,7 +163,7 @@ def test_pips_configuration_of_the_interpreter_counts(place: Place) -> None:
     """pip.conf beside the interpreter that runs the bootstrap, which a virtual environment would not see."""
     for name in ("PIP_FIND_LINKS", "PIP_NO_INDEX", "PIP_CONFIG_FILE"):
         del place.env[name]
-    python = _bare(place)
+    python = _with_pip(place)
     (python.parents[1] / "pip.conf").write_text(f"[global]\nno-index = true\nfind-links = {place.wheels}\n")
     code, _, err = place.run(PYTHON=str(python))
     assert code == 0, err
@@ -184,6 +185,14 @@ def _bare(place: Place) -> Path:
     folder = place.root.parent / "bare"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
     return folder / "bin/python"
+
+
+def _with_pip(place: Place) -> Path:
+    """An interpreter with a folder of its own and the pip of this one, which starts sooner than that of ensurepip."""
+    python = _bare(place)
+    (packages,) = python.parents[1].glob("lib/python3.*/site-packages")
+    (packages / "pip").symlink_to(Path(pip.__file__).parent)
+    return python
 
 
 def test_neither_pip_nor_ensurepip_is_said_with_the_packages_name(place: Place, tmp_path: Path) -> None:
@@ -220,14 +229,14 @@ def test_tools_that_pip_put_elsewhere_are_no_tools(place: Place, tmp_path: Path)
     assert (code, out[:6]) == (0, '["1.0"'), err
 
 
-@pytest.mark.parametrize("pip", [True, False])
-def test_files_of_the_current_folder_are_not_imported(place: Place, *, pip: bool) -> None:
+@pytest.mark.parametrize("has_pip", [True, False])
+def test_files_of_the_current_folder_are_not_imported(place: Place, *, has_pip: bool) -> None:
     """Neither by the packager, nor by venv, pip and ensurepip; a relative folder of wheels counts from there as ever."""
     place.cwd = place.root.parent / "cwd"
     place.cwd.mkdir()
     for name in ("tool", "json", "runpy", "typing", "queue", "shutil", "logging", "tempfile"):
         (place.cwd / f"{name}.py").write_text("raise SystemExit(f'{__file__} was imported')\n")
-    python = sys.executable if pip else str(_bare(place))
+    python = sys.executable if has_pip else str(_bare(place))
     code, out, err = place.run("--model", "x", PYTHON=python, PIP_FIND_LINKS="../wheels")
     assert (code, out[:6]) == (0, '["1.0"'), err
 
@@ -323,7 +332,7 @@ def test_offline_takes_the_tools_from_the_wheelhouse(place: Place, tmp_path: Pat
 def test_a_wheelhouse_of_another_python_is_told(place: Place, tmp_path: Path) -> None:
     """A folder without a wheel that fits: which Python would, and how to name it; no configuration adds another place."""
     (tmp_path / "house/tools").mkdir(parents=True)
-    python = _bare(place)
+    python = _with_pip(place)
     (python.parents[1] / "pip.conf").write_text(f"[global]\nfind-links = {place.wheels}\n")
     del place.env["PIP_CONFIG_FILE"]
     code, _, err = place.run("--wheelhouse", str(tmp_path / "house"), PYTHON=str(python))
