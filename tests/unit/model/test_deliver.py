@@ -58,7 +58,7 @@ def test_a_client_that_has_cancelled_gets_no_more_outputs(delivery, log):
     error = CancelledError("Request was cancelled")
     delivery.deliver(fake_job(channel), [output(), error])
     assert channel.sent == [(error, True)]
-    assert log.lines == ["[vllm] Cancelling the request", "[vllm] Successfully cancelled the request"]
+    assert log.infos == ["[vllm] Cancelling the request", "[vllm] Successfully cancelled the request"]
 
 
 def test_a_cancellation_is_answered_whatever_the_log_does():
