@@ -68,13 +68,3 @@ def test_the_check_notices_what_is_missing(tmp_path):
     assert [line for line in found if line.startswith("VLLMClientError")] == []  # since 0.28
     assert problems(Sources(tmp_path), wanted, "unknown") == problems(Sources(tmp_path), wanted, "9.9.0")
     assert "VLLMClientError in vllm.exceptions: gone" in problems(Sources(tmp_path), wanted, "unknown")
-
-
-def test_a_renamed_keyword_is_noticed(tmp_path):
-    """A method that takes other parameters counts as missing them, and needs what it is not given."""
-    module = tmp_path / "vllm" / "v1" / "engine" / "async_llm.py"
-    module.parent.mkdir(parents=True)
-    module.write_text("class AsyncLLM:\n    async def abort(self, request): ...\n")
-    found = problems(Sources(tmp_path), adapter.read(), "0.11.2")
-    assert "vllm.v1.engine.async_llm.AsyncLLM.abort(request_id=): gone" in found
-    assert "vllm.v1.engine.async_llm.AsyncLLM.abort(request=): required now" in found

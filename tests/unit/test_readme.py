@@ -10,8 +10,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import pytest
-
 from triton_vllm.admission.limits import Limits
 from triton_vllm.loading.settings import Settings
 from vllm_env.cli.commands import COMMANDS
@@ -257,23 +255,35 @@ def test_other_loads_are_those_of_their_runs():
         assert said == f"{min(medians):.2f} to {max(medians):.2f}"
 
 
-PAGES = ("README.md", "CONTRIBUTING.md", *(f"docs/{page.name}" for page in sorted((ROOT / "docs").glob("*.md"))))
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_what_a_page_leads_to_is_there(page: str):
+def test_what_a_page_leads_to_is_there():
     """Links with their headings, and files of this repository that are named in backquotes."""
-    text = (ROOT / page).read_text("utf-8")
-    for target in re.findall(r"\]\((?!https?:)([^)]+)\)", text):
-        name, _, heading = target.partition("#")
-        file = ROOT / Path(page).parent / name if name else ROOT / page
-        assert file.is_file(), target
-        headings = re.findall(r"^#+ (.+)$", file.read_text("utf-8"), re.MULTILINE) if heading else []
-        assert not heading or heading in {re.sub(r"[^\w -]", "", h).lower().replace(" ", "-") for h in headings}, target
-    for name in re.findall(r"`((?:docs|tests|tools|env|client|benchmarks)/[\w./-]*\w)`", text):
-        assert (ROOT / name).exists(), name
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+    assert [f"{page.name}: {target}" for page in pages for target in dead_links(page)] == []
+
+
+def dead_links(page: Path) -> list[str]:
+    """Return the links of a page whose file or heading is missing, and the files that it names and that are not there."""
+    text = page.read_text("utf-8")
+    dead = [target for target in re.findall(r"\]\((?!https?:)([^)]+)\)", text) if not is_there(page, target)]
+    dead += [
+        name
+        for name in re.findall(r"`((?:docs|tests|tools|env|client|benchmarks)/[\w./-]*\w)`", text)
+        if not (ROOT / name).exists()
+    ]
     for name in re.findall(r"`(\w+\.(?:md|svg))`", text):
-        assert (ROOT / "benchmarks/results" / name).is_file() or (ROOT / name).is_file(), name
+        if not (ROOT / "benchmarks/results" / name).is_file() and not (ROOT / name).is_file():
+            dead.append(name)
+    return dead
+
+
+def is_there(page: Path, target: str) -> bool:
+    """Return whether a link leads to a file, and to a heading of it."""
+    name, _, heading = target.partition("#")
+    file = page.parent / name if name else page
+    if not file.is_file():
+        return False
+    headings = re.findall(r"^#+ (.+)$", file.read_text("utf-8"), re.MULTILINE)
+    return not heading or heading in {re.sub(r"[^\w -]", "", h).lower().replace(" ", "-") for h in headings}
 
 
 def test_nothing_that_a_build_leaves_is_for_git():

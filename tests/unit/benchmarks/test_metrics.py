@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-import numpy as np
 import pytest
 
 
@@ -47,15 +46,6 @@ def test_a_whole_answer_has_no_gaps() -> None:
 
     found = dataclasses.asdict(summarize([answer(0.0, [1.0], 8)], 1.0))
     assert (found["tpot_p99"], found["itl_p99"], found["e2el_p50"]) == (0.0, 0.0, 1.0)
-
-
-def test_percentiles_are_those_of_numpy() -> None:
-    """As vLLM's: interpolated, not the nearest rank."""
-    from harness.metrics import percentile
-
-    values = [float(i) for i in range(50)]
-    assert percentile(values, 99) == pytest.approx(48.51) == pytest.approx(float(np.percentile(values, 99)))
-    assert percentile([], 50) == 0.0
 
 
 def test_an_answer_counts_tokens_and_not_empty_pieces() -> None:

@@ -134,14 +134,6 @@ def test_slow_answer_is_given_up_after_the_stream_timeout(prompts: Path, tmp_pat
     assert given_up in done.stderr  # so may request 0 be, on a slow machine
 
 
-def test_unknown_model_is_named(prompts: Path, tmp_path: Path) -> None:
-    """A server that lives but has no such model is told apart from no server."""
-    with EchoServer() as server:
-        done = run("-u", server.url, "--model", "other", cwd=tmp_path)
-    assert done.returncode == 1
-    assert "has no model 'other' ready" in done.stderr
-
-
 def test_interrupt_ends_with_130_and_no_traceback(prompts: Path, tmp_path: Path) -> None:
     """Ctrl-C while requests are under way."""
     with EchoServer(delay=lambda _: 600.0) as server:

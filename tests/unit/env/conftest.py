@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import tempfile
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,7 +20,7 @@ from vllm_env import plan
 from vllm_env.plan import BuildRequest
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Iterator
 
     from vllm_env.base.workspace import Workspace
     from vllm_env.lock.locked import Lock
@@ -84,3 +88,14 @@ def lock(monkeypatch: pytest.MonkeyPatch) -> Lock:
 
     monkeypatch.setattr(plan, "make_lock", resolved)
     return lock
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path) -> Iterator[Path]:
+    """A folder on another file system."""
+    shared = Path("/dev/shm")
+    if not os.access(shared, os.W_OK) or shared.stat().st_dev == tmp_path.stat().st_dev:
+        pytest.skip("/dev/shm is no other file system here")
+    folder = Path(tempfile.mkdtemp(prefix="vllm_env_test_", dir=shared))
+    yield folder
+    shutil.rmtree(folder)

@@ -13,6 +13,7 @@ import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pip
 import pytest
 
 from support.patience import LIMIT, wait_for
@@ -97,9 +98,10 @@ def open_place() -> Iterator[Place]:
 _AS_OTHER = ("setpriv", f"--reuid={_OTHER}", f"--regid={_OTHER}", "--clear-groups")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "status", "said"),
-    [
+def test_help_and_misspelt_words_install_nothing(place: Place) -> None:
+    """No .tools, nothing in the home, and no bytecode in the checkout."""
+    before = sorted(place.root.rglob("*"))
+    for arguments, status, said in (
         (["--help"], 0, "--wheelhouse DIR"),
         (["-h"], 0, "usage: gen_vllm_env.sh"),
         (["--version"], 0, "vllm-env "),
@@ -108,14 +110,10 @@ _AS_OTHER = ("setpriv", f"--reuid={_OTHER}", f"--regid={_OTHER}", "--clear-group
         (["--hepl"], 2, "Did you mean --help?"),
         (["verfiy"], 2, "Did you mean verify?"),
         (["--layout", "zip"], 2, "See gen_vllm_env.sh --help."),
-    ],
-)
-def test_help_and_misspelt_words_install_nothing(place: Place, arguments: list[str], status: int, said: str) -> None:
-    """No .tools, nothing in the home, and no bytecode in the checkout."""
-    before = sorted(place.root.rglob("*"))
-    code, out, err = place.run(*arguments)
-    assert code == status
-    assert said in (err if status else out)
+    ):
+        code, out, err = place.run(*arguments)
+        assert code == status, arguments
+        assert said in (err if status else out)
     assert sorted(place.root.rglob("*")) == before
     assert list(Path(place.env["HOME"]).iterdir()) == []
 
@@ -157,14 +155,15 @@ def test_it_becomes_the_packager_and_makes_its_tools_once(place: Place) -> None:
     assert out == f'["1.0", "{folder}", ["build", "--model", "with space"], null]\n'
     assert err.startswith(f"tools      … into {folder}\n")
     assert place.run() == (0, f'["1.0", "{folder}", [], null]\n', "")
-    assert place.run("--quiet", PYTHON=str(_bare(place)))[2] == ""
+    place.lock("2.0")
+    assert place.run("--quiet")[1:] == (f'["2.0", "{place.environments()[0]}", ["--quiet"], null]\n', "")
 
 
 def test_pips_configuration_of_the_interpreter_counts(place: Place) -> None:
     """pip.conf beside the interpreter that runs the bootstrap, which a virtual environment would not see."""
     for name in ("PIP_FIND_LINKS", "PIP_NO_INDEX", "PIP_CONFIG_FILE"):
         del place.env[name]
-    python = _bare(place)
+    python = _with_pip(place)
     (python.parents[1] / "pip.conf").write_text(f"[global]\nno-index = true\nfind-links = {place.wheels}\n")
     code, _, err = place.run(PYTHON=str(python))
     assert code == 0, err
@@ -188,6 +187,14 @@ def _bare(place: Place) -> Path:
     return folder / "bin/python"
 
 
+def _with_pip(place: Place) -> Path:
+    """An interpreter with a folder of its own and the pip of this one, which starts sooner than that of ensurepip."""
+    python = _bare(place)
+    (packages,) = python.parents[1].glob("lib/python3.*/site-packages")
+    (packages / "pip").symlink_to(Path(pip.__file__).parent)
+    return python
+
+
 def test_neither_pip_nor_ensurepip_is_said_with_the_packages_name(place: Place, tmp_path: Path) -> None:
     """Without pip, ensurepip's is used; without both, nothing half-made passes for whole at the next run."""
     python = _bare(place)
@@ -201,13 +208,14 @@ def test_neither_pip_nor_ensurepip_is_said_with_the_packages_name(place: Place, 
     assert (code, out[:6]) == (0, '["1.0"'), err
 
 
-@pytest.mark.parametrize("name", ["TARGET", "PREFIX", "ROOT", "DRY_RUN", "PYTHON", "CONSTRAINT"])
-def test_no_variable_leads_the_tools_elsewhere(place: Place, tmp_path: Path, name: str) -> None:
-    """What a user has set for installations of their own."""
+def test_no_variable_leads_the_tools_elsewhere(place: Place, tmp_path: Path) -> None:
+    """What a user has set for installations of their own; each of these alone would."""
     (tmp_path / "constraint").write_text("tool<1\n")
     values = {"DRY_RUN": "1", "PYTHON": sys.executable, "CONSTRAINT": str(tmp_path / "constraint")}
-    code, out, err = place.run(**{f"PIP_{name}": values.get(name, str(tmp_path / "elsewhere"))})
+    values |= dict.fromkeys(("TARGET", "PREFIX", "ROOT"), str(tmp_path / "elsewhere"))
+    code, out, err = place.run(**{f"PIP_{name}": value for name, value in values.items()})
     assert (code, out[:6]) == (0, '["1.0"'), err
+    assert not (tmp_path / "elsewhere").exists()
 
 
 def test_tools_that_pip_put_elsewhere_are_no_tools(place: Place, tmp_path: Path) -> None:
@@ -221,14 +229,14 @@ def test_tools_that_pip_put_elsewhere_are_no_tools(place: Place, tmp_path: Path)
     assert (code, out[:6]) == (0, '["1.0"'), err
 
 
-@pytest.mark.parametrize("pip", [True, False])
-def test_files_of_the_current_folder_are_not_imported(place: Place, *, pip: bool) -> None:
+@pytest.mark.parametrize("has_pip", [True, False])
+def test_files_of_the_current_folder_are_not_imported(place: Place, *, has_pip: bool) -> None:
     """Neither by the packager, nor by venv, pip and ensurepip; a relative folder of wheels counts from there as ever."""
     place.cwd = place.root.parent / "cwd"
     place.cwd.mkdir()
     for name in ("tool", "json", "runpy", "typing", "queue", "shutil", "logging", "tempfile"):
         (place.cwd / f"{name}.py").write_text("raise SystemExit(f'{__file__} was imported')\n")
-    python = sys.executable if pip else str(_bare(place))
+    python = sys.executable if has_pip else str(_bare(place))
     code, out, err = place.run("--model", "x", PYTHON=python, PIP_FIND_LINKS="../wheels")
     assert (code, out[:6]) == (0, '["1.0"'), err
 
@@ -331,7 +339,7 @@ def test_offline_takes_the_tools_from_the_wheelhouse(place: Place, tmp_path: Pat
 def test_a_wheelhouse_of_another_python_is_told(place: Place, tmp_path: Path) -> None:
     """A folder without a wheel that fits: which Python would, and how to name it; no configuration adds another place."""
     (tmp_path / "house/tools").mkdir(parents=True)
-    python = _bare(place)
+    python = _with_pip(place)
     (python.parents[1] / "pip.conf").write_text(f"[global]\nfind-links = {place.wheels}\n")
     del place.env["PIP_CONFIG_FILE"]
     code, _, err = place.run("--wheelhouse", str(tmp_path / "house"), PYTHON=str(python))

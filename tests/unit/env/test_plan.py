@@ -14,7 +14,7 @@ from vllm_env.base.errors import VllmEnvError
 from vllm_env.lock.spec import Overrides
 from vllm_env.plan import BuildRequest, default_profile, find_triton, has_gpu, installed_triton, make_plan
 from vllm_env.publish.adopt import read_adoption
-from vllm_env.triton.root import TritonRoot, open_root, rules_of
+from vllm_env.triton.root import NEWEST_KNOWN, TritonRoot, open_root, rules_of
 from vllm_env.triton.stub_source import StubOptions
 
 if TYPE_CHECKING:
@@ -173,7 +173,7 @@ def test_a_release_that_nobody_has_checked_is_told(
     root = TritonRoot(Path("/t"), "39.01", rules_of("39.01"), stubs)
     monkeypatch.setattr(module, "find_triton", lambda *_: root)
     make_plan(workspace, planned)
-    assert "Triton 39.01 is not in the table of releases" in capsys.readouterr().err
+    assert f"Triton 39.01 is not in the table of releases, which ends with {NEWEST_KNOWN}" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("nothing_long")
@@ -200,8 +200,9 @@ def test_a_stub_that_is_missing_is_told_before_the_lock(workspace: Workspace, pl
 def test_warming_for_a_gpu_needs_one(workspace: Workspace, planned: BuildRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """What vLLM compiles is for the very GPU; a build without --warm may run anywhere."""
     monkeypatch.setattr(module, "has_gpu", lambda: False)
-    with pytest.raises(VllmEnvError, match="--warm: this machine has no GPU"):
+    with pytest.raises(VllmEnvError, match="--warm: this machine has no GPU") as caught:
         make_plan(workspace, replace(planned, profile="cuda", warm=True))
+    assert "--gpus all" in caught.value.remedy
 
 
 @pytest.mark.usefixtures("lock")

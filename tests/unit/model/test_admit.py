@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from support import fake_vllm
+from support.fake_log import FakeLog
 from support.fake_triton import FINAL, Request
 from support.pictures import picture, png
 from triton_vllm.admission.admit import Admission, Policy
@@ -36,16 +37,6 @@ CHAT = json.dumps([{"role": "user", "content": [PART]}]).encode()
 
 def tensors(**values):
     return {name: np.array([value], np.object_ if isinstance(value, bytes) else None) for name, value in values.items()}
-
-
-class Log:
-    """Keeps what has failed."""
-
-    def __init__(self):
-        self.errors = []
-
-    def error(self, text):
-        self.errors.append(text)
 
 
 def adapter(name):
@@ -74,7 +65,7 @@ def let(triton):
         facts = replace(FACTS, multimodal=multimodal)
         engine = SimpleNamespace(tasks=tasks, is_healthy=lambda: healthy, in_flight=lambda: in_flight, facts=lambda: facts)
         engine.scoring_task, engine.is_asleep, engine.chat_defaults = (lambda: scores), (lambda: asleep), ChatDefaults
-        log = Log()
+        log = FakeLog()
         job = Admission("mine", VLLM, engine, adapter, log, Policy(unload_dead, limits, as_official)).admit(request)
         return job, request.sender.sent, log.errors
 

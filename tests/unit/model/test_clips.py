@@ -83,15 +83,3 @@ def test_each_limit_can_be_switched_off(check, field):
 def test_without_limits_no_header_is_read():
     """What nobody limits need not be readable."""
     check_videos(NONE, [("video[0]", b"no video")])
-
-
-@pytest.mark.parametrize(
-    ("limits", "header"),
-    [
-        (Limits(), Header(36_000, 60.0, 4096, 2160)),
-        (Limits(), Header(18_000, 30.0, 3840, 2160)),
-    ],
-)
-def test_the_defaults_take_ten_minutes_of_a_telephones_best(check, limits, header):
-    """Sixty frames a second, or the size of a cinema."""
-    check(limits, header)

@@ -6,29 +6,16 @@ from types import SimpleNamespace
 
 import pytest
 
+from support.fake_log import FakeLog
 from support.fake_reply import FakeChannel, fake_job
 from triton_vllm.delivery.deliver import Delivery
 from triton_vllm.delivery.reply import NOT_SENT
 from triton_vllm.errors import CancelledError, InternalError, UnavailableError
 
 
-class Log:
-    """Keeps what has failed, and what else has been said."""
-
-    def __init__(self):
-        self.errors = []
-        self.infos = []
-
-    def info(self, text):
-        self.infos.append(text)
-
-    def error(self, text):
-        self.errors.append(text)
-
-
 @pytest.fixture
 def log():
-    return Log()
+    return FakeLog()
 
 
 @pytest.fixture

@@ -8,21 +8,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from support.fake_log import FakeLog
 from triton_vllm.loading.home import settle
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 HASH = "0123456789abcdef"
-
-
-class Said:
-    """A log that keeps what it is told."""
-
-    def __init__(self) -> None:
-        self.infos: list[str] = []
-        self.warnings: list[str] = []
-        self.info, self.warning = self.infos.append, self.warnings.append
 
 
 @pytest.fixture
@@ -45,14 +37,14 @@ def home(tmp_path, monkeypatch) -> Iterator[Path]:
 def test_a_home_that_can_be_written_stays(tmp_path, monkeypatch):
     """Nothing is set, also when the home has no cache yet."""
     monkeypatch.setenv("HOME", str(tmp_path))
-    settle(environment := {}, said := Said())
+    settle(environment := {}, said := FakeLog())
     assert (environment, said.infos) == ({}, [])
 
 
 def test_caches_move_to_a_folder_of_this_user_alone(home, temporary):
     """The hook's folder for inductor keeps its name there, by which a warm cache recognises it; the log says where."""
     environment = {"TORCHINDUCTOR_CACHE_DIR": f"{home}/.cache/vllm_env/inductor/{HASH}"}
-    settle(environment, said := Said())
+    settle(environment, said := FakeLog())
     place = temporary / f"vllm_env_warm_{os.getuid()}"
     assert environment == {
         "XDG_CACHE_HOME": str(place),
@@ -66,9 +58,9 @@ def test_caches_move_to_a_folder_of_this_user_alone(home, temporary):
 
 def test_the_operators_folders_stay(home, temporary):
     """One for all caches, or single ones."""
-    settle(environment := {"XDG_CACHE_HOME": "/mine"}, Said())
+    settle(environment := {"XDG_CACHE_HOME": "/mine"}, FakeLog())
     assert environment == {"XDG_CACHE_HOME": "/mine"}
-    settle(environment := {"TORCHINDUCTOR_CACHE_DIR": "/mine", "TRITON_HOME": "/too"}, Said())
+    settle(environment := {"TORCHINDUCTOR_CACHE_DIR": "/mine", "TRITON_HOME": "/too"}, FakeLog())
     assert (environment["TORCHINDUCTOR_CACHE_DIR"], environment["TRITON_HOME"]) == ("/mine", "/too")
 
 
@@ -77,7 +69,7 @@ def test_models_of_a_home_that_can_only_be_read_are_found(home, temporary, monke
     (home / ".cache").unlink()
     (home / ".cache" / "huggingface").mkdir(parents=True)
     monkeypatch.setattr(os, "access", lambda *_: False)  # root may write wherever a file system can be written
-    settle(environment := {}, Said())
+    settle(environment := {}, FakeLog())
     assert environment["HF_HOME"] == str(home / ".cache" / "huggingface")
 
 
@@ -86,6 +78,6 @@ def test_a_folder_that_others_can_write_is_not_used(home, temporary):
     place = temporary / f"vllm_env_warm_{os.getuid()}"
     place.mkdir()
     place.chmod(0o777)
-    settle(environment := {}, said := Said())
+    settle(environment := {}, said := FakeLog())
     assert environment == {}
     assert "XDG_CACHE_HOME" in said.warnings[0]

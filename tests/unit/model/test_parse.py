@@ -147,7 +147,6 @@ def test_several_images():
         ),
         ({}, "", "exactly one of text_input, messages, prompt_token_ids is required, found none"),
         ({"text_input": "a", "prompt_token_ids": [1]}, "", "found text_input and prompt_token_ids"),
-        ({"text_input": ""}, "", "text_input is empty"),
         ({"text_input": ["a", "b"]}, "", "text_input must have one element, not 2"),
         ({"text_input": "a", "sampling_parameters": "{"}, "", "sampling_parameters is not valid JSON"),
         ({"text_input": "a", "sampling_parameters": "[]"}, "", "sampling_parameters must be a JSON object"),
@@ -162,7 +161,6 @@ def test_several_images():
         ({"messages": '[{"content": "x"}]'}, "", "messages must be a non-empty JSON list"),
         ({"messages": '[{"role": "user"}]', "tools": "{}"}, "", "tools must be a JSON list"),
         ({"messages": '[{"role": "user"}]', "image": "YQ=="}, "", "with messages, media go into their content"),
-        ({"embedding_request": "{}"}, "", "embedding_request.input must be"),
         ({"embedding_request": '{"input": [true]}'}, "", "embedding_request.input must be"),
         ({"embedding_request": '{"input": "a", "pooling_params": 1}'}, "", "pooling_params must be an object"),
     ],
@@ -187,4 +185,3 @@ def test_embedding_requests():
     assert isinstance(request, EmbedRequest)
     assert (request.parts, request.task, request.parameters) == ((Part("a"),), "embed", {"dimensions": 4})
     assert request.wants.num_input_tokens
-    assert parse(tensors(embedding_request='{"input": [1, 2]}'), "").parts == (Part(token_ids=(1, 2)),)

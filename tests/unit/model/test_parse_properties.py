@@ -21,7 +21,7 @@ from triton_vllm.errors import LONGEST, AdapterError
 from triton_vllm.request import EmbedRequest, GenerateRequest
 
 # The bound is on the number of examples, not on their time, and each run has the same ones.
-SETTINGS = settings(max_examples=300, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+SETTINGS = settings(max_examples=150, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
 NUMBERS = st.integers() | st.floats() | st.sampled_from((2**31, 2**63, -(2**63) - 1, 10**400))
 JSON = st.recursive(
     st.none() | st.booleans() | NUMBERS | st.text(max_size=20),

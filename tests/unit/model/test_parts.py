@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from support.fake_log import FakeLog
 from triton_vllm.errors import ConfigError
 from triton_vllm.loading import parts
 from triton_vllm.loading.progress import Progress
@@ -26,18 +27,6 @@ def use(model, tell):
 """
 
 
-class Lines:
-    """A log that keeps what it is told."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def info(self, text: str) -> None:
-        self.lines.append(text)
-
-    warning = error = info
-
-
 @pytest.fixture
 def unpacker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """What an environment in parts has on sys.path."""
@@ -49,20 +38,20 @@ def unpacker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def test_another_environment_is_left_alone(tmp_path: Path) -> None:
     """Nothing is said nor done where there is no unpacker."""
-    log = Lines()
+    log = FakeLog()
     parts.unpack(tmp_path, log, Progress(log))
     assert log.lines == []
 
 
 def test_the_environments_own_unpacker_is_told_the_model(unpacker: None, tmp_path: Path) -> None:
     """Its progress is in the model's log."""
-    log = Lines()
+    log = FakeLog()
     parts.unpack(tmp_path, log, Progress(log))
     assert log.lines == ["looking for the unpacked environment", f"unpacking for {tmp_path}"]
 
 
 def test_what_it_refuses_is_the_reason_of_the_failed_load(unpacker: None, tmp_path: Path) -> None:
     """With its remedy, without a traceback."""
-    log = Lines()
+    log = FakeLog()
     with pytest.raises(ConfigError, match="no space; VLLM_ENV_UNPACKED"):
         parts.unpack(tmp_path / "broken", log, Progress(log))

@@ -75,12 +75,6 @@ def test_a_few_requests_are_decoded_at_once():
     assert max(most) <= DECODED_AT_ONCE
 
 
-def test_media_that_this_vllm_cannot_decode_are_refused():
-    """The client is told which modality."""
-    with pytest.raises(UnsupportedError, match="video"):
-        made(generate(text="hi", media={"video": ("AA==",)}))
-
-
 class Tokenizer:
     """In place of one from transformers."""
 

@@ -10,28 +10,16 @@ from pathlib import Path
 
 import pytest
 
+from support.fake_log import FakeLog
 from triton_vllm.loading import warm_cache
 from triton_vllm.loading.warm_cache import Record, current, device_names, misfit, read, relocate, use, vllm_version
 
 OLD = "/build/models/vllm/.vllm_env.staging-1/vllm_cache"
 
 
-class Said:
-    """A log that keeps what it is told."""
-
-    def __init__(self):
-        self.infos, self.warnings = [], []
-
-    def info(self, text):
-        self.infos.append(text)
-
-    def warning(self, text):
-        self.warnings.append(text)
-
-
 @pytest.fixture
 def said():
-    return Said()
+    return FakeLog()
 
 
 @pytest.fixture
@@ -48,7 +36,7 @@ def model(tmp_path):
 def filled(model):
     """The same with caches that a warm run filled, by the model's own code, in a staging folder that is gone."""
     warming = model / ".vllm_env.staging-1" / "vllm_cache"
-    use(model, {warm_cache.WARM: str(warming)}, Said())
+    use(model, {warm_cache.WARM: str(warming)}, FakeLog())
     (warming / "modelinfos").mkdir()
     (warming / "modelinfos" / "opt.json").write_text("{}")
     warming.rename(model / "vllm_cache")
@@ -113,12 +101,12 @@ def test_caches_that_fit_are_used_through_a_private_copy(filled, model, environm
 
 def test_a_later_start_finds_what_the_first_one_added(filled, model, environment):
     """The copy is made once, also by models that start at the same time; new caches get a copy of their own."""
-    use(model, first := dict(environment), Said())
+    use(model, first := dict(environment), FakeLog())
     Path(first["VLLM_CACHE_ROOT"], "added").write_text("x")
-    use(model, second := dict(environment), Said())
+    use(model, second := dict(environment), FakeLog())
     assert Path(second["VLLM_CACHE_ROOT"], "added").exists()
     change(filled, made_at="later")
-    use(model, third := dict(environment), Said())
+    use(model, third := dict(environment), FakeLog())
     assert third["VLLM_CACHE_ROOT"] != first["VLLM_CACHE_ROOT"]
     assert len(list(Path(first["VLLM_CACHE_ROOT"]).parent.iterdir())) == 2  # no staging folder is left
 

@@ -40,12 +40,27 @@ def prefix(bare_prefix: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return prefix
 
 
-def test_the_plan_holds_conda_files_other_files_and_the_activation(prefix: Path, tmp_path: Path) -> None:
+@dataclasses.dataclass
+class Packed:
+    """An archive of the prefix, its digest as it was returned, and how far the packing said it was."""
+
+    path: Path
+    digest: str
+    seen: list[float]
+
+
+@pytest.fixture(scope="module")
+def packed(prefix: Path, tmp_path_factory: pytest.TempPathFactory) -> Packed:
+    """The prefix, packed once for all tests."""
+    path = tmp_path_factory.mktemp("packed") / "env.tar.gz"
+    seen: list[float] = []
+    return Packed(path, write_archive(plan_archive(prefix), path, lambda _, fraction: seen.append(fraction)), seen)
+
+
+def test_the_plan_holds_conda_files_other_files_and_the_activation(packed: Packed) -> None:
     """Triton needs bin/activate, which conda-pack adds; conda-unpack, which nobody runs, is left out."""
-    plan = plan_archive(prefix)
-    digest = write_archive(plan, tmp_path / "env.tar.gz")
-    assert digest == hashlib.sha256((tmp_path / "env.tar.gz").read_bytes()).hexdigest()
-    with tarfile.open(tmp_path / "env.tar.gz") as archive:
+    assert packed.digest == hashlib.sha256(packed.path.read_bytes()).hexdigest()
+    with tarfile.open(packed.path) as archive:
         names = set(archive.getnames())
         stream = archive.extractfile(next(n for n in names if n.startswith("conda-meta/python-")))
         assert stream
@@ -57,12 +72,10 @@ def test_the_plan_holds_conda_files_other_files_and_the_activation(prefix: Path,
     assert record["link"]["source"] == ""
 
 
-def test_progress_reaches_the_end(prefix: Path, tmp_path: Path) -> None:
+def test_progress_reaches_the_end(packed: Packed) -> None:
     """The bar goes up to 1."""
-    seen: list[float] = []
-    write_archive(plan_archive(prefix), tmp_path / "env.tar.gz", lambda _, fraction: seen.append(fraction))
-    assert seen == sorted(seen)
-    assert seen[-1] == 1.0
+    assert packed.seen == sorted(packed.seen)
+    assert packed.seen[-1] == 1.0
 
 
 def test_one_worker_writes_the_same_bytes(prefix: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,13 +114,12 @@ def test_a_full_disk_is_found_out_before_packing(prefix: Path, tmp_path: Path, m
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_prefix_can_be_packed_by_itself(prefix: Path, tmp_path: Path) -> None:
+def test_a_prefix_can_be_packed_by_itself(prefix: Path, packed: Packed, tmp_path: Path) -> None:
     """``python -m vllm_env.archive`` writes what a build would, and prints its digest: the benchmarks measure it."""
-    digest = write_archive(plan_archive(prefix), tmp_path / "built.tar.gz")
     command = [sys.executable, "-m", "vllm_env.archive", prefix, tmp_path / "own.tar.gz"]
     printed = subprocess.check_output(command, text=True, env={"PYTHONPATH": str(CHECKOUT / "env")})
-    assert printed == f"{digest}\n"
-    assert file_sha256(tmp_path / "own.tar.gz") == digest
+    assert printed == f"{packed.digest}\n"
+    assert file_sha256(tmp_path / "own.tar.gz") == packed.digest
 
 
 def test_the_key_follows_the_prefix() -> None:

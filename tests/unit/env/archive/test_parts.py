@@ -126,8 +126,3 @@ def test_the_key_follows_the_layout_and_the_code_that_is_packed(monkeypatch: pyt
     before = parts_key("a")
     monkeypatch.setattr(parts, "file_sha256", lambda _: "another")
     assert parts_key("a") != before
-
-
-def test_both_rooms_name_the_folder_alike() -> None:
-    """The unpacker looks for what publishing has placed."""
-    assert parts_unpack.FOLDER == PARTS_NAME

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,7 +26,7 @@ from vllm_env.base.filesystem import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    pass
 
 _LINE = b"%d 1 8:1 /root %s rw,relatime shared:1 - ext4 /dev/sda1 rw\n"
 
@@ -73,17 +71,6 @@ def test_a_tree_with_a_mounted_volume_stays_whole(tmp_path: Path, monkeypatch: p
     monkeypatch.undo()
     remove_tree(tmp_path / "tree")
     assert not (tmp_path / "tree").exists()
-
-
-@pytest.fixture
-def elsewhere(tmp_path: Path) -> Iterator[Path]:
-    """A folder on another file system."""
-    shared = Path("/dev/shm")
-    if not os.access(shared, os.W_OK) or shared.stat().st_dev == tmp_path.stat().st_dev:
-        pytest.skip("/dev/shm is no other file system here")
-    folder = Path(tempfile.mkdtemp(prefix="vllm_env_test_", dir=shared))
-    yield folder
-    shutil.rmtree(folder)
 
 
 def test_a_file_is_linked_where_that_is_possible(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import subprocess
 import sys
@@ -11,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from support.patience import LIMIT, wait_for
-from support.small_fixtures import workspace_in
+from support.patience import LIMIT
 from vllm_env.base import locks
 from vllm_env.base.locks import locked, locked_folder, remove_unlocked
 
@@ -64,20 +62,6 @@ def test_the_lock_of_a_killed_process_is_free(tmp_path: Path) -> None:
     holder.stdout.close()
     with locked(tmp_path, lambda: pytest.fail("it waits for a dead process")):
         pass
-
-
-def test_one_build_at_a_time_holds_a_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The workspace's lock is the cache's: a second build says that it waits, and the folder need not exist before."""
-    workspace = workspace_in(tmp_path / "new" / "cache")
-    released, said = threading.Event(), io.StringIO()
-    monkeypatch.setattr(sys, "stderr", said)
-    with workspace.exclusive():
-        thread = threading.Thread(target=lambda: workspace.exclusive().__enter__() and released.set())
-        thread.start()
-        wait_for(lambda: "another build is running" in said.getvalue(), "the word that it waits")
-        assert thread.is_alive()
-    thread.join(LIMIT)
-    assert not thread.is_alive()
 
 
 def test_a_locked_folder_stays_and_an_abandoned_one_goes(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from support.patience import LIMIT
 from vllm_env.base.cache import Cache
 from vllm_env.base.locks import locked
-from vllm_env.base.workspace import CHECKOUT, Workspace
+from vllm_env.base.workspace import Workspace
 
 if TYPE_CHECKING:
     from multiprocessing.synchronize import Event
@@ -22,12 +22,6 @@ def _hold(place: Path, held: Event, release: Event) -> None:
     with locked(place, lambda: None):
         held.set()
         release.wait(LIMIT)
-
-
-def test_the_checkout_is_where_the_spec_is() -> None:
-    """Every default place is below it."""
-    assert (CHECKOUT / "env/vllm_env.toml").is_file()
-    assert (CHECKOUT / "client/client.py").is_file()
 
 
 def test_it_is_made_once(tmp_path: Path) -> None:

@@ -175,22 +175,8 @@ def hello_wheel(tmp_path: Path) -> Path:
 
 def _install(prefix: Path, wheel: Path) -> None:
     uv = Path(sys.executable).with_name("uv")
-    subprocess.run(
-        [
-            uv,
-            "pip",
-            "install",
-            "--quiet",
-            "--offline",
-            "--no-deps",
-            "--no-config",
-            "--python",
-            prefix / "bin/python",
-            wheel,
-        ],
-        check=True,
-        env=os.environ | {"DEB_PYTHON_INSTALL_LAYOUT": "deb"},
-    )
+    options = ["--quiet", "--offline", "--no-deps", "--no-config", "--python", prefix / "bin/python"]
+    subprocess.run([uv, "pip", "install", *options, wheel], check=True, env=os.environ | {"DEB_PYTHON_INSTALL_LAYOUT": "deb"})
 
 
 def _packages(prefix: Path) -> Path:

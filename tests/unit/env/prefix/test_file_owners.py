@@ -67,20 +67,8 @@ def _install(wheels: list[Path], target: Path) -> Path:
     """Install wheels one after the other by the packager's own uv."""
     uv = Path(sys.executable).parent / "uv"
     for wheel in wheels:
-        command = [
-            uv,
-            "pip",
-            "install",
-            "--quiet",
-            "--no-deps",
-            "--no-config",
-            "--offline",
-            "--no-index",
-            "--target",
-            target,
-            wheel,
-        ]
-        subprocess.run(command, check=True)
+        options = ["--quiet", "--no-deps", "--no-config", "--offline", "--no-index", "--target", target]
+        subprocess.run([uv, "pip", "install", *options, wheel], check=True)
     return target
 
 

@@ -99,8 +99,9 @@ def test_what_is_printed_is_utf8(prefix: Path, bare_prefix: Path) -> None:
 
 def test_children_are_utf8_too(prefix: Path) -> None:
     """A spawned child inherits what makes it UTF-8 from its first line on."""
-    assert _environ(prefix, **_ASCII)["PYTHONUTF8"] == "1"
-    assert _environ(prefix, **_ASCII)["LC_ALL"].upper().replace("-", "").endswith("UTF8")
+    variables = _environ(prefix, **_ASCII)
+    assert variables["PYTHONUTF8"] == "1"
+    assert variables["LC_ALL"].upper().replace("-", "").endswith("UTF8")
 
 
 @pytest.mark.parametrize("form", ["{}", "{}/", "{}:/nonexistent", "../{.name}"])

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +11,7 @@ import pytest
 from vllm_env.publish.exchange import STAGING, exchange, remove_abandoned_staging, staging_in
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    pass
 
 
 @pytest.fixture
@@ -23,17 +21,6 @@ def folders(tmp_path: Path) -> tuple[Path, Path]:
         (tmp_path / name).mkdir()
         (tmp_path / name / name).touch()
     return tmp_path / "one", tmp_path / "other"
-
-
-@pytest.fixture
-def elsewhere(tmp_path: Path) -> Iterator[Path]:
-    """A folder on another file system."""
-    shared = Path("/dev/shm")
-    if not os.access(shared, os.W_OK) or shared.stat().st_dev == tmp_path.stat().st_dev:
-        pytest.skip("/dev/shm is no other file system here")
-    folder = Path(tempfile.mkdtemp(prefix="vllm_env_test_", dir=shared))
-    yield folder
-    shutil.rmtree(folder)
 
 
 def _names(folder: Path) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -52,18 +51,6 @@ def test_same_recipe_is_made_once(python: Path, tmp_path: Path) -> None:
     assert len(console.heard) == 1
     assert (first / "config.json").stat().st_mode & 0o777 == 0o644
     assert first.stat().st_mode & 0o777 == 0o755
-
-
-def test_another_user_can_read_it(python: Path, tmp_path: Path) -> None:
-    """Whatever the umask of the one who has made it."""
-    before = os.umask(0o077)
-    try:
-        folder = ensure_standin(workspace_in(tmp_path / "cache"), python)
-    finally:
-        os.umask(before)
-    assert {p.name: p.stat().st_mode & 0o044 for p in (folder, *folder.iterdir())} == dict.fromkeys(
-        [folder.name, *(p.name for p in folder.iterdir())], 0o044
-    )
 
 
 def test_each_recipe_has_a_folder_of_its_own(python: Path, tmp_path: Path) -> None:

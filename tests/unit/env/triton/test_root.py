@@ -44,12 +44,6 @@ def test_an_unknown_release_takes_the_nearest_row_and_is_told_apart() -> None:
     assert is_known(NEWEST_KNOWN)
 
 
-def test_the_table_is_in_order() -> None:
-    """rules_of() takes the last row that is not newer, which only works on sorted rows."""
-    since = [tuple(map(int, row.since.split("."))) for row in RELEASES]
-    assert since == sorted(since)
-
-
 @pytest.mark.parametrize(
     ("version", "release"),
     [

@@ -31,10 +31,10 @@ def triton(tmp_path: Path) -> TritonRoot:
     return TritonRoot(tmp_path / "triton", "24.10", rules_of("24.10"), {"3.11": stub})
 
 
-@pytest.fixture
-def options(tmp_path: Path) -> StubOptions:
+@pytest.fixture(scope="module")
+def options(tmp_path_factory: pytest.TempPathFactory) -> StubOptions:
     """An organisation with a branch of 24.10."""
-    return StubOptions(git_url=make_organisation(tmp_path / "organisation", None))
+    return StubOptions(git_url=make_organisation(tmp_path_factory.mktemp("git") / "organisation", None))
 
 
 @pytest.fixture

@@ -66,11 +66,11 @@ def triton(tmp_path: Path) -> TritonRoot:
     return TritonRoot(tmp_path / "triton", "24.10", rules_of("24.10"))
 
 
-@pytest.fixture
-def options(tmp_path: Path) -> StubOptions:
+@pytest.fixture(scope="module")
+def options(tmp_path_factory: pytest.TempPathFactory) -> StubOptions:
     """An organisation with a branch of 24.10, whose CMakeLists.txt has Boost's address written into it."""
     lists = f"ExternalProject_Add(boostorg\n  URL {_BOOST}\n)\n"
-    return StubOptions(git_url=make_organisation(tmp_path / "organisation", None, lists=lists))
+    return StubOptions(git_url=make_organisation(tmp_path_factory.mktemp("git") / "organisation", None, lists=lists))
 
 
 @pytest.fixture
@@ -198,12 +198,12 @@ def test_what_the_cache_has_need_not_be_buildable(tmp_path: Path, monkeypatch: p
     check_buildable(offline, "24.10", _PYTHON, options)
 
 
-def test_finds_the_branch_or_a_tag_of_the_release(options: StubOptions, workspace: Workspace) -> None:
+def test_finds_the_branch_or_a_tag_of_the_release(options: StubOptions, workspace: Workspace, tmp_path: Path) -> None:
     """A mirror may have the release as a tag."""
     check_branch(workspace, "24.10", options)
-    repository = Path(options.git_url, "python_backend.git")
-    subprocess.run(["git", "-C", repository, "tag", "r24.11", "r24.10"], check=True)
-    check_branch(workspace, "24.11", options)
+    mirror = shutil.copytree(options.git_url, tmp_path / "mirror")
+    subprocess.run(["git", "-C", mirror / "python_backend.git", "tag", "r24.11", "r24.10"], check=True)
+    check_branch(workspace, "24.11", StubOptions(str(mirror)))
 
 
 @pytest.mark.parametrize("release", ["24.09", "24.1", "4.10"])
