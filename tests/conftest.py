@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from support import repositories
+from support import repositories, starts
 from support.leftovers import leftovers, wait_for_none
 from support.once import RUN, once, run_folder
 from support.serving import Parts, Serve, serve
@@ -41,6 +41,13 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 def _is_worker(config: pytest.Config) -> bool:
     return hasattr(config, "workerinput")  # of xdist
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say how many servers the run has started: they take most of its time."""
+    line = starts.summary(run_folder())
+    if line:
+        terminalreporter.write_line(line)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from support.repositories import point_to_environment
+from support.starts import TRITON, note_start
 from vllm_env.serve.server import Launch, TritonServer
 from vllm_env.serve.smoke import copy_model
 
@@ -71,6 +72,7 @@ def serve(
             point_to_environment(model, parts.environment)
         if prepare:
             prepare(model)
+        note_start(TRITON, engine_args)
         with TritonServer(
             parts.binary,
             model.parent,
