@@ -64,6 +64,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Skip what this machine or this run is not for, each with its reason."""
+    items.sort(key=lambda item: item.get_closest_marker("ends_server") is not None)
     if _is_worker(config):
         from support.groups import sort_and_note  # needs xdist
 

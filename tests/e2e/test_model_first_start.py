@@ -8,16 +8,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from support.first_start import SET_BY_VLLM
 from support.repositories import CHECKOUT
-from support.sightings import Sightings, gone
+from support.sightings import gone
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from support.serving import Parts, Serve
+    from support.first_start import FirstStart, Reloaded
+    from support.serving import Parts
 
 pytestmark = pytest.mark.e2e
-SET_BY_VLLM = "PYTORCH_NVML_BASED_CUDA_CHECK"  # by its first import, of vllm/env_override.py
 
 # In an interpreter of the environment: vLLM's registry looks at a class with any process of its own forbidden, then here.
 _LOOK = """
@@ -58,20 +59,21 @@ def test_vllms_own_look_at_a_model_uses_the_process_started_ahead(parts: Parts, 
     assert is_set  # what the next test goes by
 
 
-def test_a_first_start_begins_the_look_at_once_and_leaves_nothing(serving: Serve, tmp_path: Path) -> None:
-    """One process looks at the class, started before vLLM was imported and not after it; the next start has none.
+def test_a_first_start_begins_the_look_at_once_and_leaves_nothing(first_start: FirstStart) -> None:
+    """One process looks at the class, started before vLLM was imported and not after it.
 
-    It has the variables that the stub had when it started it, and vLLM's import sets one. Nor does the next start compile
-    anything, though its folder for temporary files is a new one, as in a new container.
+    It has the variables that the stub had when it started it, and vLLM's import sets one.
     """
-    cache = {"VLLM_CACHE_ROOT": str(tmp_path / "cache"), SET_BY_VLLM: ""}
-    first = Sightings(cache)
-    with first.watching(), serving(environment=cache):
-        (inspection,) = first.inspections()
-        assert "VLLM_CACHE_ROOT" in first.seen[inspection].variables
-        assert SET_BY_VLLM not in first.seen[inspection].variables
-        assert gone(inspection)
-    later = Sightings(cache)
-    with later.watching(), serving(environment=cache):
-        assert later.inspections() == []
+    first = first_start.sightings
+    (inspection,) = first.inspections()
+    assert "VLLM_CACHE_ROOT" in first.seen[inspection].variables
+    assert SET_BY_VLLM not in first.seen[inspection].variables
+    assert gone(inspection)
+
+
+def test_the_next_start_neither_looks_nor_compiles(reloaded: Reloaded) -> None:
+    """Though its folder for temporary files is an empty one, as in a new container."""
+    later = reloaded.sightings
+    assert later.stub()
+    assert later.inspections() == []
     assert not [s.command for s in later.seen.values() if s.command.partition(" ")[0].endswith("cc1plus")]
