@@ -18,6 +18,7 @@ from support.reference import ONE_THREAD
 from support.repositories import CHECKOUT
 from support.serving import CPU_ARGUMENTS, CPU_ENVIRONMENT, READY_SECONDS, STALL_SECONDS
 from support.small_fixtures import workspace_in
+from support.starts import TRITON, note_start
 from support.triton_client import get
 from vllm_env.plan import TEMPLATE
 from vllm_env.publish.adopt import AdoptedSet, read_adoption, undo
@@ -116,6 +117,7 @@ def test_an_adopted_model_answers_as_ours_does_and_is_given_back(
 
     launch = Launch({**CPU_ENVIRONMENT, **ONE_THREAD}, (), READY_SECONDS, STALL_SECONDS)
     assert (model / ".before_vllm_env").is_dir()
+    note_start(TRITON)
     with TritonServer(parts.binary, model.parent, log=tmp_path / "server.log", launch=launch) as server:
         assert answers(server, "opt") == expected
         status, said = get(server.http_url, "/v2/models/opt/config")
@@ -154,6 +156,7 @@ def test_the_command_serves_that_very_model_first(parts: Parts, tmp_path: Path, 
     assert f"the smoke run serves {model / 'weights'} with the model's own engine arguments" in done.stderr
     assert "'The capital of France is' -> ' Paris, on the river Seine.'" in done.stdout
     launch = Launch({**CPU_ENVIRONMENT}, (), READY_SECONDS, STALL_SECONDS)
+    note_start(TRITON)
     with TritonServer(parts.binary, model.parent, log=tmp_path / "server.log", launch=launch) as server:
         (answer,) = ask_all(server, [prompt(FACTS[2][0], {"temperature": 0, "max_tokens": 24})], model="opt")
     assert answer.text == "".join(FACTS[2])
