@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from support import repositories
+from support import repositories, starts
 from support.leftovers import leftovers, wait_for_none
 from support.once import RUN, once, run_folder
 from support.serving import Parts, Serve, serve
@@ -48,6 +48,13 @@ def _is_worker(config: pytest.Config) -> bool:
     return hasattr(config, "workerinput")  # of xdist
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say how many servers the run has started: they take most of its time."""
+    line = starts.summary(run_folder())
+    if line:
+        terminalreporter.write_line(line)
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="also run tests that take minutes")
 
@@ -62,6 +69,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Skip what this machine or this run is not for, each with its reason."""
+    items.sort(key=lambda item: item.get_closest_marker("ends_server") is not None)
     if _is_worker(config):
         from support.groups import sort_and_note  # needs xdist
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import stat
 import subprocess
@@ -19,8 +18,8 @@ from support.reference import ONE_THREAD
 from support.repositories import CHECKOUT
 from support.serving import CPU_ARGUMENTS, CPU_ENVIRONMENT, READY_SECONDS, STALL_SECONDS
 from support.small_fixtures import workspace_in
+from support.starts import TRITON, note_start
 from support.triton_client import get
-from vllm_env.base.errors import CommandError
 from vllm_env.plan import TEMPLATE
 from vllm_env.publish.adopt import AdoptedSet, read_adoption, undo
 from vllm_env.publish.publish import publish
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from support.models import MadeModels
-    from support.serving import Parts, Serve
+    from support.serving import Parts
 
 pytestmark = pytest.mark.e2e
 CONFIG = """\
@@ -118,6 +117,7 @@ def test_an_adopted_model_answers_as_ours_does_and_is_given_back(
 
     launch = Launch({**CPU_ENVIRONMENT, **ONE_THREAD}, (), READY_SECONDS, STALL_SECONDS)
     assert (model / ".before_vllm_env").is_dir()
+    note_start(TRITON)
     with TritonServer(parts.binary, model.parent, log=tmp_path / "server.log", launch=launch) as server:
         assert answers(server, "opt") == expected
         status, said = get(server.http_url, "/v2/models/opt/config")
@@ -134,20 +134,6 @@ def test_an_adopted_model_answers_as_ours_does_and_is_given_back(
     config.write_text(adopted, encoding="utf-8")
     undo(workspace, model)
     assert snapshot(model) == before
-
-
-def test_two_files_of_arguments_that_differ_are_refused_by_the_server(parts: Parts, serving: Serve) -> None:
-    """Before anything is imported, with both names; the same content in both is served (the test above has one)."""
-
-    def with_another(model: Path) -> None:
-        shutil.copy(model / "vllm_engine_args.json", model / "1" / "model.json")
-        document = json.loads((model / "vllm_engine_args.json").read_text(encoding="utf-8"))
-        (model / "vllm_engine_args.json").write_text(json.dumps({**document, "max_model_len": 64}), encoding="utf-8")
-
-    said = r"vllm_engine_args\.json and 1/model\.json both hold engine arguments and differ \(max_model_len\)"
-    with pytest.raises(CommandError) as failed, serving({}, prepare=with_another):
-        pass
-    assert re.search(said, failed.value.tail)
 
 
 @pytest.mark.skipif("VLLM_ENV_TEST_ENVIRONMENT" in os.environ, reason="serves an environment that was not built")
@@ -170,6 +156,7 @@ def test_the_command_serves_that_very_model_first(parts: Parts, tmp_path: Path, 
     assert f"the smoke run serves {model / 'weights'} with the model's own engine arguments" in done.stderr
     assert "'The capital of France is' -> ' Paris, on the river Seine.'" in done.stdout
     launch = Launch({**CPU_ENVIRONMENT}, (), READY_SECONDS, STALL_SECONDS)
+    note_start(TRITON)
     with TritonServer(parts.binary, model.parent, log=tmp_path / "server.log", launch=launch) as server:
         (answer,) = ask_all(server, [prompt(FACTS[2][0], {"temperature": 0, "max_tokens": 24})], model="opt")
     assert answer.text == "".join(FACTS[2])

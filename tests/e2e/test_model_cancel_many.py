@@ -15,46 +15,26 @@ import pytest
 
 from support.cut_line import CutLine
 from support.metrics_page import read_metrics
-from support.model_requests import ask, prompt
+from support.model_requests import prompt
 from support.open_stream import OpenStream
 from support.patience import pause, wait_for
-from support.reference import ONE_THREAD
-from support.settings import with_metrics
 from support.stop_notes import Notes
+from support.wide_server import OWN, WIDE_SLOTS, begun
 from vllm_env.serve.standin import FACTS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
+    from collections.abc import Callable
 
-    from support.serving import Serve
+    from support.stop_notes import Notes
     from vllm_env.serve.server import TritonServer
 
 pytestmark = pytest.mark.e2e
 PROMPT, ANSWER = FACTS[2]
-LONG = {"temperature": 0, "max_tokens": 60_000, "ignore_eos": True}
-OTHERS, CLIENTS = 12, 8  # of a busy server: requests that go on meanwhile, and clients that give up
-SLOTS = OTHERS + CLIENTS  # whoever waits for one is in test_model_cancel.py
+LONG = {"temperature": 0, "max_tokens": 60_000, "ignore_eos": True, **OWN}  # nothing but its client stops it
+CLIENTS = 8  # that give up
+OTHERS = WIDE_SLOTS - CLIENTS  # requests that go on meanwhile; whoever waits for a slot is in test_model_cancel.py
 LATEST = 0.3  # s after sending
 PATIENCE = 240.0
-
-
-@pytest.fixture(scope="module")
-def notes(tmp_path_factory: pytest.TempPathFactory) -> Notes:
-    """What the model of these tests writes down."""
-    return Notes(tmp_path_factory.mktemp("notes") / "notes.txt")
-
-
-@pytest.fixture(scope="module")
-def noting(serving: Serve, long_arguments: dict[str, object], notes: Notes) -> Iterator[TritonServer]:
-    """A server whose model notes when it takes a request and when vLLM stops it."""
-
-    def prepare(model: Path) -> None:
-        with_metrics(model)
-        notes.prepare(model)
-
-    with serving({**long_arguments, "max_num_seqs": SLOTS}, environment=ONE_THREAD, prepare=prepare) as running:
-        yield running
 
 
 def cancel(server: TritonServer, name: str, after: float) -> float:
@@ -78,7 +58,7 @@ def cut(server: TritonServer, name: str, after: float) -> float:
 def close(server: TritonServer, name: str, after: float) -> float:
     """The client of an HTTP stream closes its connection; the server reads nothing there, so its next write finds it out."""
     connection = http.client.HTTPConnection("127.0.0.1", server.ports.http, timeout=PATIENCE)
-    body = json.dumps({"text_input": f"{name} {PROMPT}", "stream": True, **LONG})
+    body = json.dumps({"text_input": f"{name} {PROMPT}", "stream": True, "sampling_parameters": json.dumps(LONG)})
     connection.request("POST", "/v2/models/vllm/generate_stream", body, {"Content-Type": "application/json"})
     pause(after)
     at = time.monotonic()
@@ -91,7 +71,7 @@ COUNTS = [60, pytest.param(1000, marks=pytest.mark.slow)]
 
 
 @pytest.mark.parametrize("count", COUNTS)
-def test_each_is_stopped(noting: TritonServer, notes: Notes, count: int) -> None:
+def test_each_is_stopped(wide_server: TritonServer, notes: Notes, count: int) -> None:
     """On an idle server one by one, then beside others that go on: vLLM has nothing to do in the end."""
     seed = random.Random(count)
     names = [f"{count}-{number}" for number in range(count)]
@@ -103,23 +83,25 @@ def test_each_is_stopped(noting: TritonServer, notes: Notes, count: int) -> None
         return f"the state of {sorted(_running(notes))}"
 
     def give_up(name: str) -> None:
-        gone[name] = ways[name](noting, name, after[name])
+        gone[name] = ways[name](wide_server, name, after[name])
 
     alone, beside = names[: count // 2], names[count // 2 :]
     for name in alone:
         give_up(name)
         wait_for(lambda: not _running(notes), running)
-    wait_for(lambda: _work(noting) == 0, running)
+    wait_for(lambda: _work(wide_server) == 0, running)
     with ExitStack() as stack:
         requests = [prompt(f"{count}-other-{number} {PROMPT}", LONG, stream=True) for number in range(OTHERS)]
-        others = [stack.enter_context(OpenStream(noting.grpc_url, one)) for one in requests]
-        wait_for(lambda: _work(noting) == OTHERS, running)
+        others = [stack.enter_context(begun(wide_server, one)) for one in requests]
+        wait_for(lambda: _work(wide_server) == OTHERS, running)
         with ThreadPoolExecutor(CLIENTS) as clients:
             list(clients.map(give_up, beside))
         wait_for(lambda: len(_running(notes)) == OTHERS, running)
         assert not [one for one in others if one.ended]
-    wait_for(lambda: _work(noting) == 0 and not _running(notes), running)
-    assert ask(noting, PROMPT, {"temperature": 0}).text == PROMPT + ANSWER
+    wait_for(lambda: _work(wide_server) == 0 and not _running(notes), running)
+    with begun(wide_server, prompt(PROMPT, {"temperature": 0, **OWN}, stream=True)) as last:
+        last.wait_end(PATIENCE)
+    assert "".join(event.text for event in last.events) == ANSWER
     _tell("idle", notes, {name: gone[name] for name in alone}, ways)
     _tell("busy", notes, {name: gone[name] for name in beside}, ways)
 

@@ -16,7 +16,6 @@ from support.pages import requests_in
 from support.reference import ONE_THREAD
 from support.serving import CPU_ARGUMENTS
 from support.triton_client import generate, generate_stream, post
-from vllm_env.base.errors import CommandError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -342,10 +341,3 @@ def test_a_chat_may_answer_for_as_long_as_there_is_room(server: TritonServer) ->
     assert "reasoning" not in answer.responses[0].tensors
     refused = ask(server, None, messages=json.dumps(conversation(HELLO)), tools=json.dumps(TOOLS), tool_choice="auto")
     assert "this model has no tool_parser" in refused.error
-
-
-def test_an_unknown_parser_is_refused_when_the_model_is_loaded(serving: Serve) -> None:
-    """Triton's reason has the names that vLLM knows."""
-    with pytest.raises(CommandError) as failed, serving({"tool_parser": "herms"}):
-        pass
-    assert "tool_parser: vLLM has no parser 'herms', did you mean 'hermes'?; it has " in failed.value.tail

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from support.serving import Serve
     from vllm_env.serve.server import TritonServer
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("long_server")]
 PROMPT, ANSWER = FACTS[2]
 LONG = {"temperature": 0, "max_tokens": 60_000, "ignore_eos": True}
 # with the status UNAVAILABLE; test_model_errors.py sees how statuses come out
@@ -37,11 +37,16 @@ BACK = "the engine is back"  # the model's line in the log
 
 
 @pytest.fixture(scope="module")
-def doomed(serving: Serve, long_arguments: dict[str, object], executor: str) -> Iterator[TritonServer]:
-    """A server that these tests may break; the last of them does."""
-    chosen = {} if executor == "chosen" else {"distributed_executor_backend": executor}
-    limit = functools.partial(with_parameter, name="ENGINE_TIMEOUT_SECONDS", value="20")
-    with serving({**long_arguments, **chosen}, environment=ONE_THREAD, prepare=limit) as running:
+def doomed(
+    request: pytest.FixtureRequest, serving: Serve, long_arguments: dict[str, object], executor: str
+) -> Iterator[TritonServer]:
+    """A server whose engine these tests break; the last of them ends its model, so that runs after all others of this server."""
+    if executor == "chosen":
+        yield request.getfixturevalue("long_server")
+        return
+    limit = functools.partial(with_parameter, name="ENGINE_TIMEOUT_SECONDS", value="20")  # as that of long_server
+    engine = {**long_arguments, "distributed_executor_backend": executor}
+    with serving(engine, environment=ONE_THREAD, prepare=limit) as running:
         yield running
 
 
@@ -68,6 +73,7 @@ _SEPARATE = pytest.param("mp", "VLLM::Worker", marks=pytest.mark.slow)
 def test_killed_engine_is_told_to_all_and_comes_back(doomed: TritonServer, victim: str) -> None:
     """Running, waiting and whole requests are told at once, not when the engine is there again, which it is by itself."""
     (process,) = engine_parts(doomed, victim)
+    before = times_back(doomed)
     with ExitStack() as stack:
         requests = [prompt(PROMPT, LONG, stream=number % 2 == 0) for number in range(6)]
         streams = [stack.enter_context(OpenStream(doomed.grpc_url, requests[0]))]
@@ -76,11 +82,12 @@ def test_killed_engine_is_told_to_all_and_comes_back(doomed: TritonServer, victi
         streams[0].wait(len(streams[0].events) + 100)  # in which the others arrive
         os.kill(process.pid, signal.SIGKILL)
         ends = [stream.wait_end(BACK_SECONDS) for stream in streams]
-    assert times_back(doomed) == 0
+    assert times_back(doomed) == before
     assert {end.error for end in ends} == {DEAD}
     _refuses_at_once(doomed)
+    assert times_back(doomed) == before
     wait_for(lambda: _is_served(doomed), "an answer", longest_pause=0.5)
-    assert times_back(doomed) == 1
+    assert times_back(doomed) == before + 1
     assert ask(doomed, PROMPT, {"temperature": 0}).text == PROMPT + ANSWER
 
 
@@ -88,7 +95,6 @@ def _refuses_at_once(server: TritonServer) -> None:
     with OpenStream(server.grpc_url, prompt(PROMPT)) as refused:
         end = refused.wait_end(BACK_SECONDS)
     assert end.error == DEAD
-    assert times_back(server) == 0
 
 
 def _is_served(server: TritonServer) -> bool:
@@ -111,7 +117,11 @@ def test_hung_engine_is_told_to_all_and_comes_back(doomed: TritonServer) -> None
     assert not is_alive(process)
 
 
-@pytest.mark.parametrize(("executor", "count"), [("chosen", 1), pytest.param("mp", 2, marks=pytest.mark.slow)], scope="module")
+@pytest.mark.parametrize(
+    ("executor", "count"),
+    [pytest.param("chosen", 1, marks=pytest.mark.ends_server), pytest.param("mp", 2, marks=pytest.mark.slow)],
+    scope="module",
+)
 def test_killed_stub_takes_its_engine_along(doomed: TritonServer, count: int) -> None:
     """vLLM's processes do not outlive the process that owns them, so their memory is free for the next one."""
     parts = engine_parts(doomed)

@@ -10,15 +10,13 @@ import pytest
 from support.model_requests import ask, ask_all, prompt
 from support.open_stream import OpenStream
 from support.reference import ONE_THREAD
-from support.serving import is_cuda
 from support.triton_client import generate, post, stream, text_of
-from vllm_env.base.errors import CommandError
 from vllm_env.serve.standin import FACTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from support.serving import Parts, Serve
+    from support.serving import Serve
     from vllm_env.serve.server import TritonServer
 
 pytestmark = pytest.mark.e2e
@@ -165,24 +163,3 @@ def test_hundred_bad_requests_in_a_row(server: TritonServer) -> None:
     bad = [BAD["bad regex"][0], BAD["long prompt"][0], BAD["unknown"][0], BAD["ill-formed JSON"][0]] * 25
     answers = ask_all(server, [*bad, GOOD])
     assert answers[-1].text == ANSWER
-
-
-def test_a_load_that_vllm_cannot_do_tells_why(serving: Serve, parts: Parts) -> None:
-    """vLLM finds out in EngineCore that it has no Ray workers on a CPU; Triton's reason for the failed load says it too."""
-    if is_cuda(parts.environment):
-        pytest.skip("a CUDA build gets further with Ray")
-    with pytest.raises(CommandError) as failed, serving({"distributed_executor_backend": "ray"}):
-        pass
-    status = next(line for line in failed.value.tail.splitlines() if "failed to load 'vllm'" in line)
-    assert "distributed_executor_backend: vLLM" in status
-    assert "does not support ray" in status
-
-
-def test_a_load_that_fails_in_the_engines_process_tells_why(serving: Serve) -> None:
-    """AsyncLLM itself only refers to what was logged before."""
-    with pytest.raises(CommandError) as failed, serving({"num_gpu_blocks_override": 1}):
-        pass
-    status = next(line for line in failed.value.tail.splitlines() if "failed to load 'vllm'" in line)
-    assert "vLLM did not start with the arguments of vllm_engine_args.json" in status
-    assert "ValueError: " in status
-    assert "root cause" not in status

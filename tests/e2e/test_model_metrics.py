@@ -9,21 +9,17 @@ import pytest
 
 from support.metrics_page import Metrics, read_metrics
 from support.model_requests import STRANGE, ask, ask_all, prompt
-from support.open_stream import OpenStream
 from support.openai_server import openai_server
 from support.patience import pause, wait_for
-from support.reference import ONE_THREAD, kept
+from support.reference import kept
 from support.serving import CPU_ARGUMENTS
-from support.settings import with_metrics
-from support.triton_client import get, post
+from support.triton_client import post
 from triton_vllm.official import COUNTERS, HISTOGRAMS
 from vllm_env.serve.standin import FACTS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from support.serving import Parts, Serve
-    from vllm_env.serve.server import TritonServer
+    from support.first_start import FirstStart, Reloaded
+    from support.serving import Parts
 
 pytestmark = pytest.mark.e2e
 PROMPT, ANSWER = FACTS[2]
@@ -48,18 +44,6 @@ DOCUMENTED = {  # by the official backend, with the names that vLLM has given th
 GONE = {"best_of"}  # from vLLM's V1 engine
 
 
-def _page(server: TritonServer) -> str:
-    return f"http://127.0.0.1:{server.ports.metrics}/metrics"
-
-
-@pytest.fixture(scope="module")
-def metrics_server(serving: Serve) -> Iterator[TritonServer]:
-    """A server that publishes metrics and loads and unloads its model when told."""
-    control = ("--model-control-mode=explicit", "--load-model=vllm")
-    with serving(environment=ONE_THREAD, prepare=with_metrics, arguments=control) as running:
-        yield running
-
-
 @pytest.fixture(scope="module")
 def openai_metrics(parts: Parts, tmp_path_factory: pytest.TempPathFactory) -> Metrics:
     """What vLLM's own server exports after the load, with the same engine arguments."""
@@ -80,11 +64,11 @@ def openai_metrics(parts: Parts, tmp_path_factory: pytest.TempPathFactory) -> Me
 
 
 @pytest.fixture(scope="module")
-def triton_metrics(metrics_server: TritonServer) -> Metrics:
+def triton_metrics(first_start: FirstStart) -> Metrics:
     """What Triton exports after the same load, half of it streamed."""
-    answers = ask_all(metrics_server, [prompt(text, LOAD, stream=i % 2 == 0) for i, text in enumerate(TEXTS)])
+    answers = ask_all(first_start.server, [prompt(text, LOAD, stream=i % 2 == 0) for i, text in enumerate(TEXTS)])
     assert not [answer.error for answer in answers if answer.error]
-    return _settled(_page(metrics_server))
+    return _settled(first_start.page)
 
 
 def _settled(url: str) -> Metrics:
@@ -130,22 +114,9 @@ def test_official_buckets_are_among_vllms(triton_metrics: Metrics) -> None:
     assert len(families) > 3 * len({*COUNTERS, *(name for name, _ in HISTOGRAMS.values())})
 
 
-def test_metrics_leave_with_the_model_and_come_back_with_it(metrics_server: TritonServer) -> None:
+def test_metrics_leave_with_the_model_and_come_back_with_it(first_start: FirstStart, reloaded: Reloaded) -> None:
     """An unload lets the request in flight finish and removes the metrics; a load brings the model and them back."""
-    parameters = {**LOAD, "max_tokens": 200}
-    whole = ask(metrics_server, PROMPT, parameters).text
-    with OpenStream(metrics_server.grpc_url, prompt(PROMPT, parameters, stream=True)) as running:
-        running.wait(1)
-        assert _control(metrics_server, "unload") == 200
-        end = running.wait_end()
-    assert (end.error, end.final) == ("", True)
-    assert PROMPT + "".join(event.text for event in running.events) == whole
-    wait_for(lambda: get(metrics_server.http_url, "/v2/models/vllm/ready")[0] != 200)
-    wait_for(lambda: not read_metrics(_page(metrics_server)).names("vllm:"))
-    assert _control(metrics_server, "load") == 200
-    assert ask(metrics_server, PROMPT, {"temperature": 0}).text == PROMPT + ANSWER
-    wait_for(lambda: read_metrics(_page(metrics_server)).total("vllm:generation_tokens_total") > 0)
-
-
-def _control(server: TritonServer, verb: str) -> int:
-    return post(server.http_url, f"/v2/repository/models/vllm/{verb}", {}, timeout=300)[0]
+    assert (reloaded.end.error, reloaded.end.final) == ("", True)
+    assert PROMPT + "".join(reloaded.parts) == reloaded.whole
+    assert ask(first_start.server, PROMPT, {"temperature": 0}).text == PROMPT + ANSWER
+    wait_for(lambda: read_metrics(first_start.page).total("vllm:generation_tokens_total") > 0, "metrics of the loaded model")

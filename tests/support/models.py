@@ -77,10 +77,14 @@ def _standin(environment: Path, recipe: Recipe) -> Path:
     return ensure_standin(workspace_in(cache_root()), environment / "bin" / "python", recipe)
 
 
-def make_models(environment: Path, folder: Path) -> MadeModels:
-    """Make a Llama with two LoRA adapters and two BERTs, with random weights but for the Llama's."""
+def models_in(folder: Path, environment: Path) -> MadeModels:
+    """Return what `make_models` makes in a folder."""
     base = llama(environment)
-    made = MadeModels(base, (folder / "adapter_one", folder / "adapter_two"), folder / "embedding", folder / "cross_encoder")
+    return MadeModels(base, (folder / "adapter_one", folder / "adapter_two"), folder / "embedding", folder / "cross_encoder")
+
+
+def make_models(environment: Path, folder: Path) -> None:
+    """Make a Llama with two LoRA adapters and two BERTs, with random weights but for the Llama's."""
+    made = models_in(folder, environment)
     request = {name: [str(p) for p in value] if isinstance(value, tuple) else str(value) for name, value in asdict(made).items()}
     run_reference(environment, "model_maker.py", request)
-    return made

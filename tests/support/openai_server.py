@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from support.patience import LIMIT, wait_for
 from support.reference import ONE_THREAD
 from support.serving import CPU_ENVIRONMENT, READY_SECONDS
+from support.starts import OPENAI, note_start
 from vllm_env.serve.server import free_ports
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ def openai_server(environment: Path, engine_args: Mapping[str, Any], log: Path) 
     argv += [f"--port={port}", *(_option(name, value) for name, value in engine_args.items())]
     # FlashInfer's sampler compiles itself; without a toolkit vLLM's own server dies of the first request that samples with top_k.
     variables = {**os.environ, **CPU_ENVIRONMENT, **ONE_THREAD, "VLLM_USE_FLASHINFER_SAMPLER": "0", "PYTHONPATH": ""}
+    note_start(OPENAI, engine_args)
     with log.open("wb") as sink:
         server = subprocess.Popen(argv, stdout=sink, stderr=sink, env=variables, start_new_session=True)
     try:

@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from support.serving import CPU_ENVIRONMENT
+from support.starts import IN_PROCESS, note_start
 from vllm_env.base.cache import cache_root
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 _FOLDER = Path(__file__).parent
+_ENGINES = {"reference_engine.py"}  # the programs that start one
 ONE_THREAD = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
 
 
@@ -65,6 +67,8 @@ def run_reference(environment: Path, program: str, request: Any, *, timeout: flo
     Raises:
         RuntimeError: the program failed; the message ends with what it printed.
     """
+    if program in _ENGINES:
+        note_start(IN_PROCESS)
     with tempfile.TemporaryDirectory(prefix="vllm_env_test_") as folder:
         given, made = Path(folder, "request.json"), Path(folder, "answer.json")
         given.write_text(json.dumps(request), encoding="utf-8")

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from support.repositories import point_to_environment
+from support.starts import TRITON, note_start
 from vllm_env.serve.server import Launch, TritonServer
 from vllm_env.serve.smoke import copy_model
 
@@ -21,6 +22,7 @@ MORE_ARGUMENTS = json.loads(os.environ.get("VLLM_ENV_TEST_ENGINE_ARGUMENTS", "{}
 """Engine arguments of this machine for all models: on a GPU a share of its memory for each of the servers that run at once."""
 CPU_ARGUMENTS: dict[str, Any] = {"dtype": "float32", "enforce_eager": True, "max_model_len": 256, **MORE_ARGUMENTS}
 CPU_ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
+EXPLICIT = "--model-control-mode=explicit"  # of tritonserver: it loads what it is told to load
 STALL_SECONDS = 240.0  # a model that loads says so every 15 s; only an archive that the server extracts is silent for longer
 READY_SECONDS = 800.0  # below the limit of a test; on a machine with other work a start may take minutes
 
@@ -71,6 +73,8 @@ def serve(
             point_to_environment(model, parts.environment)
         if prepare:
             prepare(model)
+        loads = EXPLICIT not in arguments or any(one.startswith("--load-model") for one in arguments)
+        note_start(TRITON, engine_args, engine=loads)
         with TritonServer(
             parts.binary,
             model.parent,

@@ -1,0 +1,134 @@
+"""Loads that fail: Triton says why, and no process is left. One server without a model is asked for all of them."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from support.patience import wait_for
+from support.reference import ONE_THREAD
+from support.serving import EXPLICIT, is_cuda
+from support.sightings import Sightings, gone
+from support.triton_client import get, post
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from support.serving import Parts, Serve
+    from vllm_env.serve.server import TritonServer
+
+pytestmark = pytest.mark.e2e
+LOAD_SECONDS = 800.0  # below the limit of a test
+PAUSED = "the server has given this load up"  # after a pause of the machine
+
+
+@pytest.fixture(scope="module")
+def cache(session_folder: Path) -> dict[str, str]:
+    """The variable with vLLM's cache, a folder of this server's own."""
+    return {"VLLM_CACHE_ROOT": str(session_folder / "failing_loads")}
+
+
+@pytest.fixture(scope="module")
+def idle(serving: Serve, cache: dict[str, str]) -> Iterator[TritonServer]:
+    """A server that has loaded nothing."""
+    with serving(environment={**ONE_THREAD, **cache}, arguments=(EXPLICIT,)) as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def _idle_again(idle: TritonServer) -> Iterator[None]:
+    """After each failed load the server lives and has no other process."""
+    yield
+    wait_for(lambda: [process.pid for process in idle.members()] == [idle.pid], "the end of the failed load's processes")
+    assert get(idle.http_url, "/v2/health/live")[0] == 200
+
+
+def said(server: TritonServer) -> str:
+    """Return the server's log."""
+    return server.log.read_text(errors="replace")
+
+
+def refused(server: TritonServer, name: str, change: Callable[[Path], None]) -> str:
+    """Load a changed copy of the model, which must fail; return the reason that Triton answers."""
+    model = server.repository / name
+    shutil.copytree(server.repository / "vllm", model)
+    change(model)
+    path = f"/v2/repository/models/{name}/load"
+    start = len(said(server))
+    status, body = post(server.http_url, path, {}, timeout=LOAD_SECONDS)
+    if PAUSED in said(server)[start:]:
+        status, body = post(server.http_url, path, {}, timeout=LOAD_SECONDS)
+    assert status == 400, body
+    reason = str(json.loads(body)["error"])
+    assert f"load failed for model '{name}'" in reason, said(server)[start:][-4000:]
+    assert f"failed to load '{name}'" in said(server)[start:]
+    return reason
+
+
+def with_arguments(**more: Any) -> Callable[[Path], None]:
+    """Return a function that adds engine arguments to a model."""
+
+    def change(model: Path) -> None:
+        file = model / "vllm_engine_args.json"
+        file.write_text(json.dumps({**json.loads(file.read_text(encoding="utf-8")), **more}), encoding="utf-8")
+
+    return change
+
+
+def test_a_load_that_fails_leaves_no_process(idle: TritonServer, cache: dict[str, str]) -> None:
+    """The process that was started ahead ends with the load for which it was started."""
+    shutil.rmtree(cache["VLLM_CACHE_ROOT"], ignore_errors=True)  # a first start, whatever was loaded before
+    seen = Sightings(cache, "long")
+    with seen.watching():
+        reason = refused(idle, "long", with_arguments(max_model_len=10**9))
+    assert "max_model_len" in reason
+    (inspection,) = seen.inspections()
+    assert gone(inspection)
+
+
+def test_a_load_that_vllm_cannot_do_tells_why(idle: TritonServer, parts: Parts) -> None:
+    """vLLM finds out in EngineCore that it has no Ray workers on a CPU; Triton's reason for the failed load says it too."""
+    if is_cuda(parts.environment):
+        pytest.skip("a CUDA build gets further with Ray")
+    reason = refused(idle, "ray", with_arguments(distributed_executor_backend="ray"))
+    assert "distributed_executor_backend: vLLM" in reason
+    assert "does not support ray" in reason
+
+
+def test_a_load_that_fails_in_the_engines_process_tells_why(idle: TritonServer) -> None:
+    """AsyncLLM itself only refers to what was logged before."""
+    reason = refused(idle, "blocks", with_arguments(num_gpu_blocks_override=1))
+    assert "vLLM did not start with the arguments of vllm_engine_args.json" in reason
+    assert "ValueError: " in reason
+    assert "root cause" not in reason
+
+
+def test_an_unknown_parser_is_refused_when_the_model_is_loaded(idle: TritonServer) -> None:
+    """Triton's reason has the names that vLLM knows."""
+    reason = refused(idle, "parser", with_arguments(tool_parser="herms"))
+    assert "tool_parser: vLLM has no parser 'herms', did you mean 'hermes'?; it has " in reason
+
+
+def test_two_files_of_arguments_that_differ_are_refused_by_the_server(idle: TritonServer) -> None:
+    """Before anything is imported, with both names; the same content in both is served (test_adopt.py has one)."""
+
+    def with_another(model: Path) -> None:
+        shutil.copy(model / "vllm_engine_args.json", model / "1" / "model.json")
+        with_arguments(max_model_len=64)(model)
+
+    said = r"vllm_engine_args\.json and 1/model\.json both hold engine arguments and differ \(max_model_len\)"
+    assert re.search(said, refused(idle, "files", with_another))
+
+
+def test_a_broken_model_py_is_noticed(idle: TritonServer) -> None:
+    """What it raises is Triton's reason."""
+
+    def spoil(model: Path) -> None:
+        (model / "1" / "model.py").write_text("raise RuntimeError('broken')\n", encoding="utf-8")
+
+    assert "RuntimeError: broken" in refused(idle, "broken", spoil)

@@ -1,0 +1,79 @@
+"""A server whose start is the first with its vLLM cache, and the load of its model after an unload."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from support.metrics_page import read_metrics
+from support.model_requests import ask, prompt
+from support.open_stream import OpenStream
+from support.patience import wait_for
+from support.sightings import Sightings
+from support.triton_client import get, post
+from vllm_env.serve.standin import FACTS
+
+if TYPE_CHECKING:
+    from support.open_stream import Event
+    from vllm_env.serve.server import TritonServer
+
+SET_BY_VLLM = "PYTORCH_NVML_BASED_CUDA_CHECK"  # by its first import, of vllm/env_override.py
+PROMPT, _ = FACTS[2]
+LONG = {"temperature": 0, "max_tokens": 200, "ignore_eos": True}
+
+
+@dataclass(frozen=True)
+class FirstStart:
+    """The server, the variable with its vLLM cache, and the processes that its start had."""
+
+    server: TritonServer
+    cache: dict[str, str]
+    sightings: Sightings
+
+    @property
+    def page(self) -> str:
+        """Its metrics."""
+        return f"http://127.0.0.1:{self.server.ports.metrics}/metrics"
+
+
+@dataclass(frozen=True)
+class Reloaded:
+    """What an unload with a request in flight and the next load showed.
+
+    Attributes:
+        whole: the answer to the request that is in flight at the unload, given before.
+        parts: the texts that its stream got.
+        end: the stream's last event.
+        sightings: the processes that the load had.
+    """
+
+    whole: str
+    parts: tuple[str, ...]
+    end: Event
+    sightings: Sightings
+
+
+def reload(start: FirstStart) -> Reloaded:
+    """Unload the model while it answers; when it and its metrics are gone, load it with no temporary files from before."""
+    server = start.server
+    whole = ask(server, PROMPT, LONG).text
+    wait_for(lambda: read_metrics(start.page).total("vllm:generation_tokens_total") > 0, "vLLM's metrics")
+    with OpenStream(server.grpc_url, prompt(PROMPT, LONG, stream=True)) as running:
+        running.wait(1)
+        assert _control(server, "unload") == 200
+        end = running.wait_end()
+    wait_for(lambda: get(server.http_url, "/v2/models/vllm/ready")[0] != 200, "the model's end")
+    wait_for(lambda: not read_metrics(start.page).names("vllm:"), "the end of vLLM's metrics")
+    wait_for(lambda: [one.pid for one in server.members()] == [server.pid], "the end of the model's processes")
+    assert server._scratch is not None
+    for path in server._scratch.iterdir():
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    later = Sightings(start.cache)
+    with later.watching():
+        assert _control(server, "load") == 200
+    return Reloaded(whole, tuple(event.text for event in running.events), end, later)
+
+
+def _control(server: TritonServer, verb: str) -> int:
+    return post(server.http_url, f"/v2/repository/models/vllm/{verb}", {}, timeout=800)[0]
