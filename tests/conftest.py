@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import shutil
@@ -12,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from support import repositories
+from support import models, repositories
 from support.leftovers import leftovers, wait_for_none
 from support.once import RUN, once, run_folder
+from support.reference import ONE_THREAD
 from support.serving import Parts, Serve, serve
 from support.small_fixtures import bare_prefix, channel, small_cache, small_spec, small_tree, small_wheel, workspace_in  # noqa: F401 - fixtures
 from vllm_env.base.cache import cache_root
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
 
     from vllm_env.serve.server import TritonServer
+
+PACKAGES_BESIDE = ("triton", "vllm", "torch", "transformers")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -132,9 +136,28 @@ def serving(parts: Parts) -> Serve:
 
 
 @pytest.fixture(scope="session")
-def server(serving: Serve) -> Iterator[TritonServer]:
-    """A server with the stand-in, shared by all tests that leave it as they found it."""
-    with serving() as running:
+def server(serving: Serve, session_folder: Path) -> Iterator[TritonServer]:
+    """A server with the stand-in, shared by all tests that leave it as they found it.
+
+    Where it is started are folders with the names of packages, as where somebody works on these; none may be imported.
+    """
+    beside = session_folder / "beside"
+    for name in PACKAGES_BESIDE:
+        (beside / name).mkdir(parents=True)
+        if name != "triton":
+            (beside / name / "__init__.py").write_text("raise RuntimeError('imported from the working directory')\n")
+    with contextlib.ExitStack() as stack:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.chdir(beside)
+            running = stack.enter_context(serving())
+        yield running
+
+
+@pytest.fixture(scope="session")
+def vision_server(serving: Serve, parts: Parts) -> Iterator[TritonServer]:
+    """A server with a small BLIP-2, shared by all tests that leave it as they found it."""
+    model = models.vision(parts.environment, parts.standin)
+    with serving({"model": str(model), "limit_mm_per_prompt": {"image": 1}}, environment=ONE_THREAD) as running:
         yield running
 
 
