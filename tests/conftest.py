@@ -18,9 +18,7 @@ from support.leftovers import leftovers, wait_for_none
 from support.once import RUN, once, run_folder
 from support.reference import ONE_THREAD
 from support.serving import Parts, Serve, serve
-from support.small_fixtures import bare_prefix, channel, small_cache, small_spec, small_tree, small_wheel, workspace_in  # noqa: F401 - fixtures
-from vllm_env.base.cache import cache_root
-from vllm_env.serve.standin import ensure_standin
+from support.small_fixtures import bare_prefix, channel, small_cache, small_spec, small_tree, small_wheel  # noqa: F401 - fixtures
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
@@ -119,7 +117,7 @@ def unpacked_environment(built_repository: Path) -> Path:
 @pytest.fixture(scope="session")
 def standin_model(unpacked_environment: Path) -> Path:
     """A tiny model that knows the answers to prompts.txt."""
-    return once("standin", lambda _: ensure_standin(workspace_in(cache_root()), unpacked_environment / "bin" / "python"))
+    return once("standin", lambda _: models.small_standin(unpacked_environment))
 
 
 @pytest.fixture(scope="session")

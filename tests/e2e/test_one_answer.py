@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from support import repositories
+from support import models, repositories
 from support.serving import Parts, is_cuda, serve
-from support.small_fixtures import workspace_in
 from support.triton_client import stream
 from vllm_env.base.cache import cache_root
-from vllm_env.serve.standin import FACTS, ensure_standin
+from vllm_env.serve.standin import FACTS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,8 +29,7 @@ def parts(tmp_path: Path) -> Parts:
         pytest.skip("no environment is built yet: ./gen_vllm_env.sh")
     environment = max(built, key=lambda path: path.parent.stat().st_mtime)
     repository = repositories.assemble(tmp_path / "repository", environment)
-    standin = ensure_standin(workspace_in(cache_root()), environment / "bin" / "python")
-    return Parts(binary, repository / "vllm", environment, standin)
+    return Parts(binary, repository / "vllm", environment, models.small_standin(environment))
 
 
 def test_the_working_tree_answers(parts: Parts) -> None:

@@ -1,6 +1,7 @@
 """Models made for the tests: tiny, in seconds, with the packed environment's torch and transformers.
 
-They are made once for the same program, request and packages, into ``models/`` of the folder that `reference.py` describes.
+They are made once for the same program, request and packages, into ``models/`` and ``standins/`` of the folder that
+`reference.py` describes.
 Read them, do not change them.
 """
 
@@ -15,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 from support.reference import data_folder, file_digest, files_digest, packages, run_reference
 from support.small_fixtures import workspace_in
-from vllm_env.base.cache import cache_root
 from vllm_env.base.locks import locked
 from vllm_env.serve import standin
 from vllm_env.serve.standin import Recipe, ensure_standin
@@ -67,6 +67,11 @@ class MadeModels:
     adapters: tuple[Path, Path]
     embedding: Path
     cross_encoder: Path
+
+
+def small_standin(environment: Path) -> Path:
+    """Return the stand-in of the smoke run: it knows the answers to prompts.txt."""
+    return _standin(environment, Recipe())
 
 
 def long_standin(environment: Path) -> Path:
@@ -123,4 +128,4 @@ def _make(environment: Path, program: str, request: Mapping[str, Any], read: Map
 
 
 def _standin(environment: Path, recipe: Recipe) -> Path:
-    return ensure_standin(workspace_in(cache_root()), environment / "bin" / "python", recipe)
+    return ensure_standin(workspace_in(data_folder()), environment / "bin" / "python", recipe)

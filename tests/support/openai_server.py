@@ -55,7 +55,7 @@ class KeptServer:
 
     def forget(self, count: int) -> None:
         """Keep no answer to the last ``count`` requests: a later run asks again."""
-        for place in self._places[-count:]:
+        for place in self._places[len(self._places) - count :]:
             place.unlink(missing_ok=True)
 
     def close(self) -> None:

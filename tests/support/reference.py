@@ -1,7 +1,7 @@
 """What answers are compared with: this folder's reference programs, run by the packed environment's interpreter.
 
 Each costs seconds, so its answers are kept on disk, in ``references/`` of the folder that ``VLLM_ENV_TEST_DATA`` names
-(default: ``.tools/test-data`` of the checkout). Models that the tests make are in ``models/`` next to it (`models.py`).
+(default: ``.tools/test-data`` of the checkout). Models that the tests make are next to it (`models.py`).
 
 An entry counts for the same request, model files, program, package versions and kind of processor only. It is written
 when the reference has ended without an error, and appears whole or not at all. With ``--slow`` a run takes no entry that
