@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import shutil
@@ -13,13 +14,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from support import repositories, starts
+from support import models, repositories, starts
 from support.leftovers import leftovers, wait_for_none
 from support.once import RUN, once, run_folder
+from support.reference import ONE_THREAD
 from support.serving import Parts, Serve, serve
-from support.small_fixtures import bare_prefix, channel, small_cache, small_spec, small_tree, small_wheel, workspace_in  # noqa: F401 - fixtures
-from vllm_env.base.cache import cache_root
-from vllm_env.serve.standin import ensure_standin
+from support.small_fixtures import bare_prefix, channel, small_cache, small_spec, small_tree, small_wheel  # noqa: F401 - fixtures
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 # a property that takes long is not wrong: the machine may be busy
 settings.register_profile("however slow", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("however slow")
+PACKAGES_BESIDE = ("triton", "vllm", "torch", "transformers")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -128,7 +129,7 @@ def unpacked_environment(built_repository: Path) -> Path:
 @pytest.fixture(scope="session")
 def standin_model(unpacked_environment: Path) -> Path:
     """A tiny model that knows the answers to prompts.txt."""
-    return once("standin", lambda _: ensure_standin(workspace_in(cache_root()), unpacked_environment / "bin" / "python"))
+    return once("standin", lambda _: models.small_standin(unpacked_environment))
 
 
 @pytest.fixture(scope="session")
@@ -145,9 +146,28 @@ def serving(parts: Parts) -> Serve:
 
 
 @pytest.fixture(scope="session")
-def server(serving: Serve) -> Iterator[TritonServer]:
-    """A server with the stand-in, shared by all tests that leave it as they found it."""
-    with serving() as running:
+def server(serving: Serve, session_folder: Path) -> Iterator[TritonServer]:
+    """A server with the stand-in, shared by all tests that leave it as they found it.
+
+    Where it is started are folders with the names of packages, as where somebody works on these; none may be imported.
+    """
+    beside = session_folder / "beside"
+    for name in PACKAGES_BESIDE:
+        (beside / name).mkdir(parents=True)
+        if name != "triton":
+            (beside / name / "__init__.py").write_text("raise RuntimeError('imported from the working directory')\n")
+    with contextlib.ExitStack() as stack:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.chdir(beside)
+            running = stack.enter_context(serving())
+        yield running
+
+
+@pytest.fixture(scope="session")
+def vision_server(serving: Serve, parts: Parts) -> Iterator[TritonServer]:
+    """A server with a small BLIP-2, shared by all tests that leave it as they found it."""
+    model = models.vision(parts.environment, parts.standin)
+    with serving({"model": str(model), "limit_mm_per_prompt": {"image": 1}}, environment=ONE_THREAD) as running:
         yield running
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
@@ -10,12 +11,12 @@ import pytest
 
 from support import models
 from support.first_start import SET_BY_VLLM, FirstStart, reload
-from support.once import once
-from support.reference import ONE_THREAD
-from support.serving import EXPLICIT
+from support.reference import FRESH, ONE_THREAD
+from support.serving import CPU_ARGUMENTS, EXPLICIT
 from support.settings import with_metrics, with_parameter
 from support.sightings import Sightings
 from support.stop_notes import Notes
+from support.trace_collector import trace_collector
 from support.wide_server import QUEUE_SECONDS, TIMEOUT_SECONDS, WIDE_SLOTS
 
 if TYPE_CHECKING:
@@ -24,9 +25,26 @@ if TYPE_CHECKING:
 
     from support.first_start import Reloaded
     from support.serving import Parts, Serve
+    from support.trace_collector import Collector
     from vllm_env.serve.server import TritonServer
 
+TRACING = {**ONE_THREAD, "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/protobuf", "OTEL_BSP_SCHEDULE_DELAY": "200"}
 SLOTS = 2  # max_num_seqs of `long_server`: a third request waits
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out the inner loop's one answer unless it is named: the other tests prove more."""
+    name = "test_one_answer.py"
+    return True if collection_path.name == name and not any(name in argument for argument in config.args) else None
+
+
+@pytest.fixture(scope="session", autouse=True)
+def fresh_references(pytestconfig: pytest.Config) -> Iterator[None]:
+    """With --slow, ask the references again (`support/reference.py`)."""
+    with pytest.MonkeyPatch.context() as patch:
+        if pytestconfig.getoption("--slow"):
+            patch.setenv(FRESH, "1")
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -89,25 +107,66 @@ def reloaded(first_start: FirstStart) -> Reloaded:
 
 @pytest.fixture(scope="session")
 def made_models(parts: Parts) -> models.MadeModels:
-    """A Llama with two adapters and an embedding model, made once for all workers; read them, do not change them."""
-
-    def make(folder: Path) -> Path:
-        models.make_models(parts.environment, folder)
-        return folder
-
-    return models.models_in(once("made_models", make), parts.environment)
+    """A Llama with two adapters, an embedding model and a cross-encoder."""
+    return models.make_models(parts.environment)
 
 
 @pytest.fixture(scope="session")
-def llama_server(serving: Serve, made_models: models.MadeModels) -> Iterator[TritonServer]:
-    """A server with the Llama and its adapters `one` and `two`."""
+def collector() -> Iterator[Collector]:
+    """Takes the traces of Triton and of vLLM."""
+    with trace_collector() as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def lora_directory(session_folder: Path) -> Path:
+    """LORA_DIRECTORY of `llama_server`, empty at first."""
+    folder = session_folder / "lora_directory"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture(scope="session")
+def llama_server(
+    serving: Serve, made_models: models.MadeModels, collector: Collector, lora_directory: Path
+) -> Iterator[TritonServer]:
+    """A server whose operator allows everything, with the Llama.
+
+    In `multi_lora.json` are `one`, `fixed`, which is the same adapter, and `two`; there is room for two of LORA_DIRECTORY.
+    """
 
     def prepare(model: Path) -> None:
-        names = dict(zip(("one", "two"), map(str, made_models.adapters), strict=True))
-        (model / "multi_lora.json").write_text(json.dumps(names), encoding="utf-8")
+        with_metrics(model)
+        with_parameter(model, "OPERATOR_REQUESTS", "sleep, wake_up, is_sleeping, reset_prefix_cache, load_lora")
+        with_parameter(model, "ALLOWED_REQUEST_FIELDS", "extra_args,kv_transfer_params,session_id,data_parallel_rank")
+        with_parameter(model, "LORA_DIRECTORY", str(lora_directory))
+        one, two = made_models.adapters
+        # as the official backend has it: from the directory on in which the server was started
+        (model / "multi_lora.json").write_text(json.dumps({"one": str(one), "two": str(two), "fixed": "fixed"}), encoding="utf-8")
+        shutil.copytree(one, model / "fixed")
 
-    engine = {"model": str(made_models.llama), "enable_lora": True, "max_lora_rank": 8, "max_loras": 2}
-    with serving(engine, environment=ONE_THREAD, prepare=prepare) as running:
+    engine = {"model": str(made_models.llama), "enable_prefix_caching": True, **models.LORA_ENGINE, "enable_lora": "True"}
+    engine |= {"otlp_traces_endpoint": f"{collector.url}/vllm"}
+    headers = ("--grpc-header-forward-pattern=traceparent|tracestate",)
+    with serving(engine, environment=TRACING, arguments=headers, prepare=prepare) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def chat_arguments(parts: Parts) -> dict[str, object]:
+    """Engine arguments of `chat_server` that vLLM's own server takes, too."""
+    model = str(models.chat(parts.environment))
+    lengths = {"max_model_len": 512, "max_num_batched_tokens": 48, "max_num_seqs": 16}
+    return {**CPU_ARGUMENTS, **lengths, "model": model, "reasoning_parser": "deepseek_r1"}
+
+
+@pytest.fixture(scope="session")
+def chat_server(serving: Serve, chat_arguments: dict[str, object], collector: Collector) -> Iterator[TritonServer]:
+    """A server that chats, in short steps; its operator has chosen traces, also of Triton, and no metrics."""
+    engine = {**chat_arguments, "tool_parser": "hermes", "otlp_traces_endpoint": f"{collector.url}/vllm"}
+    tracing = ("mode=opentelemetry", "rate=1", "level=TIMESTAMPS", f"opentelemetry,url={collector.url}/triton")
+    arguments = tuple(f"--trace-config={value}" for value in tracing)
+    with serving(engine, environment=TRACING, arguments=arguments) as running:
         yield running
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from support.metrics_page import read_metrics
 from support.model_requests import ask_all, prompt
+from support.models import LORA_ENGINE
 from support.reference import ONE_THREAD
 from support.repositories import CHECKOUT
 from support.serving import CPU_ARGUMENTS, CPU_ENVIRONMENT, READY_SECONDS, STALL_SECONDS
@@ -97,7 +98,7 @@ def test_an_adopted_model_answers_as_ours_does_and_is_given_back(
 ) -> None:
     """The same answers, log probabilities too; Triton sees version 1 and what the user had written; then all is as it was."""
     names = dict(zip(("one", "two"), map(str, made_models.adapters), strict=True))
-    engine = {**CPU_ARGUMENTS, "model": str(made_models.llama), "enable_lora": True, "max_lora_rank": 8, "max_loras": 2}
+    engine = {**CPU_ARGUMENTS, "model": str(made_models.llama), "enable_prefix_caching": True, **LORA_ENGINE}
 
     expected = answers(llama_server, "vllm")
     assert len({text for text, _ in expected}) > len(FACTS)  # type: ignore[misc]
@@ -120,11 +121,13 @@ def test_an_adopted_model_answers_as_ours_does_and_is_given_back(
     note_start(TRITON)
     with TritonServer(parts.binary, model.parent, log=tmp_path / "server.log", launch=launch) as server:
         assert answers(server, "opt") == expected
+        (unknown,) = ask_all(server, [prompt(FACTS[0][0], {"lora_name": "three"})], model="opt")
         status, said = get(server.http_url, "/v2/models/opt/config")
         seen = json.loads(said)
         labels = read_metrics(f"http://127.0.0.1:{server.ports.metrics}/metrics").labels("vllm:")
         status, said = get(server.http_url, "/v2/models/opt")
         log = server.log.read_text(errors="replace")
+    assert unknown.error == "LoRA three is not supported"  # and no names of others: there is no LORA_DIRECTORY here
     assert (seen["backend"], seen["version_policy"]) == ("python", {"specific": {"versions": [1]}})
     assert [(group["kind"], group["count"]) for group in seen["instance_group"]] == [("KIND_MODEL", 1)]
     assert {label["model"] for label in labels} == {"opt"}

@@ -11,9 +11,8 @@ import pytest
 
 from support import models
 from support.model_requests import ask
-from support.openai_server import openai_server
+from support.openai_server import kept_server
 from support.pages import requests_in
-from support.reference import ONE_THREAD
 from support.serving import CPU_ARGUMENTS
 from support.triton_client import generate, generate_stream, post
 
@@ -21,12 +20,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from support.model_requests import Answer
-    from support.serving import Parts, Serve
+    from support.openai_server import KeptServer
+    from support.serving import Parts
     from vllm_env.serve.server import TritonServer
 
 pytestmark = pytest.mark.e2e
 PAGE = Path(__file__).parents[2] / "docs" / "chat.md"
-ENGINE = {**CPU_ARGUMENTS, "max_model_len": 512, "reasoning_parser": "deepseek_r1"}
 FLAGS = {
     f"return_{name}": True
     for name in ("finish_reason", "num_input_tokens", "num_output_tokens", "num_cached_tokens", "token_ids")
@@ -51,10 +50,10 @@ PARIS, TWO, HELLO = ("Weather in Paris?", "Weather in Rome and Oslo?", "Hello!")
 
 @dataclass(frozen=True)
 class Servers:
-    """Ours, and the URL of vLLM's."""
+    """Ours, and vLLM's."""
 
     triton: TritonServer
-    openai: str
+    openai: KeptServer
 
 
 @dataclass(frozen=True)
@@ -69,17 +68,14 @@ class Said:
 
 
 @pytest.fixture(scope="module")
-def servers(serving: Serve, parts: Parts, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
+def servers(
+    chat_server: TritonServer, chat_arguments: dict[str, Any], parts: Parts, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Servers]:
     """Both servers, with one model."""
-    folder: Path = tmp_path_factory.mktemp("chat")
-    model = str(models.chat(parts.environment, folder / "model"))
-    options = {**ENGINE, "model": model, "served_model_name": "chat", "tool_call_parser": "hermes"}
+    options = {**chat_arguments, "served_model_name": "chat", "tool_call_parser": "hermes"}
     options |= {"enable_auto_tool_choice": True, "enable_prompt_tokens_details": True}
-    with (
-        serving({**ENGINE, "model": model, "tool_parser": "hermes"}, environment=ONE_THREAD) as triton,
-        openai_server(parts.environment, options, folder / "openai.log") as url,
-    ):
-        yield Servers(triton, url)
+    with kept_server(parts.environment, options, tmp_path_factory.mktemp("chat") / "openai.log") as openai:
+        yield Servers(chat_server, openai)
 
 
 def conversation(*texts: str) -> list[dict[str, Any]]:
@@ -124,16 +120,13 @@ def theirs(servers: Servers, request: dict[str, Any], parameters: dict[str, Any]
     """Ask vLLM's server; what our request has in the template's arguments is a field there."""
     body = {"model": "chat", **request, **(parameters or {}), **request.get("chat_template_kwargs", {})}
     if not stream:
-        status, text = post(servers.openai, "/v1/chat/completions", body, timeout=300)
-        assert status == 200, text
-        answer = json.loads(text)
+        answer = json.loads(servers.openai.ask("/v1/chat/completions", body))
         choice, usage = answer["choices"][0], answer["usage"]
         message = choice["message"]
         calls = joined(message.get("tool_calls") or [])
         return Said(message.get("content") or "", message.get("reasoning") or "", calls, choice["finish_reason"], counts(usage))
     body |= {"stream": True, "stream_options": {"include_usage": True}}
-    status, text = post(servers.openai, "/v1/chat/completions", body, timeout=300)
-    assert status == 200, text
+    text = servers.openai.ask("/v1/chat/completions", body)
     lines = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: {")]
     events = [json.loads(line) for line in lines]
     choices = [choice for event in events for choice in event["choices"]]
@@ -199,12 +192,15 @@ def test_an_answer_is_what_vllms_server_gives(servers: Servers, name: str, strea
     """Content, reasoning, tool calls, finish reason and usage; with our defaults and its."""
     request, parameters = REQUESTS[name]
     found = ours(servers, request, parameters, stream=stream)
-    for _ in range(TRIES if stream else 1):
+    tries = TRIES if stream else 1
+    for _ in range(tries):
         expected = theirs(servers, request, parameters, stream=stream)
         if name == "cut":  # streamed, it is `tool_calls` before 0.32, although half of the arguments are missing
             expected = replace(expected, finish_reason="length")
         if found == expected:
             break
+    else:
+        servers.openai.forget(tries)
     assert found == expected
     _check_meaning(name, found)
 

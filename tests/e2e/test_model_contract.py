@@ -32,6 +32,13 @@ def test_whole_answer_is_one_response_with_the_prompt_before_it(server: TritonSe
     assert answer.text == PROMPT + ANSWER
 
 
+def test_no_package_comes_from_where_the_server_was_started(server: TritonServer) -> None:
+    """There are folders with the names of packages, all but one of which end the program that imports them."""
+    beside = Path(f"/proc/{server.pid}/cwd").resolve()
+    assert {path.name for path in beside.iterdir()} == {"triton", "vllm", "torch", "transformers"}
+    assert ask(server, PROMPT, GREEDY, exclude_input_in_output=True).text == ANSWER
+
+
 def test_streamed_answer_is_one_token_a_response_without_the_prompt(server: TritonServer) -> None:
     """A lone streaming request gets each token by itself, as the official backend sends them."""
     most, until = 0, time.monotonic() + 300

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from support.model_requests import Answer, ask
-from support.reference import run_reference
+from support.reference import kept_reference
 from support.triton_client import stream
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def test_embedding_equals_that_of_transformers(embedding_server: TritonServer, m
     answer = embed(embedding_server, TEXT, **FLAGS)
     vector = json.loads(answer.text)
     request = {"model": str(made_models.embedding), "texts": [TEXT]}
-    (reference,) = run_reference(parts.environment, "reference_embedding.py", request)
+    (reference,) = kept_reference(parts.environment, "reference_embedding.py", request, made_models.embedding)
     assert len(vector) == WIDTH
     assert vector == pytest.approx(reference["vector"], abs=1e-3)
     assert answer.values("num_input_tokens") == [[len(reference["token_ids"])]]
@@ -44,7 +44,7 @@ def test_embedding_equals_that_of_transformers(embedding_server: TritonServer, m
 def test_token_ids_and_text_give_the_same(embedding_server: TritonServer, made_models: MadeModels, parts: Parts) -> None:
     """A list of token ids is an input as good as their text."""
     request = {"model": str(made_models.embedding), "texts": [TEXT]}
-    (reference,) = run_reference(parts.environment, "reference_embedding.py", request)
+    (reference,) = kept_reference(parts.environment, "reference_embedding.py", request, made_models.embedding)
     by_ids = json.loads(embed(embedding_server, reference["token_ids"]).text)
     assert by_ids == pytest.approx(json.loads(embed(embedding_server, TEXT).text), abs=1e-5)
 

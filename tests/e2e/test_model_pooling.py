@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from support.model_requests import Answer
-from support.openai_server import openai_server
+from support.openai_server import kept_server
 from support.reference import ONE_THREAD
 from support.serving import MORE_ARGUMENTS
-from support.triton_client import post, stream
+from support.triton_client import stream
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,21 +41,15 @@ def engine_args(made_models: MadeModels) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def expected(parts: Parts, engine_args: dict[str, Any], session_folder: Path) -> dict[str, Any]:
-    """What vLLM's own server answers; it has ended before ours begins."""
+    """What vLLM's own server answers; if it was started, it has ended before ours begins."""
     both = {**MORE_ARGUMENTS, **engine_args, "enforce_eager": True}
-    with openai_server(parts.environment, both, session_folder / "scores.log") as url:
-        scores = {name: _asked(url, "/score", body) for name, body in SCORES.items()}
-        ranks = {name: _asked(url, "/rerank", body) for name, body in RANKS.items()}
+    with kept_server(parts.environment, both, session_folder / "scores.log") as server:
+        scores = {name: json.loads(server.ask("/score", {"model": "", **body})) for name, body in SCORES.items()}
+        ranks = {name: json.loads(server.ask("/rerank", {"model": "", **body})) for name, body in RANKS.items()}
     return {
         **{name: ([d["score"] for d in a["data"]], a["usage"]["prompt_tokens"]) for name, a in scores.items()},
         **{name: ([(r["index"], r["relevance_score"]) for r in a["results"]], None) for name, a in ranks.items()},
     }
-
-
-def _asked(url: str, path: str, body: dict[str, Any]) -> Any:
-    status, text = post(url, path, {"model": "", **body}, timeout=300)
-    assert status == 200, text
-    return json.loads(text)
 
 
 @pytest.fixture(scope="module")

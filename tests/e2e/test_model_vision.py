@@ -11,14 +11,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from support.model_requests import Answer, ask
-from support.reference import ONE_THREAD, run_reference
 from support.videos import avi
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from support.serving import Parts, Serve
     from vllm_env.serve.server import TritonServer
 
 pytestmark = pytest.mark.e2e
@@ -26,16 +21,6 @@ TEXT = "The capital of France is"
 QUERIES = 8  # tokens that a picture becomes in this model
 GREEDY = {"temperature": 0, "max_tokens": 12, "ignore_eos": True}
 RED, BLUE = (220, 20, 20), (20, 20, 220)
-
-
-@pytest.fixture(scope="module")
-def vision_server(serving: Serve, parts: Parts, session_folder: Path) -> Iterator[TritonServer]:
-    """A server with the BLIP-2."""
-    folder = session_folder / "vision"
-    request = {"tokenizer": str(parts.standin), "folder": str(folder)}
-    run_reference(parts.environment, "vision_maker.py", request)
-    with serving({"model": str(folder), "limit_mm_per_prompt": {"image": 1}}, environment=ONE_THREAD) as running:
-        yield running
 
 
 def png(color: tuple[int, int, int], side: int = 60) -> str:

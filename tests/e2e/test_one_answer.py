@@ -1,4 +1,7 @@
-"""One real answer for the inner loop: an environment from the cache, the working tree's model, stock tritonserver."""
+"""One real answer for the inner loop: an environment from the cache, the working tree's model, stock tritonserver.
+
+It runs only where it is named, as by ``tests/run.sh --fast``: all other end-to-end tests prove more (`conftest.py`).
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from support import repositories
+from support import models, repositories
 from support.serving import Parts, is_cuda, serve
-from support.small_fixtures import workspace_in
 from support.triton_client import stream
 from vllm_env.base.cache import cache_root
-from vllm_env.serve.standin import FACTS, ensure_standin
+from vllm_env.serve.standin import FACTS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,20 +29,11 @@ def parts(tmp_path: Path) -> Parts:
         pytest.skip("no environment is built yet: ./gen_vllm_env.sh")
     environment = max(built, key=lambda path: path.parent.stat().st_mtime)
     repository = repositories.assemble(tmp_path / "repository", environment)
-    standin = ensure_standin(workspace_in(cache_root()), environment / "bin" / "python")
-    return Parts(binary, repository / "vllm", environment, standin)
+    return Parts(binary, repository / "vllm", environment, models.small_standin(environment))
 
 
-def test_the_working_tree_answers(parts: Parts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Packager's prefix, Triton's stub, model and client work together: the capital of France is named.
-
-    The server is started beside folders with the names of packages, as it is by those who work on them; none is imported.
-    """
-    for name in ("triton", "vllm", "torch", "transformers"):
-        (tmp_path / "beside" / name).mkdir(parents=True)
-    for name in ("vllm", "torch", "transformers"):
-        (tmp_path / "beside" / name / "__init__.py").write_text("raise RuntimeError('imported from the working directory')\n")
-    monkeypatch.chdir(tmp_path / "beside")
+def test_the_working_tree_answers(parts: Parts) -> None:
+    """Packager's prefix, Triton's stub, model and client work together: the capital of France is named."""
     prompt, answer = FACTS[2]
     with serve(parts) as server:
         request = {"text_input": prompt, "sampling_parameters": '{"temperature": 0, "max_tokens": 16}'}

@@ -6,16 +6,17 @@ import dataclasses
 import json
 import os
 import re
-import subprocess
+import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from support.once import once
-from support.repositories import CHECKOUT
+from support.repositories import run_build
 from support.serving import serve
 from support.triton_client import generate
 
@@ -33,17 +34,12 @@ STARTING = "[vllm] importing vLLM"  # once, but for a start that gets stuck by a
 PROMPT = {"text_input": "The capital of France is", "parameters": {"temperature": 0, "max_tokens": 16}}
 
 
-def command(*arguments: object) -> subprocess.CompletedProcess[str]:
-    argv = [str(CHECKOUT / "gen_vllm_env.sh"), *map(str, arguments)]
-    return subprocess.run(argv, capture_output=True, text=True, timeout=900, check=False)
-
-
 @pytest.fixture(scope="module")
 def repository(built_repository: Path) -> Path:
     """A model repository that the real gen_vllm_env.sh built in parts, from the environment of the other tests' build."""
 
     def build(folder: Path) -> Path:
-        done = command("--layout", "parts", "--no-smoke-run", "--model-repository", folder)
+        done = run_build("--layout", "parts", "--no-smoke-run", "--model-repository", str(folder))
         assert done.returncode == 0, done.stderr
         return folder
 
@@ -71,25 +67,73 @@ def loaded(server: TritonServer, name: str) -> set[str]:
     return {line.split()[-1] for text in maps for line in text.splitlines() if line.endswith(name)}
 
 
-def test_the_first_start_unpacks_and_the_next_one_does_not(in_parts: Parts, tmp_path: Path, no_leftovers: None) -> None:
-    """Both answer from the unpacked environment, children too, and nothing in it has changed; no stub but the model's unpacks."""
-    place = tmp_path / "unpacked"
-    with serve(in_parts, as_built=True, environment={"VLLM_ENV_UNPACKED": str(place)}) as server:
+@dataclass(frozen=True)
+class Started:
+    """What one of several servers did: its answer, how often its log has a text, and what its processes run and have loaded."""
+
+    answer: str
+    told: dict[str, int]
+    libraries: set[str]
+    programs: set[str]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """Where this test's servers unpack: nothing is there, and nothing in a home."""
+    return tmp_path / "unpacked"
+
+
+def unpacking_in(place: Path) -> dict[str, str]:
+    """Variables for a server: also the places that are looked at after the first are this test's own."""
+    (place.parent / "home").mkdir(exist_ok=True)
+    return {"VLLM_ENV_UNPACKED": str(place), "XDG_CACHE_HOME": str(place.parent / "cache"), "HOME": str(place.parent / "home")}
+
+
+def test_two_servers_that_start_at_once_share_one_unpacking(in_parts: Parts, place: Path, no_leftovers: None) -> None:
+    """One of them unpacks, no stub but its model's; both answer from the unpacked environment, children too."""
+    both = threading.Barrier(2)
+
+    def start(_: int) -> Started:
+        with serve(in_parts, as_built=True, environment=unpacking_in(place)) as server:
+            said = answer(server)
+            told = {text: lines(server, text) for text in (UNPACKING, WAITING, FOUND, STARTING, GIVEN_UP)}
+            programs = {str(Path(f"/proc/{process.pid}/exe").readlink()) for process in server.members()}
+            found = Started(said, told, loaded(server, "/libtorch_cpu.so"), programs)
+            both.wait(600)
+            return found
+
+    with ThreadPoolExecutor(2) as pool:
+        started = list(pool.map(start, range(2)))
+    (tree,) = (p for p in place.iterdir() if p.is_dir())
+    for one in started:
+        assert one.answer == "The capital of France is Paris, on the river Seine."
+        assert one.told[UNPACKING] + one.told[WAITING] + one.told[FOUND] >= one.told[STARTING]
+        assert one.libraries == {str(tree / "lib/python3.11/site-packages/torch/lib/libtorch_cpu.so")}
+        assert str(tree / "bin/python3.11") in one.programs
+    given_up = sum(one.told[GIVEN_UP] for one in started)
+    assert 1 <= sum(one.told[UNPACKING] for one in started) <= 1 + given_up
+
+
+def test_a_model_that_imports_vllm_itself_finds_it_and_the_next_start_unpacks_nothing(
+    in_parts: Parts, place: Path, no_leftovers: None
+) -> None:
+    """A user's own model.py knows nothing of parts: its import has them unpacked, and nothing changes in them later."""
+
+    def own(model: Path) -> None:
+        code = model / "1/triton_vllm/loading/parts.py"
+        code.write_text(re.sub(r"    if importlib.*", "    return\n", code.read_text(), flags=re.DOTALL))
+
+    with serve(in_parts, as_built=True, environment=unpacking_in(place), prepare=own) as server:
         assert answer(server) == "The capital of France is Paris, on the river Seine."
-        assert 1 <= lines(server, UNPACKING) <= 1 + lines(server, GIVEN_UP)
-        assert lines(server, UNPACKING) + lines(server, FOUND) >= lines(server, STARTING)
-        (tree,) = (p for p in place.iterdir() if p.is_dir())
-        assert loaded(server, "/libtorch_cpu.so") == {str(tree / "lib/python3.11/site-packages/torch/lib/libtorch_cpu.so")}
-        programs = {str(Path(f"/proc/{process.pid}/exe").readlink()) for process in server.members()}
-        assert str(tree / "bin/python3.11") in programs
+        assert 1 <= lines(server, "vllm_env: unpacking") <= 1 + lines(server, GIVEN_UP)
+    (tree,) = (p for p in place.iterdir() if p.is_dir())
     before = {path: path.lstat().st_ino for path in tree.rglob("*.so*")}
 
     def without_modes(model: Path) -> None:
         """As Triton copies a repository from an object store; it makes the stub executable again."""
         (model / "triton_python_backend_stub").chmod(0o644)
 
-    chosen = {"environment": {"VLLM_ENV_UNPACKED": str(place)}, "prepare": without_modes}
-    with serve(in_parts, as_built=True, **chosen) as server:
+    with serve(in_parts, as_built=True, environment=unpacking_in(place), prepare=without_modes) as server:
         assert answer(server) == "The capital of France is Paris, on the river Seine."
         assert lines(server, UNPACKING) == 0
         assert lines(server, FOUND) >= lines(server, STARTING) >= 1
@@ -97,53 +141,24 @@ def test_the_first_start_unpacks_and_the_next_one_does_not(in_parts: Parts, tmp_
     assert {path: path.lstat().st_ino for path in tree.rglob("*.so*")} == before
 
 
-def test_two_servers_that_start_at_once_share_one_unpacking(in_parts: Parts, tmp_path: Path, no_leftovers: None) -> None:
-    """One of them unpacks, and both answer."""
-    place = tmp_path / "unpacked"
-    both = threading.Barrier(2)
-
-    def start(_: int) -> tuple[str, int, int]:
-        with serve(in_parts, as_built=True, environment={"VLLM_ENV_UNPACKED": str(place)}) as server:
-            found = answer(server), lines(server, UNPACKING), lines(server, GIVEN_UP)
-            both.wait(600)
-            return found
-
-    with ThreadPoolExecutor(2) as pool:
-        answers, unpacked, given_up = zip(*pool.map(start, range(2)), strict=True)
-    assert set(answers) == {"The capital of France is Paris, on the river Seine."}
-    assert 1 <= sum(unpacked) <= 1 + sum(given_up)
-    assert len([p for p in place.iterdir() if p.is_dir()]) == 1
-
-
-def test_a_model_that_imports_vllm_itself_finds_it(in_parts: Parts, tmp_path: Path, no_leftovers: None) -> None:
-    """A user's own model.py knows nothing of parts: its import has them unpacked."""
-
-    def own(model: Path) -> None:
-        code = model / "1/triton_vllm/loading/parts.py"
-        code.write_text(re.sub(r"    if importlib.*", "    return\n", code.read_text(), flags=re.DOTALL))
-
-    place = tmp_path / "unpacked"
-    with serve(in_parts, as_built=True, environment={"VLLM_ENV_UNPACKED": str(place)}, prepare=own) as server:
-        assert answer(server) == "The capital of France is Paris, on the river Seine."
-        assert 1 <= lines(server, "vllm_env: unpacking") <= 1 + lines(server, GIVEN_UP)
-
-
 def test_verify_and_inspect_know_parts(repository: Path, tmp_path: Path) -> None:
     """Both accept what was built; a part with one wrong byte is refused by its name."""
-    done = command("verify", "--model-repository", repository)
+    done = run_build("verify", "--model-repository", str(repository))
     assert done.returncode == 0, done.stderr
-    shown = json.loads(command("inspect", "--json", "--model-repository", repository).stdout)
+    shown = json.loads(run_build("inspect", "--json", "--model-repository", str(repository)).stdout)
     assert shown["layout"] == "parts"
     size = sum(part["size"] for part in shown["parts"]) + shown["archive"]["size"]
     assert size == sum(f.stat().st_size for f in (repository / "vllm").glob("vllm_env*/*.gz")) + shown["archive"]["size"]
     copy = tmp_path / "models"
-    subprocess.run(["cp", "-r", repository, copy], check=True)
+    shutil.copytree(repository, copy, copy_function=os.link, symlinks=True)
     part = copy / "vllm" / shown["parts"][1]["name"]
+    part.unlink()
+    shutil.copy2(repository / "vllm" / part.relative_to(copy / "vllm"), part)
     with part.open("r+b") as stream:
         stream.seek(1000)
         byte = stream.read(1)
         stream.seek(1000)
         stream.write(bytes([byte[0] ^ 1]))
-    done = command("verify", "--model-repository", copy)
+    done = run_build("verify", "--model-repository", str(copy))
     assert done.returncode == 1
     assert shown["parts"][1]["name"] in done.stderr

@@ -14,29 +14,17 @@ import pytest
 
 from hostile.corpus import PICTURES, REACHES, Case
 from support.model_requests import ask
-from support.reference import ONE_THREAD, run_reference
 from support.triton_client import stream
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
-    from support.serving import Parts, Serve
     from vllm_env.serve.server import TritonServer
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 TEXT = "The capital of France is"
 GREEDY = {"temperature": 0, "max_tokens": 12, "ignore_eos": True}
 FOR_TEXTS = "takes texts only"
-
-
-@pytest.fixture(scope="module")
-def attacked(serving: Serve, parts: Parts, session_folder: Path) -> Iterator[TritonServer]:
-    """A server with a small BLIP-2."""
-    folder = session_folder / "hostile_vision"
-    run_reference(parts.environment, "vision_maker.py", {"tokenizer": str(parts.standin), "folder": str(folder)})
-    with serving({"model": str(folder), "limit_mm_per_prompt": {"image": 1}}, environment=ONE_THREAD) as running:
-        yield running
 
 
 @pytest.fixture(scope="module")
@@ -61,10 +49,10 @@ def whole_png(side: int) -> str:
 
 
 @pytest.mark.parametrize("case", [c for c in (*PICTURES, *REACHES) if FOR_TEXTS not in c.expected], ids=lambda case: case.name)
-def test_a_picture_that_ruins_is_refused(attacked: TritonServer, case: Case) -> None:
+def test_a_picture_that_ruins_is_refused(vision_server: TritonServer, case: Case) -> None:
     """In the same words as by a model of texts; the neighbour's picture is looked at."""
     small = {"text_input": TEXT, "sampling_parameters": json.dumps(GREEDY), "image": whole_png(60)}
-    responses = stream(attacked.grpc_url, [small, case.make(), small], timeout=120)
+    responses = stream(vision_server.grpc_url, [small, case.make(), small], timeout=120)
     (error,) = [response.error for response in responses if response.error]
     assert case.expected in error
     texts = [response.text() for response in responses if response.text()]
@@ -73,17 +61,17 @@ def test_a_picture_that_ruins_is_refused(attacked: TritonServer, case: Case) -> 
 
 
 @pytest.mark.parametrize("kind", ["image_url", "audio_url", "video_url"])
-def test_nobody_is_called(attacked: TritonServer, website: tuple[int, list[Any]], kind: str) -> None:
+def test_nobody_is_called(vision_server: TritonServer, website: tuple[int, list[Any]], kind: str) -> None:
     """A place in a request is refused, and not looked at."""
     port, callers = website
     messages = [{"role": "user", "content": [{"type": kind, kind: {"url": f"http://127.0.0.1:{port}/a.png"}}]}]
-    assert "nothing is fetched from there" in ask(attacked, None, GREEDY, messages=json.dumps(messages)).error
+    assert "nothing is fetched from there" in ask(vision_server, None, GREEDY, messages=json.dumps(messages)).error
     assert callers == []
 
 
 @pytest.mark.parametrize(("side", "says"), [(13_300, "has 176890000 pixels"), (5_000, "")])
-def test_a_small_file_of_many_pixels(attacked: TritonServer, side: int, says: str) -> None:
+def test_a_small_file_of_many_pixels(vision_server: TritonServer, side: int, says: str) -> None:
     """What a decoder would make half a gigabyte of; one within the limit is looked at."""
-    answer = ask(attacked, TEXT, GREEDY, image=whole_png(side))
+    answer = ask(vision_server, TEXT, GREEDY, image=whole_png(side))
     assert says in answer.error
     assert bool(answer.error) is bool(says)

@@ -18,7 +18,16 @@ if TYPE_CHECKING:
     import pytest
 
 # Servers that several files share, by their fixtures: each worker that ran a test with one of these would start its own.
-_SHARED = ("long_server", "wide_server", "first_start", "llama_server", "embedding_server", "server")
+_SHARED = (
+    "long_server",
+    "wide_server",
+    "first_start",
+    "llama_server",
+    "embedding_server",
+    "chat_server",
+    "vision_server",
+    "server",
+)
 # In this order workers end at about the same time: what serves a model takes longest, and unit tests fill what is left.
 _LONGEST_FIRST = ("tests/e2e", "tests/hostile", "tests/chaos", "tests/integration", "")
 _NOTE = "groups.json"

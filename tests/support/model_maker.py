@@ -1,6 +1,7 @@
 """Makes LoRA adapters, an embedding model and a cross-encoder: ``python model_maker.py REQUEST.json ANSWER.json``.
 
-The request names the folders: that of a Llama, those of two adapters for it and of two BERTs; or that of a model that chats.
+The request names the folder of a Llama and the one to make, with two adapters for it and two BERTs; or that of a model that
+chats. The same request makes the same bytes.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ def main(request_file: str, answer_file: str) -> None:
         make_chat(Path(request["chat"]), request)
         Path(answer_file).write_text("{}", encoding="utf-8")
         return
-    base = Path(request["llama"])
-    for seed, folder in enumerate(request["adapters"]):
-        make_adapter(base, Path(folder), seed)
-    make_bert(base, Path(request["embedding"]), scores=False)
-    make_bert(base, Path(request["cross_encoder"]), scores=True)
+    base, made = Path(request["llama"]), Path(request["made"])
+    for seed, name in enumerate(("adapter_one", "adapter_two")):
+        make_adapter(base, made / name, seed)
+    make_bert(base, made / "embedding", scores=False)
+    make_bert(base, made / "cross_encoder", scores=True)
     Path(answer_file).write_text("{}", encoding="utf-8")
 
 
@@ -49,7 +50,7 @@ def make_adapter(base: Path, folder: Path, seed: int) -> None:
     settings: dict[str, Any] = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": str(base),
+        "base_model_name_or_path": base.name,
         "target_modules": list(PROJECTIONS),
         "r": RANK,
         "lora_alpha": RANK,
@@ -89,7 +90,7 @@ def make_chat(folder: Path, request: dict[str, Any]) -> None:
     import torch
     from tokenizers import AddedToken
 
-    sys.path.insert(0, request["trainer"])
+    sys.path.insert(0, str(Path(request["trainer"]).parent))
     import standin_train
 
     torch.set_num_threads(1)

@@ -1,18 +1,32 @@
-"""Models made for the tests: tiny, in seconds, with the packed environment's torch and transformers."""
+"""Models made for the tests: tiny, in seconds, with the packed environment's torch and transformers.
+
+They are made once for the same program, request and packages, into ``models/`` and ``standins/`` of the folder that
+`reference.py` describes.
+Read them, do not change them.
+"""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+import hashlib
+import json
+from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
 
-from support.reference import run_reference
+from support.reference import data_folder, file_digest, files_digest, packages, run_reference
 from support.small_fixtures import workspace_in
-from vllm_env.base.cache import cache_root
+from vllm_env.base.locks import locked
 from vllm_env.serve import standin
 from vllm_env.serve.standin import Recipe, ensure_standin
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
 LONG_POSITIONS = 65_536
-_TRAINER = Path(standin.__file__).parent
+LORA_ENGINE = {"enable_lora": True, "max_lora_rank": 8, "max_loras": 5, "max_cpu_loras": 5, "block_size": 32}
+"""Engine arguments of servers with the Llama and its adapters."""
+_TRAINER = Path(standin.__file__).with_name("standin_train.py")
 CHAT_TEMPLATE = (
     "{% for message in messages %}[{{ message['role'] }}]\n"
     "{% if message['reasoning'] %}{{ message['reasoning'] }}\n{% endif %}{{ message['content'] }}\n{% endfor %}"
@@ -55,6 +69,11 @@ class MadeModels:
     cross_encoder: Path
 
 
+def small_standin(environment: Path) -> Path:
+    """Return the stand-in of the smoke run: it knows the answers to prompts.txt."""
+    return _standin(environment, Recipe())
+
+
 def long_standin(environment: Path) -> Path:
     """Return a stand-in whose answers can last more than half a minute: for tests of what happens in the middle of one."""
     return _standin(environment, Recipe(positions=LONG_POSITIONS))
@@ -65,26 +84,48 @@ def llama(environment: Path) -> Path:
     return _standin(environment, Recipe(architecture="llama", hidden=128))
 
 
-def chat(environment: Path, folder: Path) -> Path:
-    """Make a model that thinks, calls tools and has defaults of its own."""
-    request = {"chat": str(folder), "trainer": str(_TRAINER), "template": CHAT_TEMPLATE, "tokens": CHAT_TOKENS}
-    request |= {"defaults": CHAT_DEFAULTS, "facts": CHAT_FACTS}
-    run_reference(environment, "model_maker.py", request)
-    return folder
+def chat(environment: Path) -> Path:
+    """Return a model that thinks, calls tools and has defaults of its own."""
+    request = {"template": CHAT_TEMPLATE, "tokens": CHAT_TOKENS, "defaults": CHAT_DEFAULTS, "facts": CHAT_FACTS}
+    return _make(environment, "model_maker.py", request, {"trainer": _TRAINER}, "chat")
 
 
-def _standin(environment: Path, recipe: Recipe) -> Path:
-    return ensure_standin(workspace_in(cache_root()), environment / "bin" / "python", recipe)
+def vision(environment: Path, standin_model: Path) -> Path:
+    """Return a BLIP-2 with random weights and the stand-in's tokenizer."""
+    return _make(environment, "vision_maker.py", {}, {"tokenizer": standin_model}, "folder")
 
 
-def models_in(folder: Path, environment: Path) -> MadeModels:
-    """Return what `make_models` makes in a folder."""
+def make_models(environment: Path) -> MadeModels:
+    """Return a Llama with two LoRA adapters and two BERTs, with random weights but for the Llama's."""
     base = llama(environment)
+    folder = _make(environment, "model_maker.py", {}, {"llama": base}, "made")
     return MadeModels(base, (folder / "adapter_one", folder / "adapter_two"), folder / "embedding", folder / "cross_encoder")
 
 
-def make_models(environment: Path, folder: Path) -> None:
-    """Make a Llama with two LoRA adapters and two BERTs, with random weights but for the Llama's."""
-    made = models_in(folder, environment)
-    request = {name: [str(p) for p in value] if isinstance(value, tuple) else str(value) for name, value in asdict(made).items()}
-    run_reference(environment, "model_maker.py", request)
+def _make(environment: Path, program: str, request: Mapping[str, Any], read: Mapping[str, Path], output: str) -> Path:
+    """Return the folder that a program makes.
+
+    Args:
+        environment: the folder with ``bin/python``.
+        program: file name; what it makes depends on nothing else than the rest.
+        request: what it reads.
+        read: files and folders that it reads, added to the request; they count by their contents.
+        output: the name under which the request has the folder to make.
+    """
+    maker = file_digest(Path(__file__).with_name(program))
+    contents = {name: files_digest(path) if path.is_dir() else file_digest(path) for name, path in read.items()}
+    described = json.dumps([program, maker, request, contents, packages(environment)], sort_keys=True)
+    place = data_folder() / "models" / hashlib.sha256(described.encode()).hexdigest()[:32]
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with locked(place.parent, lambda: None):
+        if not place.is_dir():
+            with TemporaryDirectory(prefix=".", dir=place.parent) as staging:
+                made = Path(staging, "model")
+                paths = {name: str(path) for name, path in {**read, output: made}.items()}
+                run_reference(environment, program, {**request, **paths})
+                made.rename(place)
+    return place
+
+
+def _standin(environment: Path, recipe: Recipe) -> Path:
+    return ensure_standin(workspace_in(data_folder()), environment / "bin" / "python", recipe)

@@ -1,7 +1,16 @@
-"""Runs this folder's reference programs with the packed environment's interpreter: what answers are compared with."""
+"""What answers are compared with: this folder's reference programs, run by the packed environment's interpreter.
+
+Each costs seconds, so its answers are kept on disk, in ``references/`` of the folder that ``VLLM_ENV_TEST_DATA`` names
+(default: ``.tools/test-data`` of the checkout). Models that the tests make are next to it (`models.py`).
+
+An entry counts for the same request, model files, program, package versions and kind of processor only. It is written
+when the reference has ended without an error, and appears whole or not at all. With ``--slow`` a run takes no entry that
+an earlier run has made, and replaces it. To make all of them again, remove the folder.
+"""
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -10,16 +19,25 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from support.once import run_folder
+from support.repositories import CHECKOUT
 from support.serving import CPU_ENVIRONMENT
 from support.starts import IN_PROCESS, note_start
-from vllm_env.base.cache import cache_root
+from vllm_env.base.locks import locked
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_FOLDER = Path(__file__).parent
+FRESH = "VLLM_ENV_TEST_FRESH"
+"""The variable that is set in a run which takes no earlier run's references."""
 _ENGINES = {"reference_engine.py"}  # the programs that start one
 ONE_THREAD = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
+_FOLDER = Path(__file__).parent
+
+
+def data_folder() -> Path:
+    """Return the folder with what runs leave to later ones."""
+    return Path(os.environ.get("VLLM_ENV_TEST_DATA", CHECKOUT / ".tools" / "test-data")).absolute()
 
 
 def kept_reference(environment: Path, program: str, request: Any, model: Path) -> Any:
@@ -36,23 +54,56 @@ def kept_reference(environment: Path, program: str, request: Any, model: Path) -
 
 def kept(environment: Path, program: str, request: Any, model: Path, make: Callable[[], Any]) -> Any:
     """Return what ``make`` returned (JSON types) for the same program, packages, model and request, now or in an earlier run."""
-    packages = sorted(path.name for path in environment.glob("lib/python3.*/site-packages/*.dist-info"))
-    asked = json.dumps(request, sort_keys=True).replace(str(model), _digest(*sorted(p for p in model.rglob("*") if p.is_file())))
-    key = hashlib.sha256("\0".join([_digest(_FOLDER / program), asked, *packages]).encode()).hexdigest()[:32]
-    place = cache_root() / "references" / f"{key}.json"
-    if not place.is_file():
-        place.parent.mkdir(parents=True, exist_ok=True)
-        made = place.with_suffix(f".{os.getpid()}")
-        made.write_text(json.dumps(make()), encoding="utf-8")
-        made.replace(place)
-    return json.loads(place.read_text(encoding="utf-8"))
+    place = place_of(environment, program, request, model)
+    made_now = run_folder() / f"reference-{place.stem}"
+    with locked(made_now.with_suffix(".lock"), lambda: None):
+        if not place.is_file() or (FRESH in os.environ and not made_now.exists()):
+            answer = json.dumps(make())
+            place.parent.mkdir(parents=True, exist_ok=True)
+            made = place.with_suffix(f".{os.getpid()}")
+            made.write_text(answer, encoding="utf-8")
+            made.replace(place)
+            made_now.touch()
+        return json.loads(place.read_text(encoding="utf-8"))
 
 
-def _digest(*files: Path) -> str:
+def place_of(environment: Path, program: str, request: Any, model: Path) -> Path:
+    """Return the file in which `kept` keeps an answer."""
+    asked = json.dumps(request, sort_keys=True).replace(str(model), files_digest(model))
+    ran = [file_digest(_FOLDER / program), *(f"{k}={v}" for k, v in {**CPU_ENVIRONMENT, **ONE_THREAD}.items())]
+    key = hashlib.sha256("\0".join([*ran, asked, *packages(environment), processor()]).encode()).hexdigest()[:32]
+    return data_folder() / "references" / f"{key}.json"
+
+
+def packages(environment: Path) -> list[str]:
+    """Return the names and versions of the packages of an environment."""
+    return sorted(path.name for path in environment.glob("lib/python3.*/site-packages/*.dist-info"))
+
+
+@functools.cache
+def processor() -> str:
+    """Return what libraries choose their kernels by: with others, numbers differ in their last digits."""
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    return next((line for line in lines if line.startswith("flags")), "")
+
+
+def files_digest(folder: Path) -> str:
+    """Return a digest of the files below a folder: their names and contents."""
     found = hashlib.sha256()
-    for file in files:
-        found.update(file.name.encode() + b"\0" + file.read_bytes())
+    for file in sorted(path for path in folder.rglob("*") if path.is_file()):
+        found.update(f"{file.relative_to(folder)} {file_digest(file)}\0".encode())
     return found.hexdigest()
+
+
+def file_digest(file: Path) -> str:
+    """Return a digest of a file's content."""
+    state = file.stat()
+    return _content_digest(file, state.st_size, state.st_mtime_ns)
+
+
+@functools.cache
+def _content_digest(file: Path, size: int, changed: int) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def run_reference(environment: Path, program: str, request: Any, *, timeout: float = 300.0) -> Any:

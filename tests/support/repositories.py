@@ -28,6 +28,11 @@ from vllm_env.triton.root import STUB_NAME, open_root
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 BUILD_SECONDS = 1200
+_BUILT = re.compile(
+    r"^\.(git|tools|triton[^/]*|hypothesis)/|(^|/)(__pycache__|\.\w+_cache)/"
+    r"|^model_repository/[^/]+/(vllm_env|\.vllm_env|vllm_engine_args\.json|triton_python_backend_stub|vllm_cache/|standin/)"
+)
+"""What .gitignore names, for a checkout without git."""
 
 
 def triton_root() -> Path:
@@ -115,6 +120,31 @@ def unpacked_environment(model: Path, target: Path) -> Path:
     target.mkdir(parents=True, exist_ok=True)
     subprocess.run(["tar", "-xf", path, "-C", target], check=True, timeout=300)
     return target
+
+
+def copied_checkout(folder: Path) -> Path:
+    """Return a copy of this checkout without what is built, which a build may write in: its tools are those of the checkout."""
+    tools = CHECKOUT / ".tools"
+    tools.mkdir(exist_ok=True)
+    for name in _written_files():
+        target = folder / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(CHECKOUT / name, target, follow_symlinks=False)
+    (folder / ".tools").symlink_to(tools)
+    return folder
+
+
+def _written_files() -> list[str]:
+    """Return the files of this checkout that nobody has built: those that git tracks or could, else those of no known name."""
+    listed = subprocess.run(
+        ["git", "-C", CHECKOUT, "ls-files", "-co", "--exclude-standard", "-z"], capture_output=True, text=True, check=False
+    )
+    if listed.returncode == 0:
+        names = [name for name in listed.stdout.split("\0") if name]
+    else:
+        names = [str(path.relative_to(CHECKOUT)) for path in CHECKOUT.rglob("*") if not path.is_dir()]
+        names = [name for name in names if not _BUILT.search(name)]
+    return [name for name in names if os.path.lexists(CHECKOUT / name)]
 
 
 def client_command(*arguments: str) -> list[str]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from support.build_stages import Stages, build_all
+from support.repositories import copied_checkout
 from support.small_build import small_lock
 from vllm_env import build as module
 from vllm_env.base.errors import CommandError, VllmEnvError
@@ -219,9 +220,23 @@ def test_the_standins_answers_are_known_and_a_named_models_are_not(
     assert "stand-in" not in stages.called
 
 
+@pytest.fixture
+def template(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The model's folder as this repository has it, whatever a build has left in this checkout's."""
+    folder = copied_checkout(tmp_path / "checkout") / "model_repository" / "vllm"
+    monkeypatch.setattr(module, "TEMPLATE", folder)
+    return folder
+
+
 @pytest.mark.parametrize(("hub", "smoke_model", "names"), [(False, "", "standin"), (False, "/mine", ""), (True, "", "")])
 def test_where_no_hub_answers_the_standin_is_served_next(
-    stages: Stages, workspace: Workspace, request_: BuildRequest, hub: bool, smoke_model: str, names: str
+    stages: Stages,
+    workspace: Workspace,
+    request_: BuildRequest,
+    template: Path,
+    hub: bool,
+    smoke_model: str,
+    names: str,
 ) -> None:
     """After the first build and after one that had nothing to do; a model of the user's is not replaced."""
     stages.hub = hub
