@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from support import repositories
+from support import repositories, slow_run
 from support.leftovers import leftovers, wait_for_none
+from support.light_fixtures import light_long_arguments, light_parts, light_server, light_serving  # noqa: F401 - fixtures
 from support.once import RUN, once, run_folder
 from support.serving import Parts, Serve, serve
 from support.small_fixtures import bare_prefix, channel, small_cache, small_spec, small_tree, small_wheel, workspace_in  # noqa: F401 - fixtures
@@ -78,6 +79,12 @@ def pytest_runtest_makereport(
     if tail:
         report.sections.append(("end of the log", tail[-8000:]))
     return report
+
+
+def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pytest.Config) -> None:
+    """Note the result of a slow run; xdist's workers have no terminal, so only the process that hands out tests does."""
+    if config.getoption("--slow"):
+        slow_run.note(repositories.CHECKOUT, config.invocation_params.args, terminalreporter.stats, int(exitstatus))
 
 
 @pytest.fixture(scope="session")

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from support.engineless import GATE
+
 if TYPE_CHECKING:
     from support.serving import Serve
 
@@ -21,10 +23,14 @@ LOADS = "starting the engine and loading the model"
 
 
 class Pause(threading.Thread):
-    """Stops the stub for some seconds once its load has begun, as a pause of the machine would."""
+    """Stops the stub for some seconds once its load has begun, as a pause of the machine would.
 
-    def __init__(self) -> None:
+    An engine that starts at once would be ready before that: it waits for ``gate``, which is opened when the stub is gone.
+    """
+
+    def __init__(self, gate: Path) -> None:
         super().__init__(daemon=True)
+        self.gate = gate
         self.model: Path | None = None
         self.paused: int | None = None
 
@@ -47,6 +53,9 @@ class Pause(threading.Thread):
         time.sleep(PAUSE_SECONDS)
         os.kill(stub, signal.SIGCONT)
         self.paused = stub
+        while Path(f"/proc/{stub}").exists() and time.monotonic() < until:
+            time.sleep(0.05)
+        self.gate.touch()
 
 
 def _stub(model: Path) -> int:
@@ -61,10 +70,10 @@ def _stub(model: Path) -> int:
     raise AssertionError(f"no stub of {model}")
 
 
-def test_the_server_ends_and_is_started_again(serving: Serve, no_leftovers: None) -> None:
+def test_the_server_ends_and_is_started_again(light_serving: Serve, no_leftovers: None, tmp_path: Path) -> None:
     """Before, server and stub waited for each other for ever; now the start fails with a reason, and the next one is well."""
-    pause = Pause()
-    with serving(prepare=pause.prepare) as server:
+    pause = Pause(tmp_path / "gate")
+    with light_serving(environment={GATE: str(pause.gate)}, prepare=pause.prepare) as server:
         assert pause.paused is not None
         assert not Path(f"/proc/{pause.paused}").exists()
         said = server.log.read_text(errors="replace")

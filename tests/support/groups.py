@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import pytest
 
 # Servers that several files share, by their fixtures: each worker that ran a test with one of these would start its own.
-_SHARED = ("long_server", "llama_server", "made_models", "server")
+_SHARED = ("long_server", "llama_server", "made_models", "server", "light_server")
 # In this order workers end at about the same time: what serves a model takes longest, and unit tests fill what is left.
 _LONGEST_FIRST = ("tests/e2e", "tests/chaos", "tests/integration", "")
 _NOTE = "groups.json"
