@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,8 @@ import pytest
 from hostile.corpus import ANSWER, ANY, CORPUS, Case
 from support.memory import memory
 from support.model_requests import ask, prompt
+from support.open_stream import OpenStream
+from support.patience import wait_for
 from support.reference import ONE_THREAD
 from support.triton_client import get, post, stream, text_of
 from vllm_env.serve.standin import FACTS
@@ -27,6 +30,7 @@ UNANSWERED = "Deadline Exceeded"
 REPLY_SECONDS = 120.0
 LONGEST_ERROR = 600  # ours and what Triton puts before it
 MEMORY_MB = 200
+MOST = 4  # requests in flight
 
 
 def beside_neighbours(server: TritonServer, request: Any) -> list[str]:
@@ -101,20 +105,26 @@ def test_token_ids_in_json(light_server: TritonServer, token: float) -> None:
     assert "token id" in text or "Unable to parse 'data'" in text
 
 
-def test_too_many_requests_are_unavailable_at_once(light_serving: Serve) -> None:
-    """Those within the limit are answered, the others told to come again."""
+def test_too_many_requests_are_unavailable_at_once(light_serving: Serve, light_long_arguments: dict[str, object]) -> None:
+    """Those within the limit are worked on, the others told to come again, and taken once there is room."""
+    arguments = {**light_long_arguments, "max_num_seqs": MOST}
+    endless = {"max_tokens": 60_000, "ignore_eos": True, "temperature": 0}
 
     def prepare(model: Path) -> None:
         with (model / "config.pbtxt").open("a", encoding="utf-8") as config:
-            config.write('\nparameters { key: "MAX_REQUESTS_IN_FLIGHT" value: { string_value: "4" } }\n')
+            config.write(f'\nparameters {{ key: "MAX_REQUESTS_IN_FLIGHT" value: {{ string_value: "{MOST}" }} }}\n')
 
-    with light_serving(environment=ONE_THREAD, prepare=prepare) as server:
-        long = prompt("Once upon a time", {"max_tokens": 200, "ignore_eos": True, "temperature": 0})
-        responses = stream(server.grpc_url, [long] * 32, timeout=REPLY_SECONDS)
-        errors = [response.error for response in responses if response.error]
-        assert len(errors) + len([r for r in responses if r.text()]) == 32
-        assert len(errors) >= 1
-        assert all("4 requests are in flight, and no more are taken: try again later" in error for error in errors)
+    with light_serving(arguments, environment=ONE_THREAD, prepare=prepare) as server:
+        with ExitStack() as stack:
+            requests = [prompt("Once upon a time", endless, stream=True)] * MOST
+            running = [stack.enter_context(OpenStream(server.grpc_url, one)) for one in requests]
+            assert [one.wait(1)[0].error for one in running] == [""] * MOST
+            responses = stream(server.grpc_url, [NEIGHBOUR] * 28, timeout=REPLY_SECONDS)
+            errors = [response.error for response in responses if response.error]
+            assert len(errors) == 28
+            assert all(f"{MOST} requests are in flight, and no more are taken: try again later" in error for error in errors)
+            assert not any(one.ended for one in running)
+        wait_for(lambda: not ask(server, PROMPT).error, "an answer once the requests in flight were cancelled")
         assert ask(server, PROMPT, {"temperature": 0, "max_tokens": 64}, exclude_input_in_output=True).text == WORDS
 
 

@@ -44,7 +44,7 @@ def test_it_has_what_the_adapter_needs(site):
     seen = json.loads(done.stdout)
     assert seen["path"] == str(site / "vllm")
     assert seen["lacking"] == ""
-    assert {"model", "max_model_len", "max_num_seqs", "disable_log_stats"} <= {*seen["arguments"]}
+    assert {"model", "disable_log_stats", *engineless.TAKEN} <= {*seen["arguments"]}
     assert seen["heavy"] == []
 
 
