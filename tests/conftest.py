@@ -27,11 +27,15 @@ if TYPE_CHECKING:
     from vllm_env.serve.server import TritonServer
 
 
+_SOURCES = pytest.StashKey[slow_run.Sources]()
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Let programs be interrupted: a shell starts a background command, such as this run, with SIGINT ignored."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if not _is_worker(config):
         os.environ[RUN] = tempfile.mkdtemp(prefix="vllm_env_test_")
+        config.stash[_SOURCES] = slow_run.read_sources(repositories.CHECKOUT)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -84,7 +88,8 @@ def pytest_runtest_makereport(
 def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pytest.Config) -> None:
     """Note the result of a slow run; xdist's workers have no terminal, so only the process that hands out tests does."""
     if config.getoption("--slow"):
-        slow_run.note(repositories.CHECKOUT, config.invocation_params.args, terminalreporter.stats, int(exitstatus))
+        arguments = config.invocation_params.args
+        slow_run.note(repositories.CHECKOUT, config.stash[_SOURCES], arguments, terminalreporter.stats, int(exitstatus))
 
 
 @pytest.fixture(scope="session")

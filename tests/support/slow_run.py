@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import subprocess
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -15,19 +16,32 @@ PLACE = ".tools/slow-run.json"
 COUNTED = ("passed", "failed", "error", "skipped", "xfailed", "xpassed")
 
 
-def note(checkout: Path, arguments: Sequence[str], stats: Mapping[str, Sequence[Any]], status: int) -> None:
+@dataclass(frozen=True)
+class Sources:
+    """What is tested: the commit, and whether the working tree differs from it."""
+
+    commit: str
+    changed: bool
+
+
+def read_sources(checkout: Path) -> Sources:
+    """Return what a run tests; read it as the run begins, for others may commit during two hours."""
+    return Sources(_git(checkout, "rev-parse", "HEAD"), bool(_git(checkout, "status", "--porcelain")))
+
+
+def note(checkout: Path, sources: Sources, arguments: Sequence[str], stats: Mapping[str, Sequence[Any]], status: int) -> None:
     """Write a run's result into the checkout.
 
     Args:
         checkout: where the tests were run.
+        sources: what was tested.
         arguments: pytest's; they say whether it was all tests.
         stats: the reports by outcome.
         status: pytest's exit status.
     """
     found = {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "commit": _git(checkout, "rev-parse", "HEAD"),
-        "changed": bool(_git(checkout, "status", "--porcelain")),
+        **asdict(sources),
         "arguments": list(arguments),
         "exit_status": status,
         **{outcome: len(stats.get(outcome, ())) for outcome in COUNTED},

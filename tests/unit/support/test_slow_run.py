@@ -17,18 +17,17 @@ def test_a_note_has_the_commit_and_the_counts(tmp_path):
     subprocess.run([*git, "add", "."], check=True)
     subprocess.run([*git, "commit", "--quiet", "--message=a"], check=True)
     head = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
-    slow_run.note(tmp_path, ("--slow", "tests/e2e"), {"passed": [1, 2], "failed": [3], "deselected": [4]}, 1)
+    stats = {"passed": [1, 2], "failed": [3], "deselected": [4]}
+    slow_run.note(tmp_path, slow_run.read_sources(tmp_path), ("--slow", "tests/e2e"), stats, 1)
     said = json.loads((tmp_path / ".tools" / "slow-run.json").read_text())
     assert (said["commit"], said["changed"], said["arguments"]) == (head, False, ["--slow", "tests/e2e"])
     assert (said["passed"], said["failed"], said["skipped"], said["exit_status"]) == (2, 1, 0, 1)
     age = datetime.datetime.now(datetime.timezone.utc) - datetime.datetime.fromisoformat(said["date"])
     assert age >= datetime.timedelta()
     (tmp_path / "new").touch()
-    slow_run.note(tmp_path, (), {}, 0)
-    assert json.loads((tmp_path / ".tools" / "slow-run.json").read_text())["changed"] is True
+    assert slow_run.read_sources(tmp_path) == slow_run.Sources(head, changed=True)
 
 
 def test_a_folder_that_is_no_repository_has_a_note_without_commit(tmp_path):
     """Such as an unpacked archive of the sources."""
-    slow_run.note(tmp_path, (), {}, 0)
-    assert json.loads((tmp_path / ".tools" / "slow-run.json").read_text())["commit"] == ""
+    assert slow_run.read_sources(tmp_path) == slow_run.Sources("", changed=False)
