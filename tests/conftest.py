@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from support import models, repositories, starts
+from support import models, repositories, slow_run, starts
 from support.leftovers import leftovers, wait_for_none
+from support.light_fixtures import light_long_arguments, light_parts, light_server, light_serving  # noqa: F401 - fixtures
 from support.once import RUN, once, run_folder
 from support.reference import ONE_THREAD
 from support.serving import Parts, Serve, serve
@@ -32,11 +33,15 @@ settings.load_profile("however slow")
 PACKAGES_BESIDE = ("triton", "vllm", "torch", "transformers")
 
 
+_SOURCES = pytest.StashKey[slow_run.Sources]()
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Let programs be interrupted: a shell starts a background command, such as this run, with SIGINT ignored."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if not _is_worker(config):
         os.environ[RUN] = tempfile.mkdtemp(prefix="vllm_env_test_")
+        config.stash[_SOURCES] = slow_run.read_sources(repositories.CHECKOUT)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -47,13 +52,6 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 def _is_worker(config: pytest.Config) -> bool:
     return hasattr(config, "workerinput")  # of xdist
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say how many servers the run has started: they take most of its time."""
-    line = starts.summary(run_folder())
-    if line:
-        terminalreporter.write_line(line)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -92,6 +90,19 @@ def pytest_runtest_makereport(
     if tail:
         report.sections.append(("end of the log", tail[-8000:]))
     return report
+
+
+def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pytest.Config) -> None:
+    """Say how many servers the run has started, which take most of its time, and note the result of a slow run.
+
+    xdist's workers have no terminal, so only the process that hands out tests does this.
+    """
+    line = starts.summary(run_folder())
+    if line:
+        terminalreporter.write_line(line)
+    if config.getoption("--slow"):
+        arguments = config.invocation_params.args
+        slow_run.note(repositories.CHECKOUT, config.stash[_SOURCES], arguments, terminalreporter.stats, int(exitstatus))
 
 
 @pytest.fixture(scope="session")

@@ -33,7 +33,7 @@ fi
 
 "$PYTHON" -B tests/support/own_place.py "$root" "$data"
 export PYENV_ROOT=${PYENV_ROOT:-$HOME/.pyenv}  # where the builder finds an interpreter
-export VLLM_ENV_TEST_DATA=$data HOME=$data/home XDG_CACHE_HOME=$data/cache
+export VLLM_ENV_TEST_CHECKOUT=$root VLLM_ENV_TEST_DATA=$data HOME=$data/home XDG_CACHE_HOME=$data/cache
 unset VLLM_ENV_CACHE VLLM_ENV_UNPACKED UV_CACHE_DIR
 cd "$data/checkout"
 exec python -m pytest --numprocesses 3 "$@"  # servers wait more than they work; a later -n0 gives one process, as --pdb needs it

@@ -42,10 +42,10 @@ def prepare(model: Path) -> None:
 
 @pytest.mark.parametrize("clients", [40, pytest.param(200, marks=pytest.mark.slow)])
 def test_every_request_is_answered_before_the_server_ends(
-    serving: Serve, long_arguments: dict[str, object], no_leftovers: None, clients: int
+    light_serving: Serve, light_long_arguments: dict[str, object], no_leftovers: None, clients: int
 ) -> None:
     """SIGTERM: what cannot finish within the grace period is told UNAVAILABLE, and the server's status is 0."""
-    with serving(long_arguments, environment=ONE_THREAD, prepare=prepare) as server:
+    with light_serving(light_long_arguments, environment=ONE_THREAD, prepare=prepare) as server:
         with ExitStack() as stack:
             requests = [prompt(PROMPT, LONG, stream=number % 4 > 0) for number in range(clients)]
             streams = [stack.enter_context(OpenStream(server.grpc_url, one)) for one in requests]
@@ -79,13 +79,13 @@ def _wait_until_all_are_taken(server: TritonServer, clients: int) -> None:
     wait_for(lambda: taken() >= clients, lambda: f"{clients} requests: vLLM has {taken():.0f}")
 
 
-def test_a_stream_that_its_client_keeps_open(serving: Serve, no_leftovers: None) -> None:
+def test_a_stream_that_its_client_keeps_open(light_serving: Serve, no_leftovers: None) -> None:
     """After its answers it holds tritonserver 24.10, whatever the model: closed within the server's 30 s, all ends well.
 
     A Python model of ten lines is held the same: the server does not begin to unload it, gives up after its 30 s and then waits
     for the client, to end by SIGABRT. The final response has gone out by then, and a model can end no stream.
     """
-    with serving(environment=ONE_THREAD) as server:
+    with light_serving(environment=ONE_THREAD) as server:
         client = grpcclient.InferenceServerClient(server.grpc_url)
         got: queue.Queue[object] = queue.Queue()
         client.start_stream(lambda result, error: got.put(error or result))

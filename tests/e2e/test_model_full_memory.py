@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import shlex
 import shutil
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,16 +37,24 @@ BACK = 300.0
 DEAD = "Model is unavailable due to unhealthy vLLM engine"
 
 
-@pytest.fixture
-def place() -> str:
-    """What is small, as the shell has it."""
-    return "/dev/shm"
+@pytest.fixture(scope="module")
+def small_memory(light_parts: Parts, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
+    """A light server whose shared memory is its own, as in a container; its tests leave it as they found it."""
+    with served(light_parts, "/dev/shm", tmp_path_factory.mktemp("small")) as server:
+        yield server
 
 
 @pytest.fixture
-def small(parts: Parts, tmp_path: Path, place: str) -> Iterator[TritonServer]:
-    """A server whose shared memory, or folder for temporary files, is its own, as in a container."""
-    program = tmp_path / "tritonserver"
+def small_folder(parts: Parts, tmp_path: Path) -> Iterator[TritonServer]:
+    """A server whose folder for temporary files is its own."""
+    with served(parts, "$TMPDIR", tmp_path) as server:
+        yield server
+
+
+@contextmanager
+def served(parts: Parts, place: str, folder: Path) -> Iterator[TritonServer]:
+    """Serve with a small ``place``, as the shell has it; the folder is for the program that makes it small."""
+    program = folder / "tritonserver"
     mount = f'mount -t tmpfs -o size={SIZE} tmpfs {place}; exec "$@"'
     argv = [*with_mounts(), "sh", "-ec", mount, "sh", str(parts.binary)]
     program.write_text(f'#!/bin/sh\nexec {shlex.join(argv)} "$@"\n')
@@ -73,8 +81,9 @@ def fill(file: Path) -> None:
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-def test_an_answer_that_does_not_fit_ends_in_an_error(small: TritonServer, streaming: bool) -> None:
+def test_an_answer_that_does_not_fit_ends_in_an_error(small_memory: TritonServer, streaming: bool) -> None:
     """Triton has closed the request when it finds that out; its client must not wait for what cannot come any more."""
+    small = small_memory
     filler = shared_memory(small) / "filler"
     large = prompt(PROMPT, LARGE, stream=streaming, return_logprobs=True)
     fill(filler)
@@ -90,9 +99,9 @@ def test_an_answer_that_does_not_fit_ends_in_an_error(small: TritonServer, strea
         assert again.wait_end(ANSWERED).error == ""
 
 
-@pytest.mark.parametrize("place", ["$TMPDIR"])
-def test_no_room_for_temporary_files(small: TritonServer) -> None:
+def test_no_room_for_temporary_files(small_folder: TritonServer) -> None:
     """Answers need none, nor does an engine that is started again: all are served, or told at once."""
+    small = small_folder
     (stub,) = [p for p in small.members() if name_of(p).startswith("triton_python_b")]
     folder = Path(f"/proc/{small.pid}/root{stub.environ()['TMPDIR']}")
     fill(folder / "filler")

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from support.serving import Serve
     from vllm_env.serve.server import TritonServer
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = pytest.mark.e2e
 PROMPT, ANSWER = FACTS[2]
-CYCLES = 10
+CYCLES = 10  # with the engine; half as many without it
 SLACK_MB = 64  # of the server's own memory over all cycles; an engine that stayed would be hundreds
 
 
@@ -39,14 +39,14 @@ class Footprint:
     shared: frozenset[str]
 
 
-def footprint(server: TritonServer) -> Footprint:
-    """Looks at a server."""
+def footprint(server: TritonServer, *, real: bool) -> Footprint:
+    """Looks at a server, and at what Python's multiprocessing has made for a real vLLM."""
     status = Path(f"/proc/{server.pid}/status").read_text()
     fields = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
     members = server.members()
     names = tuple(sorted(name_of(process) for process in members))
     # psm_ and sem.mp- are made by Python's multiprocessing for vLLM, that of other tests' servers too
-    ours = (server._shared_memory_prefix, "psm_", "sem.mp-")
+    ours = (server._shared_memory_prefix, *(("psm_", "sem.mp-") if real else ()))
     theirs = {path.name for path in traces(process for process in psutil.process_iter() if process not in members)}
     shared = frozenset(path.name for path in Path("/dev/shm").iterdir() if path.name.startswith(ours)) - theirs
     return Footprint(int(fields["VmRSS"].split()[0]) / 1024, names, int(fields["Threads"]), shared)
@@ -60,19 +60,20 @@ def control(server: TritonServer, verb: str, model: str = "vllm") -> None:
     wait_for(lambda: (get(server.http_url, f"/v2/models/{model}/ready")[0] == 200) == ready, f"the model's {verb}")
 
 
-def test_ten_cycles_leak_nothing(serving: Serve) -> None:
+def test_loads_and_unloads_leak_nothing(light_serving: Serve, request: pytest.FixtureRequest) -> None:
     """After each unload no process, no thread and no shared memory of the model is left, and memory stays bounded."""
+    real = bool(request.config.getoption("--slow"))
     explicit = ("--model-control-mode=explicit", "--load-model=vllm")
-    with serving(environment=ONE_THREAD, arguments=explicit) as server:
+    with light_serving(environment=ONE_THREAD, arguments=explicit) as server:
         seen: list[Footprint] = []
-        for cycle in range(CYCLES):
+        for cycle in range(CYCLES if real else CYCLES // 2):
             if cycle:
                 control(server, "load")
             answers = ask_all(server, [prompt(text, {"temperature": 0}, stream=True) for text in (PROMPT, *STRANGE)] * 4)
             assert answers[0].text == ANSWER
             control(server, "unload")
             wait_for(lambda: _is_alone(server), lambda: f"the end of {server.members()}")
-            seen.append(footprint(server))
+            seen.append(footprint(server, real=real))
     assert {one.processes for one in seen} == {seen[0].processes}
     assert max(one.threads for one in seen[1:]) <= seen[1].threads + 2, seen
     assert max(len(one.shared - seen[0].shared) for one in seen) == 0, seen
@@ -84,6 +85,7 @@ def _is_alone(server: TritonServer) -> bool:
     return not [p for p in server.members() if name_of(p).startswith(("VLLM::", "triton_python_b"))]
 
 
+@pytest.mark.slow
 def test_two_models_with_one_environment(serving: Serve) -> None:
     """Both answer at the same time, and when the engine of one is killed the other goes on undisturbed."""
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from support.engineless import GATE
 from support.patience import pause, wait_for
 
 if TYPE_CHECKING:
@@ -21,10 +22,14 @@ LOADS = "starting the engine and loading the model"
 
 
 class Pause(threading.Thread):
-    """Stops the stub for some seconds once its load has begun, as a pause of the machine would."""
+    """Stops the stub for some seconds once its load has begun, as a pause of the machine would.
 
-    def __init__(self) -> None:
+    An engine that starts at once would be ready before that: it waits for ``gate``, which is opened when the stub is gone.
+    """
+
+    def __init__(self, gate: Path) -> None:
         super().__init__(daemon=True)
+        self.gate = gate
         self.model: Path | None = None
         self.paused: int | None = None
 
@@ -43,6 +48,10 @@ class Pause(threading.Thread):
         pause(PAUSE_SECONDS)
         os.kill(stub, signal.SIGCONT)
         self.paused = stub
+        try:
+            wait_for(lambda: not Path(f"/proc/{stub}").exists(), "the end of the stub", longest_pause=0.05)
+        finally:
+            self.gate.touch()
 
 
 def _stub(model: Path) -> int:
@@ -57,10 +66,10 @@ def _stub(model: Path) -> int:
     raise AssertionError(f"no stub of {model}")
 
 
-def test_the_server_ends_and_is_started_again(serving: Serve, no_leftovers: None) -> None:
+def test_the_server_ends_and_is_started_again(light_serving: Serve, no_leftovers: None, tmp_path: Path) -> None:
     """Before, server and stub waited for each other for ever; now the start fails with a reason, and the next one is well."""
-    pause = Pause()
-    with serving(prepare=pause.prepare) as server:
+    pause = Pause(tmp_path / "gate")
+    with light_serving(environment={GATE: str(pause.gate)}, prepare=pause.prepare) as server:
         assert pause.paused is not None
         assert not Path(f"/proc/{pause.paused}").exists()
         said = server.log.read_text(errors="replace")

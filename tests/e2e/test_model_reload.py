@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,13 +16,15 @@ from support.leftovers import name_of
 from support.metrics_page import read_metrics
 from support.model_requests import ask, prompt
 from support.open_stream import OpenStream
-from support.patience import pause, wait_for, wait_for_line
+from support.patience import pause, wait_for
 from support.reference import ONE_THREAD
 from support.settings import with_metrics, with_parameter
 from support.triton_client import post
 from vllm_env.serve.standin import FACTS
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from support.serving import Serve
     from vllm_env.serve.server import TritonServer
 
@@ -29,6 +33,7 @@ PROMPT, ANSWER = FACTS[2]
 POLLS = 5
 LONG = {"temperature": 0, "max_tokens": 60_000, "ignore_eos": True}
 TOKENS = 24
+COUNTED = "vllm:generation_tokens_total"
 PATIENCE = 300.0
 
 
@@ -45,126 +50,163 @@ def written(model: Path, before: dict[str, float]) -> list[str]:
     return sorted(now.keys() - before.keys())
 
 
-def engines(server: TritonServer) -> list[int]:
-    """Return the ids of the processes that a second load would add to, or replace."""
-    return sorted(p.pid for p in server.members() if name_of(p).startswith("VLLM::EngineCor"))
+def stubs(server: TritonServer) -> set[int]:
+    """Return the ids of the instances' processes, which a second load would add to, or replace."""
+    return {process.pid for process in server.members() if name_of(process).startswith("triton_python_b")}
 
 
-@pytest.mark.parametrize("mode", ["explicit", "poll"])
-def test_an_unchanged_model_is_loaded_once(serving: Serve, mode: str) -> None:
-    """`load` of a loaded model, and the poll of its folder, find nothing new: the same processes go on.
+@dataclass(frozen=True)
+class Explicit:
+    """A server that loads and unloads models as it is told, and the folder of a test's own model, which has its name."""
+
+    server: TritonServer
+    model: Path
+
+    def control(self, verb: str) -> None:
+        """Load or unload the model."""
+        path = f"/v2/repository/models/{self.model.name}/{verb}"
+        status, reason = post(self.server.http_url, path, {}, timeout=PATIENCE)
+        assert status == 200, reason
+
+    def ask(self) -> None:
+        """Have the model generate some tokens."""
+        request = {**LONG, "max_tokens": TOKENS}
+        assert not ask(self.server, PROMPT, request, options={"model": self.model.name}).error
+
+    def tokens(self) -> float:
+        """Return how many generated tokens the server's metrics count for the model."""
+        page = read_metrics(f"http://127.0.0.1:{self.server.ports.metrics}/metrics")
+        found = [value for name, labels, value in page.samples if name == COUNTED and labels["model"] == self.model.name]
+        return sum(found)
+
+
+@pytest.fixture(scope="module")
+def waiting(light_serving: Serve, light_long_arguments: dict[str, object]) -> Iterator[TritonServer]:
+    """A server of this module with no model loaded."""
+    arguments = ("--model-control-mode=explicit",)
+    with light_serving(light_long_arguments, environment=ONE_THREAD, arguments=arguments) as server:
+        yield server
+
+
+@pytest.fixture
+def explicit(waiting: TritonServer) -> Iterator[Explicit]:
+    """That server, with a model of the test's own: its metrics may stay after an unload, and count on."""
+    used = len(list(waiting.repository.iterdir()))
+    here = Explicit(waiting, waiting.repository / f"vllm_{used}")
+    shutil.copytree(waiting.repository / "vllm", here.model)
+    yield here
+    here.control("unload")
+    wait_for(lambda: not stubs(waiting))
+
+
+def test_a_loaded_model_is_not_loaded_again(explicit: Explicit) -> None:
+    """`load` of a loaded model finds nothing new: the same processes go on.
 
     Triton looks at ctimes, too: a file of the folder that gets or loses a hard link somewhere else makes it load once more.
     """
-    found: list[Path] = []
-    arguments = {
-        "explicit": ("--model-control-mode=explicit", "--load-model=vllm"),
-        "poll": ("--model-control-mode=poll", "--repository-poll-secs=1"),
-    }[mode]
+    before = files(explicit.model)
+    begin = explicit.server.log.stat().st_size
+    explicit.control("load")
+    _check_that_a_load_changes_nothing(explicit.server, explicit.model, before, lambda: explicit.control("load"), begin)
+
+
+def test_a_poll_finds_nothing_new(light_serving: Serve) -> None:
+    """The poll of the folder of a model that nobody changed: the same processes go on."""
     before: dict[str, float] = {}
+    arguments = ("--model-control-mode=poll", "--repository-poll-secs=1")
+    with light_serving(environment=ONE_THREAD, arguments=arguments, prepare=lambda model: before.update(files(model))) as server:
+        _check_that_a_load_changes_nothing(server, server.repository / "vllm", before, lambda: pause(POLLS))
 
-    def prepare(model: Path) -> None:
-        found.append(model)
-        before.update(files(model))
 
-    with serving(environment=ONE_THREAD, arguments=arguments, prepare=prepare) as server:
-        running = engines(server)
-        assert written(found[0], before) == []
-        if mode == "explicit":
-            assert post(server.http_url, "/v2/repository/models/vllm/load", {}, timeout=300)[0] == 200
-        else:
-            pause(POLLS)
-        assert ask(server, PROMPT, {"temperature": 0}).text == PROMPT + ANSWER
-        wait_for_line(server, "ready after")
-        said = server.log.read_text(errors="replace")
-        assert said.count("starting the engine and loading the model") == 1 + said.count("still starting the engine"), said[
-            -6000:
-        ]
-        assert said.count("ready after") == 1
-        # what an engine forks has its name until it becomes another program
-        wait_for(lambda: engines(server) == running, lambda: f"the engines {running}: {engines(server)}\n{said[-6000:]}")
-        assert written(found[0], before) == []
+def _check_that_a_load_changes_nothing(
+    server: TritonServer, model: Path, before: dict[str, float], load: Callable[[], object], begin: int = 0
+) -> None:
+    """See that the loaded model is loaded once; its log begins at byte ``begin``."""
+    running = stubs(server)
+    assert len(running) == 1
+    assert written(model, before) == []
+    load()
+    assert ask(server, PROMPT, {"temperature": 0}, options={"model": model.name}).text == PROMPT + ANSWER
+    wait_for(lambda: "ready after" in _said(server, begin), "'ready after' in the server's log")
+    said = _said(server, begin)
+    assert said.count("starting the engine and loading the model") == 1 + said.count("still starting the engine"), said[-6000:]
+    assert said.count("ready after") == 1
+    assert stubs(server) == running, said[-6000:]
+    assert written(model, before) == []
+
+
+def test_vllm_writes_nothing_into_the_models_folder(server: TritonServer) -> None:
+    """Nor do its processes, which import the adapter's worker from there: the next `load` would load the model again."""
+    assert ask(server, PROMPT, {"temperature": 0}).text == PROMPT + ANSWER
+    model = server.repository / "vllm"
+    assert [path.name for path in model.rglob("__pycache__")] == []
+    assert max(files(model).values()) <= server._started
 
 
 @pytest.mark.parametrize("counts", [(1, 1), (1, 2)], ids=("1-1", "1-2"))
-def test_metrics_go_on_after_a_reload(serving: Serve, long_arguments: dict[str, object], counts: tuple[int, int]) -> None:
+def test_metrics_go_on_after_a_reload(explicit: Explicit, counts: tuple[int, int]) -> None:
     """Triton loads the new instances before it unloads the old ones, and has a metric of both but once."""
     before, after = counts
-
-    def prepare(model: Path) -> None:
-        with_metrics(model)
-        with_parameter(model, "UNLOAD_GRACE_SECONDS", "600")
-        with_instances(model, before)
-
-    arguments = ("--model-control-mode=explicit", "--load-model=vllm")
-    with serving(long_arguments, environment=ONE_THREAD, arguments=arguments, prepare=prepare) as server:
-
-        def tokens() -> float:
-            return read_metrics(f"http://127.0.0.1:{server.ports.metrics}/metrics").total("vllm:generation_tokens_total")
-
-        with OpenStream(server.grpc_url, prompt(PROMPT, LONG, stream=True)) as running:
-            running.wait(1)
-            old = _stubs(server)
-            with_instances(server.repository / "vllm", after)
-            with_parameter(server.repository / "vllm", "UNLOAD_GRACE_SECONDS", "3")
-            assert post(server.http_url, "/v2/repository/models/vllm/load", {}, timeout=PATIENCE)[0] == 200
-            _ask(server)  # of the new ones, while the old ones have a request
-            assert _stubs(server) > old
-            running.cancel()
-            running.wait_end(PATIENCE)
-        wait_for(lambda: not _stubs(server) & old)
-        wait_for(lambda: tokens() >= TOKENS)
-        begun = tokens()
-        assert begun == TOKENS
-        for number in range(1, 11):
-            _ask(server)
-            wait_for(lambda number=number: tokens() >= begun + number * TOKENS)
-        assert post(server.http_url, "/v2/repository/models/vllm/unload", {}, timeout=PATIENCE)[0] == 200
-        wait_for(lambda: not _stubs(server))
-        assert server.running
+    server, model = explicit.server, explicit.model
+    with_metrics(model)
+    with_parameter(model, "UNLOAD_GRACE_SECONDS", "600")
+    with_instances(model, before)
+    explicit.control("load")
+    with OpenStream(server.grpc_url, prompt(PROMPT, LONG, stream=True), model=model.name) as running:
+        running.wait(1)
+        old = stubs(server)
+        with_instances(model, after)
+        with_parameter(model, "UNLOAD_GRACE_SECONDS", "3")
+        explicit.control("load")
+        explicit.ask()  # of the new ones, while the old ones have a request
+        assert stubs(server) > old
+        running.cancel()
+        running.wait_end(PATIENCE)
+    wait_for(lambda: not stubs(server) & old)
+    wait_for(lambda: explicit.tokens() >= TOKENS)
+    begun = explicit.tokens()
+    assert begun == TOKENS
+    for number in range(1, 11):
+        explicit.ask()
+        wait_for(lambda number=number: explicit.tokens() >= begun + number * TOKENS)
+    explicit.control("unload")
+    wait_for(lambda: not stubs(server))
+    assert server.running
 
 
-def test_a_reload_with_more_instances_is_one_of_its_own(serving: Serve) -> None:
+def test_a_reload_with_more_instances_is_one_of_its_own(explicit: Explicit) -> None:
     """Its third instance does not find the load of two that still serves; a count that alone is changed is no reload."""
-    arguments = ("--model-control-mode=explicit", "--load-model=vllm")
-    with serving(environment=ONE_THREAD, arguments=arguments, prepare=lambda model: with_instances(model, 2)) as server:
-        old = _stubs(server)
-        with_instances(server.repository / "vllm", 3)
-        with_parameter(server.repository / "vllm", "UNLOAD_GRACE_SECONDS", "3")
-        status, reason = post(server.http_url, "/v2/repository/models/vllm/load", {}, timeout=PATIENCE)
-        assert status == 200, reason
-        wait_for(lambda: not _stubs(server) & old)
-        assert len(_stubs(server)) == 3
-        _ask(server)
+    server, model = explicit.server, explicit.model
+    with_instances(model, 2)
+    explicit.control("load")
+    old = stubs(server)
+    with_instances(model, 3)
+    with_parameter(model, "UNLOAD_GRACE_SECONDS", "3")
+    explicit.control("load")
+    wait_for(lambda: not stubs(server) & old)
+    assert len(stubs(server)) == 3
+    explicit.ask()
 
 
-def test_metrics_of_a_killed_instance_are_those_of_the_next(serving: Serve) -> None:
+def test_metrics_of_a_killed_instance_are_those_of_the_next(explicit: Explicit) -> None:
     """Nobody takes them away, so the next one counts on; they leave with it."""
-    arguments = ("--model-control-mode=explicit", "--load-model=vllm")
-    with serving(environment=ONE_THREAD, arguments=arguments, prepare=with_metrics) as server:
-
-        def tokens() -> float:
-            return read_metrics(f"http://127.0.0.1:{server.ports.metrics}/metrics").total("vllm:generation_tokens_total")
-
-        _ask(server)
-        wait_for(lambda: tokens() == TOKENS)
-        for stub in _stubs(server):
-            os.kill(stub, signal.SIGKILL)
-        wait_for(lambda: not engines(server))
-        for verb in ("unload", "load"):
-            assert post(server.http_url, f"/v2/repository/models/vllm/{verb}", {}, timeout=PATIENCE)[0] == 200
-        _ask(server)
-        wait_for(lambda: tokens() == 2 * TOKENS)
-        assert post(server.http_url, "/v2/repository/models/vllm/unload", {}, timeout=PATIENCE)[0] == 200
-        wait_for(lambda: not tokens())
-        assert server.running
+    server = explicit.server
+    with_metrics(explicit.model)
+    explicit.control("load")
+    explicit.ask()
+    wait_for(lambda: explicit.tokens() == TOKENS)
+    killed = stubs(server)
+    for stub in killed:
+        os.kill(stub, signal.SIGKILL)
+    wait_for(lambda: not [p for p in server.members() if p.pid in killed or name_of(p).startswith("VLLM::")])
+    explicit.control("unload")
+    explicit.control("load")
+    explicit.ask()
+    wait_for(lambda: explicit.tokens() == 2 * TOKENS)
+    explicit.control("unload")
+    wait_for(lambda: not explicit.tokens())
+    assert server.running
 
 
-def _ask(server: TritonServer) -> None:
-    answer = ask(server, PROMPT, {**LONG, "max_tokens": TOKENS})
-    assert not answer.error
-
-
-def _stubs(server: TritonServer) -> set[int]:
-    """Return the ids of the instances' processes."""
-    return {process.pid for process in server.members() if name_of(process).startswith("triton_python_b")}
+def _said(server: TritonServer, begin: int) -> str:
+    return server.log.read_bytes()[begin:].decode(errors="replace")

@@ -1,6 +1,7 @@
 """Stands for vLLM in unit tests of the model: an engine that answers a prompt with its words, one token a word.
 
 `install()` puts it where `triton_vllm.compat.load` looks. A prompt is answered by the loop that the engine was started in.
+This file is also a part of the package `vllm` that `support.engineless` puts into an environment, so it imports no other.
 """
 
 from __future__ import annotations
@@ -10,7 +11,10 @@ import enum
 import sys
 from dataclasses import dataclass, field
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 class RequestOutputKind(enum.Enum):
@@ -166,10 +170,11 @@ def output(text: str, *, finished: bool) -> SimpleNamespace:
     return SimpleNamespace(outputs=[part], finished=finished, prompt_token_ids=[1], prompt_logprobs=None)
 
 
-def install() -> ModuleType:
-    """Put the modules where `import` finds them; return `vllm`."""
+def install(others: Mapping[str, Any] | None = None) -> ModuleType:
+    """Put the modules where `import` finds them, with `others` added or in place of those here; return `vllm`."""
+    path = getattr(sys.modules.get("vllm"), "__path__", ["/nowhere/vllm"])  # in an environment it is a package
     names: dict[str, Any] = {
-        "vllm": SimpleNamespace(__version__="0.0", __path__=["/nowhere/vllm"]),
+        "vllm": SimpleNamespace(__version__="0.0", __path__=path),
         "vllm.engine.arg_utils": SimpleNamespace(AsyncEngineArgs=AsyncEngineArgs),
         "vllm.v1.engine.async_llm": SimpleNamespace(AsyncLLM=AsyncLLM),
         "vllm.usage.usage_lib": SimpleNamespace(UsageContext=UsageContext),
@@ -183,6 +188,7 @@ def install() -> ModuleType:
         "vllm.v1.engine.exceptions": SimpleNamespace(EngineDeadError=EngineDeadError),
         "vllm.envs": SimpleNamespace(environment_variables={"VLLM_MAX_AUDIO_DECODE_DURATION_S": lambda: 600}),
         "vllm.platforms": SimpleNamespace(current_platform=SimpleNamespace(is_cpu=lambda: True, ray_device_key="")),
+        **(others or {}),
     }
     for name, content in names.items():
         parts = name.split(".")

@@ -27,6 +27,7 @@ _SHARED = (
     "chat_server",
     "vision_server",
     "server",
+    "light_server",
 )
 # In this order workers end at about the same time: what serves a model takes longest, and unit tests fill what is left.
 _LONGEST_FIRST = ("tests/e2e", "tests/hostile", "tests/chaos", "tests/integration", "")

@@ -29,12 +29,16 @@ READY_SECONDS = 800.0  # below the limit of a test; on a machine with other work
 
 @dataclass(frozen=True)
 class Parts:
-    """What a server is made of: the program, the built model, its unpacked environment, a model for the engine."""
+    """What a server is made of: the program, the built model, its unpacked environment, a model for the engine.
+
+    ``engine`` is False for an environment whose vLLM has none (`support.engineless`).
+    """
 
     binary: Path
     model: Path
     environment: Path
     standin: Path
+    engine: bool = True
 
 
 def is_cuda(environment: Path) -> bool:
@@ -74,7 +78,7 @@ def serve(
         if prepare:
             prepare(model)
         loads = EXPLICIT not in arguments or any(one.startswith("--load-model") for one in arguments)
-        note_start(TRITON, engine_args, engine=loads)
+        note_start(TRITON, engine_args, engine=loads and parts.engine)
         with TritonServer(
             parts.binary,
             model.parent,
