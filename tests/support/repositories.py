@@ -6,6 +6,8 @@ By default the real ``gen_vllm_env.sh`` builds them. Three variables take what i
     VLLM_ENV_TEST_REPOSITORY    a model repository built before
     VLLM_ENV_TEST_ENVIRONMENT   an unpacked environment: serves the working tree's model with it, builds nothing
     VLLM_ENV_TEST_TRITON_ROOT   a Triton root; the default is /opt/tritonserver, else .triton of this checkout
+
+This checkout is a copy of the user's where ``tests/run.sh`` started the tests (`own_place.py`).
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import sys
 from pathlib import Path
 
 from support.once import once
+from support.own_place import mirror
 from vllm_env.base.cache import Cache
 from vllm_env.base.network import Network
 from vllm_env.base.pip_config import read_pip_config
@@ -28,11 +31,6 @@ from vllm_env.triton.root import STUB_NAME, open_root
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 BUILD_SECONDS = 1200
-_BUILT = re.compile(
-    r"^\.(git|tools|triton[^/]*|hypothesis)/|(^|/)(__pycache__|\.\w+_cache)/"
-    r"|^model_repository/[^/]+/(vllm_env|\.vllm_env|vllm_engine_args\.json|triton_python_backend_stub|vllm_cache/|standin/)"
-)
-"""What .gitignore names, for a checkout without git."""
 
 
 def triton_root() -> Path:
@@ -126,25 +124,9 @@ def copied_checkout(folder: Path) -> Path:
     """Return a copy of this checkout without what is built, which a build may write in: its tools are those of the checkout."""
     tools = CHECKOUT / ".tools"
     tools.mkdir(exist_ok=True)
-    for name in _written_files():
-        target = folder / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(CHECKOUT / name, target, follow_symlinks=False)
+    mirror(CHECKOUT, folder)
     (folder / ".tools").symlink_to(tools)
     return folder
-
-
-def _written_files() -> list[str]:
-    """Return the files of this checkout that nobody has built: those that git tracks or could, else those of no known name."""
-    listed = subprocess.run(
-        ["git", "-C", CHECKOUT, "ls-files", "-co", "--exclude-standard", "-z"], capture_output=True, text=True, check=False
-    )
-    if listed.returncode == 0:
-        names = [name for name in listed.stdout.split("\0") if name]
-    else:
-        names = [str(path.relative_to(CHECKOUT)) for path in CHECKOUT.rglob("*") if not path.is_dir()]
-        names = [name for name in names if not _BUILT.search(name)]
-    return [name for name in names if os.path.lexists(CHECKOUT / name)]
 
 
 def client_command(*arguments: str) -> list[str]:
