@@ -51,6 +51,16 @@ def group(item: pytest.Item) -> str:
     return next((name for name in _SHARED if name in used), item.nodeid.partition("::")[0])
 
 
+def end_servers(item: pytest.Item, following: pytest.Item | None) -> None:
+    """Stop the servers that a test's group shares, once its last test in this worker has ended: idle ones fill the memory."""
+    if following is not None and group(following) == group(item):
+        return
+    fixtures = getattr(item, "_fixtureinfo", None)
+    for name in _SHARED if fixtures else ():
+        for definition in fixtures.name2fixturedefs.get(name, ()):
+            definition.finish(item._request)  # what depends on the fixture is finished before; it can be made again
+
+
 class GroupScheduling(LoadScopeScheduling):  # type: ignore[misc]
     """Hands out whole groups, in the order in which they were collected."""
 

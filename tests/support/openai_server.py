@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from support.patience import LIMIT, wait_for
 from support.reference import ONE_THREAD, kept, place_of
-from support.serving import CPU_ENVIRONMENT, READY_SECONDS
+from support.serving import CPU_ENVIRONMENT, READY_SECONDS, without_space
 from support.starts import OPENAI, note_start
 from support.triton_client import post
 from vllm_env.serve.server import free_ports
@@ -95,7 +95,13 @@ def openai_server(environment: Path, engine_args: Mapping[str, Any], log: Path) 
     argv = [environment / "bin" / "python", "-m", "vllm.entrypoints.openai.api_server", "--host=127.0.0.1"]
     argv += [f"--port={port}", *(_option(name, value) for name, value in engine_args.items())]
     # FlashInfer's sampler compiles itself; without a toolkit vLLM's own server dies of the first request that samples with top_k.
-    variables = {**os.environ, **CPU_ENVIRONMENT, **ONE_THREAD, "VLLM_USE_FLASHINFER_SAMPLER": "0", "PYTHONPATH": ""}
+    variables = {
+        **os.environ,
+        **without_space(CPU_ENVIRONMENT),
+        **ONE_THREAD,
+        "VLLM_USE_FLASHINFER_SAMPLER": "0",
+        "PYTHONPATH": "",
+    }
     note_start(OPENAI, engine_args)
     with log.open("wb") as sink:
         server = subprocess.Popen(argv, stdout=sink, stderr=sink, env=variables, start_new_session=True)

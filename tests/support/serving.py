@@ -20,8 +20,13 @@ from vllm_env.serve.smoke import copy_model
 Serve = Callable[..., AbstractContextManager[TritonServer]]
 MORE_ARGUMENTS = json.loads(os.environ.get("VLLM_ENV_TEST_ENGINE_ARGUMENTS", "{}"))
 """Engine arguments of this machine for all models: on a GPU a share of its memory for each of the servers that run at once."""
-CPU_ARGUMENTS: dict[str, Any] = {"dtype": "float32", "enforce_eager": True, "max_model_len": 256, **MORE_ARGUMENTS}
+KV_BYTES = 256 << 20
+"""Of an engine's KV cache, for four of the longest sequences. With a GiB for each, servers that run at once fill the memory."""
+CPU_ARGUMENTS: dict[str, Any] = {
+    "dtype": "float32", "enforce_eager": True, "max_model_len": 256, "kv_cache_memory_bytes": KV_BYTES, **MORE_ARGUMENTS
+}  # fmt: skip
 CPU_ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
+"""For engine arguments that do not name the KV cache's size. The variable would go before the argument: `without_space`."""
 EXPLICIT = "--model-control-mode=explicit"  # of tritonserver: it loads what it is told to load
 STALL_SECONDS = 240.0  # a model that loads says so every 15 s; only an archive that the server extracts is silent for longer
 READY_SECONDS = 800.0  # below the limit of a test; on a machine with other work a start may take minutes
@@ -39,6 +44,11 @@ class Parts:
     environment: Path
     standin: Path
     engine: bool = True
+
+
+def without_space(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return variables of a CPU run without the KV cache's size, for an engine that is given it as an argument."""
+    return {name: value for name, value in variables.items() if name != "VLLM_CPU_KVCACHE_SPACE"}
 
 
 def is_cuda(environment: Path) -> bool:
@@ -83,7 +93,7 @@ def serve(
             parts.binary,
             model.parent,
             log=folder / "server.log",
-            launch=Launch({**CPU_ENVIRONMENT, **(environment or {})}, arguments, ready_timeout, STALL_SECONDS),
+            launch=Launch({**without_space(CPU_ENVIRONMENT), **(environment or {})}, arguments, ready_timeout, STALL_SECONDS),
         ) as server:
             yield server
     finally:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 GATE = "ENGINELESS_GATE"
 """A variable of the server: the engine's start waits until there is this file."""
-TAKEN = frozenset({"dtype", "enforce_eager", "gpu_memory_utilization", "max_model_len", "max_num_seqs"})
+TAKEN = frozenset({"dtype", "enforce_eager", "gpu_memory_utilization", "kv_cache_memory_bytes", "max_model_len", "max_num_seqs"})
 """Engine arguments that it takes, of those that a machine may give to all models."""
 _PACKAGE = Path(__file__).with_name("vllm")
 # What the adapter and the start-up hook import; with all of site-packages the stub would find the real vLLM's requirements.

@@ -46,6 +46,7 @@ class AsyncEngineArgs(_names.AsyncEngineArgs):
 
     dtype: str = "auto"
     enforce_eager: bool = False
+    kv_cache_memory_bytes: int = 0
     gpu_memory_utilization: float = 0.9
     max_model_len: int = 2048
     max_num_seqs: int = 256
