@@ -41,7 +41,7 @@ def pytest_configure(config: pytest.Config) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if not _is_worker(config):
         os.environ[RUN] = tempfile.mkdtemp(prefix="vllm_env_test_")
-        config.stash[_SOURCES] = slow_run.read_sources(repositories.CHECKOUT)
+        config.stash[_SOURCES] = slow_run.read_sources(Path(os.environ.get("VLLM_ENV_TEST_CHECKOUT", repositories.CHECKOUT)))
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import datetime
 import json
-import os
 import subprocess
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
 PLACE = ".tools/slow-run.json"
 COUNTED = ("passed", "failed", "error", "skipped", "xfailed", "xpassed")
@@ -26,11 +25,7 @@ class Sources:
 
 
 def read_sources(checkout: Path) -> Sources:
-    """Return what a run tests; read it as the run begins, for others may commit during two hours.
-
-    ``tests/run.sh`` runs in a copy of the checkout, and names that in ``VLLM_ENV_TEST_CHECKOUT``.
-    """
-    checkout = Path(os.environ.get("VLLM_ENV_TEST_CHECKOUT", checkout))
+    """Return what a run tests; read it as the run begins, for others may commit during two hours."""
     return Sources(_git(checkout, "rev-parse", "HEAD"), bool(_git(checkout, "status", "--porcelain")))
 
 
