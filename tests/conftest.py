@@ -73,11 +73,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         from support.groups import sort_and_note  # needs xdist
 
         sort_and_note(items)
+    if not {"VLLM_ENV_TEST_CHECKOUT", "VLLM_ENV_TEST_ENVIRONMENT"} & os.environ.keys() and any(map(_builds, items)):
+        pytest.exit("tests that build or serve are started by tests/run.sh, which gives them a home and caches of their own", 4)
     for item in items:
         if item.get_closest_marker("slow") and not config.getoption("--slow"):
             item.add_marker(pytest.mark.skip(reason="takes minutes; run with --slow"))
         if item.get_closest_marker("gpu") and not Path("/proc/driver/nvidia/version").exists():
             item.add_marker(pytest.mark.skip(reason="no NVIDIA GPU in this machine"))
+
+
+def _builds(item: pytest.Item) -> bool:
+    return item.nodeid.startswith(("tests/chaos", "tests/e2e", "tests/integration"))
 
 
 @pytest.hookimpl(trylast=True)
@@ -173,7 +179,7 @@ def server(serving: Serve, session_folder: Path) -> Iterator[TritonServer]:
     """
     beside = session_folder / "beside"
     for name in PACKAGES_BESIDE:
-        (beside / name).mkdir(parents=True)
+        (beside / name).mkdir(parents=True, exist_ok=True)
         if name != "triton":
             (beside / name / "__init__.py").write_text("raise RuntimeError('imported from the working directory')\n")
     with contextlib.ExitStack() as stack:

@@ -9,14 +9,14 @@ set -euo pipefail
 
 root=$(CDPATH= cd -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")/.." && pwd)
 tools=$root/.tools/tests
-data=${VLLM_ENV_TEST_DATA:-$root/.tools/test-data}
+data=$(realpath -m -- "${VLLM_ENV_TEST_DATA:-$root/.tools/test-data}")
 lock=$root/tests/requirements.txt
-python=${PYTHON:-python3}
 cd "$root"
 
-"$python" -B env/bootstrap.py --environment "$tools" "$lock"
-PYTHON=$("$python" -c 'import sys; print(sys.executable)')  # the builds of tests share the builder's tools with the user
-export PYTHON PATH=$tools/bin:$PATH
+# an activated environment may be the very one that is made here; its own Python makes it
+PYTHON=$("${PYTHON:-python3}" -c 'import sys; print(getattr(sys, "_base_executable", sys.executable))')
+"$PYTHON" -B env/bootstrap.py --environment "$tools" "$lock"
+export PYTHON PATH=$tools/bin:$PATH  # the builds of tests share the builder's tools with the user
 
 if [[ ${1:-} != --no-lint ]]; then
   ruff check .
@@ -30,10 +30,5 @@ if [[ ${1:-} == --fast ]]; then
   shift
   set -- tests/unit tests/contract tests/e2e/test_one_answer.py "$@"
 fi
-
-"$PYTHON" -B tests/support/own_place.py "$root" "$data"
-export PYENV_ROOT=${PYENV_ROOT:-$HOME/.pyenv}  # where the builder finds an interpreter
-export VLLM_ENV_TEST_CHECKOUT=$root VLLM_ENV_TEST_DATA=$data HOME=$data/home XDG_CACHE_HOME=$data/cache
-unset VLLM_ENV_CACHE VLLM_ENV_UNPACKED UV_CACHE_DIR
-cd "$data/checkout"
-exec python -m pytest --numprocesses 3 "$@"  # servers wait more than they work; a later -n0 gives one process, as --pdb needs it
+# servers wait more than they work, so three workers; a later -n0 gives one process, as --pdb needs it
+exec "$PYTHON" -B tests/support/own_place.py "$root" "$data" python -m pytest -o cache_dir="$data/pytest" --numprocesses 3 "$@"

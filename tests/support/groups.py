@@ -55,9 +55,9 @@ def end_servers(item: pytest.Item, following: pytest.Item | None) -> None:
     """Stop the servers that a test's group shares, once its last test in this worker has ended: idle ones fill the memory."""
     if following is not None and group(following) == group(item):
         return
-    fixtures = getattr(item, "_fixtureinfo", None)
-    for name in _SHARED if fixtures else ():
-        for definition in fixtures.name2fixturedefs.get(name, ()):
+    manager = item.session._fixturemanager
+    for name in _SHARED:  # a test may ask for one by `request.getfixturevalue`, so that its own list does not have it
+        for definition in manager.getfixturedefs(name, item) or ():
             definition.finish(item._request)  # what depends on the fixture is finished before; it can be made again
 
 

@@ -1,74 +1,125 @@
-"""Makes what a test run works on, so that it neither reads nor writes the user's: ``python own_place.py CHECKOUT FOLDER``.
+"""Starts a test run that neither reads nor writes the user's files: ``python own_place.py CHECKOUT FOLDER COMMAND…``.
 
-    FOLDER/checkout/   the checkout's files as a new clone has them, in a git repository of their own, with a .triton of their own
-    FOLDER/cache/      all caches (XDG_CACHE_HOME), filled from the user's
-    FOLDER/home/       the home, with links to the user's settings of pip, uv and git
+    FOLDER/checkout/       the checkout's files as a new clone has them, in a git repository of their own; COMMAND runs here
+    FOLDER/checkout-2/     the same for a second run at the same time
+    FOLDER/home/           the home, with copies of the user's settings of pip, uv and git
+    FOLDER/home/.cache/    all caches, filled from the user's
 
-Standard library only. What the user's cache and .triton hold is hard-linked, or copied where that is not possible: those files
-are replaced and never written in place. What is in FOLDER already stays, so a second run has little to do.
+Standard library only. What is in FOLDER already stays, so a second run has little to do.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Mapping
 
 SETTINGS = (".config/pip", ".config/uv", ".config/git", ".pip", ".netrc", ".gitconfig")
 # of the builder's cache; not its locks, its staging folders and what it has unpacked
-ENTRIES = ("prefixes", "archives", "stubs", "standins", "wheels", "sources", "verified", "contract")
-WRITTEN = ("conda", "locks", "inductor")  # small, and some of their files are written in place
+ENTRIES = ("prefixes", "archives", "stubs", "standins", "wheels", "sources", "verified", "contract", "conda", "locks", "inductor")
 BUILT = ("vllm_env", "vllm_cache", "vllm_engine_args.json", "triton_python_backend_stub", "standin")
 KEPT = {".git", ".tools", ".triton"}  # of the copy; all else that the checkout lacks is removed
+# variables that lead to the user's caches, models and repositories, or change what is tested
+ASTRAY = ("HF_", "VLLM_", "XDG_", "TORCHINDUCTOR_", "TRITON_HOME", "TRITON_CACHE_DIR", "CUDA_CACHE_PATH", "TRANSFORMERS_CACHE")
+ASTRAY += ("PIP_CACHE_DIR", "UV_CACHE_DIR", "CONDA_PKGS_DIRS")
+ASTRAY += ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY", "GIT_COMMON_DIR", "GIT_PREFIX")  # of a hook
+OURS = "VLLM_ENV_TEST_"
+# where programs of the user's are that find each other by the home
+PROGRAMS = {"PYENV_ROOT": ".pyenv", "RUSTUP_HOME": ".rustup", "CARGO_HOME": ".cargo"}
 
 
-def main(checkout: Path, folder: Path) -> None:
-    """Bring the folder up to date."""
-    copy = folder / "checkout"
+def main(checkout: Path, folder: Path, command: list[str]) -> NoReturn:
+    """Prepare the folder, and become the command."""
+    folder.mkdir(parents=True, exist_ok=True)
+    copy = free_copy(folder)
+    prepare(checkout, folder, copy)
+    variables = own_variables(os.environ, checkout, folder)
+    os.chdir(copy)
+    os.execvpe(command[0], command, variables)
+
+
+def free_copy(folder: Path) -> Path:
+    """Return the first copy in which nobody else runs tests; this process, and what it becomes, holds its lock."""
+    number = 1
+    while True:
+        copy = folder / ("checkout" if number == 1 else f"checkout-{number}")
+        handle = os.open(f"{copy}.lock", os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(handle)
+            number += 1
+            continue
+        os.set_inheritable(handle, True)
+        return copy
+
+
+def own_variables(environment: Mapping[str, str], checkout: Path, folder: Path) -> dict[str, str]:
+    """Return a run's variables: the user's, but for those that lead to the user's files."""
+    found = {name: value for name, value in environment.items() if name.startswith(OURS) or not name.startswith(ASTRAY)}
+    for name, place in PROGRAMS.items():
+        if (Path.home() / place).is_dir():
+            found.setdefault(name, str(Path.home() / place))
+    return {**found, "HOME": str(folder / "home"), f"{OURS}DATA": str(folder), f"{OURS}CHECKOUT": str(checkout)}
+
+
+def prepare(checkout: Path, folder: Path, copy: Path) -> None:
+    """Bring a copy, the caches and the home up to date."""
     mirror(checkout, copy)
     commit(copy)
-    link_once(checkout / ".triton", copy / ".triton")
+    if release_of(copy / ".triton") != release_of(checkout / ".triton"):
+        shutil.rmtree(copy / ".triton", ignore_errors=True)
+    take_over(checkout / ".triton", copy / ".triton")
     with suppress(FileExistsError):
         (copy / ".tools").symlink_to(checkout / ".tools")  # the builder's own environment, made once for both
-    fill_cache(folder / "cache")
+    fill_cache(folder / "home" / ".cache")
     for name in SETTINGS:
-        link_setting(Path.home() / name, folder / "home" / name)
+        take_over(Path.home() / name, folder / "home" / name, link=False)
 
 
 def mirror(checkout: Path, copy: Path) -> None:
     """Make a copy of the checkout's files, without what is built; files that are the same already are not written again."""
     names = files_of(checkout)
-    for name in names:
-        source, target = checkout / name, copy / name
-        if is_same(source, target):
-            continue
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.unlink(missing_ok=True)
-        shutil.copy2(source, target, follow_symlinks=False)
     for path in sorted(copy.rglob("*"), reverse=True):
         name = path.relative_to(copy)
-        if name.parts[0] in KEPT or str(name) in names:
-            continue
-        if path.is_dir() and not path.is_symlink():
-            with suppress(OSError):  # a folder with files of the checkout
-                path.rmdir()
-        else:
-            path.unlink(missing_ok=True)
+        if name.parts[0] not in KEPT:
+            remove_unless_wanted(path, wanted=str(name) in names)
+    for name in names:
+        source, target = checkout / name, copy / name
+        if not is_same(source, target):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.unlink(missing_ok=True)
+            shutil.copy2(source, target, follow_symlinks=False)
+
+
+def remove_unless_wanted(path: Path, *, wanted: bool) -> None:
+    """Remove a file that the checkout lacks, a folder in a file's place, or an empty folder."""
+    is_folder = path.is_dir() and not path.is_symlink()
+    if is_folder and wanted:
+        shutil.rmtree(path)
+    elif is_folder:
+        with suppress(OSError):  # it holds files of the checkout
+            path.rmdir()
+    elif not wanted:
+        path.unlink(missing_ok=True)
 
 
 def files_of(checkout: Path) -> set[str]:
     """Return the names of a checkout's files: those that git tracks or would track, without git all but hidden and built ones."""
     command = ["git", "-C", str(checkout), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    try:
-        listed = subprocess.run(command, capture_output=True, check=True, text=True).stdout
-    except (OSError, subprocess.CalledProcessError):  # no git, no repository, or one of another user
+    listed = ""
+    if (checkout / ".git").exists():
+        with suppress(OSError):  # no git; where it belongs to another user, git lists nothing
+            listed = subprocess.run(command, capture_output=True, check=False, text=True, env=without_git()).stdout
+    if not listed:
         return {str(path.relative_to(checkout)) for path in unhidden_files(checkout)}
     return {name for name in listed.split("\0") if name and os.path.lexists(checkout / name)}
 
@@ -78,11 +129,8 @@ def unhidden_files(folder: Path) -> list[Path]:
     found = []
     for path in folder.iterdir():
         hidden = path.name.startswith(".") and path.name not in (".gitignore", ".ci")
-        if (
-            hidden
-            or path.name == "__pycache__"
-            or (path.parent.parent.name == "model_repository" and path.name.startswith(BUILT))
-        ):
+        built = path.name.startswith(BUILT) and path.parent.parent.name == "model_repository"
+        if hidden or built or path.name == "__pycache__":
             continue
         found += unhidden_files(path) if path.is_dir() else [path]
     return found
@@ -101,11 +149,24 @@ def commit(copy: Path) -> None:
     git = ["git", "-C", str(copy), "-c", "user.name=tests", "-c", "user.email=tests@localhost", "-c", "commit.gpgsign=false"]
     with suppress(OSError):  # without git, tests that clone are red by themselves
         if not (copy / ".git").is_dir():
-            subprocess.run([*git, "init", "--quiet", "--initial-branch=main"], check=False)
+            subprocess.run([*git, "init", "--quiet", "--initial-branch=main"], check=False, env=without_git())
             (copy / ".git" / "info" / "exclude").write_text("/.tools\n")  # a link here, which .gitignore takes for a file
-        subprocess.run([*git, "add", "--all"], check=False)
-        if subprocess.run([*git, "diff", "--cached", "--quiet"], check=False, stderr=subprocess.DEVNULL).returncode:
-            subprocess.run([*git, "commit", "--quiet", "--no-verify", "--message=as tested"], check=False)
+        subprocess.run([*git, "add", "--all"], check=False, env=without_git())
+        changed = subprocess.run([*git, "diff", "--cached", "--quiet"], check=False, capture_output=True, env=without_git())
+        if changed.returncode:
+            message = ["--quiet", "--no-verify", "--message=as tested"]
+            subprocess.run([*git, "commit", *message], check=False, env=without_git())
+
+
+def without_git() -> dict[str, str]:
+    """Return the variables without those that a hook of git has: they would go before ``git -C``."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(ASTRAY)}
+
+
+def release_of(triton: Path) -> str:
+    """Return a provisioned Triton's release, or nothing."""
+    file = triton / "RELEASE"
+    return file.read_text("utf-8") if file.is_file() else ""
 
 
 def fill_cache(cache: Path) -> None:
@@ -114,48 +175,50 @@ def fill_cache(cache: Path) -> None:
     users = Path(os.environ.get("VLLM_ENV_CACHE") or usual / "vllm_env")
     for kind in ENTRIES:
         for entry in (users / kind).glob("*"):
-            link_once(entry, cache / "vllm_env" / kind / entry.name)
-    for kind in WRITTEN:
-        link_once(users / kind, cache / "vllm_env" / kind, link=shutil.copy2)
-    link_once(Path(os.environ.get("UV_CACHE_DIR") or usual / "uv"), cache / "uv")
-    (cache / "uv").mkdir(parents=True, exist_ok=True)
+            take_over(entry, cache / "vllm_env" / kind / entry.name)
+    uv = Path(os.environ.get("UV_CACHE_DIR") or usual / "uv")
+    if list((users / "prefixes").glob("*")):
+        for found in uv.glob("simple-*"):  # the wheels are in the prefix
+            take_over(found, cache / "uv" / found.name)
+    else:
+        take_over(uv, cache / "uv")
 
 
-def link_once(source: Path, target: Path, link: Callable[[str, str], object] | None = None) -> None:
-    """Have a file or folder under a second name, whole or not at all; what is there already stays."""
+def take_over(source: Path, target: Path, *, link: bool = True) -> None:
+    """Have a file or folder a second time, whole or not at all; what is there already stays.
+
+    In a folder, the files of its folders are hard links if ``link`` is set: nobody writes them in place. Its own files are
+    copied: their times say when an entry was last used, and a link would change the time of an archive that a server may poll.
+    """
     if target.exists() or not source.exists():
         return
     target.parent.mkdir(parents=True, exist_ok=True)
     staged = target.with_name(f".{target.name}.{os.getpid()}")
-    copy = link or link_file
     try:
         if source.is_dir():
-            shutil.copytree(source, staged, symlinks=True, copy_function=copy)
+            staged.mkdir()
+            for child in source.iterdir():
+                copy(child, staged / child.name, link=link and child.is_dir())
         else:
-            copy(str(source), str(staged))
+            copy(source, staged, link=False)
         staged.rename(target)
-    except (OSError, shutil.Error) as error:  # a build may remove it meanwhile, or another run be faster
+    except (OSError, subprocess.CalledProcessError) as error:  # a build may remove it meanwhile, or another run be faster
         print(f"test data  … {source} is not taken over: {str(error)[:200]}", file=sys.stderr)
+    finally:
         shutil.rmtree(staged, ignore_errors=True)
-        if not staged.is_dir():
-            staged.unlink(missing_ok=True)
+        if staged.is_file():
+            staged.unlink()
 
 
-def link_file(source: str, target: str) -> str:
-    """Hard-link a file, or copy it to another file system, or where the kernel links no files of others."""
-    try:
-        os.link(source, target, follow_symlinks=False)
-    except OSError:
-        shutil.copy2(source, target, follow_symlinks=False)
-    return target
-
-
-def link_setting(source: Path, target: Path) -> None:
-    """Let the own home have a setting of the user's, such as where packages come from."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    if source.exists() and not os.path.lexists(target):
-        target.symlink_to(source)
+def copy(source: Path, target: Path, *, link: bool) -> None:
+    """Copy a file or folder with its times; link its files where the file system, and the kernel for files of others, let it."""
+    if link:
+        linked = subprocess.run(["cp", "--archive", "--link", source, target], check=False, capture_output=True)
+        if linked.returncode == 0:
+            return
+        shutil.rmtree(target, ignore_errors=True)
+    subprocess.run(["cp", "--archive", "--reflink=auto", source, target], check=True, capture_output=True)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]).resolve(), Path(sys.argv[2]).resolve())
+    main(Path(sys.argv[1]).resolve(), Path(sys.argv[2]).resolve(), sys.argv[3:])

@@ -70,7 +70,11 @@ def kept(environment: Path, program: str, request: Any, model: Path, make: Calla
 def place_of(environment: Path, program: str, request: Any, model: Path) -> Path:
     """Return the file in which `kept` keeps an answer."""
     asked = json.dumps(request, sort_keys=True).replace(str(model), files_digest(model))
-    ran = [file_digest(_FOLDER / program), *(f"{k}={v}" for k, v in {**CPU_ENVIRONMENT, **ONE_THREAD}.items())]
+    ran = [
+        file_digest(_FOLDER / program),
+        files_digest(model),
+        *(f"{k}={v}" for k, v in {**CPU_ENVIRONMENT, **ONE_THREAD}.items()),
+    ]
     key = hashlib.sha256("\0".join([*ran, asked, *packages(environment), processor()]).encode()).hexdigest()[:32]
     return data_folder() / "references" / f"{key}.json"
 

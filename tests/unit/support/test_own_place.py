@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import pytest
@@ -34,13 +36,23 @@ def checkout(tmp_path: Path) -> Path:
 def user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A user's home with a cache."""
     home = tmp_path / "user"
-    for name in (".cache/vllm_env/prefixes/k/env/bin/python", ".cache/vllm_env/build/left", ".config/pip/pip.conf"):
+    for name in (
+        ".cache/vllm_env/prefixes/k/env/bin/python",
+        ".cache/vllm_env/prefixes/k/.complete",
+        ".cache/vllm_env/build/left",
+        ".config/pip/pip.conf",
+    ):
         (home / name).parent.mkdir(parents=True, exist_ok=True)
         (home / name).write_text(name)
     monkeypatch.setenv("HOME", str(home))
     for name in ("XDG_CACHE_HOME", "VLLM_ENV_CACHE", "UV_CACHE_DIR"):
         monkeypatch.delenv(name, raising=False)
     return home
+
+
+def prepare(checkout: Path, data: Path) -> None:
+    """Prepare the first copy."""
+    own_place.prepare(checkout, data, data / "checkout")
 
 
 def names(folder: Path) -> set[str]:
@@ -55,19 +67,48 @@ def test_the_copy_is_what_a_clone_has(checkout: Path, tmp_path: Path, in_git: bo
     """With what is not committed yet, without what is built; what the checkout no longer has goes at the next run."""
     if in_git:
         subprocess.run(["git", "-C", checkout, "init", "--quiet"], check=True)
-    own_place.main(checkout, tmp_path / "data")
+    prepare(checkout, tmp_path / "data")
     copy = tmp_path / "data" / "checkout"
     sources = {".gitignore", "README.md", "tests/test_new.py", "model_repository/vllm/config.pbtxt"}
     assert names(copy) == {*sources, ".triton/RELEASE", ".tools"}
     (checkout / "tests/test_new.py").unlink()
     (checkout / "README.md").write_text("another text")
     (copy / "model_repository/vllm/vllm_env.tar.gz").write_text("a test's")
-    own_place.main(checkout, tmp_path / "data")
+    prepare(checkout, tmp_path / "data")
     assert names(copy) == {*sources - {"tests/test_new.py"}, ".triton/RELEASE", ".tools"}
     assert (copy / "README.md").read_text() == "another text"
     tracked = subprocess.check_output(["git", "-C", copy, "ls-files"], text=True).splitlines()
     assert set(tracked) == sources - {"tests/test_new.py"}
     assert subprocess.check_output(["git", "-C", copy, "status", "--porcelain"], text=True) == ""
+
+
+@pytest.mark.usefixtures("user")
+def test_a_file_may_become_a_folder_and_the_other_way_round(checkout: Path, tmp_path: Path) -> None:
+    """As when another branch is checked out."""
+    prepare(checkout, tmp_path / "data")
+    (checkout / "README.md").unlink()
+    (checkout / "README.md").mkdir()
+    (checkout / "README.md" / "page.md").write_text("")
+    (checkout / "tests" / "test_new.py").unlink()
+    (checkout / "tests").rmdir()
+    (checkout / "tests").write_text("")
+    prepare(checkout, tmp_path / "data")
+    assert names(tmp_path / "data" / "checkout") >= {"README.md/page.md", "tests"}
+
+
+def test_a_hook_of_git_does_not_lead_into_the_users_repository(
+    checkout: Path, user: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Git gives its hooks GIT_DIR, which goes before ``-C``."""
+    subprocess.run(["git", "-C", checkout, "init", "--quiet"], check=True)
+    monkeypatch.setenv("GIT_DIR", str(checkout / ".git"))
+    for _ in range(2):
+        prepare(checkout, tmp_path / "data")
+        (checkout / "README.md").write_text("changed")
+    monkeypatch.delenv("GIT_DIR")
+    told = subprocess.run(["git", "-C", checkout, "log"], check=False, capture_output=True, text=True)
+    assert "as tested" not in told.stdout
+    assert (tmp_path / "data/checkout/.git").is_dir()
 
 
 @pytest.mark.parametrize("can_link", [True, False])
@@ -76,43 +117,64 @@ def test_the_cache_is_filled_from_the_users(
 ) -> None:
     """By links or copies; what a build stages is not taken over, and what the own cache has stays."""
     if not can_link:
-
-        def refused(*_: object, **__: object) -> None:
-            raise OSError(18, "Invalid cross-device link")
-
-        monkeypatch.setattr(os, "link", refused)
-    own_place.main(checkout, tmp_path / "data")
-    theirs = user / ".cache/vllm_env/prefixes/k/env/bin/python"
-    ours = tmp_path / "data/cache/vllm_env/prefixes/k/env/bin/python"
-    assert ours.read_text() == theirs.read_text()
-    assert ours.samefile(theirs) == can_link
-    assert not (tmp_path / "data/cache/vllm_env/build").exists()
+        (tmp_path / "bin").mkdir()
+        (tmp_path / "bin" / "cp").write_text('#!/bin/sh\n[ "$2" = --link ] && exit 1\nexec /bin/cp "$@"\n')
+        (tmp_path / "bin" / "cp").chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+    prepare(checkout, tmp_path / "data")
+    theirs = user / ".cache/vllm_env/prefixes/k"
+    ours = tmp_path / "data/home/.cache/vllm_env/prefixes/k"
+    assert (ours / "env/bin/python").read_text() == (theirs / "env/bin/python").read_text()
+    assert (ours / "env/bin/python").samefile(theirs / "env/bin/python") == can_link
+    assert not (ours / ".complete").samefile(theirs / ".complete")  # its time is that of the last use
+    assert not (tmp_path / "data/home/.cache/vllm_env/build").exists()
     assert (tmp_path / "data/home/.config/pip/pip.conf").read_text() == ".config/pip/pip.conf"
-    theirs.unlink()
-    own_place.main(checkout, tmp_path / "data")
-    assert ours.exists()
+    (theirs / "env/bin/python").unlink()
+    prepare(checkout, tmp_path / "data")
+    assert (ours / "env/bin/python").exists()
 
 
-def test_what_goes_meanwhile_is_not_taken_over_by_half(
-    checkout: Path, user: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.usefixtures("user")
+def test_what_cannot_be_copied_is_not_taken_over_by_half(
+    checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As when another build evicts it."""
-    (user / ".cache/vllm_env/prefixes/k/env/bin/other").write_text("")
-
-    def gone(source: str, target: str, **_: object) -> None:
-        if source.endswith("other"):
-            raise FileNotFoundError(2, "No such file or directory", source)
-        raise OSError(18, "Invalid cross-device link")
-
-    monkeypatch.setattr(os, "link", gone)
-    monkeypatch.setattr(own_place.shutil, "copy2", _copy_unless_other)
-    own_place.main(checkout, tmp_path / "data")
-    assert list((tmp_path / "data/cache/vllm_env/prefixes").iterdir()) == []
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "cp").write_text('#!/bin/sh\ncase "$*" in */env\\ *) exit 1; esac\nexec /bin/cp "$@"\n')
+    (tmp_path / "bin" / "cp").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+    prepare(checkout, tmp_path / "data")
+    assert list((tmp_path / "data/home/.cache/vllm_env/prefixes").iterdir()) == []
     assert "is not taken over" in capsys.readouterr().err
 
 
-def _copy_unless_other(source: object, target: object, **_: object) -> None:
-    if str(source).endswith("other"):
-        raise FileNotFoundError(2, "No such file or directory", str(source))
-    with open(str(source), "rb") as given, open(str(target), "wb") as made:
-        made.write(given.read())
+@pytest.mark.usefixtures("user")
+def test_a_second_run_has_a_copy_of_its_own(checkout: Path, tmp_path: Path) -> None:
+    """Else it would change files under the first one; its command runs in the copy, with a home that is not the user's."""
+    (tmp_path / "data").mkdir()
+    command = [
+        sys.executable,
+        own_place.__file__,
+        str(checkout),
+        str(tmp_path / "data"),
+        "sh",
+        "-c",
+        "pwd; echo $HOME; read line",
+    ]
+    with ExitStack() as stack:
+        runs = []
+        for _ in range(2):
+            run = stack.enter_context(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
+            assert run.stdout
+            runs.append((run.stdout.readline().strip(), run.stdout.readline().strip()))
+    data = (tmp_path / "data").resolve()
+    assert runs == [(f"{data}/checkout", f"{data}/home"), (f"{data}/checkout-2", f"{data}/home")]
+
+
+def test_variables_that_lead_to_the_users_files_are_left_out(tmp_path: Path) -> None:
+    """Those of the tests themselves, and where certificates are, stay."""
+    given = {"HF_HOME": "/h", "VLLM_ENV_CACHE": "/c", "XDG_CACHE_HOME": "/x", "VLLM_ENV_TEST_TRITON_ROOT": "/t", "PATH": "/bin"}
+    kept = own_place.own_variables({**given, "GIT_DIR": "/g", "GIT_SSL_CAINFO": "/s"}, tmp_path, tmp_path)
+    assert not {"HF_HOME", "VLLM_ENV_CACHE", "XDG_CACHE_HOME", "GIT_DIR"} & kept.keys()
+    assert (kept["PATH"], kept["VLLM_ENV_TEST_TRITON_ROOT"], kept["GIT_SSL_CAINFO"]) == ("/bin", "/t", "/s")
+    assert kept["HOME"] == str(tmp_path / "home")
