@@ -19,6 +19,7 @@ from vllm_env.lock.spec import DEFAULT_SPEC, Overrides, Pin, load_spec
 from vllm_env.triton.root import rules_of
 
 if TYPE_CHECKING:
+    from support.small_fixtures import Channel
     from vllm_env.lock.locked import Lock
 
 _LOCKED = LockOptions(locked=True)
@@ -201,13 +202,21 @@ def test_the_current_folders_configuration_of_uv_is_not_read(
     assert _make(small_spec, small_cache).versions()["numpy"].startswith("1.")
 
 
+@pytest.fixture(scope="module")
+def pins_cache(channel: Channel, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One cache for all default pins: the registry is asked for each, but a file is fetched once."""
+    root = tmp_path_factory.mktemp("pins") / "cache"
+    shutil.copytree(channel.root / "conda/channel", root / "conda/channel")
+    return root
+
+
 @pytest.mark.parametrize("release", ["24.10", "26.06"])
 @pytest.mark.parametrize("profile", ["cpu", "cuda"])
-def test_the_default_pins_resolve(profile: str, release: str, tmp_path: Path) -> None:
+def test_the_default_pins_resolve(profile: str, release: str, pins_cache: Path, tmp_path: Path) -> None:
     """Against the registry, as it is today: where this fails, the pin in env/vllm_env.toml no longer serves anybody."""
     shutil.copy(DEFAULT_SPEC, tmp_path)
     spec = load_spec(profile, Overrides(), tmp_path / DEFAULT_SPEC.name)
-    workspace = workspace_in(tmp_path / "cache", Network(read_pip_config()))
+    workspace = workspace_in(pins_cache, Network(read_pip_config()))
     try:
         lock = make_lock(workspace, spec, rules_of(release), LockOptions(upgrade=True))
     except VllmEnvError as error:

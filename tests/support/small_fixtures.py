@@ -14,6 +14,7 @@ from vllm_env.base.cache import Cache
 from vllm_env.base.network import Network
 from vllm_env.base.workspace import Workspace
 from vllm_env.interpreter.layer import CondaLayer, install_layer, local_layer
+from vllm_env.prefix.strip import strip_symbols
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -60,6 +61,13 @@ def bare_prefix(channel: Channel) -> Path:
         return prefix
 
     return once("bare/env", make)
+
+
+def copy_slim(bare_prefix: Path, prefix: Path) -> None:
+    """Copy the interpreter without what few programs need, as pruned and stripped prefixes are."""
+    ignored = shutil.ignore_patterns("include", "asyncio", "distutils", "pydoc_data", "unittest", "xml", "_codecs_*")
+    shutil.copytree(bare_prefix, prefix, symlinks=True, ignore=ignored)
+    strip_symbols(prefix / f"lib/libpython{PYTHON}.so.1.0")
 
 
 @pytest.fixture

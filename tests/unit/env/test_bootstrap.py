@@ -2,79 +2,27 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pip
 import pytest
 
+from support.bootstrap_place import Place
 from support.patience import LIMIT, wait_for
-from support.repositories import CHECKOUT
 from vllm_env.base.filesystem import owner_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_PROGRAM = """\
-import json, os, sys, tool
-print(json.dumps([tool.VERSION, sys.prefix, sys.argv[1:], os.environ.get("XDG_CACHE_HOME")]))
-sys.stdout.flush()
-sys.stdin.read()
-"""
 _OTHER = 12345
 _DEBIAN = Path("/usr/bin/python3")
-
-
-class Place:
-    """A checkout, a folder with the wheels of its lock, and the variables of a user whose pip takes them from there."""
-
-    def __init__(self, folder: Path) -> None:
-        self.root, self.wheels = folder / "checkout", folder / "wheels"
-        self.tools = self.root / ".tools"
-        ignore = shutil.ignore_patterns("__pycache__", "*.toml")
-        shutil.copytree(CHECKOUT / "env", self.root / "env", ignore=ignore)
-        shutil.copy(CHECKOUT / "gen_vllm_env.sh", self.root)
-        (self.root / "env/vllm_env/__main__.py").write_text(_PROGRAM)
-        self.wheels.mkdir()
-        (folder / "home").mkdir()
-        self.env = {"PATH": os.environ["PATH"], "HOME": str(folder / "home"), "PYTHON": sys.executable}
-        self.env |= {"PIP_FIND_LINKS": str(self.wheels), "PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": os.devnull}
-        self.cwd = Path("/")
-        self.lock("1.0")
-
-    def lock(self, version: str) -> None:
-        """Make a wheel of the tool and lock it."""
-        wheel, info = self.wheels / f"tool-{version}-py3-none-any.whl", f"tool-{version}.dist-info"
-        with zipfile.ZipFile(wheel, "w") as archive:
-            archive.writestr("tool.py", f"VERSION = {version!r}\n")
-            archive.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: tool\nVersion: {version}\n")
-            archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-            archive.writestr(f"{info}/RECORD", f"tool.py,,\n{info}/METADATA,,\n{info}/WHEEL,,\n{info}/RECORD,,\n")
-        line = f"tool=={version} --hash=sha256:{hashlib.sha256(wheel.read_bytes()).hexdigest()}\n"
-        (self.root / "env/requirements.txt").write_text(line)
-
-    def start(self, *arguments: str, before: tuple[object, ...] = (), **variables: str) -> subprocess.Popen[str]:
-        """Start gen_vllm_env.sh; the program in the packager's place runs until its input ends."""
-        argv = [*before, self.root / "gen_vllm_env.sh", *arguments]
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        return subprocess.Popen([str(a) for a in argv], env={**self.env, **variables}, cwd=self.cwd, text=True, **pipes)
-
-    def run(self, *arguments: str, before: tuple[object, ...] = (), **variables: str) -> tuple[int, str, str]:
-        """Run gen_vllm_env.sh; return its status, its result and its messages."""
-        child = self.start(*arguments, before=before, **variables)
-        out, err = child.communicate(timeout=600)
-        return child.returncode, out, err
-
-    def environments(self) -> list[Path]:
-        return sorted(self.tools.glob("venv*"))
 
 
 @pytest.fixture
@@ -169,17 +117,6 @@ def test_pips_configuration_of_the_interpreter_counts(place: Place) -> None:
     assert code == 0, err
 
 
-def test_pip_of_ubuntu_22_04_is_enough(place: Place, tmp_path: Path) -> None:
-    """22.0.2 has no --python."""
-    subprocess.run([sys.executable, "-m", "venv", tmp_path / "old"], check=True)
-    python = tmp_path / "old/bin/python"
-    subprocess.run([python, "-m", "pip", "install", "-q", "pip==22.0.2"], check=True)
-    code, out, err = place.run(PYTHON=str(python))
-    assert (code, out[:6]) == (0, '["1.0"'), err
-    argv = [python, "-m", "pip", "--python", python, "list"]
-    assert "no such option: --python" in subprocess.run(argv, capture_output=True, text=True, check=False).stderr
-
-
 def _bare(place: Place) -> Path:
     """An interpreter without pip, but with ensurepip."""
     folder = place.root.parent / "bare"
@@ -196,7 +133,10 @@ def _with_pip(place: Place) -> Path:
 
 
 def test_neither_pip_nor_ensurepip_is_said_with_the_packages_name(place: Place, tmp_path: Path) -> None:
-    """Without pip, ensurepip's is used; without both, nothing half-made passes for whole at the next run."""
+    """Without pip, ensurepip's is used; without both, nothing half-made passes for whole at the next run.
+
+    ensurepip imports nothing of the current folder either.
+    """
     python = _bare(place)
     (tmp_path / "debian").mkdir()
     (tmp_path / "debian/ensurepip.py").write_text("raise SystemExit('ensurepip is disabled in Debian')\n")
@@ -204,7 +144,8 @@ def test_neither_pip_nor_ensurepip_is_said_with_the_packages_name(place: Place, 
     assert code == 1
     assert "error: Could not get a pip" in err
     assert "apt-get install python3-pip" in err
-    code, out, err = place.run(PYTHON=str(python))
+    _fill_current_folder(place)
+    code, out, err = place.run("--model", "x", PYTHON=str(python), PIP_FIND_LINKS="../wheels")
     assert (code, out[:6]) == (0, '["1.0"'), err
 
 
@@ -229,15 +170,18 @@ def test_tools_that_pip_put_elsewhere_are_no_tools(place: Place, tmp_path: Path)
     assert (code, out[:6]) == (0, '["1.0"'), err
 
 
-@pytest.mark.parametrize("has_pip", [True, False])
-def test_files_of_the_current_folder_are_not_imported(place: Place, *, has_pip: bool) -> None:
-    """Neither by the packager, nor by venv, pip and ensurepip; a relative folder of wheels counts from there as ever."""
+def _fill_current_folder(place: Place) -> None:
+    """Let the next runs start in a folder with modules that nobody may import."""
     place.cwd = place.root.parent / "cwd"
     place.cwd.mkdir()
     for name in ("tool", "json", "runpy", "typing", "queue", "shutil", "logging", "tempfile"):
         (place.cwd / f"{name}.py").write_text("raise SystemExit(f'{__file__} was imported')\n")
-    python = sys.executable if has_pip else str(_bare(place))
-    code, out, err = place.run("--model", "x", PYTHON=python, PIP_FIND_LINKS="../wheels")
+
+
+def test_files_of_the_current_folder_are_not_imported(place: Place) -> None:
+    """Neither by the packager, nor by venv and pip; a relative folder of wheels counts from there as ever."""
+    _fill_current_folder(place)
+    code, out, err = place.run("--model", "x", PIP_FIND_LINKS="../wheels")
     assert (code, out[:6]) == (0, '["1.0"'), err
 
 

@@ -6,7 +6,6 @@ import dataclasses
 import hashlib
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tarfile
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from support.small_build import small_lock
-from support.small_fixtures import workspace_in
+from support.small_fixtures import copy_slim, workspace_in
 from vllm_env.archive import pack
 from vllm_env.archive.pack import archive_key, make_archive, plan_archive, write_archive
 from vllm_env.base.errors import VllmEnvError
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
 def prefix(bare_prefix: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A prefix from whose conda package a file was left out, as the prune rules do."""
     prefix = tmp_path_factory.mktemp("pack") / "env"
-    shutil.copytree(bare_prefix, prefix, symlinks=True)
+    copy_slim(bare_prefix, prefix)
     (prefix / "lib/python3.11/this.py").unlink()
     (prefix / "own.txt").write_text("not of conda")
     make_relocatable(prefix, site_packages(prefix))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import shutil
 import subprocess
 import tarfile
 from typing import TYPE_CHECKING
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from support.small_build import small_lock
-from support.small_fixtures import workspace_in
+from support.small_fixtures import copy_slim, workspace_in
 from vllm_env.archive import parts, parts_unpack
 from vllm_env.archive.pack import archive_key, plan_archive, write_archive
 from vllm_env.archive.parts import PartedArchive, make_parts, packed_key, parts_key
@@ -33,7 +32,7 @@ ADDED = {f"{SITE}/{name}" for name in parts_unpack.OWN}
 def prefix(bare_prefix: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A prefix with the start-up hook and four packages."""
     prefix = tmp_path_factory.mktemp("parts") / "env"
-    shutil.copytree(bare_prefix, prefix, symlinks=True)
+    copy_slim(bare_prefix, prefix)
     install_runtime(prefix, "identity")
     for name in ("numpy/core.py", "numpy.libs/libblas.so", "vllm/__init__.py", "one.py", "two.cpython-311-x86_64-linux-gnu.so"):
         (prefix / SITE / name).parent.mkdir(exist_ok=True)

@@ -54,12 +54,27 @@ def test_an_installed_prefix_is_one_of_conda(bare_prefix: Path, channel: Channel
     assert "bin/python3.11" in record["files"]
 
 
-def test_a_package_that_is_not_the_locks_is_refused(channel: Channel, small_cache: Path, tmp_path: Path) -> None:
-    """Another digest than the locked one is not installed, however equal its name."""
+def test_a_package_that_is_not_the_locks_is_refused(
+    channel: Channel, small_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another digest than the locked one is not installed, however equal its name.
+
+    The package is made again first; test_local.py shows that this gives the same bytes, so here it is only put there again.
+    """
     (package,) = channel.layer.packages
+    made = channel.root / "conda/channel/linux-64" / package.file_name
+    again: list[Path] = []
+
+    def make(_: object, folder: Path, _staging: Path) -> Path:
+        folder.mkdir(parents=True)
+        again.append(shutil.copy(made, folder))
+        return again[0]
+
+    monkeypatch.setattr("vllm_env.interpreter.layer.make_package", make)
     changed = CondaLayer("local", (dataclasses.replace(package, sha256="0" * 64),))
     with pytest.raises(CommandError) as caught:
         install_layer(workspace_in(small_cache), changed, tmp_path / "env")
+    assert len(again) == 1
     assert "the lock has" in caught.value.tail
     assert not (tmp_path / "env" / "bin").exists()
 

@@ -20,7 +20,7 @@ from vllm_env.publish.exchange import STAGING
 from vllm_env.publish.model_folder import BuiltSet, stage_candidate, stage_model
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from vllm_env.base.workspace import Workspace
@@ -36,6 +36,18 @@ def _way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
     if request.param == "in place":
         for place in (publishing, module):
             monkeypatch.setattr(place, "staging_place", lambda _: None)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _small_template(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Four of its files are enough: each publish copies all and waits for the disk."""
+    folder = tmp_path_factory.mktemp("template") / "vllm"
+    for name in ("config.pbtxt", "1/model.py", "1/triton_vllm/__init__.py", "1/triton_vllm/contract.py"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(TEMPLATE / name, folder / name)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(globals(), "TEMPLATE", folder)
+        yield
 
 
 @pytest.fixture
