@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from support.patience import LIMIT, wait_for
 from support.reference import ONE_THREAD, kept, place_of
-from support.serving import CPU_ENVIRONMENT, READY_SECONDS, without_space
+from support.serving import READY_SECONDS, variables_for
 from support.starts import OPENAI, note_start
 from support.triton_client import post
 from vllm_env.serve.server import free_ports
@@ -97,7 +97,7 @@ def openai_server(environment: Path, engine_args: Mapping[str, Any], log: Path) 
     # FlashInfer's sampler compiles itself; without a toolkit vLLM's own server dies of the first request that samples with top_k.
     variables = {
         **os.environ,
-        **without_space(CPU_ENVIRONMENT),
+        **variables_for(engine_args),
         **ONE_THREAD,
         "VLLM_USE_FLASHINFER_SAMPLER": "0",
         "PYTHONPATH": "",

@@ -26,7 +26,7 @@ CPU_ARGUMENTS: dict[str, Any] = {
     "dtype": "float32", "enforce_eager": True, "max_model_len": 256, "kv_cache_memory_bytes": KV_BYTES, **MORE_ARGUMENTS
 }  # fmt: skip
 CPU_ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
-"""For engine arguments that do not name the KV cache's size. The variable would go before the argument: `without_space`."""
+"""For engine arguments that do not name the KV cache's size; see `variables_for`."""
 EXPLICIT = "--model-control-mode=explicit"  # of tritonserver: it loads what it is told to load
 STALL_SECONDS = 240.0  # a model that loads says so every 15 s; only an archive that the server extracts is silent for longer
 READY_SECONDS = 800.0  # below the limit of a test; on a machine with other work a start may take minutes
@@ -46,9 +46,10 @@ class Parts:
     engine: bool = True
 
 
-def without_space(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return variables of a CPU run without the KV cache's size, for an engine that is given it as an argument."""
-    return {name: value for name, value in variables.items() if name != "VLLM_CPU_KVCACHE_SPACE"}
+def variables_for(engine_args: Mapping[str, Any]) -> dict[str, str]:
+    """Return the variables of a CPU run: without the KV cache's size, which goes before the argument, if that is given."""
+    given = "kv_cache_memory_bytes" in engine_args
+    return {name: value for name, value in CPU_ENVIRONMENT.items() if not (given and name == "VLLM_CPU_KVCACHE_SPACE")}
 
 
 def is_cuda(environment: Path) -> bool:
@@ -93,7 +94,7 @@ def serve(
             parts.binary,
             model.parent,
             log=folder / "server.log",
-            launch=Launch({**without_space(CPU_ENVIRONMENT), **(environment or {})}, arguments, ready_timeout, STALL_SECONDS),
+            launch=Launch({**variables_for(chosen), **(environment or {})}, arguments, ready_timeout, STALL_SECONDS),
         ) as server:
             yield server
     finally:
