@@ -35,11 +35,19 @@ def leftovers(parent: int) -> set[str]:
                 words += [*process.environ().values(), *process.cmdline()]
     theirs = "\n".join(words)
     held = _locked()
-    regions = {
-        path for path in Path("/dev/shm").glob("vllm_env_*") if path.name[:_REGION] not in theirs and _inode(path) not in held
-    }
-    folders = {path for path in Path("/tmp").glob("vllm_env_server_*") if path.name not in theirs}
+    regions = {path for path in _own("/dev/shm", "vllm_env_*") if path.name[:_REGION] not in theirs and _inode(path) not in held}
+    folders = {path for path in _own("/tmp", "vllm_env_server_*") if path.name not in theirs}
     return {shown(process) for process in found if is_alive(process)} | {str(path) for path in regions | folders}
+
+
+def _own(folder: str, pattern: str) -> list[Path]:
+    """Return what this user has made. To which process the files of another user belong cannot be read."""
+    found = []
+    for path in Path(folder).glob(pattern):
+        with contextlib.suppress(OSError):  # it has just gone
+            if path.stat().st_uid == os.geteuid():
+                found.append(path)
+    return found
 
 
 def _locked() -> set[int]:
