@@ -35,6 +35,9 @@ def prefix(bare_prefix: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     copy_slim(bare_prefix, prefix)
     (prefix / "lib/python3.11/this.py").unlink()
     (prefix / "own.txt").write_text("not of conda")
+    cache = prefix / "lib/python3.11/__pycache__"
+    cache.mkdir(exist_ok=True)
+    (cache / "os.cpython-311.pyc").write_bytes(b"bytecode")
     make_relocatable(prefix, site_packages(prefix))
     return prefix
 
@@ -65,6 +68,7 @@ def test_the_plan_holds_conda_files_other_files_and_the_activation(packed: Packe
         assert stream
         record = json.load(stream)
     assert {"bin/activate", "bin/python3.11", "own.txt", "conda-meta/history"} <= names
+    assert "lib/python3.11/__pycache__/os.cpython-311.pyc" in names  # conda-pack leaves it out by itself
     assert "bin/conda-unpack" not in names
     assert "lib/python3.11/this.py" not in names
     assert set(record["files"]) <= names
