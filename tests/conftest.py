@@ -149,7 +149,7 @@ def triton_root(built_repository: Path) -> Path:
 @pytest.fixture(scope="session")
 def unpacked_environment(built_repository: Path) -> Path:
     """The built environment as a folder, with ``bin/python``."""
-    return once("environment", functools.partial(repositories.unpacked_environment, built_repository / "vllm"))
+    return once("environment", lambda _: repositories.unpacked_environment(built_repository / "vllm"))
 
 
 @pytest.fixture(scope="session")

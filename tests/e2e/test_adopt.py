@@ -148,17 +148,18 @@ def test_the_command_serves_that_very_model_first(parts: Parts, tmp_path: Path, 
     (model / "config.pbtxt").write_text(CONFIG, encoding="utf-8")
     (model / "1" / "model.json").write_text(json.dumps({**CPU_ARGUMENTS, "model": "weights"}), encoding="utf-8")
     before = snapshot(model)
+    unpacked = {"VLLM_ENV_UNPACKED": str(tmp_path / "unpacked")}  # by the smoke run; the server finds it
 
     def run(*options: object) -> subprocess.CompletedProcess[str]:
         argv = [sys.executable, "-m", "vllm_env", "adopt", str(model), *map(str, options)]
-        environment = {**os.environ, "PYTHONPATH": str(CHECKOUT / "env")}
+        environment = {**os.environ, **unpacked, "PYTHONPATH": str(CHECKOUT / "env")}
         return subprocess.run(argv, env=environment, capture_output=True, text=True, check=False, timeout=900)
 
-    done = run("--profile", "cpu", "--triton-root", parts.binary.parents[1])
+    done = run("--profile", "cpu", "--layout", "parts", "--triton-root", parts.binary.parents[1])
     assert done.returncode == 0, done.stderr
     assert f"the smoke run serves {model / 'weights'} with the model's own engine arguments" in done.stderr
     assert "'The capital of France is' -> ' Paris, on the river Seine.'" in done.stdout
-    launch = Launch({**CPU_ENVIRONMENT}, (), READY_SECONDS, STALL_SECONDS)
+    launch = Launch({**CPU_ENVIRONMENT, **unpacked}, (), READY_SECONDS, STALL_SECONDS)
     note_start(TRITON)
     with TritonServer(parts.binary, model.parent, log=tmp_path / "server.log", launch=launch) as server:
         (answer,) = ask_all(server, [prompt(FACTS[2][0], {"temperature": 0, "max_tokens": 24})], model="opt")

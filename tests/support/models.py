@@ -14,7 +14,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from support.reference import data_folder, file_digest, files_digest, packages, run_reference
+from support.reference import file_digest, files_digest, packages, run_reference
+from support.repositories import data_folder
 from support.small_fixtures import workspace_in
 from vllm_env.base.locks import locked
 from vllm_env.serve import standin

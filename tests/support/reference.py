@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from support.once import run_folder
-from support.repositories import CHECKOUT
+from support.repositories import data_folder
 from support.serving import CPU_ENVIRONMENT
 from support.starts import IN_PROCESS, note_start
 from vllm_env.base.locks import locked
@@ -33,11 +33,6 @@ FRESH = "VLLM_ENV_TEST_FRESH"
 _ENGINES = {"reference_engine.py"}  # the programs that start one
 ONE_THREAD = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
 _FOLDER = Path(__file__).parent
-
-
-def data_folder() -> Path:
-    """Return the folder with what runs leave to later ones."""
-    return Path(os.environ.get("VLLM_ENV_TEST_DATA", CHECKOUT / ".tools" / "test-data")).absolute()
 
 
 def kept_reference(environment: Path, program: str, request: Any, model: Path) -> Any:

@@ -12,16 +12,19 @@ This checkout is a copy of the user's where ``tests/run.sh`` started the tests (
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 from support.once import once
 from support.own_place import mirror
 from vllm_env.base.cache import Cache
+from vllm_env.base.locks import locked
 from vllm_env.base.network import Network
 from vllm_env.base.pip_config import read_pip_config
 from vllm_env.base.workspace import Workspace
@@ -31,6 +34,7 @@ from vllm_env.triton.root import STUB_NAME, open_root
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 BUILD_SECONDS = 1200
+DAY = 24 * 3600
 
 
 def triton_root() -> Path:
@@ -106,8 +110,13 @@ def point_to_environment(model: Path, environment: Path) -> None:
     config.write_text(changed, encoding="utf-8")
 
 
-def unpacked_environment(model: Path, target: Path) -> Path:
-    """Return the environment of a built model as a folder; an archive is extracted to ``target``."""
+def data_folder() -> Path:
+    """Return the folder with what runs leave to later ones."""
+    return Path(os.environ.get("VLLM_ENV_TEST_DATA", CHECKOUT / ".tools" / "test-data")).absolute()
+
+
+def unpacked_environment(model: Path) -> Path:
+    """Return the environment of a built model as a folder; an archive is extracted once, and kept for later runs."""
     text = (model / "config.pbtxt").read_text(encoding="utf-8")
     named = re.search(r'EXECUTION_ENV_PATH"\s+value: *\{ *string_value: *"([^"]+)"', text)
     if named is None:
@@ -115,9 +124,23 @@ def unpacked_environment(model: Path, target: Path) -> Path:
     path = Path(named[1].replace("$$TRITON_MODEL_DIRECTORY", str(model)))
     if path.is_dir():
         return path
-    target.mkdir(parents=True, exist_ok=True)
-    subprocess.run(["tar", "-xf", path, "-C", target], check=True, timeout=300)
-    return target
+    digest = hashlib.sha256()
+    with path.open("rb") as archive:
+        while block := archive.read(1 << 20):
+            digest.update(block)
+    place = data_folder() / "environments" / digest.hexdigest()
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with locked(place.parent, lambda: None):
+        if not place.is_dir():
+            for other in place.parent.iterdir():
+                if other.name == "staging" or time.time() - other.stat().st_mtime > DAY:
+                    shutil.rmtree(other)
+            staging = place.with_name("staging")
+            staging.mkdir()
+            subprocess.run(["tar", "-xf", path, "-C", staging], check=True, timeout=300)
+            staging.rename(place)
+        os.utime(place)
+    return place
 
 
 def copied_checkout(folder: Path) -> Path:
