@@ -83,6 +83,18 @@ def test_the_copy_is_what_a_clone_has(checkout: Path, tmp_path: Path, in_git: bo
 
 
 @pytest.mark.usefixtures("user")
+def test_the_tests_own_triton_stays_unless_the_user_has_another(checkout: Path, tmp_path: Path) -> None:
+    """It was provisioned by an earlier run, which takes seconds."""
+    prepare(checkout, tmp_path / "data")
+    (checkout / ".triton" / "RELEASE").unlink()
+    prepare(checkout, tmp_path / "data")
+    assert (tmp_path / "data/checkout/.triton/RELEASE").read_text() == "built"
+    (checkout / ".triton" / "RELEASE").write_text("another")
+    prepare(checkout, tmp_path / "data")
+    assert (tmp_path / "data/checkout/.triton/RELEASE").read_text() == "another"
+
+
+@pytest.mark.usefixtures("user")
 def test_a_file_may_become_a_folder_and_the_other_way_round(checkout: Path, tmp_path: Path) -> None:
     """As when another branch is checked out."""
     prepare(checkout, tmp_path / "data")
