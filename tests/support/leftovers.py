@@ -41,7 +41,7 @@ def leftovers(parent: int) -> set[str]:
 
 
 def _own(folder: str, pattern: str) -> list[Path]:
-    """Return what this user has made. To which process the files of another user belong cannot be read."""
+    """Return this user's files. The processes that use those of another user cannot be read."""
     found = []
     for path in Path(folder).glob(pattern):
         with contextlib.suppress(OSError):  # it has just gone

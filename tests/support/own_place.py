@@ -5,7 +5,7 @@
     FOLDER/home/           the home, with copies of the user's settings of pip, uv and git
     FOLDER/home/.cache/    all caches, filled from the user's
 
-Standard library only. What is in FOLDER already stays, so a second run has little to do.
+Standard library only. A second run takes over the files of the first one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SETTINGS = (".config/pip", ".config/uv", ".config/git", ".pip", ".netrc", ".gitc
 ENTRIES = ("prefixes", "archives", "stubs", "standins", "wheels", "sources", "verified", "contract", "conda", "locks", "inductor")
 BUILT = ("vllm_env", "vllm_cache", "vllm_engine_args.json", "triton_python_backend_stub", "standin")
 KEPT = {".git", ".tools", ".triton"}  # of the copy; all else that the checkout lacks is removed
-# variables that lead to the user's caches, models and repositories, or change what is tested
+# variables that lead to the user's caches, models and repositories
 ASTRAY = ("HF_", "VLLM_", "XDG_", "TORCHINDUCTOR_", "TRITON_HOME", "TRITON_CACHE_DIR", "CUDA_CACHE_PATH", "TRANSFORMERS_CACHE")
 ASTRAY += ("PIP_CACHE_DIR", "UV_CACHE_DIR", "CONDA_PKGS_DIRS")
 ASTRAY += ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY", "GIT_COMMON_DIR", "GIT_PREFIX")  # of a hook
@@ -47,7 +47,7 @@ def main(checkout: Path, folder: Path, command: list[str]) -> NoReturn:
 
 
 def free_copy(folder: Path) -> Path:
-    """Return the first copy in which nobody else runs tests; this process, and what it becomes, holds its lock."""
+    """Return the first copy that no other run uses. This process keeps its lock, also as the command."""
     number = 1
     while True:
         copy = folder / ("checkout" if number == 1 else f"checkout-{number}")
@@ -86,7 +86,7 @@ def prepare(checkout: Path, folder: Path, copy: Path) -> None:
 
 
 def mirror(checkout: Path, copy: Path) -> None:
-    """Make a copy of the checkout's files, without what is built; files that are the same already are not written again."""
+    """Copy the checkout's files, but no built ones. A file that has been copied before is not written again."""
     names = files_of(checkout)
     for path in sorted(copy.rglob("*"), reverse=True):
         name = path.relative_to(copy)
@@ -185,7 +185,7 @@ def fill_cache(cache: Path) -> None:
 
 
 def take_over(source: Path, target: Path, *, link: bool = True) -> None:
-    """Have a file or folder a second time, whole or not at all; what is there already stays.
+    """Copy a file or folder, whole or not at all. An existing target stays.
 
     In a folder, the files of its folders are hard links if ``link`` is set: nobody writes them in place. Its own files are
     copied: their times say when an entry was last used, and a link would change the time of an archive that a server may poll.
