@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from support.mapped import libraries_of, programs_of
 from support.metrics_page import read_metrics
 from support.model_requests import ask_all, prompt
 from support.models import LORA_ENGINE
@@ -141,7 +142,10 @@ def test_an_adopted_model_answers_as_ours_does_and_is_given_back(
 
 @pytest.mark.skipif("VLLM_ENV_TEST_ENVIRONMENT" in os.environ, reason="serves an environment that was not built")
 def test_the_command_serves_that_very_model_first(parts: Parts, tmp_path: Path, no_leftovers: None) -> None:
-    """Weights in the model's own folder, named from there: they answer in the smoke run, and where the model stands."""
+    """Weights in the model's own folder, named from there: they answer in the smoke run, and where the model stands.
+
+    The environment is in parts: what the smoke run has unpacked also serves afterwards, the engine's process too.
+    """
     model = tmp_path / "place" / "models" / "opt"
     (model / "1").mkdir(parents=True)
     shutil.copytree(parts.standin, model / "weights")
@@ -163,6 +167,10 @@ def test_the_command_serves_that_very_model_first(parts: Parts, tmp_path: Path, 
     note_start(TRITON)
     with TritonServer(parts.binary, model.parent, log=tmp_path / "server.log", launch=launch) as server:
         (answer,) = ask_all(server, [prompt(FACTS[2][0], {"temperature": 0, "max_tokens": 24})], model="opt")
+        libraries, programs = libraries_of(server, "libtorch_cpu.so"), programs_of(server)
     assert answer.text == "".join(FACTS[2])
+    (tree,) = (path for path in (tmp_path / "unpacked").iterdir() if path.is_dir())
+    assert libraries == {str(tree / "lib/python3.11/site-packages/torch/lib/libtorch_cpu.so")}
+    assert str(tree / "bin/python3.11") in programs  # of the engine
     assert run("--undo").returncode == 0
     assert snapshot(model) == before

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from support.leftovers import leftovers, wait_for_none
+from support.mapped import libraries_of
 from support.repositories import CHECKOUT, run_build
 from support.serving import READY_SECONDS, STALL_SECONDS
 from support.triton_client import generate
@@ -82,11 +83,6 @@ def test_smoke_run_ends_with_the_answers_and_what_it_names_next_works(published:
 def test_the_archive_is_what_serves(published: Published) -> None:
     """Served as built, vLLM's modules come from the environment that the server extracted; `published` sees that none is left."""
     assert generate(published.server.http_url, {"text_input": "The capital of France is"})[0] == 200
-    loaded = {path for path in _mapped_by(published.server) if path.endswith("/libtorch_cpu.so")}
+    loaded = libraries_of(published.server, "libtorch_cpu.so")
     assert loaded
     assert all(path.startswith("/tmp/python_env_") for path in loaded)
-
-
-def _mapped_by(server: TritonServer) -> set[str]:
-    maps = (Path(f"/proc/{process.pid}/maps").read_text() for process in server.members())
-    return {line.split()[-1] for text in maps for line in text.splitlines()}

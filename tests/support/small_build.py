@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -29,11 +30,12 @@ build-backend = "setuptools.build_meta"
 [project]
 name = "vllm"
 version = "{version}"
-dependencies = ["numpy"]
+dependencies = {requirements}
 [project.scripts]
 vllm = "vllm:main"
 [tool.setuptools]
 packages = ["vllm"]
+package-data = {{vllm = ["*.json"]}}
 """
 
 
@@ -51,11 +53,11 @@ def small_lock(*, folder: str = "/cache/wheels", commit: str = "") -> Lock:
     return Lock(spec, pinned, CondaLayer("local", (package,)), wheels, inputs_of(spec, pinned))
 
 
-def make_tree(folder: Path, *, version: str = VERSION, git: bool = False) -> Path:
+def make_tree(folder: Path, *, version: str = VERSION, requirements: tuple[str, ...] = ("numpy",), git: bool = False) -> Path:
     """Write a source tree of a package named vllm; with ``git``, as a repository with one commit."""
     (folder / "vllm").mkdir(parents=True)
     (folder / "vllm" / "__init__.py").write_text(f'__version__ = "{version}"\n\n\ndef main():\n    print(__version__)\n')
-    (folder / "pyproject.toml").write_text(_PYPROJECT.format(version=version))
+    (folder / "pyproject.toml").write_text(_PYPROJECT.format(version=version, requirements=json.dumps(requirements)))
     if git:
         for command in (
             ["init", "--quiet", "--initial-branch=main"],

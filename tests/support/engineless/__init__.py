@@ -14,7 +14,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from support import fake_vllm
+from support import fake_vllm, small_build
 from vllm_env.serve.standin import FACTS
 
 if TYPE_CHECKING:
@@ -27,7 +27,8 @@ TAKEN = frozenset({"dtype", "enforce_eager", "gpu_memory_utilization", "kv_cache
 _PACKAGE = Path(__file__).with_name("vllm")
 # What the adapter and the start-up hook import; with all of site-packages the stub would find the real vLLM's requirements.
 _HOOK = ("00_vllm_env.pth", "_vllm_env_runtime.py", "_vllm_env_variables.txt")
-_LINKED = (*_HOOK, "numpy", "numpy.libs", "prometheus_client", "uvloop")
+_REQUIRED = ("numpy", "prometheus_client", "uvloop")
+_LINKED = (*_HOOK, *_REQUIRED, "numpy.libs")
 
 
 def make_environment(real: Path, folder: Path) -> Path:
@@ -56,6 +57,14 @@ def write_package(site: Path) -> None:
     shutil.copytree(_PACKAGE, package, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(fake_vllm.__file__, package / "_names.py")  # the same vLLM as in unit tests
     (package / "_facts.json").write_text(json.dumps(FACTS), encoding="utf-8")
+
+
+def make_wheel(folder: Path) -> Path:
+    """Build a wheel of the package ``vllm``, for an environment that the packager makes."""
+    tree = small_build.make_tree(folder / "tree", requirements=_REQUIRED)
+    shutil.rmtree(tree / "vllm")
+    write_package(tree)
+    return small_build.make_wheel(folder, tree)
 
 
 def _link(files: Iterable[Path], folder: Path) -> None:
