@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, settings
 from support import models, repositories, slow_run, starts
 from support.leftovers import leftovers, wait_for_none
 from support.light_fixtures import light_long_arguments, light_parts, light_server, light_serving  # noqa: F401 - fixtures
+from support.memory_folder import make_memory_folder
 from support.once import RUN, once, run_folder
 from support.reference import ONE_THREAD
 from support.serving import Parts, Serve, serve
@@ -34,12 +35,15 @@ PACKAGES_BESIDE = ("triton", "vllm", "torch", "transformers")
 
 
 _SOURCES = pytest.StashKey[slow_run.Sources]()
+_IN_MEMORY = pytest.StashKey[Path]()
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest makes its folder for temporary ones
 def pytest_configure(config: pytest.Config) -> None:
     """Let programs be interrupted: a shell starts a background command, such as this run, with SIGINT ignored."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if not _is_worker(config):
+        _choose_temporary_folder(config)
         os.environ[RUN] = tempfile.mkdtemp(prefix="vllm_env_test_")
         config.stash[_SOURCES] = slow_run.read_sources(Path(os.environ.get("VLLM_ENV_TEST_CHECKOUT", repositories.CHECKOUT)))
 
@@ -48,6 +52,16 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     """Remove the gigabytes that the run's workers shared; pytest keeps its own temporary folders for three sessions."""
     if not _is_worker(config):
         shutil.rmtree(os.environ.pop(RUN), ignore_errors=True)
+        if _IN_MEMORY in config.stash:
+            shutil.rmtree(config.stash[_IN_MEMORY], ignore_errors=True)
+
+
+def _choose_temporary_folder(config: pytest.Config) -> None:
+    """Keep what tests write in memory, unless somebody has named a folder, perhaps to look at it."""
+    folder = None if config.option.basetemp else make_memory_folder()
+    if folder:
+        config.stash[_IN_MEMORY] = folder
+        config.option.basetemp = folder / "tests"
 
 
 def _is_worker(config: pytest.Config) -> bool:
@@ -130,6 +144,14 @@ def checkout() -> Path:
 def session_folder() -> Iterator[Path]:
     """A folder for gigabytes, gone at the end; a worker's own."""
     folder = Path(tempfile.mkdtemp(prefix="worker_", dir=run_folder()))
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def disk_folder(session_folder: Path) -> Iterator[Path]:
+    """A test's own folder for gigabytes, with links to what was built: ``tmp_path`` is in memory."""
+    folder = Path(tempfile.mkdtemp(dir=session_folder))
     yield folder
     shutil.rmtree(folder, ignore_errors=True)
 

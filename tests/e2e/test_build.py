@@ -54,11 +54,11 @@ def test_nothing_changed_nothing_built(built_repository: Path) -> None:
 
 
 @pytest.mark.slow
-def test_warm_keeps_the_caches(parts: Parts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warm_keeps_the_caches(parts: Parts, disk_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The model's own arguments are loaded, also when nothing had to be built, and a build without --warm keeps them."""
-    options = ("--no-smoke-run", "--model-repository", str(tmp_path / "models"), "--triton-root", str(triton_root()))
+    options = ("--no-smoke-run", "--model-repository", str(disk_folder / "models"), "--triton-root", str(triton_root()))
     assert run_build(*options).returncode == 0
-    model = tmp_path / "models" / "vllm"
+    model = disk_folder / "models" / "vllm"
     arguments = {**CPU_ARGUMENTS, "model": str(parts.standin), "enforce_eager": False}
     (model / "vllm_engine_args.json").write_text(json.dumps(arguments))
     for name, value in CPU_ENVIRONMENT.items():
@@ -74,9 +74,9 @@ def test_warm_keeps_the_caches(parts: Parts, tmp_path: Path, monkeypatch: pytest
     assert json.loads((model / "vllm_cache" / "warm.json").read_text()) == record
 
 
-def test_verify_accepts_what_was_built_at_any_place(built_repository: Path, tmp_path: Path) -> None:
+def test_verify_accepts_what_was_built_at_any_place(built_repository: Path, disk_folder: Path) -> None:
     """The subcommand runs the build's checks on the published set; a plain copy of the folder elsewhere is as good."""
-    copy = tmp_path / "elsewhere" / "vllm"
+    copy = disk_folder / "elsewhere" / "vllm"
     shutil.copytree(built_repository / "vllm", copy, copy_function=os.link)
     done = run_build("verify", "--model-repository", str(copy.parent))
     assert done.returncode == 0, done.stderr

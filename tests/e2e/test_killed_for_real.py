@@ -21,9 +21,9 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_killed_while_it_publishes(built_repository: Path, tmp_path: Path, number: int) -> None:
+def test_killed_while_it_publishes(built_repository: Path, disk_folder: Path, number: int) -> None:
     """Old set: the built one with another layout asked for. After the signal it is whole, and the next run finishes."""
-    repository = tmp_path / "models"
+    repository = disk_folder / "models"
     shutil.copytree(built_repository, repository, copy_function=os.link)
     argv = [
         str(CHECKOUT / "gen_vllm_env.sh"),
@@ -49,4 +49,4 @@ def test_killed_while_it_publishes(built_repository: Path, tmp_path: Path, numbe
     )
     assert verified.returncode == 0, verified.stderr
     assert subprocess.run(argv, check=False, capture_output=True).returncode == 0
-    assert not list(tmp_path.glob(".vllm_env*"))
+    assert not list(disk_folder.glob(".vllm_env*"))

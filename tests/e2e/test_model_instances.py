@@ -195,7 +195,7 @@ def answered(server: TritonServer) -> list[Answer]:
 
 
 def test_what_is_in_flight_in_all_instances_is_answered_when_the_server_ends(
-    serving: Serve, long_arguments: dict[str, object]
+    light_serving: Serve, light_long_arguments: dict[str, object]
 ) -> None:
     """SIGTERM: each request is told UNAVAILABLE after the grace period, the server ends well, and the folder is gone.
 
@@ -206,7 +206,7 @@ def test_what_is_in_flight_in_all_instances_is_answered_when_the_server_ends(
         with_instances(model, 2)
         with_parameter(model, "UNLOAD_GRACE_SECONDS", "3")
 
-    with serving({**long_arguments, "enable_log_requests": True}, environment=ONE_THREAD, prepare=prepare) as pair:
+    with light_serving({**light_long_arguments, "enable_log_requests": True}, environment=ONE_THREAD, prepare=prepare) as pair:
         with ExitStack() as stack:
             requests = [prompt(PROMPT, LONG, stream=number % 2 == 0) for number in range(MANY)]
             streams = [stack.enter_context(OpenStream(pair.grpc_url, one)) for one in requests]

@@ -147,10 +147,8 @@ def test_verify_and_inspect_know_parts(repository: Path, tmp_path: Path) -> None
     size = sum(part["size"] for part in shown["parts"]) + shown["archive"]["size"]
     assert size == sum(f.stat().st_size for f in (repository / "vllm").glob("vllm_env*/*.gz")) + shown["archive"]["size"]
     copy = tmp_path / "models"
-    shutil.copytree(repository, copy, copy_function=os.link, symlinks=True)
+    shutil.copytree(repository, copy, symlinks=True)
     part = copy / "vllm" / shown["parts"][-1]["name"]
-    part.unlink()
-    shutil.copy2(repository / "vllm" / part.relative_to(copy / "vllm"), part)
     with part.open("r+b") as stream:
         stream.seek(1000)
         byte = stream.read(1)

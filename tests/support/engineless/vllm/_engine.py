@@ -51,6 +51,7 @@ class AsyncEngineArgs(_names.AsyncEngineArgs):
     max_model_len: int = 2048
     max_num_seqs: int = 256
     worker_extension_cls: str = ""
+    enable_log_requests: bool = False
     _api_process_count: ClassVar[int] = 1
     _api_process_rank: ClassVar[int] = 0
 
@@ -109,6 +110,7 @@ class AsyncLLM:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._labels = {"model_name": args.model, "engine": "0"}
         self._counts = not args.disable_log_stats
+        self._logs = args.enable_log_requests
 
     @classmethod
     def from_engine_args(cls, args: AsyncEngineArgs, usage_context: Any) -> AsyncLLM:
@@ -154,6 +156,8 @@ class AsyncLLM:
         room = self.model_config.max_model_len - len(ids)
         if room < 1:
             raise ValueError(f"The prompt has {len(ids)} tokens, which is the model's maximum length or more.")
+        if self._logs:
+            print(f"Added request {request_id}.", flush=True)
         collector = _names.Collector()
         work = self._work(collector, ids, _answer(text, params, room), params)
         task = self._tasks[request_id] = asyncio.get_running_loop().create_task(work)
