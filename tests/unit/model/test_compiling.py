@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from support.patience import LIMIT
 from triton_vllm import compat
 from triton_vllm.admission.constraints import to_compile
 from triton_vllm.admission.limits import Limits
@@ -140,14 +141,36 @@ def test_nobody_waits_for_one_that_takes_long(trials):
     assert order == ["a", "compile spins"]
 
 
-def test_the_worker_can_be_started_ahead(trials):
-    """The first constraint finds it there; for other compilers than xgrammar there is none."""
-    asyncio.run(trials.start(engine("guidance")))
-    assert trials._worker is None
-    asyncio.run(trials.start(engine()))
-    ahead = trials._worker
-    assert tried(trials, "a") == [None]
-    assert trials._worker is ahead is not None
+def test_an_idle_worker_ends(trials, monkeypatch):
+    """It keeps some hundred MB; the next constraint starts another."""
+
+    async def twice():
+        monkeypatch.setattr(compiling, "IDLE_S", 300.0)
+        assert await outcome(trials, "a") is None
+        first = trials._worker
+        monkeypatch.setattr(compiling, "IDLE_S", 0.0)
+        assert await outcome(trials, "b") is None
+        assert trials._worker is first
+        await asyncio.to_thread(first._process.wait, LIMIT)
+        assert trials._worker is None
+        monkeypatch.setattr(compiling, "IDLE_S", 300.0)
+        assert await outcome(trials, "c") is None
+        assert trials._worker is not first
+
+    asyncio.run(twice())
+
+
+def test_a_worker_at_work_does_not_end(trials, monkeypatch):
+    """Another constraint, which came before the idle time was over, is under way when it is."""
+    monkeypatch.setattr(compiling, "IDLE_S", 0.2)
+
+    async def both():
+        await outcome(trials, "a")
+        first = trials._worker
+        assert isinstance(await outcome(trials, "compile spins"), InvalidRequestError)
+        assert trials._worker is first is not None
+
+    asyncio.run(both())
 
 
 def test_what_has_passed_is_not_tried_again(trials, monkeypatch):

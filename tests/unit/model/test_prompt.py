@@ -12,8 +12,7 @@ import pytest
 from support.patience import pause
 from triton_vllm import compat
 from triton_vllm.errors import InvalidRequestError, UnsupportedError
-from triton_vllm.inference.compiling import Trials
-from triton_vllm.inference.prompt import DECODED_AT_ONCE, Ahead, Prompter
+from triton_vllm.inference.prompt import DECODED_AT_ONCE, Prompter
 from triton_vllm.request import Chat, GenerateRequest, Part, Wants
 
 OLD = SimpleNamespace(parse_model_prompt=None, ChatParams=None, ThreadSafeHFTokenizerMixin=None)
@@ -196,7 +195,7 @@ def test_a_cache_salt_goes_beside_the_prompt(source):
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_what_the_first_request_would_wait_for_is_done_ahead(monkeypatch, fails):
-    """A token is sampled and the process for constraints started; a model that refuses the token is served all the same."""
+    """A token is sampled; a model that refuses it is served all the same."""
     done = []
 
     async def sample_once(vllm, llm):
@@ -204,18 +203,9 @@ def test_what_the_first_request_would_wait_for_is_done_ahead(monkeypatch, fails)
         if fails:
             raise ValueError("an encoder is needed")
 
-    async def start(self, llm):
-        done.append(("started", llm))
-
     monkeypatch.setattr(compat, "sample_once", sample_once)
-    monkeypatch.setattr(Trials, "start", start)
 
-    async def load(ahead):
-        prompter = Prompter(OLD, {}, len, ahead)
-        await prompter.start("llm")
-        await asyncio.sleep(0)
-
-    asyncio.run(load(Ahead()))
+    asyncio.run(Prompter(OLD, {}, len).start("llm"))
     assert done == []
-    asyncio.run(load(Ahead(tries=True, samples=True)))
-    assert sorted(done) == [("sampled", OLD, "llm"), ("started", "llm")]
+    asyncio.run(Prompter(OLD, {}, len, samples_ahead=True).start("llm"))
+    assert done == [("sampled", OLD, "llm")]

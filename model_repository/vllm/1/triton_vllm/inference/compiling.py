@@ -33,6 +33,8 @@ AT_ONCE = 2
 """Constraints that are tried at the same time."""
 PATIENCE_S = 60.0
 """Seconds for an answer on the clock: on a busy machine a second of a processor takes several."""
+IDLE_S = 300.0
+"""Seconds after the last constraint until the worker ends: it keeps 300 MB, 590 MB beside CUDA (xgrammar imports torch)."""
 REMEMBERED = 1024
 """Constraints that need not be tried again."""
 SCRIPT = Path(__file__).with_name("compile_worker.py")
@@ -43,19 +45,18 @@ _log = logging.getLogger(__name__)
 
 
 class Trials:
-    """Tries constraints in a worker process, which ends with this process."""
+    """Tries constraints in a worker process.
+
+    The first constraint starts it, and waits a second or two for it. It ends with this process, or after some idle minutes.
+    """
 
     def __init__(self) -> None:
         self._slots = asyncio.Semaphore(AT_ONCE)
         self._worker: Worker | None = None
         self._starting = asyncio.Lock()
         self._possible = True
+        self._ending: asyncio.TimerHandle | None = None
         self._passed: OrderedDict[tuple[str, str], None] = OrderedDict()
-
-    async def start(self, llm: EngineClient) -> None:
-        """Start the worker, which takes a second or two: with it the first constraint has to wait for nothing."""
-        if compat.compiles_with_xgrammar(llm):
-            await self._running(llm)
 
     async def check(self, llm: EngineClient, constraint: Constraint) -> None:
         """Return if vLLM may compile a constraint.
@@ -68,14 +69,11 @@ class Trials:
         if key in self._passed or not compat.compiles_with_xgrammar(llm):
             return
         async with self._slots:
-            worker = await self._running(llm)
-            if worker is None:
-                return
+            self._keep_worker()
             try:
-                passed = await asyncio.to_thread(worker.attempt, constraint)
-            except OSError:
-                self._worker = None  # the next request starts another
-                raise UnavailableError(f"structured_outputs.{constraint.name} could not be compiled in time: try again") from None
+                passed = await self._attempt(llm, constraint)
+            finally:
+                self._end_worker_later()
         if not passed:
             raise InvalidRequestError(
                 f"structured_outputs.{constraint.name} takes more than {constraint.seconds} s or {MEMORY >> 20} MB to compile: "
@@ -84,6 +82,30 @@ class Trials:
         self._passed[key] = None
         if len(self._passed) > REMEMBERED:
             self._passed.popitem(last=False)
+
+    async def _attempt(self, llm: EngineClient, constraint: Constraint) -> bool:
+        worker = await self._running(llm)
+        if worker is None:
+            return True
+        try:
+            return await asyncio.to_thread(worker.attempt, constraint)
+        except OSError:
+            self._worker = None  # the next request starts another
+            raise UnavailableError(f"structured_outputs.{constraint.name} could not be compiled in time: try again") from None
+
+    def _keep_worker(self) -> None:
+        if self._ending is not None:
+            self._ending.cancel()
+            self._ending = None
+
+    def _end_worker_later(self) -> None:
+        self._keep_worker()
+        self._ending = asyncio.get_running_loop().call_later(IDLE_S, self._end_worker)
+
+    def _end_worker(self) -> None:
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            asyncio.get_running_loop().run_in_executor(None, worker.end)
 
     async def _running(self, llm: EngineClient) -> Worker | None:
         async with self._starting:
@@ -123,6 +145,11 @@ class Worker:
         """
         limits = {"bytes": MEMORY, "read_s": READ_S, "compile_s": constraint.seconds}
         return self._ask(json.dumps({"kind": constraint.kind, "text": constraint.text, **limits})) == DONE
+
+    def end(self) -> None:
+        """End the process, in which no constraint may be under way."""
+        self._control.close()
+        self._process.wait()
 
     def _ask(self, text: str) -> bytes:
         ours, theirs = socket.socketpair()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from triton_vllm import compat
@@ -25,22 +24,6 @@ DECODED_AT_ONCE = 4
 """Requests whose pictures are decoded at the same time: each may take three times the bytes of its pixels."""
 
 
-@dataclass(frozen=True)
-class Ahead:
-    """What is done when a model is loaded, so that its first request need not wait for it.
-
-    Attributes:
-        tries: start the process in which constraints are tried.
-        samples: have the engine sample a token.
-    """
-
-    tries: bool = False
-    samples: bool = False
-
-
-NOTHING = Ahead()
-
-
 class Prompter:
     """Turn requests into prompts of the installed vLLM.
 
@@ -48,11 +31,16 @@ class Prompter:
         vllm: the loaded vLLM.
         loaders: decoders of media by modality.
         check: refuses videos that would take too much to decode.
-        ahead: what is done before the first request.
+        samples_ahead: have the engine sample a token while the model is loaded, so that the first request need not wait.
     """
 
     def __init__(
-        self, vllm: compat.Vllm, loaders: Mapping[str, Callable[[bytes], Any]], check: media.CheckVideos, ahead: Ahead = NOTHING
+        self,
+        vllm: compat.Vllm,
+        loaders: Mapping[str, Callable[[bytes], Any]],
+        check: media.CheckVideos,
+        *,
+        samples_ahead: bool = False,
     ) -> None:
         self._vllm = vllm
         self._loaders = loaders
@@ -60,19 +48,18 @@ class Prompter:
         self._turns = Turns()
         self._trials = Trials()
         self._pairs: tuple[EngineClient, compat.RenderPair | None] | None = None
-        self._ahead = ahead
+        self._samples_ahead = samples_ahead
         self._decoding = asyncio.Semaphore(DECODED_AT_ONCE)
         self._reading = asyncio.Lock()  # of the headers of videos in messages, one request's at a time
 
     async def start(self, llm: EngineClient) -> None:
         """Do what the first requests, and others with them, would wait for; runs in the engine's event loop. Never raises."""
-        if self._ahead.tries:
-            self._starting = asyncio.get_running_loop().create_task(self._trials.start(llm))
-        if self._ahead.samples:
-            try:
-                await compat.sample_once(self._vllm, llm)
-            except Exception:  # noqa: BLE001 - such as a model that takes no such prompt: its first request waits
-                _log.info("Nothing could be sampled ahead", exc_info=True)
+        if not self._samples_ahead:
+            return
+        try:
+            await compat.sample_once(self._vllm, llm)
+        except Exception:  # noqa: BLE001 - such as a model that takes no such prompt: its first request waits
+            _log.info("Nothing could be sampled ahead", exc_info=True)
 
     async def make(self, llm: EngineClient, request: GenerateRequest | Part) -> Any:
         """Return what `add_request` takes; runs in the engine's event loop.

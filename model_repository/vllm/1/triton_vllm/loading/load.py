@@ -17,7 +17,7 @@ from triton_vllm.delivery.watch import CancellationWatch, Departure
 from triton_vllm.errors import ConfigError
 from triton_vllm.inference.adapters import AdapterStore
 from triton_vllm.inference.engine import Engine, Pace, Sole
-from triton_vllm.inference.prompt import Ahead, Prompter
+from triton_vllm.inference.prompt import Prompter
 from triton_vllm.loading import engine_args, frontends, interpreter
 from triton_vllm.loading.abandoned import AbandonedLoad
 from triton_vllm.loading.cause import Cause
@@ -120,8 +120,8 @@ def _start(prepared: Prepared, shared: Frontends | None, log: Log) -> tuple[Engi
     if shared is not None:
         shared.use(vllm, values)
     limits = settings.limits
-    ahead = Ahead(tries=limits.max_constraint_seconds > 0, samples=compat.runs_on_cpu())
-    prompter = Prompter(vllm, compat.media_loaders(vllm, values), partial(check_videos, limits), ahead)
+    loaders, check = compat.media_loaders(vllm, values), partial(check_videos, limits)
+    prompter = Prompter(vllm, loaders, check, samples_ahead=compat.runs_on_cpu())
     pace = Pace(silence=settings.engine_timeout_s, deadline=limits.default_timeout_seconds, queue=limits.max_queue_seconds)
     engine = Engine(vllm, shared or Sole(vllm, values), prompter, log=log, restart=settings.restart, pace=pace)
     many = available_cores() >= MANY_CORES
