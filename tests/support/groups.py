@@ -30,13 +30,14 @@ _SHARED = (
     "light_server",
 )
 # In this order workers end at about the same time: what serves a model takes longest, and unit tests fill what is left.
-_LONGEST_FIRST = ("tests/e2e", "tests/hostile", "tests/chaos", "tests/integration", "")
+# Interrupted builds come first as they need nothing of the first end-to-end test, for which the others would wait: it builds.
+_ORDER = ("tests/chaos", "tests/e2e", "tests/hostile", "tests/integration", "")
 _NOTE = "groups.json"
 
 
 def sort_and_note(items: list[pytest.Item]) -> None:
-    """In a worker: put long tests first, and note each test's group for the process that hands them out."""
-    items.sort(key=lambda item: next(n for n, place in enumerate(_LONGEST_FIRST) if item.nodeid.startswith(place)))
+    """In a worker: put the tests in order, and note each test's group for the process that hands them out."""
+    items.sort(key=lambda item: next(n for n, place in enumerate(_ORDER) if item.nodeid.startswith(place)))
     note = run_folder() / f"{os.getpid()}.json"
     note.write_text(json.dumps({item.nodeid: group(item) for item in items}), encoding="utf-8")
     note.replace(run_folder() / _NOTE)  # all workers write the same
