@@ -22,6 +22,7 @@ from support.once import RUN, once, run_folder
 from support.reference import ONE_THREAD
 from support.serving import Parts, Serve, serve
 from support.small_fixtures import bare_prefix, channel, small_cache, small_spec, small_tree, small_wheel  # noqa: F401 - fixtures
+from support.thin_builds import finished_place, thin_channel, thin_lab, thin_wheels  # noqa: F401 - fixtures
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator

@@ -2,30 +2,16 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import pytest
-
-from support import small_build
-from support.chaos_lab import Lab
-
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from support.small_fixtures import Channel
+    from support.chaos_lab import Lab
 
 
-@pytest.fixture
-def lab(channel: Channel, small_wheel: Path, tmp_path: Path) -> Lab:
-    """An empty repository and a cache that has the interpreter."""
-    shutil.copytree(channel.root / "conda/channel", tmp_path / "cache/conda/channel")
-    return Lab(tmp_path, small_build.make_spec(tmp_path / "spec", small_wheel))
-
-
-def test_one_waits_and_both_end_well(lab: Lab) -> None:
+def test_one_waits_and_both_end_well(thin_lab: Lab) -> None:
     """Two builds of different sets into one repository: one says that it waits, both succeed, the set is whole."""
+    lab = thin_lab
     other = replace(lab, targets=list(reversed(lab.targets)))
     builds = [lab.start(), other.start()]
     assert [build.wait() for build in builds] == [0, 0], "\n".join(build.text() for build in builds)

@@ -21,6 +21,8 @@ from vllm_env.publish.adopt import read_adoption, undo
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from support.chaos_lab import Lab
+
 _CONFIG = '# mine\nbackend: "vllm"\ninstance_group [{ count: 1 kind: KIND_MODEL }]\n'
 
 
@@ -38,16 +40,16 @@ def _files(model: Path) -> dict[str, bytes]:
     return {str(path.relative_to(model)): path.read_bytes() for path in model.rglob("*") if path.is_file()}
 
 
-def test_the_command_there_and_back(official: Path, small_cache: Path, small_spec: Path) -> None:
+def test_the_command_there_and_back(official: Path, thin_lab: Lab) -> None:
     """Shown first; then built, checked and placed; the plain build takes it from there; back, byte for byte."""
     before = _files(official)
 
     def run(*options: object) -> subprocess.CompletedProcess[str]:
         argv = [option for option in small_build.command(official.parent, *options) if option != "--model-repository"]
         argv.remove(str(official.parent))
-        return _run([*argv[:3], "adopt", str(official), *argv[3:]], small_cache)
+        return _run([*argv[:3], "adopt", str(official), *argv[3:]], thin_lab)
 
-    root = ("--spec", small_spec, "--triton-root", triton_root())
+    root = ("--spec", thin_lab.spec, "--triton-root", triton_root())
     shown = run("--dry-run", *root)
     assert shown.returncode == 0, shown.stderr
     assert '-backend: "vllm"\n+backend: "python"' in shown.stderr
@@ -63,22 +65,22 @@ def test_the_command_there_and_back(official: Path, small_cache: Path, small_spe
     assert {"vllm_env.tar.gz", "1/triton_vllm/contract.py"} <= after.keys()
     assert "vllm_engine_args.json" not in after
 
-    again = _run(small_build.command(official.parent, "--model", "opt", *root), small_cache)
+    again = _run(small_build.command(official.parent, "--model", "opt", *root), thin_lab)
     assert again.returncode == 0, again.stderr
     assert _files(official) == after
     place = ["--model-repository", str(official.parent), "--model", "opt"]
-    verified = _run([*small_build.command(official.parent)[:3], "verify", *place], small_cache)
+    verified = _run([*small_build.command(official.parent)[:3], "verify", *place], thin_lab)
     assert verified.returncode == 0, verified.stderr
     back = run("--undo")
     assert back.returncode == 0, back.stderr
     assert _files(official) == before
-    refused = _run(small_build.command(official.parent, "--model", "opt", *root), small_cache)
+    refused = _run(small_build.command(official.parent, "--model", "opt", *root), thin_lab)
     assert (refused.returncode, _files(official)) == (1, before)
     assert f"./gen_vllm_env.sh adopt {official}" in refused.stderr
 
 
-def _run(argv: list[str], cache: Path) -> subprocess.CompletedProcess[str]:
-    environment = small_build.environment(cache)
+def _run(argv: list[str], lab: Lab) -> subprocess.CompletedProcess[str]:
+    environment = small_build.environment(lab.cache, **lab.variables)
     return subprocess.run(argv, env=environment, capture_output=True, text=True, check=False, timeout=300)
 
 

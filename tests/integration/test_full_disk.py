@@ -10,15 +10,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from support import small_build
-from support.chaos_lab import Lab
 from support.patience import wait_for
+from support.thin_builds import fill_cache, finished_lab, make_thin_lab
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from support.small_fixtures import Channel
+    from support.chaos_lab import Lab
 
 # In a mount namespace of its own /tmp is a file system of 1 GB, and the folders of the real one are where they were.
 _MOUNT_SMALL_TMP = """\
@@ -59,23 +58,25 @@ def _take_the_rest(folder: Path) -> None:
 
 
 @pytest.fixture
-def lab(channel: Channel, small_wheel: Path, tmp_path: Path) -> Lab:
+def lab(small_wheel: Path, thin_wheels: Path, tmp_path: Path) -> Lab:
     """A spec, and no cache yet."""
-    return Lab(tmp_path, small_build.make_spec(tmp_path / "spec", small_wheel))
+    return make_thin_lab(tmp_path, small_wheel, thin_wheels)
 
 
-def _fill_cache(lab: Lab, channel: Channel) -> None:
-    shutil.copytree(channel.root / "conda/channel", lab.cache / "conda/channel")
+@pytest.fixture
+def finished(finished_place: Path, small_wheel: Path, thin_wheels: Path, tmp_path: Path) -> Lab:
+    """A repository with a published set, and the cache from which it came."""
+    return finished_lab(finished_place, tmp_path, small_wheel, thin_wheels)
 
 
 def _digests(folder: Path) -> dict[str, str]:
     return {str(p.relative_to(folder)): hashlib.sha256(p.read_bytes()).hexdigest() for p in folder.rglob("*") if p.is_file()}
 
 
-def test_a_cache_that_is_too_small_is_refused_before_the_long_work(lab: Lab, channel: Channel) -> None:
+def test_a_cache_that_is_too_small_is_refused_before_the_long_work(lab: Lab, thin_channel: Path) -> None:
     """Both figures and the remedy; no prefix is begun; the repository is not even made."""
     with _small_disk(lab.cache, "300m"):
-        _fill_cache(lab, channel)
+        fill_cache(thin_channel, lab.cache)
         build = lab.start()
         assert build.wait() == 1
         assert "No space: the environment needs" in build.text()
@@ -84,10 +85,10 @@ def test_a_cache_that_is_too_small_is_refused_before_the_long_work(lab: Lab, cha
     assert not lab.repository.exists()
 
 
-def test_a_cache_that_fills_up_meanwhile_is_a_clean_error(lab: Lab, channel: Channel) -> None:
+def test_a_cache_that_fills_up_meanwhile_is_a_clean_error(lab: Lab, thin_channel: Path) -> None:
     """Somebody else takes the space during the prefix stage: exit 1, the cause, nothing left; with space it goes on."""
     with _small_disk(lab.cache, "7g"):
-        _fill_cache(lab, channel)
+        fill_cache(thin_channel, lab.cache)
         build = lab.start()
         build.wait_for("prefix …")
         wait_for(  # until it has seen that there is space
@@ -105,10 +106,12 @@ def test_a_cache_that_fills_up_meanwhile_is_a_clean_error(lab: Lab, channel: Cha
         lab.finish()
 
 
-def test_a_repository_without_space_is_as_before(lab: Lab, channel: Channel) -> None:
+def test_a_repository_without_space_is_as_before(finished: Lab) -> None:
     """The old set stands on another file system that has no room for a second one: exit 1, and not a byte has changed."""
-    _fill_cache(lab, channel)
-    with _small_disk(lab.repository, "70m"):  # the archive is 44 MB
+    lab = finished
+    archive = (lab.model / "vllm_env.tar.gz").stat().st_size
+    shutil.rmtree(lab.repository)
+    with _small_disk(lab.repository, f"{archive * 3 // 2}"):
         lab.finish()
         before = _digests(lab.repository)
         lab.targets.reverse()
@@ -120,13 +123,12 @@ def test_a_repository_without_space_is_as_before(lab: Lab, channel: Channel) -> 
         assert lab.stray_files() == []
 
 
-def test_a_tmp_too_small_for_the_smoke_run_is_refused_before_the_long_work(lab: Lab, channel: Channel) -> None:
+def test_a_tmp_too_small_for_the_smoke_run_is_refused_before_the_long_work(finished: Lab) -> None:
     """Triton extracts to /tmp, which TMPDIR does not move: /tmp and the ways out are named, and what stood stays."""
     may = subprocess.run([*_SMALL_TMP, "true"], capture_output=True, text=True, check=False)
     if may.returncode != 0:
         pytest.skip(f"a /tmp of its own cannot be mounted here: {may.stderr.strip()}")
-    _fill_cache(lab, channel)
-    lab.finish()
+    lab = finished
     before = _digests(lab.repository)
     lab.make_cold()
     build = lab.start(*_SMALL_TMP, smoke=True)
@@ -143,9 +145,9 @@ def test_a_tmp_too_small_for_the_smoke_run_is_refused_before_the_long_work(lab: 
 
 
 @pytest.mark.slow
-def test_a_full_folder_for_temporary_files_is_named_or_not_needed(lab: Lab, channel: Channel) -> None:
+def test_a_full_folder_for_temporary_files_is_named_or_not_needed(lab: Lab, thin_channel: Path) -> None:
     """TMPDIR has no byte left: the build says so, or ends well because it stages in the cache."""
-    _fill_cache(lab, channel)
+    fill_cache(thin_channel, lab.cache)
     with _small_disk(lab.temporary, "64k"):
         with contextlib.suppress(OSError), (lab.temporary / "fill").open("wb") as sink:
             sink.write(b"x" * 2**20)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from support.chaos_lab import Lab
     from vllm_env.lock.pins import PinnedVllm
 
 
@@ -69,12 +70,12 @@ def _manifest(repository: Path) -> dict[str, Any]:
 
 
 def test_a_commit_is_taken_from_the_index_and_stands_in_the_manifest(
-    index: str, small_tree: Path, small_spec: Path, small_cache: Path, tmp_path: Path
+    index: str, small_tree: Path, thin_lab: Lab, tmp_path: Path
 ) -> None:
     """The whole build with --vllm-commit and --wheel-index: SHA, version and origin are told."""
     sha = small_build.head(small_tree)
-    options = ["--spec", small_spec, "--vllm-commit", sha, "--wheel-index", index, "--git-url", "file:///nonexistent"]
-    done = small_build.build(small_cache, tmp_path / "models", *options)
+    options = ["--spec", thin_lab.spec, "--vllm-commit", sha, "--wheel-index", index, "--git-url", "file:///nonexistent"]
+    done = small_build.build(thin_lab.cache, tmp_path / "models", *options, **thin_lab.variables)
     assert done.returncode == 0, done.stderr
     vllm = _manifest(tmp_path / "models")["vllm"]
     assert vllm["commit"] == sha

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
 import os
 import shutil
 import subprocess
-import zipfile
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -17,13 +14,12 @@ import pytest
 from support import small_build
 from support.elf_files import make_library
 from support.small_fixtures import workspace_in
+from support.wheels import write_wheel
 from vllm_env.base.errors import CommandError, VllmEnvError
-from vllm_env.base.filesystem import file_sha256
 from vllm_env.base.network import Network
 from vllm_env.base.neutral import EPOCH
 from vllm_env.base.pip_config import read_pip_config
 from vllm_env.lock.lock import LockOptions, make_lock
-from vllm_env.lock.locked import LockedWheel
 from vllm_env.lock.spec import Overrides, load_spec
 from vllm_env.prefix import machine_libraries
 from vllm_env.prefix.needed_libraries import find_needed_libraries
@@ -35,7 +31,7 @@ if TYPE_CHECKING:
 
     from support.small_fixtures import Channel
     from vllm_env.base.workspace import Workspace
-    from vllm_env.lock.locked import Lock
+    from vllm_env.lock.locked import Lock, LockedWheel
     from vllm_env.prefix.prefix import Prefix
 
 
@@ -137,32 +133,12 @@ def _with(lock: Lock, changed: LockedWheel) -> Lock:
     return replace(lock, wheels=tuple(changed if w.name == changed.name else w for w in lock.wheels))
 
 
-def _make_wheel(folder: Path, name: str, version: str, files: dict[str, bytes]) -> LockedWheel:
-    """Write a wheel and return it as it stands in a lock."""
-    info = f"{name}-{version}.dist-info"
-    content = {
-        **files,
-        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n".encode(),
-        f"{info}/WHEEL": b"Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-    }
-    rows = [
-        f"{path},sha256={base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b'=').decode()},{len(data)}"
-        for path, data in content.items()
-    ]
-    file = folder / f"{name}-{version}-py3-none-any.whl"
-    with zipfile.ZipFile(file, "w") as archive:
-        for path, data in content.items():
-            archive.writestr(path, data)
-        archive.writestr(f"{info}/RECORD", "\n".join([*rows, f"{info}/RECORD,,"]) + "\n")
-    return LockedWheel(name, version, file.name, file_sha256(file), url=file.as_uri())
-
-
 def test_two_packages_that_own_one_file_are_refused_before_anything_is_packed(
     workspace: Workspace, lock: Lock, tmp_path: Path
 ) -> None:
     """Which of the two wins is chance: both are named, with the constraint that helps; nothing is left in the cache."""
-    one = _make_wheel(tmp_path, "cuda_python", "12.6.2", {"cuda/runtime.py": b"old = 1\n", "cuda/same.py": b""})
-    other = _make_wheel(tmp_path, "cuda_bindings", "13.5.0", {"cuda/runtime.py": b"new = 1\n", "cuda/same.py": b""})
+    one = write_wheel(tmp_path, "cuda_python", "12.6.2", {"cuda/runtime.py": b"old = 1\n", "cuda/same.py": b""})
+    other = write_wheel(tmp_path, "cuda_bindings", "13.5.0", {"cuda/runtime.py": b"new = 1\n", "cuda/same.py": b""})
     clashing = replace(lock, wheels=(*lock.wheels, one, other))
     with pytest.raises(VllmEnvError, match=r"cuda-bindings 13\.5\.0 and cuda-python 12\.6\.2 own 1 file") as caught:
         make_prefix(workspace, clashing)
@@ -180,7 +156,7 @@ def test_a_library_of_this_machine_that_a_wheel_needs_is_packed(
     """As vLLM's kernels need libnuma.so.1, which no wheel brings and a bare container lacks."""
     needed = make_library(tmp_path / "machine", "libonlyhere.so.1")
     module = make_library(tmp_path / "build", "extension.so", symbol="other", needs=(needed,), uses="answer")
-    wheel = _make_wheel(tmp_path, "extension", "1.0", {"extension.so": module.read_bytes()})
+    wheel = write_wheel(tmp_path, "extension", "1.0", {"extension.so": module.read_bytes()})
     complete = replace(lock, wheels=(*lock.wheels, wheel))
     found = machine_libraries.find_library
     places = {"libonlyhere.so.1": needed}

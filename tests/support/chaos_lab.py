@@ -27,6 +27,7 @@ class Lab:
     place: Path
     spec: Path
     targets: list[str] = field(default_factory=lambda: ["packaging", "pluggy"])
+    variables: dict[str, str] = field(default_factory=dict)
 
     @property
     def cache(self) -> Path:
@@ -57,7 +58,7 @@ class Lab:
     def start(self, *launcher: str, smoke: bool = False, **variables: str) -> Build:
         """Start a build of the current target; ``launcher`` is a program that runs the command after it."""
         self.temporary.mkdir(parents=True, exist_ok=True)
-        environment = small_build.environment(self.cache, **{"TMPDIR": str(self.temporary), **variables})
+        environment = small_build.environment(self.cache, **{"TMPDIR": str(self.temporary), **self.variables, **variables})
         argv = small_build.command(self.repository, "--spec", self.spec, "--with", self.targets[0], smoke=smoke)
         return Build(
             subprocess.Popen([*launcher, *argv], env=environment, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
