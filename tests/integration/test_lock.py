@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from support import small_build
 from support.refusing_host import refusing_host
 from support.small_fixtures import workspace_in
+from support.wheels import write_wheel
 from vllm_env.base.errors import VllmEnvError
 from vllm_env.base.network import Network
 from vllm_env.base.pip_config import read_pip_config
@@ -146,12 +146,10 @@ def test_the_lock_of_the_default_profile_fits(small_cache: Path) -> None:
     assert file.read_bytes() == before
 
 
-def test_local_versions_are_read_from_a_pinned_file(small_cache: Path, tmp_path: Path) -> None:
+def test_local_versions_are_read_from_a_pinned_file(small_spec: Path, small_cache: Path, tmp_path: Path) -> None:
     """The "+" of a local version is quoted in the file's address."""
-    tree = small_build.make_tree(tmp_path / "tree", version="0.99.0+cpu")
-    wheel = small_build.make_wheel(tmp_path / "wheels", tree)
-    spec = small_build.make_spec(tmp_path / "spec", tree)
-    lock = _make(spec, small_cache, overrides=Overrides(pin=Pin("wheel", str(wheel))))
+    name = write_wheel(tmp_path, "vllm", "0.99.0+cpu", {"vllm/__init__.py": b""}).file
+    lock = _make(small_spec, small_cache, overrides=Overrides(pin=Pin("wheel", str(tmp_path / name))))
     assert lock.versions()["vllm"] == "0.99.0+cpu"
 
 

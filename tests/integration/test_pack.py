@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gzip
 import json
 import shutil
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from support import small_build
+from support.thin_builds import finished_lab
 from vllm_env.archive.pack import plan_archive
 from vllm_env.base.cache import Cache
 from vllm_env.base.errors import VllmEnvError
@@ -62,23 +64,27 @@ def test_two_clean_builds_of_one_lock_are_equal(built: Built, channel: Channel, 
     assert _manifest(other.models)["key"] == _manifest(built.models)["key"]
 
 
-def test_a_changed_requirement_runs_only_the_stages_after_it(built: Built, tmp_path: Path) -> None:
+def test_a_changed_requirement_runs_only_the_stages_after_it(
+    finished_place: Path, thin_wheels: Path, small_wheel: Path, tmp_path: Path
+) -> None:
     """Nothing changed: nothing is built. --with: another key; back again: prefix and archive come from the cache."""
-    models = tmp_path / "models"
-    shutil.copytree(built.models, models)
+    lab = finished_lab(finished_place, tmp_path, small_wheel, thin_wheels)
+    models = lab.repository
+    build = functools.partial(small_build.build, lab.cache, models, "--spec", lab.spec, **lab.variables)
+    assert build().returncode == 0
     key, digest = _manifest(models)["key"], file_sha256(_archive(models))
 
-    again = small_build.build(built.cache, models, "--spec", built.spec)
+    again = build()
     assert "is up to date; nothing to build" in again.stderr
     assert "prefix" not in again.stderr
 
-    other = small_build.build(built.cache, models, "--spec", built.spec, "--with", "packaging")
+    other = build("--with", "pluggy")
     assert other.returncode == 0, other.stderr
     assert _manifest(models)["key"] != key
     with tarfile.open(_archive(models)) as archive:
-        assert any(name.startswith("lib/python3.11/site-packages/packaging/") for name in archive.getnames())
+        assert any(name.startswith("lib/python3.11/site-packages/pluggy/") for name in archive.getnames())
 
-    back = small_build.build(built.cache, models, "--spec", built.spec)
+    back = build()
     assert "bytecode compiled" not in back.stderr
     assert back.stderr.count("reused") >= 2
     assert _manifest(models)["key"] == key

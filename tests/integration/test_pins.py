@@ -15,6 +15,7 @@ import pytest
 
 from support import small_build
 from support.small_fixtures import workspace_in
+from support.wheels import write_wheel
 from vllm_env.base.errors import UsageError, VllmEnvError
 from vllm_env.base.filesystem import file_sha256
 from vllm_env.base.network import Network
@@ -65,6 +66,11 @@ def _resolve(root: Path, pin: Pin, *, offline: bool = False, **fields: str) -> P
     return resolve_pin(workspace_in(root, Network(read_pip_config(), offline)), spec)
 
 
+def _forget_sources(cache: Path) -> None:
+    """Remove what wheels were built from; with --offline, neither git nor uv could get it again."""
+    shutil.rmtree(cache / "sources", ignore_errors=True)
+
+
 def _manifest(repository: Path) -> dict[str, Any]:
     return dict(json.loads((repository / "vllm/vllm_env.json").read_text()))
 
@@ -84,7 +90,7 @@ def test_a_commit_is_taken_from_the_index_and_stands_in_the_manifest(
 
 
 def test_a_commit_without_a_wheel_is_built_from_git(index: str, small_tree: Path, tmp_path: Path) -> None:
-    """The index has no such commit: the repository of --git-url is fetched at that very commit and built."""
+    """The index has no such commit: the repository of --git-url is fetched at that very commit, and built once."""
     tree = tmp_path / "tree"
     shutil.copytree(small_tree, tree)
     (tree / "vllm/__init__.py").write_text('__version__ = "1.0.0"\n')
@@ -106,9 +112,13 @@ def test_a_commit_without_a_wheel_is_built_from_git(index: str, small_tree: Path
     assert "vllm-1.0.0-" in pinned.requirement
     assert pinned.origin == f"git {tree.as_uri()} at {new}"
     # an older commit of the same repository is that one, and not the tip
-    older = _resolve(tmp_path / "cache", Pin("commit", old), wheel_index=f"{index}/none", git_url=tree.as_uri())
+    options = {"wheel_index": f"{index}/none", "git_url": tree.as_uri()}
+    older = _resolve(tmp_path / "cache", Pin("commit", old), **options)
     assert "vllm-0.99.0-" in older.requirement
     assert older.commit == old
+    # a wheel is kept by its commit
+    _forget_sources(tmp_path / "cache")
+    assert _resolve(tmp_path / "cache", Pin("commit", old), offline=True, **options) == older
 
 
 def test_what_was_fetched_once_is_there_offline(index: str, small_tree: Path, tmp_path: Path) -> None:
@@ -141,7 +151,7 @@ def test_an_unknown_commit_names_sha_and_repository(index: str, small_tree: Path
 
 
 def test_a_source_tree_is_built_with_its_commit(small_tree: Path, tmp_path: Path) -> None:
-    """Clean: the commit is known, also the second time; two builds give one wheel. Changed: no commit is claimed."""
+    """Clean: the commit is known, also the second time. Changed: none is claimed, and its wheel is kept by its content."""
     tree = tmp_path / "tree"
     shutil.copytree(small_tree, tree)
     first = _resolve(tmp_path / "cache", Pin("source", str(tree)))
@@ -151,6 +161,8 @@ def test_a_source_tree_is_built_with_its_commit(small_tree: Path, tmp_path: Path
     changed = _resolve(tmp_path / "cache", Pin("source", str(tree)))
     assert changed.commit == ""
     assert changed.requirement != first.requirement
+    _forget_sources(tmp_path / "cache")
+    assert _resolve(tmp_path / "cache", Pin("source", str(tree)), offline=True) == changed
 
 
 def test_a_tree_that_does_not_build_says_so(tmp_path: Path) -> None:
@@ -161,22 +173,6 @@ def test_a_tree_that_does_not_build_says_so(tmp_path: Path) -> None:
         _resolve(tmp_path / "cache", Pin("source", str(tree)))
     assert "editable" in caught.value.remedy
     assert "nonexistent" in str(getattr(caught.value, "tail", ""))
-
-
-def test_what_was_built_once_is_not_built_again(small_tree: Path, tmp_path: Path) -> None:
-    """A changed tree by its content, a commit by its SHA: the second time neither git nor uv is needed."""
-    tree = tmp_path / "tree"
-    shutil.copytree(small_tree, tree)
-    (tree / "vllm/__init__.py").write_text('__version__ = "0.99.0"  # changed\n')
-    source, commit = Pin("source", str(tree)), Pin("commit", small_build.head(small_tree))
-    options = {"wheel_index": "http://127.0.0.1:9", "git_url": small_tree.as_uri()}
-    first = [_resolve(tmp_path / "cache", source), _resolve(tmp_path / "cache", commit, **options)]
-    shutil.rmtree(tmp_path / "cache" / "sources")
-    again = [
-        _resolve(tmp_path / "cache", source, offline=True),
-        _resolve(tmp_path / "cache", commit, offline=True, **options),
-    ]
-    assert again == first
 
 
 def test_a_wheel_file_is_pinned_by_its_digest(small_wheel: Path, tmp_path: Path) -> None:
@@ -198,16 +194,15 @@ def test_a_wheel_by_url_is_fetched_once(small_wheel: Path, tmp_path: Path) -> No
         _resolve(tmp_path / "other", Pin("wheel", address), offline=True)
 
 
-def test_a_quoted_local_version_is_fetched_once(small_tree: Path, tmp_path: Path) -> None:
+def test_a_quoted_local_version_is_fetched_once(tmp_path: Path) -> None:
     """A URL has ``%2B`` for the "+" of a local version: the cached file is found by it all the same."""
-    tree = small_build.make_tree(tmp_path / "tree", version="0.99.0+cpu")
-    wheel = small_build.make_wheel(tmp_path / "wheels", tree)
-    with _serve(wheel.parent) as url:
-        pin = Pin("wheel", f"{url}/{wheel.name.replace('+', '%2B')}")
+    name = write_wheel(tmp_path, "vllm", "0.99.0+cpu", {"vllm/__init__.py": b""}).file
+    with _serve(tmp_path) as url:
+        pin = Pin("wheel", f"{url}/{name.replace('+', '%2B')}")
         first = _resolve(tmp_path / "cache", pin)
     assert _resolve(tmp_path / "cache", pin, offline=True) == first
     assert first.wheel
-    assert first.wheel.name == wheel.name
+    assert first.wheel.name == name
 
 
 @pytest.mark.parametrize("case", ["cut off", "another package", "misnamed", "no zip"])
@@ -222,11 +217,7 @@ def test_files_that_are_no_wheel_of_vllm_are_refused(case: str, small_wheel: Pat
     elif case == "no zip":
         file.write_text("<html>not found</html>")
     else:
-        tree = small_build.make_tree(tmp_path / "tree")
-        (tree / "vllm").rename(tree / "other")
-        (tree / "pyproject.toml").write_text((tree / "pyproject.toml").read_text().replace('["vllm"]', '["other"]'))
-        file.unlink()
-        file = small_build.make_wheel(tmp_path, tree)
+        write_wheel(tmp_path, "vllm", small_build.VERSION, {"other/__init__.py": b""})
     with pytest.raises(UsageError) as caught:
         _resolve(tmp_path / "cache", Pin("wheel", str(file)))
     assert str(file) in caught.value.what

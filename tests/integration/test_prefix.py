@@ -139,7 +139,7 @@ def test_two_packages_that_own_one_file_are_refused_before_anything_is_packed(
     """Which of the two wins is chance: both are named, with the constraint that helps; nothing is left in the cache."""
     one = write_wheel(tmp_path, "cuda_python", "12.6.2", {"cuda/runtime.py": b"old = 1\n", "cuda/same.py": b""})
     other = write_wheel(tmp_path, "cuda_bindings", "13.5.0", {"cuda/runtime.py": b"new = 1\n", "cuda/same.py": b""})
-    clashing = replace(lock, wheels=(*lock.wheels, one, other))
+    clashing = replace(lock, wheels=(one, other))
     with pytest.raises(VllmEnvError, match=r"cuda-bindings 13\.5\.0 and cuda-python 12\.6\.2 own 1 file") as caught:
         make_prefix(workspace, clashing)
     assert "--with 'cuda-python>=13'" in caught.value.remedy
@@ -157,7 +157,7 @@ def test_a_library_of_this_machine_that_a_wheel_needs_is_packed(
     needed = make_library(tmp_path / "machine", "libonlyhere.so.1")
     module = make_library(tmp_path / "build", "extension.so", symbol="other", needs=(needed,), uses="answer")
     wheel = write_wheel(tmp_path, "extension", "1.0", {"extension.so": module.read_bytes()})
-    complete = replace(lock, wheels=(*lock.wheels, wheel))
+    complete = replace(lock, wheels=(wheel,))
     found = machine_libraries.find_library
     places = {"libonlyhere.so.1": needed}
     monkeypatch.setattr(machine_libraries, "find_library", lambda name, *rest: places.get(name) or found(name, *rest))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from support.git_organisation import STUB, make_organisation
+from support.git_organisation import make_organisation
 from support.listener import Listener
 from support.small_fixtures import workspace_in
 from vllm_env.base.elf import read_dynamic_section
@@ -146,7 +146,7 @@ def test_refuses_an_organisation_that_is_not_there(place: Place, tmp_path: Path)
 
 def test_keeps_and_names_the_log_of_a_failed_build(place: Place, tmp_path: Path) -> None:
     """A compile error ends in a message that names the log, the log holds the compiler's words, and nothing is cached."""
-    url = make_organisation(tmp_path, place.pybind11["24.10"], stub=STUB.replace("return 1;", "return one;"))
+    url = make_organisation(tmp_path, place.pybind11["24.10"], stub="int main() { return one; }\n")
     with pytest.raises(CommandError) as caught:
         place.build(StubOptions(git_url=url))
     log = Path(re.search(r"(/\S+\.log)", caught.value.cause)[1])  # type: ignore[index]

@@ -17,6 +17,7 @@ LISTS = """\
 cmake_minimum_required(VERSION 3.4)  # as old as CMake 4 refuses without CMAKE_POLICY_VERSION_MINIMUM
 project(tritonpythonbackend LANGUAGES C CXX)
 set(CMAKE_CXX_STANDARD 17)
+add_compile_options(-O0)  # it runs once and is compiled often
 option(TRITON_ENABLE_GPU "Enable GPU support in backend" ON)
 foreach(part BACKEND COMMON CORE)
   set(TRITON_${part}_REPO_TAG "main" CACHE STRING "Tag of its repository")
