@@ -70,8 +70,7 @@ def test_a_changed_requirement_runs_only_the_stages_after_it(
     """Nothing changed: nothing is built. --with: another key; back again: prefix and archive come from the cache."""
     lab = finished_lab(finished_place, tmp_path, small_wheel, thin_wheels)
     models = lab.repository
-    build = functools.partial(small_build.build, lab.cache, models, "--spec", lab.spec, **lab.variables)
-    assert build().returncode == 0
+    build = functools.partial(small_build.build, lab.cache, models, "--spec", lab.spec, "--with", lab.targets[0], **lab.variables)
     key, digest = _manifest(models)["key"], file_sha256(_archive(models))
 
     again = build()
