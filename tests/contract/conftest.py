@@ -54,9 +54,12 @@ def pinned_folder(pinned_release, contract_cache) -> Path:
 
 @pytest.fixture
 def planted(pinned_folder, tmp_path):
-    """Return a function that makes a copy of the pinned vLLM with one text replaced, or added at a module's end."""
+    """Return a function that makes a copy of the pinned vLLM with faults: a module, a text, and what replaces it.
 
-    def plant(module: str, text: str, instead: str | None = None) -> Path:
+    None for the last adds the text at the module's end.
+    """
+
+    def plant(*faults: tuple[str, str, str | None]) -> Path:
         for name in READ:
             source, target = pinned_folder / "vllm" / name, tmp_path / "vllm" / name
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -64,15 +67,30 @@ def planted(pinned_folder, tmp_path):
                 shutil.copytree(source, target, copy_function=_link)
             else:
                 _link(source, target)
-        path = tmp_path / "vllm" / module
-        written = path.read_text(encoding="utf-8")
-        path.unlink()  # a link to the real one
-        if instead is not None:
-            assert text in written, f"the pinned vLLM's {module} has no {text!r}: plant another fault"
-        path.write_text(written + text if instead is None else written.replace(text, instead, 1), encoding="utf-8")
+        for module, text, instead in faults:
+            path = tmp_path / "vllm" / module
+            written = path.read_text(encoding="utf-8")
+            assert instead is None or text in written, f"the pinned vLLM's {module} has no {text!r}: plant another fault"
+            path.unlink()  # it may be a link to the real one
+            path.write_text(written + text if instead is None else written.replace(text, instead, 1), encoding="utf-8")
         return tmp_path
 
     return plant
+
+
+@pytest.fixture
+def small(tmp_path):
+    """Return a function that makes a vLLM of a version that has these modules and no others, which is soon read."""
+
+    def make(version: str, **modules: str) -> Path:
+        texts = {"__init__": "", "_version": f"__version__ = version = {version!r}\n", **modules}
+        for name, text in texts.items():
+            path = tmp_path.joinpath("small", "vllm", *name.split(".")).with_suffix(".py")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        return tmp_path / "small"
+
+    return make
 
 
 def _link(source, target):
