@@ -31,6 +31,7 @@ KEPT = {".git", ".tools", ".triton"}  # of the copy; all else that the checkout 
 ASTRAY = ("HF_", "VLLM_", "XDG_", "TORCHINDUCTOR_", "TRITON_HOME", "TRITON_CACHE_DIR", "CUDA_CACHE_PATH", "TRANSFORMERS_CACHE")
 ASTRAY += ("PIP_CACHE_DIR", "UV_CACHE_DIR", "CONDA_PKGS_DIRS")
 ASTRAY += ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY", "GIT_COMMON_DIR", "GIT_PREFIX")  # of a hook
+ASTRAY += ("PYTHONDONTWRITEBYTECODE",)  # without bytecode, each process of a run compiles all of the packager and the tests
 OURS = "VLLM_ENV_TEST_"
 # where programs of the user's are that find each other by the home
 PROGRAMS = {"PYENV_ROOT": ".pyenv", "RUSTUP_HOME": ".rustup", "CARGO_HOME": ".cargo"}
@@ -91,13 +92,18 @@ def mirror(checkout: Path, copy: Path) -> None:
     for path in sorted(copy.rglob("*"), reverse=True):
         name = path.relative_to(copy)
         if name.parts[0] not in KEPT:
-            remove_unless_wanted(path, wanted=str(name) in names)
+            remove_unless_wanted(path, wanted=str(name) in names or is_bytecode(name, names))
     for name in names:
         source, target = checkout / name, copy / name
         if not is_same(source, target):
             target.parent.mkdir(parents=True, exist_ok=True)
             target.unlink(missing_ok=True)
             shutil.copy2(source, target, follow_symlinks=False)
+
+
+def is_bytecode(name: Path, names: set[str]) -> bool:
+    """Tell whether a file is what Python or pytest compiled of one of these: a run that compiles all tests again takes longer."""
+    return name.parent.name == "__pycache__" and str(name.parents[1] / f"{name.name.partition('.')[0]}.py") in names
 
 
 def remove_unless_wanted(path: Path, *, wanted: bool) -> None:

@@ -83,6 +83,21 @@ def test_the_copy_is_what_a_clone_has(checkout: Path, tmp_path: Path, in_git: bo
 
 
 @pytest.mark.usefixtures("user")
+def test_bytecode_stays_as_long_as_its_source(checkout: Path, tmp_path: Path) -> None:
+    """Compiling all tests takes a run's every worker seconds."""
+    prepare(checkout, tmp_path / "data")
+    kept = tmp_path / "data/checkout/tests/__pycache__"
+    kept.mkdir()
+    for name in ("test_new.cpython-311-pytest-9.0.pyc", "test_old.cpython-311.pyc"):
+        (kept / name).touch()
+    prepare(checkout, tmp_path / "data")
+    assert [path.name for path in kept.iterdir()] == ["test_new.cpython-311-pytest-9.0.pyc"]
+    (checkout / "tests/test_new.py").unlink()
+    prepare(checkout, tmp_path / "data")
+    assert not kept.parent.exists()
+
+
+@pytest.mark.usefixtures("user")
 def test_the_tests_own_triton_stays_unless_the_user_has_another(checkout: Path, tmp_path: Path) -> None:
     """It was provisioned by an earlier run, which takes seconds."""
     prepare(checkout, tmp_path / "data")
@@ -186,7 +201,9 @@ def test_a_second_run_has_a_copy_of_its_own(checkout: Path, tmp_path: Path) -> N
 def test_variables_that_lead_to_the_users_files_are_left_out(tmp_path: Path) -> None:
     """Those of the tests themselves, and where certificates are, stay."""
     given = {"HF_HOME": "/h", "VLLM_ENV_CACHE": "/c", "XDG_CACHE_HOME": "/x", "VLLM_ENV_TEST_TRITON_ROOT": "/t", "PATH": "/bin"}
-    kept = own_place.own_variables({**given, "GIT_DIR": "/g", "GIT_SSL_CAINFO": "/s"}, tmp_path, tmp_path)
-    assert not {"HF_HOME", "VLLM_ENV_CACHE", "XDG_CACHE_HOME", "GIT_DIR"} & kept.keys()
+    kept = own_place.own_variables(
+        {**given, "GIT_DIR": "/g", "GIT_SSL_CAINFO": "/s", "PYTHONDONTWRITEBYTECODE": "1"}, tmp_path, tmp_path
+    )
+    assert not {"HF_HOME", "VLLM_ENV_CACHE", "XDG_CACHE_HOME", "GIT_DIR", "PYTHONDONTWRITEBYTECODE"} & kept.keys()
     assert (kept["PATH"], kept["VLLM_ENV_TEST_TRITON_ROOT"], kept["GIT_SSL_CAINFO"]) == ("/bin", "/t", "/s")
     assert kept["HOME"] == str(tmp_path / "home")
