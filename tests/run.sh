@@ -14,7 +14,7 @@ lock=$root/tests/requirements.txt
 cd "$root"
 
 # an activated environment may be the very one that is made here; its own Python makes it
-PYTHON=$("${PYTHON:-python3}" -c 'import sys; print(getattr(sys, "_base_executable", sys.executable))')
+PYTHON=$("${PYTHON:-python3}" -c 'import os, sys; print(os.path.realpath(getattr(sys, "_base_executable", sys.executable)))')
 "$PYTHON" -B env/bootstrap.py --environment "$tools" "$lock"
 export PYTHON PATH=$tools/bin:$PATH  # the builds of tests share the builder's tools with the user
 
