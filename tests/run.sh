@@ -28,8 +28,7 @@ else
 fi
 if [[ ${1:-} == --fast ]]; then
   shift
-  # these work more than they wait, and each worker collects all of them
-  set -- --numprocesses logical --maxprocesses 4 tests/unit tests/contract tests/e2e/test_one_answer.py "$@"
+  set -- tests/unit tests/contract tests/e2e/test_one_answer.py "$@"
 fi
 workers=3  # servers wait more than they work; a later -n0 gives one process, as --pdb needs it
 [[ $# -gt 0 && -f ${1%%::*} ]] && workers=0  # three would spend more time on their own start than on one file

@@ -138,18 +138,18 @@ def resident(file: Path) -> bool:
     return bool(state[0] & 1)
 
 
-def test_a_page_cache_that_may_not_be_dropped_is_dropped_file_by_file(cold_start: Any, tmp_path: Path) -> None:
+def test_a_page_cache_that_may_not_be_dropped_is_dropped_file_by_file(cold_start: Any, disk_folder: Path) -> None:
     """And the report says so; where the whole machine's may be, that is asked for."""
-    folder = tmp_path / "env"
+    folder = disk_folder / "env"
     (folder / "lib").mkdir(parents=True)
     for name in ("a.so", "lib/b.so"):
         (folder / name).write_bytes(b"x" * 8192)
     files = [folder / "a.so", folder / "lib/b.so"]
     assert all(map(resident, files))
-    said = cold_start.page_cache.drop([folder], control=tmp_path / "missing" / "drop_caches")
+    said = cold_start.page_cache.drop([folder], control=disk_folder / "missing" / "drop_caches")
     assert said == "dropped for 2 files one by one (drop_caches: No such file or directory)"
     assert not any(map(resident, files))
-    control = tmp_path / "drop_caches"
+    control = disk_folder / "drop_caches"
     control.touch()
     assert cold_start.page_cache.drop([folder], control=control) == "dropped, the whole machine's"
     assert control.read_text() == "3\n"
