@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -108,6 +109,7 @@ def callers(sources: Sources, module: str, method: str) -> list[str]:
     return sorted({f"{module}.{call.where}" for call in calls_of(tree, method)}) if tree else []
 
 
+@functools.cache  # it reads many modules
 def put_calls(sources: Sources) -> list[str]:
     """Return the functions that call `put` of a RequestOutputCollector, each with what it puts: `module.Class.method(argument)`.
 
