@@ -31,7 +31,7 @@ _SHARED = (
 )
 # In this order workers end at about the same time: what serves a model takes longest, and unit tests fill what is left.
 # Interrupted builds come first as they need nothing of the first end-to-end test, for which the others would wait: it builds.
-_ORDER = ("tests/chaos", "tests/e2e", "tests/hostile", "tests/integration", "")
+_ORDER = ("tests/chaos", "tests/e2e/test_published.py", "tests/e2e", "tests/hostile", "tests/integration", "")
 _NOTE = "groups.json"
 
 

@@ -70,7 +70,8 @@ def _unpack(small: Path, parts: Path, staging: Path) -> Path:
     model.mkdir()
     (model / FOLDER).symlink_to(parts.resolve())
     variables = {"PATH": os.defpath, "HOME": str(staging / "home"), VARIABLE: str(staging / "unpacked")}
-    output = run([small / "bin" / "python", "-c", _UNPACK, model], what="unpack the parts", env=variables, remedy=REBUILD)
+    # -B: bytecode that is written here names this machine's folders, and becomes a part of the whole
+    output = run([small / "bin" / "python", "-B", "-c", _UNPACK, model], what="unpack the parts", env=variables, remedy=REBUILD)
     whole = Path(output.splitlines()[-1])
     if not (whole / MARK).is_file():
         raise VllmEnvError("The parts were not unpacked.", cause=output[-400:], remedy=REBUILD)
