@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from support.leftovers import name_of
 from support.model_requests import Answer, ask
 from support.videos import avi
 
@@ -107,8 +106,9 @@ def test_videos_are_measured_by_their_headers(vision_server: TritonServer, file:
 
 def test_vllm_is_told_to_follow_no_redirect(vision_server: TritonServer) -> None:
     """A host that the operator has named could send it on to any other; the model's processes have the variable from it."""
-    (engine,) = [one for one in vision_server.members() if name_of(one).startswith("VLLM::EngineCor")]
-    assert engine.environ()["VLLM_MEDIA_URL_ALLOW_REDIRECTS"] == "0"
+    ask(vision_server, TEXT, {**GREEDY, "structured_outputs": {"regex": "a"}})  # starts the process that tries constraints
+    (worker,) = [one for one in vision_server.members() if any(part.endswith("compile_worker.py") for part in one.cmdline())]
+    assert worker.environ()["VLLM_MEDIA_URL_ALLOW_REDIRECTS"] == "0"
 
 
 def test_audio_without_a_decoder_is_unsupported(vision_server: TritonServer) -> None:
