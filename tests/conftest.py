@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, settings
 from support import models, repositories, slow_run, starts
 from support.leftovers import leftovers, wait_for_none
 from support.light_fixtures import light_long_arguments, light_parts, light_server, light_serving  # noqa: F401 - fixtures
-from support.memory_folder import make_memory_folder
+from support.memory_folder import memory_folder
 from support.once import RUN, once, run_folder
 from support.reference import ONE_THREAD
 from support.serving import Parts, Serve, serve
@@ -36,7 +36,7 @@ PACKAGES_BESIDE = ("triton", "vllm", "torch", "transformers")
 
 
 _SOURCES = pytest.StashKey[slow_run.Sources]()
-_IN_MEMORY = pytest.StashKey[Path]()
+_IN_MEMORY = pytest.StashKey[contextlib.ExitStack]()
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest makes its folder for temporary ones
@@ -50,18 +50,20 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Remove the gigabytes that the run's workers shared; pytest keeps its own temporary folders for three sessions."""
+    """Remove the gigabytes that the run's workers shared, and what tests wrote to memory."""
     if not _is_worker(config):
         shutil.rmtree(os.environ.pop(RUN), ignore_errors=True)
         if _IN_MEMORY in config.stash:
-            shutil.rmtree(config.stash[_IN_MEMORY], ignore_errors=True)
+            config.stash[_IN_MEMORY].close()
 
 
 def _choose_temporary_folder(config: pytest.Config) -> None:
     """Keep what tests write in memory, unless somebody has named a folder, perhaps to look at it."""
-    folder = None if config.option.basetemp else make_memory_folder()
+    if config.option.basetemp:
+        return
+    stack = config.stash[_IN_MEMORY] = contextlib.ExitStack()
+    folder = stack.enter_context(memory_folder())
     if folder:
-        config.stash[_IN_MEMORY] = folder
         config.option.basetemp = folder / "tests"
 
 
@@ -130,6 +132,8 @@ def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pyte
     line = starts.summary(run_folder())
     if line:
         terminalreporter.write_line(line)
+    if exitstatus and _IN_MEMORY in config.stash:
+        terminalreporter.write_line("what failed tests wrote is kept with --basetemp=FOLDER")
     if config.getoption("--slow"):
         arguments = config.invocation_params.args
         slow_run.note(repositories.CHECKOUT, config.stash[_SOURCES], arguments, terminalreporter.stats, int(exitstatus))

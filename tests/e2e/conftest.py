@@ -17,7 +17,7 @@ from support.settings import with_metrics, with_parameter
 from support.sightings import Sightings
 from support.stop_notes import Notes
 from support.trace_collector import trace_collector
-from support.wide_server import QUEUE_SECONDS, TIMEOUT_SECONDS, WIDE_SLOTS
+from support.wide_server import GRACE_SECONDS, QUEUE_SECONDS, TIMEOUT_SECONDS, WIDE_SLOTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -80,6 +80,7 @@ def wide_server(serving: Serve, long_arguments: dict[str, object], notes: Notes)
         with_metrics(model)
         with_parameter(model, "MAX_QUEUE_SECONDS", str(QUEUE_SECONDS))
         with_parameter(model, "DEFAULT_TIMEOUT_SECONDS", str(TIMEOUT_SECONDS))
+        with_parameter(model, "UNLOAD_GRACE_SECONDS", str(GRACE_SECONDS))
         with_parameter(model, "MAX_ANSWER_TOKENS", str(WIDE_SLOTS * models.LONG_POSITIONS))  # one request may fill all slots
         notes.prepare(model)
 

@@ -141,18 +141,18 @@ def test_an_adopted_model_answers_as_ours_does_and_is_given_back(
 
 
 @pytest.mark.skipif("VLLM_ENV_TEST_ENVIRONMENT" in os.environ, reason="serves an environment that was not built")
-def test_the_command_serves_that_very_model_first(parts: Parts, tmp_path: Path, no_leftovers: None) -> None:
+def test_the_command_serves_that_very_model_first(parts: Parts, disk_folder: Path, no_leftovers: None) -> None:
     """Weights in the model's own folder, named from there: they answer in the smoke run, and where the model stands.
 
     The environment is in parts: what the smoke run has unpacked also serves afterwards, the engine's process too.
     """
-    model = tmp_path / "place" / "models" / "opt"
+    model = disk_folder / "place" / "models" / "opt"
     (model / "1").mkdir(parents=True)
     shutil.copytree(parts.standin, model / "weights")
     (model / "config.pbtxt").write_text(CONFIG, encoding="utf-8")
     (model / "1" / "model.json").write_text(json.dumps({**CPU_ARGUMENTS, "model": "weights"}), encoding="utf-8")
     before = snapshot(model)
-    unpacked = {"VLLM_ENV_UNPACKED": str(tmp_path / "unpacked")}  # by the smoke run; the server finds it
+    unpacked = {"VLLM_ENV_UNPACKED": str(disk_folder / "unpacked")}  # by the smoke run; the server finds it
 
     def run(*options: object) -> subprocess.CompletedProcess[str]:
         argv = [sys.executable, "-m", "vllm_env", "adopt", str(model), *map(str, options)]
@@ -165,11 +165,11 @@ def test_the_command_serves_that_very_model_first(parts: Parts, tmp_path: Path, 
     assert "'The capital of France is' -> ' Paris, on the river Seine.'" in done.stdout
     launch = Launch({**CPU_ENVIRONMENT, **unpacked}, (), READY_SECONDS, STALL_SECONDS)
     note_start(TRITON)
-    with TritonServer(parts.binary, model.parent, log=tmp_path / "server.log", launch=launch) as server:
+    with TritonServer(parts.binary, model.parent, log=disk_folder / "server.log", launch=launch) as server:
         (answer,) = ask_all(server, [prompt(FACTS[2][0], {"temperature": 0, "max_tokens": 24})], model="opt")
         libraries, programs = libraries_of(server, "libtorch_cpu.so"), programs_of(server)
     assert answer.text == "".join(FACTS[2])
-    (tree,) = (path for path in (tmp_path / "unpacked").iterdir() if path.is_dir())
+    (tree,) = (path for path in (disk_folder / "unpacked").iterdir() if path.is_dir())
     assert libraries == {str(tree / "lib/python3.11/site-packages/torch/lib/libtorch_cpu.so")}
     assert str(tree / "bin/python3.11") in programs  # of the engine
     assert run("--undo").returncode == 0

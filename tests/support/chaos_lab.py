@@ -28,6 +28,7 @@ class Lab:
     spec: Path
     targets: list[str] = field(default_factory=lambda: ["packaging", "pluggy"])
     variables: dict[str, str] = field(default_factory=dict)
+    replaced: str | None = None
 
     @property
     def cache(self) -> Path:
@@ -51,9 +52,12 @@ class Lab:
 
     def make_cold(self) -> None:
         """Forget what was built, so that every stage has work to do, and pick another target than the published one."""
+        published = self.published()
+        if published != self.replaced:  # the current target has been published since
+            self.targets.reverse()
+        self.replaced = published
         for name in ("prefixes", "archives", "locks"):
             shutil.rmtree(self.cache / name, ignore_errors=True)
-        self.targets.reverse()
 
     def start(self, *launcher: str, smoke: bool = False, **variables: str) -> Build:
         """Start a build of the current target; ``launcher`` is a program that runs the command after it."""

@@ -4,31 +4,47 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
 
+from vllm_env.base.locks import locked_folder, remove_unlocked
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 SHARED = Path("/dev/shm")
-_PREFIX = "pytest_vllm_env_"  # and the process id of its run
-_FREE = 6 << 30  # bytes: three times an unpacked environment
-_AVAILABLE = 16 << 30  # bytes: engines of tests take up to 9 GB
+CGROUP = Path("/sys/fs/cgroup")
+_PREFIX = "pytest_vllm_env_"
+_FREE = 4 << 30  # bytes in /dev/shm
+_AVAILABLE = 16 << 30  # bytes of memory: engines of tests take up to 10 GB
 
 
-def make_memory_folder() -> Path | None:
-    """Return a new folder in ``/dev/shm``, or None where it has no room for tests or runs no programs, as in many containers."""
+@contextmanager
+def memory_folder() -> Iterator[Path | None]:
+    """Yield a new folder in ``/dev/shm``, or None where it has no room for tests or runs no programs, as in many containers.
+
+    It is removed at the end, and those of runs that were killed at the beginning.
+    """
     if not os.access(SHARED, os.W_OK) or os.statvfs(SHARED).f_flag & os.ST_NOEXEC:
-        return None
-    _remove_those_of_killed_runs()
-    if shutil.disk_usage(SHARED).free < _FREE or psutil.virtual_memory().available < _AVAILABLE:
-        return None
-    return Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}_", dir=SHARED))
-
-
-def _remove_those_of_killed_runs() -> None:
+        yield None
+        return
     for folder in SHARED.glob(f"{_PREFIX}*"):
-        with suppress(ValueError, OSError):  # another's, or just gone
-            process = int(folder.name.removeprefix(_PREFIX).partition("_")[0])
-            if folder.stat().st_uid == os.geteuid() and not psutil.pid_exists(process):
-                shutil.rmtree(folder)
+        if folder.stat().st_uid == os.geteuid():
+            remove_unlocked(folder)
+    if shutil.disk_usage(SHARED).free < _FREE or available_memory() < _AVAILABLE:
+        yield None
+        return
+    with locked_folder(SHARED, _PREFIX) as folder:
+        yield folder
+
+
+def available_memory() -> int:
+    """Return the bytes that are free: of the machine, or of what a container may take if that is less."""
+    machine = int(psutil.virtual_memory().available)
+    with suppress(OSError, ValueError):  # no container, or "max"
+        limit, taken = (int((CGROUP / f"memory.{name}").read_text()) for name in ("max", "current"))
+        return min(machine, limit - taken)
+    return machine

@@ -37,8 +37,8 @@ sysconfig.get_config_vars()
 files = {getattr(module, "__file__", None) or "" for module in list(sys.modules.values())}
 print(json.dumps([file for file in files if file.startswith(sys.prefix)]))
 """
-# Newer than any real one that Triton 24.10 takes, so that they are chosen; only verify imports NumPy.
-_STANDINS = {"numpy": "1.999.0", "setuptools": "9999.0"}
+# Newer than any real ones, so that they are chosen; Triton 24.10 takes no NumPy 2. Only verify imports NumPy.
+_STANDINS = (("numpy", "1.999.0"), ("numpy", "999.0"), ("setuptools", "9999.0"))
 
 
 @pytest.fixture(scope="session")
@@ -90,7 +90,7 @@ def thin_wheels() -> Path:
 
     def make(folder: Path) -> Path:
         folder.mkdir()
-        for name, version in _STANDINS.items():
+        for name, version in _STANDINS:
             write_wheel(folder, name, version, {f"{name}/__init__.py": f'__version__ = "{version}"\n'.encode()})
         return folder
 
@@ -128,9 +128,9 @@ def finished_place(thin_channel: Path, thin_wheels: Path, small_wheel: Path) -> 
 
 
 def finished_lab(finished: Path, place: Path, wheel: Path, standins: Path) -> Lab:
-    """A lab of a test's own that begins where ``finished_place`` ended; its unchanged files are links."""
+    """A lab of a test's own that begins where ``finished_place`` ended."""
     lab = make_thin_lab(place, wheel, standins)
     for name in ("cache", "models"):
-        own_place.copy(finished / name, place / name, link=True)
+        own_place.copy(finished / name, place / name, link=False)
     lab.temporary.mkdir()
     return lab

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 WIDE_SLOTS = 20  # max_num_seqs
 QUEUE_SECONDS = 2  # less than the default deadline
 TIMEOUT_SECONDS = 4
+GRACE_SECONDS = 3
 OWN = {"timeout": 3_600_000_000}  # us: a request's own deadline, in place of the default one
 QUEUED = f"the model has not begun to work on the request after {QUEUE_SECONDS} s in the queue; try again later"
 PATIENCE = 240.0

@@ -24,6 +24,7 @@ GATE = "ENGINELESS_GATE"
 """A variable of the server: the engine's start waits until there is this file."""
 TAKEN = frozenset({"dtype", "enforce_eager", "gpu_memory_utilization", "kv_cache_memory_bytes", "max_model_len", "max_num_seqs"})
 """Engine arguments that it takes, of those that a machine may give to all models."""
+_TWO_PARTS = 150 << 20  # bytes, more than one part holds
 _PACKAGE = Path(__file__).with_name("vllm")
 # What the adapter and the start-up hook import; with all of site-packages the stub would find the real vLLM's requirements.
 _HOOK = ("00_vllm_env.pth", "_vllm_env_runtime.py", "_vllm_env_variables.txt")
@@ -60,10 +61,11 @@ def write_package(site: Path) -> None:
 
 
 def make_wheel(folder: Path) -> Path:
-    """Build a wheel of the package ``vllm``, for an environment that the packager makes."""
+    """Build a wheel of the package ``vllm``, for an environment that the packager makes; in parts, it has several."""
     tree = small_build.make_tree(folder / "tree", requirements=_REQUIRED)
     shutil.rmtree(tree / "vllm")
     write_package(tree)
+    (tree / "vllm" / "_padding.json").write_bytes(bytes(_TWO_PARTS))
     return small_build.make_wheel(folder, tree)
 
 

@@ -160,17 +160,57 @@ def test_an_idle_worker_ends(trials, monkeypatch):
     asyncio.run(twice())
 
 
-def test_a_worker_at_work_does_not_end(trials, monkeypatch):
-    """Another constraint, which came before the idle time was over, is under way when it is."""
+@pytest.mark.parametrize("texts", [("compile spins",), ("compile spins", "b")])
+def test_a_worker_at_work_does_not_end(trials, monkeypatch, texts):
+    """It has another constraint under way when the idle time after one is over."""
     monkeypatch.setattr(compiling, "IDLE_S", 0.2)
 
-    async def both():
+    async def together():
         await outcome(trials, "a")
         first = trials._worker
-        assert isinstance(await outcome(trials, "compile spins"), InvalidRequestError)
+        refused, *_ = await asyncio.gather(*(outcome(trials, text) for text in texts))
+        assert isinstance(refused, InvalidRequestError)
         assert trials._worker is first is not None
 
-    asyncio.run(both())
+    asyncio.run(together())
+
+
+def test_a_worker_ends_though_a_fork_has_its_socket(trials):
+    """An EngineCore that was forked after the worker's start."""
+    assert tried(trials, "a") == [None]
+    worker = trials._worker
+    reader, writer = os.pipe()
+    fork = os.fork()
+    if not fork:
+        os.close(writer)
+        os.read(reader, 1)
+        os._exit(0)
+    worker.end()
+    assert worker._process.returncode == 0
+    os.close(writer)
+    os.waitpid(fork, 0)
+
+
+@pytest.mark.parametrize("reason", ["import os; os.kill(os.getpid(), 9)", "import time; time.sleep(3)"])
+def test_a_worker_that_could_not_start_this_time_is_started_the_next_time(trials, monkeypatch, tmp_path, reason):
+    """Where the machine has no memory or is busy: its request is told to try again, and none goes to vLLM untried."""
+    script, slow = compiling.SCRIPT, tmp_path / "slow.py"
+    slow.write_text(reason)
+    monkeypatch.setattr(compiling, "PATIENCE_S", 0.5)
+    monkeypatch.setattr(compiling, "ENDS_S", 0.1)
+    monkeypatch.setattr(compiling, "SCRIPT", slow)
+    assert isinstance(tried(trials, "compile spins")[0], UnavailableError)
+    monkeypatch.setattr(compiling, "PATIENCE_S", 60.0)
+    monkeypatch.setattr(compiling, "SCRIPT", script)
+    assert isinstance(tried(trials, "compile spins")[0], InvalidRequestError)
+
+
+def test_once_a_worker_has_started_no_constraint_goes_untried(trials, monkeypatch, tmp_path):
+    """What a later start fails of is not that xgrammar cannot."""
+    assert tried(trials, "a") == [None]
+    trials._worker = None
+    monkeypatch.setattr(compiling, "SCRIPT", tmp_path / "missing.py")
+    assert isinstance(tried(trials, "compile spins")[0], UnavailableError)
 
 
 def test_what_has_passed_is_not_tried_again(trials, monkeypatch):

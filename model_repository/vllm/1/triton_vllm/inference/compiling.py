@@ -15,6 +15,7 @@ import socket
 import subprocess
 import sys
 from collections import OrderedDict
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,6 +42,8 @@ SCRIPT = Path(__file__).with_name("compile_worker.py")
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 """A process that forks should have one thread, and needs no GPU."""
 DONE = b"done"
+ENDS_S = 10.0
+"""Seconds in which an idle worker ends by itself."""
 _log = logging.getLogger(__name__)
 
 
@@ -55,6 +58,8 @@ class Trials:
         self._worker: Worker | None = None
         self._starting = asyncio.Lock()
         self._possible = True
+        self._has_worked = False
+        self._under_way = 0
         self._ending: asyncio.TimerHandle | None = None
         self._passed: OrderedDict[tuple[str, str], None] = OrderedDict()
 
@@ -69,11 +74,11 @@ class Trials:
         if key in self._passed or not compat.compiles_with_xgrammar(llm):
             return
         async with self._slots:
-            self._keep_worker()
+            self._begin()
             try:
                 passed = await self._attempt(llm, constraint)
             finally:
-                self._end_worker_later()
+                self._finish()
         if not passed:
             raise InvalidRequestError(
                 f"structured_outputs.{constraint.name} takes more than {constraint.seconds} s or {MEMORY >> 20} MB to compile: "
@@ -90,17 +95,18 @@ class Trials:
         try:
             return await asyncio.to_thread(worker.attempt, constraint)
         except OSError:
-            self._worker = None  # the next request starts another
+            self._end_worker()  # the next request starts another
             raise UnavailableError(f"structured_outputs.{constraint.name} could not be compiled in time: try again") from None
 
-    def _keep_worker(self) -> None:
+    def _begin(self) -> None:
+        self._under_way += 1
         if self._ending is not None:
             self._ending.cancel()
-            self._ending = None
 
-    def _end_worker_later(self) -> None:
-        self._keep_worker()
-        self._ending = asyncio.get_running_loop().call_later(IDLE_S, self._end_worker)
+    def _finish(self) -> None:
+        self._under_way -= 1
+        if not self._under_way:
+            self._ending = asyncio.get_running_loop().call_later(IDLE_S, self._end_worker)
 
     def _end_worker(self) -> None:
         worker, self._worker = self._worker, None
@@ -113,7 +119,12 @@ class Trials:
                 try:
                     write = await compat.xgrammar_tokenizer(llm)
                     self._worker = await asyncio.to_thread(lambda: Worker(write()))
-                except Exception:  # noqa: BLE001 - an older xgrammar, or a tokenizer that it does not know
+                    self._has_worked = True
+                except OSError:
+                    raise UnavailableError("structured_outputs could not be tried, the machine is too busy: try again") from None
+                except Exception as error:  # an older xgrammar, or a tokenizer that it does not know
+                    if self._has_worked:  # so it can be done
+                        raise UnavailableError("structured_outputs could not be tried: try again") from error
                     self._possible = False
                     _log.warning("Constraints are not tried before vLLM compiles them", exc_info=True)
             return self._worker
@@ -126,7 +137,8 @@ class Worker:
         tokenizer: as xgrammar has written it.
 
     Raises:
-        OSError: it could not be started, or cannot read the tokenizer.
+        OSError: it could not be started in time, or was killed.
+        RuntimeError: it cannot read the tokenizer.
     """
 
     def __init__(self, tokenizer: str) -> None:
@@ -134,8 +146,15 @@ class Worker:
         with theirs:
             command = [sys.executable, "-I", str(SCRIPT)]
             self._process = subprocess.Popen(command, stdin=theirs.fileno(), env={**os.environ, **ENVIRONMENT})
-        if self._ask(tokenizer) != DONE:
-            raise ConnectionError("xgrammar's worker has not started")
+        try:
+            ready = self._ask(tokenizer) == DONE
+        except OSError:
+            ready = False
+        if not ready:
+            self.end()
+            if self._process.returncode > 0:  # it has ended by itself, with a traceback
+                raise RuntimeError("xgrammar's worker has not started")
+            raise ConnectionError("xgrammar's worker has not started in time")
 
     def attempt(self, constraint: Constraint) -> bool:
         """Return whether a constraint is compiled within the bounds.
@@ -147,9 +166,15 @@ class Worker:
         return self._ask(json.dumps({"kind": constraint.kind, "text": constraint.text, **limits})) == DONE
 
     def end(self) -> None:
-        """End the process, in which no constraint may be under way."""
+        """End the process. Constraints that are under way in it are answered still: each has a process of its own."""
+        with suppress(OSError):  # it has ended
+            self._control.shutdown(socket.SHUT_RDWR)  # to close it is not enough: an EngineCore that was forked has it, too
         self._control.close()
-        self._process.wait()
+        try:
+            self._process.wait(ENDS_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
 
     def _ask(self, text: str) -> bytes:
         ours, theirs = socket.socketpair()
