@@ -67,7 +67,11 @@ def _copy_used(prefix: Path, tree: Path) -> None:
     """Copy an interpreter with the modules that ``_USED`` imports and the libraries that these need."""
     asked = [prefix / "bin/python", "-I", "-B", "-c", _USED]
     files = [Path(file) for file in json.loads(subprocess.check_output(asked, text=True))]
-    kept = [*files, *prefix.glob("bin/python*"), *prefix.glob("lib/python3*/site-packages/README.txt")]
+    packages = [
+        *prefix.glob("lib/python3*/site-packages/README.txt"),
+        *prefix.glob("lib/python3*/dist-packages/*"),
+    ]  # Debian's hook
+    kept = [*files, *prefix.glob("bin/python*"), *packages]
     libraries = list(prefix.glob("lib/libpython*"))
     while libraries:
         kept += libraries
