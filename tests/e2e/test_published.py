@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 import shutil
@@ -14,10 +15,12 @@ import pytest
 
 from support.leftovers import leftovers, wait_for_none
 from support.mapped import libraries_of
+from support.model_requests import ask
 from support.repositories import CHECKOUT, run_build
 from support.serving import READY_SECONDS, STALL_SECONDS
 from support.triton_client import generate
 from vllm_env.serve.server import Launch, TritonServer
+from vllm_env.serve.standin import FACTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -86,3 +89,13 @@ def test_the_archive_is_what_serves(published: Published) -> None:
     loaded = libraries_of(published.server, "libtorch_cpu.so")
     assert loaded
     assert all(path.startswith("/tmp/python_env_") for path in loaded)
+
+
+def test_the_standin_is_sure_of_each_token(published: Published) -> None:
+    """So neither another attention kernel nor half precision changes its answers."""
+    for question, answer in FACTS:
+        flags = {"return_cumulative_logprob": True, "return_num_output_tokens": True}
+        given = ask(published.server, question, {"temperature": 0, "max_tokens": 64, "logprobs": 1}, **flags)
+        assert given.text == question + answer
+        ((total,),), ((tokens,),) = given.values("cumulative_logprob"), given.values("num_output_tokens")
+        assert total >= tokens * math.log(0.94)  # it was trained until each was 0.95 likely
