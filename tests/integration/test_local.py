@@ -149,7 +149,8 @@ def _unpack(package: Path, folder: Path) -> Path:
         data = archive.read(next(n for n in archive.namelist() if n.startswith("pkg-")))
     plain = zstandard.ZstdDecompressor().decompressobj().decompress(data)
     with tarfile.open(fileobj=io.BytesIO(plain)) as tar:
-        tar.extractall(folder, filter="fully_trusted")
+        tar.extraction_filter = lambda member, _: member  # an argument since Python 3.11.4 only
+        tar.extractall(folder)
     return folder
 
 
