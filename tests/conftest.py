@@ -61,9 +61,10 @@ def _choose_temporary_folder(config: pytest.Config) -> None:
     """Keep what tests write in memory, unless somebody has named a folder, perhaps to look at it."""
     if config.option.basetemp:
         return
-    stack = config.stash[_IN_MEMORY] = contextlib.ExitStack()
+    stack = contextlib.ExitStack()
     folder = stack.enter_context(memory_folder())
     if folder:
+        config.stash[_IN_MEMORY] = stack
         config.option.basetemp = folder / "tests"
 
 
@@ -133,7 +134,7 @@ def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pyte
     if line:
         terminalreporter.write_line(line)
     if exitstatus and _IN_MEMORY in config.stash:
-        terminalreporter.write_line("what failed tests wrote is kept with --basetemp=FOLDER")
+        terminalreporter.write_line("The files of failed tests are gone. To keep them, give --basetemp=FOLDER.")
     if config.getoption("--slow"):
         arguments = config.invocation_params.args
         slow_run.note(repositories.CHECKOUT, config.stash[_SOURCES], arguments, terminalreporter.stats, int(exitstatus))

@@ -30,7 +30,7 @@ _SHARED = (
     "light_server",
 )
 # In this order workers end at about the same time: what serves a model takes longest, and unit tests fill what is left.
-# Interrupted builds come first as they need nothing of the first end-to-end test, for which the others would wait: it builds.
+# Tests of interrupts come first: they can run while the first end-to-end test builds the environment that all others need.
 _ORDER = ("tests/chaos", "tests/e2e/test_published.py", "tests/e2e", "tests/hostile", "tests/integration", "")
 _NOTE = "groups.json"
 

@@ -1,4 +1,4 @@
-"""Keeps the temporary folders of tests in memory: tests write many small files, and half of the time went to the disk."""
+"""Keeps the temporary folders of tests in memory: they write many small files, which costs much time on a disk."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _AVAILABLE = 16 << 30  # bytes of memory: engines of tests take up to 10 GB
 def memory_folder() -> Iterator[Path | None]:
     """Yield a new folder in ``/dev/shm``, or None where it has no room for tests or runs no programs, as in many containers.
 
-    It is removed at the end, and those of runs that were killed at the beginning.
+    At first, the folders of killed runs are removed. At the end, the new one is.
     """
     if not os.access(SHARED, os.W_OK) or os.statvfs(SHARED).f_flag & os.ST_NOEXEC:
         yield None

@@ -31,7 +31,8 @@ KEPT = {".git", ".tools", ".triton"}  # of the copy; all else that the checkout 
 ASTRAY = ("HF_", "VLLM_", "XDG_", "TORCHINDUCTOR_", "TRITON_HOME", "TRITON_CACHE_DIR", "CUDA_CACHE_PATH", "TRANSFORMERS_CACHE")
 ASTRAY += ("PIP_CACHE_DIR", "UV_CACHE_DIR", "CONDA_PKGS_DIRS")
 ASTRAY += ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY", "GIT_COMMON_DIR", "GIT_PREFIX")  # of a hook
-ASTRAY += ("PYTHONDONTWRITEBYTECODE",)  # without bytecode, each process of a run compiles all of the packager and the tests
+# Users do not set it, and it hid a fault of the packager. Without bytecode each process also compiles all sources again.
+ASTRAY += ("PYTHONDONTWRITEBYTECODE",)
 OURS = "VLLM_ENV_TEST_"
 # where programs of the user's are that find each other by the home
 PROGRAMS = {"PYENV_ROOT": ".pyenv", "RUSTUP_HOME": ".rustup", "CARGO_HOME": ".cargo"}
@@ -102,7 +103,7 @@ def mirror(checkout: Path, copy: Path) -> None:
 
 
 def is_bytecode(name: Path, names: set[str]) -> bool:
-    """Tell whether a file is what Python or pytest compiled of one of these: a run that compiles all tests again takes longer."""
+    """Tell whether a file is the bytecode of one of these sources. It is kept, as compiling all tests again takes seconds."""
     return name.parent.name == "__pycache__" and str(name.parents[1] / f"{name.name.partition('.')[0]}.py") in names
 
 

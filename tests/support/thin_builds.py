@@ -1,6 +1,6 @@
-"""Builds that cost half as much: an interpreter with the modules that they import, and stand-ins for two large packages.
+"""Builds that cost half as much: their interpreter has few modules, and NumPy and setuptools are empty packages.
 
-For tests whose subject is what a build does around the environment, and not what is in it. Every stage is the real one.
+They are for tests of the build itself, not of the environment that it makes. All stages are real.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _needed(file: Path) -> tuple[str, ...]:
 
 @pytest.fixture(scope="session")
 def thin_wheels() -> Path:
-    """A folder with wheels that stand in for NumPy and setuptools, for PIP_FIND_LINKS."""
+    """A folder for PIP_FIND_LINKS with empty packages in place of NumPy and setuptools."""
 
     def make(folder: Path) -> Path:
         folder.mkdir()
@@ -120,7 +120,7 @@ def make_thin_lab(place: Path, wheel: Path, standins: Path) -> Lab:
 
 @pytest.fixture(scope="session")
 def finished_place(thin_channel: Path, thin_wheels: Path, small_wheel: Path) -> Path:
-    """The place of a lab in which one build has ended well, and beside it what the build said; read them."""
+    """The place of a lab with one finished build; next to it is ``finished.txt``, the build's messages. Do not change them."""
 
     def make(place: Path) -> Path:
         fill_cache(thin_channel, place / "cache")

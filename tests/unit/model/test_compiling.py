@@ -191,13 +191,16 @@ def test_a_worker_ends_though_a_fork_has_its_socket(trials):
     os.waitpid(fork, 0)
 
 
-@pytest.mark.parametrize("reason", ["import os; os.kill(os.getpid(), 9)", "import time; time.sleep(3)"])
+LATE = "import socket; c = socket.socket(fileno=0); kept = socket.recv_fds(c, 1, 1); c.recv(1); raise SystemExit(1)"
+
+
+@pytest.mark.parametrize("reason", ["import os; os.kill(os.getpid(), 9)", "import signal; signal.pause()", LATE])
 def test_a_worker_that_could_not_start_this_time_is_started_the_next_time(trials, monkeypatch, tmp_path, reason):
-    """Where the machine has no memory or is busy: its request is told to try again, and none goes to vLLM untried."""
+    """It was killed or too slow: the client may try again, and no constraint goes to vLLM untried."""
     script, slow = compiling.SCRIPT, tmp_path / "slow.py"
     slow.write_text(reason)
     monkeypatch.setattr(compiling, "PATIENCE_S", 0.5)
-    monkeypatch.setattr(compiling, "ENDS_S", 0.1)
+    monkeypatch.setattr(compiling, "ENDS_S", 10.0 if reason == LATE else 0.1)
     monkeypatch.setattr(compiling, "SCRIPT", slow)
     assert isinstance(tried(trials, "compile spins")[0], UnavailableError)
     monkeypatch.setattr(compiling, "PATIENCE_S", 60.0)

@@ -35,7 +35,7 @@ AT_ONCE = 2
 PATIENCE_S = 60.0
 """Seconds for an answer on the clock: on a busy machine a second of a processor takes several."""
 IDLE_S = 300.0
-"""Seconds after the last constraint until the worker ends: it keeps 300 MB, 590 MB beside CUDA (xgrammar imports torch)."""
+"""Seconds without a constraint after which the worker ends. It takes 300 MB, with CUDA 590 MB, as xgrammar imports torch."""
 REMEMBERED = 1024
 """Constraints that need not be tried again."""
 SCRIPT = Path(__file__).with_name("compile_worker.py")
@@ -43,14 +43,15 @@ ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "CUDA_VISIBL
 """A process that forks should have one thread, and needs no GPU."""
 DONE = b"done"
 ENDS_S = 10.0
-"""Seconds in which an idle worker ends by itself."""
+"""Seconds after which a worker that was told to end is killed."""
 _log = logging.getLogger(__name__)
 
 
 class Trials:
     """Tries constraints in a worker process.
 
-    The first constraint starts it, and waits a second or two for it. It ends with this process, or after some idle minutes.
+    The first constraint starts the worker and waits a second or two for it. The worker ends after some idle minutes, and with
+    this process.
     """
 
     def __init__(self) -> None:
@@ -123,7 +124,7 @@ class Trials:
                 except OSError:
                     raise UnavailableError("structured_outputs could not be tried, the machine is too busy: try again") from None
                 except Exception as error:  # an older xgrammar, or a tokenizer that it does not know
-                    if self._has_worked:  # so it can be done
+                    if self._has_worked:  # then neither is the reason
                         raise UnavailableError("structured_outputs could not be tried: try again") from error
                     self._possible = False
                     _log.warning("Constraints are not tried before vLLM compiles them", exc_info=True)
@@ -148,13 +149,16 @@ class Worker:
             self._process = subprocess.Popen(command, stdin=theirs.fileno(), env={**os.environ, **ENVIRONMENT})
         try:
             ready = self._ask(tokenizer) == DONE
+        except TimeoutError:
+            self.end()  # it may end with a traceback now, which says nothing
+            raise
         except OSError:
             ready = False
         if not ready:
             self.end()
             if self._process.returncode > 0:  # it has ended by itself, with a traceback
-                raise RuntimeError("xgrammar's worker has not started")
-            raise ConnectionError("xgrammar's worker has not started in time")
+                raise RuntimeError("xgrammar's worker cannot read the tokenizer")
+            raise ConnectionError("xgrammar's worker was killed")
 
     def attempt(self, constraint: Constraint) -> bool:
         """Return whether a constraint is compiled within the bounds.
@@ -166,9 +170,11 @@ class Worker:
         return self._ask(json.dumps({"kind": constraint.kind, "text": constraint.text, **limits})) == DONE
 
     def end(self) -> None:
-        """End the process. Constraints that are under way in it are answered still: each has a process of its own."""
+        """End the process. A constraint under way is still answered: it has a process of its own."""
         with suppress(OSError):  # it has ended
-            self._control.shutdown(socket.SHUT_RDWR)  # to close it is not enough: an EngineCore that was forked has it, too
+            self._control.shutdown(
+                socket.SHUT_RDWR
+            )  # as a forked EngineCore has a copy of the socket
         self._control.close()
         try:
             self._process.wait(ENDS_S)
