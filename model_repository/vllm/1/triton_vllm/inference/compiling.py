@@ -172,9 +172,7 @@ class Worker:
     def end(self) -> None:
         """End the process. A constraint under way is still answered: it has a process of its own."""
         with suppress(OSError):  # it has ended
-            self._control.shutdown(
-                socket.SHUT_RDWR
-            )  # as a forked EngineCore has a copy of the socket
+            self._control.shutdown(socket.SHUT_RDWR)  # as a forked EngineCore has a copy of the socket
         self._control.close()
         try:
             self._process.wait(ENDS_S)
