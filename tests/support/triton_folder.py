@@ -5,13 +5,19 @@ from __future__ import annotations
 import shutil
 from typing import TYPE_CHECKING
 
-from vllm_env.interpreter.local import find_interpreter
+from support.elf_files import make_library, make_program
+from support.once import once
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 RELEASE = "24.10"
 PYTHON = "3.11"
+
+
+def _make_stub(folder: Path) -> Path:
+    """Make a program that loads libpython, as a stub does. Debian's interpreter would not do."""
+    return make_program(folder / "stub", (make_library(folder, f"libpython{PYTHON}.so.1.0"),))
 
 
 def make_root(folder: Path) -> Path:
@@ -21,7 +27,7 @@ def make_root(folder: Path) -> Path:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.touch()
         file.chmod(0o755)
-    shutil.copy(find_interpreter(PYTHON).executable, stub)  # it loads libpython3.11, as a stub does
+    shutil.copy(once("stub_of_no_triton", _make_stub), stub)
     (folder / "TRITON_VERSION").write_text("2.51.0\n")
     (folder / "RELEASE").write_text(f"{RELEASE}\n")
     return folder

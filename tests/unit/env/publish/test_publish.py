@@ -297,6 +297,8 @@ def test_a_repository_that_is_a_file_is_refused_early(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("mode", "below"), [(0o555, "models"), (0o555, ""), (0o700, "closed/models")])
 def test_a_repository_that_cannot_be_written_is_refused_early(mode: int, below: str) -> None:
     """No permission, or a folder above that may not be entered: known before the build."""
+    if mode == 0o700 and os.geteuid() != 0:
+        pytest.skip("only root can make a folder and become somebody who may not enter it")
     folder = Path(tempfile.mkdtemp(prefix="vllm_env_test_"))
     try:
         folder.chmod(mode)
