@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -188,6 +189,18 @@ def test_what_killed_instances_left_is_removed_by_others(home):
     killed(first)
     Rendezvous.join(Seat(0, 2, "another")).leave()
     assert list(home.iterdir()) == []
+
+
+def test_instances_that_start_while_others_leave_find_a_folder(home):
+    """The last one to leave removes it, and each that starts removes abandoned ones: perhaps that which was made just now."""
+
+    def come_and_go(index):
+        for _ in range(300):
+            Rendezvous.join(Seat(index, 4, "key")).leave()
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(come_and_go, range(4)))
+    assert not list(home.iterdir())
 
 
 def test_the_folder_is_nobody_elses(home):

@@ -281,23 +281,34 @@ def _is_held(path: Path) -> bool:
 @contextlib.contextmanager
 def _locked(base: Path) -> Iterator[None]:
     """Hold a folder, made if it is not there, that nobody else looks into meanwhile."""
-    while True:
-        base.mkdir(mode=0o700, exist_ok=True)
+    descriptor = None
+    while descriptor is None:
+        descriptor = _hold(base)
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _hold(base: Path) -> int | None:
+    """Return the descriptor that holds a folder, None if the last one who held it has just removed it."""
+    try:
+        with contextlib.suppress(FileExistsError):
+            base.mkdir(mode=0o700)
         status = base.lstat()
         if status.st_uid != os.getuid() or status.st_mode & 0o077 or base.is_symlink():
             raise PermissionError(f"{base} is not this user's alone")
-        try:
-            descriptor = os.open(base / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except FileNotFoundError:
-            continue  # the last one has just removed it
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            with contextlib.suppress(FileNotFoundError):
-                if os.fstat(descriptor).st_ino == (base / "lock").stat().st_ino:
-                    yield
-                    return
-        finally:
-            os.close(descriptor)
+        descriptor = os.open(base / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except FileNotFoundError:
+        if base.parent.is_dir():
+            return None
+        raise
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    with contextlib.suppress(FileNotFoundError):
+        if os.fstat(descriptor).st_ino == (base / "lock").stat().st_ino:
+            return descriptor
+    os.close(descriptor)
+    return None
 
 
 def _tidy(base: Path) -> None:
