@@ -118,6 +118,8 @@ def test_a_read_only_repository_is_copied_into_folders_that_can_be_written(fille
     use(model, environment, said)
     root = Path(environment["VLLM_CACHE_ROOT"])
     assert [oct(p.stat().st_mode & 0o777) for p in (root, root / "modelinfos")] == ["0o700", "0o700"]
+    for folder in (filled, filled / "modelinfos"):
+        folder.chmod(0o700)  # or only root could remove it
 
 
 def test_where_home_cannot_be_written_the_copy_lies_in_a_folder_of_this_user_alone(
