@@ -65,7 +65,9 @@ def test_a_library_that_is_nowhere_is_missing(packages: Path, tmp_path: Path) ->
 
 def test_the_machines_own_copy_does_not_count(packages: Path) -> None:
     """libz.so.1 is on this machine and on most, but the container that serves may have none."""
-    system = subprocess.run(["ldconfig", "-p"], capture_output=True, text=True, check=True).stdout
+    ldconfig = shutil.which("ldconfig", path="/sbin:/usr/sbin")  # Debian's users have neither in PATH
+    assert ldconfig
+    system = subprocess.run([ldconfig, "-p"], capture_output=True, text=True, check=True).stdout
     line = next(line for line in system.splitlines() if "libz.so.1 " in line and "x86-64" in line)
     library = packages / "triton" / "libtriton.so"
     library.parent.mkdir()
