@@ -70,11 +70,14 @@ STATED: Mapping[str, Mapping[str, Member]] = {
             awaited=False,
             since="0.28",
         ),
-        **_fields("logger_manager", since="0.28"),
+        **_fields("engine_core", "logger_manager", since="0.28"),
         "get_tokenizer": Member((), awaited=None),
         **_fields("errored", "output_processor", "vllm_config"),
         **_fields("renderer", since="0.20"),
     },
+    # which instance of several has the last step's figures
+    "vllm.v1.engine.core_client.AsyncMPClient": {"get_output_async": Member((), awaited=True, since="0.28")},
+    "vllm.v1.engine.EngineCoreOutputs": _fields("timestamp", since="0.28"),
     "vllm.v1.engine.output_processor.RequestOutputCollector": {"put": Member(("output",), awaited=False)},
     # who waits in vLLM's queue; without them only a stream's first output tells
     "vllm.v1.engine.output_processor.OutputProcessor": {

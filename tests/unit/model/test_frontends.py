@@ -159,18 +159,47 @@ def test_gauges_are_published_by_the_one_that_knows_them_best(made):
     assert [family.samples for family in families] == [samples] * 3
 
 
-def test_figures_are_noted_when_they_come(made):
-    """Not with every output: most have none."""
+def a_front_end_of_vllm(steps):
+    """A client that takes the engine's outputs as vLLM's does, and what it has recorded."""
+
+    async def get_output_async():
+        return next(steps)
+
     recorded = []
     manager = SimpleNamespace(record=lambda *args, **kwargs: recorded.append((args, kwargs)))
+    return SimpleNamespace(logger_manager=manager, engine_core=SimpleNamespace(get_output_async=get_output_async)), recorded
+
+
+def take(client, statistics):
+    """Take an output of rank 1 as vLLM's handler does."""
+    asyncio.run(client.engine_core.get_output_async())
+    client.logger_manager.record(engine_idx=1, scheduler_stats=statistics, iteration_stats="i")
+
+
+def test_figures_are_as_old_as_their_step(made):
+    """Not as their arrival, and those without figures do not count: most outputs have none."""
     second = made.instances[1]
     second.use(SimpleNamespace(version="1"), {"data_parallel_size": 2})
-    second._noting(SimpleNamespace(logger_manager=manager))
-    manager.record(engine_idx=1, scheduler_stats=None, iteration_stats="i")
+    client, recorded = a_front_end_of_vllm(iter([SimpleNamespace(timestamp=5.0), SimpleNamespace(timestamp=6.0)]))
+    second._noting(client)
+    take(client, None)
     assert struct.unpack("4d", second._figures) == (0.0,) * 4
-    manager.record(engine_idx=1, scheduler_stats="s", iteration_stats="i")
-    assert [at > 0 for at in struct.unpack("4d", second._figures)] == [False, False, False, True]
+    take(client, "s")
+    assert struct.unpack("4d", second._figures) == (0.0, 0.0, 0.0, 6.0)
     assert recorded[1] == (("s",), {"engine_idx": 1, "iteration_stats": "i"})
+
+
+def test_a_busy_instance_does_not_publish_an_earlier_step(made):
+    """The engine's last step went to the first; the second takes the one before it later."""
+    gauge = SimpleNamespace(type="gauge", samples=[SimpleNamespace(labels={"engine": "1"})])
+    for one, step in zip(made.instances, (2.0, 1.0), strict=True):
+        one.use(SimpleNamespace(version="1"), {"data_parallel_size": 2})
+        client, _ = a_front_end_of_vllm(iter([SimpleNamespace(timestamp=step)]))
+        one._noting(client)
+        take(client, "s")
+    first, second = made.instances
+    assert first.latest([gauge])[0].samples == gauge.samples
+    assert second.latest([gauge])[0].samples == []
 
 
 def launcher(config, executor, log_stats, addresses):

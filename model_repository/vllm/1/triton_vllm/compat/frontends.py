@@ -105,19 +105,31 @@ def _replaced(module: Any, name: str, value: Any) -> Iterator[None]:
         setattr(module, name, before)
 
 
-def note_statistics(llm: EngineClient, note: Callable[[int], None]) -> None:
-    """Have `note` called with a rank whenever this front end is given its figures: each step's go to one front end only."""
+def note_statistics(llm: Any, note: Callable[[int, float], None]) -> None:
+    """Have `note` called whenever this front end has recorded figures; each step's go to one front end only.
+
+    It is given the rank and when the engine made them (`time.monotonic`), s. When they come says nothing: a busy front end
+    takes those of an earlier step after another one has taken those of the last. Call this before the engine's outputs are taken.
+    """
     manager = getattr(llm, "logger_manager", None)
     if manager is None:  # nobody reads statistics
         return
-    record = manager.record
+    engine = llm.engine_core
+    receive, record = engine.get_output_async, manager.record
+    made = 0.0
+
+    async def received() -> Any:
+        nonlocal made
+        outputs = await receive()
+        made = outputs.timestamp
+        return outputs
 
     def noted(scheduler_stats: Any = None, *args: Any, **kwargs: Any) -> None:
-        if scheduler_stats is not None:
-            note(kwargs.get("engine_idx", 0))
         record(scheduler_stats, *args, **kwargs)
+        if scheduler_stats is not None:
+            note(kwargs.get("engine_idx", 0), made)
 
-    manager.record = noted
+    engine.get_output_async, manager.record = received, noted
 
 
 def _client(vllm: Vllm, values: Mapping[str, Any], index: int, count: int, addresses: Any) -> EngineClient:

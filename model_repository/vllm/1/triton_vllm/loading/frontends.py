@@ -131,14 +131,14 @@ class Frontends:
         figures, own = self._figures, self._own
         size = struct.calcsize("d")
 
-        def note(rank: int) -> None:
-            struct.pack_into("d", figures, size * (rank * own.count + own.index), time.monotonic())
+        def note(rank: int, made: float) -> None:
+            struct.pack_into("d", figures, size * (rank * own.count + own.index), made)
 
         compat.note_statistics(llm, note)
         return llm
 
     def latest(self, families: Iterable[PrometheusFamily]) -> list[PrometheusFamily]:
-        """Return what this instance is to publish: gauges only of the ranks of which it was the last one to be given figures.
+        """Return what this instance is to publish: gauges only of the ranks of which it has the last step's figures.
 
         Counters are each instance's own, and the server adds them up.
         """

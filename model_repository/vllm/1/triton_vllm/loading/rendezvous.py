@@ -9,7 +9,7 @@ of the others. A load's folder is below one for the server, the model, its versi
     hung-ID   an instance found that engine to hang
     failed    why the load has failed
     closed    the instance that led has been unloaded
-    figures   when each instance was last given the figures of each of the engine's ranks (doubles)
+    figures   when each of the engine's ranks made the figures that each instance has (doubles)
 
 The kernel frees the locks of a process that dies, so nothing here depends on a process's end being an orderly one.
 """
