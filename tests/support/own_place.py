@@ -76,6 +76,7 @@ def own_variables(environment: Mapping[str, str], checkout: Path, folder: Path) 
 def prepare(checkout: Path, folder: Path, copy: Path) -> None:
     """Bring a copy, the caches and the home up to date."""
     mirror(checkout, copy)
+    name_the_archive(copy / "model_repository/vllm/config.pbtxt")
     commit(copy)
     if release_of(checkout / ".triton") not in ("", release_of(copy / ".triton")):  # without one, the tests provision their own
         shutil.rmtree(copy / ".triton", ignore_errors=True)
@@ -100,6 +101,13 @@ def mirror(checkout: Path, copy: Path) -> None:
             target.parent.mkdir(parents=True, exist_ok=True)
             target.unlink(missing_ok=True)
             shutil.copy2(source, target, follow_symlinks=False)
+
+
+def name_the_archive(config: Path) -> None:
+    """Undo in the copy what `--layout directory` writes into the checkout's own configuration, which git tracks."""
+    text = config.read_text(encoding="utf-8")
+    if '/vllm_env"' in text:
+        config.write_text(text.replace('/vllm_env"', '/vllm_env.tar.gz"'), encoding="utf-8")
 
 
 def is_bytecode(name: Path, names: set[str]) -> bool:

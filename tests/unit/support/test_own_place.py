@@ -77,6 +77,9 @@ def test_the_copy_is_what_a_clone_has(checkout: Path, tmp_path: Path, in_git: bo
     prepare(checkout, tmp_path / "data")
     assert names(copy) == {*sources - {"tests/test_new.py"}, ".triton/RELEASE", ".tools"}
     assert (copy / "README.md").read_text() == "another text"
+    (checkout / "model_repository/vllm/config.pbtxt").write_text('"$$TRITON_MODEL_DIRECTORY/vllm_env"')
+    prepare(checkout, tmp_path / "data")
+    assert (copy / "model_repository/vllm/config.pbtxt").read_text() == '"$$TRITON_MODEL_DIRECTORY/vllm_env.tar.gz"'
     tracked = subprocess.check_output(["git", "-C", copy, "ls-files"], text=True).splitlines()
     assert set(tracked) == sources - {"tests/test_new.py"}
     assert subprocess.check_output(["git", "-C", copy, "status", "--porcelain"], text=True) == ""
