@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from support.model_control import load
 from support.patience import wait_for
 from support.reference import ONE_THREAD
 from support.serving import EXPLICIT, is_cuda
 from support.sightings import Sightings, gone
-from support.triton_client import get, post
+from support.triton_client import get
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
     from vllm_env.serve.server import TritonServer
 
 pytestmark = pytest.mark.e2e
-LOAD_SECONDS = 800.0  # below the limit of a test
-PAUSED = "the server has given this load up"  # after a pause of the machine
 
 
 @pytest.fixture(scope="module")
@@ -58,11 +57,8 @@ def refused(server: TritonServer, name: str, change: Callable[[Path], None]) -> 
     model = server.repository / name
     shutil.copytree(server.repository / "vllm", model)
     change(model)
-    path = f"/v2/repository/models/{name}/load"
     start = len(said(server))
-    status, body = post(server.http_url, path, {}, timeout=LOAD_SECONDS)
-    if PAUSED in said(server)[start:]:
-        status, body = post(server.http_url, path, {}, timeout=LOAD_SECONDS)
+    status, body = load(server, name)
     assert status == 400, body
     reason = str(json.loads(body)["error"])
     assert f"load failed for model '{name}'" in reason, said(server)[start:][-4000:]

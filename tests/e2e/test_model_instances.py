@@ -17,13 +17,13 @@ import pytest
 from support.instances import with_instances
 from support.leftovers import name_of
 from support.metrics_page import read_metrics
+from support.model_control import load, unload
 from support.model_requests import ask, ask_all, prompt
 from support.models import LONG_POSITIONS
 from support.open_stream import OpenStream
 from support.patience import pause, wait_for
 from support.reference import ONE_THREAD
 from support.settings import with_metrics, with_parameter
-from support.triton_client import post
 from vllm_env.serve.standin import FACTS
 
 if TYPE_CHECKING:
@@ -160,14 +160,12 @@ def test_instances_that_are_unloaded_leave_nothing_and_are_loaded_again(trio: Tr
     """No process, no folder; the second load has an engine of its own, once."""
     start = len(said(trio))
     before = engines(trio)
-    assert post(trio.http_url, "/v2/repository/models/vllm/unload", {}, timeout=PATIENCE)[0] == 200
+    assert unload(trio)[0] == 200
     wait_for(lambda: not stubs(trio) and not engines(trio))
     assert trio._scratch is not None
     assert not list(trio._scratch.glob(FOLDERS))
     assert "starting it again" not in said(trio, start)
-    status, told = post(trio.http_url, "/v2/repository/models/vllm/load", {}, timeout=PATIENCE)
-    if "the server has given this load up" in said(trio, start):  # after a pause of the machine
-        status, told = post(trio.http_url, "/v2/repository/models/vllm/load", {}, timeout=PATIENCE)
+    status, told = load(trio)
     assert status == 200, told
     assert len(stubs(trio)) == COUNT
     assert len(engines(trio)) == 1

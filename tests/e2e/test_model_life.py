@@ -12,10 +12,11 @@ import psutil
 import pytest
 
 from support.leftovers import name_of
+from support.model_control import load, unload
 from support.model_requests import STRANGE, ask_all, prompt
 from support.patience import wait_for
 from support.reference import ONE_THREAD
-from support.triton_client import get, post, stream, text_of
+from support.triton_client import get, stream, text_of
 from vllm_env.serve.processes import end, traces
 from vllm_env.serve.standin import FACTS
 
@@ -54,9 +55,9 @@ def footprint(server: TritonServer, *, real: bool) -> Footprint:
 
 def control(server: TritonServer, verb: str, model: str = "vllm") -> None:
     """Loads or unloads a model and waits until it is done."""
-    status, body = post(server.http_url, f"/v2/repository/models/{model}/{verb}", {}, timeout=300)
-    assert status == 200, body
     ready = verb == "load"
+    status, body = load(server, model) if ready else unload(server, model)
+    assert status == 200, body
     wait_for(lambda: (get(server.http_url, f"/v2/models/{model}/ready")[0] == 200) == ready, f"the model's {verb}")
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from support.engineless import GATE
+from support.model_control import GIVEN_UP
 from support.patience import pause, wait_for
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ def test_the_server_ends_and_is_started_again(light_serving: Serve, no_leftovers
         assert pause.paused is not None
         assert not Path(f"/proc/{pause.paused}").exists()
         said = server.log.read_text(errors="replace")
-        failed, _, again = said.partition("the server has given this load up")
+        failed, _, again = said.partition(GIVEN_UP)
         assert "creating server: Internal - failed to load all models" in again
         assert "[vllm] ready after" not in failed
         assert "[vllm] ready after" in again

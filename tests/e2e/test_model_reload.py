@@ -14,12 +14,12 @@ import pytest
 from support.instances import with_instances
 from support.leftovers import name_of
 from support.metrics_page import read_metrics
+from support.model_control import load, unload
 from support.model_requests import ask, prompt
 from support.open_stream import OpenStream
 from support.patience import pause, wait_for
 from support.reference import ONE_THREAD
 from support.settings import with_metrics, with_parameter
-from support.triton_client import post
 from vllm_env.serve.standin import FACTS
 
 if TYPE_CHECKING:
@@ -64,8 +64,8 @@ class Explicit:
 
     def control(self, verb: str) -> None:
         """Load or unload the model."""
-        path = f"/v2/repository/models/{self.model.name}/{verb}"
-        status, reason = post(self.server.http_url, path, {}, timeout=PATIENCE)
+        change = {"load": load, "unload": unload}[verb]
+        status, reason = change(self.server, self.model.name)
         assert status == 200, reason
 
     def ask(self) -> None:

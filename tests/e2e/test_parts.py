@@ -17,6 +17,7 @@ import pytest
 
 from support import engineless, small_build
 from support.mapped import libraries_of
+from support.model_control import GIVEN_UP
 from support.repositories import run_build
 from support.serving import serve
 from support.triton_client import generate
@@ -31,7 +32,6 @@ pytestmark = [
     pytest.mark.skipif("VLLM_ENV_TEST_ENVIRONMENT" in os.environ, reason="serves an environment that was not built"),
 ]
 UNPACKING, WAITING, FOUND = "processes into", "waiting for it", "the environment is unpacked in"
-GIVEN_UP = "the server has given this load up"  # after a pause of the machine, also while it unpacks
 LIBRARY = "loop.cpython-311-x86_64-linux-gnu.so"  # of uvloop; what NumPy has is also in the file that Triton extracts
 STARTING = "[vllm] importing vLLM"  # once, but for a start that gets stuck by a fault of the Python backend and is tried again
 PROMPT = {"text_input": "The capital of France is", "parameters": {"temperature": 0, "max_tokens": 16}}

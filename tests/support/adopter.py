@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 from typing import TYPE_CHECKING
 
+from support.patience import LIMIT
 from support.small_fixtures import workspace_in
 from vllm_env.plan import TEMPLATE
 from vllm_env.publish.adopt import AdoptedSet, read_adoption, undo
@@ -26,7 +27,7 @@ def start(model: Path, made: Path) -> ForkServerProcess:
     done = context.Semaphore(0)
     child = context.Process(target=_adopt_for_ever, args=(model, made, done), daemon=True)
     child.start()
-    assert done.acquire(timeout=120)
+    assert done.acquire(timeout=LIMIT)
     return child
 
 

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from support.metrics_page import read_metrics
+from support.model_control import load, unload
 from support.model_requests import ask, prompt
 from support.open_stream import OpenStream
 from support.patience import wait_for
 from support.sightings import Sightings
-from support.triton_client import get, post
+from support.triton_client import get
 from vllm_env.serve.standin import FACTS
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def reload(start: FirstStart) -> Reloaded:
     wait_for(lambda: read_metrics(start.page).total("vllm:generation_tokens_total") > 0, "vLLM's metrics")
     with OpenStream(server.grpc_url, prompt(PROMPT, LONG, stream=True)) as running:
         running.wait(1)
-        assert _control(server, "unload") == 200
+        assert unload(server)[0] == 200
         end = running.wait_end()
     wait_for(lambda: get(server.http_url, "/v2/models/vllm/ready")[0] != 200, "the model's end")
     wait_for(lambda: not read_metrics(start.page).names("vllm:"), "the end of vLLM's metrics")
@@ -71,9 +72,6 @@ def reload(start: FirstStart) -> Reloaded:
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     later = Sightings(start.cache)
     with later.watching():
-        assert _control(server, "load") == 200
+        status, reason = load(server)
+        assert status == 200, reason
     return Reloaded(whole, tuple(event.text for event in running.events), end, later)
-
-
-def _control(server: TritonServer, verb: str) -> int:
-    return post(server.http_url, f"/v2/repository/models/vllm/{verb}", {}, timeout=800)[0]
