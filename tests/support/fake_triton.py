@@ -67,12 +67,8 @@ class Logger:
 class Metric:
     """A value with labels."""
 
-    def __init__(self, labels: dict[str, str], buckets: list[float] | None = None) -> None:
-        self.labels, self.value, self.buckets = labels, 0.0, buckets
-        self.observed: list[float] = []
-
-    def observe(self, value: float) -> None:
-        self.observed.append(value)
+    def __init__(self, labels: dict[str, str]) -> None:
+        self.labels, self.value = labels, 0.0
 
     def increment(self, amount: float) -> None:
         self.value += amount
@@ -84,15 +80,14 @@ class Metric:
 class MetricFamily:
     """Makes metrics; Triton refuses a second family of the same name while the first one lives."""
 
-    COUNTER, GAUGE, HISTOGRAM = "counter", "gauge", "histogram"
+    COUNTER, GAUGE = "counter", "gauge"
 
     def __init__(self, name: str, description: str, kind: str) -> None:
         self.name, self.description, self.kind = name, description, kind
         self.metrics: list[Metric] = []
 
-    def Metric(self, labels: dict[str, str], buckets: list[float] | None = None) -> Metric:  # noqa: N802 - Triton's name
-        assert (buckets is not None) == (self.kind == "histogram")
-        self.metrics.append(Metric(labels, buckets))
+    def Metric(self, labels: dict[str, str]) -> Metric:  # noqa: N802 - Triton's name
+        self.metrics.append(Metric(labels))
         return self.metrics[-1]
 
 

@@ -297,7 +297,6 @@ OTHERS = frozenset(
         "num_labels",
         "trace",
         "timeout",
-        "HISTOGRAM",
         "baseFilename",
         "stream",
         "__version__",

@@ -9,7 +9,7 @@ import pytest
 
 from support.patience import LIMIT
 from triton_vllm import official
-from triton_vllm.metrics import Mirror, Publisher, samples
+from triton_vllm.metrics import OFFICIAL_PERIOD_S, SHARE, Mirror, Publisher, pause_after
 
 
 def family(name, kind, *lines):
@@ -18,27 +18,17 @@ def family(name, kind, *lines):
 
 
 class Sink:
-    """Remembers values as the server would; of a histogram the labels, bounds and observations."""
+    """Remembers values as the server would."""
 
-    def __init__(self, *, histograms=False):
-        self.histograms = histograms
-        self.observed = {}
+    def __init__(self):
         self.values = {}
         self.calls = 0
         self.cleared = False
 
-    def create(self, sample, labels):
-        key = (sample.name, tuple(sorted(labels.items())))
+    def create(self, name, description, labels, *, counter):
+        key = (name, tuple(sorted(labels.items())))
         self.values[key] = 0.0
         return key
-
-    def create_histogram(self, histogram, labels):
-        self.observed[histogram.name] = (labels, histogram.bounds, [])
-        return histogram.name
-
-    def observe(self, metric, value):
-        self.calls += 1
-        self.observed[metric][2].append(value)
 
     def add(self, metric, amount):
         assert amount > 0
@@ -93,7 +83,7 @@ def test_values_follow_the_registry():
     sink = Sink()
     mirror = Mirror(sink, {"model": "m"})
     for tokens, running, buckets in ((5, 2, (1, 3)), (9, 0, (4, 8))):
-        mirror.update(samples(registry(tokens, running, buckets)))
+        mirror.follow(registry(tokens, running, buckets))
         assert value(sink, "vllm:tokens_total") == tokens
         assert value(sink, "vllm:running", engine="0") == running
         assert value(sink, "vllm:ttft_bucket", le="0.1") == buckets[0]
@@ -108,7 +98,7 @@ def test_what_has_not_changed_costs_nothing():
     sink = Sink()
     mirror = Mirror(sink, {})
     for _ in range(3):
-        mirror.update(samples(registry(5, 2, (1, 3))))
+        mirror.follow(registry(5, 2, (1, 3)))
     assert sink.calls == 6
 
 
@@ -117,7 +107,7 @@ def test_a_gauge_that_others_set_as_well_is_set_again():
     sink = Sink()
     mirrors = [Mirror(sink, {"model": "m"}, others=True) for _ in range(2)]
     for mirror, running in zip((*mirrors, mirrors[0]), (0, 5, 0), strict=True):
-        mirror.update(samples(registry(5, running, (1, 3))))
+        mirror.follow(registry(5, running, (1, 3)))
     assert value(sink, "vllm:running", engine="0") == 0
 
 
@@ -126,14 +116,13 @@ def test_a_restarted_counter_counts_on():
     sink = Sink()
     mirror = Mirror(sink, {"model": "m"})
     for tokens in (10, 4):
-        mirror.update(samples(registry(tokens, 0, (1, 1))))
+        mirror.follow(registry(tokens, 0, (1, 1)))
     assert value(sink, "vllm:tokens_total") == 14
 
 
-@pytest.mark.parametrize("histograms", [False, True])
-def test_what_was_counted_before_the_first_request_is_not_published(histograms):
+def test_what_was_counted_before_the_first_request_is_not_published():
     """The engine samples a token while the model is loaded; a gauge says what is, whenever that began."""
-    sink = Sink(histograms=histograms)
+    sink = Sink()
     mirror = Mirror(sink, {"model": "m"})
     mirror.skip(registry(1, 2, (1, 1)))
     mirror.follow(registry(1, 2, (1, 1)))
@@ -141,12 +130,8 @@ def test_what_was_counted_before_the_first_request_is_not_published(histograms):
     assert value(sink, "vllm:running", engine="0") == 2
     mirror.follow(registry(5, 2, (1, 3)))
     assert value(sink, "vllm:tokens_total") == 4
-    if histograms:
-        ((_, _, observed),) = sink.observed.values()
-        assert len(observed) == 2
-        assert sum(observed) == pytest.approx(2 / 8)
-    else:
-        assert value(sink, "vllm:ttft_bucket", le="+Inf") == 2
+    assert value(sink, "vllm:ttft_bucket", le="+Inf") == 2
+    assert value(sink, "vllm:ttft_sum") == 2 / 8
 
 
 def test_the_publisher_publishes_last_values_on_close_and_survives_errors():
@@ -189,36 +174,36 @@ def test_clients_of_the_official_backend_need_not_wait(as_official, most):
     publisher.close()
 
 
-def test_histograms_become_those_of_a_server_that_has_them():
-    """With vLLM's bounds and labels; each growth is observed once, in its bucket and with its sum."""
-    sink = Sink(histograms=True)
-    mirror = Mirror(sink, {"model": "m"})
-    for buckets in ((1, 3), (1, 3), (4, 8)):
-        mirror.follow(registry(5, 2, buckets))
-    ((name, (labels, bounds, values)),) = sink.observed.items()
-    assert (name, labels, bounds) == ("vllm:ttft", {"model": "m"}, (0.1,))
-    assert [value <= 0.1 for value in values].count(True) == 4
-    assert len(values) == 8
-    assert sum(values) == pytest.approx(1.0)
-    assert {name for name, _ in sink.values} == {"vllm:tokens_total", "vllm:running"}
-
-
 def test_the_official_metrics_are_its_names_labels_and_buckets():
     """Nothing else is published then; vLLM's latency between tokens has the name that it once had."""
-    sink = Sink(histograms=True)
+    sink = Sink()
     labels = {"engine": "0"}
-    lines = [(("_bucket"), {**labels, "le": le}, n) for le, n in (("0.01", 1.0), ("5.0", 2.0), ("+Inf", 2.0))]
     name = "vllm:inter_token_latency_seconds"
-    between = family(
-        name, "histogram", *[(name + s, le, n) for s, le, n in [*lines, ("_count", labels, 2.0), ("_sum", labels, 1.0)]]
-    )
+    counts = {"0.01": 1.0, "0.02": 1.0, "2.5": 2.0, "+Inf": 3.0}
+    lines = [(f"{name}_bucket", {**labels, "le": le}, count) for le, count in counts.items()]
+    between = family(name, "histogram", *lines, (f"{name}_count", labels, 3.0), (f"{name}_sum", labels, 9.0))
     prompts = family("vllm:prompt_tokens", "counter", ("vllm:prompt_tokens_total", labels, 7))
     Mirror(sink, {"model": "m"}, as_official=True).follow([*registry(5, 2, (1, 3)), between, prompts])
-    assert sink.values == {("vllm:prompt_tokens_total", (("model", "m"),)): 7}
-    (published,) = sink.observed.items()
-    assert published[0] == "vllm:time_per_output_token_seconds"
-    assert published[1][:2] == ({"model": "m"}, official.HISTOGRAMS[name][1])
-    assert sum(published[1][2]) == pytest.approx(1.0)
+    published = "vllm:time_per_output_token_seconds"
+    buckets = {(f"{published}_bucket", (("le", le), ("model", "m"))): counts[le] for le in ("0.01", "2.5", "+Inf")}
+    assert sink.values == {
+        **buckets,
+        (f"{published}_count", (("model", "m"),)): 3,
+        (f"{published}_sum", (("model", "m"),)): 9,
+        ("vllm:prompt_tokens_total", (("model", "m"),)): 7,
+    }
+
+
+def test_an_official_bucket_may_be_any_of_vllms_where_it_takes_them_all():
+    """Counts of tokens have vLLM's buckets there, too."""
+    assert official.published_name("vllm:request_prompt_tokens_bucket", "20000.0") == "vllm:request_prompt_tokens_bucket"
+    assert official.published_name("vllm:e2e_request_latency_seconds_bucket", "0.3") is None
+
+
+def test_calls_of_the_server_take_a_bounded_share_of_the_time():
+    """Where they are slow there are fewer updates."""
+    assert pause_after(0.0, OFFICIAL_PERIOD_S) == OFFICIAL_PERIOD_S
+    assert 0.1 / (0.1 + pause_after(0.1, OFFICIAL_PERIOD_S)) <= SHARE
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -230,11 +215,10 @@ def test_metrics_that_other_processes_publish_as_well_stay(shared):
     assert claim.given_up
 
 
-@pytest.mark.parametrize("histograms", [False, True])
-def test_nothing_is_published_without_the_claim_and_nothing_is_lost_by_it(histograms, monkeypatch):
+def test_nothing_is_published_without_the_claim_and_nothing_is_lost_by_it(monkeypatch):
     """Until the instance before this one has taken its metrics away; then what was counted meanwhile is published."""
     monkeypatch.setattr("triton_vllm.metrics.PERIOD_S", 0.001)
-    sink, made = Sink(histograms=histograms), []
+    sink, made = Sink(), []
     claim = Claim(at=3)
 
     def collect():
@@ -249,6 +233,4 @@ def test_nothing_is_published_without_the_claim_and_nothing_is_lost_by_it(histog
     publisher.close()
     assert made[:4] == [{}] * 4  # the look before the first request, two without the claim, and the one before the first values
     assert value(sink, "vllm:tokens_total") == len(made) - 1
-    if histograms:
-        ((_, _, observed),) = sink.observed.values()
-        assert len(observed) == len(made) - 1
+    assert value(sink, "vllm:ttft_count") == len(made) - 1

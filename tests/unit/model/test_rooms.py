@@ -17,7 +17,7 @@ MODULES = {
 # A room may import from those after it, and from the modules that belong to none.
 ROOMS = ("loading", "admission", "inference", "delivery", "compat")
 # Only these may be imported by a room besides.
-SHARED = {"coerce", "contract", "errors", "histogram", "job", "metrics", "official", "protocols", "request", "transport"}
+SHARED = {"coerce", "contract", "errors", "job", "metrics", "official", "protocols", "request", "transport"}
 # These belong to no room and may import from all.
 ABOVE_THE_ROOMS = {"triton_vllm.service", "triton_vllm.job", "triton_vllm.transport"}
 TRITON = {"transport", "service", "loading.load", "admission.admit"}

@@ -8,8 +8,6 @@ import pytest
 from support.fake_triton import FINAL, REFUSAL, MetricFamily, Request
 from triton_vllm import errors, transport
 from triton_vllm.delivery.reply import NOT_SENT, Reply
-from triton_vllm.histogram import Histogram
-from triton_vllm.metrics import Sample
 
 
 def text(value):
@@ -228,37 +226,23 @@ def test_nothing_is_asked_where_shared_memory_is_short(triton, monkeypatch):
 def test_samples_of_one_name_share_a_family(triton):
     """Triton refuses a second family of the same name."""
     metrics = transport.TritonMetrics()
-    one, two = (Sample("vllm:n_total", (("le", le),), 1.0, counter=True, help="") for le in "ab")
-    first, second = metrics.create(one, {"le": "a"}), metrics.create(two, {"le": "b"})
+    first, second = (metrics.create("vllm:n_total", "how many", {"le": le}, counter=True) for le in "ab")
     metrics.add(first, 2.0)
     (family,) = metrics._families.values()
     assert family.metrics == [first, second]
-    assert (family.kind, family.description) == (MetricFamily.COUNTER, "vllm:n_total")
+    assert (family.kind, family.description) == (MetricFamily.COUNTER, "how many")
     assert (first.value, second.value, first.labels) == (2.0, 0.0, {"le": "a"})
 
 
 def test_a_gauge_is_set_and_cleared_metrics_are_dropped(triton):
     """The server shows a metric for as long as its family is held."""
     metrics = transport.TritonMetrics()
-    gauge = metrics.create(Sample("vllm:running", (), 1.0, counter=False, help="running"), {})
+    gauge = metrics.create("vllm:running", "running", {}, counter=False)
     metrics.set(gauge, 3.0)
     (family,) = metrics._families.values()
     assert (family.kind, family.description, gauge.value) == (MetricFamily.GAUGE, "running", 3.0)
     metrics.clear()
     assert metrics._families == {}
-
-
-def test_a_histogram_is_tritons_own_where_it_has_them(triton, monkeypatch):
-    """One family for a name, with the bounds of its buckets."""
-    metrics = transport.TritonMetrics()
-    histogram = metrics.create_histogram(Histogram("vllm:ttft", (), (0.1, 0.5), (0, 0, 0), 0.0, "seconds"), {"model": "m"})
-    metrics.observe(histogram, 0.3)
-    (family,) = metrics._families.values()
-    assert (family.kind, family.description, histogram.buckets) == (MetricFamily.HISTOGRAM, "seconds", [0.1, 0.5])
-    assert (histogram.observed, histogram.labels) == ([0.3], {"model": "m"})
-    assert metrics.histograms
-    monkeypatch.delattr(MetricFamily, "HISTOGRAM")  # before 24.09
-    assert not transport.TritonMetrics().histograms
 
 
 def test_the_log_names_the_model(triton):

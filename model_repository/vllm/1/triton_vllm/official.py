@@ -5,6 +5,7 @@ Read in vllm_backend's src/model.py and src/utils/metrics.py (2026).
 
 from __future__ import annotations
 
+import math
 import re
 from typing import TYPE_CHECKING
 
@@ -39,6 +40,24 @@ HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
     "vllm:request_params_n": ("vllm:request_params_n", ()),
 }
 """Name and buckets of what it makes of each of vLLM's histograms; without buckets those of vLLM, which are its own as well."""
+
+
+def published_name(sample: str, bound: str | None) -> str | None:
+    """Return the name under which it publishes one of vLLM's samples, None if it does not.
+
+    Args:
+        sample: vLLM's name.
+        bound: of a bucket, its label `le`.
+    """
+    if sample in COUNTERS:
+        return sample
+    family, _, suffix = sample.rpartition("_")
+    if family not in HISTOGRAMS:
+        return None
+    name, bounds = HISTOGRAMS[family]
+    if bound is not None and bounds and float(bound) not in (*bounds, math.inf):
+        return None
+    return f"{name}_{suffix}"
 
 
 def pinned(kind: str, gpus: str, instance: str) -> str:

@@ -94,9 +94,6 @@ class Metric(Protocol):
     def increment(self, value: float) -> None:
         """Raise a counter."""
 
-    def observe(self, value: float) -> None:
-        """Add an observation to a histogram."""
-
     def set(self, value: float) -> None:
         """Set a gauge."""
 

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from triton_vllm.admission.parse import Inputs
     from triton_vllm.delivery.response import Tensors
     from triton_vllm.errors import AdapterError
-    from triton_vllm.histogram import Histogram
-    from triton_vllm.metrics import Sample
     from triton_vllm.protocols import Metric, TritonRequest
 
 TRACE = ("traceparent", "tracestate")
@@ -196,32 +194,18 @@ class TritonMetrics:
 
     def __init__(self) -> None:
         self._families: dict[str, Any] = {}
-        self.histograms = hasattr(pb_utils.MetricFamily, "HISTOGRAM")  # since 24.09
 
-    def create(self, sample: Sample, labels: Mapping[str, str]) -> Metric:
-        """Return a new metric of the family that the sample belongs to."""
-        kind = pb_utils.MetricFamily.COUNTER if sample.counter else pb_utils.MetricFamily.GAUGE
-        metric: Metric = self._family(sample, kind).Metric(labels=dict(labels))
+    def create(self, name: str, description: str, labels: Mapping[str, str], *, counter: bool) -> Metric:
+        """Return a new metric of the family of that name."""
+        if name not in self._families:
+            kind = pb_utils.MetricFamily.COUNTER if counter else pb_utils.MetricFamily.GAUGE
+            self._families[name] = pb_utils.MetricFamily(name=name, description=description, kind=kind)
+        metric: Metric = self._families[name].Metric(labels=dict(labels))
         return metric
-
-    def create_histogram(self, histogram: Histogram, labels: Mapping[str, str]) -> Metric:
-        """Return a new histogram of the family of its name."""
-        family = self._family(histogram, pb_utils.MetricFamily.HISTOGRAM)
-        metric: Metric = family.Metric(labels=dict(labels), buckets=list(histogram.bounds))
-        return metric
-
-    def _family(self, of: Sample | Histogram, kind: Any) -> Any:
-        if of.name not in self._families:
-            self._families[of.name] = pb_utils.MetricFamily(name=of.name, description=of.help or of.name, kind=kind)
-        return self._families[of.name]
 
     def add(self, metric: Metric, amount: float) -> None:
         """Raise a counter; a round trip."""
         metric.increment(amount)
-
-    def observe(self, metric: Metric, value: float) -> None:
-        """Add an observation to a histogram; a round trip."""
-        metric.observe(value)
 
     def set(self, metric: Metric, value: float) -> None:
         """Set a gauge; a round trip."""
