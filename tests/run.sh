@@ -22,7 +22,7 @@ if [[ ${1:-} != --no-lint ]]; then
   ruff check .
   ruff format --check .
   mypy
-  PYTHONPATH=env lint-imports --no-logo --cache-dir .tools/import-linter
+  PYTHONPATH=env:model_repository/vllm/1 lint-imports --no-logo --cache-dir .tools/import-linter
 else
   shift
 fi

@@ -7,28 +7,32 @@ import shutil
 import pytest
 
 from api_contract import adapter, needs
-from triton_vllm.admission.sampling import USUAL_TOKENS
-from triton_vllm.compat import OPTIONAL_PLACES, PLACES
+from triton_vllm.request.sampling import USUAL_TOKENS
+from triton_vllm.vllm_api import OPTIONAL_PLACES, PLACES
 
 ADD = "add to tools/api_contract/needs.py what the adapter uses now"
 # what is added to a module of the adapter, and how it is told
 UNLISTED = {
-    "a method of the engine": ("compat/engine.py", "def f(llm):\n    return llm.pin_lora(1)\n", "AsyncLLM.pin_lora"),
-    "a keyword": ("compat/engine.py", "def f(llm):\n    llm.add_lora(lora_request=1, pin=2)\n", "AsyncLLM.add_lora(pin=)"),
+    "a method of the engine": ("vllm_api/engine.py", "def f(llm):\n    return llm.pin_lora(1)\n", "AsyncLLM.pin_lora"),
+    "a keyword": ("vllm_api/engine.py", "def f(llm):\n    llm.add_lora(lora_request=1, pin=2)\n", "AsyncLLM.add_lora(pin=)"),
     "an attribute that may be there": (
-        "inference/engine.py",
+        "engine/engine.py",
         "def f(llm):\n    return getattr(llm, 'dead_error', 0)\n",
         "'dead_error'",
     ),
-    "an attribute that is asked for": ("compat/prompts.py", "def f(x):\n    return hasattr(x, 'warmup')\n", "'warmup'"),
-    "a member of an enum": ("compat/fields.py", "def f(vllm):\n    return vllm.RequestOutputKind.CUMULATIVE\n", "CUMULATIVE"),
+    "an attribute that is asked for": ("vllm_api/prompts.py", "def f(x):\n    return hasattr(x, 'warmup')\n", "'warmup'"),
+    "a member of an enum": ("vllm_api/fields.py", "def f(vllm):\n    return vllm.RequestOutputKind.CUMULATIVE\n", "CUMULATIVE"),
     "a constructor's keyword": (
-        "compat/prompts.py",
+        "vllm_api/prompts.py",
         "def f(vllm):\n    vllm.ChatParams(media_io_kwargs={})\n",
         "media_io_kwargs",
     ),
-    "of the model's configuration": ("compat/engine.py", "def f(llm):\n    return llm.model_config.dtype\n", "ModelConfig.dtype"),
-    "a module": ("compat/platform.py", "PLACE = 'vllm.tasks'\n", "module vllm.tasks"),
+    "of the model's configuration": (
+        "vllm_api/engine.py",
+        "def f(llm):\n    return llm.model_config.dtype\n",
+        "ModelConfig.dtype",
+    ),
+    "a module": ("vllm_api/platform.py", "PLACE = 'vllm.tasks'\n", "module vllm.tasks"),
 }
 
 
@@ -60,7 +64,7 @@ def test_what_is_not_listed_is_named(copy):
 
 def test_a_name_of_unknown_age_is_named(copy):
     """A name that only some versions have must say since when it is required."""
-    path = copy / "triton_vllm" / "compat" / "parts.py"
+    path = copy / "triton_vllm" / "vllm_api" / "parts.py"
     text = path.read_text("utf-8")
     path.write_text(text.replace('    "ChatParams": (', '    "Parser": ("vllm.parser",),\n    "ChatParams": ('), "utf-8")
     assert adapter.unlisted(adapter.read(copy), copy) == ["needs.SINCE: Parser"]
@@ -68,10 +72,10 @@ def test_a_name_of_unknown_age_is_named(copy):
 
 def test_protocols_and_variables_are_needs_by_themselves(copy):
     """What a protocol declares must be there, since the version that it names; so must each variable that is set or read."""
-    protocols = copy / "triton_vllm" / "protocols.py"
+    protocols = copy / "triton_vllm" / "base" / "protocols.py"
     more = '\n    async def reset_cache(self, level: int) -> bool:\n        """Forget, since 0.31."""\n'
     protocols.write_text(protocols.read_text("utf-8") + more, "utf-8")  # the last class is the engine
-    (copy / "triton_vllm" / "loading" / "more.py").write_text('NAME = "VLLM_OF_TOMORROW"\n')
+    (copy / "triton_vllm" / "startup" / "more.py").write_text('NAME = "VLLM_OF_TOMORROW"\n')
     read = adapter.read(copy)
     assert read.classes["vllm.v1.engine.async_llm.AsyncLLM"]["reset_cache"] == needs.Member(
         ("level",), awaited=True, since="0.31"

@@ -50,7 +50,7 @@ def test_the_process_that_tries_constraints_is_as_large_as_documented(structured
     row = next(line for line in README.read_text("utf-8").splitlines() if line.startswith("| `MAX_CONSTRAINT_SECONDS` |"))
     ((on_cpu, on_cuda),) = re.findall(r"takes (\d+) MB \(CPU build\) or (\d+) MB \(CUDA build\)", row)
     documented = on_cuda if is_cuda(parts.environment) else on_cpu
-    (worker,) = [one for one in structured.members() if any(part.endswith("compile_worker.py") for part in one.cmdline())]
+    (worker,) = [one for one in structured.members() if any(part.endswith("trial_process.py") for part in one.cmdline())]
     assert worker.memory_info().rss / 1e6 == pytest.approx(float(documented), rel=0.25)
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from support.model_requests import STRANGE, ask_all, prompt
 from support.reference import kept_reference
-from triton_vllm.inference.tokenizing import LONGEST_IN_LOOP
+from triton_vllm.engine.tokenizing import LONGEST_IN_LOOP
 from vllm_env.serve.standin import FACTS
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def test_greedy_answers_equal_those_of_transformers(checked: Checked, parts: Par
 
 
 def test_prompts_of_any_length_are_read_alike(long_server: TritonServer, long_arguments: dict[str, object], parts: Parts) -> None:
-    """Where a prompt is tokenized depends on its length (compat.render); short and long ones arrive together."""
+    """Where a prompt is tokenized depends on its length (vllm_api.prompts); short and long ones arrive together."""
     lengths = [100, LONGEST_IN_LOOP, LONGEST_IN_LOOP + 1]
     texts = [("The Seine flows through Paris. " * 1000)[:length] for length in lengths]
     wanted = _transformers(parts, Path(str(long_arguments["model"])), texts, tokens=4)

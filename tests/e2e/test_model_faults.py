@@ -28,9 +28,9 @@ WHOLE = {"temperature": 0, "max_tokens": 200, "ignore_eos": True}
 DEAD = "Model is unavailable due to unhealthy vLLM engine"
 # put into the copied model; a prompt that names a place makes the next calls there fail, three where a thread goes on
 _FAULTS = """
-from triton_vllm.delivery.deliver import Delivery
-from triton_vllm.delivery.watch import CancellationWatch
-from triton_vllm.inference.engine import Engine
+from triton_vllm.reply.deliver import Delivery
+from triton_vllm.reply.watch import CancellationWatch
+from triton_vllm.engine.engine import Engine
 
 left = {}
 

@@ -110,7 +110,7 @@ def test_no_room_for_temporary_files(small_folder: TritonServer) -> None:
     constrained = {"structured_outputs": {"regex": "[a-z]{4}"}, "max_tokens": 8}
     assert ask(small, PROMPT, {"temperature": 0}).text == PROMPT + ANSWER
     assert ask(small, PROMPT, constrained).error == ""
-    assert any("compile_worker" in " ".join(process.cmdline()) for process in small.members())  # in which it was tried
+    assert any("trial_process" in " ".join(process.cmdline()) for process in small.members())  # in which it was tried
     large = prompt(PROMPT, LARGE, stream=True)
     with ExitStack() as stack:
         requests = [stack.enter_context(OpenStream(small.grpc_url, large)) for _ in range(4)]

@@ -12,7 +12,7 @@ import pytest
 
 from support.model_requests import ask, ask_all, prompt
 from support.patience import wait_for, wait_for_line
-from triton_vllm.loading.lora import UNLISTED
+from triton_vllm.lora.config import UNLISTED
 from vllm_env.serve.standin import FACTS
 
 if TYPE_CHECKING:

@@ -107,7 +107,7 @@ def test_videos_are_measured_by_their_headers(vision_server: TritonServer, file:
 def test_vllm_is_told_to_follow_no_redirect(vision_server: TritonServer) -> None:
     """A host that the operator has named could send it on to any other; the model's processes have the variable from it."""
     ask(vision_server, TEXT, {**GREEDY, "structured_outputs": {"regex": "a"}})  # starts the process that tries constraints
-    (worker,) = [one for one in vision_server.members() if any(part.endswith("compile_worker.py") for part in one.cmdline())]
+    (worker,) = [one for one in vision_server.members() if any(part.endswith("trial_process.py") for part in one.cmdline())]
     assert worker.environ()["VLLM_MEDIA_URL_ALLOW_REDIRECTS"] == "0"
 
 

@@ -117,7 +117,7 @@ def test_a_model_that_imports_vllm_itself_finds_it_and_the_next_start_unpacks_no
     """A user's own model.py knows nothing of parts: its import has them unpacked, and nothing changes in them later."""
 
     def own(model: Path) -> None:
-        code = model / "1/triton_vllm/loading/parts.py"
+        code = model / "1/triton_vllm/startup/parts.py"
         code.write_text(re.sub(r"    if importlib.*", "    return\n", code.read_text(), flags=re.DOTALL))
 
     with serve(in_parts, as_built=True, environment=unpacking_in(place), prepare=own) as server:

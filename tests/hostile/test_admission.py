@@ -14,9 +14,9 @@ from support import fake_triton, fake_vllm
 fake_triton.install()  # what is imported next needs Triton's module
 
 from hostile.corpus import CORPUS, Case  # noqa: E402
-from triton_vllm.admission.admit import Admission, Policy  # noqa: E402
-from triton_vllm.compat import ChatDefaults, Facts  # noqa: E402
-from triton_vllm.errors import LONGEST  # noqa: E402
+from triton_vllm.base.errors import LONGEST  # noqa: E402
+from triton_vllm.request.admit import Admission, Policy  # noqa: E402
+from triton_vllm.vllm_api import ChatDefaults, Facts  # noqa: E402
 
 NAMES = ("SamplingParams", "StructuredOutputsParams", "RequestOutputKind", "PoolingParams")
 VLLM = SimpleNamespace(**{name: getattr(fake_vllm, name) for name in NAMES}, client_errors=(ValueError,))

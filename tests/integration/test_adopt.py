@@ -62,7 +62,7 @@ def test_the_command_there_and_back(official: Path, thin_lab: Lab) -> None:
     assert '-backend: "vllm"\n+backend: "python"' in facts["difference"]
     after = _files(official)
     assert {name: after[name] for name in before if name != "config.pbtxt"} == {"1/model.json": before["1/model.json"]}
-    assert {"vllm_env.tar.gz", "1/triton_vllm/contract.py"} <= after.keys()
+    assert {"vllm_env.tar.gz", "1/triton_vllm/request/contract.py"} <= after.keys()
     assert "vllm_engine_args.json" not in after
 
     again = _run(small_build.command(official.parent, "--model", "opt", *root), thin_lab)

@@ -63,16 +63,16 @@ def main(request_file: str, answer_file: str) -> None:
     request = json.loads(Path(request_file).read_text(encoding="utf-8"))
     sys.path[:0] = [request["model"]]
     sys.path += [request["libraries"]] if request["libraries"] else []
-    from triton_vllm import compat
-    from triton_vllm.admission.clips import check_videos
-    from triton_vllm.admission.limits import Limits
-    from triton_vllm.errors import AdapterError
-    from triton_vllm.inference.media import decode
-    from triton_vllm.loading import audio
+    from triton_vllm import vllm_api
+    from triton_vllm.base.errors import AdapterError
+    from triton_vllm.base.limits import Limits
+    from triton_vllm.media import audio
+    from triton_vllm.media.clips import check_videos
+    from triton_vllm.media.decode import decode
 
-    vllm = compat.load()
-    audio.limit(Limits(), compat.variables(), os.environ)
-    loaders, check = compat.media_loaders(vllm, {}), partial(check_videos, Limits())
+    vllm = vllm_api.load()
+    audio.limit(Limits(), vllm_api.variables(), os.environ)
+    loaders, check = vllm_api.media_loaders(vllm, {}), partial(check_videos, Limits())
 
     def attempt(kind: str, data: bytes) -> list[Any]:
         text = base64.b64encode(data).decode()

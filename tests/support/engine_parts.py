@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import ClassVar
 
 from support.patience import LIMIT, wait_for
-from triton_vllm.inference.engine import Pace
+from triton_vllm.engine.engine import Pace
 
 PROMISED = LIMIT  # s until something that will happen has happened, however busy the machine is
 PACE = Pace(health_period=0.01, question_period=0.01, backoff=(0.01,))

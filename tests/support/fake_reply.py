@@ -5,8 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from triton_vllm.delivery.reply import Reply
 from triton_vllm.job import Job
+from triton_vllm.reply.reply import Reply
 
 
 class FakeChannel:

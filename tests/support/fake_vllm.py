@@ -1,6 +1,6 @@
 """Stands for vLLM in unit tests of the model: an engine that answers a prompt with its words, one token a word.
 
-`install()` puts it where `triton_vllm.compat.load` looks. A prompt is answered by the loop that the engine was started in.
+`install()` puts it where `triton_vllm.vllm_api.load` looks. A prompt is answered by the loop that the engine was started in.
 This file is also a part of the package `vllm` that `support.engineless` puts into an environment, so it imports no other.
 """
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 _CODE = """
 import time
-from triton_vllm.inference.engine import Engine
+from triton_vllm.engine.engine import Engine
 
 _out = open(__FILE__, "a", buffering=1)
 _texts = {}

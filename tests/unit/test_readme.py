@@ -10,8 +10,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from triton_vllm.admission.limits import Limits
-from triton_vllm.loading.settings import Settings
+from triton_vllm.base.limits import Limits
+from triton_vllm.startup.settings import Settings
 from vllm_env.cli.commands import COMMANDS
 from vllm_env.cli.parser import build_parser
 from vllm_env.prefix.prune import RULES
@@ -115,7 +115,7 @@ def test_the_parameters_table_is_that_of_the_adapter():
     """Every parameter that the adapter reads from config.pbtxt stands in the README with its default, and no other."""
     table = (ROOT / "README.md").read_text("utf-8").split("<!-- parameters")[1].split("<!-- end of parameters")[0]
     documented = dict(re.findall(r"^\| `(\w+)` \| .*? \| (?:`(.*)`)? ?\|$", table, re.MULTILINE))
-    source = (ROOT / "model_repository/vllm/1/triton_vllm/loading/settings.py").read_text("utf-8")
+    source = (ROOT / "model_repository/vllm/1/triton_vllm/startup/settings.py").read_text("utf-8")
     read = dict(re.findall(r'value\("(\w+)", \w+, Settings\.(\w+)\)', source))
     plain = {name: getattr(Settings, field) for name, field in read.items()}
     plain |= {field.name.upper(): field.default for field in fields(Limits)}

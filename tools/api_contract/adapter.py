@@ -46,19 +46,19 @@ def read(folder: Path = VERSION_FOLDER) -> Needs:
     """Return the needs of the adapter in a version folder of the model."""
     places, required = _places(folder)
     classes: dict[str, dict[str, Member]] = defaultdict(dict)
-    for table in (_declared(folder / "triton_vllm" / "protocols.py"), needs.STATED):
+    for table in (_declared(folder / "triton_vllm" / "base" / "protocols.py"), needs.STATED):
         for owner, members in table.items():
             classes[owner] |= members
     used = {text for _, text in _texts(folder) if _VARIABLE.fullmatch(text)} - places.keys()
     since = {name: since for name, since in needs.SINCE.items() if name in places} | dict.fromkeys(required, needs.OLDEST)
     variables = {name: needs.VARIABLES.get(name, needs.OLDEST) for name in sorted(used)}
-    checked = _literal(folder / "triton_vllm" / "admission" / "fit.py", "TOKEN_IDS")
+    checked = _literal(folder / "triton_vllm" / "request" / "fit.py", "TOKEN_IDS")
     return Needs(places, since, classes, variables, needs.CHECKED_BY_VLLM | set(checked))
 
 
 def _places(folder: Path) -> tuple[dict[str, tuple[str, ...]], set[str]]:
     """Return name -> modules, and the names that every vLLM must have."""
-    parts = folder / "triton_vllm" / "compat" / "parts.py"
+    parts = folder / "triton_vllm" / "vllm_api" / "parts.py"
     required = _literal(parts, "PLACES")
     return {**required, **_literal(parts, "OPTIONAL_PLACES")}, set(required)
 

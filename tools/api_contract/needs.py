@@ -38,7 +38,7 @@ def _fields(*names: str, since: str = OLDEST) -> dict[str, Member]:
     return {name: Member(since=since) for name in names}
 
 
-# optional name (`compat.OPTIONAL_PLACES`) -> the first version that must have it
+# optional name (`vllm_api.OPTIONAL_PLACES`) -> the first version that must have it
 SINCE: Mapping[str, str] = {
     "parse_model_prompt": "0.20",
     "VLLMClientError": "0.28",
@@ -57,11 +57,11 @@ SINCE: Mapping[str, str] = {
     "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": OLDEST,
     "DEFAULT_LOGGING_CONFIG": OLDEST,
 }
-# class -> what is used of it, beside what triton_vllm.protocols declares
+# class -> what is used of it, beside what triton_vllm.base.protocols declares
 STATED: Mapping[str, Mapping[str, Member]] = {
     "vllm.v1.engine.async_llm.AsyncLLM": {
         "from_engine_args": Member(("engine_args", "usage_context"), awaited=False),
-        # of a model with several instances; where it lacks something that is refused (`compat.lacking`)
+        # of a model with several instances; where it lacks something that is refused (`vllm_api.lacking`)
         "from_vllm_config": Member(
             (
                 *("vllm_config", "usage_context", "enable_log_requests", "disable_log_stats"),
@@ -101,7 +101,7 @@ STATED: Mapping[str, Mapping[str, Member]] = {
     },
     "vllm.sampling_params.SamplingParams": {
         "n": Member(default="1"),
-        "max_tokens": Member(default="16"),  # admission.sampling.USUAL_TOKENS
+        "max_tokens": Member(default="16"),  # request.sampling.USUAL_TOKENS
         "min_tokens": Member(default="0"),
         **_fields("output_kind", "structured_outputs", "logprobs", "prompt_logprobs", "stop", "bad_words"),
         **_fields("allowed_token_ids", "logit_bias", "stop_token_ids", "output_text_buffer_length", "skip_special_tokens"),
@@ -126,7 +126,7 @@ STATED: Mapping[str, Mapping[str, Member]] = {
     "vllm.outputs.PoolingRequestOutput": _fields("error", since="0.32"),
     "vllm.outputs.RequestError": _fields("retryable", since="0.32"),
     "vllm.renderers.base.BaseRenderer": _fields("tokenizer", since="0.20"),
-    # what reads a chat's answer (`compat.parsers`); an older vLLM has no parsers that do so by themselves
+    # what reads a chat's answer (`vllm_api.parsers`); an older vLLM has no parsers that do so by themselves
     f"{_CHAT}.ChatCompletionRequest": {
         "build_chat_params": Member(("default_template", "default_template_content_format"), awaited=False, since=PARSERS),
         "extract_structured_outputs": Member((), awaited=False, since=PARSERS),
@@ -223,13 +223,13 @@ VARIABLES: Mapping[str, str] = {
     "VLLM_ENGINE_READY_TIMEOUT_S": "0.14",
     "VLLM_MAX_AUDIO_DECODE_DURATION_S": "0.24",
 }
-# what a completion ends with; `inference.outcome` takes "error" for a failure and hands the others on
+# what a completion ends with; `engine.outcome` takes "error" for a failure and hands the others on
 FINISH_REASONS = frozenset({"stop", "length", "abort", "error", "repetition"})
-# parameters of SamplingParams with token ids: `admission.fit.TOKEN_IDS` are checked there, these by vLLM
+# parameters of SamplingParams with token ids: `request.fit.TOKEN_IDS` are checked there, these by vLLM
 CHECKED_BY_VLLM = frozenset({"prompt_logprob_token_ids"})
 COLLECTOR = "RequestOutputCollector"
 _PROCESSOR, _ENGINE = "vllm.v1.engine.output_processor", "vllm.v1.engine.async_llm"
-# `compat.attach` replaces `put`: it must be called in the event loop, by the output handler or in a method of AsyncLLM
+# `vllm_api.attach` replaces `put`: it must be called in the event loop, by the output handler or in a method of AsyncLLM
 PUT_BY = frozenset(
     {
         f"{_PROCESSOR}.OutputProcessor.process_outputs(request_output)",  # by the output handler
@@ -254,12 +254,12 @@ REFUSING = (
     *("vllm.v1.structured_output.backend_xgrammar", "vllm.renderers.base", "vllm.renderers.params", "vllm.renderers.hf"),
     *("vllm.renderers.inputs.preprocess", "vllm.tokenizers.hf"),
 )
-# what they raise: refusals (`compat.Vllm.client_errors`), and what is answered as a fault
+# what they raise: refusals (`vllm_api.Vllm.client_errors`), and what is answered as a fault
 REFUSALS = frozenset({"VLLMClientError", "VLLMValidationError", "ValueError", "TypeError", "OverflowError"})
 FAULTS = frozenset({"RuntimeError", "NotImplementedError", "TimeoutError", "ImportError", "KeyError", "AssertionError"})
 ERRORS = ("vllm.exceptions", "vllm.v1.engine.exceptions")
-# What `triton_vllm.loading.inspector` counts on; without it a first start is only slower. What keeps long audio from being
-# decoded (`triton_vllm.loading.audio`), and how vLLM's refusal is known (`compat.too_large`). module -> (since, statements)
+# What `triton_vllm.startup.inspector` counts on; without it a first start is only slower. What keeps long audio from being
+# decoded (`triton_vllm.media.audio`), and how vLLM's refusal is known (`vllm_api.too_large`). module -> (since, statements)
 STATEMENTS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "vllm.model_executor.models.registry": (
         OLDEST,
@@ -269,7 +269,7 @@ STATEMENTS: Mapping[str, tuple[str, tuple[str, ...]]] = {
             "/ 'modelinfos'",
         ),
     ),
-    # `inference.cpu_worker`: by which name its generators are made, and that they are wound back
+    # `vllm_api.cpu_worker`: by which name its generators are made, and that they are wound back
     "vllm.v1.worker.gpu_model_runner": (
         "0.28",
         ("generator = torch.Generator(device=self.device)", "gen.set_offset(gen.get_offset() - 4)"),

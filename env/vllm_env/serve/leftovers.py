@@ -2,7 +2,7 @@
 
 Triton removes these on a clean exit only. Nothing is touched that a running process has mapped, nor anything younger than
 the oldest tritonserver that runs: that may be about to use it. The private copies of vLLM's caches that served models make
-(triton_vllm/loading/warm_cache.py) outlive their server on purpose: one that runs may read a file there at any time.
+(triton_vllm/startup/warm_cache.py) outlive their server on purpose: one that runs may read a file there at any time.
 """
 
 import contextlib

@@ -41,7 +41,7 @@ _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where POSIX shared memory live
 _EXTRACTED = re.compile(r"python_env_\w{6}")
 _ATTEMPTS = 2
 # The stub's death at start-up, with which the server aborts: on a busy machine the Python backend of 24.10 now and then reads a
-# wrong handle from shared memory (server issues 5949, 8882). And a pause of the machine (triton_vllm/loading/abandoned.py).
+# wrong handle from shared memory (server issues 5949, 8882). And a pause of the machine (triton_vllm/startup/abandoned.py).
 _KNOWN_CRASH, _GIVEN_UP = "boost::interprocess::lock_exception", "the server has given this load up"
 
 

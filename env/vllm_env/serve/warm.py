@@ -21,7 +21,7 @@ from .server import Launch, TritonServer
 
 RECORD_NAME = "warm.json"
 READY_SECONDS = 3600.0  # a model of hundreds of GB may have to be downloaded first
-_VARIABLE = "TRITON_VLLM_WARM"  # read by triton_vllm/loading/warm_cache.py
+_VARIABLE = "TRITON_VLLM_WARM"  # read by triton_vllm/startup/warm_cache.py
 # Which GPUs of this very machine reach each other (vLLM's all_reduce_utils.py): another one may be wired otherwise.
 _OF_THIS_MACHINE = "gpu_p2p_access_cache_*.json"
 

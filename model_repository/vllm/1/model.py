@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from triton_vllm import contract
+from triton_vllm.request import contract
 
 if TYPE_CHECKING:
-    from triton_vllm.protocols import ModelConfig, TritonRequest
+    from triton_vllm.base.protocols import ModelConfig, TritonRequest
 
 
 class TritonPythonModel:

@@ -296,7 +296,7 @@ def test_an_adopted_model_is_served_itself_before_it_stands(
     again = replace(adopted, adoption=read_adoption(result.model, module.TEMPLATE, "vllm_env.tar.gz"))
     assert not build_all(workspace, again).rebuilt
     assert stages.served[-1].own == served.own
-    (result.model / "1" / "triton_vllm" / "contract.py").write_text("# of an older version")
+    (result.model / "1" / "triton_vllm" / "request" / "contract.py").write_text("# of an older version")
     again = replace(adopted, adoption=read_adoption(result.model, module.TEMPLATE, "vllm_env.tar.gz"))
     assert build_all(workspace, again).rebuilt
 

@@ -12,7 +12,7 @@ import pytest
 
 from support.build_stages import Stages, build_all
 from support.small_fixtures import workspace_in
-from triton_vllm.loading import warm_cache
+from triton_vllm.startup import warm_cache
 from vllm_env.base.cache import Cache, default_root
 from vllm_env.build import build
 from vllm_env.plan import BuildRequest

@@ -1,4 +1,4 @@
-"""`triton_vllm.transport` imports what only tritonserver's stub has; here a stand-in takes its place."""
+"""`triton_vllm.base.triton` imports what only tritonserver's stub has; here a stand-in takes its place."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from support import fake_triton
 from support.engine_parts import PACE, STEP, DeadError, FailureError, Llm, Log, PassingError, Prompter, RefusalError
-from triton_vllm.inference.engine import Engine, Sole
+from triton_vllm.engine.engine import Engine, Sole
 
 _MODULE = fake_triton.install()
 

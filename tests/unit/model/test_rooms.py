@@ -14,13 +14,7 @@ MODULES = {
     for path in sorted(PACKAGE.rglob("*.py"))
     if path.name != "__init__.py"
 }
-# A room may import from those after it, and from the modules that belong to none.
-ROOMS = ("loading", "admission", "inference", "delivery", "compat")
-# Only these may be imported by a room besides.
-SHARED = {"coerce", "contract", "errors", "job", "metrics", "official", "protocols", "request", "transport"}
-# These belong to no room and may import from all.
-ABOVE_THE_ROOMS = {"triton_vllm.service", "triton_vllm.job", "triton_vllm.transport"}
-TRITON = {"transport", "service", "loading.load", "admission.admit"}
+TRITON = {"transport", "service", "startup.load", "request.admit"}
 """These need Triton's module, which only the stub has."""
 HEAVY = {"vllm", "torch", "transformers", "uvloop", "prometheus_client", "cv2", "triton_vllm.service"}
 """These may be imported inside a function: they take long, or may be absent."""
@@ -39,45 +33,6 @@ def imports(path, *, inside=False):
             whole = {f"{node.module}.{alias.name}" for alias in node.names}
             found |= (whole & MODULES.keys()) or {node.module}
     return found
-
-
-def room(module):
-    return module.split(".")[1] if module.count(".") > 1 else ""
-
-
-GRAPH = {module: imports(path) & MODULES.keys() for module, path in MODULES.items()}
-
-
-def test_the_check_sees_the_imports():
-    """A graph without arrows would pass every test below."""
-    found = {room(other) for others in GRAPH.values() for other in others}
-    assert found == {*ROOMS, ""}
-
-
-def test_no_module_imports_itself_by_way_of_others():
-    """Also not where only a type is needed."""
-
-    def reach(module, seen=()):
-        for other in GRAPH[module]:
-            assert other not in seen, f"circle: {' -> '.join((*seen, module, other))}"
-            reach(other, (*seen, module))
-
-    for module in GRAPH:
-        reach(module)
-
-
-def test_a_room_imports_only_from_those_after_it():
-    """Loading knows all others, delivery none; what belongs to no room knows only what is shared, or is the service."""
-    arrows = [(module, other) for module in GRAPH for other in GRAPH[module]]
-    assert [f"{module} imports {other}" for module, other in arrows if not allowed(module, other)] == []
-
-
-def allowed(module, other):
-    if not room(other):
-        return other.removeprefix("triton_vllm.") in SHARED
-    if not room(module):
-        return module in ABOVE_THE_ROOMS
-    return ROOMS.index(room(module)) <= ROOMS.index(room(other))
 
 
 def test_only_what_is_heavy_or_optional_is_imported_in_a_function():

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from triton_vllm.loading.interpreter import SWITCH_INTERVAL_S
+from triton_vllm.startup.interpreter import SWITCH_INTERVAL_S
 
 ROOT = Path(__file__).parents[3]
 PYTHONPATH = os.pathsep.join(str(ROOT / folder) for folder in ("model_repository/vllm/1", "tests"))
@@ -143,7 +143,7 @@ def test_operator_requests_are_refused_where_several_engines_serve(run):
 CLIPS = """
 import os
 from triton_vllm.admission import clips
-from triton_vllm.inference.video import Header
+from triton_vllm.media.video import Header
 clips.read_header = lambda data: Header(frames=6, rate=1.0, width=1, height=1)
 ARGS["model_config"] = json.dumps({
     "model_transaction_policy": {"decoupled": True},
@@ -270,12 +270,12 @@ def test_vllm_counts_only_what_is_published(run):
 
 SAMPLED = """
 sampled = []
-from triton_vllm import compat
+from triton_vllm import vllm_api
 
 async def sample_once(vllm, llm):
     sampled.append(vllm.SamplingParams is not None and llm.errored)
 
-compat.sample_once = sample_once
+vllm_api.sample_once = sample_once
 model.initialize(ARGS)
 model.finalize()
 print(json.dumps(sampled))

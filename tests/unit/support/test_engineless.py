@@ -1,4 +1,4 @@
-"""The vLLM without an engine has what `triton_vllm.compat` looks for, and brings no torch."""
+"""The vLLM without an engine has what `triton_vllm.vllm_api` looks for, and brings no torch."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from support import engineless
 ROOT = Path(__file__).parents[3]
 LOADED = """
 import json, sys
-from triton_vllm import compat
-vllm = compat.load()
+from triton_vllm import vllm_api
+vllm = vllm_api.load()
 print(json.dumps({
     "path": vllm.path,
-    "lacking": compat.lacking(vllm),
-    "arguments": sorted(compat.engine_arg_types(vllm)),
+    "lacking": vllm_api.lacking(vllm),
+    "arguments": sorted(vllm_api.engine_arg_types(vllm)),
     "heavy": sorted({"torch", "transformers", "tokenizers"} & sys.modules.keys()),
 }))
 """

@@ -11,13 +11,13 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Mapping
 
-    from triton_vllm.compat import Conversation
-    from triton_vllm.delivery.reply import Reply
-    from triton_vllm.delivery.response import ResponseBuilder
-    from triton_vllm.errors import AdapterError
-    from triton_vllm.inference.adapters import Version
-    from triton_vllm.protocols import Item
-    from triton_vllm.request import Request
+    from triton_vllm.base.errors import AdapterError
+    from triton_vllm.base.protocols import Item
+    from triton_vllm.call import Request
+    from triton_vllm.lora.store import Version
+    from triton_vllm.reply.reply import Reply
+    from triton_vllm.reply.response import ResponseBuilder
+    from triton_vllm.vllm_api import Conversation
 
 _numbers = itertools.count(1)
 _PREFIX = f"triton-{os.getpid()}"

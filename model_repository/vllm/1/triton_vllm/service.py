@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from triton_vllm import transport
-from triton_vllm.admission.admit import Admission, Policy
-from triton_vllm.loading.load import load
+from triton_vllm.base import triton
+from triton_vllm.request.admit import Admission, Policy
+from triton_vllm.startup.load import load
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from triton_vllm.protocols import TritonRequest
+    from triton_vllm.base.protocols import TritonRequest
 
 
 class Service:
@@ -25,7 +25,7 @@ class Service:
     """
 
     def __init__(self, args: Mapping[str, str]) -> None:
-        self._log = transport.Log(args["model_name"])
+        self._log = triton.Log(args["model_name"])
         self._model = load(args, self._log)
         prepared = self._model.prepared
         settings = prepared.settings

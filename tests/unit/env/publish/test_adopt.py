@@ -42,7 +42,7 @@ def _way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
 def _small_template(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Four of its files are enough: each publish copies all and waits for the disk."""
     folder = tmp_path_factory.mktemp("template") / "vllm"
-    for name in ("config.pbtxt", "1/model.py", "1/triton_vllm/__init__.py", "1/triton_vllm/contract.py"):
+    for name in ("config.pbtxt", "1/model.py", "1/triton_vllm/__init__.py", "1/triton_vllm/request/contract.py"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(TEMPLATE / name, folder / name)
     with pytest.MonkeyPatch.context() as patch:
@@ -107,7 +107,7 @@ def test_there_and_back(workspace: Workspace, official: Path) -> None:
         "vllm_env.tar.gz",
         "vllm_env.json",
         "1/model.py",
-        "1/triton_vllm/contract.py",
+        "1/triton_vllm/request/contract.py",
     } <= after.keys()
     assert "vllm_engine_args.json" not in after
     assert {name: after[name] for name in before if name != "config.pbtxt"} == {
@@ -128,14 +128,14 @@ def test_again_it_refreshes_and_keeps_the_first_backup(workspace: Workspace, off
     adopt(workspace, official)
     assert read_adoption(official, TEMPLATE, "vllm_env.tar.gz").diff == ""
     code = official / "1" / "triton_vllm"
-    (code / "contract.py").write_text("# old\n")
+    (code / "request/contract.py").write_text("# old\n")
     (code / "gone.py").write_text("# old\n")
     difference = read_adoption(official, TEMPLATE, "vllm_env.tar.gz").diff
     assert "-# old" in difference
     assert "1/triton_vllm/gone.py" in difference
     adopt(workspace, official, "two")
     assert (official / "vllm_env.tar.gz").read_text() == "two"
-    assert (code / "contract.py").read_bytes() == (TEMPLATE / "1/triton_vllm/contract.py").read_bytes()
+    assert (code / "request/contract.py").read_bytes() == (TEMPLATE / "1/triton_vllm/request/contract.py").read_bytes()
     assert not (code / "gone.py").exists()
     (official / "vllm_cache").mkdir()  # as --warm leaves it
     undo(workspace, official)

@@ -144,10 +144,10 @@ def test_a_missing_file_of_the_user_is_not_put_back(built: BuiltSet, repository:
     """A whole model is the user's: the template does not come back into it, but for the arguments that no load can do without."""
     model = publish(_WORKSPACE, built, repository, "vllm", _TEMPLATE)
     example = (_TEMPLATE / "vllm_engine_args.example.json").read_text()
-    for name in ("vllm_engine_args.json", "1/triton_vllm/coerce.py"):
+    for name in ("vllm_engine_args.json", "1/triton_vllm/base/coerce.py"):
         (model / name).unlink()
     publish(_WORKSPACE, built, repository, "vllm", _TEMPLATE)
-    assert not (model / "1/triton_vllm/coerce.py").exists()
+    assert not (model / "1/triton_vllm/base/coerce.py").exists()
     assert (model / "vllm_engine_args.json").read_text() == example
     (model / "vllm_engine_args.json").unlink()
     (model / "1/model.json").write_text("{}")  # the official backend's place for them

@@ -1,0 +1,180 @@
+"""How much one request may ask for: what is larger is refused before anything is spent on it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from triton_vllm.base.errors import InvalidRequestError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import numpy as np
+
+MIB = 1 << 20
+TEMPLATE_KWARGS = (
+    "add_generation_prompt",
+    "add_vision_id",
+    "builtin_tools",
+    "citations",
+    "clear_thinking",
+    "continue_final_message",
+    "controls",
+    "custom_tools",
+    "date_string",
+    "documents",
+    "enable_thinking",
+    "model_identity",
+    "preserve_thinking",
+    "reasoning_effort",
+    "thinking",
+    "thinking_budget",
+    "thinking_mode",
+    "tools_in_user_message",
+    "xml_tools",
+)
+"""What the templates of public models read."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The limits of requests; each field is the parameter of config.pbtxt of its name in capitals, and 0 is no limit.
+
+    Attributes:
+        max_requests_in_flight: requests that have not been answered to the end; a further one is UNAVAILABLE at once.
+        max_request_bytes: all inputs and parameters of a request.
+        max_text_bytes: `text_input`, `prompt_token_ids`, `embedding_request`, and of `messages` what is no medium.
+        max_parameter_bytes: each of `sampling_parameters`, `tools`, `tool_choice` and `chat_template_kwargs`.
+        max_characters_per_token: a text with more characters than this for each token of the model's length is not tokenized.
+        max_json_depth: lists and objects within each other.
+        max_messages: messages of a conversation.
+        max_parts: parts of the contents of all messages.
+        max_tools: tools of a conversation.
+        max_inputs: inputs of an `embedding_request`, or its pairs to score.
+        max_pooled_numbers: numbers in the answer to an `embedding_request`, of all its inputs; one takes 21 characters of JSON.
+        max_n: completions of a request.
+        max_answer_tokens: `n` times `max_tokens`, where `n` is more than one.
+        max_logprobs: `logprobs` and `prompt_logprobs`.
+        max_stream_interval: tokens that a client may have vLLM gather for a response of a stream.
+        max_stop_strings: strings of `stop`, and of `bad_words`.
+        max_constraint_bytes: a JSON schema, regular expression, grammar or structural tag.
+        max_constraint_depth: parentheses within each other in a regular expression or grammar.
+        max_constraint_repeats: characters of a regular expression with its repetitions written out, and each repetition or
+            length in a grammar or schema.
+        max_choices: strings of `choice`, and of all enumerations of a schema.
+        max_images: pictures of a request.
+        max_image_bytes: a picture's file.
+        max_image_pixels: width times height of all pictures of a request, read from their first bytes.
+        max_clips: audios and videos of a request.
+        max_clip_bytes: the file of an audio or a video.
+        max_clip_seconds: an audio, which vLLM measures while it decodes, or a video, by its header.
+        max_video_frames: of a video, by its header.
+        max_frame_pixels: width times height of all videos of a request, by their headers.
+        allowed_media_domains: hosts from which vLLM may fetch what `messages` refer to; empty: nothing is fetched.
+        allowed_chat_template_kwargs: names in `chat_template_kwargs`.
+        allowed_request_fields: fields of `sampling_parameters` for the engine that a request may have; empty: none.
+        operator_requests: operations that an `operator_request` may ask for; empty: none.
+        max_constraint_seconds: a processor's, of compiling a constraint, which is tried in a process of its own.
+        default_timeout_seconds: the timeout of a request that gives none.
+        max_queue_seconds: how long a request may wait until vLLM begins to work on it; a longer wait ends in UNAVAILABLE.
+            An hour: 1,024 requests in flight, the default, wait that long only where fewer than one in 3.5 s is answered. Ten
+            minutes would end batches that do well: of 1,024 answers of 8,000 tokens, 256 at a time and each with 20 tokens/s, the
+            last begin after 20 minutes.
+    """
+
+    max_requests_in_flight: int = 1024
+    max_request_bytes: int = 64 * MIB
+    max_text_bytes: int = 4 * MIB
+    max_parameter_bytes: int = MIB
+    max_characters_per_token: int = 32
+    max_json_depth: int = 64
+    max_messages: int = 4096
+    max_parts: int = 4096
+    max_tools: int = 512
+    max_inputs: int = 256
+    max_pooled_numbers: int = 1 << 24
+    max_n: int = 128
+    max_answer_tokens: int = 131_072
+    max_logprobs: int = 128
+    max_stream_interval: int = 256
+    max_stop_strings: int = 64
+    max_constraint_bytes: int = 65_536
+    max_constraint_depth: int = 32
+    max_constraint_repeats: int = 10_000
+    max_choices: int = 1000
+    max_images: int = 16
+    max_image_bytes: int = 16 * MIB
+    max_image_pixels: int = 1 << 25
+    max_clips: int = 4
+    max_clip_bytes: int = 32 * MIB
+    max_clip_seconds: int = 600
+    max_video_frames: int = 36_000
+    max_frame_pixels: int = 18 * MIB  # two films of 4096 x 2160
+    allowed_media_domains: tuple[str, ...] = ()
+    allowed_chat_template_kwargs: tuple[str, ...] = TEMPLATE_KWARGS
+    allowed_request_fields: tuple[str, ...] = ()
+    operator_requests: tuple[str, ...] = ()
+    max_constraint_seconds: int = 2
+    default_timeout_seconds: int = 0
+    max_queue_seconds: int = 3600
+
+
+USUAL = Limits()
+_COUNT = {"image": "max_images", "audio": "max_clips", "video": "max_clips"}
+_SIZE = {
+    **dict.fromkeys(("text_input", "prompt_token_ids", "embedding_request"), "max_text_bytes"),
+    **dict.fromkeys(
+        ("sampling_parameters", "tools", "tool_choice", "chat_template_kwargs", "operator_request"), "max_parameter_bytes"
+    ),
+}
+
+
+def refuse_above(limit: int, found: int, what: str, unit: str = "") -> None:
+    """Refuse a request in which there is more than `limit` of something; a limit of 0 refuses nothing.
+
+    Args:
+        limit: the limit.
+        found: how much there is.
+        what: the beginning of the sentence "messages has … messages".
+        unit: of what.
+
+    Raises:
+        InvalidRequestError: says what, how much and the limit.
+    """
+    if 0 < limit < found:
+        raise InvalidRequestError(f"{what} {found}{unit and ' '}{unit}; this model takes at most {limit}")
+
+
+def check_sizes(limits: Limits, inputs: Mapping[str, np.ndarray[Any, Any]], parameters: str) -> None:
+    """Refuse a request whose inputs are too large, before they are decoded.
+
+    Args:
+        limits: the model's.
+        inputs: the tensors by name.
+        parameters: the request parameters as JSON text.
+
+    Raises:
+        InvalidRequestError: an input, or all of them, are too large.
+    """
+    total = len(parameters)
+    for name, array in inputs.items():
+        size = _bytes(array)
+        total += size
+        if name in _COUNT:
+            refuse_above(getattr(limits, _COUNT[name]), array.size, f"{name} has", "elements")
+        elif name in _SIZE:
+            refuse_above(getattr(limits, _SIZE[name]), size, f"{name} has", "bytes")
+    refuse_above(limits.max_parameter_bytes, len(parameters), "the request parameters have", "bytes")
+    refuse_above(limits.max_request_bytes, total, "the request has", "bytes")
+
+
+def _bytes(array: np.ndarray[Any, Any]) -> int:
+    if array.dtype.kind == "i":
+        return 4 * array.size  # what a token id needs; they come in 64 bits so that none is cut
+    if array.dtype.kind != "O":
+        return int(array.nbytes)
+    if array.size == 1:
+        value = array.item(0)
+        return len(value) if isinstance(value, bytes | str) else 0
+    return sum(len(value) for value in array.reshape(-1) if isinstance(value, bytes | str))

@@ -1,0 +1,335 @@
+"""Types of the objects of Triton, vLLM and Prometheus that cross modules, reduced to what is used of them.
+
+Read in python_backend's src/pb_stub.cc and src/resources/triton_python_backend_utils.py (branch r24.10), in vLLM's outputs.py,
+logprobs.py, v1/engine/async_llm.py, v1/engine/output_processor.py and renderers/base.py (0.32.0), and in prometheus_client's
+metrics_core.py and samples.py. tools/vllm_contract.py looks for what is declared here of
+vLLM's classes in the sources of other versions: "since 0.20" in a docstring says of which it is not required.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from triton_vllm.base.errors import AdapterError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+class Log(Protocol):
+    """Take log lines; `transport.Log` in the server."""
+
+    def info(self, text: str) -> None:
+        """Log what happens in normal running."""
+
+    def warning(self, text: str) -> None:
+        """Log what an operator should look at."""
+
+    def error(self, text: str) -> None:
+        """Log what has failed."""
+
+
+class TritonTensor(Protocol):
+    """`pb_utils.Tensor`."""
+
+    def name(self) -> str:
+        """Return the name of the input."""
+
+    def as_numpy(self) -> np.ndarray[Any, Any]:
+        """Return the elements; strings are objects of type bytes."""
+
+
+class ResponseSender(Protocol):
+    """`pb_utils.InferenceResponseSender`; only `transport.Channel` has one."""
+
+    def send(self, response: object = None, flags: int = 0) -> None:
+        """Send a response; blocks for a handshake with the server."""
+
+    def is_cancelled(self) -> bool:
+        """Ask the server; crashes it once the final response is on its way."""
+
+
+class TritonRequest(Protocol):
+    """`pb_utils.InferenceRequest`."""
+
+    def inputs(self) -> Sequence[TritonTensor]:
+        """Return the input tensors."""
+
+    def parameters(self) -> str:
+        """Return the request parameters as a JSON object, or an empty string."""
+
+    def trace(self) -> Any:
+        """Return the server's trace of the request (24.10 has it); its `get_context` returns JSON or None."""
+
+    def timeout(self) -> int:
+        """Return the timeout in microseconds."""
+
+    def get_response_sender(self) -> ResponseSender:
+        """Return what the request is answered through."""
+
+
+class ModelConfig(Protocol):
+    """`pb_utils.ModelConfig`."""
+
+    def as_dict(self) -> Mapping[str, Any]:
+        """Return config.pbtxt as it would be in JSON."""
+
+    def add_input(self, input: Mapping[str, Any]) -> None:  # noqa: A002 - Triton's name
+        """Declare an input."""
+
+    def add_output(self, output: Mapping[str, Any]) -> None:
+        """Declare an output."""
+
+    def set_model_transaction_policy(self, transaction_policy_dict: Mapping[str, bool]) -> None:
+        """Set whether a request may have any number of responses."""
+
+    def set_max_batch_size(self, max_batch_size: int) -> None:
+        """Set how many requests the server may batch."""
+
+
+class Metric(Protocol):
+    """`pb_utils.Metric`; each call is a round trip."""
+
+    def increment(self, value: float) -> None:
+        """Raise a counter."""
+
+    def set(self, value: float) -> None:
+        """Set a gauge."""
+
+
+class PrometheusSample(Protocol):
+    """`prometheus_client.samples.Sample`."""
+
+    @property
+    def name(self) -> str:
+        """Its name in the exposition."""
+
+    @property
+    def labels(self) -> Mapping[str, object]:
+        """Its labels."""
+
+    @property
+    def value(self) -> float:
+        """Its value."""
+
+
+class PrometheusFamily(Protocol):
+    """`prometheus_client.metrics_core.Metric`."""
+
+    @property
+    def name(self) -> str:
+        """Its name, without the suffixes of the samples."""
+
+    @property
+    def type(self) -> str:
+        """Its kind: counter, gauge, histogram or summary, among others."""
+
+    @property
+    def documentation(self) -> str:
+        """Its help text."""
+
+    @property
+    def samples(self) -> Sequence[PrometheusSample]:
+        """Its values."""
+
+
+class Logprob(Protocol):
+    """`vllm.logprobs.Logprob`."""
+
+    @property
+    def logprob(self) -> float:
+        """The token's log probability; may be minus infinity."""
+
+    @property
+    def rank(self) -> int | None:
+        """The token's rank, from 1 on."""
+
+    @property
+    def decoded_token(self) -> str | None:
+        """The token's text."""
+
+
+Positions = Iterable["Mapping[int, Logprob] | None"]
+"""A mapping of token ids to log probabilities for each token; None for a prompt's first."""
+
+
+class CompletionOutput(Protocol):
+    """`vllm.outputs.CompletionOutput`: what is new of one of a request's completions."""
+
+    @property
+    def index(self) -> int:
+        """Which of the `n` completions."""
+
+    @property
+    def text(self) -> str:
+        """The new text."""
+
+    @property
+    def token_ids(self) -> Sequence[int]:
+        """The new tokens."""
+
+    @property
+    def logprobs(self) -> Positions | None:
+        """Their log probabilities, if asked for."""
+
+    @property
+    def cumulative_logprob(self) -> float | None:
+        """The sum of all tokens' log probabilities, if asked for."""
+
+    @property
+    def finish_reason(self) -> str | None:
+        """Why the completion has ended; None until then."""
+
+    @property
+    def stop_reason(self) -> int | str | None:
+        """The stop string or token."""
+
+
+class RequestOutput(Protocol):
+    """`vllm.outputs.RequestOutput`."""
+
+    @property
+    def outputs(self) -> Sequence[CompletionOutput]:
+        """The completions that have something new."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether it is the request's last one."""
+
+    @property
+    def prompt_token_ids(self) -> Sequence[int] | None:
+        """The prompt's tokens."""
+
+    @property
+    def num_cached_tokens(self) -> int | None:
+        """How many of the prompt's tokens came from the prefix cache."""
+
+    @property
+    def prompt_logprobs(self) -> Positions | None:
+        """The log probabilities of the prompt's tokens, if asked for."""
+
+
+class Pooled(Protocol):
+    """A `torch.Tensor` of pooled numbers."""
+
+    def numel(self) -> int:
+        """Return how many there are."""
+
+    def tolist(self) -> Any:
+        """Return the numbers in lists, nested as its shape says."""
+
+
+class PoolingOutput(Protocol):
+    """`vllm.outputs.PoolingOutput`."""
+
+    @property
+    def data(self) -> Pooled:
+        """The pooled numbers."""
+
+
+class PoolingRequestOutput(Protocol):
+    """`vllm.outputs.PoolingRequestOutput`; a request has one."""
+
+    @property
+    def outputs(self) -> PoolingOutput:
+        """The result."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether it is the request's last one; always true."""
+
+    @property
+    def prompt_token_ids(self) -> Sequence[int]:
+        """The input's tokens."""
+
+
+class Gathered:
+    """The outputs of a pooling request's parts, in the order of the parts: our own, and the request's one output."""
+
+    finished = True
+
+    def __init__(self, outputs: Sequence[PoolingRequestOutput]) -> None:
+        self.outputs = outputs
+
+
+class Told:
+    """What an operator is told: our own, and the request's one output."""
+
+    finished = True
+
+    def __init__(self, outputs: Mapping[str, Any]) -> None:
+        self.outputs = outputs
+
+
+Output = RequestOutput | PoolingRequestOutput | Gathered | Told
+Item = Output | AdapterError
+"""What a job's answer is made of: outputs, of which the last is finished, or an error at the end."""
+
+
+class Collector(Protocol):
+    """`vllm.v1.engine.output_processor.RequestOutputCollector`."""
+
+    put: Callable[[Output | Exception], None]
+
+    def get_nowait(self) -> Output | None:
+        """Return what was put so far; raise it if it was an exception."""
+
+
+class Renderer(Protocol):
+    """`vllm.renderers.base.BaseRenderer`, since 0.20."""
+
+    def render_cmpl(self, prompts: Sequence[Any]) -> Sequence[Any]:
+        """Tokenize in this thread."""
+
+    def render_cmpl_async(self, prompts: Sequence[Any]) -> Awaitable[Sequence[Any]]:
+        """Tokenize in a thread of vLLM's."""
+
+    def render_chat_async(self, conversations: Sequence[Any], chat_params: Any) -> Awaitable[tuple[Any, Sequence[Any]]]:
+        """Apply the chat template, then tokenize."""
+
+
+class EngineClient(Protocol):
+    """`vllm.v1.engine.async_llm.AsyncLLM`."""
+
+    @property
+    def model_config(self) -> Any:
+        """What vLLM knows of the model."""
+
+    async def get_supported_tasks(self) -> Sequence[str]:
+        """Return what the model can do: generate, embed and others."""
+
+    def generate(self, prompt: Any, sampling_params: Any, request_id: str) -> AsyncIterator[Any]:
+        """Add a request and return its outputs."""
+
+    async def add_lora(self, lora_request: Any) -> object:
+        """Load an adapter."""
+
+    async def remove_lora(self, lora_id: int) -> object:
+        """Unload an adapter, by its number."""
+
+    async def add_request(
+        self, request_id: str, prompt: Any, params: Any, *, lora_request: Any, priority: int, **options: Any
+    ) -> Collector:
+        """Begin a request; its outputs are put into the collector."""
+
+    async def abort(self, request_id: str) -> None:
+        """Stop a request; one that is unknown is ignored."""
+
+    async def is_sleeping(self) -> bool:
+        """Ask EngineCore whether it is asleep."""
+
+    async def sleep(self, level: int) -> None:
+        """Pause EngineCore; from level 1 on it frees the memory of its devices."""
+
+    async def wake_up(self) -> object:
+        """Undo that."""
+
+    async def reset_prefix_cache(self) -> object:
+        """Forget cached prefixes; return whether that was possible."""
+
+    def get_tokenizer(self) -> Any:
+        """Return the tokenizer; to be awaited before 0.20."""
+
+    def shutdown(self) -> None:
+        """End vLLM's processes."""

@@ -1,0 +1,43 @@
+"""A thread of the adapter that an exception does not end."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+import traceback
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from triton_vllm.base.protocols import Log
+
+PAUSE_S = 0.1
+"""Between an exception and the next attempt: one that comes back at once must not take a core."""
+
+
+def thread(name: str, work: Callable[[], None], log: Log) -> threading.Thread:
+    """Return a thread, not yet started, that calls `work` until it returns.
+
+    After an exception `work` is called again, so it must find its way from where it was. The log has an exception once,
+    however often it is raised in a row.
+    """
+
+    def run() -> None:
+        said = ""
+        while True:
+            try:
+                work()
+            except BaseException as error:  # noqa: BLE001 - the thread's other jobs must be served
+                line = f"{type(error).__name__}: {error}"
+                if line != said:
+                    said = line
+                    text = "".join(traceback.format_exception(error))
+                    with contextlib.suppress(Exception):
+                        log.error(f"thread {name} failed and goes on:\n{text}")  # noqa: TRY400 - Triton's log knows no exceptions
+                time.sleep(PAUSE_S)
+            else:
+                return
+
+    return threading.Thread(target=run, name=name, daemon=True)

@@ -1,0 +1,235 @@
+"""The only module that talks to Triton: reads requests, sends responses, logs."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+import triton_python_backend_utils as pb_utils
+
+from triton_vllm.base import official
+from triton_vllm.base.errors import InvalidRequestError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from triton_vllm.base import protocols
+    from triton_vllm.base.errors import AdapterError
+    from triton_vllm.base.protocols import Metric, TritonRequest
+    from triton_vllm.reply.response import Tensors
+    from triton_vllm.request.parse import Inputs
+
+TRACE = ("traceparent", "tracestate")
+LONGEST_HEADER = 512
+"""Characters of a `tracestate`, which W3C allows to cut to that."""
+SHARED_MEMORY = "/dev/shm"  # noqa: S108 - where POSIX shared memory lives on Linux
+MARGIN = 8 << 20
+"""Bytes of shared memory beyond a response for what is sent at the same time, and for the region's growth by a step."""
+PLENTY = 1 << 30
+"""Bytes of free shared memory that nothing uses up in a moment: it would take 50 GB/s."""
+MOMENT_S = 0.02
+"""How long what was seen of shared memory is taken to be so, s."""
+FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+ENDING = "Server not ready"
+"""What an ending server says of each of its models; one that is not ready is called by its name."""
+NO_OUTPUT = "server_ends"
+"""No output of a model has this name, so that no server hands the question to the model."""
+
+
+def inputs(request: TritonRequest) -> Inputs:
+    """Return the request's tensors by name."""
+    return {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
+
+
+def parameters(request: TritonRequest) -> str:
+    """Return the request parameters as JSON text.
+
+    Raises:
+        InvalidRequestError: they are no text: Triton hands on what an HTTP body holds, and decodes it here.
+    """
+    try:
+        return request.parameters()
+    except UnicodeDecodeError:
+        raise InvalidRequestError("the request parameters must be UTF-8 text") from None
+
+
+def trace_headers(request: TritonRequest) -> dict[str, str]:
+    """Return the trace that a request belongs to, as HTTP headers of W3C's trace context; nothing if there is none.
+
+    The server's own trace is the one (`--trace-config mode=opentelemetry`), else the headers that its frontends forward as
+    parameters (`--http-header-forward-pattern`, `--grpc-header-forward-pattern`).
+    """
+    context = request.trace().get_context() if hasattr(request, "trace") else None
+    try:
+        values = json.loads(context or request.parameters() or "{}")
+    except (ValueError, RecursionError):
+        return {}
+    headers = {name.lower(): value for name, value in values.items()} if isinstance(values, dict) else {}
+    return {name: value for name in TRACE if isinstance(value := headers.get(name), str) and len(value) <= LONGEST_HEADER}
+
+
+def timeout_us(request: TritonRequest) -> int:
+    """Return the request's `timeout` parameter in microseconds; Triton keeps it apart from the other parameters."""
+    return int(request.timeout()) if hasattr(request, "timeout") else 0
+
+
+def unload(name: str) -> None:
+    """Ask the server to unload a model; returns at once."""
+    pb_utils.unload_model(name)
+
+
+def is_ending(name: str) -> bool:
+    """Return whether the server is about to end; a round trip.
+
+    It is asked for an answer of the model itself, which it refuses before the model sees the request (since 26.03 it may ask the
+    model's `is_ready` first): a decoupled model's answers cannot be had in this way, and once it ends it answers nothing about
+    its models. `is_model_ready` would ask less, but at the end its answer is an error, whose text the stub reads after it has let
+    the server free it (24.10, and in the sources of 2025): on a busy machine one stub in eighteen died of that, and its requests
+    waited for ever. Where shared memory is short nothing is asked: a question that finds no room there ends the stub as well.
+    """
+    if not room.fits(0):
+        return False
+    request = pb_utils.InferenceRequest(model_name=name, requested_output_names=[NO_OUTPUT], inputs=[])
+    try:
+        error = request.exec().error()
+    except pb_utils.TritonModelException:  # nothing may be asked while the model is being unloaded
+        return False
+    return error is not None and ENDING in error.message()
+
+
+def shared_memory_free() -> int:
+    """Return how many bytes Triton's region of shared memory can grow by; a system call of a microsecond."""
+    try:
+        found = os.statvfs(SHARED_MEMORY)
+    except OSError:
+        return 0
+    return found.f_bavail * found.f_frsize
+
+
+class Room:
+    """Whether a response fits in shared memory.
+
+    The system call gives Python's lock away, and to get it back took a tenth of a sender's time with 128 in flight. So where
+    `PLENTY` was free a moment ago it is not made.
+
+    Args:
+        free: returns the bytes that are free.
+        clock: seconds.
+    """
+
+    def __init__(self, free: Callable[[], int] = shared_memory_free, clock: Callable[[], float] = time.monotonic) -> None:
+        self._free = free
+        self._clock = clock
+        self._plenty_until = -math.inf
+
+    def fits(self, size: int) -> bool:
+        """Return whether a response of `size` bytes fits, with a margin."""
+        now = self._clock()
+        if now < self._plenty_until and size < MARGIN:
+            return True
+        free = self._free()
+        self._plenty_until = now + MOMENT_S if free > PLENTY else -math.inf
+        return free > 2 * size + MARGIN
+
+
+room = Room()
+
+
+def _size(tensors: Tensors) -> int:
+    return sum(sum(map(len, array)) if array.dtype == object else array.nbytes for _, array in tensors)
+
+
+class Channel:
+    """The response sender of one request; `reply.reply` knows when each of these may be called.
+
+    Args:
+        request: Triton's.
+        official_log: where errors go as well that are those of the official backend; None: they are our own, and are not logged.
+    """
+
+    __slots__ = ("_official_log", "_sender")
+
+    def __init__(self, request: TritonRequest, official_log: protocols.Log | None = None) -> None:
+        self._sender = request.get_response_sender()
+        self._official_log = official_log
+
+    def send(self, tensors: Tensors, *, final: bool) -> None:
+        """Send one response; blocks for a handshake with the server.
+
+        Triton's sender closes before it places a final response in shared memory, and takes nothing after it: a client whose
+        answer did not fit would wait for ever. So where that might happen the end goes out by itself, after the content: it
+        fits in what the content has left.
+        """
+        response = pb_utils.InferenceResponse([pb_utils.Tensor(name, array) for name, array in tensors])
+        if not final:
+            self._sender.send(response, 0)
+        elif room.fits(_size(tensors)):
+            self._sender.send(response, FINAL)
+        else:
+            self._sender.send(response, 0)
+            del response  # its shared memory with it
+            self._sender.send(flags=FINAL)
+
+    def send_error(self, error: AdapterError) -> None:
+        """Send an error as the final response."""
+        text, name = str(error), error.code
+        if self._official_log is not None:
+            text, name = official.answer(error)
+            with contextlib.suppress(Exception):  # the log goes through the shared memory that may be full
+                official.report(self._official_log, text)
+        code = getattr(pb_utils.TritonError, name, pb_utils.TritonError.UNKNOWN)
+        self._sender.send(pb_utils.InferenceResponse(error=pb_utils.TritonError(text, code)), FINAL)
+
+    def is_cancelled(self) -> bool:
+        """Ask whether the client has cancelled the request or gone away; a round trip to the server."""
+        return bool(self._sender.is_cancelled())
+
+
+class TritonMetrics:
+    """Make metrics in the server; `create` raises TritonModelException where the server has none."""
+
+    def __init__(self) -> None:
+        self._families: dict[str, Any] = {}
+
+    def create(self, name: str, description: str, labels: Mapping[str, str], *, counter: bool) -> Metric:
+        """Return a new metric of the family of that name."""
+        if name not in self._families:
+            kind = pb_utils.MetricFamily.COUNTER if counter else pb_utils.MetricFamily.GAUGE
+            self._families[name] = pb_utils.MetricFamily(name=name, description=description, kind=kind)
+        metric: Metric = self._families[name].Metric(labels=dict(labels))
+        return metric
+
+    def add(self, metric: Metric, amount: float) -> None:
+        """Raise a counter; a round trip."""
+        metric.increment(amount)
+
+    def set(self, metric: Metric, value: float) -> None:
+        """Set a gauge; a round trip."""
+        metric.set(value)
+
+    def clear(self) -> None:
+        """Drop the families: each holds its metrics, and the server shows them for as long."""
+        self._families.clear()
+
+
+class Log:
+    """Triton's log, with a prefix."""
+
+    def __init__(self, name: str) -> None:
+        self._prefix = f"[{name}] "
+
+    def info(self, text: str) -> None:
+        """Log what happens in normal running."""
+        pb_utils.Logger.log_info(self._prefix + text)
+
+    def warning(self, text: str) -> None:
+        """Log what an operator should look at."""
+        pb_utils.Logger.log_warn(self._prefix + text)
+
+    def error(self, text: str) -> None:
+        """Log what has failed."""
+        pb_utils.Logger.log_error(self._prefix + text)

@@ -1,0 +1,64 @@
+"""Open conversations with the model's parsers, and have their constraints checked as a request's own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from triton_vllm.base.errors import InvalidRequestError, UnsupportedError
+from triton_vllm.constraints import checks as constraints
+
+if TYPE_CHECKING:
+    from triton_vllm.base.limits import Limits
+    from triton_vllm.call import GenerateRequest
+    from triton_vllm.vllm_api import Conversation, Parsers
+
+
+def begin(
+    parsers: Parsers | None, request: GenerateRequest, params: Any, refusals: tuple[type[Exception], ...], limits: Limits
+) -> Conversation | None:
+    """Return what reads the answers to a request, or None: it is no chat, or the model has no parsers.
+
+    Args:
+        parsers: the model's.
+        request: what was asked.
+        params: its SamplingParams, which get what the parsers need.
+        refusals: the exceptions by which vLLM says that a request is wrong.
+        limits: the model's.
+
+    Raises:
+        UnsupportedError: a tool choice, and no parser of tool calls.
+        InvalidRequestError: vLLM refuses messages, tools or the tool choice.
+    """
+    chat = request.chat
+    if chat is None:
+        return None
+    if chat.tool_choice not in (None, "none") and (parsers is None or not parsers.names.tool):
+        raise UnsupportedError("tool_choice: this model has no tool_parser in its engine arguments; only none can be chosen")
+    if parsers is None:
+        return None
+    given = getattr(params, "structured_outputs", None)
+    try:
+        conversation = parsers.open(chat, given, stream=request.stream)
+        constraint = conversation.structured()
+    except refusals as error:
+        raise InvalidRequestError(f"messages, tools or tool_choice: {_reason(error)}") from None
+    if constraint is not given:
+        names = ("json", "regex", "grammar", "structural_tag", "choice")
+        try:
+            constraints.check(limits, {name: getattr(constraint, name, None) for name in names})
+        except InvalidRequestError as error:
+            raise InvalidRequestError(f"tools: of them vLLM makes a constraint for the answer, and {error}") from None
+        params.structured_outputs = constraint
+    for name, value in conversation.decoding().items():
+        setattr(params, name, value)
+    conversation.follow(params)
+    return conversation
+
+
+def _reason(error: Exception) -> str:
+    """Return the first thing that vLLM says is wrong, with its place in the request."""
+    errors = getattr(error, "errors", None)
+    if callable(errors) and (found := errors()):
+        place = ".".join(str(part) for part in found[0]["loc"][:4])
+        return f"{place}: {found[0]['msg']}" if place else str(found[0]["msg"])
+    return str(error).partition("\n")[0]

@@ -1,0 +1,100 @@
+"""Make the responses to a chat on a model with parsers: content, reasoning and tool calls, each in its tensor."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from typing import TYPE_CHECKING, Any
+
+from triton_vllm.reply.response import Assembler, string_tensor
+from triton_vllm.vllm_api import Fragment, Piece
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from triton_vllm.base.protocols import CompletionOutput, RequestOutput
+    from triton_vllm.call import Wants
+    from triton_vllm.reply.response import Completion, Tensors
+    from triton_vllm.vllm_api import Conversation, Reader
+
+READ_S = 0.005
+"""For as long a response's outputs are read one by one, s of a processor; the rest as one, which takes as long as a single
+one. Some of vLLM's parsers read the whole answer again with each token, 6 ms at 8,000 tokens of tool calls: a lane that fell
+behind would never catch up, and its other streams wait. Read as one all the time they come out otherwise: a "<think>" stays."""
+_log = logging.getLogger(__name__)
+_noted: set[tuple[Any, ...]] = set()
+
+
+class ChatAssembler(Assembler):
+    """Make the responses of one chat; parsing runs in its sender thread.
+
+    What a parser raises about is answered as plain text from there on: the tokens have been paid for, and vLLM's own server
+    would throw them away.
+
+    Args:
+        wants: the optional outputs asked for.
+        n: completions of the request.
+        conversation: reads them.
+        clock: seconds of a processor: a busy machine makes no parser slow.
+    """
+
+    def __init__(self, wants: Wants, n: int, conversation: Conversation, clock: Callable[[], float] = time.thread_time) -> None:
+        super().__init__(wants, n)
+        self._plain = False
+        self._clock = clock
+        readers = [conversation.reader() for _ in range(n)]
+        self._aligners = [reader.aligner for reader in readers]
+        self._readers: list[Reader | None] = [*readers]
+
+    def _parse(self, outputs: Sequence[RequestOutput], completions: list[Completion]) -> Tensors:
+        parts: list[list[CompletionOutput | Fragment]] = [[] for _ in completions]
+        for output in outputs:
+            for part in output.outputs:
+                aligner = self._aligners[part.index]
+                parts[part.index] += [part] if aligner is None else aligner.take(part)
+        until = self._clock() + READ_S
+        pieces = [self._read_all(i, found, outputs[-1].prompt_token_ids, until) for i, found in enumerate(parts)]
+        for completion, found in zip(completions, pieces, strict=True):
+            completion.text = "".join(piece.content for piece in found)
+            completion.finish_reason = next((p.finish_reason for p in reversed(found) if p.finish_reason), None)
+        calls = ([call for piece in found for call in piece.tool_calls] for found in pieces)
+        return [
+            ("tool_calls", string_tensor(*(json.dumps(each, ensure_ascii=False) for each in calls))),
+            ("reasoning", string_tensor(*("".join(piece.reasoning for piece in found) for found in pieces))),
+        ]
+
+    def _read_all(
+        self, index: int, parts: Sequence[CompletionOutput | Fragment], prompt: Sequence[int] | None, until: float
+    ) -> list[Piece]:
+        pieces: list[Piece] = []
+        for number, part in enumerate(parts):
+            if 0 < number < len(parts) - 1 and self._clock() > until:  # the first may be a mark that parsers want alone
+                return [*pieces, self._read(index, _joined(parts[number:]), prompt)]
+            pieces.append(self._read(index, part, prompt))
+        return pieces
+
+    def _read(self, index: int, part: CompletionOutput | Fragment, prompt: Sequence[int] | None) -> Piece:
+        reader = self._readers[index]
+        if reader is not None:
+            try:
+                return reader.read(part, prompt)
+            except Exception as error:  # noqa: BLE001 - a parser raises what it likes about what a model has written
+                self._readers[index] = None
+                _note(error)
+        return Piece(part.text, finish_reason=part.finish_reason)
+
+
+def _joined(parts: Sequence[CompletionOutput | Fragment]) -> Fragment:
+    ids = [token for part in parts for token in part.token_ids]
+    return Fragment("".join(part.text for part in parts), ids, parts[-1].finish_reason)
+
+
+def _note(error: Exception) -> None:
+    last = error.__traceback__
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    kind = (type(error), last and (last.tb_frame.f_code.co_filename, last.tb_lineno))
+    if kind not in _noted:
+        _noted.add(kind)
+        _log.error("An answer could not be parsed, and was sent as plain text (logged once)", exc_info=error)

@@ -1,0 +1,118 @@
+"""Parse a conversation: messages, tools and what goes to the model's chat template besides."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from triton_vllm.base.coerce import closest, shown
+from triton_vllm.base.document import check_integers, json_object, json_value
+from triton_vllm.base.errors import InvalidRequestError
+from triton_vllm.base.limits import refuse_above
+from triton_vllm.call import Chat
+from triton_vllm.media.checks import check_parts
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from triton_vllm.base.limits import Limits
+
+INPUTS = ("tools", "tool_choice", "chat_template_kwargs")
+CHOICES = ("none", "auto", "required")
+NAMED = '{"type": "function", "function": {"name": "…"}}'
+_DATA = re.compile(r'"(?i:data):[^"]*|"data" *: *"[^"]*')
+"""A picture, audio or video in JSON."""
+
+
+def parse(limits: Limits, texts: Mapping[str, str]) -> Chat:
+    """Return a conversation.
+
+    Args:
+        limits: the model's.
+        texts: its inputs as JSON.
+
+    Raises:
+        InvalidRequestError: with the name of the input, the reason and what is expected.
+    """
+    messages, media = _messages(limits, texts["messages"])
+    tools = _tools(limits, texts["tools"]) if "tools" in texts else None
+    kwargs = _kwargs(limits, texts["chat_template_kwargs"]) if "chat_template_kwargs" in texts else {}
+    characters = len(texts["messages"]) - sum(media) + len(texts.get("tools", ""))
+    choice = _choice(limits, texts["tool_choice"], tools or ()) if "tool_choice" in texts else None
+    return Chat(tuple(messages), tuple(tools) if tools else None, kwargs, characters, bool(media), choice)
+
+
+def joined(texts: Sequence[str]) -> str:
+    """Return the JSON list of a conversation: from one text with the list or an object, or from a text for each message."""
+    if len(texts) == 1 and not texts[0].lstrip().startswith("{"):
+        return texts[0]
+    return f"[{','.join(texts)}]"
+
+
+def _messages(limits: Limits, text: str) -> tuple[list[Mapping[str, Any]], list[int]]:
+    """Return the messages, and the characters of each picture, audio and video in them."""
+    if 0 < limits.max_text_bytes < len(text):
+        rest = len(text) - sum(len(found) for found in _DATA.findall(text))
+        refuse_above(limits.max_text_bytes, rest, "messages have, without pictures, audios and videos,", "characters")
+    refuse_above(limits.max_messages, text.count('"role"'), "messages have", "roles")
+    messages = json_value(text, "messages", limits.max_json_depth)
+    if not isinstance(messages, list) or not messages or not all(isinstance(m, dict) and "role" in m for m in messages):
+        raise InvalidRequestError("messages must be a non-empty JSON list of objects with 'role' and 'content'")
+    refuse_above(limits.max_messages, len(messages), "messages have", "entries")
+    media = check_parts(limits, messages)
+    rest = len(text) - sum(media)
+    refuse_above(limits.max_text_bytes, rest, "messages have, without pictures, audios and videos,", "characters")
+    for message in messages:
+        if (
+            message.get("reasoning") is None and "reasoning_content" in message
+        ):  # its older name, which vLLM's renderer passes over
+            message["reasoning"] = message["reasoning_content"]
+    return messages, media
+
+
+def _tools(limits: Limits, text: str) -> list[Mapping[str, Any]] | None:
+    tools = json_value(text, "tools", limits.max_json_depth)
+    if tools is None:
+        return None
+    if not (isinstance(tools, list) and all(isinstance(t, dict) for t in tools)):
+        raise InvalidRequestError("tools must be a JSON list of objects")
+    refuse_above(limits.max_tools, len(tools), "tools has", "entries")
+    return tools
+
+
+def _choice(limits: Limits, text: str, tools: Sequence[Mapping[str, Any]]) -> str | Mapping[str, Any] | None:
+    """Return the tool choice: a plain word, or JSON."""
+    choice = text if text in CHOICES else json_value(text, "tool_choice", limits.max_json_depth)
+    if choice is None:
+        return None
+    if choice in ("auto", "required") and not tools:
+        raise InvalidRequestError(f"tool_choice is {choice}, which needs tools, and the request has none")
+    if choice in CHOICES:
+        return str(choice)
+    name = _function_name(choice)
+    if name is None:
+        raise InvalidRequestError(f"tool_choice must be {', '.join(CHOICES)} or {NAMED}")
+    known = [found for tool in tools if (found := _function_name(tool)) is not None]
+    if name not in known:
+        raise InvalidRequestError(f"tool_choice: the tools have no function '{shown(name)}'{closest(name, known)}")
+    return {"type": "function", "function": {"name": name}}
+
+
+def _function_name(value: Any) -> str | None:
+    function = value.get("function") if isinstance(value, dict) and value.get("type", "function") == "function" else None
+    name = function.get("name") if isinstance(function, dict) else None
+    return name if isinstance(name, str) else None
+
+
+def _kwargs(limits: Limits, text: str) -> dict[str, Any]:
+    kwargs = json_object(text, "chat_template_kwargs", limits.max_json_depth)
+    check_integers(kwargs, "chat_template_kwargs")  # they go to EngineCore too, for its parser of reasoning
+    known = limits.allowed_chat_template_kwargs
+    if kwargs.get("continue_final_message") and kwargs.get("add_generation_prompt"):
+        raise InvalidRequestError("chat_template_kwargs: continue_final_message and add_generation_prompt exclude each other")
+    for name in kwargs:
+        if name == "chat_template":  # a program, which would run in the server for as long as it likes
+            raise InvalidRequestError("chat_template_kwargs cannot hold a chat_template; the model's own is used")
+        if name not in known:  # vLLM hands some of them to the tokenizer, which then pads to any length
+            raise InvalidRequestError(f"chat_template_kwargs cannot hold '{shown(name)}'{closest(name, known)}")
+    return kwargs

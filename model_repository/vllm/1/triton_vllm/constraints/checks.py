@@ -1,0 +1,166 @@
+"""Check the size of structured-output constraints, from which vLLM compiles automata that grow faster than their texts."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+from triton_vllm.base.errors import InvalidRequestError
+from triton_vllm.base.limits import refuse_above
+from triton_vllm.call import Constraint
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from triton_vllm.base.limits import Limits
+
+_REPEATS = re.compile(r"\{\s*(\d*)\s*(?:,\s*(\d*)\s*)?\}")
+_BOUNDS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties", "minContains", "maxContains")
+_EBNF = re.compile(r"^(?:(?!#|//).)*?::=", re.MULTILINE)
+"""A rule of a grammar for xgrammar, outside comments; vLLM takes a grammar without any for one in Lark's syntax."""
+MANY = 1 << 40
+"""Larger sizes are not told apart."""
+
+
+def check(limits: Limits, fields: Mapping[str, Any]) -> None:
+    """Check the fields of vLLM's StructuredOutputsParams as a request gave them.
+
+    Raises:
+        InvalidRequestError: one of them is empty, or too large in one of its measures.
+    """
+    for name in ("json", "regex", "grammar", "structural_tag", "whitespace_pattern", "choice"):
+        value = fields.get(name)
+        if value is None:
+            continue
+        if value in ("", [], ()):
+            raise InvalidRequestError(f"structured_outputs.{name} must not be empty")
+        where = f"structured_outputs.{name}"
+        if name == "choice":
+            _choice(limits, value, where)
+        elif name in ("regex", "whitespace_pattern"):
+            _pattern(limits, value, where)
+        elif name == "grammar":
+            _grammar(limits, value, where)
+        else:
+            _document(limits, value, where)
+
+
+def to_compile(limits: Limits, params: Any) -> Constraint | None:
+    """Return the constraint in vLLM's StructuredOutputsParams, or None: there is none, or its size bounds what it costs.
+
+    A `choice` costs half a second at most (65,536 characters, 32,000 tokens).
+    """
+    for name in ("json", "regex", "grammar", "structural_tag"):
+        value = getattr(params, name, None)
+        if value is not None and limits.max_constraint_seconds:
+            text = value if isinstance(value, str) else json.dumps(value)
+            kind = "lark" if name == "grammar" and not _EBNF.search(text) else name
+            return Constraint(name, kind, text, limits.max_constraint_seconds)
+    return None
+
+
+def expansion(pattern: str) -> tuple[int, int]:
+    """Return how long a regular expression is with its repetitions written out, and the depth of its parentheses."""
+    sizes, deepest, last, position = [0], 0, 0, 0
+    while position < len(pattern):
+        char = pattern[position]
+        repeat = _REPEATS.match(pattern, position) if char == "{" else None
+        if repeat and any(repeat.groups()):
+            times = max(int(text[:12]) for text in repeat.groups() if text)
+            sizes[-1] += last * max(times - 1, 0)
+            last *= max(times, 1)
+            position = repeat.end()
+            if sizes[-1] > MANY:
+                return MANY, deepest
+            continue
+        if char == "(":
+            sizes.append(0)
+            deepest = max(deepest, len(sizes) - 1)
+        elif char == ")" and len(sizes) > 1:
+            last = sizes.pop() + 1
+            sizes[-1] += last
+        else:
+            position = _atom_end(pattern, position)
+            last = 1
+            sizes[-1] += last
+            continue
+        position += 1
+    return sum(sizes), deepest
+
+
+def _atom_end(pattern: str, position: int) -> int:
+    if pattern[position] == "\\":
+        return position + 2
+    if pattern[position] == "[":
+        end = pattern.find("]", position + 2)
+        while end > 0 and pattern[end - 1] == "\\" and pattern[end - 2] != "\\":
+            end = pattern.find("]", end + 1)
+        return end + 1 if end > 0 else len(pattern)
+    return position + 1
+
+
+def _pattern(limits: Limits, value: Any, where: str) -> None:
+    if not isinstance(value, str):
+        return  # its type is refused where all types are
+    refuse_above(limits.max_constraint_bytes, len(value), f"{where} has", "characters")
+    size, depth = expansion(value)
+    refuse_above(limits.max_constraint_repeats, size, f"{where} has, with its repetitions written out,", "characters")
+    refuse_above(limits.max_constraint_depth, depth, f"{where} has", "levels of parentheses")
+
+
+def _grammar(limits: Limits, value: Any, where: str) -> None:
+    if not isinstance(value, str):
+        return
+    refuse_above(limits.max_constraint_bytes, len(value), f"{where} has", "characters")
+    repeats = (int(text[:12]) for pair in _REPEATS.findall(value) for text in pair if text)
+    refuse_above(limits.max_constraint_repeats, max(repeats, default=0), f"{where} has a repetition of")
+    refuse_above(limits.max_constraint_depth, _depth(value), f"{where} has", "levels of parentheses")
+
+
+def _depth(text: str) -> int:
+    depth = deepest = 0
+    for char in re.findall(r"[()]", text):
+        depth += 1 if char == "(" else -1
+        deepest = max(deepest, depth)
+    return deepest
+
+
+def _choice(limits: Limits, value: Any, where: str) -> None:
+    if not isinstance(value, list):
+        return
+    refuse_above(limits.max_choices, len(value), f"{where} has", "entries")
+    refuse_above(limits.max_constraint_bytes, sum(len(v) for v in value if isinstance(v, str)), f"{where} has", "characters")
+
+
+def _document(limits: Limits, value: Any, where: str) -> None:
+    text = value if isinstance(value, str) else json.dumps(value)
+    refuse_above(limits.max_constraint_bytes, len(text), f"{where} has", "characters")
+    try:
+        schema = json.loads(text) if isinstance(value, str) else value
+    except (ValueError, RecursionError):
+        raise InvalidRequestError(f"{where} is not valid JSON") from None
+    choices = 0
+    for node in _objects(schema):
+        if isinstance(node.get("enum"), list):
+            choices += len(node["enum"])
+        for name in ("pattern", "regex"):
+            _pattern(limits, node.get(name), f"{where}: {name}")
+        _grammar(limits, node.get("grammar"), f"{where}: grammar")
+        for name in _BOUNDS:
+            bound = node.get(name)
+            if isinstance(bound, int | float):
+                size = int(bound) if abs(bound) < MANY else MANY
+                refuse_above(limits.max_constraint_repeats, size, f"{where} has a {name} of")
+    refuse_above(limits.max_choices, choices, f"{where} has", "entries of enumerations")
+
+
+def _objects(value: Any) -> Iterator[Mapping[str, Any]]:
+    waiting = [value]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, dict):
+            yield node
+            waiting += node.values()
+        elif isinstance(node, list):
+            waiting += node

@@ -1,0 +1,191 @@
+"""Refuse constraints that cost too much to compile: each is tried within bounds of time and memory before vLLM gets it.
+
+How long xgrammar takes cannot be told from a constraint's size: `.?` 64 times takes more than four seconds of a processor, `a?`
+64 times 0.2 s and `a{0,10000}` nothing (xgrammar 0.2.8, 32,000 tokens). vLLM would read it in the event loop, and compile it in
+the one or few threads of EngineCore that all constraints share, for as long as it takes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import socket
+import subprocess
+import sys
+from collections import OrderedDict
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from triton_vllm import vllm_api
+from triton_vllm.base.errors import InvalidRequestError, UnavailableError
+
+if TYPE_CHECKING:
+    from triton_vllm.base.protocols import EngineClient
+    from triton_vllm.call import Constraint
+
+READ_S = 0.25
+"""Processor time of reading a constraint, which vLLM does in the event loop, s."""
+MEMORY = 1 << 29
+"""Bytes that compiling may take."""
+AT_ONCE = 2
+"""Constraints that are tried at the same time."""
+PATIENCE_S = 60.0
+"""Seconds for an answer on the clock: on a busy machine a second of a processor takes several."""
+IDLE_S = 300.0
+"""Seconds without a constraint after which the worker ends. It takes 300 MB, with CUDA 590 MB, as xgrammar imports torch."""
+REMEMBERED = 1024
+"""Constraints that need not be tried again."""
+SCRIPT = Path(__file__).with_name("trial_process.py")
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+"""A process that forks should have one thread, and needs no GPU."""
+DONE = b"done"
+ENDS_S = 10.0
+"""Seconds after which a worker that was told to end is killed."""
+_log = logging.getLogger(__name__)
+
+
+class Trials:
+    """Tries constraints in a worker process.
+
+    The first constraint starts the worker and waits a second or two for it. The worker ends after some idle minutes, and with
+    this process.
+    """
+
+    def __init__(self) -> None:
+        self._slots = asyncio.Semaphore(AT_ONCE)
+        self._worker: Worker | None = None
+        self._starting = asyncio.Lock()
+        self._possible = True
+        self._has_worked = False
+        self._under_way = 0
+        self._ending: asyncio.TimerHandle | None = None
+        self._passed: OrderedDict[tuple[str, str], None] = OrderedDict()
+
+    async def check(self, llm: EngineClient, constraint: Constraint) -> None:
+        """Return if vLLM may compile a constraint.
+
+        Raises:
+            InvalidRequestError: it takes too long or too much memory.
+            UnavailableError: the machine is too busy to tell, or the worker has been killed.
+        """
+        key = (constraint.kind, constraint.text)
+        if key in self._passed or not vllm_api.compiles_with_xgrammar(llm):
+            return
+        async with self._slots:
+            self._begin()
+            try:
+                passed = await self._attempt(llm, constraint)
+            finally:
+                self._finish()
+        if not passed:
+            raise InvalidRequestError(
+                f"structured_outputs.{constraint.name} takes more than {constraint.seconds} s or {MEMORY >> 20} MB to compile: "
+                "make it smaller, with fewer optional or nested parts"
+            )
+        self._passed[key] = None
+        if len(self._passed) > REMEMBERED:
+            self._passed.popitem(last=False)
+
+    async def _attempt(self, llm: EngineClient, constraint: Constraint) -> bool:
+        worker = await self._running(llm)
+        if worker is None:
+            return True
+        try:
+            return await asyncio.to_thread(worker.attempt, constraint)
+        except OSError:
+            self._end_worker()  # the next request starts another
+            raise UnavailableError(f"structured_outputs.{constraint.name} could not be compiled in time: try again") from None
+
+    def _begin(self) -> None:
+        self._under_way += 1
+        if self._ending is not None:
+            self._ending.cancel()
+
+    def _finish(self) -> None:
+        self._under_way -= 1
+        if not self._under_way:
+            self._ending = asyncio.get_running_loop().call_later(IDLE_S, self._end_worker)
+
+    def _end_worker(self) -> None:
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            asyncio.get_running_loop().run_in_executor(None, worker.end)
+
+    async def _running(self, llm: EngineClient) -> Worker | None:
+        async with self._starting:
+            if self._worker is None and self._possible:
+                try:
+                    write = await vllm_api.xgrammar_tokenizer(llm)
+                    self._worker = await asyncio.to_thread(lambda: Worker(write()))
+                    self._has_worked = True
+                except OSError:
+                    raise UnavailableError("structured_outputs could not be tried, the machine is too busy: try again") from None
+                except Exception as error:  # an older xgrammar, or a tokenizer that it does not know
+                    if self._has_worked:  # then neither is the reason
+                        raise UnavailableError("structured_outputs could not be tried: try again") from error
+                    self._possible = False
+                    _log.warning("Constraints are not tried before vLLM compiles them", exc_info=True)
+            return self._worker
+
+
+class Worker:
+    """The process of `trial_process.py`; its methods block.
+
+    Args:
+        tokenizer: as xgrammar has written it.
+
+    Raises:
+        OSError: it could not be started in time, or was killed.
+        RuntimeError: it cannot read the tokenizer.
+    """
+
+    def __init__(self, tokenizer: str) -> None:
+        self._control, theirs = socket.socketpair()
+        with theirs:
+            command = [sys.executable, "-I", str(SCRIPT)]
+            self._process = subprocess.Popen(command, stdin=theirs.fileno(), env={**os.environ, **ENVIRONMENT})
+        try:
+            ready = self._ask(tokenizer) == DONE
+        except TimeoutError:
+            self.end()  # it may end with a traceback now, which says nothing
+            raise
+        except OSError:
+            ready = False
+        if not ready:
+            self.end()
+            if self._process.returncode > 0:  # it has ended by itself, with a traceback
+                raise RuntimeError("xgrammar's worker cannot read the tokenizer")
+            raise ConnectionError("xgrammar's worker was killed")
+
+    def attempt(self, constraint: Constraint) -> bool:
+        """Return whether a constraint is compiled within the bounds.
+
+        Raises:
+            OSError: the worker is gone, or the machine very busy.
+        """
+        limits = {"bytes": MEMORY, "read_s": READ_S, "compile_s": constraint.seconds}
+        return self._ask(json.dumps({"kind": constraint.kind, "text": constraint.text, **limits})) == DONE
+
+    def end(self) -> None:
+        """End the process. A constraint under way is still answered: it has a process of its own."""
+        with suppress(OSError):  # it has ended
+            self._control.shutdown(socket.SHUT_RDWR)  # as a forked EngineCore has a copy of the socket
+        self._control.close()
+        try:
+            self._process.wait(ENDS_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _ask(self, text: str) -> bytes:
+        ours, theirs = socket.socketpair()
+        with ours:
+            with theirs:
+                socket.send_fds(self._control, [b"."], [theirs.fileno()])
+            ours.settimeout(PATIENCE_S)
+            ours.sendall(text.encode())
+            ours.shutdown(socket.SHUT_WR)
+            return ours.recv(len(DONE))

@@ -1,0 +1,97 @@
+"""What a client is told about what vLLM raised, or put where an answer was to be."""
+
+from __future__ import annotations
+
+import traceback
+from typing import TYPE_CHECKING, Any
+
+from triton_vllm import vllm_api
+from triton_vllm.base.errors import DEAD, AdapterError, InternalError, InvalidRequestError, UnavailableError
+from triton_vllm.base.protocols import Gathered, Told
+
+if TYPE_CHECKING:
+    from triton_vllm.base.protocols import Log, Output
+
+FAILED = "the engine could not finish this request; the server's log has the details"
+RETRY = "the engine could not finish this request; the same request may succeed if it is sent again"
+LONGEST = 500
+"""Characters of an error's text."""
+
+
+def failure(item: Output) -> AdapterError | None:
+    """Return the error that an output stands for, or None.
+
+    vLLM ends a request that failed in EngineCore with an output like any other, and its own server raises there: a completion's
+    reason is "error"; a pooled output has an `error` (since 0.32) or no numbers.
+    """
+    outputs: Any = item.outputs
+    if isinstance(item, Told):
+        return None
+    if isinstance(item, Gathered):
+        return next((error for part in outputs if (error := failure(part)) is not None), None)
+    if isinstance(outputs, list):
+        failed = any(part.finish_reason == "error" for part in outputs)
+        return InternalError(FAILED) if failed else None
+    error = getattr(item, "error", None)
+    if error is not None and getattr(error, "retryable", False):
+        return UnavailableError(RETRY)
+    return InternalError(FAILED) if error is not None or not outputs.data.numel() else None
+
+
+class Translator:
+    """Turn vLLM's exceptions into what clients are told; log those that are no client's fault.
+
+    Args:
+        vllm: the loaded vLLM; says which exceptions are its refusals.
+        log: has the traceback of each kind of failure once, and a line for each time after that.
+    """
+
+    def __init__(self, vllm: vllm_api.Vllm, log: Log) -> None:
+        self._vllm = vllm
+        self._log = log
+        self._known: set[tuple[Any, ...]] = set()
+        self._last: Exception | None = None
+
+    def refusal(self, error: Exception) -> AdapterError:
+        """Return the answer to a request that could not be added to the engine."""
+        if isinstance(error, AdapterError):
+            return error
+        if isinstance(error, self._vllm.EngineDeadError):
+            return UnavailableError(DEAD)
+        if isinstance(error, self._vllm.busy_errors):
+            return UnavailableError(f"the engine cannot take the request now: {error}"[:LONGEST])
+        if vllm_api.is_refusal(self._vllm, error):
+            return InvalidRequestError(str(error).strip()[:LONGEST])
+        self.note("request failed", error)
+        return InternalError("the engine failed on this request; the server's log has the details")
+
+    def own(self, error: Exception) -> AdapterError | None:
+        """Return the answer to a request that alone ended with this exception; None if it is `loss`, which all in flight share.
+
+        Since 0.33 vLLM puts one where EngineCore has not taken a request: its grammar does not compile, or the engine sleeps.
+        """
+        if isinstance(error, self._vllm.passing_failures):
+            return UnavailableError(RETRY)
+        if isinstance(error, self._vllm.failures):
+            return InternalError(FAILED)
+        return self.refusal(error) if isinstance(error, (*self._vllm.refusals, *self._vllm.busy_errors)) else None
+
+    def loss(self, error: Exception) -> AdapterError:
+        """Return the answer to a request that was in flight when vLLM's output handler failed: no request's fault.
+
+        The handler gives its exception to everyone in flight and ends, which is vLLM's way to be dead.
+        """
+        if not isinstance(error, self._vllm.EngineDeadError) and error is not self._last:
+            self._last = error
+            self.note("vLLM's output handler failed", error)
+        return UnavailableError(DEAD)
+
+    def note(self, what: str, error: Exception) -> None:
+        """Log an exception, with its traceback the first time that it comes from its place."""
+        places = traceback.extract_tb(error.__traceback__)
+        kind = (what, type(error), *((p.filename, p.lineno) for p in places[-1:]))
+        line = f"{what}: {type(error).__name__}: {error}"
+        if kind not in self._known:
+            self._known.add(kind)
+            line = f"{what}:\n{''.join(traceback.format_exception(error))}"
+        self._log.error(line)

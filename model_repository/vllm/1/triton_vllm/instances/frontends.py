@@ -1,0 +1,190 @@
+"""One engine for all instances of a model: one of them launches it, the others are further front ends of it.
+
+Tokenising, detokenising and sending are then done by as many interpreters. See `rendezvous` for how they find each other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import mmap
+import os
+import struct
+import time
+import uuid
+from typing import TYPE_CHECKING, Any, cast
+
+from triton_vllm import vllm_api
+from triton_vllm.base.errors import ConfigError
+from triton_vllm.engine.engine import PARTED
+from triton_vllm.instances.rendezvous import Rendezvous, seat
+from triton_vllm.startup.devices import parallel_sizes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from triton_vllm.base.protocols import EngineClient, Log, PrometheusFamily
+    from triton_vllm.instances.rendezvous import Address, Seat
+    from triton_vllm.vllm_api import Vllm
+
+PERIOD_S = 0.2
+"""Between two looks for an engine to connect to, s."""
+FIRST_S = 120.0
+"""How long an instance waits for the first one of its load, which Triton starts at the same time, s."""
+
+
+def join(args: Mapping[str, str], log: Log) -> Frontends | None:
+    """Return this instance's part in an engine that several share, None if it is the only one.
+
+    Args:
+        args: what Triton hands to `initialize`.
+        log: told who leads.
+
+    Raises:
+        ConfigError: there is no private folder for them, or the instance was added to a loaded model.
+    """
+    own = seat(args, os.getppid())
+    return None if own is None else Frontends(own, Rendezvous.join(own), log)
+
+
+class Frontends:
+    """An instance's way to the engine that it shares; a `Source` of engine.engine.
+
+    Args:
+        own: which instance it is.
+        rendezvous: where it meets the others.
+        log: told who leads.
+    """
+
+    def __init__(self, own: Seat, rendezvous: Rendezvous, log: Log) -> None:
+        self._own = own
+        self._meeting = rendezvous
+        self._log = log
+        self._vllm: Vllm  # from `use` on
+        self._values: Mapping[str, Any]
+        self._engine = ""
+        self._statistics: str | None = None
+        self._said = ""
+        self._figures: mmap.mmap  # as well
+        if own.index == 0:
+            rendezvous.lead()
+
+    def use(self, vllm: Vllm, values: Mapping[str, Any]) -> None:
+        """Take what the engine is to be started with.
+
+        Raises:
+            ConfigError: this vLLM cannot serve several front ends from one engine.
+        """
+        lacking = vllm_api.lacking(vllm)
+        if lacking:
+            raise ConfigError(
+                f"instance_group: count is {self._own.count}, but vLLM {vllm.version} cannot serve several front ends "
+                f"from one engine (it has no {lacking}); use count: 1"
+            )
+        self._vllm, self._values = vllm, values
+        self._figures = self._meeting.figures(parallel_sizes(values)["data"])
+
+    @property
+    def leads(self) -> bool:
+        """Whether this instance has launched the engine, and is to load adapters into it."""
+        return self._meeting.leads
+
+    async def start(self) -> EngineClient:
+        """Launch the engine, or wait for it and connect; see `Source`.
+
+        Raises:
+            Exception: whatever vLLM raised; ConfigError if the instance that leads has failed.
+        """
+        until = time.monotonic() + FIRST_S
+        while True:
+            if self._meeting.leads or (self._engine and self._meeting.lead()):
+                return self._noting(self._launch())
+            address = self._meeting.address()
+            if address is not None and address.engine != self._engine:
+                return self._noting(self._connect(address))
+            if not self._engine:
+                self._require_first(until)
+            await asyncio.sleep(PERIOD_S)
+
+    def _require_first(self, until: float) -> None:
+        reason = self._meeting.failure()
+        if not reason and time.monotonic() > until and not self._meeting.has_first():
+            reason = "instance_group: the first instance of the model is not being loaded; unload the model, then load it again"
+        if reason:
+            raise ConfigError(reason)
+
+    def _launch(self) -> EngineClient:
+        self._engine = uuid.uuid4().hex[:6]
+        llm, self._statistics = vllm_api.launch(self._vllm, self._values, self._meeting.wires(self._engine))
+        return llm
+
+    def _connect(self, address: Address) -> EngineClient:
+        place = {
+            "input_address": address.input_address,
+            "output_address": address.output_address,
+            "stats_update_address": address.stats_update_address,
+        }
+        self._engine = address.engine  # also if it is not there any more: another one will be another engine
+        return vllm_api.connect(self._vllm, self._values, place, address.client, self._own.count)
+
+    def _noting(self, llm: EngineClient) -> EngineClient:
+        figures, own = self._figures, self._own
+        size = struct.calcsize("d")
+
+        def note(rank: int, made: float) -> None:
+            struct.pack_into("d", figures, size * (rank * own.count + own.index), made)
+
+        vllm_api.note_statistics(llm, note)
+        return llm
+
+    def latest(self, families: Iterable[PrometheusFamily]) -> list[PrometheusFamily]:
+        """Return what this instance is to publish: gauges only of the ranks of which it has the last step's figures.
+
+        Counters are each instance's own, and the server adds them up.
+        """
+        rows = list(struct.iter_unpack(f"{self._own.count}d", self._figures))
+        known = {str(rank) for rank, times in enumerate(rows) if times[self._own.index] == max(times)}
+        return [_only(family, known) if family.type == "gauge" else family for family in families]
+
+    def share(self) -> None:
+        """Tell the others that the engine serves."""
+        if self.leads:
+            self._meeting.publish(self._engine, self._statistics)
+        self._log.info(f"instance {self._own.index} of {self._own.count} {'has started' if self.leads else 'shares'} the engine")
+
+    def loss(self) -> str:
+        """Return why the engine that was connected to is to be given up; see `Source`."""
+        if self.leads:
+            return "does not answer another instance" if self._meeting.is_hung(self._engine) else ""
+        if self._meeting.closed():
+            return PARTED
+        if self._meeting.lead():
+            return "has died with the instance that had started it"
+        address = self._meeting.address()
+        return "" if address is not None and address.engine == self._engine else "has died"
+
+    def retire(self, *, hung: bool) -> None:
+        """Have the others give the engine up; see `Source`."""
+        if self.leads:
+            self._meeting.withdraw(self._engine, closed=False)
+        elif hung:
+            self._meeting.report_hung(self._engine)
+
+    def close(self) -> None:
+        """The engine is about to be ended by this instance, which is unloaded; see `Source`."""
+        if self.leads:
+            self._meeting.withdraw(self._engine, closed=True)
+
+    def leave(self, failure: str = "") -> None:
+        """End this instance's part; a load that has failed says why."""
+        if failure:
+            self._meeting.fail(failure)
+            self.close()  # nor is it for another instance to start the engine
+        self._meeting.leave()
+
+
+def _only(family: PrometheusFamily, ranks: set[str]) -> PrometheusFamily:
+    """Return a family with the samples of these ranks; one that names none is the first's."""
+    part: Any = copy.copy(family)
+    part.samples = [sample for sample in family.samples if sample.labels.get("engine", "0") in ranks]
+    return cast("PrometheusFamily", part)

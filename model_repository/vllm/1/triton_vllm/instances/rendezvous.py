@@ -1,0 +1,327 @@
+"""Where the instances of one load of a model meet: a private folder with what one of them says to the others.
+
+Triton starts the instances of a model as processes of their own, at the same time and in any order, and tells none of them
+of the others. A load's folder is below one for the server, the model, its version and the group of instances:
+
+    seat-N    locked by instance N for as long as it lives; a seat that was left is not taken again
+    lead      locked by the instance that has launched the engine
+    engine    the addresses of the engine that serves now (JSON); not there while there is none
+    hung-ID   an instance found that engine to hang
+    failed    why the load has failed
+    closed    the instance that led has been unloaded
+    figures   when each of the engine's ranks made the figures that each instance has (doubles)
+
+The kernel frees the locks of a process that dies, so nothing here depends on a process's end being an orderly one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import mmap
+import os
+import shutil
+import struct
+import tempfile
+import time
+import uuid
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from triton_vllm.base.errors import ConfigError
+from triton_vllm.startup import guard
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+_NAME = "vllm_env_frontends_"
+LONGEST_ADDRESS = 107
+"""Bytes of the path of a Unix socket (sun_path without its end)."""
+DEPARTURE_S = 30.0
+"""How long after the instance that led was unloaded each of the others is taken to be about to be unloaded, too, s: Triton
+ends them one after the other, which took up to 10 s each on two busy cores."""
+
+
+@dataclass(frozen=True)
+class Seat:
+    """Which instance of a model this is.
+
+    Attributes:
+        index: among those of its group on its device, from 0 on.
+        count: how many those are.
+        key: the server, the model, its version, the group, its count and the device; the instances of a load have it in common.
+    """
+
+    index: int
+    count: int
+    key: str
+
+
+@dataclass(frozen=True)
+class Address:
+    """How an instance reaches an engine.
+
+    Attributes:
+        engine: the engine's number, another one after each start.
+        client: the instance's number among the engine's clients.
+        input_address: where the instance takes the engine's connection.
+        output_address: where it takes outputs.
+        stats_update_address: where data-parallel ranks publish their load.
+    """
+
+    engine: str
+    client: int
+    input_address: str
+    output_address: str
+    stats_update_address: str | None
+
+
+def seat(args: Mapping[str, str], server: int) -> Seat | None:
+    """Return an instance's seat, None if it is the only one of its group on its device.
+
+    Args:
+        args: what Triton hands to `initialize`.
+        server: the process id of tritonserver.
+
+    Raises:
+        ConfigError: the instance was added to a model that is loaded.
+    """
+    group, _, index = args.get("model_instance_name", "").rpartition("_")
+    groups = json.loads(args["model_config"]).get("instance_group") or []
+    count = next((int(g.get("count", 1)) for g in groups if g.get("name") == group), 1)
+    if not index.isdigit() or (count == 1 and int(index) == 0):
+        return None
+    if int(index) >= count:
+        raise ConfigError(
+            "instance_group: an instance cannot be added to a model that is loaded; unload the model, then load it again"
+        )
+    model = [args[name] for name in ("model_repository", "model_name", "model_version", "model_instance_device_id")]
+    # a reload with more instances would have the last of them find an older load that lacks just that seat
+    said = json.dumps([guard.place(), server, guard.started(server), *model, group, count])
+    return Seat(int(index), count, hashlib.sha256(said.encode()).hexdigest()[:12])
+
+
+class Rendezvous:
+    """An instance's place in the folder of its load; made by `join`."""
+
+    def __init__(self, own: Seat, base: Path, load: Path, lock: int) -> None:
+        self._own = own
+        self._base = base
+        self._load = load
+        self._seat = lock
+        self._lead: int | None = None
+
+    @classmethod
+    def join(cls, own: Seat) -> Rendezvous:
+        """Take the seat in the load's folder that waits for it, or in a new one.
+
+        Raises:
+            ConfigError: there is no place for a private folder, or its path is too long for a socket.
+        """
+        home = Path(tempfile.gettempdir())
+        base = home / f"{_NAME}{own.key}"
+        _sweep(home)
+        try:
+            with _locked(base):
+                load = next((p for p in sorted(base.glob("load-*")) if _waits_for(p, own)), None)
+                if load is None:
+                    load = base / f"load-{uuid.uuid4().hex[:6]}"
+                    load.mkdir(mode=0o700)
+                made = cls(own, base, load, _lock(load / f"seat-{own.index}"))
+        except OSError as error:
+            raise ConfigError(f"instance_group: the instances have no folder to meet in: {error}; set TMPDIR") from None
+        if len(made._wires("f" * 6, own.count)[1]) - len("ipc://") > LONGEST_ADDRESS:
+            made.leave()
+            raise ConfigError("instance_group: the folder for temporary files has too long a name for sockets; set TMPDIR")
+        return made
+
+    @property
+    def leads(self) -> bool:
+        """Whether this instance has launched the engine, or is to."""
+        return self._lead is not None
+
+    def lead(self) -> bool:
+        """Return whether this instance leads; it does from now on if none does, or the one that did has died."""
+        if self._lead is None and not self._departing():
+            with contextlib.suppress(OSError):
+                self._lead = _lock(self._load / "lead")
+                for name in ("engine", "closed"):  # of the one that led
+                    (self._load / name).unlink(missing_ok=True)
+        return self.leads
+
+    def wires(self, engine: str) -> list[tuple[str, str]]:
+        """Return where the other instances will listen to an engine: requests' address and outputs', by client from 1 on."""
+        return [self._wires(engine, index) for index in self._others()]
+
+    def publish(self, engine: str, statistics: str | None) -> None:
+        """Tell the others of the engine that this instance has launched."""
+        said = [
+            asdict(Address(engine, number, *self._wires(engine, index), statistics)) | {"instance": index}
+            for number, index in enumerate(self._others(), start=1)
+        ]
+        new = self._load / "engine.new"
+        new.write_text(json.dumps(said), encoding="utf-8")
+        new.rename(self._load / "engine")
+
+    def address(self) -> Address | None:
+        """Return how this instance reaches the engine that serves now, None while there is none."""
+        try:
+            said = json.loads((self._load / "engine").read_text(encoding="utf-8"))
+        except OSError:
+            return None
+        return next(Address(**entry) for entry in said if entry.pop("instance") == self._own.index)
+
+    def withdraw(self, engine: str, *, closed: bool) -> None:
+        """Take back what was published: that engine ends, with this instance if `closed`."""
+        if closed:
+            (self._load / "closed").touch()
+        (self._load / "engine").unlink(missing_ok=True)
+        for path in self._load.glob(f"{engine}-*"):
+            path.unlink(missing_ok=True)
+
+    def closed(self) -> bool:
+        """Return whether the instance that led has been unloaded."""
+        return (self._load / "closed").exists()
+
+    def report_hung(self, engine: str) -> None:
+        """Tell the instance that leads that the engine hangs."""
+        with contextlib.suppress(OSError):
+            (self._load / f"hung-{engine}").touch()
+
+    def is_hung(self, engine: str) -> bool:
+        """Return whether another instance has found the engine to hang."""
+        return (self._load / f"hung-{engine}").exists()
+
+    def fail(self, reason: str) -> None:
+        """Tell the others why the load has failed; the first reason counts."""
+        with contextlib.suppress(OSError), (self._load / "failed").open("x", encoding="utf-8") as file:
+            file.write(reason)
+
+    def failure(self) -> str:
+        """Return why the load cannot succeed: what an instance has told, or that the first one is not alive. Else nothing."""
+        with contextlib.suppress(OSError):
+            return (self._load / "failed").read_text(encoding="utf-8") or "another instance has failed"
+        first = self._load / "seat-0"
+        return "the first instance of the model ended while it was loaded" if first.exists() and not _is_held(first) else ""
+
+    def has_first(self) -> bool:
+        """Return whether the first instance has come."""
+        return (self._load / "seat-0").exists()
+
+    def figures(self, ranks: int) -> mmap.mmap:
+        """Return memory that the instances have in common: for each rank a double for each instance.
+
+        Raises:
+            OSError: there is no room for the file.
+        """
+        size = struct.calcsize(f"{ranks * self._own.count}d")
+        with (self._load / "figures").open("a+b") as file:
+            os.posix_fallocate(file.fileno(), 0, size)
+            return mmap.mmap(file.fileno(), size)
+
+    def leave(self) -> None:
+        """Give the seat up; the last one removes the folder."""
+        for lock in (self._seat, self._lead):
+            if lock is not None:
+                _free(lock)
+        with contextlib.suppress(OSError), _locked(self._base):
+            _tidy(self._base)
+
+    def _departing(self) -> bool:
+        with contextlib.suppress(OSError):
+            return time.time() - (self._load / "closed").stat().st_mtime < DEPARTURE_S * self._own.count
+        return False
+
+    def _others(self) -> Sequence[int]:
+        return [index for index in range(self._own.count) if index != self._own.index]
+
+    def _wires(self, engine: str, index: int) -> tuple[str, str]:
+        return f"ipc://{self._load}/{engine}-{index}-in", f"ipc://{self._load}/{engine}-{index}-out"
+
+
+def _waits_for(load: Path, own: Seat) -> bool:
+    seats = list(load.glob("seat-*"))
+    over = any((load / name).exists() for name in ("failed", "closed", f"seat-{own.index}"))
+    return bool(seats) and not over and all(map(_is_held, seats))
+
+
+def _lock(path: Path) -> int:
+    """Return the descriptor that holds the lock of a file.
+
+    An EngineCore that was forked holds it, too, so that the lock is free only once that has ended with its memory.
+
+    Raises:
+        OSError: another process holds it.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _free(descriptor: int) -> None:
+    fcntl.flock(descriptor, fcntl.LOCK_UN)  # also for a child that has it
+    os.close(descriptor)
+
+
+def _is_held(path: Path) -> bool:
+    try:
+        _free(_lock(path))
+    except OSError:
+        return True
+    return False
+
+
+@contextlib.contextmanager
+def _locked(base: Path) -> Iterator[None]:
+    """Hold a folder, made if it is not there, that nobody else looks into meanwhile."""
+    descriptor = None
+    while descriptor is None:
+        descriptor = _hold(base)
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _hold(base: Path) -> int | None:
+    """Return the descriptor that holds a folder, None if the last one who held it has just removed it."""
+    try:
+        with contextlib.suppress(FileExistsError):
+            base.mkdir(mode=0o700)
+        status = base.lstat()
+        if status.st_uid != os.getuid() or status.st_mode & 0o077 or base.is_symlink():
+            raise PermissionError(f"{base} is not this user's alone")
+        descriptor = os.open(base / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except FileNotFoundError:
+        if base.parent.is_dir():
+            return None
+        raise
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    with contextlib.suppress(FileNotFoundError):
+        if os.fstat(descriptor).st_ino == (base / "lock").stat().st_ino:
+            return descriptor
+    os.close(descriptor)
+    return None
+
+
+def _tidy(base: Path) -> None:
+    """Remove the loads of which no instance lives, and the folder if there is no other; call it while the folder is held."""
+    for load in base.glob("load-*"):
+        if not any(map(_is_held, load.glob("seat-*"))):
+            shutil.rmtree(load, ignore_errors=True)
+    if not any(base.glob("load-*")):
+        shutil.rmtree(base, ignore_errors=True)
+
+
+def _sweep(home: Path) -> None:
+    """Remove what instances left that were killed together with their server."""
+    for base in home.glob(f"{_NAME}*"):
+        with contextlib.suppress(OSError), _locked(base):
+            _tidy(base)

@@ -1,0 +1,30 @@
+"""Hand the operator's limits of audio to vLLM, which measures each while it decodes it, wherever it came from."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, MutableMapping
+
+    from triton_vllm.base.limits import Limits
+
+SECONDS = "VLLM_MAX_AUDIO_DECODE_DURATION_S"
+MEGABYTES = "VLLM_MAX_AUDIO_CLIP_FILESIZE_MB"
+MIB = 1 << 20
+UNBOUNDED = 1_000_000_000
+"""In place of 0, by which vLLM would refuse all."""
+
+
+def limit(limits: Limits, known: Collection[str], environ: MutableMapping[str, str]) -> None:
+    """Set vLLM's variables, which it reads for each file; what the operator has set stays.
+
+    Args:
+        limits: the model's.
+        known: the variables that this vLLM reads; older ones than 0.24 do not measure what they decode.
+        environ: the environment of this process.
+    """
+    chosen = {SECONDS: limits.max_clip_seconds or UNBOUNDED, MEGABYTES: -(-limits.max_clip_bytes // MIB) or UNBOUNDED}
+    for name, value in chosen.items():
+        if name in known:
+            environ.setdefault(name, str(value))

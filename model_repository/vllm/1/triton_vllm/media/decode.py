@@ -1,0 +1,87 @@
+"""Decode base64 media of a request into what vLLM takes as multi_modal_data."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from triton_vllm import vllm_api
+from triton_vllm.base.errors import InvalidRequestError, UnsupportedError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+CheckVideos = Callable[[Sequence[tuple[str, bytes]]], None]
+"""Refuses videos, each a name for errors and a file, that would take too much to decode."""
+NO_DECODER = "it is damaged, or the model's environment has no decoder for it"
+
+
+def decode(
+    media: Mapping[str, tuple[str, ...]], loaders: Mapping[str, Callable[[bytes], Any]], check: CheckVideos
+) -> dict[str, list[Any]]:
+    """Return the decoded items by modality.
+
+    Args:
+        media: base64 strings by modality, with or without a `data:…;base64,` head.
+        loaders: what the installed vLLM can decode.
+        check: called with the videos before anything is decoded.
+
+    Raises:
+        InvalidRequestError: an item is not base64, not of its modality, or too large.
+        UnsupportedError: this vLLM has no such modality, or its environment no decoder for it.
+    """
+    for name in media:
+        if name not in loaders:
+            raise UnsupportedError(f"{name}: this vLLM cannot decode it")
+    files = {kind: [(f"{kind}[{i}]", _file(f"{kind}[{i}]", text)) for i, text in enumerate(media[kind])] for kind in media}
+    check(files.get("video", ()))
+    return {kind: [_load(name, data, loaders[kind]) for name, data in items] for kind, items in files.items()}
+
+
+def videos_within(messages: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """Return the videos that stand in messages, which vLLM decodes itself, each a name for errors and its text.
+
+    Those that vLLM fetches are not among them.
+
+    Args:
+        messages: of a conversation, as admission lets them through.
+    """
+    found = []
+    for number, message in enumerate(messages):
+        content = message.get("content")
+        for place, part in enumerate(content if isinstance(content, list) else ()):
+            value = part.get("video_url") if isinstance(part, dict) else None
+            url = value.get("url") if isinstance(value, dict) else value
+            if isinstance(url, str) and url[:5].lower() == "data:":
+                found.append((f"messages[{number}].content[{place}].video_url", url))
+    return found
+
+
+def check_within(videos: Sequence[tuple[str, str]], check: CheckVideos) -> None:
+    """Call `check` with what `videos_within` has found.
+
+    Raises:
+        InvalidRequestError: a video is not base64, or too large.
+    """
+    check([(name, _file(name, url)) for name, url in videos])
+
+
+def _file(name: str, text: str) -> bytes:
+    body = text.partition(",")[2] if text[:5].lower() == "data:" else text
+    try:
+        return base64.b64decode("".join(body.split()), validate=True)
+    except (binascii.Error, ValueError):
+        raise InvalidRequestError(f"{name} is not valid base64") from None
+
+
+def _load(name: str, data: bytes, loader: Callable[[bytes], Any]) -> Any:
+    try:
+        return loader(data)
+    except ImportError:
+        raise UnsupportedError(f"{name} cannot be decoded: {NO_DECODER}") from None
+    except Exception as error:  # noqa: BLE001 - decoders raise what they like on bytes that are not theirs
+        refusal = vllm_api.too_large(error)
+        reason = refusal or "it is damaged or not of that kind"
+        raise InvalidRequestError(f"{name} cannot be decoded: {reason}") from None

@@ -1,0 +1,220 @@
+"""Publish vLLM's Prometheus metrics on Triton's metrics endpoint.
+
+vLLM keeps them in a registry of this process. A thread copies what has changed once a second (twenty times as the official
+backend, whose clients look right after an answer). So the token path pays nothing, and metrics that a new vLLM adds appear by
+themselves. A histogram's samples (`…_bucket{le=…}`, `…_sum`, `…_count`) are counters here: Triton's own histogram takes one
+observation a call and no counts, and 256 streams at 40 tokens/s would make 10,000 calls a second.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from triton_vllm.base import official
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from triton_vllm.base.protocols import Metric, PrometheusFamily
+
+PREFIX = "vllm:"
+PERIOD_S = 1.0
+OFFICIAL_PERIOD_S = 0.05
+SHARE = 0.05
+"""Of the time, for calls of the server: each is a round trip, and a busy histogram changes twenty samples at once."""
+_kept: list[Mirror] = []
+"""Until the process ends, which it does without taking its objects apart (`startup.interpreter.end_at_once`)."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One line of the exposition: a value that only grows (counter) or moves freely (gauge)."""
+
+    name: str
+    labels: tuple[tuple[str, str], ...]
+    value: float
+    counter: bool
+    help: str
+
+
+class Sink(Protocol):
+    """Where samples go; `Triton`'s metric families in the server."""
+
+    def create(self, name: str, description: str, labels: Mapping[str, str], *, counter: bool) -> Metric:
+        """Return a new metric at zero, a counter or a gauge."""
+
+    def add(self, metric: Metric, amount: float) -> None:
+        """Raise a counter."""
+
+    def set(self, metric: Metric, value: float) -> None:
+        """Set a gauge."""
+
+    def clear(self) -> None:
+        """Drop what `create` has kept; called once nothing else holds a metric."""
+
+
+class Claim(Protocol):
+    """The right to a model's metrics in the server (`metrics.claim`).
+
+    Attributes:
+        shared: whether other processes may have it, too; then the metrics stay.
+    """
+
+    shared: bool
+
+    def take(self) -> bool:
+        """Return whether it is this process's now."""
+
+    def give_up(self) -> None:
+        """Leave it to the next."""
+
+
+def samples(families: Iterable[PrometheusFamily]) -> list[Sample]:
+    """Flatten the families of a Prometheus registry whose names start with `vllm:`."""
+    found = []
+    for family in families:
+        if not family.name.startswith(PREFIX):
+            continue
+        counter = family.type in ("counter", "histogram", "summary")
+        for sample in family.samples:
+            if sample.name.endswith("_created"):  # a time stamp that vLLM's own endpoint has beside each counter
+                continue
+            labels = tuple(sorted((name, str(value)) for name, value in sample.labels.items()))
+            found.append(Sample(sample.name, labels, float(sample.value), counter, family.documentation))
+    return found
+
+
+class Mirror:
+    """Keep the metrics of a sink equal to samples.
+
+    Args:
+        sink: makes and moves metrics.
+        labels: put on each metric besides vLLM's own (model, version).
+        as_official: whether to keep to the official backend's metrics, with no other labels than these and `le`.
+        others: whether other processes set the same gauges, so that one which has not changed is set as well.
+
+    Attributes:
+        period: seconds between two updates.
+    """
+
+    def __init__(self, sink: Sink, labels: Mapping[str, str], *, as_official: bool = False, others: bool = False) -> None:
+        self.period = OFFICIAL_PERIOD_S if as_official else PERIOD_S
+        self._others = others
+        self._sink = sink
+        self._labels = labels
+        self._as_official = as_official
+        self._metrics: dict[tuple[str, tuple[tuple[str, str], ...]], Metric] = {}
+        self._last: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
+
+    def skip(self, families: Iterable[PrometheusFamily]) -> None:
+        """Leave out what counters have counted so far; call it before the first update."""
+        for sample in samples(families):
+            if sample.counter:
+                self._last[sample.name, sample.labels] = sample.value
+
+    def follow(self, families: Iterable[PrometheusFamily]) -> None:
+        """Send every change since the last call; a counter that has fallen was restarted and counts on from there."""
+        for sample in samples(families):
+            name = self._name(sample)
+            if name is not None:
+                self._move(sample, name)
+
+    def _name(self, sample: Sample) -> str | None:
+        """Return the name under which a sample is published, None if it is not."""
+        if not self._as_official:
+            return sample.name
+        return official.published_name(sample.name, dict(sample.labels).get("le"))
+
+    def _move(self, sample: Sample, name: str) -> None:
+        key = (sample.name, sample.labels)
+        if key not in self._metrics:
+            self._metrics[key] = self._sink.create(name, sample.help or name, self._all_labels(sample), counter=sample.counter)
+            self._last.setdefault(key, 0.0)
+        last = self._last[key]
+        again = self._others and not sample.counter
+        if (sample.value == last and not again) or math.isnan(sample.value):
+            return
+        if sample.counter:
+            self._sink.add(self._metrics[key], sample.value - last if sample.value > last else sample.value)
+        else:
+            self._sink.set(self._metrics[key], sample.value)
+        self._last[key] = sample.value
+
+    def _all_labels(self, sample: Sample) -> dict[str, str]:
+        own = dict(sample.labels)
+        if self._as_official:
+            own = {name: value for name, value in own.items() if name == "le"}
+        return {**own, **self._labels}
+
+    def clear(self) -> None:
+        """Drop every metric, which removes it from the server."""
+        self._metrics.clear()
+        self._sink.clear()
+
+
+def pause_after(update_s: float, period_s: float) -> float:
+    """Return how long to wait after an update that took so long, s."""
+    return max(period_s, update_s / SHARE)
+
+
+class Publisher:
+    """Run a mirror until closed, at once and after each of its periods, with what is counted from now on.
+
+    Args:
+        mirror: what to update.
+        collect: returns the families of vLLM's registry.
+        report: logs the first failure; a metric that cannot be published must not stop the others.
+        claim: no metric is made before it is this process's; what is counted until then is published then.
+    """
+
+    def __init__(
+        self,
+        mirror: Mirror,
+        collect: Callable[[], Iterable[PrometheusFamily]],
+        report: Callable[[str], None],
+        claim: Claim,
+    ) -> None:
+        self._mirror = mirror
+        self._claim = claim
+        self._collect = collect
+        self._report = report
+        self._failed = False
+        self._end = threading.Event()
+        # So far the engine has sampled a token ahead, which is no client's.
+        self._try(mirror.skip)
+        self._thread = threading.Thread(target=self._run, name="triton-metrics", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Publish the last values, end the thread and remove the metrics from the server, unless they are others', too."""
+        self._end.set()
+        self._thread.join()
+        if self._claim.shared:
+            _kept.append(self._mirror)
+        else:
+            self._mirror.clear()
+        self._claim.give_up()
+
+    def _run(self) -> None:
+        ended = False
+        while not ended:
+            begun = time.monotonic()
+            self._try(self._follow)
+            ended = self._end.wait(pause_after(time.monotonic() - begun, self._mirror.period))
+        self._try(self._follow)
+
+    def _follow(self, families: Iterable[PrometheusFamily]) -> None:
+        if self._claim.take():
+            self._mirror.follow(families)
+
+    def _try(self, take: Callable[[Iterable[PrometheusFamily]], None]) -> None:
+        try:
+            take(self._collect())
+        except Exception as error:  # noqa: BLE001 - see the class
+            if not self._failed:
+                self._failed = True
+                self._report(f"metrics not published: {type(error).__name__}: {error}")

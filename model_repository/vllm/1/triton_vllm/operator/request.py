@@ -1,0 +1,55 @@
+"""Parse `operator_request`: what an operator may ask of the engine itself, where config.pbtxt allows it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from triton_vllm.base.coerce import shown
+from triton_vllm.base.document import json_object
+from triton_vllm.base.errors import InvalidRequestError, UnsupportedError
+from triton_vllm.call import OPERATIONS, OperatorRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+NAME = "operator_request"
+
+
+def parse(text: str, depth: int, allowed: Collection[str], timeout: int) -> OperatorRequest:
+    """Return what is asked for.
+
+    Args:
+        text: a JSON object with `operation` and its arguments.
+        depth: most levels of JSON.
+        allowed: OPERATOR_REQUESTS.
+        timeout: of the request, in microseconds.
+
+    Raises:
+        InvalidRequestError: it is malformed; the error lists what there is only to those who may ask for something.
+        UnsupportedError: the operator of this server has not allowed it.
+    """
+    if not allowed:
+        raise UnsupportedError("this model takes no operator requests: OPERATOR_REQUESTS in its config.pbtxt lists none")
+    values = json_object(text, NAME, depth)
+    operation = values.pop("operation", None)
+    if not isinstance(operation, str) or operation not in OPERATIONS:
+        raise InvalidRequestError(f"{NAME}.operation must be one of {', '.join(OPERATIONS)}")
+    if operation not in allowed:
+        raise UnsupportedError(
+            f"{NAME}: '{operation}' is not allowed: OPERATOR_REQUESTS in the model's config.pbtxt does not list it"
+        )
+    known = OPERATIONS[operation]
+    for name, value in values.items():
+        if name not in known:
+            raise InvalidRequestError(f"{NAME}: '{operation}' has no argument '{shown(name)}'")
+        _check(name, value)
+    if known == ("name",) and "name" not in values:
+        raise InvalidRequestError(f"{NAME}: '{operation}' needs the name of an adapter")
+    return OperatorRequest(operation, values, timeout=timeout)
+
+
+def _check(name: str, value: Any) -> None:
+    if name == "level" and (type(value) is not int or value not in (0, 1)):
+        raise InvalidRequestError(f"{NAME}.level must be 0, which only pauses, or 1, which also frees the memory of the devices")
+    if name == "name" and not (isinstance(value, str) and value):
+        raise InvalidRequestError(f"{NAME}.name must be the name of an adapter")

@@ -1,0 +1,119 @@
+"""Do what an operator asks of the engine itself: sleep, wake up, forget cached prefixes, load an adapter."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from triton_vllm import vllm_api
+from triton_vllm.base.calls import Calls
+from triton_vllm.base.errors import UnavailableError, UnsupportedError
+from triton_vllm.base.protocols import Told
+from triton_vllm.call import OperatorRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+    from triton_vllm.base.protocols import EngineClient, Log
+    from triton_vllm.job import Job
+    from triton_vllm.lora.store import AdapterStore
+
+ASLEEP = "the model is asleep; an operator request wakes it up"
+LOOK_S = 0.05
+"""Between two looks at whether the requests in flight have ended."""
+
+
+class Operator:
+    """Carries out operator requests, one at a time; all methods are called in the engine's event loop.
+
+    Args:
+        jobs: returns all jobs in flight.
+        log: told what was done.
+
+    Attributes:
+        asleep: no other request is taken; read by other threads.
+        closed: the engine was told to sleep; what was admitted just before is refused, too: vLLM would hold it until it wakes up.
+        store: adapters that may change, if there are any.
+    """
+
+    def __init__(self, jobs: Callable[[], list[Job]], log: Log) -> None:
+        self._jobs = jobs
+        self._log = log
+        self._calls = Calls()
+        self._lock = asyncio.Lock()
+        self._wakes = 0  # asked for so far: one that comes ends the sleeps before it that have not begun
+        self.asleep = self.closed = False
+        self.store: AdapterStore | None = None
+
+    async def run(self, llm: EngineClient, job: Job, request: OperatorRequest) -> Told:
+        """Return what is to be told of a job's request.
+
+        Raises:
+            AdapterError: it cannot be done now, or not by this model.
+            Exception: whatever vLLM raised.
+        """
+        operation, arguments = request.operation, request.arguments
+        self._wakes += operation == "wake_up"
+        wakes = self._wakes
+        does: dict[str, Callable[[], Coroutine[Any, Any, dict[str, Any]]]] = {
+            "sleep": lambda: self._sleep(llm, job, wakes, arguments.get("level")),
+            "wake_up": lambda: self._wake_up(llm),
+            "is_sleeping": lambda: self._is_sleeping(llm),
+            "reset_prefix_cache": lambda: self._reset(llm),
+            "load_lora": lambda: self._load_lora(llm, arguments["name"]),
+        }
+        if operation == "is_sleeping":  # also while a sleep waits
+            return Told({"operation": operation, **await does[operation]()})
+        async with self._lock:
+            if job.ended:  # cancelled, or its timeout has expired: nobody wants it any more
+                raise UnavailableError(f"{operation} was not begun in time")
+            said = await does[operation]()
+        self._log.info(f"operator request {operation}: {said}")
+        return Told({"operation": operation, **said})
+
+    def begin_anew(self) -> None:
+        """Take note that the engine was started again: it is awake."""
+        self.asleep = self.closed = False
+
+    def give_up(self) -> None:
+        """End what waits for an engine that has died."""
+        self._calls.give_up()
+
+    async def _sleep(self, llm: EngineClient, job: Job, wakes: int, level: int | None) -> dict[str, Any]:
+        frees = vllm_api.frees_memory(llm)
+        if level == 1 and not frees:
+            raise UnsupportedError("this model frees no memory in its sleep: its engine argument enable_sleep_mode is not set")
+        was, self.asleep = (self.asleep, self.closed), True
+        try:
+            while any(not isinstance(other.request, OperatorRequest) for other in self._jobs()):
+                if job.ended:
+                    raise UnavailableError("the requests in flight have not ended in time")  # noqa: TRY301 - as all errors
+                if wakes != self._wakes:
+                    raise UnavailableError("wake_up was asked for before the requests in flight had ended")  # noqa: TRY301
+                await asyncio.sleep(LOOK_S)
+            self.closed = True  # in the same step of the loop as the last look: a job is in flight then, or begins after it
+            await self._calls.answer(llm.sleep(int(frees) if level is None else level))
+        except BaseException:
+            self.asleep, self.closed = was
+            raise
+        return {"asleep": True}
+
+    async def _wake_up(self, llm: EngineClient) -> dict[str, Any]:
+        await self._calls.answer(llm.wake_up())
+        self.asleep = self.closed = False
+        return {"asleep": False}
+
+    async def _is_sleeping(self, llm: EngineClient) -> dict[str, Any]:
+        return {"asleep": bool(await self._calls.answer(llm.is_sleeping()))}
+
+    async def _reset(self, llm: EngineClient) -> dict[str, Any]:
+        return {"reset": bool(await self._calls.answer(llm.reset_prefix_cache()))}
+
+    async def _load_lora(self, llm: EngineClient, name: str) -> dict[str, Any]:
+        if self.store is None:
+            raise UnsupportedError("this model has no LORA_DIRECTORY")
+        if self.asleep:
+            raise UnavailableError(ASLEEP)
+        version = await self.store.acquire(llm, name, afresh=True)
+        version.users -= 1
+        return {"name": name, "version": version.digest}

@@ -1,0 +1,92 @@
+"""Parse `embedding_request`: one input or several to embed or pool, or pairs to score, as vLLM's own server takes them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from triton_vllm.base.coerce import shown
+from triton_vllm.base.errors import InvalidRequestError
+from triton_vllm.base.limits import refuse_above
+from triton_vllm.call import Part, Scoring
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from triton_vllm.base.limits import Limits
+
+PAIRS = {"query": "documents", "queries": "documents", "text_1": "text_2"}
+"""Names of both sides in vLLM's score and rerank requests; `query` alone ranks."""
+KNOWN = frozenset({*PAIRS, *PAIRS.values(), "input", "pooling_params", "top_n", "lora_name"})
+NAME = "embedding_request"
+EXPECTED = "a non-empty string or list of token ids, or a list of these"
+
+
+def parts(limits: Limits, values: Mapping[str, Any], *, as_official: bool = False) -> tuple[Part, ...]:
+    """Return the inputs of a request; none if it asks for scores.
+
+    Args:
+        limits: how many there may be.
+        values: the request.
+        as_official: whether names that are not known are let be, as by the official backend.
+
+    Raises:
+        InvalidRequestError: they are missing, of the wrong type, or too many, or a name is not known.
+    """
+    if not as_official:
+        _check_names(values)
+    if not any(name in values for name in PAIRS):
+        source = values.get("input")
+        several = isinstance(source, list) and bool(source) and isinstance(source[0], str | list)
+        made = tuple(_part(item) for item in (source if several and isinstance(source, list) else [source]))
+        refuse_above(limits.max_inputs, len(made), f"{NAME}.input has", "inputs")
+        return made
+    if "input" in values:
+        raise InvalidRequestError(f"{NAME} must have either input, or the two sides of pairs to score")
+    return ()
+
+
+def scoring(limits: Limits, values: Mapping[str, Any]) -> Scoring | None:
+    """Return the pairs to score; None if the request asks for none.
+
+    Raises:
+        InvalidRequestError: a side is missing, of the wrong type or empty, or the sides do not match.
+    """
+    given = [name for name in PAIRS if name in values]
+    if not given:
+        return None
+    _check_names(values)
+    first, second = given[0], PAIRS[given[0]]
+    if len(given) > 1 or second not in values:
+        raise InvalidRequestError(f"{NAME} must have query and documents, queries and documents, or text_1 and text_2")
+    ranked = first == "query"
+    queries, documents = _texts(first, values[first], one=ranked), _texts(second, values[second])
+    if len(queries) not in (1, len(documents)):
+        raise InvalidRequestError(f"{NAME}.{first} must be one text or as many as {second}: {len(documents)}, not {len(queries)}")
+    refuse_above(limits.max_inputs, len(documents), f"{NAME}.{second} has", "texts")
+    top = 0 if values.get("top_n") is None else values["top_n"]
+    if isinstance(top, bool) or not isinstance(top, int) or top < 0 or (top and not ranked):
+        raise InvalidRequestError(f"{NAME}.top_n must be a number of documents, 0 for all, and goes with query")
+    return Scoring(queries, documents, ranked, top)
+
+
+def _part(source: Any) -> Part:
+    if isinstance(source, str) and source:
+        return Part(text=source)
+    if isinstance(source, list) and source and all(type(i) is int and i >= 0 for i in source):
+        return Part(token_ids=tuple(source))
+    raise InvalidRequestError(f"{NAME}.input must be {EXPECTED}")
+
+
+def _texts(name: str, value: Any, *, one: bool = False) -> tuple[str, ...]:
+    texts = [value] if isinstance(value, str) else value
+    if not isinstance(texts, list) or not texts or not all(isinstance(t, str) and t for t in texts) or (one and len(texts) > 1):
+        many = "" if one else " or a list of these"
+        raise InvalidRequestError(f"{NAME}.{name} must be a non-empty string{many}")
+    return tuple(texts)
+
+
+def _check_names(values: Mapping[str, Any]) -> None:
+    """Refuse what is not known: left out, it would change the answer, or whom it shares a cache with, without a word."""
+    unknown = next((name for name in values if name not in KNOWN), None)
+    if unknown is not None:
+        raise InvalidRequestError(f"{NAME} has no field '{shown(unknown)}'; vLLM's pooling parameters go into pooling_params")

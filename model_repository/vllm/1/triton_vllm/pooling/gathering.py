@@ -1,0 +1,48 @@
+"""Gather the outputs of a pooling request with several parts, each of which is a request to vLLM."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from triton_vllm.base.errors import InvalidRequestError
+from triton_vllm.base.protocols import Gathered
+from triton_vllm.engine.outcome import failure
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class Gathering:
+    """The outputs so far; called in the engine's event loop.
+
+    Args:
+        count: parts of the request.
+        done: takes what the request comes to: all outputs as one, or the first output or exception of a part that failed.
+        most: numbers that all outputs may have together; 0 is no limit.
+    """
+
+    def __init__(self, count: int, done: Callable[[Any], None], most: int = 0) -> None:
+        self._outputs: list[Any] = [None] * count
+        self._missing = count
+        self._done = done
+        self._most = most
+        self._numbers = 0
+
+    def take(self, number: int, item: Any) -> None:
+        """Take the output, or the exception, of a part."""
+        if isinstance(item, Exception) or failure(item) is not None:
+            self._missing = 0
+            self._done(item)
+        elif self._missing:
+            self._numbers += item.outputs.data.numel()
+            if 0 < self._most < self._numbers:
+                self._missing = 0
+                self._outputs.clear()
+                self._done(
+                    InvalidRequestError(f"the answer has more than {self._most} numbers: send fewer or shorter inputs at once")
+                )
+                return
+            self._outputs[number] = item
+            self._missing -= 1
+            if not self._missing:
+                self._done(Gathered(self._outputs))

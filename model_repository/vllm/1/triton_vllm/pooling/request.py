@@ -1,0 +1,42 @@
+"""Turn the pooling parameters of an embedding request into vLLM's PoolingParams."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from triton_vllm.base.coerce import closest, coerce, shown
+from triton_vllm.base.errors import InvalidRequestError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from triton_vllm.call import EmbedRequest
+
+INTERNAL = frozenset({"task", "requires_token_ids", "extra_kwargs", "output_kind", "late_interaction_params"})
+
+
+def build(make: Any, types: Mapping[str, Any], refusals: tuple[type[Exception], ...], request: EmbedRequest) -> Any:
+    """Return PoolingParams for a request.
+
+    Args:
+        make: vLLM's PoolingParams.
+        types: its parameters with their declared types.
+        refusals: exceptions by which vLLM says that a value is wrong.
+        request: the parsed request.
+
+    Raises:
+        InvalidRequestError: unknown parameter, wrong type or a value that vLLM refuses.
+    """
+    known = [name for name in types if name not in INTERNAL]
+    values: dict[str, Any] = {}
+    for name, value in request.parameters.items():
+        if name not in known:
+            raise InvalidRequestError(f"unknown pooling parameter '{shown(name)}'{closest(name, known)}")
+        try:
+            values[name] = coerce(value, types[name])
+        except ValueError as error:
+            raise InvalidRequestError(f"pooling parameter '{name}' {error}") from None
+    try:
+        return make(task=request.task, **values)
+    except refusals as error:
+        raise InvalidRequestError(f"pooling parameters: {str(error).strip()}") from None

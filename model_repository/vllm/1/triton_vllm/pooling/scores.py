@@ -1,0 +1,37 @@
+"""Turn what a model has pooled into scores of pairs, as vLLM's own server does."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from triton_vllm.call import Scoring
+
+
+def answer(scoring: Scoring, values: Sequence[Any]) -> list[Any]:
+    """Return the scores in the order of the pairs, or, if ranks were asked for, objects of index and score, best first.
+
+    Args:
+        scoring: what was asked for.
+        values: what the model has pooled: a number for each pair, or a vector for each query and then for each document.
+    """
+    found = _numbers(values) if len(values) == len(scoring.documents) else _cosines(scoring, values)
+    if not scoring.ranked:
+        return found
+    order = sorted(range(len(found)), key=found.__getitem__, reverse=True)
+    return [{"index": i, "relevance_score": found[i]} for i in order[: scoring.top or None]]
+
+
+def _numbers(values: Sequence[Any]) -> list[float]:
+    return [float(np.asarray(value).reshape(-1)[0]) for value in values]
+
+
+def _cosines(scoring: Scoring, values: Sequence[Any]) -> list[float]:
+    count = len(scoring.queries)
+    vectors = np.asarray(values, np.float64)
+    vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-8)
+    return [float(number) for number in (vectors[:count] * vectors[count:]).sum(axis=1)]

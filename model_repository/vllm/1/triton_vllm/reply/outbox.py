@@ -1,0 +1,221 @@
+"""Send responses outside the event loop; merge the outputs of a request that have queued up since its last response."""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import itertools
+import math
+import queue
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from triton_vllm.base import supervised
+from triton_vllm.base.protocols import Item, Log
+from triton_vllm.job import Job
+
+Deliver = Callable[[Job, list[Item]], None]
+
+MANY = 48
+"""Streams of a sender thread with which a pause may be the longest; with half as many or fewer it is at most half as long. The
+server finds out by two writes that a client has closed an HTTP connection, so to notice that takes two pauses."""
+
+
+@dataclass(frozen=True)
+class Pacing:
+    """How long a response of a stream waits, so that it can carry more of it.
+
+    Attributes:
+        share: part of a sender thread's time that sending may take before outputs are merged; sends that are so dear that a
+            pause would be longer than the longest take more.
+        longest: pause between two responses of a request, s.
+        merges: whether a response may carry several outputs at all.
+    """
+
+    share: float
+    longest: float
+    merges: bool = True
+
+
+FEW_CORES = Pacing(0.25, 0.08)
+"""Where sends and the engine share the cores: a send costs the stub and the server 60 to 70 us each whatever it carries, and at
+32 streams one token a send took 1.5 of 2 cores away from the engine. The clock times a send on purpose: one takes longer where
+the engine needs the cores, and then fewer sends are the right answer. Twelve responses a second are smooth to a reader. With vLLM
+0.32 and four rounds beside vLLM's own server 8, 32 and 128 streams had 1.05, 0.94 and 0.94 of its tokens a second, with half of
+the time in sends 0.98, 0.87 and 0.89, without a pause 0.83, 0.79 and 0.73 (and 24, 12 and 6 ms gaps of 8 streams, for its 3)."""
+CORES_TO_SPARE = Pacing(1.0, 0.0)
+"""No pause: a response carries what has queued up while its thread was sending others. On an H200 with 16 cores pauses made no
+more tokens a second of a Llama-7B, and of 256 streams a gap of 48 to 60 ms at the 99th percentile where it was 37 to 39 without
+(benchmarks/results/gaps_h200.md). With vLLM 0.33 and half a host these 256 fill the interpreter's core, at 62 ms."""
+ONE_BY_ONE = Pacing(1.0, 0.0, merges=False)
+"""As the official backend does it."""
+_LEARNING = 0.05
+_FIRST_COST_S = 1e-4
+_AWAKE = -math.inf
+
+
+class Outbox:
+    """Sender threads, each with its own jobs.
+
+    A job's first and last outputs are sent at once. In between, the next response waits for a pause that grows with the number
+    of streams and with the time that a send takes: at light load the pause is next to nothing and each output is a response
+    of its own, under pressure a response carries several tokens. A job always goes to the same thread, so its responses
+    cannot overtake each other. Jobs whose one response takes long to write, a vector for each token, have a thread of their own.
+
+    Args:
+        deliver: sends one response for a job's consecutive outputs; called in the job's thread.
+        log: told what ended a thread's work, which then goes on.
+        threads: how many send.
+        pacing: how long responses wait.
+        clock: seconds.
+    """
+
+    def __init__(
+        self,
+        deliver: Deliver,
+        log: Log,
+        threads: int = 1,
+        pacing: Pacing = FEW_CORES,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        send = deliver if pacing.merges else partial(_one_by_one, deliver)
+        names = [*(f"triton-send-{i}" for i in range(threads)), "triton-send-bulky"]
+        self._lanes = [_Lane(send, log, pacing, clock, name) for name in names]
+        self._next = 0
+
+    def start(self) -> None:
+        """Start the threads."""
+        for lane in self._lanes:
+            lane.thread.start()
+
+    def assign(self, job: Job) -> None:
+        """Choose the job's thread; call once, before the first `put`."""
+        last = len(self._lanes) - 1
+        if job.bulky:
+            job.lane = last
+            return
+        job.lane = self._next
+        self._next = (self._next + 1) % last
+
+    def put(self, job: Job, item: Item) -> None:
+        """Queue an output or an exception for sending; never blocks."""
+        job.pending.append(item)
+        # A job that waits for its turn is not queued again for every token, but its last output does not wait.
+        if not job.queued or job.ended:
+            job.queued = True
+            self._lanes[job.lane].put(job)
+
+    def close(self) -> None:
+        """Send what is queued, then end the threads."""
+        for lane in self._lanes:
+            lane.end()
+        for lane in self._lanes:
+            lane.thread.join()
+
+
+def _one_by_one(deliver: Deliver, job: Job, items: list[Item]) -> None:
+    for item in items:
+        deliver(job, [item])
+
+
+class _Lane:
+    """One sender thread: jobs with something to send, and those whose pause is not over."""
+
+    def __init__(self, deliver: Deliver, log: Log, pacing: Pacing, clock: Callable[[], float], name: str) -> None:
+        self._deliver = deliver
+        self._pacing = pacing
+        self._clock = clock
+        self._ready: deque[Job] = deque()
+        self._waiting: list[tuple[float, int, Job]] = []
+        self._numbers = itertools.count()  # orders jobs that are due at the same time
+        self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._wakes_at = _AWAKE
+        self._ended = False
+        self._streams = 0
+        self._cost = _FIRST_COST_S
+        self.thread = supervised.thread(name, self._run, log)
+
+    def put(self, job: Job) -> None:
+        """Take a job; wakes the thread only if it would sleep beyond the job's turn."""
+        self._ready.append(job)
+        if job.ended or job.due < self._wakes_at:
+            self._ring()
+
+    def end(self) -> None:
+        """Make the thread send what is queued, then end."""
+        self._ended = True
+        self._ring()
+
+    def turn(self) -> float:
+        """Send what is due; return when something is due next, infinity if nothing waits."""
+        self._take()
+        self._send_due()
+        return self._waiting[0][0] if self._waiting else math.inf
+
+    def _ring(self) -> None:
+        if self._wakes_at != _AWAKE:
+            self._wakes_at = _AWAKE
+            self._bell.put(None)
+
+    def _run(self) -> None:
+        self._wakes_at = _AWAKE
+        while not self._ended:
+            self._wakes_at = self.turn()
+            if not self._ready and not self._ended:  # else it came while the thread was taken to be awake
+                self._sleep(self._wakes_at)
+            self._wakes_at = _AWAKE
+        self._take()
+        while self._waiting:
+            self._send(heapq.heappop(self._waiting)[2], self._clock())
+
+    def _sleep(self, until: float) -> None:
+        with contextlib.suppress(queue.Empty):
+            self._bell.get(timeout=None if until == math.inf else max(0.0, until - self._clock()))
+
+    def _take(self) -> None:
+        """Send what is ready and due, and let the rest wait."""
+        while self._ready:
+            job = self._ready.popleft()
+            now = self._clock()
+            if job.ended or now >= job.due:
+                self._send(job, now)
+            else:
+                heapq.heappush(self._waiting, (job.due, next(self._numbers), job))
+
+    def _send_due(self) -> None:
+        # What is due within a quarter of the pause is sent now: one wake-up for many jobs.
+        horizon = self._clock() + 0.25 * self._pause()
+        while self._waiting and self._waiting[0][0] <= horizon:
+            self._send(heapq.heappop(self._waiting)[2], self._clock())
+            self._take()  # a first or last output does not wait for the others
+
+    def _pause(self) -> float:
+        if self._streams <= 1:  # a lone reader gets each token by itself, as from the official backend
+            return 0.0
+        longest = self._pacing.longest * min(max(self._streams / MANY, 0.5), 1.0)
+        return min(longest, self._streams * self._cost / self._pacing.share)
+
+    def _send(self, job: Job, now: float) -> None:
+        # Before draining: an output that arrives meanwhile queues the job again, at worst for nothing.
+        job.queued = False
+        items = []
+        while job.pending:
+            items.append(job.pending.popleft())
+        if not items or job.reply.closed:
+            return
+        is_first = job.due == 0.0
+        began = self._clock()
+        try:
+            self._deliver(job, items)
+        except BaseException:
+            job.reply.give_up()
+            raise
+        self._cost += _LEARNING * (self._clock() - began - self._cost)
+        if job.reply.closed:
+            self._streams -= not is_first
+        else:
+            self._streams += is_first
+            job.due = now + self._pause()

@@ -1,0 +1,90 @@
+"""The answer to one request, and the only code that knows what may still be sent or asked about it."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from typing import TYPE_CHECKING, Protocol
+
+from triton_vllm.base.errors import AdapterError, InternalError
+
+if TYPE_CHECKING:
+    from triton_vllm.reply.response import Tensors
+
+NOT_SENT = "the response could not be sent; the server's log tells why"
+
+
+class Channel(Protocol):
+    """The way to the client of one request; `transport.Channel` in the server."""
+
+    def send(self, tensors: Tensors, *, final: bool) -> None:
+        """Send one response."""
+
+    def send_error(self, error: AdapterError) -> None:
+        """Send an error as the final response."""
+
+    def is_cancelled(self) -> bool:
+        """Ask the server whether the client has cancelled the request or gone away."""
+
+
+class Reply:
+    """A request's answer: open at first, possibly cancelled by the client, closed at the end.
+
+    Exactly one final response goes out. With it the server frees what it knows of the request; asking it whether the
+    request is cancelled after that, or at that moment, crashes it. So a reply closes before it sends its final response,
+    closing waits for a running question, and a closed reply asks nothing.
+
+    One thread at a time sends; any thread may ask.
+
+    Attributes:
+        closed: the final response is on its way or out; read-only for others.
+        cancelled: the server has said that the client gave the request up; read-only for others.
+    """
+
+    __slots__ = ("_asking", "_channel", "cancelled", "closed")
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._asking = threading.Lock()
+        self.cancelled = False
+        self.closed = False
+
+    def send(self, tensors: Tensors, *, final: bool) -> None:
+        """Send one response, unless the reply is closed; blocks for a handshake with the server.
+
+        Raises:
+            Exception: whatever the server raised; call `give_up` then.
+        """
+        if self.closed:
+            return
+        if final:
+            self._close()
+        self._channel.send(tensors, final=final)
+
+    def fail(self, error: AdapterError) -> None:
+        """Send an error as the final response, unless the reply is closed.
+
+        Raises:
+            Exception: whatever the server raised; call `give_up` then.
+        """
+        if self.closed:
+            return
+        self._close()
+        self._channel.send_error(error)
+
+    def give_up(self) -> None:
+        """Close after a response could not be built or sent, and tell the client, if the server still takes that."""
+        self._close()
+        with contextlib.suppress(Exception):  # refused where the final response was on its way already
+            self._channel.send_error(InternalError(NOT_SENT))
+
+    def is_cancelled(self) -> bool:
+        """Ask the server whether the client has cancelled the request; a round trip, and False once closed."""
+        with self._asking:
+            if not self.closed and not self.cancelled:
+                self.cancelled = self._channel.is_cancelled()
+            return self.cancelled and not self.closed
+
+    def _close(self) -> None:
+        with self._asking:
+            self.closed = True

@@ -1,0 +1,201 @@
+"""Build response tensors from engine outputs."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from triton_vllm.base.errors import InternalError
+from triton_vllm.base.protocols import Gathered
+from triton_vllm.call import Wants
+from triton_vllm.pooling import scores
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from triton_vllm.base.protocols import CompletionOutput, Logprob, PoolingRequestOutput, Positions, RequestOutput, Told
+    from triton_vllm.call import Scoring
+
+Tensors = list[tuple[str, "np.ndarray[Any, Any]"]]
+# JSON has neither infinity nor NaN; OpenAI-compatible servers write this for a token that cannot be.
+LOWEST_LOGPROB = -9999.0
+
+
+class ResponseBuilder(Protocol):
+    """Make the responses of one request."""
+
+    def build(self, outputs: Sequence[Any]) -> Tensors:
+        """Return the tensors of one response from the outputs since the one before."""
+
+
+class Completion:
+    """What one response carries of one of a request's `n` completions."""
+
+    __slots__ = ("cumulative_logprob", "finish_reason", "logprobs", "stop_reason", "text", "token_ids")
+
+    def __init__(self, cumulative_logprob: float | None = None) -> None:
+        self.text = ""
+        self.token_ids: list[int] = []
+        self.logprobs: list[Any] | None = None
+        self.cumulative_logprob = cumulative_logprob
+        self.finish_reason: str | None = None
+        self.stop_reason: Any = None
+
+    def add(self, output: CompletionOutput) -> None:
+        """Append one CompletionOutput of vLLM."""
+        self.text += output.text
+        self.token_ids.extend(output.token_ids)
+        if output.logprobs is not None:
+            self.logprobs = [*(self.logprobs or ()), *output.logprobs]
+        if output.cumulative_logprob is not None:
+            self.cumulative_logprob = output.cumulative_logprob
+        if output.finish_reason is not None:
+            self.finish_reason, self.stop_reason = output.finish_reason, output.stop_reason
+
+
+class Assembler:
+    """Make the responses of one request, each from the outputs since the one before.
+
+    Args:
+        wants: the optional outputs asked for.
+        n: completions of the request; every response has an element for each, empty where there is nothing new.
+        prefix: text put before each completion of the first response (the prompt, when echoed).
+    """
+
+    def __init__(self, wants: Wants, n: int, prefix: str = "") -> None:
+        self._wants = wants
+        self._n = n
+        self._prefix = prefix
+        self._plain = n == 1 and not prefix and wants == Wants()
+        self._cumulative: list[float | None] = [None] * n
+
+    def build(self, outputs: Sequence[RequestOutput]) -> Tensors:
+        """Return the tensors (name, array) of one response from consecutive RequestOutputs."""
+        if self._plain:
+            return [("text_output", string_tensor("".join(c.text for o in outputs for c in o.outputs)))]
+        completions = [Completion(self._cumulative[i]) for i in range(self._n)]
+        for output in outputs:
+            for part in output.outputs:
+                completions[part.index].add(part)
+        self._cumulative = [c.cumulative_logprob for c in completions]
+        prefix, self._prefix = self._prefix, ""
+        parsed = self._parse(outputs, completions)
+        return [
+            ("text_output", string_tensor(*(prefix + c.text for c in completions))),
+            *self._extras(outputs, completions),
+            *parsed,
+        ]
+
+    def _parse(self, outputs: Sequence[RequestOutput], completions: list[Completion]) -> Tensors:  # noqa: ARG002 - for chats
+        """Return further tensors, and change texts and finish reasons with what they hold."""
+        return []
+
+    def _extras(self, outputs: Sequence[RequestOutput], completions: list[Completion]) -> Tensors:
+        wants, tensors = self._wants, []
+        if wants.finish_reason:
+            tensors.append(("finish_reason", string_tensor(*(str(c.finish_reason) for c in completions))))
+        if wants.cumulative_logprob:
+            # One that has not begun is the sum of nothing.
+            sums = [0.0 if c.cumulative_logprob is None else c.cumulative_logprob for c in completions]
+            finite = [total if math.isfinite(total) else LOWEST_LOGPROB for total in sums]
+            tensors.append(("cumulative_logprob", np.array(finite, np.float32)))
+        if wants.logprobs:
+            found = (None if wants.no_logprobs else c.logprobs for c in completions)
+            tensors.append(("logprobs", string_tensor(*map(logprobs_json, found))))
+        if wants.num_output_tokens:
+            tensors.append(("num_output_tokens", np.array([len(c.token_ids) for c in completions], np.uint32)))
+        if wants.token_ids:
+            tensors.append(("token_ids", np.array([t for c in completions for t in c.token_ids], np.int64)))
+        if wants.stop_reason:
+            tensors.append(("stop_reason", string_tensor(*(json.dumps(c.stop_reason) for c in completions))))
+        return tensors + self._of_prompt(outputs)
+
+    def _of_prompt(self, outputs: Sequence[RequestOutput]) -> Tensors:
+        """Return what a request has once, however many completions there are."""
+        wants, last, tensors = self._wants, outputs[-1], []
+        if wants.num_input_tokens:
+            tensors.append(("num_input_tokens", np.array([len(last.prompt_token_ids or ())], np.uint32)))
+        if wants.num_cached_tokens:
+            tensors.append(("num_cached_tokens", np.array([last.num_cached_tokens or 0], np.uint32)))
+        if wants.prompt_logprobs:
+            found = next((o.prompt_logprobs for o in outputs if o.prompt_logprobs), None)
+            tensors.append(("prompt_logprobs", string_tensor(logprobs_json(found))))
+        if wants.kv_transfer_params:
+            tensors.append(("kv_transfer_params", string_tensor(json.dumps(getattr(last, "kv_transfer_params", None)))))
+        return tensors
+
+
+class PoolingAssembler:
+    """Make the one response of a pooling request.
+
+    Args:
+        wants: the optional outputs asked for.
+        scoring: what is scored, if that was asked for.
+    """
+
+    def __init__(self, wants: Wants, scoring: Scoring | None = None) -> None:
+        self._wants = wants
+        self._scoring = scoring
+
+    def build(self, outputs: Sequence[PoolingRequestOutput | Gathered]) -> Tensors:
+        """Return the tensors (name, array): an element of JSON for each input or pair, counts over all of them.
+
+        Pooled numbers are nested as the model's task has them.
+
+        Raises:
+            InternalError: JSON has no such numbers.
+        """
+        last = outputs[-1]
+        parts = last.outputs if isinstance(last, Gathered) else [last]
+        try:
+            if self._scoring:
+                scored = scores.answer(self._scoring, [part.outputs.data.tolist() for part in parts])
+                texts = [json.dumps(score, allow_nan=False) for score in scored]
+            else:
+                texts = [_pooled_json(part.outputs.data) for part in parts]
+        except ValueError:
+            raise InternalError("the model has answered with numbers that are not finite; another dtype may help") from None
+        tensors: Tensors = [("text_output", string_tensor(*texts))]
+        if self._wants.num_input_tokens:
+            tensors.append(("num_input_tokens", np.array([sum(len(part.prompt_token_ids) for part in parts)], np.uint32)))
+        if self._wants.num_output_tokens:
+            tensors.append(("num_output_tokens", np.array([0], np.uint32)))
+        return tensors
+
+
+class ToldAssembler:
+    """Make the one response to an operator."""
+
+    def build(self, outputs: Sequence[Told]) -> Tensors:
+        """Return a JSON object as `text_output`."""
+        return [("text_output", string_tensor(json.dumps(dict(outputs[-1].outputs))))]
+
+
+def string_tensor(*values: str) -> np.ndarray[Any, Any]:
+    """Return a string tensor of shape [len(values)]."""
+    array = np.empty(len(values), np.object_)
+    for i, value in enumerate(values):
+        array[i] = value.encode("utf-8", "replace")
+    return array
+
+
+def _pooled_json(data: Any) -> str:
+    """Return numbers in JSON, row by row: in one call, those of a long text keep Python's lock for seconds."""
+    if getattr(data, "ndim", 1) < 2:
+        return json.dumps(data.tolist(), allow_nan=False)
+    return f"[{', '.join(_pooled_json(row) for row in data)}]"
+
+
+def logprobs_json(positions: Positions | None) -> str:
+    """Return a JSON list with an object per position: token id -> logprob, rank, decoded_token; "null" for None."""
+    if positions is None:
+        return "null"
+    return json.dumps([None if p is None else {t: _logprob(entry) for t, entry in p.items()} for p in positions])
+
+
+def _logprob(entry: Logprob) -> dict[str, Any]:
+    value = entry.logprob if LOWEST_LOGPROB < entry.logprob < math.inf else LOWEST_LOGPROB
+    return {"logprob": value, "rank": entry.rank, "decoded_token": entry.decoded_token}

@@ -1,0 +1,95 @@
+"""The tensors of the model: those of the official vLLM backend, and our optional additions.
+
+`config.pbtxt` declares the same list (a test compares the two); `complete` adds what a shorter config omits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from triton_vllm.base.protocols import ModelConfig
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """One declared tensor; `dims` as in config.pbtxt (-1 = any), shapes have no batch dimension."""
+
+    name: str
+    data_type: str
+    dims: tuple[int, ...] = (1,)
+
+
+STRING, BOOL, INT64, UINT32, FP32 = (f"TYPE_{t}" for t in ("STRING", "BOOL", "INT64", "UINT32", "FP32"))
+
+FLAGS = (
+    "return_finish_reason",
+    "return_cumulative_logprob",
+    "return_logprobs",
+    "return_num_input_tokens",
+    "return_num_output_tokens",
+)
+EXTRA_FLAGS = (
+    "return_token_ids",
+    "return_stop_reason",
+    "return_prompt_logprobs",
+    "return_kv_transfer_params",
+    "return_num_cached_tokens",
+)
+MEDIA = ("image", "audio", "video")
+
+INPUTS = (
+    Tensor("text_input", STRING),
+    Tensor("image", STRING, (-1,)),
+    Tensor("stream", BOOL),
+    Tensor("sampling_parameters", STRING),
+    Tensor("exclude_input_in_output", BOOL),
+    *(Tensor(name, BOOL) for name in FLAGS),
+    Tensor("embedding_request", STRING),
+    # ours
+    Tensor("messages", STRING, (-1,)),
+    Tensor("tools", STRING),
+    Tensor("tool_choice", STRING),
+    Tensor("parallel_tool_calls", BOOL),
+    Tensor("chat_template_kwargs", STRING),
+    Tensor("prompt_token_ids", INT64, (-1,)),  # Triton truncates JSON integers for an INT32 input: 2^32 + 5 was served as 5
+    Tensor("operator_request", STRING),
+    Tensor("audio", STRING, (-1,)),
+    Tensor("video", STRING, (-1,)),
+    Tensor("priority", INT64),
+    Tensor("timeout", INT64),
+    *(Tensor(name, BOOL) for name in EXTRA_FLAGS),
+)
+
+OUTPUTS = (
+    Tensor("text_output", STRING, (-1,)),
+    Tensor("finish_reason", STRING, (-1,)),
+    Tensor("cumulative_logprob", FP32, (-1,)),
+    Tensor("logprobs", STRING, (-1,)),
+    Tensor("num_input_tokens", UINT32),
+    Tensor("num_output_tokens", UINT32, (-1,)),
+    # ours
+    Tensor("token_ids", INT64, (-1,)),
+    Tensor("stop_reason", STRING, (-1,)),
+    Tensor("prompt_logprobs", STRING),
+    Tensor("kv_transfer_params", STRING),
+    Tensor("tool_calls", STRING, (-1,)),
+    Tensor("reasoning", STRING, (-1,)),
+    Tensor("num_cached_tokens", UINT32),
+)
+
+
+def complete(config: ModelConfig) -> ModelConfig:
+    """Add the tensors and the decoupled policy that `config` (Triton's ModelConfig) lacks, and return it."""
+    declared = config.as_dict()
+    given = {t["name"] for t in declared["input"]}, {t["name"] for t in declared["output"]}
+    for tensor in INPUTS:
+        if tensor.name not in given[0]:
+            config.add_input({"name": tensor.name, "data_type": tensor.data_type, "dims": list(tensor.dims), "optional": True})
+    for tensor in OUTPUTS:
+        if tensor.name not in given[1]:
+            config.add_output({"name": tensor.name, "data_type": tensor.data_type, "dims": list(tensor.dims)})
+    config.set_model_transaction_policy({"decoupled": True})
+    config.set_max_batch_size(0)
+    return config

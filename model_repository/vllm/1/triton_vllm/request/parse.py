@@ -1,0 +1,212 @@
+"""Parse the input tensors of one request into frozen dataclasses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from triton_vllm.base import official
+from triton_vllm.base.coerce import to_bool, to_int
+from triton_vllm.base.document import json_object
+from triton_vllm.base.errors import InvalidRequestError
+from triton_vllm.base.limits import USUAL, check_sizes, refuse_above
+from triton_vllm.call import Chat, EmbedRequest, GenerateRequest, OperatorRequest, Request, Wants
+from triton_vllm.chat import request as chat
+from triton_vllm.media.checks import check_item
+from triton_vllm.operator import request as operator
+from triton_vllm.pooling import embedding
+from triton_vllm.request import engine_fields
+from triton_vllm.request.contract import EXTRA_FLAGS, FLAGS, MEDIA
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from triton_vllm.base.limits import Limits
+
+Inputs = Mapping[str, "np.ndarray[Any, Any]"]
+PROMPTS = ("text_input", "messages", "prompt_token_ids")
+PARALLEL = "parallel_tool_calls"
+# Names that Triton's frontends and request parameters reserve; they reach the parameters only by forwarding.
+RESERVED = ("sequence_id", "sequence_start", "sequence_end", "headers", "traceparent", "tracestate")
+
+# Triton's OpenAI frontends of 2024 and 2025 send the one with each completion and the other with each chat; vLLM has no `best_of`
+# any more, and its `logprobs` is a number.
+UNSAID = (("best_of", 1), ("logprobs", False))
+
+
+def parse(inputs: Inputs, parameters: str, timeout: int = 0, limits: Limits = USUAL, *, as_official: bool = False) -> Request:
+    """Parse one request.
+
+    Args:
+        inputs: the tensors by name; strings are object arrays of bytes.
+        parameters: the request parameters as JSON text; `sampling_parameters`, where given, is used instead.
+        timeout: Triton's own timeout of the request in microseconds, for a request that has no other; 0 for none.
+        limits: what is larger than these is refused.
+        as_official: whether `text_input` may be empty, and an embedding request have names that nobody knows.
+
+    Raises:
+        InvalidRequestError: with the name of the input, the reason and what is expected.
+    """
+    check_sizes(limits, inputs, parameters)
+    if operator.NAME in inputs:
+        return _parse_operator(inputs, timeout, limits)
+    if embedding.NAME in inputs:
+        return _parse_embedding(inputs, timeout, limits, as_official=as_official)
+    values = _parameters(inputs, parameters, limits)
+    stream = _flag(inputs, "stream")
+    given = [name for name in PROMPTS if name in inputs]
+    if len(given) != 1:
+        found = f"found {' and '.join(given)}" if given else "found none"
+        raise InvalidRequestError(f"exactly one of {', '.join(PROMPTS)} is required, {found}")
+    media = _media(inputs, limits)
+    return GenerateRequest(
+        text=_text(inputs, empty=as_official) if "text_input" in inputs else None,
+        token_ids=_token_ids(inputs) if "prompt_token_ids" in inputs else None,
+        chat=_chat(inputs, limits) if "messages" in inputs else None,
+        stream=stream,
+        echo=_echo(inputs, stream=stream),
+        wants=_wants(inputs),
+        lora_name=_lora_name(values),
+        priority=_integer(inputs, values, "priority"),
+        timeout=_integer(inputs, values, "timeout") or timeout,
+        media=media,
+        cache_salt=engine_fields.cache_salt(values),
+        engine_fields=engine_fields.take(values, limits.allowed_request_fields, limits.max_json_depth),
+        parameters=values,
+    )
+
+
+def strings(inputs: Inputs, name: str) -> tuple[str, ...]:
+    """Return all elements of a string tensor."""
+    try:
+        return tuple(v.decode("utf-8") if isinstance(v, bytes) else str(v) for v in inputs[name].reshape(-1))
+    except UnicodeDecodeError:
+        raise InvalidRequestError(f"{name} must be UTF-8 text") from None
+
+
+def _scalar(inputs: Inputs, name: str) -> Any:
+    values = inputs[name].reshape(-1)
+    if values.size != 1:
+        raise InvalidRequestError(f"{name} must have one element, not {values.size}")
+    value = values.item(0)
+    return strings(inputs, name)[0] if isinstance(value, bytes) else value
+
+
+def _flag(inputs: Inputs, name: str) -> bool:
+    if name not in inputs:
+        return False
+    try:
+        return to_bool(_scalar(inputs, name))
+    except ValueError as error:
+        raise InvalidRequestError(f"{name} {error}") from None
+
+
+def _text(inputs: Inputs, *, empty: bool) -> str:
+    text = str(_scalar(inputs, "text_input"))
+    if not text and not empty:
+        raise InvalidRequestError("text_input is empty: give a prompt of at least one character")
+    return text
+
+
+def _token_ids(inputs: Inputs) -> tuple[int, ...]:
+    values = inputs["prompt_token_ids"].reshape(-1)
+    if values.size == 0 or int(values.min()) < 0:
+        raise InvalidRequestError("prompt_token_ids must be a non-empty list of non-negative token ids")
+    return tuple(values.tolist())
+
+
+def _chat(inputs: Inputs, limits: Limits) -> Chat:
+    """Return the conversation; all its inputs but one are JSON texts."""
+    texts = {name: str(_scalar(inputs, name)) for name in chat.INPUTS if name in inputs}
+    texts["messages"] = chat.joined(strings(inputs, "messages"))
+    parsed = chat.parse(limits, texts)
+    return replace(parsed, parallel_tool_calls=_flag(inputs, PARALLEL)) if PARALLEL in inputs else parsed
+
+
+def _media(inputs: Inputs, limits: Limits) -> dict[str, tuple[str, ...]]:
+    media = {name: items for name in MEDIA if name in inputs and (items := strings(inputs, name))}
+    if media and "messages" in inputs:
+        raise InvalidRequestError(f"{next(iter(media))}: with messages, media go into their content")
+    pixels = sum(check_item(limits, name, f"{name}[{i}]", text) for name, items in media.items() for i, text in enumerate(items))
+    refuse_above(limits.max_image_pixels, pixels, "the pictures have", "pixels")
+    return media
+
+
+def _echo(inputs: Inputs, *, stream: bool) -> bool:
+    """Return whether the prompt precedes the answer: a whole one unless excluded, a streamed one never."""
+    if "exclude_input_in_output" not in inputs:
+        return not stream and "text_input" in inputs
+    echo = not _flag(inputs, "exclude_input_in_output")
+    if echo and stream:
+        raise InvalidRequestError(f"{official.FAILED}When streaming, `exclude_input_in_output` = False is not allowed.")
+    return echo
+
+
+def _wants(inputs: Inputs) -> Wants:
+    return Wants(**{name.removeprefix("return_"): True for name in (*FLAGS, *EXTRA_FLAGS) if _flag(inputs, name)})
+
+
+def _parameters(inputs: Inputs, parameters: str, limits: Limits) -> dict[str, Any]:
+    if "sampling_parameters" in inputs:
+        text = str(_scalar(inputs, "sampling_parameters"))
+        values = json_object(text, "sampling_parameters", limits.max_json_depth) if text else {}
+    else:
+        values = json_object(parameters, "the request parameters", limits.max_json_depth) if parameters else {}
+        # A forwarded HTTP header arrives as a parameter too; a dash or a capital is in none of vLLM's names.
+        values = {k: v for k, v in values.items() if k.isidentifier() and k == k.lower()}
+    given = {key: value for key, value in values.items() if value is not None and key not in RESERVED}
+    return {key: value for key, value in given.items() if not (key.startswith("triton_") or _is_unsaid(key, value))}
+
+
+def _is_unsaid(key: str, value: Any) -> bool:
+    return any(key == name and type(value) is type(default) and value == default for name, default in UNSAID)
+
+
+def _lora_name(values: dict[str, Any]) -> str | None:
+    name = values.pop("lora_name", None)
+    if name is not None and not isinstance(name, str):
+        raise InvalidRequestError("lora_name must be a string")
+    return name
+
+
+def _integer(inputs: Inputs, values: dict[str, Any], name: str) -> int:
+    value = values.pop(name, 0)
+    if name in inputs:
+        value = _scalar(inputs, name)
+    try:
+        number = to_int(value)
+    except ValueError as error:
+        raise InvalidRequestError(f"{name} {error}") from None
+    if name == "timeout" and number < 0:
+        raise InvalidRequestError("timeout must not be negative: it is in microseconds, 0 for none")
+    return number
+
+
+def _parse_operator(inputs: Inputs, timeout: int, limits: Limits) -> OperatorRequest:
+    also = next((name for name in (*PROMPTS, embedding.NAME) if name in inputs), None)
+    if also is not None:
+        raise InvalidRequestError(f"{operator.NAME} goes alone, found {also} beside it")
+    text, own = str(_scalar(inputs, operator.NAME)), _integer(inputs, {}, "timeout")
+    return operator.parse(text, limits.max_json_depth, limits.operator_requests, own or timeout)
+
+
+def _parse_embedding(inputs: Inputs, timeout: int, limits: Limits, *, as_official: bool) -> EmbedRequest:
+    values = json_object(str(_scalar(inputs, "embedding_request")), "embedding_request", limits.max_json_depth)
+    pooling = values.get("pooling_params") or {}
+    if not isinstance(pooling, dict):
+        raise InvalidRequestError("embedding_request.pooling_params must be an object")
+    pooling = dict(pooling)
+    task = pooling.pop("task", "embed")
+    # The OpenAI frontend sends every value in a list of one.
+    flat = {k: v[0] if isinstance(v, list) and len(v) == 1 else v for k, v in pooling.items()}
+    return EmbedRequest(
+        parts=embedding.parts(limits, values, as_official=as_official),
+        scoring=embedding.scoring(limits, values),
+        wants=_wants(inputs),
+        task=str(task),
+        parameters={k: v for k, v in flat.items() if v is not None},
+        lora_name=_lora_name(values),
+        priority=_integer(inputs, {}, "priority"),
+        timeout=_integer(inputs, {}, "timeout") or timeout,
+    )

@@ -1,0 +1,76 @@
+"""Choose the GPUs of an instance before vLLM is imported."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from triton_vllm.base.coerce import to_int
+from triton_vllm.base.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+VARIABLE = "CUDA_VISIBLE_DEVICES"
+
+
+def visible(
+    kind: str, device_id: int, gpu_ids: tuple[int, ...], engine_args: Mapping[str, Any], environment: Mapping[str, str]
+) -> str | None:
+    """Return the value for CUDA_VISIBLE_DEVICES, or None to leave it as it is.
+
+    Args:
+        kind: Triton's instance kind: CPU, GPU or MODEL.
+        device_id: the GPU that Triton assigned to a KIND_GPU instance, counted among those visible to the server.
+        gpu_ids: GPU_DEVICE_IDS.
+        engine_args: tensor, pipeline and data parallel sizes are read.
+        environment: the process's variables.
+
+    Raises:
+        ConfigError: the parallel sizes do not fit the instance kind or the GPUs.
+    """
+    sizes = parallel_sizes(engine_args)
+    world = sizes["tensor"] * sizes["pipeline"] * sizes["data"]
+    if kind == "GPU":
+        if world > 1:
+            raise ConfigError(
+                "KIND_GPU is currently for single-GPU models, please specify KIND_MODEL in the model's config.pbtxt "
+                "for multi-GPU models"
+            )
+        if gpu_ids:
+            raise ConfigError("GPU_DEVICE_IDS is for KIND_MODEL; with KIND_GPU, list the GPUs in instance_group.gpus")
+        return _nth(environment.get(VARIABLE, ""), device_id) if device_id >= 0 else None
+    if kind != "MODEL" or not gpu_ids:
+        return None
+    if len(gpu_ids) != world and (world > 1 or engine_args.get("distributed_executor_backend") != "ray"):
+        shown = " * ".join(f"{name}_parallel_size({size})" for name, size in sizes.items())
+        raise ConfigError(
+            "The number of GPU IDs specified in GPU_DEVICE_IDS parameter must match the total parallelism world size "
+            f"({shown} = {world}), and it has {len(gpu_ids)}."
+        )
+    return ",".join(map(str, gpu_ids))
+
+
+def parallel_sizes(engine_args: Mapping[str, Any]) -> dict[str, int]:
+    """Return how many ways the engine is split, by kind: tensor, pipeline, data.
+
+    Raises:
+        ConfigError: a size is not a positive integer.
+    """
+    return {name: _size(engine_args, f"{name}_parallel_size") for name in ("tensor", "pipeline", "data")}
+
+
+def _size(engine_args: Mapping[str, Any], name: str) -> int:
+    try:
+        value = engine_args.get(name)
+        size = 1 if value is None else to_int(value)
+    except ValueError as error:
+        raise ConfigError(f"engine argument {name} {error}") from None
+    if size < 1:
+        raise ConfigError(f"engine argument {name} must be at least 1, not {size}")
+    return size
+
+
+def _nth(already: str, index: int) -> str:
+    """Return the GPU at an index; if the variable is set, Triton counts the GPUs in it."""
+    names = [name for name in already.split(",") if name.strip()]
+    return names[index].strip() if index < len(names) else str(index)

@@ -1,0 +1,233 @@
+"""Read `vllm_engine_args.json`, or `1/model.json`, and fit it to the arguments that the installed vLLM has."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from triton_vllm.base.coerce import closest, coerce, to_bool
+from triton_vllm.base.errors import ConfigError
+
+FILE_NAME = "vllm_engine_args.json"
+OFFICIAL_NAME = "model.json"  # where the official backend has them, in the version's directory
+
+Replacement = Callable[[Any], Mapping[str, Any]]
+
+
+def _drop(_: Any) -> Mapping[str, Any]:
+    return {}
+
+
+def _renamed(name: str) -> Replacement:
+    return lambda value: {name: value}
+
+
+def _task(value: Any) -> Mapping[str, Any]:
+    """Return `runner` and `convert`, which replaced `task` (vLLM 0.10 to 0.14)."""
+    pooling = {"embed": "embed", "embedding": "embed", "classify": "classify", "score": "classify", "reward": "none"}
+    if value in ("auto", None):
+        return {}
+    if value in pooling:
+        return {"runner": "pooling", "convert": pooling[value]}
+    return {"runner": "generate"}
+
+
+def _structured(name: str) -> Replacement:
+    return lambda value: {"structured_outputs_config": {name: value}}
+
+
+# Arguments that vLLM removed, and what says the same today. Used only where the installed vLLM lacks the name.
+REPLACEMENTS: Mapping[str, Replacement] = {
+    "disable_log_requests": lambda v: {} if to_bool(v) else {"enable_log_requests": True},
+    "task": _task,
+    "guided_decoding_backend": _structured("backend"),
+    "guided_decoding_disable_fallback": _structured("disable_fallback"),
+    "guided_decoding_disable_any_whitespace": _structured("disable_any_whitespace"),
+    "guided_decoding_disable_additional_properties": _structured("disable_additional_properties"),
+    "worker_use_ray": lambda v: {"distributed_executor_backend": "ray"} if to_bool(v) else {},
+    "disable_mm_preprocessor_cache": lambda v: {"mm_processor_cache_gb": 0} if to_bool(v) else {},
+    "override_pooler_config": _renamed("pooler_config"),
+    "cuda_graph_sizes": _renamed("cudagraph_capture_sizes"),
+    "rope_scaling": lambda v: {"hf_overrides": {"rope_scaling": v}},
+    "rope_theta": lambda v: {"hf_overrides": {"rope_theta": v}},
+    **dict.fromkeys(
+        (
+            "collect_model_forward_time",
+            "collect_model_execute_time",
+            "device",
+            "disable_async_output_proc",
+            "enable_multimodal_encoder_data_parallel",
+            "enable_prompt_adapter",
+            "enable_reasoning",
+            "engine_use_ray",
+            "fully_sharded_prompt_adapters",
+            "long_lora_scaling_factors",
+            "lora_extra_vocab_size",
+            "max_context_len_to_capture",
+            "max_log_len",
+            "max_long_partial_prefills",
+            "max_num_partial_prefills",
+            "max_prompt_adapter_token",
+            "max_prompt_adapters",
+            "max_seq_len_to_capture",
+            "multi_step_stream_outputs",
+            "num_lookahead_slots",
+            "num_scheduler_steps",
+            "override_neuron_config",
+            "preemption_mode",
+            "qlora_adapter_name_or_path",
+            "scheduler_delay_factor",
+            "swap_space",
+            "tokenizer_pool_extra_config",
+            "tokenizer_pool_size",
+            "tokenizer_pool_type",
+            "use_v2_block_manager",
+        ),
+        _drop,
+    ),
+}
+
+
+@dataclass(frozen=True)
+class EngineArgs:
+    """Arguments as the installed vLLM takes them, and one line about those it no longer has (empty if none)."""
+
+    values: Mapping[str, Any]
+    warning: str = ""
+
+
+def place(model_dir: Path, version_dir: Path) -> Path:
+    """Return the file that the arguments are read from, whether it is there or not."""
+    official = version_dir / OFFICIAL_NAME
+    return official if official.is_file() and not (model_dir / FILE_NAME).is_file() else model_dir / FILE_NAME
+
+
+def read(model_dir: Path, version_dir: Path) -> Mapping[str, Any]:
+    """Return the JSON object of `vllm_engine_args.json`, or of the official backend's `model.json`.
+
+    A model or tokenizer that is the name of a folder in the model's directory is that folder, wherever the repository lies.
+
+    Raises:
+        ConfigError: the file is missing, is not JSON or is not an object; or both files are there and differ.
+    """
+    values = _object(place(model_dir, version_dir))
+    ours, official = model_dir / FILE_NAME, version_dir / OFFICIAL_NAME
+    if ours.is_file() and official.is_file():
+        _refuse_difference(values, _object(official), f"{version_dir.name}/{OFFICIAL_NAME}")
+    names = {key: values[key] for key in ("model", "tokenizer") if isinstance(values.get(key), str)}
+    own = {key: model_dir / name for key, name in names.items() if name.strip("./") and not name.startswith("/")}
+    # os.path tells "no" of a folder that may not be entered and of a name that is too long, where Path.is_dir() raises
+    return values | {key: str(folder) for key, folder in own.items() if os.path.isdir(folder)}  # noqa: PTH112
+
+
+def _object(path: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f'{path} is missing: write the engine arguments there, e.g. {{"model": "…"}}') from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read as JSON: {error}") from None
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path} must hold a JSON object of engine arguments, not {type(values).__name__}")
+    return values
+
+
+def _refuse_difference(ours: Mapping[str, Any], official: Mapping[str, Any], name: str) -> None:
+    if ours == official:
+        return
+    missing = object()
+    differing = sorted(key for key in ours.keys() | official.keys() if ours.get(key, missing) != official.get(key, missing))
+    shown = ", ".join(differing[:5]) + (", …" if len(differing) > 5 else "")
+    raise ConfigError(
+        f"{FILE_NAME} and {name} both hold engine arguments and differ ({shown[:200]}): put what is meant into {name}, which "
+        f"Triton's OpenAI frontend reads too, and remove {FILE_NAME}"
+    )
+
+
+def fit(given: Mapping[str, Any], declared: Mapping[str, Any], file: str = FILE_NAME) -> EngineArgs:
+    """Fit the given arguments to those that vLLM declares (name → type hint).
+
+    Raises:
+        ConfigError: a name that no vLLM ever had or a value of the wrong type.
+    """
+    wanted = {name: value for name, value in given.items() if name in declared}
+    notes: list[str] = []
+    for name in (n for n in given if n not in declared):
+        replacement = _replace(name, given[name], declared, file)
+        notes.append(f"{name} -> {', '.join(replacement) or 'ignored'}")
+        for key, item in replacement.items():  # what the file says under today's name wins
+            present = wanted.get(key)
+            if isinstance(item, dict) and isinstance(present, dict):
+                wanted[key] = {**item, **present}
+            else:
+                wanted.setdefault(key, item)
+    warning = f"engine arguments that this vLLM no longer has: {'; '.join(notes)}" if notes else ""
+    # null is vLLM's own default, whatever the declared type says
+    set_ones = {name: value for name, value in wanted.items() if value is not None}
+    return EngineArgs({name: _coerced(name, value, declared[name], file) for name, value in set_ones.items()}, warning)
+
+
+_NO_HUB = re.compile(
+    r"couldn't connect to|OfflineModeIsEnabled|offline mode is enabled|LocalEntryNotFound|cannot find the requested files"
+    r"|outgoing traffic has been disabled|Max retries exceeded|ConnectionError|ConnectError|Name or service not known"
+)
+_NOT_ON_HUB = re.compile(r"RepositoryNotFound|GatedRepo|not a valid model identifier|gated repo|401 Client|404 Client")
+
+
+def unfetched(values: Mapping[str, Any], error: BaseException, file: str = FILE_NAME) -> str:
+    """Return one line if the model could not be had from a hub, else nothing."""
+    model = str(values.get("model", ""))
+    said: list[str] = []
+    cause: BaseException | None = error
+    while cause is not None and len(said) < 20:
+        said.append(f"{type(cause).__name__}: {cause}")
+        cause = cause.__cause__ or cause.__context__
+    text = "\n".join(said)
+    if model.startswith(("/", "./", "../")):
+        return ""
+    if _NO_HUB.search(text):
+        return f"model '{model}': no model hub answers; name a folder with its weights in {file}, or set HF_ENDPOINT"
+    if _NOT_ON_HUB.search(text):
+        remedy = f"check the name in {file}, and set HF_TOKEN if it is private"
+        return f"model '{model}' was not found on the model hub, or may not be read; {remedy}"
+    return ""
+
+
+def failure(values: Mapping[str, Any], error: Exception, file: str = FILE_NAME, cause: str = "") -> str:
+    """Return one line for Triton's status on why vLLM did not start with these arguments.
+
+    Args:
+        values: the arguments.
+        error: what vLLM raised.
+        file: where the arguments were read.
+        cause: what went wrong in vLLM's processes, if `error` only says that something did.
+    """
+    model = str(values.get("model", ""))
+    if model.startswith(("/", "./", "../")) and not os.path.exists(model):  # noqa: PTH110
+        return f"{file}: model: there is no directory {model}"
+    # pydantic ends with the whole input and a link
+    reason = " ".join(str(error).split("[type=", 1)[0].split())
+    said = cause or f"{type(error).__name__}: {reason[:600]}"
+    return f"vLLM did not start with the arguments of {file}, model '{model}': {said}"
+
+
+def _replace(name: str, value: Any, declared: Mapping[str, Any], file: str) -> Mapping[str, Any]:
+    if name not in REPLACEMENTS:
+        raise ConfigError(f"{file}: vLLM has no engine argument '{name}'{closest(name, declared)}")
+    try:
+        replacement = REPLACEMENTS[name](value)
+    except ValueError as error:
+        raise ConfigError(f"{file}: {name} {error}") from None
+    return {key: item for key, item in replacement.items() if key in declared}
+
+
+def _coerced(name: str, value: Any, hint: Any, file: str) -> Any:
+    try:
+        return coerce(value, hint)
+    except ValueError as error:
+        raise ConfigError(f"{file}: {name} {error}") from None

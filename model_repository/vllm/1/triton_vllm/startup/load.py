@@ -1,0 +1,189 @@
+"""Load a model: prepare it, start the engine, and connect the engine to what answers requests."""
+
+from __future__ import annotations
+
+import os
+import traceback
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from triton_vllm import vllm_api
+from triton_vllm.base import triton
+from triton_vllm.base.errors import ConfigError
+from triton_vllm.engine.engine import Engine, Pace, Sole
+from triton_vllm.engine.prompts import Prompter
+from triton_vllm.instances import frontends
+from triton_vllm.lora.store import AdapterStore
+from triton_vllm.media.clips import check_videos
+from triton_vllm.metrics.claim import Claim, instances
+from triton_vllm.metrics.mirror import Mirror, Publisher
+from triton_vllm.reply.deliver import Delivery
+from triton_vllm.reply.outbox import CORES_TO_SPARE, FEW_CORES, ONE_BY_ONE, Outbox
+from triton_vllm.reply.watch import CancellationWatch, Departure
+from triton_vllm.startup import engine_args, interpreter
+from triton_vllm.startup.abandoned import AbandonedLoad
+from triton_vllm.startup.cause import Cause
+from triton_vllm.startup.executor import available_cores
+from triton_vllm.startup.prepare import Prepared, prepare
+from triton_vllm.startup.progress import Progress
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from triton_vllm.base.protocols import Log
+    from triton_vllm.instances.frontends import Frontends
+    from triton_vllm.startup.settings import Settings
+
+MANY_CORES = 8
+"""From here on two threads send, and cores do not run short; with fewer a second one only takes time from the engine."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """A loaded model.
+
+    Attributes:
+        prepared: what it was started with.
+        engine: takes jobs.
+        outbox: takes their outputs.
+        watch: looks for cancelled requests.
+        publisher: publishes metrics, None where they are off.
+        shared: this instance's part in an engine that several share, None where it is the only one.
+        parsers: read the answers to chats, None where the operator has chosen none.
+    """
+
+    prepared: Prepared
+    engine: Engine
+    outbox: Outbox
+    watch: CancellationWatch
+    publisher: Publisher | None
+    shared: Frontends | None
+    parsers: vllm_api.Parsers | None
+
+    def close(self) -> None:
+        """Finish what is in flight within a bound, cancel the rest and end every process and thread."""
+        self.engine.stop(self.prepared.settings.unload_grace_s)
+        self.watch.close()
+        self.outbox.close()
+        if self.publisher is not None:
+            self.publisher.close()
+        if self.shared is not None:
+            self.shared.leave()
+
+
+def load(args: Mapping[str, str], log: Log) -> Model:
+    """Return the model that Triton's `args` name, ready to take requests.
+
+    Raises:
+        ConfigError: the model's files are wrong, or vLLM did not start with them.
+    """
+    interpreter.end_at_once()
+    with AbandonedLoad():
+        shared = frontends.join(args, log)
+        try:
+            return _load(args, log, shared)
+        except Exception as error:
+            if shared is not None:
+                shared.leave(str(error))
+            raise
+
+
+def _load(args: Mapping[str, str], log: Log, shared: Frontends | None) -> Model:
+    with ExitStack() as until_loaded:
+        progress = until_loaded.enter_context(Progress(log))
+        prepared = prepare(args, log, progress, until_loaded)
+        if instances(args) != 1:
+            _refuse_private(prepared.settings, shares=shared is not None)
+        progress.phase("starting the engine and loading the model")
+        engine, outbox = _start(prepared, shared, log)
+        parsers = _parsers(prepared, engine, outbox)
+        watch = CancellationWatch(engine.jobs, engine.cancel, log, _departure(engine, prepared, args["model_name"], log))
+        watch.start()
+        publisher = _publish(prepared, shared, args, log)
+    interpreter.tune()
+    log.info(f"ready after {progress.seconds():.1f} s, tasks: {', '.join(engine.tasks)}")
+    return Model(prepared, engine, outbox, watch, publisher, shared, parsers)
+
+
+def _refuse_private(settings: Settings, *, shares: bool) -> None:
+    """Refuse what each of several instances would know by itself only: whether the engine sleeps, and an adapter's number."""
+    for name, value in (
+        ("OPERATOR_REQUESTS", settings.limits.operator_requests),  # one would be answered for one engine of several
+        ("LORA_DIRECTORY", settings.lora_directory if shares else ""),
+    ):
+        if value:
+            raise ConfigError(f"{name} is for a model of one instance: have one instance group with count 1, or leave it out")
+
+
+def _start(prepared: Prepared, shared: Frontends | None, log: Log) -> tuple[Engine, Outbox]:
+    vllm, values, settings = prepared.vllm, prepared.engine_args, prepared.settings
+    if shared is not None:
+        shared.use(vllm, values)
+    limits = settings.limits
+    loaders, check = vllm_api.media_loaders(vllm, values), partial(check_videos, limits)
+    prompter = Prompter(vllm, loaders, check, samples_ahead=vllm_api.runs_on_cpu())
+    pace = Pace(silence=settings.engine_timeout_s, deadline=limits.default_timeout_seconds, queue=limits.max_queue_seconds)
+    engine = Engine(vllm, shared or Sole(vllm, values), prompter, log=log, restart=settings.restart, pace=pace)
+    many = available_cores() >= MANY_CORES
+    threads = settings.senders or (2 if many else 1)
+    pacing = ONE_BY_ONE if settings.official else CORES_TO_SPARE if many else FEW_CORES
+    outbox = Outbox(Delivery(engine.drop, log).deliver, log, threads, pacing)
+    outbox.start()
+    # Ray takes variables to machines that have no such file, and vLLM would not start there
+    uses_ray = "ray" in (values.get("distributed_executor_backend"), values.get("data_parallel_backend"))
+    with Cause(None if uses_ray else vllm.logging_config, os.environ) as cause:
+        try:
+            engine.start(outbox.put, tuple(prepared.adapters.requests.values()), _store(prepared, log))
+        except ConfigError:  # not vLLM's: of the instances that share an engine
+            outbox.close()
+            raise
+        except Exception as error:  # noqa: BLE001 - vLLM raises what it likes; all of it is the load's reason
+            outbox.close()
+            unfetched = engine_args.unfetched(values, error, prepared.file_name)
+            if unfetched:  # vLLM's traceback through three libraries says no more
+                raise ConfigError(unfetched) from None
+            log.error("".join(traceback.format_exception(error)))  # noqa: TRY400 - Triton's log knows no exceptions
+            raise ConfigError(engine_args.failure(values, error, prepared.file_name, cause.find())) from None
+    return engine, outbox
+
+
+def _store(prepared: Prepared, log: Log) -> AdapterStore | None:
+    adapters = prepared.adapters
+    if adapters.directory is None:
+        return None
+    log.info(f"LoRA adapters are taken from {adapters.directory}")
+    return AdapterStore(adapters.directory, prepared.vllm.LoRARequest, len(adapters.requests) + 1, log)
+
+
+def _parsers(prepared: Prepared, engine: Engine, outbox: Outbox) -> vllm_api.Parsers | None:
+    if not prepared.parsers or "generate" not in engine.tasks:
+        return None
+    try:
+        return engine.parsers(prepared.parsers)
+    except vllm_api.ParserError as error:
+        engine.stop(0.0)
+        outbox.close()
+        raise ConfigError(f"{prepared.file_name}: {error}") from None
+
+
+def _departure(engine: Engine, prepared: Prepared, name: str, log: Log) -> Departure:
+    grace = prepared.settings.unload_grace_s
+
+    def leave() -> None:
+        log.info(f"the server ends: {len(engine.jobs())} requests in flight have {grace:.0f} s to finish")
+        engine.leave(grace)
+
+    return Departure(partial(triton.is_ending, name), leave)
+
+
+def _publish(prepared: Prepared, shared: Frontends | None, args: Mapping[str, str], log: Log) -> Publisher | None:
+    if not prepared.settings.metrics or prepared.engine_args.get("disable_log_stats", False):
+        return None
+    labels = {"model": args["model_name"], "version": args["model_version"]}
+    claim = Claim(args, os.getppid(), log)
+    mirror = Mirror(triton.TritonMetrics(), labels, as_official=prepared.settings.official, others=claim.shared)
+    if shared is None:
+        return Publisher(mirror, vllm_api.prometheus_families, log.warning, claim)
+    return Publisher(mirror, lambda: shared.latest(vllm_api.prometheus_families()), log.warning, claim)

@@ -1,0 +1,49 @@
+"""Check at load that the environment and the stub beside config.pbtxt are those that were built together."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from triton_vllm.base.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FILE_NAME = "vllm_env.json"
+REMEDY = "build it again with ./gen_vllm_env.sh, or copy the model's directory again as a whole"
+
+
+def check(model_dir: Path) -> str:
+    """Compare the manifest with the files and return a line for the log; a model without a manifest passes.
+
+    Only sizes are compared: hashing gigabytes would delay every start, and `verify` does that.
+
+    Raises:
+        ConfigError: the manifest cannot be read, or a file has another size than it says.
+    """
+    path = model_dir / FILE_NAME
+    if not path.is_file():
+        return f"no {FILE_NAME}, so nothing to check the environment against"
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read as JSON: {error}; {REMEDY}") from None
+    for part in ("archive", "stub"):
+        _compare(model_dir, manifest.get(part) or {})
+    vllm = manifest.get("vllm") or {}
+    commit = f" (commit {vllm['commit']})" if vllm.get("commit") else ""
+    return (
+        f"built for vLLM {vllm.get('version', '?')}{commit}, Python {manifest.get('python', '?')}, "
+        f"Triton {manifest.get('triton_release', '?')} on {manifest.get('built_at', '?')}"
+    )
+
+
+def _compare(model_dir: Path, entry: dict[str, Any]) -> None:
+    name, size = entry.get("name"), entry.get("size")
+    file = model_dir / str(name)
+    if not name or not isinstance(size, int) or not file.is_file():  # an unpacked environment has no archive
+        return
+    found = file.stat().st_size
+    if found != size:
+        raise ConfigError(f"{file} has {found} bytes, but {FILE_NAME} says {size}: it belongs to another build; {REMEDY}")

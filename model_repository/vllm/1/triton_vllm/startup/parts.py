@@ -1,0 +1,34 @@
+"""Have an environment that was built in parts (`--layout parts`) unpacked, before anything of it is imported."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from typing import TYPE_CHECKING
+
+from triton_vllm.base.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from triton_vllm.base.protocols import Log
+    from triton_vllm.startup.progress import Progress
+
+MODULE = "_vllm_env_unpack"
+"""What an environment in parts has in its small archive, and any other has not."""
+
+
+def unpack(model_dir: Path, log: Log, progress: Progress) -> None:
+    """Lead this process to the whole environment, unpacked by this start or by one before it on this machine.
+
+    Raises:
+        ConfigError: a part is missing or is not what was built, or no folder takes the environment.
+    """
+    if importlib.util.find_spec(MODULE) is None:
+        return
+    progress.phase("looking for the unpacked environment")
+    module = importlib.import_module(MODULE)
+    try:
+        module.use(str(model_dir), log.info)
+    except module.UnpackError as error:
+        raise ConfigError(str(error)) from None

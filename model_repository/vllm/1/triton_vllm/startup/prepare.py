@@ -1,0 +1,181 @@
+"""Read the model's files, choose its devices and import vLLM, in this order, so that errors come before long waits."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from triton_vllm import vllm_api
+from triton_vllm.base import official
+from triton_vllm.base.errors import ConfigError
+from triton_vllm.chat import parsers
+from triton_vllm.lora import config
+from triton_vllm.media import audio
+from triton_vllm.startup import (
+    compilers,
+    devices,
+    engine_args,
+    executor,
+    guard,
+    home,
+    inspector,
+    interpreter,
+    manifest,
+    parts,
+    settings,
+    warm_cache,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from contextlib import ExitStack
+
+    from triton_vllm.base.protocols import Log
+    from triton_vllm.startup.progress import Progress
+    from triton_vllm.startup.settings import Settings
+    from triton_vllm.vllm_api import ParserNames, Vllm
+
+CPU_WORKER = "triton_vllm.vllm_api.cpu_worker.Worker"
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """All that an engine is started with.
+
+    Attributes:
+        settings: the parameters of config.pbtxt.
+        vllm: the imported vLLM.
+        engine_args: as this vLLM takes them, with what was chosen for this machine.
+        adapters: the LoRA adapters.
+        file_name: where the engine arguments were read, from the model's folder on.
+        parsers: what reads the answers to chats.
+    """
+
+    settings: Settings
+    vllm: Vllm
+    engine_args: Mapping[str, Any]
+    adapters: config.Adapters
+    file_name: str
+    parsers: ParserNames
+
+
+def prepare(args: Mapping[str, str], log: Log, progress: Progress, until_loaded: ExitStack) -> Prepared:
+    """Return what the engine of a model is started with.
+
+    Args:
+        args: what Triton hands to `initialize`.
+        log: told what was found.
+        progress: told the phases.
+        until_loaded: closed once the engine has started, or has failed to.
+
+    Raises:
+        ConfigError: the model's files are wrong.
+    """
+    model_dir = Path(args["model_repository"])
+    version_dir = model_dir / args["model_version"]
+    chosen = settings.read(json.loads(args["model_config"]))
+    log.info(manifest.check(model_dir))
+    file_name = str(engine_args.place(model_dir, version_dir).relative_to(model_dir))
+    given, tool_parser = parsers.split(engine_args.read(model_dir, version_dir), file_name)
+    _choose_devices(args, chosen, given, log)
+    guard.own()
+    guard.follow_parent()
+    parts.unpack(model_dir, log, progress)
+    interpreter.import_nothing_of_the_working_directory()
+    interpreter.use_environment_python()
+    home.settle(os.environ, log)
+    warm_cache.use(model_dir, os.environ, log)
+    # A host that the operator has named could send vLLM on to any other one.
+    os.environ.setdefault("VLLM_MEDIA_URL_ALLOW_REDIRECTS", "0")
+    progress.phase("importing vLLM")
+    vllm = _import(log, until_loaded)
+    audio.limit(chosen.limits, vllm_api.variables(), os.environ)
+    values = _fit(vllm, given, file_name, log)
+    names = parsers.choose(tool_parser, values, file_name)
+    adapters = _read_adapters(model_dir, version_dir, values, chosen, vllm, log)
+    defaults = {**_choose_compilers(values, log), **_choose_processes(vllm, values)}
+    defaults |= _choose_statistics(chosen, values, file_name)
+    return Prepared(chosen, vllm, {**defaults, **values}, adapters, file_name, names)
+
+
+def _read_adapters(
+    model_dir: Path, version_dir: Path, values: Mapping[str, Any], chosen: Settings, vllm: Vllm, log: Log
+) -> config.Adapters:
+    adapters = config.read(
+        model_dir,
+        version_dir,
+        enabled=bool(values.get("enable_lora", False)),
+        make=vllm.LoRARequest,
+        directory=chosen.lora_directory,
+        official=chosen.official,
+    )
+    for reason in adapters.broken.values():
+        log.warning(f"{reason}; its requests are refused")
+    if adapters.enabled and not config.is_listed(version_dir):
+        log.info(config.UNLISTED)
+    return adapters
+
+
+def _choose_devices(args: Mapping[str, str], chosen: Settings, given: Mapping[str, Any], log: Log) -> None:
+    kind, device = args["model_instance_kind"], int(args["model_instance_device_id"])
+    gpus = devices.visible(kind, device, chosen.gpu_ids, given, os.environ)
+    if gpus is not None:
+        os.environ[devices.VARIABLE] = gpus
+        log.info(official.pinned(kind, gpus, f"{args['model_name']}_{device}"))
+
+
+def _import(log: Log, until_loaded: ExitStack) -> Vllm:
+    ahead = inspector.start(os.environ)
+    if ahead is not None:
+        until_loaded.callback(ahead.close)
+    vllm = vllm_api.load()
+    if ahead is not None:
+        ahead.lend()
+    log.info(f"vLLM {vllm.version} from {vllm.path}")
+    return vllm
+
+
+def _fit(vllm: Vllm, given: Mapping[str, Any], file_name: str, log: Log) -> Mapping[str, Any]:
+    fitted = engine_args.fit(given, vllm_api.engine_arg_types(vllm), file_name)
+    if fitted.warning:
+        log.warning(fitted.warning)
+    if fitted.values.get("distributed_executor_backend") == "ray" and not vllm_api.supports_ray():
+        raise ConfigError(
+            f"{file_name}: distributed_executor_backend: vLLM {vllm.version} does not support ray on the "
+            "platform that it runs on here (its CPU build never does); use mp, or leave it out"
+        )
+    return fitted.values
+
+
+def _choose_compilers(values: Mapping[str, Any], log: Log) -> Mapping[str, Any]:
+    """Set the variables that name or avoid compilers and return the engine arguments that go with them."""
+    chosen = compilers.choose(values, os.environ, Path(sys.prefix), on_cpu=vllm_api.runs_on_cpu())
+    os.environ.update(chosen.variables)
+    for note in chosen.notes:
+        log.info(note)
+    return chosen.arguments
+
+
+def _choose_processes(vllm: Vllm, values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Set the variables of vLLM's processes and return the engine arguments that go with them."""
+    in_engine_core = vllm.UniProcExecutor if vllm_api.runs_on_cpu() else None
+    processes = executor.choose(values, os.environ, executor.available_cores(), in_engine_core)
+    os.environ.update(processes.variables)
+    for name, value in vllm_api.child_environment().items():
+        os.environ.setdefault(name, value)
+    return {**processes.arguments, **({"worker_extension_cls": CPU_WORKER} if in_engine_core is not None else {})}
+
+
+def _choose_statistics(chosen: Settings, values: Mapping[str, Any], file_name: str) -> Mapping[str, Any]:
+    """Return the engine argument that spares what nobody reads: vLLM's metrics are written down for each step of the model.
+
+    Its traces are made of them, and without them its first request ends the engine.
+    """
+    traces = bool(values.get("otlp_traces_endpoint"))
+    if traces and values.get("disable_log_stats"):
+        raise ConfigError(f"{file_name}: otlp_traces_endpoint needs what disable_log_stats turns off; leave one of them out")
+    return {} if chosen.metrics or traces else {"disable_log_stats": True}

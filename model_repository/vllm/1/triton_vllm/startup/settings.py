@@ -1,0 +1,180 @@
+"""The `parameters` of config.pbtxt that the adapter knows."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
+
+from triton_vllm.base import official
+from triton_vllm.base.coerce import to_bool, to_float, to_int
+from triton_vllm.base.errors import ConfigError
+from triton_vllm.base.limits import USUAL, Limits
+from triton_vllm.call import ENGINE_FIELDS, OPERATIONS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How the model is served.
+
+    Attributes:
+        metrics: REPORT_CUSTOM_METRICS, publish vLLM's metrics on Triton's endpoint.
+        compatibility: COMPATIBILITY, `official` for the official backend's behaviour where ours differs on purpose.
+        health_check: ENABLE_VLLM_HEALTH_CHECK; matters when `restart` is off: a dead engine then unloads the model.
+        restart: RESTART_DEAD_ENGINE, start a dead engine again in the background; where it is not given, off with a health check
+            or the official backend's behaviour.
+        gpu_ids: GPU_DEVICE_IDS, the GPUs of a KIND_MODEL instance, in place of CUDA_VISIBLE_DEVICES; empty leaves it to vLLM.
+        unload_grace_s: UNLOAD_GRACE_SECONDS, how long requests in flight may go on when the server ends; while it does not end
+            Triton unloads a model only after the last of them.
+        engine_timeout_s: ENGINE_TIMEOUT_SECONDS, how long EngineCore may answer nothing, and a request be without output; 0 takes
+            vLLM's VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS.
+        senders: RESPONSE_SENDER_THREADS, threads that send responses; 0 chooses by the number of cores.
+        lora_directory: LORA_DIRECTORY, the folder whose folders are LoRA adapters that may change; empty: there is none.
+        limits: of requests, each a parameter of its name in capitals.
+    """
+
+    metrics: bool = False
+    compatibility: str = ""
+    health_check: bool = False
+    restart: bool = True
+    gpu_ids: tuple[int, ...] = ()
+    unload_grace_s: float = 20.0
+    engine_timeout_s: float = 0.0
+    senders: int = 0
+    lora_directory: str = ""
+    limits: Limits = USUAL
+
+    @property
+    def official(self) -> bool:
+        """Whether the official backend's behaviour is asked for."""
+        return self.compatibility == official.NAME
+
+
+TO_TOKENIZER = frozenset({
+    "chat_template", "max_length", "padding", "padding_side", "processor_kwargs", "return_assistant_tokens_mask", "return_dict",
+    "return_tensors", "tokenize", "tokenizer_kwargs", "truncation",
+})  # fmt: skip
+"""What transformers takes for itself of the arguments of a template: each makes a program or a length out of a request."""
+
+
+def read(model_config: Mapping[str, Any]) -> Settings:
+    """Read the settings from Triton's model configuration.
+
+    Raises:
+        ConfigError: a value is of the wrong type, or the model is not decoupled.
+    """
+    if not (model_config.get("model_transaction_policy") or {}).get("decoupled", False):
+        raise ConfigError("config.pbtxt: streaming needs `model_transaction_policy { decoupled: true }`")
+    given = {name: entry.get("string_value", "") for name, entry in (model_config.get("parameters") or {}).items()}
+
+    def value(name: str, convert: Callable[[Any], Any], default: Any) -> Any:
+        if not given.get(name):
+            return default
+        try:
+            return convert(given[name])
+        except ValueError as error:
+            raise ConfigError(f"config.pbtxt: parameter {name} {error}") from None
+
+    chosen = Settings(
+        metrics=value("REPORT_CUSTOM_METRICS", to_bool, Settings.metrics),
+        compatibility=value("COMPATIBILITY", _compatibility, Settings.compatibility),
+        health_check=value("ENABLE_VLLM_HEALTH_CHECK", to_bool, Settings.health_check),
+        restart=value("RESTART_DEAD_ENGINE", to_bool, Settings.restart),
+        gpu_ids=value("GPU_DEVICE_IDS", _gpu_ids, Settings.gpu_ids),
+        unload_grace_s=value("UNLOAD_GRACE_SECONDS", to_float, Settings.unload_grace_s),
+        engine_timeout_s=value("ENGINE_TIMEOUT_SECONDS", _seconds, Settings.engine_timeout_s),
+        senders=value("RESPONSE_SENDER_THREADS", _senders, Settings.senders),
+        lora_directory=value("LORA_DIRECTORY", str, Settings.lora_directory),
+        limits=Limits(
+            **{field.name: value(field.name.upper(), _LISTS.get(field.name, _limit), field.default) for field in fields(Limits)}
+        ),
+    )
+    if not given.get("RESTART_DEAD_ENGINE") and (chosen.health_check or chosen.official):
+        return replace(chosen, restart=False)  # an engine that comes back would leave the health check nothing to do
+    return chosen
+
+
+def _compatibility(text: str) -> str:
+    if text != official.NAME:
+        raise ValueError(f"must be {official.NAME} or empty, not {text}")
+    return text
+
+
+def _limit(text: str) -> int:
+    number = to_int(text)
+    if number < 0:
+        raise ValueError(f"must not be negative, not {number}; 0 is no limit")
+    return number
+
+
+def _seconds(text: str) -> float:
+    number = to_float(text)
+    if not 0 <= number < math.inf:
+        raise ValueError(f"must be a number of seconds, not {text}")
+    return number
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def _domains(text: str) -> tuple[str, ...]:
+    names = _names(text.lower())
+    wrong = next((name for name in names if not set(name) <= set("abcdefghijklmnopqrstuvwxyz0123456789.-")), None)
+    if wrong is not None:
+        raise ValueError(f"must be comma-separated host names such as images.example.com, not '{wrong}'")
+    return names
+
+
+def _template_kwargs(text: str) -> tuple[str, ...]:
+    names = _names(text)
+    wrong = next((name for name in names if name in TO_TOKENIZER), None)
+    if wrong is not None:
+        raise ValueError(f"must not name '{wrong}', which is no argument of a template")
+    return names
+
+
+def _some_of(known: Collection[str]) -> Callable[[str], tuple[str, ...]]:
+    def read_names(text: str) -> tuple[str, ...]:
+        names = _names(text)
+        wrong = next((name for name in names if name not in known), None)
+        if wrong is not None:
+            raise ValueError(f"must name some of {', '.join(known)}, separated by commas, not '{wrong}'")
+        return names
+
+    return read_names
+
+
+_LISTS: Mapping[str, Callable[[str], tuple[str, ...]]] = {
+    "allowed_media_domains": _domains,
+    "allowed_chat_template_kwargs": _template_kwargs,
+    "allowed_request_fields": _some_of(ENGINE_FIELDS),
+    "operator_requests": _some_of(OPERATIONS),
+}
+
+
+def _senders(text: str) -> int:
+    number = to_int(text)
+    if not 0 <= number <= 16:
+        raise ValueError(f"must be between 0 and 16, not {number}")
+    return number
+
+
+def _gpu_ids(text: str) -> tuple[int, ...]:
+    """Return the GPUs; a misfit is told in the official backend's words, whose parameter it is."""
+    try:
+        ids = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        reason = (
+            f"Invalid value for GPU_DEVICE_IDS: '{text}'. Expected a comma-separated list of integer GPU IDs (e.g., '0,1,2')."
+        )
+        raise ConfigError(f"config.pbtxt: {reason}") from None
+    if min(ids) < 0:
+        raise ValueError(f"contains invalid GPU ID(s): {[i for i in ids if i < 0]}. GPU IDs must be non-negative integers.")
+    if len(set(ids)) < len(ids):
+        repeated = sorted({i for i in ids if ids.count(i) > 1})
+        raise ValueError(f"contains duplicate GPU ID(s): {repeated}. Each GPU ID must be unique.")
+    return ids

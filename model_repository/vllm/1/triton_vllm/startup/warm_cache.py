@@ -1,0 +1,246 @@
+"""vLLM's caches beside the model, filled once by `gen_vllm_env.sh --warm`, so that no start has to compile again.
+
+`vllm_cache/` is only ever read: vLLM gets a private copy of it. A model repository may be mounted read-only or be served by
+several servers at once, and some of the files name the folder that they were made in by its absolute path, which has
+to be set right: Triton's kernel groups, which are compiled again otherwise, and vLLM's index of compiled graphs, whose
+paths 0.22.1 opens without a guard (read in compilation/compiler_interface.py; 0.32 joins them with its own folder).
+
+What the record cannot promise is a hit: vLLM's own keys decide. Those of 0.22.1 hold paths below HOME and that of the
+environment, which is a new one at each start from an archive; inductor's and Triton's caches below it hit all the same (seen on
+CPU with 0.32 and an archive: 22 libraries after the start, of which 16 came with the caches).
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import datetime
+import hashlib
+import importlib.util
+import json
+import os
+import platform
+import re
+import shutil
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from triton_vllm.startup import engine_args
+from triton_vllm.startup.home import private_folder
+from triton_vllm.startup.manifest import FILE_NAME
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, MutableMapping
+
+    from triton_vllm.base.protocols import Log
+
+FOLDER = "vllm_cache"
+RECORD = "warm.json"
+WARM = "TRITON_VLLM_WARM"
+"""Names the folder that this load is to fill; set by `--warm`."""
+ROOT = "VLLM_CACHE_ROOT"
+# vLLM puts the last two below the first for torch.compile, but not for kernels that it launches itself (seen in 0.22.1)
+_BELOW = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
+_OURS = re.compile(r"/vllm_env/inductor/[0-9a-f]{16}$")  # the environment's start-up hook sets it, if the operator has not
+_GPUS = Path("/proc/driver/nvidia/gpus")
+_CPU = Path("/proc/cpuinfo")
+_REMEDY = "make it again with ./gen_vllm_env.sh --warm"
+
+
+@dataclass(frozen=True)
+class Record:
+    """What filled caches belong to; `warm.json`.
+
+    Attributes:
+        environment: digest of the environment's lock, from the manifest; empty for a model without one.
+        vllm: vLLM's version.
+        devices: names of the GPUs, or of the processor if there is no GPU.
+        engine_args: SHA-256 of the file with the engine arguments.
+        root: the folder that was filled, whose path stands in some of the files.
+        made_at: UTC, ISO 8601.
+    """
+
+    environment: str
+    vllm: str
+    devices: tuple[str, ...]
+    engine_args: str
+    root: str = ""
+    made_at: str = ""
+
+
+def use(model_dir: Path, environment: MutableMapping[str, str], log: Log) -> None:
+    """Point vLLM at the model's filled caches, or at the folder to fill; call it before vLLM is imported.
+
+    Nothing here fails a load: without the caches vLLM compiles what it needs, as it does without `--warm`.
+
+    Args:
+        model_dir: the folder with `config.pbtxt`.
+        environment: the process's variables; changed. VLLM_CACHE_ROOT in it is the operator's choice, which stays.
+        log: told which caches are used, or why they are not.
+    """
+    filled = model_dir / FOLDER
+    if environment.get(WARM):
+        root = Path(environment[WARM])
+        _write(root, current(model_dir))
+        _point(environment, root, replace=True)
+        log.info(f"warming: vLLM fills its caches in {root}")
+        return
+    if not filled.is_dir():
+        return
+    if environment.get(ROOT):
+        log.info(f"{ROOT}={environment[ROOT]} is set, so {filled} is not used")
+        return
+    try:
+        made, here = read(filled), current(model_dir)
+        why = misfit(made, here)
+        if why:
+            log.warning(f"{filled} is ignored: {why}; {_REMEDY}")
+            return
+        root = private_copy(filled, made, environment)
+    except (OSError, ValueError, TypeError) as error:
+        log.warning(f"{filled} is ignored: {type(error).__name__}: {error}; {_REMEDY}")
+        return
+    _point(environment, root, replace=False)
+    other = "" if made.engine_args == here.engine_args else ", with other engine arguments, so vLLM may compile again"
+    log.info(f"vLLM's caches, filled on {made.made_at}{other}: a private copy of {filled} in {root}")
+
+
+def current(model_dir: Path) -> Record:
+    """Return what caches filled now would belong to."""
+    manifest = {}
+    with contextlib.suppress(OSError):
+        manifest = json.loads((model_dir / FILE_NAME).read_text(encoding="utf-8"))
+    arguments = (model_dir / engine_args.FILE_NAME, *sorted(model_dir.glob(f"*/{engine_args.OFFICIAL_NAME}")))
+    digest = hashlib.sha256(b"".join(file.read_bytes() for file in arguments if file.is_file())).hexdigest()
+    return Record(str(manifest.get("lock_digest", "")), vllm_version(), device_names(), digest)
+
+
+def read(filled: Path) -> Record:
+    """Return the record of filled caches.
+
+    Raises:
+        OSError: it is missing or cannot be read.
+        ValueError: it is not JSON.
+        TypeError: it has another format.
+    """
+    fields = json.loads((filled / RECORD).read_text(encoding="utf-8"))
+    return Record(**{**fields, "devices": tuple(fields.get("devices", ()))})
+
+
+def misfit(made: Record, here: Record) -> str:
+    """Return why filled caches are of no use here; empty if they fit.
+
+    Engine arguments are not compared: vLLM keys what it compiles by those that matter.
+    """
+    for what in ("environment", "vllm", "devices"):
+        theirs, ours = getattr(made, what), getattr(here, what)
+        if theirs != ours:
+            shown = [", ".join(value) if isinstance(value, tuple) else value[:16] for value in (theirs, ours)]
+            return f"it was made with {what} {shown[0] or 'unknown'}, and this is {shown[1] or 'unknown'}"
+    return ""
+
+
+def vllm_version() -> str:
+    """Return the version of the vLLM that an import would load, without the seconds of importing it; else nothing."""
+    spec = importlib.util.find_spec("vllm")
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        with contextlib.suppress(OSError):
+            text = Path(folder, "_version.py").read_text(encoding="utf-8")
+            named = re.search(r"^(?:__version__ = )?version = ['\"](.+?)['\"]", text, re.MULTILINE)
+            if named:
+                return named[1]
+    return ""
+
+
+def device_names() -> tuple[str, ...]:
+    """Return the names of the GPUs, each once, or of the processor; do not ask the driver, which would initialise it."""
+    found = set()
+    with contextlib.suppress(OSError):
+        for file in _GPUS.glob("*/information"):
+            found |= set(re.findall(r"^Model:\s*(.+?)\s*$", file.read_text(encoding="utf-8"), re.MULTILINE))
+    with contextlib.suppress(OSError):
+        cpu = _CPU.read_text(encoding="utf-8")
+        found = found or set(re.findall(r"^model name\s*:\s*(.+?)\s*$", cpu, re.MULTILINE))
+    return tuple(sorted(found)) or (platform.machine(),)
+
+
+def private_copy(filled: Path, made: Record, environment: Mapping[str, str]) -> Path:
+    """Return a copy of filled caches that belongs to this user; the one of an earlier start, if it is still there.
+
+    It lies in the user's cache folder, or below the folder for temporary files where that cannot be written. It appears by
+    rename, so several models may start at once. `gen_vllm_env.sh clean` frees it while no server of this user runs.
+
+    Raises:
+        OSError: no folder can be written, or the files cannot be read.
+    """
+    name = hashlib.sha256((filled / RECORD).read_bytes()).hexdigest()[:16]
+    place = _writable_place(environment)
+    copy = place / name
+    if not copy.is_dir():
+        staged = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=place))
+        try:
+            shutil.copytree(filled, staged, dirs_exist_ok=True, copy_function=shutil.copy)
+            for folder, _, _ in os.walk(staged):
+                Path(folder).chmod(0o700)  # the original's may be read-only
+            relocate(staged, made.root, str(copy))
+            with contextlib.suppress(OSError):  # another start was first
+                staged.rename(copy)
+        finally:
+            shutil.rmtree(staged, ignore_errors=True)
+    os.utime(copy)  # what was used least recently is evicted first
+    return copy
+
+
+def relocate(folder: Path, old: str, new: str) -> None:
+    """Replace the path of the folder in which caches were filled where files name others by it.
+
+    These are vLLM's index of compiled graphs, a Python literal, and Triton's groups of a kernel's files. An index that cannot
+    be read is removed: vLLM would fail on it.
+    """
+    for index in folder.rglob("vllm_compile_cache.py"):
+        try:
+            content = ast.literal_eval(index.read_text(encoding="utf-8"))
+        except (ValueError, SyntaxError):
+            index.unlink()
+        else:
+            index.write_text(repr(_moved(content, old, new)), encoding="utf-8")
+    for group in folder.rglob("__grp__*.json"):
+        with contextlib.suppress(ValueError):
+            content = json.loads(group.read_text(encoding="utf-8"))
+            group.write_text(json.dumps(_moved(content, old, new)), encoding="utf-8")
+
+
+def _moved(value: Any, old: str, new: str) -> Any:
+    if isinstance(value, str):
+        return new + value[len(old) :] if old and (value == old or value.startswith(f"{old}/")) else value
+    if isinstance(value, dict):
+        return {key: _moved(item, old, new) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_moved(item, old, new) for item in value)
+    return value
+
+
+def _point(environment: MutableMapping[str, str], root: Path, *, replace: bool) -> None:
+    environment[ROOT] = str(root)
+    for name, folder in _BELOW.items():
+        given = environment.get(name, "")
+        if replace or not given or _OURS.search(given):
+            environment[name] = str(root / folder)
+
+
+def _write(root: Path, record: Record) -> None:
+    root.mkdir(parents=True, exist_ok=True)
+    now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="microseconds")
+    fields = {**asdict(record), "root": str(root), "made_at": now}
+    (root / RECORD).write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
+
+
+def _writable_place(environment: Mapping[str, str]) -> Path:
+    with contextlib.suppress(OSError, RuntimeError):  # RuntimeError: this user has no home
+        place = Path(environment.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser(), "vllm_env", "warm")
+        place.mkdir(parents=True, exist_ok=True)
+        if os.access(place, os.W_OK | os.X_OK):
+            return place
+    return private_folder()

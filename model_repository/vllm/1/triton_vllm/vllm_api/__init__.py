@@ -1,0 +1,96 @@
+"""The one room that touches vLLM's API: every name that moved between vLLM 0.11 and 0.33 is looked for here.
+
+Whether a vLLM can do something is decided by its attributes, fields and keywords, not by its version number.
+Import of this package is free; `load()` imports vLLM, which takes 10 s and more.
+"""
+
+from __future__ import annotations
+
+from triton_vllm.vllm_api.aligning import Fragment
+from triton_vllm.vllm_api.engine import (
+    ChatDefaults,
+    Facts,
+    adapter_places,
+    attach,
+    chat_defaults,
+    compiles_with_xgrammar,
+    facts,
+    forget_parent,
+    frees_memory,
+    has_begun,
+    is_dead,
+    sample_once,
+    start,
+    xgrammar_tokenizer,
+)
+from triton_vllm.vllm_api.fields import Schema, engine_arg_types, pooling_types, request_keywords, sampling_schema
+from triton_vllm.vllm_api.instances import connect, lacking, launch, note_statistics
+from triton_vllm.vllm_api.parsers import (
+    Conversation,
+    ParserError,
+    ParserNames,
+    Parsers,
+    Piece,
+    Reader,
+    check_parsers,
+    has_parsers,
+)
+from triton_vllm.vllm_api.parts import OPTIONAL_PLACES, PLACES, Vllm, load
+from triton_vllm.vllm_api.platform import child_environment, prometheus_families, runs_on_cpu, supports_ray, variables
+from triton_vllm.vllm_api.prompts import media_loaders, parse_prompt, pooled_tokenizer, render_chat, renderer
+from triton_vllm.vllm_api.refusals import is_refusal, too_large
+from triton_vllm.vllm_api.scoring import RenderPair, pair_renderer, scoring_task
+
+__all__ = [
+    "OPTIONAL_PLACES",
+    "PLACES",
+    "ChatDefaults",
+    "Conversation",
+    "Facts",
+    "Fragment",
+    "ParserError",
+    "ParserNames",
+    "Parsers",
+    "Piece",
+    "Reader",
+    "RenderPair",
+    "Schema",
+    "Vllm",
+    "adapter_places",
+    "attach",
+    "chat_defaults",
+    "check_parsers",
+    "child_environment",
+    "compiles_with_xgrammar",
+    "connect",
+    "engine_arg_types",
+    "facts",
+    "forget_parent",
+    "frees_memory",
+    "has_begun",
+    "has_parsers",
+    "is_dead",
+    "is_refusal",
+    "lacking",
+    "launch",
+    "load",
+    "media_loaders",
+    "note_statistics",
+    "pair_renderer",
+    "parse_prompt",
+    "pooled_tokenizer",
+    "pooling_types",
+    "prometheus_families",
+    "render_chat",
+    "renderer",
+    "request_keywords",
+    "runs_on_cpu",
+    "sample_once",
+    "sampling_schema",
+    "scoring_task",
+    "start",
+    "supports_ray",
+    "too_large",
+    "variables",
+    "xgrammar_tokenizer",
+]

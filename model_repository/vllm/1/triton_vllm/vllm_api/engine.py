@@ -1,0 +1,208 @@
+"""Start AsyncLLM, and ask a running one for what it does not say by a public method."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from triton_vllm.vllm_api.platform import runs_on_cpu
+from triton_vllm.vllm_api.prompts import parse_prompt, renderer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from triton_vllm.base.protocols import Collector, EngineClient, Output
+    from triton_vllm.vllm_api.parts import Vllm
+
+
+def start(vllm: Vllm, values: Mapping[str, Any]) -> EngineClient:
+    """Start AsyncLLM; call it inside the running event loop that will serve it. Blocks until the model is loaded."""
+
+    def make(args: Any) -> EngineClient:
+        llm: EngineClient = vllm.AsyncLLM.from_engine_args(args, usage_context=vllm.UsageContext.API_SERVER)
+        return llm
+
+    return created(vllm, values, make)
+
+
+def created(vllm: Vllm, values: Mapping[str, Any], make: Callable[[Any], EngineClient]) -> EngineClient:
+    """Return the client that `make` starts with vLLM's object of the engine arguments."""
+    args = vllm.AsyncEngineArgs(**values)
+    if vllm.disable_envs_cache is not None:
+        vllm.disable_envs_cache()
+    llm = make(args)
+    # vLLM looks an environment variable up for every token: a tenth of the event loop's time with 256 streams on an H200.
+    # It switches this cache on itself where the model runs, and requires that its variables do not change after that.
+    if vllm.enable_envs_cache is not None:
+        vllm.enable_envs_cache()
+    return llm
+
+
+async def sample_once(vllm: Vllm, llm: EngineClient) -> None:
+    """Have the engine sample one token: on a CPU vLLM compiles its sampler for the first, and everybody waits for that.
+
+    It takes 5 s with nothing in the compiler's cache, also with `enforce_eager`; uncompiled, each token would take twice as
+    long to sample (32 of 50,000 tokens: 34 ms for 15). On a GPU vLLM samples while it starts.
+    """
+    params = vllm.SamplingParams(max_tokens=1, temperature=1.0, logprobs=0, output_kind=vllm.RequestOutputKind.FINAL_ONLY)
+    prompt: Any = {"prompt_token_ids": [0]}
+    found = renderer(vllm, llm)
+    if found is not None:  # a raw prompt makes vLLM warn in each server's log that it will not take one for ever
+        (prompt,) = found.render_cmpl([parse_prompt(vllm, llm, prompt)])
+    async for _ in llm.generate(prompt, params, "triton-sample-once"):
+        pass
+
+
+def attach(collector: Collector, put: Callable[[Output | Exception], None]) -> None:
+    """Send everything that vLLM puts into a request's collector to `put` (outputs and exceptions, in order).
+
+    vLLM wakes a task per request and token otherwise; called in the engine's loop, this costs one call.
+    """
+    collector.put = put
+    early: Output | Exception | None
+    try:
+        early = collector.get_nowait()
+    except Exception as error:  # noqa: BLE001 - whatever vLLM put there is the request's outcome
+        early = error
+    if early is not None:
+        put(early)
+
+
+def is_dead(llm: EngineClient) -> bool:
+    """Return whether the engine has died; costs no round trip."""
+    return bool(getattr(llm, "errored", False))
+
+
+def has_begun(llm: EngineClient, request_id: str, count: int) -> bool | None:
+    """Return whether vLLM has begun to work on a request that was added; None if this vLLM does not say.
+
+    vLLM's own process learns that with the first token, also of a whole answer, which is put into the collector at its end.
+
+    Args:
+        llm: the engine.
+        request_id: as it was given to `add_request`.
+        count: completions of the request; vLLM keeps a state for each until it has finished.
+    """
+    processor = getattr(llm, "output_processor", None)
+    states = getattr(processor, "request_states", None)
+    if states is None:
+        return None
+    given = getattr(processor, "external_req_ids", None)
+    if given is not None:  # 0.14 has ids of its own, 0.11 has not
+        ids = given.get(request_id, ())
+    else:
+        parent = getattr(processor, "parent_requests", {}).get(request_id)
+        ids = (request_id,) if parent is None else parent.child_requests
+    prefilling = [getattr(states[own], "is_prefilling", None) for own in ids if own in states]
+    if not prefilling or None in prefilling:  # none either where it has finished, and its output is on the way
+        return None
+    return len(prefilling) < count or not all(prefilling)
+
+
+def forget_parent(llm: EngineClient, request_id: str) -> None:
+    """Have vLLM forget what gathers the completions of a request that was aborted by the id given to `add_request`.
+
+    Its `abort` takes the completions away by that id, but not what gathers them, which would stay for ever, with the texts of
+    all of them for a whole answer (0.14 to 0.33, OutputProcessor.abort_requests).
+    """
+    parents = getattr(getattr(llm, "output_processor", None), "parent_requests", None) or {}
+    for own, parent in list(parents.items()):
+        if request_id in (own, getattr(parent, "external_req_id", None)):
+            del parents[own]
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a model can take; 0 is not known.
+
+    Attributes:
+        max_tokens: of a prompt and its answer together.
+        vocabulary: token ids are below it.
+        multimodal: whether it takes more than texts.
+        traces: whether vLLM exports traces of requests.
+        prompt_logprobs: whether vLLM survives a request for the prompt's log probabilities: with LoRA its CPU build (0.32) adds
+            the adapters' share of the batch's last tokens to all of the prompt's, and EngineCore ends with the mismatch.
+    """
+
+    max_tokens: int = 0
+    vocabulary: int = 0
+    multimodal: bool = True
+    traces: bool = False
+    prompt_logprobs: bool = True
+
+
+def facts(llm: EngineClient) -> Facts:
+    """Return what the engine's model can take."""
+    config = llm.model_config
+    if config is None:
+        return Facts()
+    chosen = getattr(llm, "vllm_config", None)
+    traces = bool(getattr(getattr(chosen, "observability_config", None), "otlp_traces_endpoint", None))
+    adapters_on_cpu = getattr(chosen, "lora_config", None) is not None and runs_on_cpu()
+    return Facts(
+        max_tokens=int(config.max_model_len),
+        vocabulary=int(config.get_vocab_size()),
+        multimodal=bool(config.is_multimodal_model),
+        traces=traces,
+        prompt_logprobs=not adapters_on_cpu,
+    )
+
+
+def adapter_places(llm: EngineClient) -> int:
+    """Return how many LoRA adapters the engine holds in memory; another one takes the place of the one used longest ago."""
+    config = getattr(getattr(llm, "vllm_config", None), "lora_config", None)
+    return int(getattr(config, "max_cpu_loras", None) or getattr(config, "max_loras", None) or 1)
+
+
+def frees_memory(llm: EngineClient) -> bool:
+    """Return whether the engine was started so that its sleep frees the memory of its devices."""
+    return bool(getattr(llm.model_config, "enable_sleep_mode", False))
+
+
+@dataclass(frozen=True)
+class ChatDefaults:
+    """What vLLM's own server takes for a conversation where the request gives nothing.
+
+    Attributes:
+        values: sampling parameters, of the model's `generation_config` and of the operator's.
+        most: tokens of an answer, whatever the request asks for; None is as many as there is room for.
+        room: tokens of a prompt and its answer together.
+    """
+
+    values: Mapping[str, Any] = field(default_factory=dict)
+    most: int | None = None
+    room: int = 0
+
+
+def chat_defaults(llm: EngineClient) -> ChatDefaults:
+    """Return what conversations with the engine's model have by default."""
+    config = llm.model_config
+    if config is None:
+        return ChatDefaults()
+    values: dict[str, Any] = dict(config.get_diff_sampling_param())
+    if config.generation_config in ("auto", "vllm"):
+        most = config.override_generation_config.get("max_new_tokens")
+    else:
+        most = values.get("max_tokens")
+    return ChatDefaults(values, most, int(config.max_model_len))
+
+
+def compiles_with_xgrammar(llm: EngineClient) -> bool:
+    """Return whether this engine tries to compile constraints with xgrammar, and with others what that cannot."""
+    config = getattr(getattr(llm, "vllm_config", None), "structured_outputs_config", None)
+    return getattr(config, "backend", "") in ("auto", "xgrammar")
+
+
+async def xgrammar_tokenizer(llm: EngineClient) -> Callable[[], str]:
+    """Return a function, to be called in a thread, that writes the engine's tokenizer down as xgrammar reads it."""
+    tokenizer = llm.get_tokenizer()
+    tokenizer = await tokenizer if inspect.isawaitable(tokenizer) else tokenizer
+    size = llm.model_config.get_vocab_size()
+
+    def write() -> str:
+        info = importlib.import_module("xgrammar").TokenizerInfo.from_huggingface(tokenizer, vocab_size=size)
+        return str(info.serialize_json())
+
+    return write

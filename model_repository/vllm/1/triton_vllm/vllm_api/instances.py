@@ -1,0 +1,151 @@
+"""Several AsyncLLMs over one engine, each in a process of its own, as the API servers of `vllm serve` have it."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from triton_vllm.base.errors import ConfigError
+from triton_vllm.vllm_api.engine import created
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from triton_vllm.base.protocols import EngineClient
+    from triton_vllm.vllm_api.parts import Vllm
+
+_CLIENT = "vllm.v1.engine.core_client"
+_READY = "VLLM_ENGINE_READY_TIMEOUT_S"
+_PARAMETERS = ("client_addresses", "client_count", "client_index")
+_COUNT, _RANK = "_api_process_count", "_api_process_rank"
+CONNECT_S = 60
+"""How long a front end waits for an engine that is there, s; vLLM waits as long as for one that is still being loaded."""
+
+
+def lacking(vllm: Vllm) -> str:
+    """Return what this vLLM lacks to serve several front ends from one engine; nothing if it can."""
+    try:
+        client = importlib.import_module(_CLIENT)
+    except ImportError:
+        return _CLIENT
+    takes = inspect.signature(getattr(vllm.AsyncLLM, "from_vllm_config", lambda: None)).parameters
+    missing = [name for name in _PARAMETERS if name not in takes]
+    launch = getattr(client, "launch_core_engines", None)
+    if launch is None or "addresses" not in inspect.signature(launch).parameters:
+        missing.append("launch_core_engines(addresses)")
+    missing += [name for name in (_READY,) if not hasattr(client, name)]
+    missing += [name for name in (_COUNT, _RANK) if not hasattr(vllm.AsyncEngineArgs, name)]
+    return ", ".join(missing)
+
+
+def launch(vllm: Vllm, values: Mapping[str, Any], others: Sequence[tuple[str, str]]) -> tuple[EngineClient, str | None]:
+    """Start AsyncLLM with an engine that also answers `others`; as `start`, and this process ends the engine.
+
+    Args:
+        vllm: the loaded vLLM.
+        values: engine arguments.
+        others: where each other front end will listen, its requests' address and its outputs'; they need not be there yet.
+
+    Returns:
+        The first client, and where data-parallel ranks publish their load (None with one rank).
+
+    Raises:
+        ConfigError: a rank is on another machine, from where no front end of this one can be reached.
+    """
+    client = importlib.import_module(_CLIENT)
+    launch_engines = client.launch_core_engines
+    names = list(inspect.signature(launch_engines).parameters)
+    statistics: list[str | None] = []
+
+    @contextmanager
+    def for_all(*args: Any, **kwargs: Any) -> Iterator[Any]:
+        addresses = {**dict(zip(names, args, strict=False)), **kwargs}["addresses"]
+        if not all(address.startswith("ipc://") for address in addresses.inputs):
+            raise ConfigError("instance_group: count above 1 needs all ranks of the engine on this machine; use count: 1")
+        addresses.inputs.extend(requests for requests, _ in others)
+        addresses.outputs.extend(outputs for _, outputs in others)
+        with launch_engines(*args, **kwargs) as launched:
+            yield launched
+            statistics.append(addresses.frontend_stats_publish_address)
+
+    # vLLM's own client launches an engine for itself alone, and with addresses from outside it would watch over none
+    with _replaced(client, "launch_core_engines", for_all):
+        llm = _client(vllm, values, 0, len(others) + 1, None)
+    return llm, statistics[0]
+
+
+def connect(vllm: Vllm, values: Mapping[str, Any], place: Mapping[str, str | None], index: int, count: int) -> EngineClient:
+    """Start AsyncLLM as front end `index` of `count` over an engine that another process has launched.
+
+    Args:
+        vllm: the loaded vLLM.
+        values: engine arguments, the same as the engine's.
+        place: `input_address` and `output_address` as they were given to `launch`, and its `stats_update_address`.
+        index: from 1 on; 0 is the one that has launched it.
+        count: how many there are.
+
+    Raises:
+        TimeoutError: the engine does not answer.
+    """
+    client = importlib.import_module(_CLIENT)
+    addresses = {name: address for name, address in place.items() if address is not None}
+    with _replaced(client, _READY, CONNECT_S):
+        return _client(vllm, values, index, count, addresses)
+
+
+@contextmanager
+def _replaced(module: Any, name: str, value: Any) -> Iterator[None]:
+    before = getattr(module, name)
+    setattr(module, name, value)
+    try:
+        yield
+    finally:
+        setattr(module, name, before)
+
+
+def note_statistics(llm: Any, note: Callable[[int, float], None]) -> None:
+    """Have `note` called whenever this front end has recorded figures; each step's go to one front end only.
+
+    It is given the rank and when the engine made them (`time.monotonic`), s. When they come says nothing: a busy front end
+    takes those of an earlier step after another one has taken those of the last. Call this before the engine's outputs are taken.
+    """
+    manager = getattr(llm, "logger_manager", None)
+    if manager is None:  # nobody reads statistics
+        return
+    engine = llm.engine_core
+    receive, record = engine.get_output_async, manager.record
+    made = 0.0
+
+    async def received() -> Any:
+        nonlocal made
+        outputs = await receive()
+        made = outputs.timestamp
+        return outputs
+
+    def noted(scheduler_stats: Any = None, *args: Any, **kwargs: Any) -> None:
+        record(scheduler_stats, *args, **kwargs)
+        if scheduler_stats is not None:
+            note(kwargs.get("engine_idx", 0), made)
+
+    engine.get_output_async, manager.record = received, noted
+
+
+def _client(vllm: Vllm, values: Mapping[str, Any], index: int, count: int, addresses: Any) -> EngineClient:
+    def make(args: Any) -> EngineClient:
+        # by these vLLM keeps no cache of pictures that only one front end and the engine would agree on
+        setattr(args, _COUNT, count)
+        setattr(args, _RANK, index)
+        llm: EngineClient = vllm.AsyncLLM.from_vllm_config(
+            args.create_engine_config(vllm.UsageContext.API_SERVER),
+            usage_context=vllm.UsageContext.API_SERVER,
+            enable_log_requests=getattr(args, "enable_log_requests", False),
+            disable_log_stats=args.disable_log_stats,
+            client_addresses=addresses,
+            client_count=count,
+            client_index=index,
+        )
+        return llm
+
+    return created(vllm, values, make)

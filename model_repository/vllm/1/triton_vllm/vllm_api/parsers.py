@@ -1,0 +1,318 @@
+"""vLLM's own parsers of chat answers, driven as its OpenAI server drives them: reasoning, tool calls, and the rest."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import uuid
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from triton_vllm.base.coerce import closest
+from triton_vllm.vllm_api.aligning import Aligner, Fragment
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from triton_vllm.base.protocols import CompletionOutput, EngineClient
+    from triton_vllm.call import Chat
+
+_REQUEST = "vllm.entrypoints.openai.chat_completion.protocol"
+_MANAGERS = {
+    "tool_parser": ("vllm.tool_parsers", "ToolParserManager"),
+    "reasoning_parser": ("vllm.reasoning", "ReasoningParserManager"),
+}
+
+
+class ParserError(Exception):
+    """The parsers cannot be had, or do not take a request; the text says why."""
+
+
+@dataclass(frozen=True)
+class ParserNames:
+    """The parsers that the operator has chosen, by vLLM's names; empty for none.
+
+    `plugin` is a file of the operator's with reasoning parsers of his own.
+    """
+
+    tool: str = ""
+    reasoning: str = ""
+    plugin: str = ""
+
+    def __bool__(self) -> bool:
+        return bool(self.tool or self.reasoning)
+
+
+def has_parsers() -> bool:
+    """Return whether this vLLM's parsers read an answer, whole and streamed, by themselves (0.26 on; 0.24 in part)."""
+    try:
+        request = importlib.import_module(_REQUEST).ChatCompletionRequest
+        parser = importlib.import_module("vllm.parser.abstract_parser").Parser
+    except (ImportError, AttributeError):
+        return False
+    return hasattr(parser, "parse") and hasattr(parser, "parse_delta") and hasattr(request, "extract_structured_outputs")
+
+
+def check_parsers(names: ParserNames) -> None:
+    """Check that the installed vLLM has the parsers.
+
+    Raises:
+        ParserError: it has not, with the names that it has.
+    """
+    if not names:
+        return
+    if not has_parsers():
+        raise ParserError("tool_parser needs a vLLM whose vllm.parser reads whole answers and streams (0.26 or later)")
+    for argument, name in (("tool_parser", names.tool), ("reasoning_parser", names.reasoning)):
+        module, manager = _MANAGERS[argument]
+        found = getattr(importlib.import_module(module), manager)
+        if argument == "reasoning_parser" and names.plugin:
+            found.import_reasoning_parser(names.plugin)
+        known = found.list_registered()
+        if name and name not in known:
+            hint = closest(name, known)
+            raise ParserError(f"{argument}: vLLM has no parser '{name}'{hint}; it has {', '.join(known)}")
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What is new of one completion.
+
+    Attributes:
+        content: the text that is neither reasoning nor a tool call.
+        reasoning: the text of the reasoning.
+        tool_calls: as in the OpenAI protocol; those of a stream have an index, and of the arguments what is new.
+        finish_reason: None until the completion has ended.
+    """
+
+    content: str = ""
+    reasoning: str = ""
+    tool_calls: Sequence[Mapping[str, Any]] = field(default_factory=list)
+    finish_reason: str | None = None
+
+
+class Parsers:
+    """The parsers of a model.
+
+    Args:
+        llm: the running engine.
+        names: which parsers.
+
+    Raises:
+        ParserError: the model's tokenizer lacks what they need.
+    """
+
+    def __init__(self, llm: EngineClient, names: ParserNames) -> None:
+        self.names = names
+        self._config = llm.model_config
+        self._tokenizer = llm.get_tokenizer()
+        self._request = importlib.import_module(_REQUEST).ChatCompletionRequest
+        get = importlib.import_module("vllm.parser").ParserManager.get_parser
+        wanted = {
+            "tool_parser_name": names.tool or None,
+            "reasoning_parser_name": names.reasoning or None,
+            "enable_auto_tools": bool(names.tool),
+            "model_name": self._config.model,
+            "is_harmony": self._config.hf_config.model_type == "gpt_oss",
+            "tokenizer": self._tokenizer,
+        }
+        known = inspect.signature(get).parameters
+        try:
+            self._parser = get(**{name: value for name, value in wanted.items() if name in known})
+            self._parser(self._tokenizer, None, model_config=self._config)
+        except Exception as error:
+            raise ParserError(f"the parsers do not fit the model: {str(error).strip()}") from error
+
+    def open(self, chat: Chat, structured: Any, *, stream: bool) -> Conversation:
+        """Return what reads the answers to a conversation.
+
+        Args:
+            chat: the conversation.
+            structured: the request's own constraint, vLLM's StructuredOutputsParams or None.
+            stream: whether the answer is streamed.
+
+        Raises:
+            Exception: vLLM's refusal, from pydantic or its own.
+        """
+        flags = ("add_generation_prompt", "continue_final_message")
+        kwargs = dict(chat.template_kwargs)
+        given: dict[str, Any] = {name: bool(kwargs.pop(name)) for name in flags if name in kwargs}
+        if given.get("continue_final_message"):
+            given["add_generation_prompt"] = False
+        # To see whether it can be joined to the tools, vLLM would compile the constraint here and now, whatever that costs: it
+        # holds alone, as where vLLM cannot join them. Where a tool is forced the constraint is ignored, as vLLM ignores a
+        # `response_format`; some of its parsers refuse what that has become here, or take it for the answer's.
+        alone = structured if chat.tools and chat.tool_choice in (None, "auto") else None
+        forced = bool(chat.tools) and chat.tool_choice not in (None, "auto", "none")
+        optional = {
+            "tools": [dict(tool) for tool in chat.tools] if chat.tools else None,
+            "tool_choice": chat.tool_choice,
+            "parallel_tool_calls": chat.parallel_tool_calls,
+            "chat_template_kwargs": kwargs or None,
+            "structured_outputs": None if alone or forced else structured,
+        }
+        given |= {name: value for name, value in optional.items() if value is not None}
+        request = self._request(messages=[dict(m) for m in chat.messages], stream=stream, **given)
+        template_kwargs = request.build_chat_params(None, "auto").chat_template_kwargs
+
+        def make() -> Any:
+            return self._parser(self._tokenizer, request.tools, chat_template_kwargs=template_kwargs, model_config=self._config)
+
+        parser = make()
+        always = getattr(self._parser, "always_adjust_request", False)
+        if always or self._parser.reasoning_parser_cls is not None or request.tool_choice != "none":
+            request = parser.adjust_request(request)
+        return Conversation(request, make, template_kwargs, auto_tools=bool(self.names.tool), alone=alone)
+
+
+class Conversation:
+    """A conversation as vLLM's server sees it.
+
+    Args:
+        request: vLLM's ChatCompletionRequest, as its parsers have adjusted it.
+        make: returns a new parser.
+        template_kwargs: what goes to the chat template and to the parsers.
+        auto_tools: whether the model has a parser of tool calls.
+        alone: the request's own constraint, where it holds beside tools that may be called.
+    """
+
+    def __init__(
+        self,
+        request: Any,
+        make: Callable[[], Any],
+        template_kwargs: Mapping[str, Any],
+        *,
+        auto_tools: bool,
+        alone: Any = None,
+    ) -> None:
+        self._alone = alone
+        self.request = request
+        self.make = make
+        self.auto_tools = auto_tools
+        self._template_kwargs = template_kwargs
+        self.held, self.skips_special_tokens = 0, True
+
+    def tools(self) -> tuple[Mapping[str, Any], ...] | None:
+        """Return the tools as the chat template gets them."""
+        return tuple(tool.model_dump() for tool in self.request.tools) if self.request.tools else None
+
+    def structured(self) -> Any:
+        """Return the constraint of the answer: the request's own, or one that the tool choice makes of the tools."""
+        return self._alone or self.request.extract_structured_outputs()
+
+    def decoding(self) -> dict[str, bool]:
+        """Return the parameters that the parsers have switched off: how special tokens are decoded.
+
+        None, the default of one since vLLM 0.33, is on.
+        """
+        asked = {
+            "skip_special_tokens": self.request.skip_special_tokens,
+            "spaces_between_special_tokens": self.request.spaces_between_special_tokens,
+        }
+        return {name: False for name, value in asked.items() if value is False}
+
+    def follow(self, params: Any) -> None:
+        """Know from the request's SamplingParams how much of a stream's text vLLM holds back: it may begin a stop string."""
+        self.held = getattr(params, "output_text_buffer_length", 0)
+        self.skips_special_tokens = getattr(params, "skip_special_tokens", True)
+
+    def engine_options(self, prompt: Any) -> dict[str, Any]:
+        """Return the keywords of `add_request` that say from where on a constraint holds: it leaves the reasoning free."""
+        parser = self.make()
+        if getattr(self.request, "_grammar_from_parser", False):
+            return {"reasoning_ended": True}
+        if parser.reasoning_parser is None:
+            return {}
+        ids = prompt.get("prompt_token_ids") if isinstance(prompt, dict) else None
+        return {
+            "reasoning_ended": parser.is_reasoning_end(list(ids or ())),
+            "reasoning_parser_kwargs": {"chat_template_kwargs": dict(self._template_kwargs)},
+        }
+
+    def reader(self) -> Reader:
+        """Return what reads one completion."""
+        return _StreamReader(self) if self.request.stream else Reader(self)
+
+
+class Reader:
+    """Read one completion that comes as a whole.
+
+    Attributes:
+        aligner: makes of vLLM's outputs what is to be read; None where these are.
+    """
+
+    def __init__(self, conversation: Conversation) -> None:
+        self.aligner: Aligner | None = None
+        self._request = conversation.request
+        self._auto_tools = conversation.auto_tools
+        self._parser = conversation.make()
+        self._one = conversation.request.parallel_tool_calls is False
+
+    def read(self, part: CompletionOutput | Fragment, prompt: Sequence[int] | None) -> Piece:
+        """Return what one output of vLLM has.
+
+        Args:
+            part: the output.
+            prompt: the prompt's token ids.
+
+        Raises:
+            Exception: whatever a parser raises about what the model has written.
+        """
+        if prompt is not None and hasattr(self._parser, "set_prompt_token_ids"):
+            self._parser.set_prompt_token_ids(prompt)
+        reasoning, content, calls = self._parser.parse(
+            part.text, self._request, enable_auto_tools=self._auto_tools, model_output_token_ids=part.token_ids
+        )
+        choice = self._request.tool_choice
+        forced = choice == "required" or _is_named(choice)
+        if not forced and not (choice == "auto" and self._request.tools and self._auto_tools):
+            calls = None
+        called = (choice == "auto" and bool(calls)) or (choice == "required" and part.finish_reason == "stop")
+        made = [_tool_call(call) for call in calls or ()]
+        return Piece(
+            content or "", reasoning or "", made[:1] if self._one else made, "tool_calls" if called else part.finish_reason
+        )
+
+
+class _StreamReader(Reader):
+    """Read one completion piece by piece."""
+
+    def __init__(self, conversation: Conversation) -> None:
+        super().__init__(conversation)
+        self._begun = self._called = False
+        if conversation.held:
+            decode = partial(self._parser.model_tokenizer.decode, skip_special_tokens=conversation.skips_special_tokens)
+            self.aligner = Aligner(conversation.held, decode)
+
+    def read(self, part: CompletionOutput | Fragment, prompt: Sequence[int] | None) -> Piece:
+        ended = part.finish_reason is not None
+        if not part.text and not part.token_ids and not self._begun:
+            return Piece(finish_reason=part.finish_reason)
+        self._begun = True
+        delta = self._parser.parse_delta(
+            delta_text=part.text,
+            delta_token_ids=list(part.token_ids),
+            request=self._request,
+            prompt_token_ids=prompt,
+            finished=ended,
+        )
+        reason = part.finish_reason
+        piece = Piece()
+        if delta is not None:
+            self._called |= bool(delta.tool_calls)
+            calls = [call for call in delta.tool_calls or () if call.index == 0 or not self._one]
+            dumped = [call.model_dump(exclude_unset=True, exclude_none=True) for call in calls]
+            piece = Piece(delta.content or "", delta.reasoning or "", dumped)
+        if self._called and reason == "stop" and not _is_named(self._request.tool_choice):
+            reason = "tool_calls"
+        return replace(piece, finish_reason=reason)
+
+
+def _is_named(choice: Any) -> bool:
+    return choice is not None and not isinstance(choice, str)
+
+
+def _tool_call(call: Any) -> dict[str, Any]:
+    identity = getattr(call, "id", None) or f"chatcmpl-tool-{uuid.uuid4().hex}"
+    return {"id": identity, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}

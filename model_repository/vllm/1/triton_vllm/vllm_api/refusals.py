@@ -1,0 +1,44 @@
+"""Tell the exceptions by which vLLM refuses a request from its faults."""
+
+from __future__ import annotations
+
+import opcode
+import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from triton_vllm.vllm_api.parts import Vllm
+
+_ADVICE = re.compile(r"\.?\s*Set VLLM_\w+ to\s+increase this\s+limit\.?\s*$")
+
+
+_RAISE = opcode.opmap["RAISE_VARARGS"]
+
+
+def is_refusal(vllm: Vllm, error: Exception) -> bool:
+    """Return whether vLLM says by this exception that the request is wrong.
+
+    It has classes for that, and a plain ValueError or TypeError here and there (everywhere before 0.20). The same come from
+    calling it the wrong way, and from its own faults: so of those only what a `raise` in vLLM's code made is a refusal.
+    """
+    if isinstance(error, vllm.refusals):
+        return True
+    last = error.__traceback__
+    if last is None or not isinstance(error, vllm.client_errors):
+        return False
+    while last.tb_next is not None:
+        last = last.tb_next
+    module = str(last.tb_frame.f_globals.get("__name__", ""))
+    return module.partition(".")[0] == "vllm" and last.tb_frame.f_code.co_code[last.tb_lasti] == _RAISE
+
+
+def too_large(error: Exception) -> str | None:
+    """Return what vLLM's loaders say of a file that decodes to more than they take; None if the error is another one.
+
+    That is a plain ValueError, known by its advice to set an environment variable, which is for the operator and left out.
+    """
+    text = str(error)
+    if text.startswith("Maximum file size exceeded"):
+        return text
+    said = _ADVICE.sub("", text)
+    return said if said != text else None

@@ -1,0 +1,67 @@
+"""What a model can score, and how vLLM's own server puts two texts together for a cross-encoder."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from triton_vllm.base.protocols import EngineClient
+
+RenderPair = Callable[[Any, Any, Any], Awaitable[tuple[Any, Any]]]
+_PLACE = "vllm.entrypoints.pooling.scoring"
+_TEMPLATES = ("vllm.renderers.chat_utils", "vllm.entrypoints.chat_utils")  # 0.32, 0.28
+
+
+def scoring_task(llm: EngineClient, tasks: Sequence[str]) -> str:
+    """Return the pooling task by which a model scores pairs; nothing if it cannot.
+
+    A cross-encoder gives one number for a pair ("classify" with one label), an embedding model a vector for each text ("embed").
+    """
+    config = llm.model_config
+    if "classify" in tasks and getattr(getattr(config, "hf_config", None), "num_labels", 0) == 1:
+        return "classify"
+    return "embed" if "embed" in tasks else ""
+
+
+def pair_renderer(llm: EngineClient) -> RenderPair | None:
+    """Return a function that makes a prompt and its parameters of two texts; None if this vLLM has no class for that."""
+    try:
+        processors = importlib.import_module(f"{_PLACE}.io_processor").ScoringIOProcessors
+        request = importlib.import_module(f"{_PLACE}.protocol").ScoreTextRequest(text_1="a", text_2="a")
+        processor = processors["cross-encoder"](
+            vllm_config=getattr(llm, "vllm_config", None),
+            renderer=getattr(llm, "renderer", None),
+            chat_template_config=_template_config(),
+        )
+        ask = processor.render_async
+        fixed = {
+            "chat_template": None,
+            "max_tokens_per_query": 0,
+            "max_tokens_per_doc": 0,
+            "tok_params": request.build_tok_params(llm.model_config),
+            "prompt_extras": None,
+            "skip_mm_cache": False,
+            "lora_requests": None,
+            "priorities": 0,
+        }
+    except (ImportError, AttributeError, KeyError, TypeError):
+        return None
+
+    async def render(first: Any, second: Any, params: Any) -> tuple[Any, Any]:
+        made = await ask({**fixed, "data_1": first, "data_2": second, "params": params})
+        return made["prompts"], made["params"]
+
+    return render
+
+
+def _template_config() -> Any:
+    for place in _TEMPLATES:
+        try:
+            return importlib.import_module(place).ChatTemplateConfig()
+        except (ImportError, AttributeError):
+            continue
+    raise ImportError("no ChatTemplateConfig")

@@ -1,0 +1,277 @@
+"""Constraints are tried in the real worker process; xgrammar is replaced by a stand-in that costs what a constraint says."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from types import SimpleNamespace
+
+import pytest
+
+from support.patience import LIMIT
+from triton_vllm import vllm_api
+from triton_vllm.base.errors import InvalidRequestError, UnavailableError
+from triton_vllm.base.limits import Limits
+from triton_vllm.call import Constraint
+from triton_vllm.constraints import trials
+from triton_vllm.constraints.checks import to_compile
+
+WORKER = trials.SCRIPT
+XGRAMMAR = f"""
+import os, runpy, sys
+from types import SimpleNamespace
+
+
+class Cost:
+    def __init__(self, *_, **__):
+        self.stop_token_ids, self.vocab_size = [1], 32
+
+    def __getattr__(self, name):
+        def cost(text):
+            stage, _, what = text.partition(" ")
+            if stage not in name:
+                return self
+            if what == "spins":
+                while True: pass
+            if what == "fills the memory":
+                return bytearray(1 << 31)
+            if what == "aborts":
+                os.abort()
+            if what == "is malformed":
+                raise RuntimeError(text)
+        return cost
+
+
+class Matcher:
+    def __init__(self, compiled):
+        self.left = 3
+
+    def fill_next_token_bitmask(self, mask, row):
+        assert self.left > 0
+        mask[row][0] = 0b110
+
+    def accept_token(self, token):
+        assert token == 2
+        self.left -= 1
+        return self.left > 0
+
+
+class Row(list):
+    def tolist(self):
+        return self
+
+
+sys.modules["xgrammar"] = SimpleNamespace(
+    TokenizerInfo=SimpleNamespace(deserialize_json=lambda text: Cost()), Grammar=Cost(), GrammarCompiler=Cost,
+    GrammarMatcher=Matcher, allocate_token_bitmask=lambda rows, size: [Row([0])],
+)
+runpy.run_path({str(WORKER)!r}, run_name="__main__")
+"""
+
+
+def engine(backend="auto"):
+    config = SimpleNamespace(structured_outputs_config=SimpleNamespace(backend=backend))
+    return SimpleNamespace(vllm_config=config)
+
+
+@pytest.fixture
+def trials(tmp_path, monkeypatch):
+    """Trials whose worker has the stand-in."""
+    script = tmp_path / "worker.py"
+    script.write_text(XGRAMMAR, encoding="utf-8")
+
+    async def tokenizer(_llm):
+        return lambda: "{}"
+
+    monkeypatch.setattr(trials, "SCRIPT", script)
+    monkeypatch.setattr(vllm_api, "xgrammar_tokenizer", tokenizer)
+    return trials.Trials()
+
+
+def regex(text):
+    return Constraint("regex", "regex", text, 1)
+
+
+def tried(trials, *texts, llm=None):
+    """Try constraints one after the other; return None or the error of each."""
+
+    async def all_of_them():
+        return [await outcome(trials, text, llm) for text in texts]
+
+    return asyncio.run(all_of_them())
+
+
+async def outcome(trials, text, llm=None):
+    try:
+        await trials.check(llm or engine(), regex(text))
+    except (InvalidRequestError, UnavailableError) as error:
+        return error
+    return None
+
+
+@pytest.mark.parametrize("what", ["from spins", "compile spins", "compile fills the memory", "compile aborts"])
+def test_what_costs_too_much_is_refused(trials, what):
+    """By processor time or memory, while it is read or compiled; the next one is tried as if nothing had been."""
+    before, error, after = tried(trials, "a", what, "b")
+    assert (before, after) == (None, None)
+    assert isinstance(error, InvalidRequestError)
+    assert str(error).startswith("structured_outputs.regex takes more than 1 s or 512 MB to compile: make it smaller")
+
+
+@pytest.mark.parametrize("what", ["a", "from is malformed", "compile is malformed"])
+def test_the_rest_is_vllms_to_judge(trials, what):
+    """Another of its compilers may take it; its text says what is wrong."""
+    assert tried(trials, what) == [None]
+
+
+def test_nobody_waits_for_one_that_takes_long(trials):
+    """Two are tried at the same time."""
+    order = []
+
+    async def note(text):
+        await outcome(trials, text)
+        order.append(text)
+
+    async def both():
+        await outcome(trials, "the worker is there")
+        await asyncio.gather(note("compile spins"), note("a"))
+
+    asyncio.run(both())
+    assert order == ["a", "compile spins"]
+
+
+def test_an_idle_worker_ends(trials, monkeypatch):
+    """It keeps some hundred MB; the next constraint starts another."""
+
+    async def twice():
+        monkeypatch.setattr(trials, "IDLE_S", 300.0)
+        assert await outcome(trials, "a") is None
+        first = trials._worker
+        monkeypatch.setattr(trials, "IDLE_S", 0.0)
+        assert await outcome(trials, "b") is None
+        assert trials._worker is first
+        await asyncio.to_thread(first._process.wait, LIMIT)
+        assert trials._worker is None
+        monkeypatch.setattr(trials, "IDLE_S", 300.0)
+        assert await outcome(trials, "c") is None
+        assert trials._worker is not first
+
+    asyncio.run(twice())
+
+
+@pytest.mark.parametrize("texts", [("compile spins",), ("compile spins", "b")])
+def test_a_worker_at_work_does_not_end(trials, monkeypatch, texts):
+    """It has another constraint under way when the idle time after one is over."""
+    monkeypatch.setattr(trials, "IDLE_S", 0.2)
+
+    async def together():
+        await outcome(trials, "a")
+        first = trials._worker
+        refused, *_ = await asyncio.gather(*(outcome(trials, text) for text in texts))
+        assert isinstance(refused, InvalidRequestError)
+        assert trials._worker is first is not None
+
+    asyncio.run(together())
+
+
+def test_a_worker_ends_though_a_fork_has_its_socket(trials):
+    """An EngineCore that was forked after the worker's start."""
+    assert tried(trials, "a") == [None]
+    worker = trials._worker
+    reader, writer = os.pipe()
+    fork = os.fork()
+    if not fork:
+        os.close(writer)
+        os.read(reader, 1)
+        os._exit(0)
+    worker.end()
+    assert worker._process.returncode == 0
+    os.close(writer)
+    os.waitpid(fork, 0)
+
+
+LATE = "import socket; c = socket.socket(fileno=0); kept = socket.recv_fds(c, 1, 1); c.recv(1); raise SystemExit(1)"
+
+
+@pytest.mark.parametrize("reason", ["import os; os.kill(os.getpid(), 9)", "import signal; signal.pause()", LATE])
+def test_a_worker_that_could_not_start_this_time_is_started_the_next_time(trials, monkeypatch, tmp_path, reason):
+    """It was killed or too slow: the client may try again, and no constraint goes to vLLM untried."""
+    script, slow = trials.SCRIPT, tmp_path / "slow.py"
+    slow.write_text(reason)
+    monkeypatch.setattr(trials, "PATIENCE_S", 0.5)
+    monkeypatch.setattr(trials, "ENDS_S", 10.0 if reason == LATE else 0.1)
+    monkeypatch.setattr(trials, "SCRIPT", slow)
+    assert isinstance(tried(trials, "compile spins")[0], UnavailableError)
+    monkeypatch.setattr(trials, "PATIENCE_S", 60.0)
+    monkeypatch.setattr(trials, "SCRIPT", script)
+    assert isinstance(tried(trials, "compile spins")[0], InvalidRequestError)
+
+
+def test_once_a_worker_has_started_no_constraint_goes_untried(trials, monkeypatch, tmp_path):
+    """What a later start fails of is not that xgrammar cannot."""
+    assert tried(trials, "a") == [None]
+    trials._worker = None
+    monkeypatch.setattr(trials, "SCRIPT", tmp_path / "missing.py")
+    assert isinstance(tried(trials, "compile spins")[0], UnavailableError)
+
+
+def test_what_has_passed_is_not_tried_again(trials, monkeypatch):
+    """Most requests of a service have the same few schemas."""
+    asked = []
+    attempt = trials.Worker.attempt
+    monkeypatch.setattr(trials.Worker, "attempt", lambda self, c: asked.append(c.text) or attempt(self, c))
+    monkeypatch.setattr(trials, "REMEMBERED", 2)
+    assert tried(trials, "a", "b", "a", "c", "a") == [None] * 5
+    assert asked == ["a", "b", "c", "a"]
+
+
+def test_a_killed_worker_is_started_again(trials):
+    """The request in hand may be sent again."""
+    assert tried(trials, "a") == [None]
+    os.kill(trials._worker._process.pid, signal.SIGKILL)
+    trials._worker._process.wait()
+    first, second = tried(trials, "b", "b")
+    assert isinstance(first, UnavailableError)
+    assert second is None
+
+
+def test_without_a_worker_vllm_compiles_as_ever(trials, tmp_path, monkeypatch):
+    """The operator is told once, by a warning."""
+    monkeypatch.setattr(trials, "SCRIPT", tmp_path / "missing.py")
+    assert tried(trials, "compile spins", "a") == [None, None]
+
+
+def test_other_compilers_have_bounds_of_their_own(trials):
+    """No worker is started for them."""
+    assert tried(trials, "compile spins", llm=engine("guidance")) == [None]
+    assert trials._worker is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"regex": "a+"}, ("regex", "regex", "a+")),
+        ({"json": {"type": "string"}}, ("json", "json", '{"type": "string"}')),
+        ({"json": '{"type": "string"}'}, ("json", "json", '{"type": "string"}')),
+        ({"grammar": 'root ::= "a"'}, ("grammar", "grammar", 'root ::= "a"')),
+        ({"grammar": 'start: "a" // ::='}, ("grammar", "lark", 'start: "a" // ::=')),
+        ({"grammar": '# ::=\nstart: "a"'}, ("grammar", "lark", '# ::=\nstart: "a"')),
+        ({"structural_tag": "{}"}, ("structural_tag", "structural_tag", "{}")),
+    ],
+)
+def test_what_is_to_be_compiled(fields, expected):
+    """As vLLM hands it to xgrammar; the syntax of a grammar is told as vLLM tells it."""
+    assert to_compile(Limits(max_constraint_seconds=3), SimpleNamespace(**fields)) == Constraint(*expected, 3)
+
+
+@pytest.mark.parametrize("fields", [{}, {"choice": ["a"]}, {"json_object": True}])
+def test_what_costs_little_is_not_tried(fields):
+    """The size of a choice is bounded, and what a JSON object costs is known."""
+    assert to_compile(Limits(), SimpleNamespace(**fields)) is None
+    assert to_compile(Limits(), None) is None
+
+
+def test_no_limit_tries_nothing():
+    """0 is no limit here as everywhere."""
+    assert to_compile(Limits(max_constraint_seconds=0), SimpleNamespace(regex="a+")) is None

@@ -1,0 +1,326 @@
+"""The engine as a whole: it dies, hangs, is replaced, gets stuck and ends, and each request has its answer."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+from support.engine_parts import (
+    PACE,
+    PROMISED,
+    STEP,
+    Llm,
+    Log,
+    LoopClock,
+    Never,
+    Prompter,
+    TickingClock,
+    added,
+    blocked,
+    output,
+)
+from support.fake_reply import FakeChannel
+from support.fake_reply import fake_job as job
+from support.patience import pause, wait_for
+from triton_vllm.base.errors import DEAD, UnavailableError
+from triton_vllm.engine.engine import PARTED, UNLOADED, Engine, Sole
+from triton_vllm.reply.reply import NOT_SENT
+
+
+def test_a_dead_engine_is_replaced(started):
+    """Jobs in flight fail at once, new ones until the engine is back; starting again is retried."""
+    engine, got = started()
+    _ = added(engine, job())
+    Llm.fail_starts = 1 << 30
+    old = Llm.started[-1]
+    old.errored = True
+    assert str(got.get(timeout=PROMISED)[1]) == DEAD
+    wait_for(lambda: any(line.startswith("restart 2 failed") for line in engine._log.lines))
+    assert not engine.is_healthy()
+    Llm.fail_starts = 0
+    wait_for(engine.is_healthy)
+    assert old.closed
+    _, put = added(engine, j := job())
+    put(last := output(finished=True))
+    assert got.get(timeout=PROMISED) == (j, last)
+
+
+def test_a_dead_engine_stays_dead_where_restart_is_off(started):
+    """Then the model is unhealthy until it is unloaded."""
+    engine, _ = started(restart=False)
+    Llm.started[-1].errored = True
+    wait_for(lambda: engine._log.lines)
+    pause(10 * PACE.health_period)
+    assert not engine.is_healthy()
+    assert engine._log.lines == ["the engine has died"]
+    assert len(Llm.started) == 1
+
+
+@pytest.mark.parametrize(("silence", "limit"), [(0.0, STEP), (40.0, 40.0)])
+def test_an_engine_that_hangs_is_replaced(started, silence, limit):
+    """It answers nothing while requests are open: they are told, and another engine is started, as for a dead one.
+
+    The limit is the model's parameter; without one it is vLLM's own for a step.
+    """
+    engine, got = started(silence=silence)
+    clock = TickingClock(engine)
+    hung, _ = added(engine, job())
+    hung.hangs = True
+    wait_for(lambda: hung.waits)
+    clock.now += limit - 1
+    with pytest.raises(queue.Empty):
+        got.get(timeout=0.2)
+    assert engine.is_healthy()
+    clock.now += 2
+    assert str(got.get(timeout=PROMISED)[1]) == DEAD
+    wait_for(lambda: len(Llm.started) == 2 and engine.is_healthy())
+    assert hung.closed
+    assert f"the engine does not answer for {limit:.0f} s, starting it again" in engine._log.lines
+    _, put = added(engine, j := job())
+    put(last := output(finished=True))
+    assert got.get(timeout=PROMISED) == (j, last)
+
+
+def test_a_request_without_output_is_logged_with_its_state(started):
+    """Once, and again only after it has moved; those with outputs are not."""
+    engine, got = started(silence=40.0)
+    clock = TickingClock(engine)
+    _, moving = added(engine, job())
+    _, put = added(engine, stuck := job())
+    stuck.pending.append("an output that was not sent")
+    looks, note_stuck = threading.Semaphore(0), engine._note_stuck
+    engine._note_stuck = lambda: (note_stuck(), looks.release())
+    for _ in range(3):
+        clock.now += 30
+        engine._loop.call_soon_threadsafe(moving, output(finished=False))
+        got.get(timeout=PROMISED)
+        while looks.acquire(blocking=False):
+            pass
+        for _ in range(2):  # the first may have begun before the output came
+            assert looks.acquire(timeout=PROMISED)
+    (line,) = engine._log.lines
+    assert line == f"1 requests have had no output for 40 s: {stuck.id}: vLLM has it, 1 outputs wait to be sent"
+    engine._loop.call_soon_threadsafe(put, output(finished=False))
+    got.get(timeout=PROMISED)
+    clock.now += 30
+    engine._loop.call_soon_threadsafe(moving, output(finished=False))
+    got.get(timeout=PROMISED)
+    clock.now += 30
+    wait_for(lambda: len(engine._log.lines) == 2)
+
+
+def test_a_request_that_cannot_be_added_in_time_is_logged(started):
+    """Its tokenizer hangs, say."""
+    engine, _ = started(silence=40.0)
+    engine._prompter = Never()
+    clock = TickingClock(engine)
+    engine.submit(j := job())
+    wait_for(lambda: j.task is not None)
+    clock.now += 41
+    wait_for(lambda: engine._log.lines)
+    assert "it is being added" in engine._log.lines[0]
+
+
+def test_an_answer_that_cannot_be_queued_is_no_silence(started):
+    """The outbox failed: the client is told by the engine, and the log why."""
+    engine, got = started()
+    channel = FakeChannel()
+    _, put = added(engine, j := job(channel))
+    failures = [MemoryError("injected")]
+
+    def fails_once(j, item):
+        if failures:
+            raise failures.pop()
+        got.put((j, item))
+
+    engine._put = fails_once
+    engine._loop.call_soon_threadsafe(put, output(finished=True))
+    wait_for(lambda: j.reply.closed)
+    assert [str(error) for error, _ in channel.sent] == [NOT_SENT]
+    assert "injected" in engine._log.lines[0]
+    assert engine.jobs() == []
+
+
+@pytest.mark.parametrize("error", [KeyError("injected"), SystemExit("injected")])
+def test_an_exception_does_not_end_the_event_loop(started, error):
+    """Every request goes through it; one that came out of a callback is logged, and the next one is served."""
+
+    def fails():
+        raise error
+
+    engine, got = started()
+    engine._loop.call_soon_threadsafe(fails)
+    wait_for(lambda: engine._log.lines)
+    _, put = added(engine, j := job())
+    engine._loop.call_soon_threadsafe(put, last := output(finished=True))
+    assert got.get(timeout=PROMISED) == (j, last)
+    assert [line.count("injected") > 0 for line in engine._log.lines] == [True]
+
+
+def test_an_engine_that_answers_may_take_its_time(started):
+    """A request without outputs is no reason: a whole answer takes minutes."""
+    engine, got = started()
+    llm, _ = added(engine, job())
+    for _ in range(5):
+        assert llm.asked.acquire(timeout=PROMISED)
+    assert got.empty()
+    assert engine.is_healthy()
+
+
+def test_an_idle_engine_is_not_asked(started):
+    """Nobody waits for it, and a question wakes its process."""
+    engine, _ = started()
+    pause(10 * PACE.health_period)
+    assert not Llm.started[-1].asked.acquire(blocking=False)
+    assert engine.is_healthy()
+
+
+def test_a_check_that_fails_is_not_the_last(started):
+    """An exception in it would leave a dead engine unnoticed for ever."""
+    engine, got = started()
+    bury, failures = engine._bury, iter([KeyError("injected")])
+
+    def fails_once(loss):
+        for failure in failures:
+            raise failure
+        bury(loss)
+
+    engine._bury = fails_once
+    added(engine, job())
+    Llm.started[-1].errored = True
+    assert str(got.get(timeout=PROMISED)[1]) == DEAD
+    assert "injected" in engine._log.lines[0]
+
+
+class Shared(Sole):
+    """An engine that another process has started."""
+
+    leads = False
+
+    def __init__(self):
+        self.lost, self.calls = "", []
+
+    async def start(self):
+        self.lost = ""
+        return Llm()
+
+    def loss(self):
+        return self.lost
+
+    def share(self):
+        self.calls.append("share")
+
+    def retire(self, *, hung):
+        self.calls.append(("retire", hung))
+
+    def close(self):
+        self.calls.append("close")
+
+
+def test_the_end_of_a_shared_engine_is_told_and_the_next_is_awaited():
+    """Who shares it is told what this process has found, and adapters are loaded by the one that has started it."""
+    source, got, log = Shared(), queue.Queue(), Log()
+    vllm = SimpleNamespace(step_timeout_s=STEP)
+    engine = Engine(vllm, source, Prompter(), log=log, restart=True, pace=PACE)
+    engine.start(lambda j, item: got.put((j, item)), ("no adapter is loaded twice",))
+    for loss in ("has died", PARTED):
+        added(engine, job())
+        source.lost = loss
+        assert str(got.get(timeout=PROMISED)[1]) == DEAD
+        wait_for(engine.is_healthy)
+    engine.stop(0)
+    assert source.calls == ["share", ("retire", False), "share", ("retire", False), "share", "close"]
+    assert [line for line in log.lines if line.startswith("the engine")][0::2] == [
+        "the engine has died, starting it again",
+        f"the engine {PARTED}",
+    ]
+
+
+def test_a_server_that_ends_gets_its_answers_in_time(started):
+    """After the grace period what is in flight is told, and what comes later at once: nothing holds the server up."""
+    engine, got = started()
+    clock = LoopClock(engine)
+    llm, put = added(engine, done := job())
+    added(engine, late := job())
+    engine.leave(20)
+    engine._loop.call_soon_threadsafe(put, last := output(finished=True))
+    assert got.get(timeout=PROMISED) == (done, last)
+    clock.now += 21
+    j, error = got.get(timeout=PROMISED)
+    assert (j, type(error), str(error)) == (late, UnavailableError, UNLOADED)
+    wait_for(lambda: llm.aborted == [late.id])
+    engine.submit(later := job())
+    clock.now += 1
+    assert got.get(timeout=PROMISED)[0] is later
+
+
+def test_a_job_is_in_flight_as_soon_as_it_is_submitted(started):
+    """The watch looks right after: a request that it does not see would not be watched until the next one came."""
+    engine, _ = started()
+    go_on = blocked(engine)
+    j = job()
+    engine.submit(j)
+    assert engine.jobs() == [j]
+    go_on()
+
+
+def test_a_job_that_has_ended_before_the_loop_took_it_is_not_begun(started):
+    """The engine died, or the model was unloaded: it is told once, and vLLM never hears of it."""
+    engine, got = started()
+    go_on = blocked(engine)
+    j, error = job(), UnavailableError("unloaded")
+    engine._loop.call_soon_threadsafe(engine._abort, j, error)
+    engine.submit(j)
+    go_on()
+    assert got.get(timeout=PROMISED) == (j, error)
+    engine.stop(0)
+    assert got.empty()
+    assert Llm.started[-1].collectors == {}
+
+
+def test_stop_waits_for_requests_within_its_bound(started):
+    """What can finish does; the rest is told, aborted and the engine shut down."""
+    engine, got = started()
+    clock = LoopClock(engine)
+    _, put = added(engine, job())
+    added(engine, late := job())
+    drain, waits = engine._drain, threading.Event()
+
+    async def noted(grace_s):
+        engine._loop.call_soon(waits.set)  # after the first step of `drain`
+        await drain(grace_s)
+
+    engine._drain = noted
+    stopping = threading.Thread(target=engine.stop, args=(0.5,))
+    stopping.start()
+    assert waits.wait(PROMISED)
+    clock.now += 0.4
+    engine._loop.call_soon_threadsafe(put, output(finished=True))
+    assert got.get(timeout=PROMISED)[1].finished
+    assert stopping.is_alive()
+    assert got.empty()
+    clock.now += 0.5
+    stopping.join(PROMISED)
+    assert not stopping.is_alive()
+    assert got.get_nowait()[0] is late
+    assert Llm.started[-1].closed
+
+
+def test_a_failed_start_is_raised_and_leaves_no_thread():
+    """What vLLM says about the model reaches Triton."""
+    Llm.started, Llm.fail_starts = [], 1
+    vllm = SimpleNamespace(
+        AsyncEngineArgs=lambda **_: None,
+        AsyncLLM=Llm,
+        UsageContext=SimpleNamespace(API_SERVER=None),
+        enable_envs_cache=None,
+        disable_envs_cache=None,
+        step_timeout_s=STEP,
+    )
+    engine = Engine(vllm, Sole(vllm, {}), Prompter(), log=Log(), restart=True)
+    with pytest.raises(RuntimeError, match="no memory"):
+        engine.start(lambda *_: None)
+    assert not engine._thread.is_alive()

@@ -1,0 +1,211 @@
+"""A request becomes the prompt that vLLM takes; vLLM is replaced by a small stand-in, the event loop is real."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+from support.patience import pause
+from triton_vllm import vllm_api
+from triton_vllm.base.errors import InvalidRequestError, UnsupportedError
+from triton_vllm.call import Chat, GenerateRequest, Part, Wants
+from triton_vllm.engine.prompts import DECODED_AT_ONCE, Prompter
+
+OLD = SimpleNamespace(parse_model_prompt=None, ChatParams=None, ThreadSafeHFTokenizerMixin=None)
+
+
+def generate(**given):
+    wanted = {"text": None, "token_ids": None, "chat": None, **given}
+    return GenerateRequest(**wanted, stream=False, echo=False, wants=Wants(), parameters={})
+
+
+def made(request, *, vllm=OLD, llm=None, loaders=None, check=len):
+    return asyncio.run(Prompter(vllm, loaders or {}, check).make(llm or SimpleNamespace(), request))
+
+
+@pytest.mark.parametrize(
+    ("request_", "prompt"),
+    [
+        (generate(text="hi"), {"prompt": "hi"}),
+        (generate(token_ids=(1, 2)), {"prompt_token_ids": [1, 2]}),
+        (Part("hi"), {"prompt": "hi"}),
+        (Part(token_ids=(3,)), {"prompt_token_ids": [3]}),
+    ],
+)
+def test_text_and_token_ids_are_passed_on(request_, prompt):
+    """Token ids as a list: vLLM's processes cannot send tuples."""
+    assert made(request_) == prompt
+
+
+def test_media_are_decoded_outside_the_event_loop():
+    """A film takes long; the outputs of others must not wait for it."""
+    threads = []
+
+    def load(data):
+        threads.append(threading.current_thread())
+        return data.upper()
+
+    request = generate(text="hi", media={"image": (base64.b64encode(b"picture").decode(),)})
+    assert made(request, loaders={"image": load}) == {"prompt": "hi", "multi_modal_data": {"image": [b"PICTURE"]}}
+    assert threads != [threading.main_thread()]
+
+
+def test_a_few_requests_are_decoded_at_once():
+    """Each holds its pixels three times meanwhile."""
+    running, most = [], []
+
+    def load(data):
+        running.append(data)
+        most.append(len(running))
+        pause(0.02)  # lets others in, if others are let in
+        running.remove(data)
+
+    async def all_at_once():
+        prompter = Prompter(OLD, {"image": load}, len)
+        requests = [generate(text="hi", media={"image": (base64.b64encode(bytes([n])).decode(),)}) for n in range(12)]
+        await asyncio.gather(*(prompter.make(SimpleNamespace(), request) for request in requests))
+
+    asyncio.run(all_at_once())
+    assert len(most) == 12
+    assert max(most) <= DECODED_AT_ONCE
+
+
+class Tokenizer:
+    """In place of one from transformers."""
+
+    def apply_chat_template(self, messages, **options):
+        if messages[0]["role"] == "alien":
+            raise ValueError("roles must alternate\nat line 3 of the template")
+        return f"{messages} {options}"
+
+    def encode(self, text, add_special_tokens):
+        return [text, add_special_tokens]
+
+
+def conversation(role="user", **given):
+    return generate(chat=Chat(({"role": role, "content": "hi"},), **given))
+
+
+def test_a_conversation_goes_through_the_models_template():
+    """With tools and arguments for the template; the template writes the special tokens itself."""
+    tools = ({"type": "function"},)
+    llm = SimpleNamespace(get_tokenizer=Tokenizer)
+    prompt = made(conversation(tools=tools, template_kwargs={"thinking": True}), llm=llm)
+    text, special = prompt["prompt_token_ids"]
+    assert special is False
+    for part in ("'content': 'hi'", "'tools': [{'type': 'function'}]", "'thinking': True", "'tokenize': False"):
+        assert part in text
+
+
+def test_a_newer_vllm_renders_a_conversation_itself():
+    """It bounds the template's time."""
+
+    class Renderer:
+        async def render_chat_async(self, conversations, params):
+            return None, [(conversations, params)]
+
+    vllm = SimpleNamespace(**{**vars(OLD), "ChatParams": lambda **given: given})
+    prompt = made(conversation(), vllm=vllm, llm=SimpleNamespace(renderer=Renderer()))
+    (((message,),), params) = prompt
+    assert message == {"role": "user", "content": "hi"}
+    assert params == {"chat_template_kwargs": {"add_generation_prompt": True}}
+
+
+def test_a_message_that_is_continued_gets_no_generation_prompt():
+    """The template would refuse both, and vLLM's server needs to be told so."""
+    llm = SimpleNamespace(get_tokenizer=Tokenizer)
+    text, _ = made(conversation(template_kwargs={"continue_final_message": True}), llm=llm)["prompt_token_ids"]
+    assert "'add_generation_prompt': False" in text
+
+
+def talk(*parts):
+    return generate(chat=Chat(({"role": "user", "content": list(parts)},), media=True))
+
+
+class Renders:
+    """In place of vLLM's renderer, which decodes what stands in messages."""
+
+    def __init__(self, error=None):
+        self.asked, self.error = 0, error
+
+    async def render_chat_async(self, conversations, params):
+        self.asked += 1
+        if self.error:
+            raise self.error
+        return None, ["prompt"]
+
+
+NEW = SimpleNamespace(**{**vars(OLD), "ChatParams": lambda **given: given})
+
+
+def test_videos_in_messages_are_checked_in_a_thread_before_vllm_sees_them():
+    """Only those that stand there: what vLLM fetches is not at hand."""
+    seen, renderer = [], Renders()
+
+    def check(videos):
+        seen.append((threading.current_thread(), list(videos)))
+        if videos:
+            raise InvalidRequestError(f"{videos[0][0]} is long")
+
+    given = {"video_url": {"url": "data:video/mp4;base64," + base64.b64encode(b"film").decode()}}
+    with pytest.raises(InvalidRequestError, match=r"messages\[0\].content\[1\].video_url is long"):
+        made(talk("look", given), vllm=NEW, llm=SimpleNamespace(renderer=renderer), check=check)
+    assert renderer.asked == 0
+    assert (
+        made(talk({"video_url": "https://a.example/b"}), vllm=NEW, llm=SimpleNamespace(renderer=renderer), check=check)
+        == "prompt"
+    )
+    assert [videos for _, videos in seen] == [[("messages[0].content[1].video_url", b"film")]]
+    assert threading.main_thread() not in [thread for thread, _ in seen]
+
+
+def test_an_audio_in_messages_that_is_too_long_is_the_clients_error():
+    """With vLLM's number and limit, without its advice to the operator, and not as a fault of the template."""
+    error = ValueError("Audio exceeds maximum allowed duration of 600s (9.0s). Set VLLM_X_S to increase this limit.")
+    with pytest.raises(InvalidRequestError) as caught:
+        made(talk("listen"), vllm=NEW, llm=SimpleNamespace(renderer=Renders(error)))
+    assert str(caught.value) == "messages hold what cannot be decoded: Audio exceeds maximum allowed duration of 600s (9.0s)"
+
+
+def test_what_has_no_decoder_is_not_a_fault_of_the_template():
+    """As with vLLM's placeholder of a package that is not there."""
+    renderer = Renders(ImportError("Please install vllm[audio]"))
+    with pytest.raises(UnsupportedError, match="the model's environment has no decoder for it"):
+        made(talk("listen"), vllm=NEW, llm=SimpleNamespace(renderer=renderer))
+
+
+def test_a_template_that_refuses_the_messages_is_the_clients_error():
+    """Its first line says what is wrong; the rest are internals."""
+    llm = SimpleNamespace(get_tokenizer=Tokenizer)
+    with pytest.raises(InvalidRequestError, match=r"chat template: roles must alternate$"):
+        made(conversation(role="alien"), llm=llm)
+
+
+@pytest.mark.parametrize("source", [{"text": "hi", "token_ids": None}, {"text": None, "token_ids": (3,)}])
+def test_a_cache_salt_goes_beside_the_prompt(source):
+    """Where vLLM looks for it; a request without one has none."""
+    plain = {**source, "chat": None, "stream": False, "echo": False, "wants": Wants(), "parameters": {}}
+    assert made(GenerateRequest(**plain, cache_salt="a"))["cache_salt"] == "a"
+    assert "cache_salt" not in made(GenerateRequest(**plain))
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_the_first_request_would_wait_for_is_done_ahead(monkeypatch, fails):
+    """A token is sampled; a model that refuses it is served all the same."""
+    done = []
+
+    async def sample_once(vllm, llm):
+        done.append(("sampled", vllm, llm))
+        if fails:
+            raise ValueError("an encoder is needed")
+
+    monkeypatch.setattr(vllm_api, "sample_once", sample_once)
+
+    asyncio.run(Prompter(OLD, {}, len).start("llm"))
+    assert done == []
+    asyncio.run(Prompter(OLD, {}, len, samples_ahead=True).start("llm"))
+    assert done == [("sampled", OLD, "llm")]

@@ -1,0 +1,242 @@
+"""How the instances of a load find each other, and that nothing of them stays; locks are the kernel's, folders real."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from triton_vllm.base.errors import ConfigError
+from triton_vllm.instances import rendezvous
+from triton_vllm.instances.rendezvous import Rendezvous, Seat, seat
+
+MODEL = Path(__file__).parents[4] / "model_repository" / "vllm" / "1"
+# holds a seat as another instance's process does, until it is killed
+HOLDER = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from triton_vllm.instances.rendezvous import Rendezvous, Seat
+meeting = Rendezvous.join(Seat(int(sys.argv[2]), 2, "k"))
+meeting.lead() and meeting.publish("e1", None)
+print("there", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture(autouse=True)
+def home(monkeypatch):
+    """A folder for temporary files of a test's own; pytest's has too long a name."""
+    with tempfile.TemporaryDirectory(prefix="vllm_env_test_") as folder:
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        monkeypatch.setenv("TMPDIR", folder)
+        yield Path(folder)
+
+
+def args(name="vllm_0_1", count=2, **changed):
+    groups = [{"name": "other", "count": 1}, {"name": "vllm_0", "count": count}]
+    return {
+        "model_instance_name": name,
+        "model_instance_device_id": "0",
+        "model_repository": "/models/vllm",
+        "model_name": "vllm",
+        "model_version": "1",
+        "model_config": json.dumps({"instance_group": groups}),
+        **changed,
+    }
+
+
+def held(index):
+    """Return the process of another instance that holds a seat."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(MODEL), str(index)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout.readline() == "there\n"
+    return process
+
+
+def killed(process):
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+
+
+def test_an_instance_knows_its_place_among_those_of_its_group():
+    """Groups of a model, GPUs of a group, versions, models and servers each have an engine of their own."""
+    own = seat(args(), os.getpid())
+    assert (own.index, own.count) == (1, 2)
+    assert seat(args("vllm_0_0"), os.getpid()).key == own.key
+    changed = [{"model_version": "2"}, {"model_instance_device_id": "1"}, {"model_repository": "/m"}, {"model_name": "v"}]
+    keys = {seat(args(**change), os.getpid()).key for change in changed} | {seat(args(), os.getppid()).key, own.key}
+    assert len(keys) == 6
+
+
+def test_an_instance_of_a_larger_reload_does_not_join_the_load_before_it():
+    """Triton starts the new instances while the old ones live; seats 0 and 1 of three are taken there, seat 2 is not."""
+    old = [Rendezvous.join(seat(args(f"vllm_0_{index}"), os.getpid())) for index in range(2)]
+    old[0].lead()
+    old[0].publish("e1", None)
+    last = Rendezvous.join(seat(args("vllm_0_2", 3), os.getpid()))
+    first = Rendezvous.join(seat(args("vllm_0_0", 3), os.getpid()))
+    assert last.address() is None
+    assert last.has_first()
+    for meeting in (*old, first, last):
+        meeting.leave()
+
+
+@pytest.mark.parametrize("alone", [args("vllm_0_0", 1), args("other_0"), args("vllm"), {"model_config": "{}"}])
+def test_an_only_instance_needs_no_other(alone):
+    """As in every model that asks for one instance; nothing is written for it."""
+    assert seat(alone, os.getpid()) is None
+
+
+def test_an_instance_that_is_added_to_a_loaded_model_is_refused():
+    """Triton adds it without a new load, and tells it the old count."""
+    with pytest.raises(ConfigError, match="unload the model, then load it again"):
+        seat(args("vllm_0_1", 1), os.getpid())
+
+
+def test_instances_of_a_load_meet_and_the_next_load_meets_elsewhere(home):
+    """A seat is taken once: Triton starts a changed model's instances while those of the old one serve."""
+    old = [Rendezvous.join(Seat(index, 2, "k")) for index in (1, 0)]
+    new = [Rendezvous.join(Seat(index, 2, "k")) for index in (0, 1)]
+    assert old[1].lead()
+    assert new[0].lead()
+    old[1].publish("old", None)
+    new[0].publish("new", "ipc://stats")
+    assert (old[0].address().engine, new[1].address().engine) == ("old", "new")
+    assert new[1].address().stats_update_address == "ipc://stats"
+    for one in (*old, *new):
+        one.leave()
+    assert list(home.iterdir()) == []
+
+
+def test_each_instance_is_a_client_of_its_own():
+    """The one that leads is the first, whichever instance it is, and the addresses are those that the engine was given."""
+    meetings = [Rendezvous.join(Seat(index, 3, "k")) for index in range(3)]
+    assert meetings[1].lead()
+    wires = meetings[1].wires("e")
+    meetings[1].publish("e", None)
+    found = {meetings[index].address().client: meetings[index].address() for index in (0, 2)}
+    assert sorted(found) == [1, 2]
+    assert [(found[n].input_address, found[n].output_address) for n in (1, 2)] == wires
+    assert len({address for wire in wires for address in wire}) == 4
+
+
+def test_one_instance_leads_until_it_is_gone():
+    """Its death frees the lead, and what it published is no engine any more."""
+    first = held(0)
+    second = Rendezvous.join(Seat(1, 2, "k"))
+    assert not second.lead()
+    assert second.address().engine == "e1"
+    killed(first)
+    assert second.lead()
+    assert second.address() is None
+    second.leave()
+
+
+def test_an_unloaded_leader_is_not_replaced_by_one_that_is_about_to_be_unloaded(monkeypatch):
+    """Triton ends the instances one after the other; one that is still there long after stays, and leads."""
+    first, second = (Rendezvous.join(Seat(index, 2, "k")) for index in range(2))
+    first.lead()
+    first.publish("e", None)
+    first.withdraw("e", closed=True)
+    first.leave()
+    assert second.closed()
+    assert second.address() is None
+    assert not second.lead()
+    monkeypatch.setattr(rendezvous, "DEPARTURE_S", 0.0)
+    assert second.lead()
+    assert not second.closed()
+    second.leave()
+
+
+def test_the_reason_of_a_failed_load_is_told_to_all():
+    """Whichever instance's error Triton shows, it says what went wrong; the next load meets elsewhere."""
+    first, second = (Rendezvous.join(Seat(index, 3, "k")) for index in range(2))
+    assert second.failure() == ""
+    first.fail("vLLM did not start")
+    first.fail("later")
+    assert second.failure() == "vLLM did not start"
+    third = Rendezvous.join(Seat(2, 3, "k"))
+    assert third.failure() == ""
+    assert not third.has_first()
+
+
+def test_a_first_instance_that_was_killed_is_not_waited_for():
+    """It can tell nothing."""
+    first = held(0)
+    second = Rendezvous.join(Seat(1, 2, "k"))
+    assert second.failure() == ""
+    killed(first)
+    assert "ended while it was loaded" in second.failure()
+    second.leave()
+
+
+def test_what_killed_instances_left_is_removed_by_others(home):
+    """A server that was killed with its instances removes nothing."""
+    first = held(0)
+    (left,) = home.iterdir()
+    other = Rendezvous.join(Seat(0, 2, "another"))
+    assert left.is_dir()  # while they live
+    other.leave()
+    killed(first)
+    Rendezvous.join(Seat(0, 2, "another")).leave()
+    assert list(home.iterdir()) == []
+
+
+def test_instances_that_start_while_others_leave_find_a_folder(home):
+    """The last one to leave removes it, and each that starts removes abandoned ones: perhaps that which was made just now."""
+
+    def come_and_go(index):
+        for _ in range(300):
+            Rendezvous.join(Seat(index, 4, "key")).leave()
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(come_and_go, range(4)))
+    assert not list(home.iterdir())
+
+
+def test_the_folder_is_nobody_elses(home):
+    """Who could write there could run code in the engine: vLLM unpickles what it is sent."""
+    meeting = Rendezvous.join(Seat(0, 2, "k"))
+    (base,) = home.iterdir()
+    assert {path.stat().st_mode & 0o077 for path in (base, *base.glob("load-*"))} == {0}
+    meeting.leave()
+    base.mkdir(mode=0o755)
+    base.chmod(0o755)
+    with pytest.raises(ConfigError, match="this user's alone"):
+        Rendezvous.join(Seat(0, 2, "k"))
+
+
+def test_a_path_that_no_socket_takes_is_refused_at_load(home, monkeypatch):
+    """vLLM would say so after the model has been loaded."""
+    long = home / ("x" * 100)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    with pytest.raises(ConfigError, match="too long a name for sockets"):
+        Rendezvous.join(Seat(0, 2, "k"))
+    assert list(long.iterdir()) == []
+
+
+def test_a_path_of_the_documented_length_is_taken(monkeypatch):
+    """docs/scaling.md has the number of bytes; a hundred instances need the longest names."""
+    (length,) = re.findall(r"its path may have (\d+) bytes", (MODEL.parents[2] / "docs" / "scaling.md").read_text("utf-8"))
+    with tempfile.TemporaryDirectory(prefix="x" * (int(length) - len("/tmp/") - 8), dir="/tmp") as folder:
+        assert len(folder) == int(length)
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        Rendezvous.join(Seat(99, 100, "k" * 12)).leave()
+
+
+def test_a_hung_engine_is_reported_to_the_one_that_leads():
+    """Only that engine, not the next."""
+    first, second = (Rendezvous.join(Seat(index, 2, "k")) for index in range(2))
+    second.report_hung("e1")
+    assert first.is_hung("e1")
+    assert not first.is_hung("e2")

@@ -1,0 +1,39 @@
+"""The operator's limits of audio become vLLM's own variables."""
+
+from __future__ import annotations
+
+import pytest
+
+from triton_vllm.base.limits import Limits
+from triton_vllm.media.audio import MEGABYTES, SECONDS, UNBOUNDED, limit
+
+BOTH = {SECONDS, MEGABYTES}
+
+
+@pytest.mark.parametrize(
+    ("limits", "seconds", "megabytes"),
+    [
+        (Limits(), "600", "32"),
+        (Limits(max_clip_seconds=30, max_clip_bytes=(1 << 20) + 1), "30", "2"),
+        (Limits(max_clip_seconds=0, max_clip_bytes=0), str(UNBOUNDED), str(UNBOUNDED)),
+    ],
+)
+def test_each_limit_has_its_variable(limits, seconds, megabytes):
+    """In whole megabytes, upwards; no limit is a large one, for vLLM takes 0 as nothing allowed."""
+    environ = {}
+    limit(limits, BOTH, environ)
+    assert environ == {SECONDS: seconds, MEGABYTES: megabytes}
+
+
+def test_what_the_operator_has_set_stays():
+    """Also where it allows more."""
+    environ = {SECONDS: "3600", MEGABYTES: "1"}
+    limit(Limits(), BOTH, environ)
+    assert environ == {SECONDS: "3600", MEGABYTES: "1"}
+
+
+def test_a_vllm_gets_only_variables_that_it_knows():
+    """Others it would warn of, or refuse."""
+    environ = {}
+    limit(Limits(), {SECONDS, "VLLM_OTHER"}, environ)
+    assert set(environ) == {SECONDS}

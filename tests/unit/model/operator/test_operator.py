@@ -1,0 +1,253 @@
+"""An operator puts the engine to sleep and wakes it up, if config.pbtxt lets whoever asks."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from support.engine_parts import PROMISED, Llm, added, output
+from support.fake_reply import FakeChannel, fake_job
+from support.patience import wait_for
+from triton_vllm.base.errors import DEAD, AdapterError, CancelledError, UnavailableError, UnsupportedError
+from triton_vllm.base.limits import Limits
+from triton_vllm.call import ENGINE_FIELDS, OPERATIONS, OperatorRequest
+from triton_vllm.job import Job
+from triton_vllm.operator.run import ASLEEP
+from triton_vllm.reply.reply import Reply
+from triton_vllm.reply.response import ToldAssembler
+from triton_vllm.request.parse import parse
+
+ALL = Limits(operator_requests=tuple(OPERATIONS))
+
+
+def read(text, limits=ALL):
+    return parse({"operator_request": np.array([text.encode()], np.object_)}, "", limits=limits)
+
+
+def job(operation, **arguments):
+    return Job(OperatorRequest(operation, arguments), None, Reply(FakeChannel()), ToldAssembler())
+
+
+class Sleeper:
+    """What AsyncLLM has for sleep, added to an engine's."""
+
+    def __init__(self, llm, *, frees=False):
+        self.levels = []
+        llm.model_config = SimpleNamespace(enable_sleep_mode=frees)
+        llm.sleep, llm.wake_up, llm.reset_prefix_cache = self.sleep, self.wake_up, self.reset
+        self.error = None
+
+    async def sleep(self, level):
+        if self.error:
+            raise self.error
+        self.levels.append(level)
+
+    async def wake_up(self):
+        self.levels.append("awake")
+
+    async def reset(self):
+        return True
+
+
+def told(engine, got, j):
+    engine.submit(j)
+    found, item = got.get(timeout=PROMISED)
+    assert found is j
+    return item if isinstance(item, AdapterError) else dict(item.outputs)
+
+
+def test_what_is_allowed_is_parsed():
+    """With its arguments; the answer is JSON."""
+    assert read('{"operation": "sleep", "level": 0}') == OperatorRequest("sleep", {"level": 0})
+    assert read('{"operation": "load_lora", "name": "a"}').arguments == {"name": "a"}
+    ((_, text),) = ToldAssembler().build([SimpleNamespace(outputs={"asleep": True})])
+    assert json.loads(text[0]) == {"asleep": True}
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[]", "operator_request must be a JSON object"),
+        ("{}", "operation must be one of sleep, wake_up"),
+        ('{"operation": ["sleep"]}', "operation must be one of sleep"),
+        ('{"operation": "sleep", "level": 2}', "level must be 0, which only pauses, or 1"),
+        ('{"operation": "sleep", "level": true}', "level must be 0"),
+        ('{"operation": "sleep", "tags": []}', "'sleep' has no argument 'tags'"),
+        ('{"operation": "load_lora"}', "needs the name of an adapter"),
+        ('{"operation": "load_lora", "name": 1}', "name must be the name of an adapter"),
+        ('{"operation": "collective_rpc"}', "operation must be one of"),
+    ],
+)
+def test_what_is_malformed_is_refused(text, says):
+    """With what would be right."""
+    with pytest.raises(AdapterError, match=says):
+        read(text)
+
+
+@pytest.mark.parametrize("name", ["text_input", "embedding_request"])
+def test_an_operation_goes_alone(name):
+    """What stands beside it would be left out without a word."""
+    given = {"operator_request": np.array([b"{}"], np.object_), name: np.array([b"x"], np.object_)}
+    with pytest.raises(AdapterError, match=f"operator_request goes alone, found {name} beside it"):
+        parse(given, "", limits=ALL)
+
+
+def test_nothing_is_allowed_unless_the_operator_says_so():
+    """Not even to know what there is."""
+    with pytest.raises(UnsupportedError, match=r"takes no operator requests: OPERATOR_REQUESTS in its config.pbtxt lists none"):
+        read('{"operation": "sleep"}', Limits())
+    with pytest.raises(UnsupportedError, match="'sleep' is not allowed: OPERATOR_REQUESTS"):
+        read('{"operation": "sleep"}', Limits(operator_requests=("wake_up",)))
+
+
+@pytest.mark.parametrize(("frees", "level"), [(False, 0), (True, 1)])
+def test_sleep_waits_for_what_is_in_flight(started, frees, level):
+    """From its beginning on nothing else is taken; it frees memory where the engine can."""
+    engine, got = started()
+    llm, put = added(engine, fake_job())
+    sleeper = Sleeper(llm, frees=frees)
+    engine.submit(j := job("sleep"))
+    wait_for(engine.is_asleep)
+    assert (sleeper.levels, j.ended) == ([], False)
+    put(output(finished=True))
+    got.get(timeout=PROMISED)
+    assert dict(got.get(timeout=PROMISED)[1].outputs) == {"operation": "sleep", "asleep": True}
+    assert sleeper.levels == [level]
+    assert told(engine, got, job("wake_up")) == {"operation": "wake_up", "asleep": False}
+    assert not engine.is_asleep()
+    assert told(engine, got, job("is_sleeping")) == {"operation": "is_sleeping", "asleep": False}
+    assert told(engine, got, job("reset_prefix_cache")) == {"operation": "reset_prefix_cache", "reset": True}
+
+
+def test_what_was_admitted_just_before_a_sleep_does_not_wait_for_its_end(started):
+    """While the sleep waits it is one more to wait for; once vLLM was told, it would be held until somebody wakes it up."""
+    engine, got = started()
+    llm, put = added(engine, fake_job())
+    sleeper = Sleeper(llm)
+    engine.submit(job("sleep"))
+    wait_for(engine.is_asleep)
+    _, put_second = added(engine, fake_job())  # whoever admitted it looked before
+    put(output(finished=True))
+    got.get(timeout=PROMISED)
+    assert sleeper.levels == []
+    put_second(output(finished=True))
+    got.get(timeout=PROMISED)
+    assert got.get(timeout=PROMISED)[1].outputs["asleep"] is True
+    before = len(llm.collectors)
+    engine.submit(late := fake_job())
+    found, error = got.get(timeout=PROMISED)
+    assert (found, type(error), str(error)) == (late, UnavailableError, ASLEEP)
+    assert (len(llm.collectors), llm.aborted, engine.in_flight()) == (before, [], 0)
+    assert told(engine, got, job("wake_up")) == {"operation": "wake_up", "asleep": False}
+    added(engine, fake_job())
+
+
+def test_a_sleep_that_is_cancelled_or_fails_leaves_the_model_awake(started):
+    """Nobody else would know to wake it up."""
+    engine, got = started()
+    llm, _ = added(engine, fake_job())
+    sleeper = Sleeper(llm)
+    engine.submit(j := job("sleep"))
+    wait_for(engine.is_asleep)
+    engine.cancel(j)
+    assert isinstance(got.get(timeout=PROMISED)[1], CancelledError)
+    wait_for(lambda: not engine.is_asleep())
+    assert sleeper.levels == []
+    assert isinstance(told(engine, got, job("sleep", level=1)), UnsupportedError)
+    engine.drop(next(iter(engine.jobs())))
+    wait_for(lambda: not engine.jobs())
+    sleeper.error = RuntimeError("secret")
+    assert "secret" not in str(told(engine, got, job("sleep")))
+    assert not engine.is_asleep()
+    added(engine, fake_job())
+
+
+def test_what_nobody_wants_any_more_is_not_begun(started):
+    """Its turn comes after the one before it has ended, when it has long been answered."""
+    engine, got = started()
+    llm, put = added(engine, fake_job())
+    sleeper = Sleeper(llm)
+    engine.submit(first := job("sleep"))
+    wait_for(engine.is_asleep)
+    engine.submit(second := job("reset_prefix_cache"))
+    engine.submit(third := job("sleep"))
+    engine.cancel(third)
+    assert got.get(timeout=PROMISED)[0] is third
+    put(output(finished=True))
+    assert [got.get(timeout=PROMISED)[0] for _ in range(3)][1:] == [first, second]
+    assert told(engine, got, job("wake_up")) == {"operation": "wake_up", "asleep": False}
+    assert sleeper.levels == [0, "awake"]
+    assert not engine.is_asleep()
+
+
+def test_a_sleep_that_waits_can_be_looked_at_and_called_off(started):
+    """By an operator who wakes the model up; requests are taken again at once."""
+    engine, got = started()
+    llm, _ = added(engine, fake_job())
+    sleeper = Sleeper(llm)
+    engine.submit(sleep := job("sleep"))
+    wait_for(engine.is_asleep)
+    assert told(engine, got, job("is_sleeping")) == {"operation": "is_sleeping", "asleep": False}
+    engine.submit(wake := job("wake_up"))
+    found, error = got.get(timeout=PROMISED)
+    assert found is sleep
+    assert str(error) == "wake_up was asked for before the requests in flight had ended"
+    assert got.get(timeout=PROMISED)[0] is wake
+    assert not engine.is_asleep()
+    assert sleeper.levels == ["awake"]
+
+
+def test_an_engine_that_was_started_again_is_awake(started):
+    """It knows nothing of the sleep before."""
+    engine, got = started()
+    Sleeper(Llm.started[-1])
+    told(engine, got, job("sleep"))
+    assert engine.is_asleep()
+    Llm.started[-1].errored = True
+    wait_for(lambda: len(Llm.started) == 2 and engine.is_healthy())
+    assert not engine.is_asleep()
+
+
+def test_nobody_waits_for_an_engine_that_dies_meanwhile(started):
+    """The answer is that of any request."""
+    engine, got = started(restart=False)
+    llm = Llm.started[-1]
+    Sleeper(llm)
+    llm.hangs = True
+    engine.submit(j := job("is_sleeping"))
+    wait_for(lambda: llm.waits)
+    llm.errored = True
+    found, item = got.get(timeout=PROMISED)
+    assert (found, type(item), str(item)) == (j, UnavailableError, DEAD)
+
+
+def test_an_adapter_is_loaded_ahead_only_from_a_directory(started):
+    """And is not kept by it."""
+    engine, got = started()
+    assert isinstance(told(engine, got, job("load_lora", name="a")), UnsupportedError)
+    version = SimpleNamespace(digest="d", users=0)
+
+    async def acquire(llm, name, *, afresh):
+        assert (name, afresh) == ("a", True)
+        version.users += 1
+        return version
+
+    engine._operator.store = SimpleNamespace(acquire=acquire)
+    assert told(engine, got, job("load_lora", name="a")) == {"operation": "load_lora", "name": "a", "version": "d"}
+    assert version.users == 0
+
+
+def test_the_documentation_has_what_there_is():
+    """Every operation and every field, in the tables of docs/requests.md and of the README's parameters."""
+    root = Path(__file__).parents[4]
+    page, readme = ((root / name).read_text("utf-8") for name in ("docs/requests.md", "README.md"))
+    rows = {name for row in re.findall(r"^\| (`[^|]+?) \|", page, re.MULTILINE) for name in re.findall(r"`(\w+)`", row)}
+    assert {*OPERATIONS, *ENGINE_FIELDS} <= rows
+    for parameter, known in (("OPERATOR_REQUESTS", OPERATIONS), ("ALLOWED_REQUEST_FIELDS", ENGINE_FIELDS)):
+        row = next(line for line in readme.splitlines() if line.startswith(f"| `{parameter}` |"))
+        assert all(f"`{name}`" in row for name in known)

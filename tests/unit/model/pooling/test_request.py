@@ -1,0 +1,125 @@
+"""Pooling requests: typed parameters in, JSON numbers out."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from triton_vllm.base.errors import InternalError, InvalidRequestError
+from triton_vllm.base.protocols import Gathered
+from triton_vllm.call import EmbedRequest, Part, Scoring, Wants
+from triton_vllm.pooling.request import build
+from triton_vllm.reply.response import PoolingAssembler
+
+
+@dataclasses.dataclass
+class Params:
+    """Stands where vLLM's PoolingParams does."""
+
+    task: str
+    dimensions: int | None = None
+
+
+TYPES = {"task": str, "dimensions": int | None}
+
+
+def request(**parameters):
+    return EmbedRequest(parts=(Part("a"),), wants=Wants(), task="embed", parameters=parameters)
+
+
+def test_parameters_are_typed():
+    """A number may come as a string."""
+    assert build(Params, TYPES, (ValueError,), request(dimensions="4")) == Params("embed", 4)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"dimension": 4}, "unknown pooling parameter 'dimension', did you mean 'dimensions'?"),
+        ({"dimensions": True}, "pooling parameter 'dimensions' must be an integer"),
+    ],
+)
+def test_wrong_parameters_are_refused_by_name(given, says):
+    """Unknown and ill-typed ones alike."""
+    with pytest.raises(InvalidRequestError) as caught:
+        build(Params, TYPES, (ValueError,), request(**given))
+    assert says in str(caught.value)
+
+
+def test_response_is_json_with_counts():
+    """The official shape: the vector as JSON in text_output, no output tokens."""
+    output = SimpleNamespace(outputs=SimpleNamespace(data=np.array([0.5, -1.0])), prompt_token_ids=[1, 2, 3])
+    made = dict(PoolingAssembler(Wants(num_input_tokens=True, num_output_tokens=True)).build([output]))
+    assert json.loads(made["text_output"][0]) == [0.5, -1.0]
+    assert made["num_input_tokens"].tolist() == [3]
+    assert made["num_output_tokens"].tolist() == [0]
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_an_overflow_is_an_error(value):
+    """A model that overflows its dtype; NaN in the answer is no JSON."""
+    output = SimpleNamespace(outputs=SimpleNamespace(data=np.array([[0.5, value]])), prompt_token_ids=[1])
+    with pytest.raises(InternalError, match="numbers that are not finite"):
+        PoolingAssembler(Wants()).build([output])
+
+
+def pooled(*values, tokens=2):
+    """Return the outputs of a request's parts."""
+    return Gathered([SimpleNamespace(outputs=SimpleNamespace(data=np.array(v)), prompt_token_ids=[1] * tokens) for v in values])
+
+
+def test_several_inputs_have_an_element_each_and_one_count():
+    """In the order of the inputs."""
+    made = dict(PoolingAssembler(Wants(num_input_tokens=True)).build([pooled([0.5, 1.0], [2.0])]))
+    assert [json.loads(text) for text in made["text_output"]] == [[0.5, 1.0], [2.0]]
+    assert made["num_input_tokens"].tolist() == [4]
+
+
+def test_a_cross_encoder_gives_a_number_for_each_pair():
+    """As it comes, in the order of the pairs."""
+    (_, texts), *_ = PoolingAssembler(Wants(), Scoring(("q",), ("a", "b"))).build([pooled([0.25], [0.75])])
+    assert [json.loads(text) for text in texts] == [0.25, 0.75]
+
+
+def test_vectors_are_compared_by_their_angle():
+    """One query against each document, or each query against its own."""
+    one = PoolingAssembler(Wants(), Scoring(("q",), ("a", "b", "c"))).build([pooled([3, 4], [6, 8], [-3, -4], [4, -3])])
+    assert [json.loads(text) for text in one[0][1]] == pytest.approx([1, -1, 0])
+    each = PoolingAssembler(Wants(), Scoring(("q", "r"), ("a", "b"))).build([pooled([1, 0], [0, 1], [0, 2], [0, 2])])
+    assert [json.loads(text) for text in each[0][1]] == pytest.approx([0, 1])
+
+
+def test_ranks_are_best_first_and_at_most_as_many_as_asked_for():
+    """Each with its index; equal ones in their order."""
+    ranked = Scoring(("q",), ("a", "b", "c"), ranked=True, top=2)
+    (_, texts), *_ = PoolingAssembler(Wants(), ranked).build([pooled([0.5], [0.75], [0.5])])
+    assert [json.loads(text) for text in texts] == [
+        {"index": 1, "relevance_score": 0.75},
+        {"index": 0, "relevance_score": 0.5},
+    ]
+
+
+class Table:
+    """Rows of numbers, of which none is asked for before its turn."""
+
+    ndim = 2
+
+    def __init__(self, rows):
+        self.rows = rows
+
+    def __iter__(self):
+        return iter(np.array(self.rows))
+
+    def tolist(self):
+        raise AssertionError("all at once")
+
+
+def test_a_vector_for_each_token_is_written_row_by_row():
+    """What is written in one call keeps Python's lock, and with it all other requests, for its whole time."""
+    output = SimpleNamespace(outputs=SimpleNamespace(data=Table([[0.5, 1.0], [2.0, -3.25]])), prompt_token_ids=[1])
+    made = dict(PoolingAssembler(Wants()).build([output]))
+    assert made["text_output"].tolist() == [b"[[0.5, 1.0], [2.0, -3.25]]"]

@@ -1,0 +1,329 @@
+"""The outbox loses nothing, keeps the order and merges only under pressure.
+
+How much it merges depends on what a send costs: those tests run a lane by hand, on a clock that only they move.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import sys
+import threading
+
+import pytest
+
+from support.fake_log import FakeLog
+from support.fake_reply import FakeChannel
+from support.fake_reply import fake_job as job
+from support.patience import LIMIT, pause, wait_for
+from triton_vllm.reply.outbox import CORES_TO_SPARE, FEW_CORES, MANY, ONE_BY_ONE, Outbox
+
+LONGEST_S = FEW_CORES.longest
+
+
+def started(deliver, threads=1, log=None):
+    outbox = Outbox(deliver, log or FakeLog(), threads)
+    outbox.start()
+    return outbox
+
+
+def test_everything_arrives_in_order_from_many_producers():
+    """2,000 outputs for each of 20 requests over three threads arrive once each and in order."""
+    got: dict[str, list[int]] = {}
+    outbox = started(lambda j, items: got.setdefault(j.id, []).extend(items), threads=3)
+    jobs = [job() for _ in range(20)]
+    for j in jobs:
+        outbox.assign(j)
+    for i in range(2000):
+        for j in jobs:
+            outbox.put(j, i)
+    outbox.close()
+    assert all(got[j.id] == list(range(2000)) for j in jobs)
+
+
+def test_one_output_a_response_at_light_load_and_several_under_pressure():
+    """An idle sender passes each output on; what comes while it is in a send goes out together with the next."""
+    sent: list[list[int]] = []
+    entered, go_on = threading.Semaphore(0), threading.Semaphore(0)
+
+    def deliver(_, items):
+        sent.append(items)
+        entered.release()
+        go_on.acquire()
+
+    outbox = started(deliver)
+    j = job()
+    outbox.assign(j)
+    outbox.put(j, 1)
+    entered.acquire()  # the sender is in its handshake now
+    for item in (2, 3, 4):
+        outbox.put(j, item)
+    go_on.release()
+    entered.acquire()
+    go_on.release()
+    outbox.put(j, 5)
+    entered.acquire()
+    go_on.release()
+    outbox.close()
+    assert sent == [[1], [2, 3, 4], [5]]
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_bulky_response_keeps_nobody_waiting(threads):
+    """It is written in a thread of its own kind; the others go on meanwhile."""
+    sent, begun, go_on, others = [], threading.Event(), threading.Event(), threading.Semaphore(0)
+
+    def deliver(j, items):
+        if j.bulky:
+            begun.set()
+            assert go_on.wait(LIMIT)
+        sent.append((j.bulky, items))
+        others.release()
+
+    outbox = started(deliver, threads)
+    jobs = [job() for _ in range(2 * threads + 1)]
+    jobs[0].bulky = True
+    for j in jobs:
+        outbox.assign(j)
+    outbox.put(jobs[0], 0)
+    assert begun.wait(LIMIT)
+    for j in jobs[1:]:
+        outbox.put(j, 1)
+    for _ in jobs[1:]:
+        assert others.acquire(timeout=LIMIT)
+    go_on.set()
+    outbox.close()
+    assert sent == [*[(False, [1])] * (2 * threads), (True, [0])]
+
+
+def test_a_closed_job_gets_nothing_more():
+    """After the final response, or a failed one, nothing follows."""
+    sent = []
+
+    def deliver(j, items):
+        sent.extend(items)
+        j.reply.send([], final=True)
+
+    outbox = started(deliver)
+    j = job()
+    outbox.assign(j)
+    outbox.put(j, 1)
+    wait_for(lambda: j.reply.closed, "the final response")
+    outbox.put(j, 2)
+    outbox.close()
+    assert sent == [1]
+
+
+def test_what_comes_during_a_pause_goes_out_by_itself():
+    """Outputs that do not wake the sender are sent when the pause is over, though nothing follows them."""
+    seed = random.Random(3)
+    sent: dict[str, list[int]] = {}
+    outbox = started(lambda j, items: sent.setdefault(j.id, []).extend(items))
+    jobs = [job() for _ in range(64)]
+    for j in jobs:
+        outbox.assign(j)
+        outbox.put(j, 0)
+    for i in range(1, 60):
+        for j in jobs:
+            outbox.put(j, i)
+        pause(seed.choice((0, 0, 0.001, 0.02)))
+        if i % 10 == 0:
+            wait_for(lambda i=i: {sent.get(j.id, [-1])[-1] for j in jobs} == {i}, f"output {i} of each job")
+    outbox.close()
+    assert all(sent[j.id] == list(range(60)) for j in jobs)
+
+
+def test_no_output_is_left_behind_when_the_sender_goes_to_sleep():
+    """Each output comes just as the sender has nothing left to do; one that it overlooks would wait for ever."""
+    sent = threading.Semaphore(0)
+    outbox = started(lambda *_: sent.release())
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for number in range(5000):
+            j = job()
+            outbox.assign(j)
+            outbox.put(j, number)
+            assert sent.acquire(timeout=LIMIT)
+    finally:
+        sys.setswitchinterval(interval)
+        outbox.close()
+
+
+def test_an_exception_does_not_end_the_sender():
+    """The job that it met is answered, those behind it are served, and the log has it once however often it comes."""
+    log, sent = FakeLog(), threading.Semaphore(0)
+
+    def deliver(j, items):
+        if items == ["bad"]:
+            raise KeyError("injected")
+        sent.release()
+
+    outbox = started(deliver, log=log)
+    channels = [FakeChannel() for _ in range(3)]
+    for channel in channels:
+        outbox.assign(bad := job(channel))
+        outbox.put(bad, "bad")
+    outbox.assign(good := job())
+    outbox.put(good, "good")
+    assert sent.acquire(timeout=LIMIT)
+    outbox.put(good, "better")  # also after it has slept
+    assert sent.acquire(timeout=LIMIT)
+    outbox.close()
+    assert [len(channel.sent) for channel in channels] == [1, 1, 1]
+    assert len(log.errors) == 1
+    assert "injected" in log.errors[0]
+
+
+class Bench:
+    """A lane without its thread: time passes only where a test or a send lets it.
+
+    Args:
+        cost: seconds that a send takes.
+        streams: how many jobs there are.
+        pacing: how responses wait.
+    """
+
+    def __init__(self, cost, streams, pacing=FEW_CORES):
+        self.now = 1.0
+        self.cost = cost
+        self.got = [[] for _ in range(streams)]
+        self.sends: list[tuple[float, int]] = []  # when, whose
+        self.outbox = Outbox(self.deliver, FakeLog(), pacing=pacing, clock=lambda: self.now)
+        self.lane = self.outbox._lanes[0]
+        self.jobs = [job() for _ in range(streams)]
+        for j in self.jobs:
+            self.outbox.assign(j)
+
+    def deliver(self, j, items):
+        self.now += self.cost
+        number = self.jobs.index(j)
+        self.sends.append((self.now, number))
+        self.got[number].extend(items)
+        if j.ended:
+            j.reply.send([], final=True)
+
+    def put_all(self, item):
+        for j in self.jobs:
+            self.outbox.put(j, item)
+
+    def run_until(self, end):
+        """Do what the thread does until `end`."""
+        while (due := self.lane.turn()) <= end:
+            self.now = max(self.now, due)
+        self.now = max(self.now, end)
+
+
+def test_many_streams_are_merged_and_the_last_output_does_not_wait():
+    """64 streams whose sends take 1 ms: far fewer sends than outputs, all in order, and an end is sent at once."""
+    bench = Bench(cost=0.001, streams=64)
+    for i in range(99):
+        bench.put_all(i)
+        bench.run_until(bench.now + 0.002)
+    for j in bench.jobs:
+        j.ended = True
+    bench.put_all(99)
+    before = bench.now
+    bench.lane.turn()
+    assert bench.now - before == pytest.approx(64 * bench.cost)
+    assert bench.got == [list(range(100))] * 64
+    assert len(bench.sends) < 64 * 100 / 5
+
+
+def test_nothing_is_merged_where_that_is_not_wanted():
+    """64 streams whose outputs come faster than they can be sent: each is a response of its own, in order."""
+    bench = Bench(cost=0.001, streams=64, pacing=ONE_BY_ONE)
+    for i in range(10):
+        bench.put_all(i)
+        bench.run_until(bench.now + 0.002)
+    assert bench.got == [list(range(10))] * 64
+    assert len(bench.sends) == 640
+
+
+def test_a_single_stream_is_not_merged():
+    """One stream with a token every 6 ms and sends of 3 ms, as on a busy machine: each output is a response of its own."""
+    bench = Bench(cost=0.003, streams=1)
+    for i in range(100):
+        bench.put_all(i)
+        bench.run_until(bench.now + 0.003)
+    assert bench.got == [list(range(100))]
+    assert len(bench.sends) == 100
+
+
+def test_streams_are_paced_where_the_sender_would_keep_up():
+    """64 streams, a token each 12 ms, sends of a sixth of a millisecond: merged, though each could go by itself."""
+    bench = Bench(cost=1 / 6000, streams=64)
+    for i in range(40):
+        at = bench.now
+        bench.put_all(i)
+        bench.run_until(at + 0.012)
+    assert 64 * bench.cost < 0.012  # it would keep up
+    assert len(bench.sends) < 64 * 40 / 2
+
+
+@pytest.mark.parametrize(("streams", "step", "merged"), [(16, 0.0058, False), (128, 0.0155, False), (128, 0.003, True)])
+def test_with_cores_to_spare_nothing_waits(streams, step, merged):
+    """A Llama-7B's 32 and 256 streams over two threads, then steps for which one cannot send fast enough."""
+    bench = Bench(30e-6, streams, pacing=CORES_TO_SPARE)
+    began = bench.now
+    for i in range(100):
+        if bench.now < began + i * step:
+            bench.run_until(began + i * step)
+        bench.put_all(i)
+    bench.run_until(bench.now)
+    assert bench.got == [list(range(100))] * streams
+    assert (len(bench.sends) < 85 * streams) if merged else (len(bench.sends) == 100 * streams)
+
+
+@pytest.mark.parametrize(("cost", "most"), [(0.0002, 1 / 3), (0.0005, 0.42)])
+def test_sending_takes_a_part_of_the_time(cost, most):
+    """However many outputs come, sends of many streams leave the rest of a core to the engine.
+
+    A quarter is what a pause allows; those that are due soon are sent along with those that are due. Where the longest pause is
+    too short for that, as with 32 streams at 0.5 ms a send, it takes more.
+    """
+    bench = Bench(cost, streams=32)
+    bench.put_all(0)
+    for i in range(1, 2000):
+        bench.put_all(i)
+        bench.run_until(bench.now + 0.001)
+    late = [at for at, _ in bench.sends if at > bench.now / 2]
+    assert 0.2 < len(late) * bench.cost / (bench.now / 2) < most
+
+
+def test_no_stream_pauses_longer_than_a_reader_bears():
+    """256 streams whose sends take 5 ms: two responses of a request are 80 ms apart, and the time that the sends take."""
+    bench = Bench(cost=0.005, streams=256)
+    for i in range(200):
+        bench.put_all(i)
+        bench.run_until(bench.now + 0.02)
+    own = [at for at, number in bench.sends if number == 0]
+    assert max(b - a for a, b in itertools.pairwise(own)) < LONGEST_S + 256 * bench.cost + 0.02
+
+
+@pytest.mark.parametrize(("streams", "longest"), [(8, LONGEST_S / 2), (MANY // 2, LONGEST_S / 2), (MANY, LONGEST_S)])
+def test_a_few_streams_pause_for_half_as_long(streams, longest):
+    """However dear their sends: the gap is the pause, up to a quarter of it saved."""
+    bench = Bench(cost=0.03 / streams, streams=streams)
+    for i in range(100):
+        bench.put_all(i)
+        bench.run_until(bench.now + 0.005)
+    own = [at for at, number in bench.sends if number == 0]
+    gap = max(b - a for a, b in itertools.pairwise(own[2:]))
+    assert 0.7 * longest < gap < longest + 0.01
+
+
+def test_streams_that_have_ended_no_longer_slow_down_the_others():
+    """Of 64 streams one goes on: it is paced as the lone one that it is."""
+    bench = Bench(cost=0.0005, streams=64)
+    bench.put_all(0)
+    bench.run_until(bench.now + 0.2)
+    for j in bench.jobs[1:]:
+        j.ended = True
+        bench.outbox.put(j, "end")
+    bench.run_until(bench.now + 0.2)
+    before = len(bench.sends)
+    for i in range(100):
+        bench.outbox.put(bench.jobs[0], i)
+        bench.run_until(bench.now + 0.002)
+    assert len(bench.sends) - before == 100

@@ -1,0 +1,257 @@
+"""Cancelled requests are noticed within 100 ms by a thread that sleeps when nothing is in flight.
+
+What takes time here takes it on a clock that the tests move themselves; the thread's own tests assert order, not duration.
+"""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from support.fake_log import FakeLog
+from support.fake_reply import FakeChannel, fake_job
+from support.patience import LIMIT
+from triton_vllm.base.errors import CancelledError
+from triton_vllm.reply.watch import DEAREST_S, FEW, LEAST_S, LONGEST_S, PERIOD_S, CancellationWatch, Departure
+
+QUESTION_S = 60e-6  # a round trip to the server
+
+
+class Clock:
+    """Stands still unless moved."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+class Timed(FakeChannel):
+    """A channel whose questions take their time on a clock."""
+
+    def __init__(self, clock, cost=QUESTION_S):
+        super().__init__()
+        self.clock, self.cost = clock, cost
+
+    def is_cancelled(self):
+        self.clock.now += self.cost
+        return super().is_cancelled()
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+def watched(clock, number, cost=QUESTION_S):
+    """Return a watch that is driven by hand, the channels of its jobs, and what it cancels."""
+    channels = [Timed(clock, cost) for _ in range(number)]
+    jobs = [fake_job(channel) for channel in channels]
+    found = []
+    return CancellationWatch(lambda: jobs, found.append, FakeLog(), clock=clock), channels, jobs, found
+
+
+def test_a_cancelled_job_is_found_and_others_are_left_alone(clock):
+    """Only the job whose client has left is cancelled, once, and nothing more is asked about it."""
+    watch, channels, jobs, found = watched(clock, 50)
+    watch.look()
+    assert found == []
+    channels[7].cancelled = True
+    watch.look()
+    watch.look()
+    assert found == [jobs[7]]
+    assert [channel.asked for channel in channels] == [2 if i == 7 else 3 for i in range(50)]
+
+
+def test_a_look_begins_every_50_ms_with_60_in_flight(clock):
+    """So a client that leaves just after it was asked about is noticed 60 ms later at most."""
+    watch, *_ = watched(clock, 60)
+    _, pause = watch.look()
+    assert clock.now + pause == pytest.approx(PERIOD_S)
+
+
+def test_asking_takes_no_more_than_a_twentieth_of_the_time(clock):
+    """With 256 in flight the looks are further apart: asking would cost more than answering; about a few it costs little."""
+    watch, *_ = watched(clock, 256)
+    _, pause = watch.look()
+    own = clock.now * (256 - FEW) / 256
+    assert own / (own + pause) == pytest.approx(0.05)
+    assert pause > PERIOD_S
+
+
+def test_one_late_answer_makes_nobody_wait_longer(clock):
+    """A busy machine answers a question late now and then: the next look comes at its usual time, or at once."""
+    watch, channels, *_ = watched(clock, 50)
+    for late in (0.05, 0.5, 30.0):
+        channels[7].cost = late
+        _, pause = watch.look()
+        assert pause < PERIOD_S
+        channels[7].cost = QUESTION_S
+        watch.look()
+
+
+def test_questions_that_stay_dear_are_asked_less_often(clock):
+    """On a slow machine as well asking takes a twentieth of the time; on a busy one nobody waits for it longer than that."""
+    watch, channels, *_ = watched(clock, 64, cost=DEAREST_S)
+    for _ in range(20):
+        _, pause = watch.look()
+    assert pause == pytest.approx((64 - FEW) * DEAREST_S * 19)
+    for channel in channels:
+        channel.cost = 0.01
+    for _ in range(20):
+        _, pause = watch.look()
+    assert pause == pytest.approx((64 - FEW) * DEAREST_S * 19)
+
+
+def test_a_few_are_asked_about_at_each_period(clock):
+    """However dear: a busy machine has twelve streams, and who leaves one of them is noticed as soon as on an idle one."""
+    watch, *_ = watched(clock, FEW, cost=0.001)
+    for _ in range(20):
+        began = clock.now
+        _, pause = watch.look()
+        assert clock.now - began + pause == pytest.approx(PERIOD_S)
+
+
+@pytest.mark.parametrize("cost", [0.003, 0.5])
+def test_looks_that_take_longer_than_a_period_do_not_follow_each_other_at_once(clock, cost):
+    """The machine is busy enough."""
+    watch, *_ = watched(clock, FEW, cost)
+    assert watch.look() == (True, pytest.approx(LEAST_S))
+
+
+def test_no_pause_is_longer_than_a_second(clock):
+    """However many are in flight."""
+    watch, *_ = watched(clock, 1000, cost=DEAREST_S)
+    for _ in range(20):
+        _, pause = watch.look()
+    assert pause == LONGEST_S
+
+
+def test_a_closed_reply_is_not_asked_about(clock):
+    """What has been answered keeps neither the server nor the watch busy."""
+    watch, channels, jobs, _ = watched(clock, 2)
+    jobs[0].reply.send([], final=True)
+    assert watch.look()[0] is True
+    assert [channel.asked for channel in channels] == [0, 1]
+    jobs[1].reply.fail(CancelledError("Request was cancelled"))
+    assert watch.look()[0] is False
+    assert [channel.asked for channel in channels] == [0, 1]
+
+
+class Counting(FakeChannel):
+    """Lets a test wait for the questions of the watch's thread."""
+
+    def __init__(self):
+        super().__init__()
+        self.questions = threading.Semaphore(0)
+
+    def is_cancelled(self):
+        self.questions.release()
+        return super().is_cancelled()
+
+
+def test_the_thread_asks_nothing_until_woken_then_until_the_reply_closes():
+    """With no request in flight there is no polling; with one, the thread asks again and again by itself."""
+    channel, looked = Counting(), threading.Semaphore(0)
+    job = fake_job(channel)
+
+    def jobs():
+        looked.release()
+        return [job]
+
+    watch = CancellationWatch(jobs, lambda _: None, FakeLog())
+    watch.start()
+    assert not looked.acquire(timeout=2 * PERIOD_S)
+    watch.wake()
+    for _ in range(3):
+        assert channel.questions.acquire(timeout=LIMIT)
+    job.reply.send([], final=True)
+    while looked.acquire(blocking=False):
+        pass
+    watch.wake()
+    assert looked.acquire(timeout=LIMIT)  # so the look that was under way, which may have asked, is over
+    asked = channel.asked
+    watch.wake()
+    assert looked.acquire(timeout=LIMIT)
+    watch.close()
+    assert channel.asked == asked
+
+
+def test_closing_does_not_wait_for_the_pause_to_end():
+    """An unload does not wait for the watch: the thread ends during a pause of an hour."""
+    looked = threading.Event()
+
+    class Long(CancellationWatch):
+        def look(self):
+            looked.set()
+            return True, 3600.0
+
+    watch = Long(list, lambda _: None, FakeLog())
+    watch.start()
+    watch.wake()
+    assert looked.wait(LIMIT)
+    closer = threading.Thread(target=watch.close, daemon=True)
+    closer.start()
+    closer.join(LIMIT)
+    assert not closer.is_alive()
+
+
+class Broken(FakeChannel):
+    """The server cannot be asked about this request: shared memory is full, say."""
+
+    def is_cancelled(self):
+        raise RuntimeError("injected")
+
+
+def test_a_question_that_fails_keeps_nobody_from_being_asked_about():
+    """The jobs after it are watched as before, and the log has it once."""
+    log, given_up = FakeLog(), FakeChannel()
+    given_up.cancelled = True
+    jobs, found = [fake_job(Broken()), fake_job(given_up)], []
+    watch = CancellationWatch(lambda: jobs, found.append, log)
+    assert watch.look()[0] is True
+    watch.look()
+    assert found == [jobs[1]]
+    assert len(log.errors) == 1
+
+
+def test_an_exception_does_not_end_the_watch():
+    """The thread goes on by itself: no request need come for those in flight to be watched again."""
+    log, cancelled, failures = FakeLog(), threading.Event(), iter([RuntimeError("injected")] * 3)
+    channel = FakeChannel()
+    channel.cancelled = True
+    job = fake_job(channel)
+
+    def jobs():
+        for failure in failures:
+            raise failure
+        return [job]
+
+    watch = CancellationWatch(jobs, lambda _: cancelled.set(), log)
+    watch.start()
+    watch.wake()
+    assert cancelled.wait(LIMIT)
+    watch.close()
+    assert len(log.errors) == 1
+    assert "injected" in log.errors[0]
+
+
+def test_the_server_is_asked_once_a_second_whether_it_ends_and_only_while_a_request_is_open(clock):
+    """Each question is a round trip; the first answer that it does is told once."""
+    asked, told, ends = [], [], []
+    departure = Departure(lambda: asked.append(clock.now) or bool(ends), lambda: told.append(clock.now), clock)
+    job = fake_job(FakeChannel())
+    watch = CancellationWatch(lambda: [job], lambda _: None, FakeLog(), departure, clock)
+    for clock.now in (0.0, 0.5, 0.99, 1.0, 1.5):
+        watch.look()
+    assert (asked, told) == ([0.0, 1.0], [])
+    ends.append(True)
+    for clock.now in (2.0, 3.0, 4.0):
+        watch.look()
+    assert (asked, told) == ([0.0, 1.0, 2.0], [2.0])
+    job.reply.send([], final=True)
+    departure._next = 0.0
+    watch.look()
+    assert len(asked) == 3

@@ -1,0 +1,373 @@
+"""A request becomes a job with all that vLLM will be asked, or is answered with the reason why not."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import fields, replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from support import fake_vllm
+from support.fake_log import FakeLog
+from support.fake_triton import FINAL, Request
+from support.pictures import picture, png
+from triton_vllm.base.errors import DEAD, InvalidRequestError, UnsupportedError
+from triton_vllm.base.limits import USUAL, Limits
+from triton_vllm.reply.response import Assembler, PoolingAssembler
+from triton_vllm.request.admit import Admission, Policy
+from triton_vllm.request.fit import check_params
+from triton_vllm.vllm_api import ChatDefaults, Facts
+
+VLLM = SimpleNamespace(
+    **{
+        name: getattr(fake_vllm, name)
+        for name in ("SamplingParams", "StructuredOutputsParams", "RequestOutputKind", "PoolingParams")
+    },
+    client_errors=(ValueError,),
+)
+FACTS = Facts(max_tokens=100, vocabulary=50, multimodal=False)
+EMBEDDING = b'{"input": "hello", "pooling_params": {"dimensions": 2}}'
+PNG = picture(png(5, 6)).encode()
+PART = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{PNG.decode()}"}}
+CHAT = json.dumps([{"role": "user", "content": [PART]}]).encode()
+
+
+def tensors(**values):
+    return {name: np.array([value], np.object_ if isinstance(value, bytes) else None) for name, value in values.items()}
+
+
+def adapter(name):
+    if name == "unknown":
+        raise InvalidRequestError("LoRA unknown is not supported")
+    return name and f"adapter {name}"
+
+
+@pytest.fixture
+def let(triton):
+    """Admits a request; return the job, what was sent, and the admission's log."""
+
+    def admit(
+        request,
+        *,
+        tasks=("generate", "embed"),
+        healthy=True,
+        unload_dead=False,
+        in_flight=0,
+        limits=USUAL,
+        scores="",
+        asleep=False,
+        as_official=False,
+        multimodal=False,
+    ):
+        facts = replace(FACTS, multimodal=multimodal)
+        engine = SimpleNamespace(tasks=tasks, is_healthy=lambda: healthy, in_flight=lambda: in_flight, facts=lambda: facts)
+        engine.scoring_task, engine.is_asleep, engine.chat_defaults = (lambda: scores), (lambda: asleep), ChatDefaults
+        log = FakeLog()
+        job = Admission("mine", VLLM, engine, adapter, log, Policy(unload_dead, limits, as_official)).admit(request)
+        return job, request.sender.sent, log.errors
+
+    return admit
+
+
+def test_a_prompt_becomes_a_job(let):
+    """Text, parameters, adapter and priority arrive; nothing is sent yet."""
+    given = tensors(text_input=b"hi", stream=True, priority=3)
+    job, sent, _ = let(Request(given, '{"max_tokens": 5, "lora_name": "a"}', timeout=7))
+    assert (job.request.text, job.request.priority, job.request.timeout) == ("hi", 3, 7)
+    assert (job.params.max_tokens, job.params.output_kind) == (5, fake_vllm.RequestOutputKind.DELTA)
+    assert job.lora == "adapter a"
+    assert isinstance(job.assembler, Assembler)
+    assert sent == []
+    assert not job.reply.closed
+
+
+@pytest.mark.parametrize(("exclude", "text"), [(None, b"hi there"), (False, b"hi there"), (True, b" there")])
+def test_a_whole_answer_begins_with_the_prompt_unless_excluded(let, exclude, text):
+    """As in the official backend."""
+    given = tensors(text_input=b"hi", **({} if exclude is None else {"exclude_input_in_output": exclude}))
+    job, _, _ = let(Request(given))
+    ((_, array),) = job.assembler.build([fake_vllm.output(" there", finished=True)])
+    assert list(array) == [text]
+
+
+def test_an_input_to_embed_becomes_a_job(let):
+    """With pooling parameters and the assembler of numbers."""
+    job, sent, _ = let(Request(tensors(embedding_request=EMBEDDING)))
+    assert (job.params.task, job.params.dimensions) == ("embed", 2)
+    assert isinstance(job.assembler, PoolingAssembler)
+    assert sent == []
+
+
+@pytest.mark.parametrize(
+    ("given", "tasks", "code", "message"),
+    [
+        ({}, ("generate",), "INVALID_ARG", "exactly one of text_input"),
+        (
+            {"text_input": b"hi"},
+            ("embed",),
+            "UNSUPPORTED",
+            "Error generating stream: Model mine does not support 'generate' request",
+        ),
+        (
+            {"embedding_request": EMBEDDING},
+            ("generate",),
+            "UNSUPPORTED",
+            "Error generating stream: Model mine does not support 'embed' request",
+        ),
+    ],
+)
+def test_a_refusal_is_the_final_response(let, given, tasks, code, message):
+    """The client is told why, with a code that says whose fault it is, and there is no job."""
+    job, sent, errors = let(Request(tensors(**given)), tasks=tasks)
+    ((response, flags),) = sent
+    assert job is None
+    assert flags == FINAL
+    assert response.error.code == code
+    assert message in response.error.message
+    assert errors == []
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ('{"lora_name": "unknown"}', "LoRA unknown is not supported"),
+        ('{"temperature": -1}', "temperature must be non-negative"),
+        ('{"max_token": 1}', "did you mean 'max_tokens'"),
+    ],
+)
+def test_parameters_are_checked_before_the_engine_is_asked(let, parameters, message):
+    """What vLLM or the list of adapters refuses is refused here."""
+    job, ((response, _),), _ = let(Request(tensors(text_input=b"hi"), parameters))
+    assert job is None
+    assert (response.error.code, message in response.error.message) == ("INVALID_ARG", True)
+
+
+def test_an_unexpected_error_reaches_the_log_and_not_the_client(let):
+    """A request must never take the model down, and an answer carries no internals."""
+    request = Request({})
+    request.inputs = lambda: 1 / 0
+    job, ((response, flags),), errors = let(request)
+    assert (job, flags, response.error.code) == (None, FINAL, "INTERNAL")
+    assert "division" not in response.error.message
+    assert "ZeroDivisionError" in errors[0]
+
+
+@pytest.mark.parametrize(("in_flight", "taken"), [(2, True), (3, False), (4, False)])
+def test_no_more_requests_are_taken_than_the_limit(let, in_flight, taken):
+    """One too many is told so at once, with the code that says that it may come again."""
+    job, sent, _ = let(Request(tensors(text_input=b"hi")), in_flight=in_flight, limits=Limits(max_requests_in_flight=3))
+    assert (job is not None) is taken
+    assert [(r.error.code, r.error.message) for r, _ in sent] == (
+        [] if taken else [("UNAVAILABLE", "3 requests are in flight, and no more are taken: try again later")]
+    )
+
+
+def test_an_operator_may_empty_a_full_model(let):
+    """What asks the engine itself is none of the requests that the limit counts."""
+    limits = Limits(max_requests_in_flight=3, operator_requests=("sleep",))
+    job, sent, _ = let(Request(tensors(operator_request=b'{"operation": "sleep"}')), in_flight=3, limits=limits)
+    assert (job.request.operation, sent) == ("sleep", [])
+
+
+def test_log_probabilities_of_a_prompt_are_refused_where_they_end_the_engine():
+    """vLLM's CPU build with LoRA; 0 is a number of them, too."""
+    for count in (0, 2):
+        with pytest.raises(UnsupportedError, match="prompt_logprobs: vLLM on a CPU cannot compute them"):
+            check_params(SimpleNamespace(prompt_logprobs=count), Facts(prompt_logprobs=False))
+        check_params(SimpleNamespace(prompt_logprobs=count), Facts())
+    check_params(SimpleNamespace(prompt_logprobs=None), Facts(prompt_logprobs=False))
+
+
+@pytest.mark.parametrize(
+    ("given", "parameters", "code", "says"),
+    [
+        ({"text_input": b"x" * 3201}, "", "INVALID_ARG", "the prompt has 3201 characters, too many for this model's maximum"),
+        ({"prompt_token_ids": 50}, "", "INVALID_ARG", "token id 50 is not in the model's vocabulary of 50 tokens"),
+        ({"embedding_request": b'{"input": [4294967301]}'}, "", "INVALID_ARG", "token id 4294967301 is not in the model's"),
+        ({"embedding_request": b'{"input": [1' + b",1" * 100 + b"]}"}, "", "INVALID_ARG", "the prompt has 101 tokens, more than"),
+        ({"text_input": b"a"}, '{"allowed_token_ids": [1, 50]}', "INVALID_ARG", "allowed_token_ids: token id 50 is not"),
+        ({"text_input": b"a"}, '{"allowed_token_ids": [-1, 5]}', "INVALID_ARG", "allowed_token_ids: token id -1 is not"),
+        ({"text_input": b"a", "image": PNG}, "", "UNSUPPORTED", "image: this model takes texts only"),
+        ({"messages": CHAT}, "", "UNSUPPORTED", "messages: this model takes texts only"),
+    ],
+)  # fmt: skip
+def test_what_the_model_cannot_take_is_refused_before_it_is_tokenized_or_decoded(let, given, parameters, code, says):
+    """By the model's length, its vocabulary and what it takes besides texts."""
+    job, ((response, _),), errors = let(Request(tensors(**given), parameters))
+    assert (job, response.error.code, errors) == (None, code, [])
+    assert says in response.error.message
+
+
+def test_a_sum_of_log_probabilities_is_there_whenever_it_is_asked_for(let):
+    """Without `logprobs` vLLM sums nothing up, and the answer would be NaN, which is no JSON."""
+    wanted = {"text_input": b"hi", "return_cumulative_logprob": True, "return_logprobs": True}
+    job = let(Request(tensors(**wanted)))[0]
+    assert job.params.logprobs == 0
+    output = fake_vllm.output("x", finished=True)
+    output.outputs[0].logprobs = [{1: SimpleNamespace(logprob=-0.5, rank=1, decoded_token="x")}]
+    made = dict(job.assembler.build([output]))
+    assert list(made["logprobs"]) == [b"null"]  # those were not asked for
+    assert let(Request(tensors(**wanted), '{"logprobs": 3}'))[0].params.logprobs == 3
+    assert not hasattr(let(Request(tensors(text_input=b"hi")))[0].params, "logprobs")
+
+
+@pytest.mark.parametrize("unload", [False, True])
+def test_a_dead_engine_refuses_and_may_have_the_model_unloaded(let, triton, unload):
+    """Only where the operator wants that: else the engine is started again."""
+    job, ((response, _),), errors = let(Request(tensors(text_input=b"hi")), healthy=False, unload_dead=unload)
+    assert (job, response.error.message, response.error.code) == (None, DEAD, "UNAVAILABLE")
+    assert triton.unloaded == (["mine"] if unload else [])
+    assert errors == (["[vllm] Engine is not healthy and model will be unloaded"] if unload else [])
+
+
+def test_the_official_behaviour_is_that_of_each_refusal(let):
+    """Words and code of the error; an empty prompt is vLLM's matter."""
+    _, ((response, _),), _ = let(Request({}), as_official=True)
+    assert response.error.message.startswith("Error generating stream: exactly one of text_input")
+    assert response.error.code == "INTERNAL"
+    job, sent, _ = let(Request(tensors(text_input=b""), timeout=7), as_official=True)
+    assert (job.request.text, job.request.timeout, sent) == ("", 0, [])  # at Triton's timeout it does not look
+
+
+def test_an_unknown_adapter_is_told_before_a_wrong_parameter(let):
+    """As by the official backend, whose clients match on the text."""
+    _, ((response, _),), _ = let(Request(tensors(text_input=b"hi"), '{"lora_name": "unknown", "temperature": -1}'))
+    assert response.error.message == "LoRA unknown is not supported"
+
+
+PAIRS = b'{"query": "q", "documents": ["a", "b"]}'
+
+
+def test_pairs_become_parts_as_the_model_scores_them(let):
+    """A cross-encoder reads both texts together; an embedding model each by itself, the queries first."""
+    job, *_ = let(Request(tensors(embedding_request=PAIRS)), tasks=("classify",), scores="classify")
+    assert [(part.text, part.second) for part in job.request.parts] == [("q", "a"), ("q", "b")]
+    assert (job.params.task, len(job.ids)) == ("classify", 2)
+    job, *_ = let(Request(tensors(embedding_request=PAIRS)), scores="embed")
+    assert [part.text for part in job.request.parts] == ["q", "a", "b"]
+    _, sent, _ = let(Request(tensors(embedding_request=PAIRS)), tasks=("generate",))
+    assert sent[0][0].error.code == "UNSUPPORTED"
+    assert "Model mine does not support 'score' request" in sent[0][0].error.message
+
+
+@pytest.mark.parametrize(("in_flight", "taken"), [(1, True), (2, False)])
+def test_each_input_counts_as_a_request(let, in_flight, taken):
+    """And more than there may ever be are never taken."""
+    three = tensors(embedding_request=b'{"input": ["a", "b", "c"]}')
+    job, sent, _ = let(Request(three), in_flight=in_flight, limits=Limits(max_requests_in_flight=4))
+    assert (job is not None) is taken
+    assert taken or "with 3 inputs more than 4 requests would be in flight" in sent[0][0].error.message
+    _, sent, _ = let(Request(three), limits=Limits(max_requests_in_flight=2))
+    assert "embedding_request has 3 inputs; this model takes at most 2" in sent[0][0].error.message
+
+
+def test_every_input_has_the_limits_of_a_prompt(let):
+    """Both texts of a pair together."""
+    long = json.dumps({"query": "x" * 1600, "documents": ["x", "x" * 1601]}).encode()
+    _, sent, _ = let(Request(tensors(embedding_request=long)), tasks=("classify",), scores="classify")
+    assert "the prompt has 3201 characters" in sent[0][0].error.message
+    _, sent, _ = let(Request(tensors(embedding_request=b'{"input": [[1], [50]]}')))
+    assert "token id 50 is not" in sent[0][0].error.message
+
+
+def test_a_sleeping_model_takes_operator_requests_only(let):
+    """At once, and as UNAVAILABLE."""
+    _, sent, _ = let(Request(tensors(text_input=b"hi")), asleep=True)
+    assert [(r.error.code, r.error.message) for r, _ in sent] == [
+        ("UNAVAILABLE", "the model is asleep; an operator request wakes it up")
+    ]
+    wake = tensors(operator_request=b'{"operation": "wake_up"}')
+    job, *_ = let(Request(wake), asleep=True, limits=Limits(operator_requests=("wake_up",)))
+    assert job.request.operation == "wake_up"
+    _, sent, _ = let(Request(wake), asleep=True)
+    assert sent[0][0].error.code == "UNSUPPORTED"
+
+
+@pytest.mark.parametrize(("task", "bulky"), [("embed", False), ("token_embed", True)])
+def test_an_answer_with_a_vector_for_each_token_is_bounded_and_sent_aside(let, task, bulky):
+    """It may take a second to write, in which nobody else should wait."""
+    text = json.dumps({"input": "a", "pooling_params": {"task": task}}).encode()
+    job, *_ = let(Request(tensors(embedding_request=text)), tasks=(task,))
+    assert (job.bulky, job.most_numbers) == (bulky, 1 << 24)
+
+
+def parameters(**values):
+    return tensors(text_input=b"hi", sampling_parameters=json.dumps(values).encode())
+
+
+def chat(*contents, **inputs):
+    return tensors(messages=json.dumps([{"role": "user", "content": content} for content in contents]).encode(), **inputs)
+
+
+def media(kind, *items):
+    return {**tensors(text_input=b"hi"), kind: np.array(items, np.object_)}
+
+
+def clip(url="data:;base64,AAAA"):
+    return {"type": "audio_url", "audio_url": {"url": url}}
+
+
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
+NO_LIMITS = Limits(**{field.name: 0 for field in fields(Limits) if field.name.startswith("max_")})
+ABOVE_ONE = {
+    "max_requests_in_flight": [tensors(text_input=b"hi"), tensors(embedding_request=b'{"input": ["a", "b"]}')],
+    "max_request_bytes": [tensors(text_input=b"hi"), media("image", PNG)],
+    "max_text_bytes": [
+        tensors(text_input=b"hi"),
+        tensors(prompt_token_ids=1),
+        tensors(embedding_request=EMBEDDING),
+        chat("hi"),
+    ],
+    "max_parameter_bytes": [parameters(n=1), chat("hi", tools=b"[]"), chat("hi", chat_template_kwargs=b"{}")],
+    "max_characters_per_token": [tensors(text_input=b"x" * 101), chat("x" * 101)],
+    "max_json_depth": [parameters(stop=["a"]), chat([PART]), tensors(embedding_request=EMBEDDING)],
+    "max_messages": [chat("hi", "hi")],
+    "max_parts": [chat([{"type": "text", "text": "a"}] * 2)],
+    "max_tools": [chat("hi", tools=json.dumps([TOOL] * 2).encode(), tool_choice=b"none")],
+    "max_inputs": [
+        tensors(embedding_request=b'{"input": ["a", "b"]}'),
+        tensors(embedding_request=b'{"query": "a", "documents": ["b", "c"]}'),
+    ],
+    "max_n": [parameters(n=2)],
+    "max_answer_tokens": [parameters(n=2, max_tokens=1)],
+    "max_logprobs": [parameters(logprobs=2), parameters(prompt_logprobs=2), parameters(logprobs=-1)],
+    "max_stream_interval": [parameters(stream_interval=2)],
+    "max_stop_strings": [parameters(stop=["a", "b"]), parameters(bad_words=["a", "b"])],
+    "max_constraint_bytes": [parameters(guided_json={"type": "string"}), parameters(guided_choice=["a", "b"])],
+    "max_constraint_depth": [parameters(guided_regex="((a))"), parameters(guided_grammar='root ::= (("a"))')],
+    "max_constraint_repeats": [
+        parameters(guided_regex="a{2}"),
+        parameters(guided_json={"type": "string", "maxLength": 2}),
+        parameters(guided_grammar='root ::= "a"{2}'),
+    ],
+    "max_choices": [parameters(guided_choice=["a", "b"]), parameters(guided_json={"enum": ["a", "b"]})],
+    "max_images": [media("image", PNG, PNG), chat([PART, PART])],
+    "max_image_bytes": [media("image", PNG), chat([PART])],
+    "max_image_pixels": [media("image", PNG), chat([PART])],
+    "max_clips": [media("audio", b"AAAA", b"AAAA"), media("video", b"AAAA", b"AAAA"), chat([clip(), clip()])],
+    "max_clip_bytes": [media("audio", b"AAAA"), media("video", b"AAAA"), chat([clip()])],
+}
+"""Requests that ask for two of something, or for more, by the limit of it."""
+ELSEWHERE = {
+    *("max_clip_seconds", "max_video_frames", "max_frame_pixels"),  # test_clips.py and test_audio.py: with the file's header
+    *("max_constraint_seconds", "max_queue_seconds", "max_pooled_numbers"),  # test_compiling, _engine_queue, _engine_parts...
+}
+
+
+def test_each_limit_has_its_requests():
+    """A new limit is in one of the two."""
+    assert {field.name for field in fields(Limits) if field.name.startswith("max_")} == {*ABOVE_ONE} | ELSEWHERE
+
+
+@pytest.mark.parametrize(("name", "given"), [(name, one) for name, several in ABOVE_ONE.items() for one in several])
+def test_what_is_above_a_limit_is_told_the_limit_and_zero_is_none(let, name, given):
+    """README says so of all; the other limits are off."""
+    asked = {"in_flight": 1, "multimodal": True, "tasks": ("generate", "embed", "classify"), "scores": "classify"}
+    _, sent, _ = let(Request(given), limits=replace(NO_LIMITS, **{name: 1}), **asked)
+    told = "100" if name == "max_characters_per_token" else "1"  # times the model's 100 tokens
+    assert re.search(rf"\b{told}\b", sent[0][0].error.message.rpartition(";")[2])
+    job, sent, _ = let(Request(given), limits=NO_LIMITS, **asked)
+    assert (job is not None, [response.error.message for response, _ in sent]) == (True, [])

@@ -1,0 +1,187 @@
+"""Input tensors become requests by the official backend's rules, and bad ones are refused by name."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from support.pictures import picture, png
+from triton_vllm.base.errors import InvalidRequestError
+from triton_vllm.call import EmbedRequest, GenerateRequest, Part, Wants
+from triton_vllm.request.parse import parse
+
+GIVEN = picture(png(5, 6))
+
+
+def tensors(**values):
+    """Tensors as Triton's stub hands them over: strings as object arrays of bytes."""
+    made = {}
+    for name, value in values.items():
+        items = value if isinstance(value, list) else [value]
+        strings = isinstance(items[0], str) if items else False
+        made[name] = np.array([i.encode() for i in items], dtype=object) if strings else np.array(items)
+    return made
+
+
+def test_a_conversation_may_have_an_element_for_each_message():
+    """Triton's generate endpoint takes a list of strings, and no list of objects."""
+    text = '{"role": "user", "content": "x"}'
+    chat = parse(tensors(messages=[text, text], parallel_tool_calls=False), "").chat
+    assert chat is not None
+    assert (len(chat.messages), chat.parallel_tool_calls) == (2, False)
+    whole = parse(tensors(messages=f"[{text}]"), "").chat
+    assert whole is not None
+    assert (len(whole.messages), whole.parallel_tool_calls) == (1, None)
+
+
+def test_a_plain_prompt_is_whole_and_echoed():
+    """Without further inputs the answer comes once, with the prompt before it, as the official backend has it."""
+    request = parse(tensors(text_input="hi"), "{}")
+    assert isinstance(request, GenerateRequest)
+    assert (request.text, request.stream, request.echo, request.wants) == ("hi", False, True, Wants())
+
+
+@pytest.mark.parametrize(
+    ("given", "echo"),
+    [
+        ({"stream": True}, False),
+        ({"stream": False}, True),
+        ({"stream": True, "exclude_input_in_output": True}, False),
+        ({"exclude_input_in_output": True}, False),
+        ({"exclude_input_in_output": False}, True),
+    ],
+)
+def test_echo_rules(given, echo):
+    """Streaming never echoes by itself; a whole answer does unless excluded."""
+    assert parse(tensors(text_input="hi", **given), "").echo is echo
+
+
+def test_streaming_with_echo_is_refused_in_the_official_words():
+    """Clients match on this text."""
+    with pytest.raises(InvalidRequestError) as caught:
+        parse(tensors(text_input="hi", stream=True, exclude_input_in_output=False), "")
+    assert str(caught.value) == "Error generating stream: When streaming, `exclude_input_in_output` = False is not allowed."
+
+
+def test_an_empty_prompt_may_be_left_to_vllm():
+    """As the official backend does; otherwise it is a client's mistake."""
+    assert parse(tensors(text_input=""), "", as_official=True).text == ""
+    with pytest.raises(InvalidRequestError, match="text_input is empty"):
+        parse(tensors(text_input=""), "")
+
+
+def test_string_flags_mean_what_they_say():
+    """The string "false" is false (Python's bool() of it is true)."""
+    request = parse(tensors(text_input="hi", stream="false", return_logprobs="true"), "")
+    assert request.stream is False
+    assert request.wants.logprobs is True
+
+
+def test_the_tensor_wins_over_request_parameters():
+    """Both carry sampling parameters; the tensor is used where it is given, null values fall away."""
+    request = parse(tensors(text_input="hi", sampling_parameters='{"n": 2, "seed": null}'), '{"n": 3}')
+    assert request.parameters == {"n": 2}
+    assert parse(tensors(text_input="hi"), '{"n": 3}').parameters == {"n": 3}
+
+
+def test_reserved_names_and_headers_are_no_sampling_parameters():
+    """Triton's own parameters and forwarded HTTP headers do not reach vLLM, priority and timeout get their place."""
+    given = {"sequence_id": 1, "triton_x": 1, "X-Request-Id": "a", "Authorization": "b", "priority": "2", "timeout": 5}
+    request = parse(tensors(text_input="hi"), json.dumps({**given, "n": 1, "lora_name": "a"}))
+    assert request.parameters == {"n": 1}
+    assert (request.priority, request.timeout, request.lora_name) == (2, 5, "a")
+
+
+def test_a_misspelt_parameter_of_the_tensor_is_kept_for_refusal():
+    """Only request parameters can be headers; what a client wrote into the tensor must not vanish silently."""
+    assert parse(tensors(text_input="hi", sampling_parameters='{"Temperature": 1}'), "").parameters == {"Temperature": 1}
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ({"best_of": 1}, {}),
+        ({"logprobs": False}, {}),
+        ({"best_of": 2}, {"best_of": 2}),
+        ({"best_of": True, "logprobs": 0}, {"best_of": True, "logprobs": 0}),
+        ({"logprobs": True}, {"logprobs": True}),
+    ],
+)
+def test_what_earlier_frontends_send_with_every_request_asks_for_nothing(given, kept):
+    """Other values do, and are kept to be taken or refused by name."""
+    request = parse(tensors(text_input="hi", sampling_parameters=json.dumps(given)), "")
+    assert isinstance(request, GenerateRequest)
+    assert request.parameters == kept
+    assert [type(value) for value in request.parameters.values()] == [type(value) for value in kept.values()]
+
+
+def test_tritons_timeout_is_used_where_no_other_is_given():
+    """Triton keeps its timeout parameter apart from the others."""
+    assert parse(tensors(text_input="hi"), "", 7).timeout == 7
+    assert parse(tensors(text_input="hi", timeout=9), "", 7).timeout == 9
+
+
+def test_other_prompts():
+    """A prompt may be token ids or a conversation."""
+    assert parse(tensors(prompt_token_ids=[1, 2]), "").token_ids == (1, 2)
+    chat = parse(tensors(messages='[{"role": "user", "content": "x"}]', tools='[{"type": "function"}]'), "").chat
+    assert chat is not None
+    assert chat.messages == ({"role": "user", "content": "x"},)
+    assert chat.tools == ({"type": "function"},)
+
+
+def test_several_images():
+    """Each element of the tensor is one picture."""
+    assert parse(tensors(text_input="x", image=[GIVEN, GIVEN]), "").media == {"image": (GIVEN, GIVEN)}
+
+
+@pytest.mark.parametrize(
+    ("given", "parameters", "says"),
+    [
+        (
+            {"messages": '[{"role": "user", "content": "x"}]', "chat_template_kwargs": '{"chat_template": "{{ 1 }}"}'},
+            "",
+            "chat_template_kwargs cannot hold a chat_template",
+        ),
+        ({}, "", "exactly one of text_input, messages, prompt_token_ids is required, found none"),
+        ({"text_input": "a", "prompt_token_ids": [1]}, "", "found text_input and prompt_token_ids"),
+        ({"text_input": ["a", "b"]}, "", "text_input must have one element, not 2"),
+        ({"text_input": "a", "sampling_parameters": "{"}, "", "sampling_parameters is not valid JSON"),
+        ({"text_input": "a", "sampling_parameters": "[]"}, "", "sampling_parameters must be a JSON object"),
+        ({"text_input": "a", "sampling_parameters": '{"n": NaN}'}, "", "NaN is not a JSON number"),
+        ({"text_input": "a", "sampling_parameters": "[" * 100000}, "", "sampling_parameters is nested too deeply"),
+        ({"text_input": "a", "stream": "perhaps"}, "", "stream must be true or false"),
+        ({"text_input": "a", "timeout": -1}, "", "timeout must not be negative"),
+        ({"text_input": "a"}, '{"lora_name": 3}', "lora_name must be a string"),
+        ({"text_input": "a"}, '{"priority": true}', "priority must be an integer"),
+        ({"prompt_token_ids": [-1]}, "", "prompt_token_ids must be a non-empty list of non-negative"),
+        ({"messages": "{}"}, "", "messages must be a non-empty JSON list"),
+        ({"messages": '[{"content": "x"}]'}, "", "messages must be a non-empty JSON list"),
+        ({"messages": '[{"role": "user"}]', "tools": "{}"}, "", "tools must be a JSON list"),
+        ({"messages": '[{"role": "user"}]', "image": "YQ=="}, "", "with messages, media go into their content"),
+        ({"embedding_request": '{"input": [true]}'}, "", "embedding_request.input must be"),
+        ({"embedding_request": '{"input": "a", "pooling_params": 1}'}, "", "pooling_params must be an object"),
+    ],
+)
+def test_bad_requests_are_refused_by_name(given, parameters, says):
+    """The message names the input and the reason."""
+    with pytest.raises(InvalidRequestError) as caught:
+        parse(tensors(**given), parameters)
+    assert says in str(caught.value)
+
+
+def test_bytes_that_are_no_text_are_refused():
+    """A prompt that is not UTF-8 is the client's mistake, not a crash."""
+    with pytest.raises(InvalidRequestError, match="text_input must be UTF-8"):
+        parse({"text_input": np.array([b"\xff"], dtype=object)}, "")
+
+
+def test_embedding_requests():
+    """The OpenAI frontend's JSON: text or token ids, and every pooling value in a list of one."""
+    text = json.dumps({"input": "a", "pooling_params": {"dimensions": [4]}})
+    request = parse(tensors(embedding_request=text, return_num_input_tokens=True), "")
+    assert isinstance(request, EmbedRequest)
+    assert (request.parts, request.task, request.parameters) == ((Part("a"),), "embed", {"dimensions": 4})
+    assert request.wants.num_input_tokens

@@ -1,0 +1,83 @@
+"""Caches where the home cannot be written: every variable that names one points into a folder of this user's own."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from support.fake_log import FakeLog
+from triton_vllm.startup.home import settle
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+HASH = "0123456789abcdef"
+
+
+@pytest.fixture
+def temporary(tmp_path, monkeypatch) -> Path:
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    return tmp_path / "temporary"
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch) -> Iterator[Path]:
+    """A home in which nobody can make `.cache`, not even root, for whom modes do not count."""
+    folder = tmp_path / "home"
+    folder.mkdir()
+    (folder / ".cache").symlink_to("/proc/self/mountinfo")
+    monkeypatch.setenv("HOME", str(folder))
+    return folder
+
+
+def test_a_home_that_can_be_written_stays(tmp_path, monkeypatch):
+    """Nothing is set, also when the home has no cache yet."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    settle(environment := {}, said := FakeLog())
+    assert (environment, said.infos) == ({}, [])
+
+
+def test_caches_move_to_a_folder_of_this_user_alone(home, temporary):
+    """The hook's folder for inductor keeps its name there, by which a warm cache recognises it; the log says where."""
+    environment = {"TORCHINDUCTOR_CACHE_DIR": f"{home}/.cache/vllm_env/inductor/{HASH}"}
+    settle(environment, said := FakeLog())
+    place = temporary / f"vllm_env_warm_{os.getuid()}"
+    assert environment == {
+        "XDG_CACHE_HOME": str(place),
+        "TORCHINDUCTOR_CACHE_DIR": f"{place}/vllm_env/inductor/{HASH}",
+        "TRITON_HOME": str(place),
+        "FLASHINFER_WORKSPACE_BASE": str(place),
+    }
+    assert place.stat().st_mode & 0o777 == 0o700
+    assert str(place) in said.infos[0]
+
+
+def test_the_operators_folders_stay(home, temporary):
+    """One for all caches, or single ones."""
+    settle(environment := {"XDG_CACHE_HOME": "/mine"}, FakeLog())
+    assert environment == {"XDG_CACHE_HOME": "/mine"}
+    settle(environment := {"TORCHINDUCTOR_CACHE_DIR": "/mine", "TRITON_HOME": "/too"}, FakeLog())
+    assert (environment["TORCHINDUCTOR_CACHE_DIR"], environment["TRITON_HOME"]) == ("/mine", "/too")
+
+
+def test_models_of_a_home_that_can_only_be_read_are_found(home, temporary, monkeypatch):
+    """A hub's cache that is mounted read-only stays where the libraries look for it."""
+    (home / ".cache").unlink()
+    (home / ".cache" / "huggingface").mkdir(parents=True)
+    monkeypatch.setattr(os, "access", lambda *_: False)  # root may write wherever a file system can be written
+    settle(environment := {}, FakeLog())
+    assert environment["HF_HOME"] == str(home / ".cache" / "huggingface")
+
+
+def test_a_folder_that_others_can_write_is_not_used(home, temporary):
+    """vLLM unpickles what lies there; the log says what to name."""
+    place = temporary / f"vllm_env_warm_{os.getuid()}"
+    place.mkdir()
+    place.chmod(0o777)
+    settle(environment := {}, said := FakeLog())
+    assert environment == {}
+    assert "XDG_CACHE_HOME" in said.warnings[0]

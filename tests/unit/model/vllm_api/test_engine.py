@@ -1,0 +1,226 @@
+"""What the adapter uses of vLLM is found by name; tests/contract looks for the names in real versions."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections import defaultdict
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from triton_vllm import vllm_api
+from triton_vllm.vllm_api import parts
+
+
+def test_the_newest_place_of_a_name_is_tried_first_and_an_older_one_after_it():
+    """Names move between vLLM's modules."""
+    assert parts._find("dumps", ("json", "pickle")).__module__ == "json"
+    assert parts._find("dumps", ("no_such_module", "json.tool_of_old", "json")).__module__ == "json"
+
+
+def test_a_name_that_is_not_found_is_an_error_only_if_it_is_required():
+    """The error names the places and the supported versions."""
+    assert parts._find("gone", ("json",), required=False) is None
+    with pytest.raises(ImportError, match=r"no gone in json or pickle; vLLM 0\.11 to"):
+        parts._find("gone", ("json", "pickle"))
+
+
+@pytest.mark.parametrize(("own", "taken"), [("40", 40.0), (None, 300.0)])
+def test_how_long_a_step_may_take_is_vllms_to_say(monkeypatch, own, taken):
+    """Its VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS; a vLLM without it is given five minutes."""
+    given = {"VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": own}
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(__path__=["/nowhere/vllm"]))
+    monkeypatch.setattr(parts, "_find", lambda name, places, required=True: given.get(name))
+    assert parts.load().step_timeout_s == taken
+
+
+@dataclasses.dataclass
+class Arguments:
+    """In place of vLLM's, with an annotation that only type checkers can resolve."""
+
+    model: str
+    sizes: list[int] = dataclasses.field(default_factory=list)
+    strange: SomethingElse = None  # noqa: F821 - that is the point
+
+
+def test_declared_types_are_resolved_and_those_that_cannot_be_are_not_checked():
+    """Annotations are strings in most of vLLM's modules."""
+    types = vllm_api.engine_arg_types(SimpleNamespace(AsyncEngineArgs=Arguments))
+    assert types == {"model": str, "sizes": list[int], "strange": Any}
+
+
+class Collector:
+    """In place of vLLM's RequestOutputCollector."""
+
+    def __init__(self, early):
+        self.early = early
+
+    def get_nowait(self):
+        if isinstance(self.early, Exception):
+            raise self.early
+        return self.early
+
+
+@pytest.mark.parametrize("early", [None, "an output", ValueError("refused")])
+def test_what_came_before_attaching_comes_first(early):
+    """An output or an exception that vLLM has put already is neither lost nor overtaken."""
+    got = []
+    collector = Collector(early)
+    vllm_api.attach(collector, got.append)
+    collector.put("later")
+    assert got == ([early] if early else []) + ["later"]
+
+
+def test_the_cache_of_variables_is_off_while_the_engine_starts():
+    """vLLM sets some of its variables itself until then; afterwards a lookup for every token would cost a tenth."""
+    order = []
+    vllm = SimpleNamespace(
+        AsyncEngineArgs=lambda **values: values,
+        AsyncLLM=SimpleNamespace(from_engine_args=lambda args, **_: order.append("start") or args),
+        UsageContext=SimpleNamespace(API_SERVER=None),
+        disable_envs_cache=lambda: order.append("off"),
+        enable_envs_cache=lambda: order.append("on"),
+    )
+    assert vllm_api.start(vllm, {"model": "m"}) == {"model": "m"}
+    assert order == ["off", "start", "on"]
+
+
+def test_media_are_decoded_by_what_this_vllm_has():
+    """A modality that it lacks is left out; video needs the decoder of its pictures."""
+
+    class Io:
+        def __init__(self, *parts, **options):
+            self.parts, self.options = parts, options
+
+        def load_bytes(self, data):
+            return data, len(self.parts), self.options
+
+    vllm = SimpleNamespace(media_io={"image": Io, "audio": None, "video": Io})
+    loaders = vllm_api.media_loaders(vllm, {"media_io_kwargs": {"video": {"num_frames": 2}}})
+    assert set(loaders) == {"image", "video"}
+    assert loaders["image"](b"x") == (b"x", 0, {})
+    assert loaders["video"](b"x") == (b"x", 1, {"num_frames": 2})
+
+
+ONE, BOTH = ["r-1"], ["0_r-1", "1_r-1"]
+STATES = [
+    ((1, ONE, {"r-1": True}), False),
+    ((1, ONE, {"r-1": False}), True),
+    ((2, BOTH, {"0_r-1": True, "1_r-1": True}), False),
+    ((2, BOTH, {"0_r-1": True, "1_r-1": False}), True),
+    ((2, BOTH[1:], {"1_r-1": True}), True),  # the other completion has finished
+    ((1, ONE, {"other": True}), None),  # it has finished, and its output is on the way, or has an id that we cannot find
+    ((1, ONE, {"r-1": None}), None),  # no such attribute
+]
+
+
+@pytest.mark.parametrize(("state", "expected"), STATES)
+@pytest.mark.parametrize("own_ids", [True, False])
+def test_a_request_has_begun_when_a_completion_has_a_token(state, expected, own_ids):
+    """vLLM 0.14 has ids of its own for requests, 0.11 only for the completions of one that has several."""
+    count, ids, prefilling = state
+    states = {i: SimpleNamespace() if flag is None else SimpleNamespace(is_prefilling=flag) for i, flag in prefilling.items()}
+    processor = SimpleNamespace(request_states=states, parent_requests={})
+    request_id = "r" if own_ids or count > 1 else "r-1"
+    if own_ids:
+        processor.external_req_ids = defaultdict(list, {request_id: ids})
+    elif count > 1:
+        processor.parent_requests = {request_id: SimpleNamespace(child_requests=set(ids))}
+    assert vllm_api.has_begun(SimpleNamespace(output_processor=processor), request_id, count) is expected
+
+
+def test_what_gathers_the_completions_of_an_aborted_request_goes_with_it():
+    """By the id that was given to `add_request`, or vLLM's own where that is the same; others stay."""
+    parents = {name: SimpleNamespace(external_req_id=name.partition("-")[0]) for name in ("a-1", "b-2")}
+    parents["c"] = SimpleNamespace()
+    llm = SimpleNamespace(output_processor=SimpleNamespace(parent_requests=parents))
+    vllm_api.forget_parent(llm, "a")
+    assert list(parents) == ["b-2", "c"]
+    vllm_api.forget_parent(llm, "c")
+    vllm_api.forget_parent(llm, "unknown")
+    assert list(parents) == ["b-2"]
+    vllm_api.forget_parent(SimpleNamespace(), "a")
+
+
+def test_to_ask_for_a_request_that_vllm_does_not_know_leaves_nothing_there():
+    """Its mapping makes an entry for what is looked up in brackets; and an engine without states says nothing."""
+    given = defaultdict(list)
+    processor = SimpleNamespace(request_states={}, external_req_ids=given)
+    assert vllm_api.has_begun(SimpleNamespace(output_processor=processor), "gone", 1) is None
+    assert given == {}
+    assert vllm_api.has_begun(SimpleNamespace(), "r", 1) is None
+
+
+@pytest.mark.parametrize(
+    ("said", "passed_on"),
+    [
+        (
+            "Audio exceeds maximum allowed duration of 6s (7.0s). Set VLLM_MAX_AUDIO_DECODE_DURATION_S to increase this limit.",
+            "Audio exceeds maximum allowed duration of 6s (7.0s)",
+        ),
+        (
+            "Audio decode exceeded 256 MiB memory limit (257 MiB). Set VLLM_MAX_AUDIO_DECODE_BYTES to increase this limit.",
+            "Audio decode exceeded 256 MiB memory limit (257 MiB)",
+        ),
+        (
+            "Maximum file size exceeded (parameter=audio_filesize_mb, value=26.5)",
+            "Maximum file size exceeded (parameter=audio_filesize_mb, value=26.5)",
+        ),
+        ("Invalid or corrupted audio data.", None),
+        ("Set VLLM_X to increase this limit. Then /internal/path", None),
+    ],
+)
+def test_vllms_words_for_too_large_a_file_lose_its_advice(said, passed_on):
+    """The texts are those of vLLM 0.28 and 0.32; any other may hold internals."""
+    assert vllm_api.too_large(ValueError(said)) == passed_on
+
+
+def test_the_variables_of_a_vllm_are_those_that_it_names(monkeypatch):
+    """Without reading them: a wrong value of one that is not asked for is vLLM's own matter."""
+    envs = ModuleType("vllm.envs")
+    envs.environment_variables = {"VLLM_A": lambda: 1 / 0}
+    monkeypatch.setitem(sys.modules, "vllm", ModuleType("vllm"))
+    monkeypatch.setitem(sys.modules, "vllm.envs", envs)
+    assert set(vllm_api.variables()) == {"VLLM_A"}
+    del envs.environment_variables
+    assert set(vllm_api.variables()) == set()
+
+
+def test_an_engine_is_dead_when_it_says_so():
+    """`errored` costs no round trip; an engine without it counts as alive."""
+    assert vllm_api.is_dead(SimpleNamespace(errored=True))
+    assert not vllm_api.is_dead(SimpleNamespace(errored=False))
+    assert not vllm_api.is_dead(SimpleNamespace())
+
+
+@pytest.mark.parametrize(
+    ("config", "places"),
+    [
+        ({"max_cpu_loras": 5, "max_loras": 2}, 5),
+        ({"max_cpu_loras": None, "max_loras": 2}, 2),
+        ({"max_loras": 1}, 1),
+    ],
+)
+def test_the_engine_holds_as_many_adapters_as_in_the_processors_memory(config, places):
+    """Without `max_cpu_loras` as many as in a batch."""
+    llm = SimpleNamespace(vllm_config=SimpleNamespace(lora_config=SimpleNamespace(**config)))
+    assert vllm_api.adapter_places(llm) == places
+
+
+@pytest.mark.parametrize(
+    ("source", "override", "most"),
+    [
+        ("auto", {}, None),
+        ("auto", {"max_new_tokens": 7}, 7),
+        ("vllm", {"max_new_tokens": 7}, 7),
+        ("/folder", {}, 9),
+    ],
+)
+def test_a_chats_defaults_are_those_of_vllms_server(source, override, most):
+    """The sampling parameters are what vLLM makes of both; the most tokens of any answer those that the operator has chosen."""
+    config = SimpleNamespace(generation_config=source, override_generation_config=override, max_model_len=64)
+    config.get_diff_sampling_param = lambda: {"max_tokens": 9, "top_k": 3}
+    found = vllm_api.chat_defaults(SimpleNamespace(model_config=config))
+    assert found == vllm_api.ChatDefaults({"max_tokens": 9, "top_k": 3}, most, 64)
