@@ -5,8 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+from triton_vllm.answer import Reply
 from triton_vllm.job import Job
-from triton_vllm.reply.reply import Reply
 
 
 class FakeChannel:
@@ -52,4 +52,6 @@ class Joined:
 def fake_job(channel: FakeChannel | None = None, *, assembler: Any = None, timeout: int = 0, stream: bool = False) -> Job:
     """Return a job that asks for nothing in particular."""
     request = SimpleNamespace(priority=0, timeout=timeout, stream=stream)
-    return Job(request, None, Reply(channel or FakeChannel()), assembler or Joined())
+    job = Job(request, None, Reply(channel or FakeChannel()))
+    job.assembler = assembler or Joined()
+    return job

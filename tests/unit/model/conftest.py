@@ -10,7 +10,8 @@ import pytest
 
 from support import fake_triton
 from support.engine_parts import PACE, STEP, DeadError, FailureError, Llm, Log, PassingError, Prompter, RefusalError
-from triton_vllm.engine.engine import Engine, Sole
+from triton_vllm.engine.engine import Engine
+from triton_vllm.instances.source import Sole
 
 _MODULE = fake_triton.install()
 

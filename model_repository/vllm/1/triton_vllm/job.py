@@ -5,26 +5,33 @@ from __future__ import annotations
 import itertools
 import os
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
+    from triton_vllm.answer import Reply
     from triton_vllm.base.errors import AdapterError
-    from triton_vllm.base.protocols import Item
+    from triton_vllm.base.protocols import Item, Tensors
     from triton_vllm.call import Request
+    from triton_vllm.chat.parsed import AnswerReader
     from triton_vllm.lora.store import Version
-    from triton_vllm.reply.reply import Reply
-    from triton_vllm.reply.response import ResponseBuilder
     from triton_vllm.vllm_api import Conversation
 
 _numbers = itertools.count(1)
 _PREFIX = f"triton-{os.getpid()}"
 
 
+class ResponseBuilder(Protocol):
+    """Make the responses of one request."""
+
+    def build(self, outputs: Sequence[Any]) -> Tensors:
+        """Return the tensors of one response from the outputs since the one before."""
+
+
 class Job:
-    """The mutable state of a request, from admission to its final response.
+    """The mutable state of a request, from `request` to its final response.
 
     The event loop fills `pending` and the job's one sender thread drains it; both ends of a deque are atomic, so no lock is
     needed.
@@ -32,13 +39,14 @@ class Job:
     Attributes:
         id: by which vLLM knows the request.
         ids: the same for each part of a pooling request; the first is `id`.
-        request: what was asked, set by admission, as are `params` and `lora`.
+        request: what was asked, set by `request`, as are `params` and `lora`.
         params: vLLM's SamplingParams or PoolingParams.
         lora: vLLM's LoRARequest, or None.
-        conversation: reads the answer to a chat, where the model has parsers; else None.
+        conversation: what the parsers of a chat need of the engine, where the model has parsers; else None.
         several: whether there is more than one completion.
         reply: the answer.
-        assembler: makes responses from outputs.
+        assembler: makes responses from outputs; set by the service.
+        reader: parses the answer to a chat, where the model has parsers; else None.
         task: adds the request to the engine; set by the event loop, as are `deadline` and `ended`.
         deadline: ends the request when its timeout has expired.
         ended: the last item has been put.
@@ -75,6 +83,7 @@ class Job:
         "params",
         "pending",
         "queued",
+        "reader",
         "refusal",
         "reply",
         "request",
@@ -83,7 +92,7 @@ class Job:
         "waiting_since",
     )
 
-    def __init__(self, request: Request, params: Any, reply: Reply, assembler: ResponseBuilder) -> None:
+    def __init__(self, request: Request, params: Any, reply: Reply) -> None:
         self.id = f"{_PREFIX}-{next(_numbers)}"
         parts = len(getattr(request, "parts", ())) or 1
         self.ids = (self.id, *(f"{self.id}.{number}" for number in range(1, parts)))
@@ -98,7 +107,8 @@ class Job:
         self.queued = False
         self.due = 0.0
         self.ended = False
-        self.assembler = assembler
+        self.assembler: ResponseBuilder
+        self.reader: AnswerReader | None = None
         self.lora: Any = None
         self.options: Mapping[str, Any] = {}
         self.adapter: Version | None = None

@@ -1,10 +1,11 @@
-"""Connect the rooms: load the model, then pass each request from admission to the engine. Only `model.py` uses this."""
+"""Connect the rooms: load the model, then pass each request from `request` to the engine. Only `model.py` uses this."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from triton_vllm.base import triton
+from triton_vllm.reply.response import assembler
 from triton_vllm.request.admit import Admission, Policy
 from triton_vllm.startup.load import load
 
@@ -42,6 +43,7 @@ class Service:
         """Take one Triton request; it is answered later, or at once if it is wrong."""
         job = self._admission.admit(request)
         if job is not None:
+            job.assembler = assembler(job)
             self._model.outbox.assign(job)
             self._model.engine.submit(job)
             self._model.watch.wake()

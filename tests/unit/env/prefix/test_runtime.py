@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from support.patience import LIMIT, pause, wait_for
-from triton_vllm.startup import guard
+from triton_vllm.base.processes import process_space
 from vllm_env.prefix.runtime import activation_variables, install_runtime, site_packages
 
 _ASCII = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}  # as in the stub: nothing mends the locale
@@ -200,7 +200,7 @@ def test_an_owner_of_another_machine_is_nobodys(prefix: Path) -> None:
     owner.wait()
     named = {"TRITON_VLLM_OWNER_PID": str(owner.pid)}
     assert _run(prefix, "print('lives')", **named, TRITON_VLLM_OWNER_PLACE="another boot") == "lives"
-    here = _start(prefix, "print('lives')", **named, TRITON_VLLM_OWNER_PLACE=guard.place())
+    here = _start(prefix, "print('lives')", **named, TRITON_VLLM_OWNER_PLACE=process_space())
     here.communicate()
     assert here.returncode == 1
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from support.fake_triton import FINAL, REFUSAL, MetricFamily, Request
+from triton_vllm.answer import NOT_SENT, Reply
 from triton_vllm.base import errors, triton
-from triton_vllm.reply.reply import NOT_SENT, Reply
 
 
 def text(value):

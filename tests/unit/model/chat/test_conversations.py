@@ -8,16 +8,15 @@ import pytest
 
 from triton_vllm.base.errors import InvalidRequestError, UnsupportedError
 from triton_vllm.base.limits import USUAL, Limits
-from triton_vllm.call import Chat, GenerateRequest, Wants
 from triton_vllm.chat import conversations
+from triton_vllm.chat.request import Chat
 from triton_vllm.vllm_api import ParserNames
 
 TOOL = {"type": "function", "function": {"name": "f"}}
 
 
 def request(**values):
-    given = Chat(({"role": "user", "content": "hi"},), (TOOL,), **values)
-    return GenerateRequest(text=None, token_ids=None, chat=given, stream=True, echo=False, wants=Wants(), parameters={})
+    return Chat(({"role": "user", "content": "hi"},), (TOOL,), **values)
 
 
 class Parsers:
@@ -32,16 +31,16 @@ class Parsers:
         if self.error:
             raise self.error
         assert stream
-        constraint = SimpleNamespace(structural_tag=self.tag) if chat.tool_choice == "required" else structured
+        constraint = SimpleNamespace(structural_tag=self.tag) if chat["tool_choice"] == "required" else structured
         made = SimpleNamespace(structured=lambda: constraint, followed=[])
-        made.decoding = lambda: {"skip_special_tokens": False} if chat.tool_choice != "none" else {}
+        made.decoding = lambda: {"skip_special_tokens": False} if chat["tool_choice"] != "none" else {}
         made.follow = lambda params: made.followed.append(params.skip_special_tokens)
         return made
 
 
 def begun(parsers, given, limits=USUAL):
     params = SimpleNamespace(structured_outputs="own", skip_special_tokens=True)
-    return conversations.begin(parsers, given, params, (ValueError,), limits), params
+    return conversations.begin(parsers, given, params, (ValueError,), limits, stream=True), params
 
 
 def test_a_forced_tool_replaces_the_constraint():
@@ -67,7 +66,7 @@ def test_decoding_is_the_parsers():
     made.decoding = lambda: {"skip_special_tokens": False, "spaces_between_special_tokens": False}
     parsers = SimpleNamespace(names=ParserNames("hermes", ""), open=lambda *_, **__: made)
     params.structured_outputs = made.structured()
-    conversations.begin(parsers, request(), params, (ValueError,), USUAL)
+    conversations.begin(parsers, request(), params, (ValueError,), USUAL, stream=True)
     assert vars(params) == {
         "structured_outputs": "own", "skip_special_tokens": False, "spaces_between_special_tokens": False, "detokenize": True,
     }  # fmt: skip

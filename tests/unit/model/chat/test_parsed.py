@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from types import SimpleNamespace
 from types import SimpleNamespace as Output
 
 import pytest
 
-from triton_vllm.call import Wants
+from triton_vllm.base.wants import Wants
 from triton_vllm.chat import parsed
-from triton_vllm.chat.parsed import ChatAssembler
+from triton_vllm.chat.parsed import AnswerReader
+from triton_vllm.reply.response import ChatAssembler
 from triton_vllm.vllm_api import Fragment, Piece
 
 
@@ -49,6 +51,10 @@ def output(*texts, reason=None):
     return Output(outputs=parts, prompt_token_ids=[7, 8], prompt_logprobs=None, num_cached_tokens=3)
 
 
+def assembler_of(wants, n, conversation, clock=time.thread_time):
+    return ChatAssembler(wants, n, AnswerReader(conversation, n, clock))
+
+
 def built(assembler, *outputs):
     return {name: array.tolist() for name, array in assembler.build(outputs)}
 
@@ -61,7 +67,7 @@ def _nothing_noted(monkeypatch):
 def test_pieces_of_merged_outputs_are_joined():
     """Under pressure one response carries what several would have."""
     found = built(
-        ChatAssembler(Wants(), 1, Conversation(), lambda: 0.0),
+        assembler_of(Wants(), 1, Conversation(), lambda: 0.0),
         output("r:a"),
         output("r:b"),
         output("c"),
@@ -76,7 +82,7 @@ def test_pieces_of_merged_outputs_are_joined():
 def test_every_completion_has_a_reader_and_an_element():
     """Their states must not mix."""
     conversation = Conversation()
-    found = built(ChatAssembler(Wants(finish_reason=True), 2, conversation, lambda: 0.0), output("r:a", "t:b", reason="stop"))
+    found = built(assembler_of(Wants(finish_reason=True), 2, conversation, lambda: 0.0), output("r:a", "t:b", reason="stop"))
     assert len(conversation.readers) == 2
     assert (found["text_output"], found["reasoning"]) == ([b"", b""], [b"a", b""])
     assert found["tool_calls"] == [b"[]", b'[{"function": {"name": "b"}}]']
@@ -86,17 +92,17 @@ def test_every_completion_has_a_reader_and_an_element():
 def test_usage_comes_with_every_response():
     """Cached tokens are those of the prompt."""
     wants = Wants(num_input_tokens=True, num_output_tokens=True, num_cached_tokens=True)
-    found = built(ChatAssembler(wants, 1, Conversation(), lambda: 0.0), output("a"), output("b", reason="stop"))
+    found = built(assembler_of(wants, 1, Conversation(), lambda: 0.0), output("a"), output("b", reason="stop"))
     assert (found["num_input_tokens"], found["num_output_tokens"], found["num_cached_tokens"]) == ([2], [2], [3])
 
 
 def test_what_a_parser_raises_about_comes_as_plain_text(caplog):
     """From there on; the log says it once, and the other completions go on."""
-    assembler = ChatAssembler(Wants(finish_reason=True), 2, Conversation(), lambda: 0.0)
+    assembler = assembler_of(Wants(finish_reason=True), 2, Conversation(), lambda: 0.0)
     with caplog.at_level(logging.ERROR):
         first = built(assembler, output("r:a", "r:b"), output("!", "r:c"))
         second = built(assembler, output("r:d", "r:e", reason="stop"))
-        built(ChatAssembler(Wants(), 1, Conversation(), lambda: 0.0), output("!"))
+        built(assembler_of(Wants(), 1, Conversation(), lambda: 0.0), output("!"))
     assert (first["text_output"], first["reasoning"]) == ([b"!", b""], [b"a", b"bc"])
     assert (second["text_output"], second["reasoning"]) == ([b"r:d", b""], [b"", b"e"])
     assert second["finish_reason"] == [b"stop", b"stop"]
@@ -131,7 +137,7 @@ class SlowReader(Reader):
 def test_a_slow_parser_reads_what_has_queued_up_at_once():
     """Else it would fall behind for good, and with it all streams of its thread."""
     slow = Slow(parsed.READ_S * 0.7)
-    assembler = ChatAssembler(Wants(finish_reason=True), 1, slow, slow)
+    assembler = assembler_of(Wants(finish_reason=True), 1, slow, slow)
     found = built(assembler, *(output(text) for text in "abcd"), output("e", reason="stop"))
     assert found["text_output"] == [b"abcde"]
     assert found["finish_reason"] == [b"stop"]
@@ -142,14 +148,14 @@ def test_a_slow_parser_reads_what_has_queued_up_at_once():
 def test_a_quick_parser_reads_output_by_output():
     """As vLLM has made them: some parsers read several at once otherwise."""
     slow = Slow(parsed.READ_S / 100)
-    built(ChatAssembler(Wants(), 1, slow, slow), *(output(text) for text in "abcdefgh"))
+    built(assembler_of(Wants(), 1, slow, slow), *(output(text) for text in "abcdefgh"))
     assert [text for text, _, _ in slow.read] == list("abcdefgh")
 
 
 def test_a_slow_parser_reads_the_first_of_each_completion_alone():
     """Also of those whose turn comes after the time is up: some parsers know the mark of reasoning only by itself."""
     slow = Slow(parsed.READ_S * 2)
-    built(ChatAssembler(Wants(), 2, slow, slow), output("a", "A"), output("b", "B"), output("c", "C"))
+    built(assembler_of(Wants(), 2, slow, slow), output("a", "A"), output("b", "B"), output("c", "C"))
     assert [text for text, _, _ in slow.read] == ["a", "bc", "A", "BC"]
 
 
@@ -170,7 +176,7 @@ class LateConversation(Conversation):
 
 def test_what_is_aligned_is_read_and_nothing_of_it_is_lost_where_a_parser_raises():
     """The text of tokens that waited for theirs included."""
-    assembler = ChatAssembler(Wants(), 1, LateConversation(), lambda: 0.0)
+    assembler = assembler_of(Wants(), 1, LateConversation(), lambda: 0.0)
     assert built(assembler, output("r:why"))["reasoning"] == [b""]
     found = built(assembler, output("a!"), output("t:b"), output("c", reason="stop"))
     assert (found["reasoning"], found["text_output"], found["tool_calls"]) == ([b"why"], [b"a!t:bc"], [b"[]"])

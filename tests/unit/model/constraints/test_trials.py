@@ -13,9 +13,8 @@ from support.patience import LIMIT
 from triton_vllm import vllm_api
 from triton_vllm.base.errors import InvalidRequestError, UnavailableError
 from triton_vllm.base.limits import Limits
-from triton_vllm.call import Constraint
 from triton_vllm.constraints import trials
-from triton_vllm.constraints.checks import to_compile
+from triton_vllm.constraints.checks import Constraint, to_compile
 
 WORKER = trials.SCRIPT
 XGRAMMAR = f"""

@@ -22,7 +22,7 @@ from support.engine_parts import (
 from support.fake_reply import fake_job as job
 from support.patience import wait_for
 from triton_vllm.base.errors import DEAD, CancelledError, InternalError, InvalidRequestError, UnavailableError
-from triton_vllm.engine.outcome import FAILED, RETRY
+from triton_vllm.vllm_api.refusals import FAILED, RETRY
 
 
 def test_outputs_come_in_order_and_end_with_the_finished_one(started):

@@ -25,9 +25,10 @@ from support.engine_parts import (
 from support.fake_reply import FakeChannel
 from support.fake_reply import fake_job as job
 from support.patience import pause, wait_for
+from triton_vllm.answer import NOT_SENT
 from triton_vllm.base.errors import DEAD, UnavailableError
-from triton_vllm.engine.engine import PARTED, UNLOADED, Engine, Sole
-from triton_vllm.reply.reply import NOT_SENT
+from triton_vllm.engine.engine import UNLOADED, Engine
+from triton_vllm.instances.source import PARTED, Sole
 
 
 def test_a_dead_engine_is_replaced(started):

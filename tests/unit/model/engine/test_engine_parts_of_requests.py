@@ -8,19 +8,20 @@ import numpy as np
 import pytest
 
 from support.engine_parts import PROMISED, Llm
-from support.fake_reply import FakeChannel, Joined
+from support.fake_reply import FakeChannel
 from support.patience import wait_for
+from triton_vllm.answer import Reply
 from triton_vllm.base.errors import CancelledError, InternalError, InvalidRequestError
 from triton_vllm.base.protocols import Gathered
-from triton_vllm.call import EmbedRequest, Part, Wants
+from triton_vllm.base.wants import Wants
 from triton_vllm.engine.engine import UNLOADED
 from triton_vllm.job import Job
-from triton_vllm.reply.reply import Reply
+from triton_vllm.pooling.embedding import EmbedRequest, Part
 
 
 def job(count=3, **part):
     parts = tuple(Part(text=str(number), **part) for number in range(count))
-    return Job(EmbedRequest(parts, Wants(), "embed", {}), None, Reply(FakeChannel()), Joined())
+    return Job(EmbedRequest(parts, Wants(), "embed", {}), None, Reply(FakeChannel()))
 
 
 def number(value):

@@ -10,11 +10,10 @@ from support.engine_parts import PROMISED, STEP, Llm, LoopClock, Never, TickingC
 from support.fake_reply import FakeChannel
 from support.fake_reply import fake_job as job
 from support.patience import wait_for
+from triton_vllm.answer import Reply
 from triton_vllm.base.errors import UnavailableError
-from triton_vllm.call import OperatorRequest
 from triton_vllm.job import Job
-from triton_vllm.reply.reply import Reply
-from triton_vllm.reply.response import ToldAssembler
+from triton_vllm.operator.request import OperatorRequest
 
 LIMIT = 100  # s in the queue; more than STEP, after which a request without output is logged
 REFUSED = "the model has not begun to work on the request after 100 s in the queue; try again later"
@@ -117,7 +116,7 @@ def test_an_operator_waits_in_no_queue(queued):
     engine, got, clock, processor = queued
     llm, _ = added(engine, working := processor.take(job(), prefilling=False))
     llm.model_config = SimpleNamespace(enable_sleep_mode=False)
-    engine.submit(sleep := Job(OperatorRequest("sleep", {}), None, Reply(FakeChannel()), ToldAssembler()))
+    engine.submit(sleep := Job(OperatorRequest("sleep", {}), None, Reply(FakeChannel())))
     wait_for(engine.is_asleep)
     clock.now += LIMIT + 1
     added(engine, waiting := processor.take(job()))

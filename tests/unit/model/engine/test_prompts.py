@@ -12,8 +12,11 @@ import pytest
 from support.patience import pause
 from triton_vllm import vllm_api
 from triton_vllm.base.errors import InvalidRequestError, UnsupportedError
-from triton_vllm.call import Chat, GenerateRequest, Part, Wants
+from triton_vllm.base.wants import Wants
+from triton_vllm.call import GenerateRequest
+from triton_vllm.chat.request import Chat
 from triton_vllm.engine.prompts import DECODED_AT_ONCE, Prompter
+from triton_vllm.pooling.embedding import Part
 
 OLD = SimpleNamespace(parse_model_prompt=None, ChatParams=None, ThreadSafeHFTokenizerMixin=None)
 

@@ -15,10 +15,10 @@ from support.patience import LIMIT
 from triton_vllm import vllm_api
 from triton_vllm.base.errors import ConfigError
 from triton_vllm.base.limits import Limits
-from triton_vllm.engine.engine import PARTED
 from triton_vllm.instances import frontends
 from triton_vllm.instances.frontends import Frontends
 from triton_vllm.instances.rendezvous import Rendezvous, Seat
+from triton_vllm.instances.source import PARTED
 from triton_vllm.startup import load
 from triton_vllm.startup.settings import Settings
 from triton_vllm.vllm_api import instances as of_vllm
@@ -47,7 +47,7 @@ def made(monkeypatch):
         monkeypatch.setattr(tempfile, "tempdir", folder)
         instances = [Frontends(own, Rendezvous.join(own), Log()) for own in (Seat(index, 2, "k") for index in range(2))]
         for one in instances:
-            one.use(SimpleNamespace(version="1"), {})
+            one.use(SimpleNamespace(version="1"), {}, 1)
         yield SimpleNamespace(instances=instances, started=started)
 
 
@@ -142,7 +142,7 @@ def test_an_instance_without_a_first_one_does_not_wait_for_ever(made, monkeypatc
     monkeypatch.setattr(frontends, "FIRST_S", 0.0)
     own = Seat(1, 2, "another")
     alone = Frontends(own, Rendezvous.join(own), Log())
-    alone.use(SimpleNamespace(version="1"), {})
+    alone.use(SimpleNamespace(version="1"), {}, 1)
     with pytest.raises(ConfigError, match="the first instance of the model is not being loaded"):
         asyncio.run(alone.start())
 
@@ -151,7 +151,7 @@ def test_gauges_are_published_by_the_one_that_knows_them_best(made):
     """vLLM gives a rank's figures of each step to one front end: the other's are of an earlier step. Counters are each one's."""
     first, second = made.instances
     for one in made.instances:
-        one.use(SimpleNamespace(version="1"), {"data_parallel_size": 2})
+        one.use(SimpleNamespace(version="1"), {}, 2)
     samples = [SimpleNamespace(labels={"engine": rank}) for rank in "01"]
     families = [SimpleNamespace(type=kind, samples=samples) for kind in ("gauge", "counter", "histogram")]
     struct.pack_into("4d", first._figures, 0, 1.0, 2.0, 4.0, 3.0)
@@ -180,7 +180,7 @@ def take(client, statistics):
 def test_figures_are_as_old_as_their_step(made):
     """Not as their arrival, and those without figures do not count: most outputs have none."""
     second = made.instances[1]
-    second.use(SimpleNamespace(version="1"), {"data_parallel_size": 2})
+    second.use(SimpleNamespace(version="1"), {}, 2)
     client, recorded = a_front_end_of_vllm(iter([SimpleNamespace(timestamp=5.0), SimpleNamespace(timestamp=6.0)]))
     second._noting(client)
     take(client, None)
@@ -194,7 +194,7 @@ def test_a_busy_instance_does_not_publish_an_earlier_step(made):
     """The engine's last step went to the first; the second takes the one before it later."""
     gauge = SimpleNamespace(type="gauge", samples=[SimpleNamespace(labels={"engine": "1"})])
     for one, step in zip(made.instances, (2.0, 1.0), strict=True):
-        one.use(SimpleNamespace(version="1"), {"data_parallel_size": 2})
+        one.use(SimpleNamespace(version="1"), {}, 2)
         client, _ = a_front_end_of_vllm(iter([SimpleNamespace(timestamp=step)]))
         one._noting(client)
         take(client, "s")
@@ -240,9 +240,9 @@ def test_a_vllm_that_cannot_is_refused_by_what_it_lacks(vllm, launch, lacks, mon
     try:
         if lacks:
             with pytest.raises(ConfigError, match=r"count is 2, but vLLM 0.11.0 cannot .*use count: 1"):
-                instance.use(vllm, {})
+                instance.use(vllm, {}, 1)
         else:
-            instance.use(vllm, {})
+            instance.use(vllm, {}, 1)
     finally:
         instance.leave()
 

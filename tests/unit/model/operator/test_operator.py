@@ -13,13 +13,14 @@ import pytest
 from support.engine_parts import PROMISED, Llm, added, output
 from support.fake_reply import FakeChannel, fake_job
 from support.patience import wait_for
+from triton_vllm.answer import Reply
 from triton_vllm.base.errors import DEAD, AdapterError, CancelledError, UnavailableError, UnsupportedError
 from triton_vllm.base.limits import Limits
-from triton_vllm.call import ENGINE_FIELDS, OPERATIONS, OperatorRequest
 from triton_vllm.job import Job
+from triton_vllm.operator.request import OPERATIONS, OperatorRequest
 from triton_vllm.operator.run import ASLEEP
-from triton_vllm.reply.reply import Reply
 from triton_vllm.reply.response import ToldAssembler
+from triton_vllm.request.engine_fields import ENGINE_FIELDS
 from triton_vllm.request.parse import parse
 
 ALL = Limits(operator_requests=tuple(OPERATIONS))
@@ -30,7 +31,7 @@ def read(text, limits=ALL):
 
 
 def job(operation, **arguments):
-    return Job(OperatorRequest(operation, arguments), None, Reply(FakeChannel()), ToldAssembler())
+    return Job(OperatorRequest(operation, arguments), None, Reply(FakeChannel()))
 
 
 class Sleeper:

@@ -9,7 +9,7 @@ import pytest
 
 from triton_vllm.base.errors import InvalidRequestError
 from triton_vllm.base.limits import USUAL, Limits
-from triton_vllm.call import Part, Scoring
+from triton_vllm.pooling.embedding import Part, Scoring
 from triton_vllm.request.parse import parse
 
 

@@ -11,7 +11,8 @@ import pytest
 
 from triton_vllm.base.errors import InternalError, InvalidRequestError
 from triton_vllm.base.protocols import Gathered
-from triton_vllm.call import EmbedRequest, Part, Scoring, Wants
+from triton_vllm.base.wants import Wants
+from triton_vllm.pooling.embedding import EmbedRequest, Part, Scoring
 from triton_vllm.pooling.request import build
 from triton_vllm.reply.response import PoolingAssembler
 

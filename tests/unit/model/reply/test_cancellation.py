@@ -18,7 +18,8 @@ from support.fake_log import FakeLog
 from support.fake_reply import FakeChannel, fake_job
 from support.patience import LIMIT, pause, wait_for
 from triton_vllm.base.errors import CancelledError
-from triton_vllm.engine.engine import Engine, Sole
+from triton_vllm.engine.engine import Engine
+from triton_vllm.instances.source import Sole
 from triton_vllm.reply.watch import CancellationWatch
 
 REQUESTS = 200

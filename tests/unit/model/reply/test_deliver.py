@@ -8,9 +8,9 @@ import pytest
 
 from support.fake_log import FakeLog
 from support.fake_reply import FakeChannel, fake_job
+from triton_vllm.answer import NOT_SENT
 from triton_vllm.base.errors import CancelledError, InternalError, UnavailableError
 from triton_vllm.reply.deliver import Delivery
-from triton_vllm.reply.reply import NOT_SENT
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from types import SimpleNamespace as Output
 import numpy as np
 import pytest
 
-from triton_vllm.call import Wants
+from triton_vllm.base.wants import Wants
 from triton_vllm.reply.response import Assembler, logprobs_json, string_tensor
 
 

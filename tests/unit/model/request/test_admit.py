@@ -16,7 +16,7 @@ from support.fake_triton import FINAL, Request
 from support.pictures import picture, png
 from triton_vllm.base.errors import DEAD, InvalidRequestError, UnsupportedError
 from triton_vllm.base.limits import USUAL, Limits
-from triton_vllm.reply.response import Assembler, PoolingAssembler
+from triton_vllm.reply.response import Assembler, PoolingAssembler, assembler
 from triton_vllm.request.admit import Admission, Policy
 from triton_vllm.request.fit import check_params
 from triton_vllm.vllm_api import ChatDefaults, Facts
@@ -79,7 +79,7 @@ def test_a_prompt_becomes_a_job(let):
     assert (job.request.text, job.request.priority, job.request.timeout) == ("hi", 3, 7)
     assert (job.params.max_tokens, job.params.output_kind) == (5, fake_vllm.RequestOutputKind.DELTA)
     assert job.lora == "adapter a"
-    assert isinstance(job.assembler, Assembler)
+    assert isinstance(assembler(job), Assembler)
     assert sent == []
     assert not job.reply.closed
 
@@ -89,7 +89,7 @@ def test_a_whole_answer_begins_with_the_prompt_unless_excluded(let, exclude, tex
     """As in the official backend."""
     given = tensors(text_input=b"hi", **({} if exclude is None else {"exclude_input_in_output": exclude}))
     job, _, _ = let(Request(given))
-    ((_, array),) = job.assembler.build([fake_vllm.output(" there", finished=True)])
+    ((_, array),) = assembler(job).build([fake_vllm.output(" there", finished=True)])
     assert list(array) == [text]
 
 
@@ -97,7 +97,7 @@ def test_an_input_to_embed_becomes_a_job(let):
     """With pooling parameters and the assembler of numbers."""
     job, sent, _ = let(Request(tensors(embedding_request=EMBEDDING)))
     assert (job.params.task, job.params.dimensions) == ("embed", 2)
-    assert isinstance(job.assembler, PoolingAssembler)
+    assert isinstance(assembler(job), PoolingAssembler)
     assert sent == []
 
 
@@ -208,7 +208,7 @@ def test_a_sum_of_log_probabilities_is_there_whenever_it_is_asked_for(let):
     assert job.params.logprobs == 0
     output = fake_vllm.output("x", finished=True)
     output.outputs[0].logprobs = [{1: SimpleNamespace(logprob=-0.5, rank=1, decoded_token="x")}]
-    made = dict(job.assembler.build([output]))
+    made = dict(assembler(job).build([output]))
     assert list(made["logprobs"]) == [b"null"]  # those were not asked for
     assert let(Request(tensors(**wanted), '{"logprobs": 3}'))[0].params.logprobs == 3
     assert not hasattr(let(Request(tensors(text_input=b"hi")))[0].params, "logprobs")

@@ -12,8 +12,8 @@ from support import fake_vllm
 from support.fake_triton import Request
 from triton_vllm.base.errors import AdapterError
 from triton_vllm.base.limits import USUAL, Limits
-from triton_vllm.call import ENGINE_FIELDS
 from triton_vllm.request.admit import Admission, Policy
+from triton_vllm.request.engine_fields import ENGINE_FIELDS
 from triton_vllm.request.parse import parse
 from triton_vllm.vllm_api import Facts
 

@@ -9,7 +9,9 @@ import pytest
 
 from support.pictures import picture, png
 from triton_vllm.base.errors import InvalidRequestError
-from triton_vllm.call import EmbedRequest, GenerateRequest, Part, Wants
+from triton_vllm.base.wants import Wants
+from triton_vllm.call import GenerateRequest
+from triton_vllm.pooling.embedding import EmbedRequest, Part
 from triton_vllm.request.parse import parse
 
 GIVEN = picture(png(5, 6))

@@ -15,7 +15,8 @@ from support import fake_vllm
 from support.fuzz import SAMPLING
 from triton_vllm import vllm_api
 from triton_vllm.base.errors import LONGEST, AdapterError
-from triton_vllm.call import EmbedRequest, GenerateRequest
+from triton_vllm.call import GenerateRequest
+from triton_vllm.pooling.embedding import EmbedRequest
 from triton_vllm.request.contract import INPUTS
 from triton_vllm.request.parse import parse
 from triton_vllm.request.sampling import build

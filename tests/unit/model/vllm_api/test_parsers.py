@@ -9,8 +9,8 @@ from typing import ClassVar
 import pytest
 
 from triton_vllm.base.errors import ConfigError
-from triton_vllm.call import Chat
 from triton_vllm.chat import parsers
+from triton_vllm.chat.request import Chat
 from triton_vllm.vllm_api import Conversation, ParserNames, Parsers
 from triton_vllm.vllm_api.parsers import has_parsers
 
@@ -147,7 +147,7 @@ def test_a_clients_constraint_is_not_compiled_where_requests_are_admitted(choice
     )
     Adjusting.seen.clear()
     chat = Chat(({"role": "user", "content": "x"},), tools, tool_choice=choice)
-    conversation = parsers_of_model.open(chat, "own", stream=False)
+    conversation = parsers_of_model.open(chat.fields(), "own", stream=False)
     assert Adjusting.seen == [seen]
     assert conversation.structured() == holds
 

@@ -10,8 +10,8 @@ import pytest
 
 from triton_vllm import vllm_api
 from triton_vllm.base.errors import UnsupportedError
-from triton_vllm.call import Part
 from triton_vllm.engine.prompts import Prompter
+from triton_vllm.pooling.embedding import Part
 
 PLACE = "vllm.entrypoints.pooling.scoring"
 

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 NAME = "official"
 """The value of COMPATIBILITY."""
+ARGUMENTS_NAME = "model.json"
+"""Where it has the engine arguments, in the version's directory."""
 FAILED = "Error generating stream: "
 """What stands before the reason of each request that fails."""
 CANCELLING = "[vllm] Cancelling the request"

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Log(Protocol):
-    """Take log lines; `transport.Log` in the server."""
+    """Take log lines; `base.triton.Log` in the server."""
 
     def info(self, text: str) -> None:
         """Log what happens in normal running."""
@@ -41,7 +41,7 @@ class TritonTensor(Protocol):
 
 
 class ResponseSender(Protocol):
-    """`pb_utils.InferenceResponseSender`; only `transport.Channel` has one."""
+    """`pb_utils.InferenceResponseSender`; only `base.triton.Channel` has one."""
 
     def send(self, response: object = None, flags: int = 0) -> None:
         """Send a response; blocks for a handshake with the server."""
@@ -262,6 +262,10 @@ class Told:
         self.outputs = outputs
 
 
+Inputs = Mapping[str, "np.ndarray[Any, Any]"]
+"""A request's tensors by name."""
+Tensors = list[tuple[str, "np.ndarray[Any, Any]"]]
+"""A response's tensors with their names."""
 Output = RequestOutput | PoolingRequestOutput | Gathered | Told
 Item = Output | AdapterError
 """What a job's answer is made of: outputs, of which the last is finished, or an error at the end."""

@@ -19,9 +19,7 @@ if TYPE_CHECKING:
 
     from triton_vllm.base import protocols
     from triton_vllm.base.errors import AdapterError
-    from triton_vllm.base.protocols import Metric, TritonRequest
-    from triton_vllm.reply.response import Tensors
-    from triton_vllm.request.parse import Inputs
+    from triton_vllm.base.protocols import Inputs, Metric, Tensors, TritonRequest
 
 TRACE = ("traceparent", "tracestate")
 LONGEST_HEADER = 512
@@ -144,7 +142,7 @@ def _size(tensors: Tensors) -> int:
 
 
 class Channel:
-    """The response sender of one request; `reply.reply` knows when each of these may be called.
+    """The response sender of one request; `answer` knows when each of these may be called.
 
     Args:
         request: Triton's.

@@ -9,36 +9,34 @@ from triton_vllm.constraints import checks as constraints
 
 if TYPE_CHECKING:
     from triton_vllm.base.limits import Limits
-    from triton_vllm.call import GenerateRequest
+    from triton_vllm.chat.request import Chat
     from triton_vllm.vllm_api import Conversation, Parsers
 
 
 def begin(
-    parsers: Parsers | None, request: GenerateRequest, params: Any, refusals: tuple[type[Exception], ...], limits: Limits
+    parsers: Parsers | None, chat: Chat, params: Any, refusals: tuple[type[Exception], ...], limits: Limits, *, stream: bool
 ) -> Conversation | None:
-    """Return what reads the answers to a request, or None: it is no chat, or the model has no parsers.
+    """Return what reads the answers to a chat, or None: the model has no parsers.
 
     Args:
         parsers: the model's.
-        request: what was asked.
+        chat: what was asked.
         params: its SamplingParams, which get what the parsers need.
         refusals: the exceptions by which vLLM says that a request is wrong.
         limits: the model's.
+        stream: whether the answer is streamed.
 
     Raises:
         UnsupportedError: a tool choice, and no parser of tool calls.
         InvalidRequestError: vLLM refuses messages, tools or the tool choice.
     """
-    chat = request.chat
-    if chat is None:
-        return None
     if chat.tool_choice not in (None, "none") and (parsers is None or not parsers.names.tool):
         raise UnsupportedError("tool_choice: this model has no tool_parser in its engine arguments; only none can be chosen")
     if parsers is None:
         return None
     given = getattr(params, "structured_outputs", None)
     try:
-        conversation = parsers.open(chat, given, stream=request.stream)
+        conversation = parsers.open(chat.fields(), given, stream=stream)
         constraint = conversation.structured()
     except refusals as error:
         raise InvalidRequestError(f"messages, tools or tool_choice: {_reason(error)}") from None

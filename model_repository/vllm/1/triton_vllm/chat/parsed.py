@@ -1,21 +1,17 @@
-"""Make the responses to a chat on a model with parsers: content, reasoning and tool calls, each in its tensor."""
+"""Read the answers to a chat on a model with parsers: content, reasoning and tool calls."""
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from typing import TYPE_CHECKING, Any
 
-from triton_vllm.reply.response import Assembler, string_tensor
 from triton_vllm.vllm_api import Fragment, Piece
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from triton_vllm.base.protocols import CompletionOutput, RequestOutput
-    from triton_vllm.call import Wants
-    from triton_vllm.reply.response import Completion, Tensors
     from triton_vllm.vllm_api import Conversation, Reader
 
 READ_S = 0.005
@@ -26,43 +22,33 @@ _log = logging.getLogger(__name__)
 _noted: set[tuple[Any, ...]] = set()
 
 
-class ChatAssembler(Assembler):
-    """Make the responses of one chat; parsing runs in its sender thread.
+class AnswerReader:
+    """Read the answers to one chat with the model's parsers; it runs in the chat's sender thread.
 
     What a parser raises about is answered as plain text from there on: the tokens have been paid for, and vLLM's own server
     would throw them away.
 
     Args:
-        wants: the optional outputs asked for.
+        conversation: gives the parsers.
         n: completions of the request.
-        conversation: reads them.
         clock: seconds of a processor: a busy machine makes no parser slow.
     """
 
-    def __init__(self, wants: Wants, n: int, conversation: Conversation, clock: Callable[[], float] = time.thread_time) -> None:
-        super().__init__(wants, n)
-        self._plain = False
+    def __init__(self, conversation: Conversation, n: int, clock: Callable[[], float] = time.thread_time) -> None:
         self._clock = clock
         readers = [conversation.reader() for _ in range(n)]
         self._aligners = [reader.aligner for reader in readers]
         self._readers: list[Reader | None] = [*readers]
 
-    def _parse(self, outputs: Sequence[RequestOutput], completions: list[Completion]) -> Tensors:
-        parts: list[list[CompletionOutput | Fragment]] = [[] for _ in completions]
+    def read(self, outputs: Sequence[RequestOutput]) -> list[list[Piece]]:
+        """Return what is new of each completion in consecutive outputs."""
+        parts: list[list[CompletionOutput | Fragment]] = [[] for _ in self._readers]
         for output in outputs:
             for part in output.outputs:
                 aligner = self._aligners[part.index]
                 parts[part.index] += [part] if aligner is None else aligner.take(part)
         until = self._clock() + READ_S
-        pieces = [self._read_all(i, found, outputs[-1].prompt_token_ids, until) for i, found in enumerate(parts)]
-        for completion, found in zip(completions, pieces, strict=True):
-            completion.text = "".join(piece.content for piece in found)
-            completion.finish_reason = next((p.finish_reason for p in reversed(found) if p.finish_reason), None)
-        calls = ([call for piece in found for call in piece.tool_calls] for found in pieces)
-        return [
-            ("tool_calls", string_tensor(*(json.dumps(each, ensure_ascii=False) for each in calls))),
-            ("reasoning", string_tensor(*("".join(piece.reasoning for piece in found) for found in pieces))),
-        ]
+        return [self._read_all(i, found, outputs[-1].prompt_token_ids, until) for i, found in enumerate(parts)]
 
     def _read_all(
         self, index: int, parts: Sequence[CompletionOutput | Fragment], prompt: Sequence[int] | None, until: float

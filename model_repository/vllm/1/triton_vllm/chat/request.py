@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from triton_vllm.base.coerce import closest, shown
 from triton_vllm.base.document import check_integers, json_object, json_value
 from triton_vllm.base.errors import InvalidRequestError
 from triton_vllm.base.limits import refuse_above
-from triton_vllm.call import Chat
 from triton_vllm.media.checks import check_parts
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from triton_vllm.base.limits import Limits
 
@@ -22,6 +23,33 @@ CHOICES = ("none", "auto", "required")
 NAMED = '{"type": "function", "function": {"name": "…"}}'
 _DATA = re.compile(r'"(?i:data):[^"]*|"data" *: *"[^"]*')
 """A picture, audio or video in JSON."""
+
+
+@dataclass(frozen=True)
+class Chat:
+    """A conversation for the model's chat template.
+
+    `characters` counts those of messages and tools in JSON, without the pictures, audios and videos that `media` tells of;
+    `tool_choice` is none, auto, required or an object that names a function, as in the OpenAI protocol.
+    """
+
+    messages: tuple[Mapping[str, Any], ...]
+    tools: tuple[Mapping[str, Any], ...] | None = None
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    characters: int = 0
+    media: bool = False
+    tool_choice: str | Mapping[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+
+    def fields(self) -> dict[str, Any]:
+        """Return it as the fields of a chat request in the OpenAI protocol, as vLLM's server knows it."""
+        return {
+            "messages": [dict(message) for message in self.messages],
+            "tools": [dict(tool) for tool in self.tools] if self.tools else None,
+            "tool_choice": self.tool_choice,
+            "parallel_tool_calls": self.parallel_tool_calls,
+            "chat_template_kwargs": self.template_kwargs,
+        }
 
 
 def parse(limits: Limits, texts: Mapping[str, str]) -> Chat:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from triton_vllm.base.errors import InvalidRequestError
 from triton_vllm.base.limits import refuse_above
-from triton_vllm.call import Constraint
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -21,6 +21,20 @@ _EBNF = re.compile(r"^(?:(?!#|//).)*?::=", re.MULTILINE)
 """A rule of a grammar for xgrammar, outside comments; vLLM takes a grammar without any for one in Lark's syntax."""
 MANY = 1 << 40
 """Larger sizes are not told apart."""
+
+
+@dataclass(frozen=True)
+class Constraint:
+    """What the answer must match, as it is compiled.
+
+    `name` is the request's field, `kind` one of json, regex, grammar, lark and structural_tag; `seconds` of a processor are the
+    most that compiling may take.
+    """
+
+    name: str
+    kind: str
+    text: str
+    seconds: int
 
 
 def check(limits: Limits, fields: Mapping[str, Any]) -> None:

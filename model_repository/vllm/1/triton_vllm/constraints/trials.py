@@ -24,7 +24,7 @@ from triton_vllm.base.errors import InvalidRequestError, UnavailableError
 
 if TYPE_CHECKING:
     from triton_vllm.base.protocols import EngineClient
-    from triton_vllm.call import Constraint
+    from triton_vllm.constraints.checks import Constraint
 
 READ_S = 0.25
 """Processor time of reading a constraint, which vLLM does in the event loop, s."""

@@ -9,24 +9,27 @@ import threading
 import time
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from triton_vllm import vllm_api
 from triton_vllm.base import supervised
 from triton_vllm.base.errors import DEAD, AdapterError, CancelledError, InternalError, UnavailableError
-from triton_vllm.call import OperatorRequest
-from triton_vllm.engine.outcome import FAILED, Translator, failure
+from triton_vllm.engine.outcome import Translator
 from triton_vllm.engine.overdue import BEGUN, find_overdue
+from triton_vllm.instances.source import PARTED
+from triton_vllm.operator.request import OperatorRequest
 from triton_vllm.operator.run import ASLEEP, Operator
 from triton_vllm.pooling.gathering import Gathering
 from triton_vllm.vllm_api.minimum import bound_minimum
+from triton_vllm.vllm_api.refusals import FAILED, failure
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Mapping
+    from collections.abc import Callable, Coroutine
     from concurrent.futures import Future
 
     from triton_vllm.base.protocols import Collector, EngineClient, Item, Log, Output
     from triton_vllm.engine.prompts import Prompter
+    from triton_vllm.instances.source import Source
     from triton_vllm.job import Job
     from triton_vllm.lora.store import AdapterStore
 
@@ -55,66 +58,9 @@ class Pace:
     queue: float = 0.0
 
 
-class Source(Protocol):
-    """Where an engine comes from: this process alone starts it, or several share it."""
-
-    @property
-    def leads(self) -> bool:
-        """Whether this process has started the engine."""
-
-    async def start(self) -> EngineClient:
-        """Start the engine or connect to it, and return its client; called once more after each loss."""
-
-    def share(self) -> None:
-        """Tell others that the engine serves."""
-
-    def loss(self) -> str:
-        """Return why the engine is to be given up, as a predicate, beside what its client says; called twice a second."""
-
-    def retire(self, *, hung: bool) -> None:
-        """Have others give the engine up."""
-
-    def close(self) -> None:
-        """Tell others that the engine is about to be ended for good."""
-
-
-class Sole:
-    """An engine of this process alone.
-
-    Args:
-        vllm: the loaded vLLM.
-        values: engine arguments.
-    """
-
-    leads = True
-
-    def __init__(self, vllm: vllm_api.Vllm, values: Mapping[str, Any]) -> None:
-        self._vllm = vllm
-        self._values = values
-
-    async def start(self) -> EngineClient:
-        """See `Source`."""
-        # Blocks the loop, as in vLLM's own server: there is nothing else to do until the model is loaded.
-        return vllm_api.start(self._vllm, self._values)
-
-    def loss(self) -> str:
-        """Return nothing: the client knows."""
-        return ""
-
-    def share(self) -> None:
-        """Do nothing, as there are no others."""
-
-    close = share
-
-    def retire(self, *, hung: bool) -> None:
-        """Do nothing, as there are no others."""
-
-
 USUAL_PACE = Pace()
 _SHOWN = 20
 """Stuck requests in a line of the log; with a hung engine all are."""
-PARTED = "was unloaded with the instance that had started it"
-"""What a `Source` says of an engine that ended in order, as at each unloading of a model."""
 UNLOADED = "the model was unloaded before the request had finished"
 
 
@@ -156,7 +102,7 @@ class Engine:
         self._entered = self._left = 0  # parts of jobs; each number is written by one thread only
         self._unwritten: list[Job] = []  # ended ones whose bulky answers wait to be written; replaced, never changed
         self._llm: EngineClient  # from `_load` on
-        self._operator = Operator(self.jobs, log)
+        self._operator = Operator(self._is_busy, log)
         self._loop = _new_loop()
         self._loop.set_exception_handler(self._note_failed)
         self._thread = supervised.thread("triton-engine", self._run, log)
@@ -194,6 +140,9 @@ class Engine:
     def in_flight(self) -> int:
         """Return how many requests vLLM has or will have or bulky answers wait for; each part of a pooling request is one."""
         return self._entered - self._left + sum(len(job.ids) for job in self._unwritten if not job.reply.closed)
+
+    def _is_busy(self) -> bool:
+        return any(not isinstance(job.request, OperatorRequest) for job in self.jobs())
 
     def is_asleep(self) -> bool:
         """Return whether only operator requests are taken."""
@@ -302,7 +251,7 @@ class Engine:
             if not self.is_healthy():
                 raise UnavailableError(DEAD)  # noqa: TRY301 - the one place that answers
             if isinstance(job.request, OperatorRequest):
-                self._finish(job, await self._operator.run(self._llm, job, job.request))
+                self._finish(job, await self._operator.run(self._llm, job.request, lambda: not job.ended))
                 return
             if self._operator.closed:
                 raise UnavailableError(ASLEEP)  # noqa: TRY301

@@ -7,35 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from triton_vllm import vllm_api
 from triton_vllm.base.errors import DEAD, AdapterError, InternalError, InvalidRequestError, UnavailableError
-from triton_vllm.base.protocols import Gathered, Told
+from triton_vllm.vllm_api.refusals import FAILED, RETRY
 
 if TYPE_CHECKING:
-    from triton_vllm.base.protocols import Log, Output
+    from triton_vllm.base.protocols import Log
 
-FAILED = "the engine could not finish this request; the server's log has the details"
-RETRY = "the engine could not finish this request; the same request may succeed if it is sent again"
 LONGEST = 500
 """Characters of an error's text."""
-
-
-def failure(item: Output) -> AdapterError | None:
-    """Return the error that an output stands for, or None.
-
-    vLLM ends a request that failed in EngineCore with an output like any other, and its own server raises there: a completion's
-    reason is "error"; a pooled output has an `error` (since 0.32) or no numbers.
-    """
-    outputs: Any = item.outputs
-    if isinstance(item, Told):
-        return None
-    if isinstance(item, Gathered):
-        return next((error for part in outputs if (error := failure(part)) is not None), None)
-    if isinstance(outputs, list):
-        failed = any(part.finish_reason == "error" for part in outputs)
-        return InternalError(FAILED) if failed else None
-    error = getattr(item, "error", None)
-    if error is not None and getattr(error, "retryable", False):
-        return UnavailableError(RETRY)
-    return InternalError(FAILED) if error is not None or not outputs.data.numel() else None
 
 
 class Translator:

@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from triton_vllm import vllm_api
-from triton_vllm.call import OperatorRequest
+from triton_vllm.operator.request import OperatorRequest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from triton_vllm import vllm_api
 from triton_vllm.base.errors import AdapterError, InvalidRequestError, UnsupportedError
-from triton_vllm.call import Chat, GenerateRequest, Part
+from triton_vllm.call import GenerateRequest
+from triton_vllm.chat.request import Chat
 from triton_vllm.constraints.trials import Trials
 from triton_vllm.engine.tokenizing import tokenize
 from triton_vllm.engine.turns import Turns
 from triton_vllm.media import decode
+from triton_vllm.pooling.embedding import Part
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

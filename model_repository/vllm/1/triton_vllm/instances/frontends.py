@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from triton_vllm import vllm_api
 from triton_vllm.base.errors import ConfigError
-from triton_vllm.engine.engine import PARTED
 from triton_vllm.instances.rendezvous import Rendezvous, seat
-from triton_vllm.startup.devices import parallel_sizes
+from triton_vllm.instances.source import PARTED
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -69,8 +68,8 @@ class Frontends:
         if own.index == 0:
             rendezvous.lead()
 
-    def use(self, vllm: Vllm, values: Mapping[str, Any]) -> None:
-        """Take what the engine is to be started with.
+    def use(self, vllm: Vllm, values: Mapping[str, Any], ranks: int) -> None:
+        """Take what the engine is to be started with, and how many data-parallel ranks it has.
 
         Raises:
             ConfigError: this vLLM cannot serve several front ends from one engine.
@@ -82,7 +81,7 @@ class Frontends:
                 f"from one engine (it has no {lacking}); use count: 1"
             )
         self._vllm, self._values = vllm, values
-        self._figures = self._meeting.figures(parallel_sizes(values)["data"])
+        self._figures = self._meeting.figures(ranks)
 
     @property
     def leads(self) -> bool:

@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from triton_vllm.base.errors import ConfigError
-from triton_vllm.startup import guard
+from triton_vllm.base.processes import process_space, start_time
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -100,7 +100,7 @@ def seat(args: Mapping[str, str], server: int) -> Seat | None:
         )
     model = [args[name] for name in ("model_repository", "model_name", "model_version", "model_instance_device_id")]
     # a reload with more instances would have the last of them find an older load that lacks just that seat
-    said = json.dumps([guard.place(), server, guard.started(server), *model, group, count])
+    said = json.dumps([process_space(), server, start_time(server), *model, group, count])
     return Seat(int(index), count, hashlib.sha256(said.encode()).hexdigest()[:12])
 
 

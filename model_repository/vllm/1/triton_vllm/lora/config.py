@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 from triton_vllm.base.coerce import shown
 from triton_vllm.base.errors import ConfigError, InvalidRequestError, UnavailableError
+from triton_vllm.base.official import ARGUMENTS_NAME
 from triton_vllm.lora.adapter_files import is_name
-from triton_vllm.startup.engine_args import OFFICIAL_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 FILE_NAME = "multi_lora.json"
 UNLISTED = (
-    f"Triton's OpenAI frontend finds adapters in 1/{OFFICIAL_NAME} and 1/{FILE_NAME} only; without both, a request "
+    f"Triton's OpenAI frontend finds adapters in 1/{ARGUMENTS_NAME} and 1/{FILE_NAME} only; without both, a request "
     "through it that names one may be answered by the base model (docs/official_backend.md)"
 )
 
@@ -109,7 +109,7 @@ def read(
 
 def is_listed(version_dir: Path) -> bool:
     """Return whether Triton's OpenAI frontend finds the names of adapters: it leaves one out that it does not find."""
-    return all((version_dir / name).is_file() for name in (OFFICIAL_NAME, FILE_NAME))
+    return all((version_dir / name).is_file() for name in (ARGUMENTS_NAME, FILE_NAME))
 
 
 def _table(path: Path) -> dict[str, str]:

@@ -46,7 +46,7 @@ def videos_within(messages: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]
     Those that vLLM fetches are not among them.
 
     Args:
-        messages: of a conversation, as admission lets them through.
+        messages: of a conversation, as `request` lets them through.
     """
     found = []
     for number, message in enumerate(messages):

@@ -16,7 +16,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from triton_vllm.startup import guard
+from triton_vllm.base.processes import process_space, start_time
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -38,7 +38,7 @@ class Claim:
     """
 
     def __init__(self, args: Mapping[str, str], server: int, log: Log, place: Path = PLACE) -> None:
-        said = json.dumps([guard.place(), server, guard.started(server), args["model_name"], args["model_version"]])
+        said = json.dumps([process_space(), server, start_time(server), args["model_name"], args["model_version"]])
         self.shared = instances(args) != 1
         self._path = place / _NAME.format(hashlib.sha256(said.encode()).hexdigest()[:12])
         self._log = log

@@ -2,17 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from triton_vllm.base.coerce import shown
 from triton_vllm.base.document import json_object
 from triton_vllm.base.errors import InvalidRequestError, UnsupportedError
-from triton_vllm.call import OPERATIONS, OperatorRequest
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
 NAME = "operator_request"
+OPERATIONS: Mapping[str, tuple[str, ...]] = {
+    "sleep": ("level",),
+    "wake_up": (),
+    "is_sleeping": (),
+    "reset_prefix_cache": (),
+    "load_lora": ("name",),
+}
+"""What an operator may ask for, with its arguments."""
+
+
+@dataclass(frozen=True)
+class OperatorRequest:
+    """One of `OPERATIONS`, for the engine itself."""
+
+    operation: str
+    arguments: Mapping[str, Any]
+    timeout: int = 0
+    priority: int = 0
+    lora_name: str | None = None
 
 
 def parse(text: str, depth: int, allowed: Collection[str], timeout: int) -> OperatorRequest:

@@ -9,13 +9,12 @@ from triton_vllm import vllm_api
 from triton_vllm.base.calls import Calls
 from triton_vllm.base.errors import UnavailableError, UnsupportedError
 from triton_vllm.base.protocols import Told
-from triton_vllm.call import OperatorRequest
+from triton_vllm.operator.request import OperatorRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
     from triton_vllm.base.protocols import EngineClient, Log
-    from triton_vllm.job import Job
     from triton_vllm.lora.store import AdapterStore
 
 ASLEEP = "the model is asleep; an operator request wakes it up"
@@ -27,7 +26,7 @@ class Operator:
     """Carries out operator requests, one at a time; all methods are called in the engine's event loop.
 
     Args:
-        jobs: returns all jobs in flight.
+        busy: returns whether requests for the model are in flight.
         log: told what was done.
 
     Attributes:
@@ -36,8 +35,8 @@ class Operator:
         store: adapters that may change, if there are any.
     """
 
-    def __init__(self, jobs: Callable[[], list[Job]], log: Log) -> None:
-        self._jobs = jobs
+    def __init__(self, busy: Callable[[], bool], log: Log) -> None:
+        self._busy = busy
         self._log = log
         self._calls = Calls()
         self._lock = asyncio.Lock()
@@ -45,8 +44,8 @@ class Operator:
         self.asleep = self.closed = False
         self.store: AdapterStore | None = None
 
-    async def run(self, llm: EngineClient, job: Job, request: OperatorRequest) -> Told:
-        """Return what is to be told of a job's request.
+    async def run(self, llm: EngineClient, request: OperatorRequest, wanted: Callable[[], bool]) -> Told:
+        """Return what is to be told of a request; `wanted` says whether somebody still waits for that.
 
         Raises:
             AdapterError: it cannot be done now, or not by this model.
@@ -56,7 +55,7 @@ class Operator:
         self._wakes += operation == "wake_up"
         wakes = self._wakes
         does: dict[str, Callable[[], Coroutine[Any, Any, dict[str, Any]]]] = {
-            "sleep": lambda: self._sleep(llm, job, wakes, arguments.get("level")),
+            "sleep": lambda: self._sleep(llm, wanted, wakes, arguments.get("level")),
             "wake_up": lambda: self._wake_up(llm),
             "is_sleeping": lambda: self._is_sleeping(llm),
             "reset_prefix_cache": lambda: self._reset(llm),
@@ -65,7 +64,7 @@ class Operator:
         if operation == "is_sleeping":  # also while a sleep waits
             return Told({"operation": operation, **await does[operation]()})
         async with self._lock:
-            if job.ended:  # cancelled, or its timeout has expired: nobody wants it any more
+            if not wanted():  # cancelled, or its timeout has expired: nobody wants it any more
                 raise UnavailableError(f"{operation} was not begun in time")
             said = await does[operation]()
         self._log.info(f"operator request {operation}: {said}")
@@ -79,14 +78,14 @@ class Operator:
         """End what waits for an engine that has died."""
         self._calls.give_up()
 
-    async def _sleep(self, llm: EngineClient, job: Job, wakes: int, level: int | None) -> dict[str, Any]:
+    async def _sleep(self, llm: EngineClient, wanted: Callable[[], bool], wakes: int, level: int | None) -> dict[str, Any]:
         frees = vllm_api.frees_memory(llm)
         if level == 1 and not frees:
             raise UnsupportedError("this model frees no memory in its sleep: its engine argument enable_sleep_mode is not set")
         was, self.asleep = (self.asleep, self.closed), True
         try:
-            while any(not isinstance(other.request, OperatorRequest) for other in self._jobs()):
-                if job.ended:
+            while self._busy():
+                if not wanted():
                     raise UnavailableError("the requests in flight have not ended in time")  # noqa: TRY301 - as all errors
                 if wakes != self._wakes:
                     raise UnavailableError("wake_up was asked for before the requests in flight had ended")  # noqa: TRY301

@@ -2,23 +2,60 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from triton_vllm.base.coerce import shown
 from triton_vllm.base.errors import InvalidRequestError
 from triton_vllm.base.limits import refuse_above
-from triton_vllm.call import Part, Scoring
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from triton_vllm.base.limits import Limits
+    from triton_vllm.base.wants import Wants
 
 PAIRS = {"query": "documents", "queries": "documents", "text_1": "text_2"}
 """Names of both sides in vLLM's score and rerank requests; `query` alone ranks."""
 KNOWN = frozenset({*PAIRS, *PAIRS.values(), "input", "pooling_params", "top_n", "lora_name"})
 NAME = "embedding_request"
 EXPECTED = "a non-empty string or list of token ids, or a list of these"
+
+
+@dataclass(frozen=True)
+class Part:
+    """One input of a pooling request: a text, token ids, or two texts that a cross-encoder reads together."""
+
+    text: str | None = None
+    token_ids: tuple[int, ...] | None = None
+    second: str | None = None
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """Pairs of texts to score: one query for all documents, or one for each.
+
+    `ranked` asks for the best documents first, at most `top` of them (0 = all).
+    """
+
+    queries: tuple[str, ...]
+    documents: tuple[str, ...]
+    ranked: bool = False
+    top: int = 0
+
+
+@dataclass(frozen=True)
+class EmbedRequest:
+    """Inputs to embed, pool or score, each a request of vLLM's own, with vLLM's pooling parameters."""
+
+    parts: tuple[Part, ...]
+    wants: Wants
+    task: str
+    parameters: Mapping[str, Any]
+    lora_name: str | None = None
+    priority: int = 0
+    timeout: int = 0
+    scoring: Scoring | None = None
 
 
 def parts(limits: Limits, values: Mapping[str, Any], *, as_official: bool = False) -> tuple[Part, ...]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from triton_vllm.base.errors import InvalidRequestError
 from triton_vllm.base.protocols import Gathered
-from triton_vllm.engine.outcome import failure
+from triton_vllm.vllm_api.refusals import failure
 
 if TYPE_CHECKING:
     from collections.abc import Callable

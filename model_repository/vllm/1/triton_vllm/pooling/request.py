@@ -10,7 +10,7 @@ from triton_vllm.base.errors import InvalidRequestError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from triton_vllm.call import EmbedRequest
+    from triton_vllm.pooling.embedding import EmbedRequest
 
 INTERNAL = frozenset({"task", "requires_token_ids", "extra_kwargs", "output_kind", "late_interaction_params"})
 

@@ -9,7 +9,7 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from triton_vllm.call import Scoring
+    from triton_vllm.pooling.embedding import Scoring
 
 
 def answer(scoring: Scoring, values: Sequence[Any]) -> list[Any]:

@@ -4,31 +4,35 @@ from __future__ import annotations
 
 import json
 import math
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from triton_vllm.base.errors import InternalError
 from triton_vllm.base.protocols import Gathered
-from triton_vllm.call import Wants
+from triton_vllm.base.wants import Wants
+from triton_vllm.operator.request import OperatorRequest
 from triton_vllm.pooling import scores
+from triton_vllm.pooling.embedding import EmbedRequest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from triton_vllm.base.protocols import CompletionOutput, Logprob, PoolingRequestOutput, Positions, RequestOutput, Told
-    from triton_vllm.call import Scoring
+    from triton_vllm.base.protocols import (
+        CompletionOutput,
+        Logprob,
+        PoolingRequestOutput,
+        Positions,
+        RequestOutput,
+        Tensors,
+        Told,
+    )
+    from triton_vllm.chat.parsed import AnswerReader
+    from triton_vllm.job import Job, ResponseBuilder
+    from triton_vllm.pooling.embedding import Scoring
 
-Tensors = list[tuple[str, "np.ndarray[Any, Any]"]]
 # JSON has neither infinity nor NaN; OpenAI-compatible servers write this for a token that cannot be.
 LOWEST_LOGPROB = -9999.0
-
-
-class ResponseBuilder(Protocol):
-    """Make the responses of one request."""
-
-    def build(self, outputs: Sequence[Any]) -> Tensors:
-        """Return the tensors of one response from the outputs since the one before."""
 
 
 class Completion:
@@ -128,6 +132,32 @@ class Assembler:
         return tensors
 
 
+class ChatAssembler(Assembler):
+    """Make the responses of one chat on a model with parsers: content, reasoning and tool calls, each in its tensor.
+
+    Args:
+        wants: the optional outputs asked for.
+        n: completions of the request.
+        reader: parses them.
+    """
+
+    def __init__(self, wants: Wants, n: int, reader: AnswerReader) -> None:
+        super().__init__(wants, n)
+        self._plain = False
+        self._reader = reader
+
+    def _parse(self, outputs: Sequence[RequestOutput], completions: list[Completion]) -> Tensors:
+        pieces = self._reader.read(outputs)
+        for completion, found in zip(completions, pieces, strict=True):
+            completion.text = "".join(piece.content for piece in found)
+            completion.finish_reason = next((p.finish_reason for p in reversed(found) if p.finish_reason), None)
+        calls = ([call for piece in found for call in piece.tool_calls] for found in pieces)
+        return [
+            ("tool_calls", string_tensor(*(json.dumps(each, ensure_ascii=False) for each in calls))),
+            ("reasoning", string_tensor(*("".join(piece.reasoning for piece in found) for found in pieces))),
+        ]
+
+
 class PoolingAssembler:
     """Make the one response of a pooling request.
 
@@ -172,6 +202,19 @@ class ToldAssembler:
     def build(self, outputs: Sequence[Told]) -> Tensors:
         """Return a JSON object as `text_output`."""
         return [("text_output", string_tensor(json.dumps(dict(outputs[-1].outputs))))]
+
+
+def assembler(job: Job) -> ResponseBuilder:
+    """Return what makes the responses of a job."""
+    asked = job.request
+    if isinstance(asked, OperatorRequest):
+        return ToldAssembler()
+    if isinstance(asked, EmbedRequest):
+        return PoolingAssembler(asked.wants, asked.scoring)
+    if job.reader is not None:
+        return ChatAssembler(asked.wants, job.params.n, job.reader)
+    prefix = (asked.text or "") if asked.echo else ""
+    return Assembler(asked.wants, job.params.n, prefix)
 
 
 def string_tensor(*values: str) -> np.ndarray[Any, Any]:

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from triton_vllm import vllm_api
+from triton_vllm.answer import Reply
 from triton_vllm.base import official, triton
 from triton_vllm.base.errors import DEAD, AdapterError, InternalError, UnavailableError, UnsupportedError
 from triton_vllm.base.limits import USUAL, Limits, refuse_above
-from triton_vllm.call import EmbedRequest, GenerateRequest, OperatorRequest, Part
+from triton_vllm.call import GenerateRequest
 from triton_vllm.chat import conversations
-from triton_vllm.chat.parsed import ChatAssembler
+from triton_vllm.chat.parsed import AnswerReader
 from triton_vllm.constraints import checks as constraints
 from triton_vllm.job import Job
 from triton_vllm.operator import request as operator
+from triton_vllm.operator.request import OperatorRequest
 from triton_vllm.operator.run import ASLEEP
 from triton_vllm.pooling import request as pooling
-from triton_vllm.reply.reply import Reply
-from triton_vllm.reply.response import Assembler, PoolingAssembler, ToldAssembler
+from triton_vllm.pooling.embedding import EmbedRequest, Part
 from triton_vllm.request import sampling
 from triton_vllm.request.fit import check_fit, check_params
 from triton_vllm.request.parse import parse
@@ -28,8 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from triton_vllm.base.protocols import Log, TritonRequest
-    from triton_vllm.call import Request, Scoring
-    from triton_vllm.engine.engine import Engine
+    from triton_vllm.call import Request
+    from triton_vllm.pooling.embedding import Scoring
     from triton_vllm.vllm_api import ChatDefaults, Facts, Parsers, Vllm
 
 BY_TOKEN = ("token_embed", "token_classify", "encode")
@@ -53,6 +54,34 @@ class Policy:
     parsers: Parsers | None = None
 
 
+class Capacity(Protocol):
+    """What is asked of the engine; no question costs a round trip.
+
+    Attributes:
+        tasks: what the model can do, as vLLM names it.
+    """
+
+    tasks: tuple[str, ...]
+
+    def is_healthy(self) -> bool:
+        """Return whether the engine is up."""
+
+    def is_asleep(self) -> bool:
+        """Return whether only operator requests are taken."""
+
+    def in_flight(self) -> int:
+        """Return how many requests there are; each part of a pooling request is one."""
+
+    def facts(self) -> Facts:
+        """Return what the model can take."""
+
+    def chat_defaults(self) -> ChatDefaults:
+        """Return what conversations have where a request gives nothing."""
+
+    def scoring_task(self) -> str:
+        """Return the pooling task by which the model scores pairs; nothing if it cannot."""
+
+
 class Admission:
     """Check requests and turn them into jobs.
 
@@ -69,7 +98,7 @@ class Admission:
         self,
         name: str,
         vllm: Vllm,
-        engine: Engine,
+        engine: Capacity,
         find_adapter: Callable[[str | None], Any],
         log: Log,
         policy: Policy,
@@ -119,7 +148,7 @@ class Admission:
         timeout = 0 if self._as_official else triton.timeout_us(request)  # which the official backend does not look at
         parsed = parse(inputs, parameters, timeout, self._limits, as_official=self._as_official)
         if isinstance(parsed, OperatorRequest):
-            return Job(parsed, None, reply, ToldAssembler())
+            return Job(parsed, None, reply)
         if self._engine.is_asleep():
             raise UnavailableError(ASLEEP)
         if isinstance(parsed, EmbedRequest) and parsed.scoring is not None:
@@ -139,20 +168,22 @@ class Admission:
         if parsed.wants.cumulative_logprob and "logprobs" not in values:
             values = {**values, "logprobs": 0}  # else vLLM sums nothing up, and the answer is NaN
             parsed = replace(parsed, wants=replace(parsed.wants, no_logprobs=True))
-        chat = self._chat_defaults if parsed.chat else None
-        params = sampling.build(self._schema, values, stream=parsed.stream, limits=self._limits, chat=chat)
+        defaults = self._chat_defaults if parsed.chat else None
+        params = sampling.build(self._schema, values, stream=parsed.stream, limits=self._limits, chat=defaults)
         check_params(params, self._facts)
-        conversation = conversations.begin(self._parsers, parsed, params, (*self._vllm.client_errors, KeyError), self._limits)
+        conversation = None
+        if parsed.chat is not None:
+            refusals = (*self._vllm.client_errors, KeyError)
+            conversation = conversations.begin(self._parsers, parsed.chat, params, refusals, self._limits, stream=parsed.stream)
         constraint = constraints.to_compile(self._limits, getattr(params, self._schema.structured_name, None))
         if constraint is not None:
             parsed = replace(parsed, constraint=constraint)
         if conversation is not None and parsed.chat is not None:
             parsed = replace(parsed, chat=replace(parsed.chat, tools=conversation.tools()))
-            job = Job(parsed, params, reply, ChatAssembler(parsed.wants, params.n, conversation))
+        job = Job(parsed, params, reply)
+        if conversation is not None:
             job.conversation = conversation
-        else:
-            prefix = (parsed.text or "") if parsed.echo else ""
-            job = Job(parsed, params, reply, Assembler(parsed.wants, params.n, prefix))
+            job.reader = AnswerReader(conversation, params.n)
         if parsed.engine_fields:
             job.options = self._options(parsed.engine_fields, params)
         return job
@@ -173,7 +204,7 @@ class Admission:
     def _embed(self, parsed: EmbedRequest, reply: Reply) -> Job:
         self._require(parsed.task)
         params = pooling.build(self._vllm.PoolingParams, self._pooling_types, self._vllm.client_errors, parsed)
-        job = Job(parsed, params, reply, PoolingAssembler(parsed.wants, parsed.scoring))
+        job = Job(parsed, params, reply)
         job.most_numbers = self._limits.max_pooled_numbers
         job.bulky = parsed.task in BY_TOKEN
         return job

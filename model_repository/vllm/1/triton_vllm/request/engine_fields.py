@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from triton_vllm.base.document import check_integers, json_value
 from triton_vllm.base.errors import InvalidRequestError, UnsupportedError
-from triton_vllm.call import ENGINE_FIELDS
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
+ENGINE_FIELDS = ("extra_args", "kv_transfer_params", "session_id", "data_parallel_rank")
+"""What else vLLM takes with a request, if the operator allows it."""
 LONGEST = 256
 """Characters of `cache_salt` and `session_id`: a digest or a name."""
 _TRANSFER = "kv_transfer_params"

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from triton_vllm.base.errors import InvalidRequestError, UnsupportedError
-from triton_vllm.call import GenerateRequest, OperatorRequest
+from triton_vllm.call import GenerateRequest
+from triton_vllm.operator.request import OperatorRequest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

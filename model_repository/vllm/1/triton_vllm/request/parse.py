@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -11,20 +10,22 @@ from triton_vllm.base.coerce import to_bool, to_int
 from triton_vllm.base.document import json_object
 from triton_vllm.base.errors import InvalidRequestError
 from triton_vllm.base.limits import USUAL, check_sizes, refuse_above
-from triton_vllm.call import Chat, EmbedRequest, GenerateRequest, OperatorRequest, Request, Wants
+from triton_vllm.base.wants import Wants
+from triton_vllm.call import GenerateRequest, Request
 from triton_vllm.chat import request as chat
+from triton_vllm.chat.request import Chat
 from triton_vllm.media.checks import check_item
 from triton_vllm.operator import request as operator
+from triton_vllm.operator.request import OperatorRequest
 from triton_vllm.pooling import embedding
+from triton_vllm.pooling.embedding import EmbedRequest
 from triton_vllm.request import engine_fields
 from triton_vllm.request.contract import EXTRA_FLAGS, FLAGS, MEDIA
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from triton_vllm.base.limits import Limits
+    from triton_vllm.base.protocols import Inputs
 
-Inputs = Mapping[str, "np.ndarray[Any, Any]"]
 PROMPTS = ("text_input", "messages", "prompt_token_ids")
 PARALLEL = "parallel_tool_calls"
 # Names that Triton's frontends and request parameters reserve; they reach the parameters only by forwarding.

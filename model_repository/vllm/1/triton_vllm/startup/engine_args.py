@@ -12,9 +12,9 @@ from typing import Any
 
 from triton_vllm.base.coerce import closest, coerce, to_bool
 from triton_vllm.base.errors import ConfigError
+from triton_vllm.base.official import ARGUMENTS_NAME
 
 FILE_NAME = "vllm_engine_args.json"
-OFFICIAL_NAME = "model.json"  # where the official backend has them, in the version's directory
 
 Replacement = Callable[[Any], Mapping[str, Any]]
 
@@ -103,7 +103,7 @@ class EngineArgs:
 
 def place(model_dir: Path, version_dir: Path) -> Path:
     """Return the file that the arguments are read from, whether it is there or not."""
-    official = version_dir / OFFICIAL_NAME
+    official = version_dir / ARGUMENTS_NAME
     return official if official.is_file() and not (model_dir / FILE_NAME).is_file() else model_dir / FILE_NAME
 
 
@@ -116,9 +116,9 @@ def read(model_dir: Path, version_dir: Path) -> Mapping[str, Any]:
         ConfigError: the file is missing, is not JSON or is not an object; or both files are there and differ.
     """
     values = _object(place(model_dir, version_dir))
-    ours, official = model_dir / FILE_NAME, version_dir / OFFICIAL_NAME
+    ours, official = model_dir / FILE_NAME, version_dir / ARGUMENTS_NAME
     if ours.is_file() and official.is_file():
-        _refuse_difference(values, _object(official), f"{version_dir.name}/{OFFICIAL_NAME}")
+        _refuse_difference(values, _object(official), f"{version_dir.name}/{ARGUMENTS_NAME}")
     names = {key: values[key] for key in ("model", "tokenizer") if isinstance(values.get(key), str)}
     own = {key: model_dir / name for key, name in names.items() if name.strip("./") and not name.startswith("/")}
     # os.path tells "no" of a folder that may not be entered and of a name that is too long, where Path.is_dir() raises

@@ -12,7 +12,8 @@ import select
 import signal
 import threading
 import time
-from pathlib import Path
+
+from triton_vllm.base.processes import process_space
 
 OWNER_VARIABLE = "TRITON_VLLM_OWNER_PID"
 PLACE_VARIABLE = "TRITON_VLLM_OWNER_PLACE"
@@ -22,28 +23,8 @@ def own() -> None:
     """Make this process the owner of every process that it starts from now on."""
     if os.environ.get(OWNER_VARIABLE) != str(os.getpid()):
         os.environ[OWNER_VARIABLE] = str(os.getpid())
-        os.environ[PLACE_VARIABLE] = place()
+        os.environ[PLACE_VARIABLE] = process_space()
         os.register_at_fork(after_in_child=watch)
-
-
-def place() -> str:
-    """Return where a process id means the same process: a boot of a machine and a namespace of process ids.
-
-    vLLM gives its workers on other machines of a Ray cluster all variables of EngineCore, where no process has the owner's id.
-    """
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-        return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
-    except OSError:
-        return ""
-
-
-def started(process: int) -> str:
-    """Return when a process was started, for its id may be another's later."""
-    try:
-        return Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]
-    except (OSError, IndexError):
-        return ""
 
 
 def follow_parent() -> None:

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 from triton_vllm import vllm_api
 from triton_vllm.base import triton
 from triton_vllm.base.errors import ConfigError
-from triton_vllm.engine.engine import Engine, Pace, Sole
+from triton_vllm.engine.engine import Engine, Pace
 from triton_vllm.engine.prompts import Prompter
 from triton_vllm.instances import frontends
+from triton_vllm.instances.source import Sole
 from triton_vllm.lora.store import AdapterStore
 from triton_vllm.media.clips import check_videos
 from triton_vllm.metrics.claim import Claim, instances
@@ -25,6 +26,7 @@ from triton_vllm.reply.watch import CancellationWatch, Departure
 from triton_vllm.startup import engine_args, interpreter
 from triton_vllm.startup.abandoned import AbandonedLoad
 from triton_vllm.startup.cause import Cause
+from triton_vllm.startup.devices import parallel_sizes
 from triton_vllm.startup.executor import available_cores
 from triton_vllm.startup.prepare import Prepared, prepare
 from triton_vllm.startup.progress import Progress
@@ -120,7 +122,7 @@ def _refuse_private(settings: Settings, *, shares: bool) -> None:
 def _start(prepared: Prepared, shared: Frontends | None, log: Log) -> tuple[Engine, Outbox]:
     vllm, values, settings = prepared.vllm, prepared.engine_args, prepared.settings
     if shared is not None:
-        shared.use(vllm, values)
+        shared.use(vllm, values, parallel_sizes(values)["data"])
     limits = settings.limits
     loaders, check = vllm_api.media_loaders(vllm, values), partial(check_videos, limits)
     prompter = Prompter(vllm, loaders, check, samples_ahead=vllm_api.runs_on_cpu())

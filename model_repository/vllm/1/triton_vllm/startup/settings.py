@@ -10,7 +10,8 @@ from triton_vllm.base import official
 from triton_vllm.base.coerce import to_bool, to_float, to_int
 from triton_vllm.base.errors import ConfigError
 from triton_vllm.base.limits import USUAL, Limits
-from triton_vllm.call import ENGINE_FIELDS, OPERATIONS
+from triton_vllm.operator.request import OPERATIONS
+from triton_vllm.request.engine_fields import ENGINE_FIELDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping

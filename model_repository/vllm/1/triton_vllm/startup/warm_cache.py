@@ -27,6 +27,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from triton_vllm.base import official
 from triton_vllm.startup import engine_args
 from triton_vllm.startup.home import private_folder
 from triton_vllm.startup.manifest import FILE_NAME
@@ -112,7 +113,7 @@ def current(model_dir: Path) -> Record:
     manifest = {}
     with contextlib.suppress(OSError):
         manifest = json.loads((model_dir / FILE_NAME).read_text(encoding="utf-8"))
-    arguments = (model_dir / engine_args.FILE_NAME, *sorted(model_dir.glob(f"*/{engine_args.OFFICIAL_NAME}")))
+    arguments = (model_dir / engine_args.FILE_NAME, *sorted(model_dir.glob(f"*/{official.ARGUMENTS_NAME}")))
     digest = hashlib.sha256(b"".join(file.read_bytes() for file in arguments if file.is_file())).hexdigest()
     return Record(str(manifest.get("lock_digest", "")), vllm_version(), device_names(), digest)
 

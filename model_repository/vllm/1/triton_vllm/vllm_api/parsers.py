@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from triton_vllm.base.protocols import CompletionOutput, EngineClient
-    from triton_vllm.call import Chat
 
 _REQUEST = "vllm.entrypoints.openai.chat_completion.protocol"
 _MANAGERS = {
@@ -124,11 +123,11 @@ class Parsers:
         except Exception as error:
             raise ParserError(f"the parsers do not fit the model: {str(error).strip()}") from error
 
-    def open(self, chat: Chat, structured: Any, *, stream: bool) -> Conversation:
+    def open(self, chat: Mapping[str, Any], structured: Any, *, stream: bool) -> Conversation:
         """Return what reads the answers to a conversation.
 
         Args:
-            chat: the conversation.
+            chat: messages, tools, tool_choice, parallel_tool_calls and chat_template_kwargs of the OpenAI protocol.
             structured: the request's own constraint, vLLM's StructuredOutputsParams or None.
             stream: whether the answer is streamed.
 
@@ -136,24 +135,25 @@ class Parsers:
             Exception: vLLM's refusal, from pydantic or its own.
         """
         flags = ("add_generation_prompt", "continue_final_message")
-        kwargs = dict(chat.template_kwargs)
+        kwargs = dict(chat["chat_template_kwargs"])
+        tools, choice = chat["tools"], chat["tool_choice"]
         given: dict[str, Any] = {name: bool(kwargs.pop(name)) for name in flags if name in kwargs}
         if given.get("continue_final_message"):
             given["add_generation_prompt"] = False
         # To see whether it can be joined to the tools, vLLM would compile the constraint here and now, whatever that costs: it
         # holds alone, as where vLLM cannot join them. Where a tool is forced the constraint is ignored, as vLLM ignores a
         # `response_format`; some of its parsers refuse what that has become here, or take it for the answer's.
-        alone = structured if chat.tools and chat.tool_choice in (None, "auto") else None
-        forced = bool(chat.tools) and chat.tool_choice not in (None, "auto", "none")
+        alone = structured if tools and choice in (None, "auto") else None
+        forced = bool(tools) and choice not in (None, "auto", "none")
         optional = {
-            "tools": [dict(tool) for tool in chat.tools] if chat.tools else None,
-            "tool_choice": chat.tool_choice,
-            "parallel_tool_calls": chat.parallel_tool_calls,
+            "tools": tools,
+            "tool_choice": choice,
+            "parallel_tool_calls": chat["parallel_tool_calls"],
             "chat_template_kwargs": kwargs or None,
             "structured_outputs": None if alone or forced else structured,
         }
         given |= {name: value for name, value in optional.items() if value is not None}
-        request = self._request(messages=[dict(m) for m in chat.messages], stream=stream, **given)
+        request = self._request(messages=chat["messages"], stream=stream, **given)
         template_kwargs = request.build_chat_params(None, "auto").chat_template_kwargs
 
         def make() -> Any:

@@ -1,17 +1,24 @@
-"""Tell the exceptions by which vLLM refuses a request from its faults."""
+"""Tell the exceptions and outputs by which vLLM refuses a request from its faults."""
 
 from __future__ import annotations
 
 import opcode
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from triton_vllm.base.errors import InternalError, UnavailableError
+from triton_vllm.base.protocols import Gathered, Told
 
 if TYPE_CHECKING:
+    from triton_vllm.base.errors import AdapterError
+    from triton_vllm.base.protocols import Output
     from triton_vllm.vllm_api.parts import Vllm
 
 _ADVICE = re.compile(r"\.?\s*Set VLLM_\w+ to\s+increase this\s+limit\.?\s*$")
 
 
+FAILED = "the engine could not finish this request; the server's log has the details"
+RETRY = "the engine could not finish this request; the same request may succeed if it is sent again"
 _RAISE = opcode.opmap["RAISE_VARARGS"]
 
 
@@ -42,3 +49,23 @@ def too_large(error: Exception) -> str | None:
         return text
     said = _ADVICE.sub("", text)
     return said if said != text else None
+
+
+def failure(item: Output) -> AdapterError | None:
+    """Return the error that an output stands for, or None.
+
+    vLLM ends a request that failed in EngineCore with an output like any other, and its own server raises there: a completion's
+    reason is "error"; a pooled output has an `error` (since 0.32) or no numbers.
+    """
+    outputs: Any = item.outputs
+    if isinstance(item, Told):
+        return None
+    if isinstance(item, Gathered):
+        return next((error for part in outputs if (error := failure(part)) is not None), None)
+    if isinstance(outputs, list):
+        failed = any(part.finish_reason == "error" for part in outputs)
+        return InternalError(FAILED) if failed else None
+    error = getattr(item, "error", None)
+    if error is not None and getattr(error, "retryable", False):
+        return UnavailableError(RETRY)
+    return InternalError(FAILED) if error is not None or not outputs.data.numel() else None

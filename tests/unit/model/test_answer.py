@@ -8,8 +8,8 @@ import pytest
 
 from support.fake_reply import FakeChannel
 from support.patience import LIMIT
+from triton_vllm.answer import NOT_SENT, Reply
 from triton_vllm.base.errors import CancelledError, InternalError, InvalidRequestError
-from triton_vllm.reply.reply import NOT_SENT, Reply
 
 
 @pytest.fixture

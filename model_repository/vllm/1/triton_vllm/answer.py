@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Protocol
 from triton_vllm.base.errors import AdapterError, InternalError
 
 if TYPE_CHECKING:
-    from triton_vllm.reply.response import Tensors
+    from triton_vllm.base.protocols import Tensors
 
 NOT_SENT = "the response could not be sent; the server's log tells why"
 
 
 class Channel(Protocol):
-    """The way to the client of one request; `transport.Channel` in the server."""
+    """The way to the client of one request; `base.triton.Channel` in the server."""
 
     def send(self, tensors: Tensors, *, final: bool) -> None:
         """Send one response."""

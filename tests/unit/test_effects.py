@@ -1,0 +1,126 @@
+"""What each room of the model does to the world: processes, files, sockets, threads, patches of vLLM.
+
+Read from the sources, next to import-linter's floors: who looks for what a change may touch finds it here.
+"""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+MODEL = Path(__file__).resolve().parents[2] / "model_repository" / "vllm" / "1" / "triton_vllm"
+PROCESS, FILE, SOCKET, THREAD = "starts processes", "writes files", "opens sockets", "starts threads"
+PATCH, STATE = "patches vLLM or torch", "changes this process"
+ROOMS = {
+    "base": {THREAD},
+    "constraints": {PROCESS, SOCKET, THREAD},
+    "engine": {THREAD},
+    "instances": {FILE},
+    "lora": {FILE, THREAD},
+    "metrics": {FILE, THREAD},
+    "reply": {THREAD},
+    "startup": {PROCESS, FILE, THREAD, STATE},
+    "vllm_api": {PATCH},
+}
+"""A room that is not named does nothing of all this. vLLM starts its own processes when `vllm_api` calls it."""
+CALLS = {
+    **dict.fromkeys(("subprocess.run", "subprocess.Popen", "subprocess.check_output", "os.fork", "os.posix_spawn"), PROCESS),
+    **dict.fromkeys(("asyncio.create_subprocess_exec", "multiprocessing.Process"), PROCESS),
+    **dict.fromkeys(("os.link", "os.symlink", "os.rename", "os.replace", "os.mkdir", "os.unlink", "os.posix_fallocate"), FILE),
+    **dict.fromkeys(("socket.socket", "socket.socketpair", "socket.create_connection", "urllib.request.urlopen"), SOCKET),
+    **dict.fromkeys(("threading.Thread", "supervised.thread", "asyncio.to_thread"), THREAD),
+    "setattr": PATCH,
+}
+MODULES = {"shutil": FILE, "tempfile": FILE, "http.client": SOCKET, "grpc": SOCKET}
+METHODS = {"write_text", "write_bytes", "mkdir", "touch", "unlink", "rmdir", "rename", "symlink_to", "hardlink_to"}
+WRITING = set("wax+")
+
+
+def effects(source: str) -> set[str]:
+    """Return what a module's calls and assignments do."""
+    tree = ast.parse(source)
+    imported = {name for node in ast.walk(tree) for name in names_bound(node)}
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            found |= of_call(node)
+        elif isinstance(node, ast.Assign):
+            found |= {effect for target in node.targets for effect in of_assignment(target, imported)}
+    return found
+
+
+def of_assignment(target: ast.expr, imported: set[str]) -> set[str]:
+    """Return what an assignment to a place does; `imported` are the names that are modules or classes of others."""
+    text = ast.unparse(target)
+    if text.startswith(("os.environ[", "sys.path", "sys.executable")):
+        return {STATE}
+    owners = [node.value for node in ast.walk(target) if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)]
+    foreign = any(isinstance(owner, ast.Name) and owner.id in imported for owner in owners)
+    return {PATCH} if foreign or text.startswith("sys.modules[") else set()
+
+
+def names_bound(node: ast.AST) -> set[str]:
+    """Return the names that an import binds."""
+    if isinstance(node, ast.Import | ast.ImportFrom):
+        return {alias.asname or alias.name.partition(".")[0] for alias in node.names}
+    return set()
+
+
+def of_call(node: ast.Call) -> set[str]:
+    """Return what one call does."""
+    name = ast.unparse(node.func)
+    last = name.rpartition(".")[2]
+    found = {effect for module, effect in MODULES.items() if name.startswith(f"{module}.")}
+    if name in CALLS and not (name == "setattr" and ast.unparse(node.args[0]) == "params"):  # a request's own
+        found.add(CALLS[name])
+    if last in METHODS and name != last:
+        found.add(FILE)
+    if last == "open" and (set(mode_of(node)) & WRITING or "O_CREAT" in ast.unparse(node)):
+        found.add(FILE)
+    return found
+
+
+def mode_of(node: ast.Call) -> str:
+    """Return the mode of `open(path, mode)` or `path.open(mode)`; nothing where it is not said."""
+    given = [word.value for word in node.keywords if word.arg == "mode"]
+    given += node.args[1:2] if isinstance(node.func, ast.Name) else node.args[:1]
+    return str(given[0].value) if given and isinstance(given[0], ast.Constant) else ""
+
+
+def of_room(room: str) -> set[str]:
+    """Return what the modules of a room do; those at the top are a room of their own."""
+    files = MODEL.glob("*.py") if room == "top" else (MODEL / room).glob("*.py")
+    return {effect for file in files for effect in effects(file.read_text("utf-8"))}
+
+
+@pytest.mark.parametrize("room", ["top", *sorted(path.parent.name for path in MODEL.glob("*/__init__.py"))])
+def test_a_room_does_what_the_table_says(room: str) -> None:
+    """No more, and no less: a line that is not true is no help."""
+    assert of_room(room) == ROOMS.get(room, set())
+
+
+@pytest.mark.parametrize(
+    ("source", "effect"),
+    [
+        ("import subprocess\nsubprocess.run(['true'])", PROCESS),
+        ("path.write_text('x')", FILE),
+        ("open('x', 'ab')", FILE),
+        ("os.open(path, os.O_RDWR | os.O_CREAT)", FILE),
+        ("import socket\nsocket.socketpair()", SOCKET),
+        ("threading.Thread(target=f).start()", THREAD),
+        ("import torch\ntorch.compile = None", PATCH),
+        ("setattr(module, 'name', 1)", PATCH),
+        ("sys.modules['torch'].compile = None", PATCH),
+        ("os.environ['A'] = 'b'", STATE),
+    ],
+)
+def test_the_test_sees_an_effect(source: str, effect: str) -> None:
+    """Else an empty line of the table would mean nothing."""
+    assert effects(source) == {effect}
+
+
+def test_reading_has_no_effect() -> None:
+    """Nor has a field of one's own."""
+    assert effects("open('x', 'rb').read()\npath.read_text()\nself.x = job.y = 1\n") == set()
