@@ -1,12 +1,13 @@
-"""The declared tensors are the official backend's and ours, the same in config.pbtxt and in the completion."""
+"""The declared tensors are the official backend's and ours."""
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
+import pytest
+
+from triton_vllm.base.errors import ConfigError
 from triton_vllm.request import contract
-from triton_vllm.request.parse import PROMPTS
 
 CONFIG = Path(__file__).parents[4] / "model_repository" / "vllm" / "config.pbtxt"
 OFFICIAL_INPUTS = {
@@ -22,26 +23,6 @@ OFFICIAL_OUTPUTS = {
     "num_input_tokens",
     "num_output_tokens",
 }
-
-
-def declared(kind):
-    blocks = re.findall(rf"^{kind} {{\n(.*?)^}}", CONFIG.read_text(), re.MULTILINE | re.DOTALL)
-    found = {}
-    for block in blocks:
-        name = re.search(r'name: "(\w+)"', block)
-        data_type = re.search(r"data_type: (\w+)", block)
-        dims = re.search(r"dims: \[(.*?)\]", block)
-        assert name
-        assert data_type
-        assert dims
-        found[name[1]] = (data_type[1], tuple(int(d) for d in dims[1].split(",")), "optional: true" in block)
-    return found
-
-
-def test_config_declares_the_contract():
-    """config.pbtxt and the code cannot drift apart; every input is optional, since one of several prompts is required."""
-    assert declared("input") == {t.name: (t.data_type, t.dims, True) for t in contract.INPUTS}
-    assert declared("output") == {t.name: (t.data_type, t.dims, False) for t in contract.OUTPUTS}
 
 
 def test_the_official_backends_tensors_are_all_there():
@@ -82,7 +63,13 @@ def test_a_minimal_config_is_completed():
     assert config.policy == {"decoupled": True}
 
 
-def test_the_comment_names_each_input_that_makes_a_request():
-    """One of them is required."""
-    (line,) = re.findall(r"^# One of (.*) is required", CONFIG.read_text(), re.MULTILINE)
-    assert sorted(re.findall(r"\w+_\w+|messages", line)) == sorted([*PROMPTS, "embedding_request", "operator_request"])
+def test_a_server_that_does_not_complete_the_configuration_is_told_of():
+    """Else each request would fail with an error about a tensor."""
+    with pytest.raises(ConfigError, match="start tritonserver without --disable-auto-complete-config"):
+        contract.require_completed({"input": [], "output": []})
+    contract.require_completed({"output": [{"name": "text_output"}]})
+
+
+def test_the_checkouts_configuration_leaves_the_tensors_to_the_completion():
+    """A second list would have to be kept the same."""
+    assert "data_type" not in CONFIG.read_text("utf-8")

@@ -1,14 +1,18 @@
 """The tensors of the model: those of the official vLLM backend, and our optional additions.
 
-`config.pbtxt` declares the same list (a test compares the two); `complete` adds what a shorter config omits.
+`complete` adds them to a model's configuration, so that `config.pbtxt` need not list them.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from triton_vllm.base.errors import ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from triton_vllm.base.protocols import ModelConfig
 
 
@@ -78,6 +82,19 @@ OUTPUTS = (
     Tensor("reasoning", STRING, (-1,)),
     Tensor("num_cached_tokens", UINT32),
 )
+
+
+def require_completed(model_config: Mapping[str, Any]) -> None:
+    """Check that the server has completed a model's configuration, or that it declares its tensors itself.
+
+    Raises:
+        ConfigError: there is no output for the text.
+    """
+    if OUTPUTS[0].name not in {tensor["name"] for tensor in model_config.get("output") or ()}:
+        raise ConfigError(
+            f"config.pbtxt declares no {OUTPUTS[0].name}, and the server does not complete it: "
+            "start tritonserver without --disable-auto-complete-config"
+        )
 
 
 def complete(config: ModelConfig) -> ModelConfig:

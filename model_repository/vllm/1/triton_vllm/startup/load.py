@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import traceback
 from contextlib import ExitStack
@@ -23,6 +24,7 @@ from triton_vllm.metrics.mirror import Mirror, Publisher
 from triton_vllm.reply.deliver import Delivery
 from triton_vllm.reply.outbox import CORES_TO_SPARE, FEW_CORES, ONE_BY_ONE, Outbox
 from triton_vllm.reply.watch import CancellationWatch, Departure
+from triton_vllm.request.contract import require_completed
 from triton_vllm.startup import engine_args, interpreter
 from triton_vllm.startup.abandoned import AbandonedLoad
 from triton_vllm.startup.cause import Cause
@@ -81,6 +83,7 @@ def load(args: Mapping[str, str], log: Log) -> Model:
     Raises:
         ConfigError: the model's files are wrong, or vLLM did not start with them.
     """
+    require_completed(json.loads(args["model_config"]))
     interpreter.end_at_once()
     with AbandonedLoad():
         shared = frontends.join(args, log)
