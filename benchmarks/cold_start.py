@@ -29,7 +29,6 @@ from datetime import datetime
 from pathlib import Path
 
 from harness import machine, page_cache, phases
-from harness.load import Load
 from harness.metrics import Measurement
 from harness.processes import exit_on_sigterm
 from harness.progress import step
@@ -37,6 +36,7 @@ from harness.servers import Setting, StartFailedError, set_parameter
 from harness.shapes import SHAPES, write_checkpoint
 from harness.start_report import Report, Start, phase_table, table
 from harness.targets import TritonTarget
+from harness.workload import Load
 
 _CPU = {"dtype": "float32", "enforce_eager": True, "max_model_len": 512}
 # The stand-in's blocks are so small that vLLM takes 10 s to make those for half of an H200's memory

@@ -25,12 +25,12 @@ import numpy as np
 import tritonclient.grpc as grpcclient
 
 from harness import machine, results
-from harness.load import Load
 from harness.processes import exit_on_sigterm
 from harness.ray_cluster import RayCluster
 from harness.servers import Setting, set_parameter
 from harness.shapes import MARK, SHAPES, Shape, write_checkpoint
 from harness.targets import TritonTarget
+from harness.workload import Load
 
 if TYPE_CHECKING:
     from collections.abc import Callable

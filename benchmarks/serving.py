@@ -24,14 +24,13 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from harness import executors, machine, report, results
-from harness.load import Load
 from harness.options import parse
 from harness.processes import exit_on_sigterm, first_in_line
 from harness.progress import step
 from harness.servers import Setting, StartFailedError
 from harness.shapes import SHAPES, write_checkpoint
 from harness.targets import OpenAITarget, Target, make_targets
-from harness.workload import most_tokens
+from harness.workload import Load, most_tokens
 
 if TYPE_CHECKING:
     import argparse

@@ -17,10 +17,10 @@ import time
 from pathlib import Path
 
 from harness import machine, results
-from harness.load import Load
 from harness.servers import Setting
 from harness.shapes import SHAPES, write_checkpoint
 from harness.targets import TritonTarget
+from harness.workload import Load
 
 _ENGINE = {"load_format": "dummy", "dtype": "float32", "enforce_eager": True, "max_model_len": 512}
 _VARIABLES = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}

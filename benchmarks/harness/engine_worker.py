@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from harness.load import Client, Load, run_load
+from harness.load import Client, run_load
+from harness.workload import Load
 
 if TYPE_CHECKING:
     from harness.load import Request

@@ -15,33 +15,7 @@ from harness.workload import conversations
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from harness.workload import Turn
-
-
-@dataclass(frozen=True)
-class Load:
-    """One cell of the benchmark: what is asked of a target.
-
-    Attributes:
-        in_flight: clients, each with one request at a time.
-        requests: at most.
-        seconds: no request starts later than this; 0 is no limit, for exactly `requests`.
-        rate: requests a second, which arrive as a Poisson process does; 0 is the closed loop, where each client sends its
-            next request when its last answer is complete.
-        workload: one of `workload.KINDS`.
-    """
-
-    in_flight: int
-    requests: int
-    prompt_tokens: int
-    answer_tokens: int
-    stream: bool
-    vocabulary: int
-    seed: int = 0
-    seconds: float = 0.0
-    rate: float = 0.0
-    workload: str = "fixed"
-    turns: int = 1
+    from harness.workload import Load, Turn
 
 
 @dataclass(frozen=True)

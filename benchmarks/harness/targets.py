@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from harness.grpc_client import GrpcConnection, TritonGrpcClient
 from harness.http_client import HttpConnection, OpenAIClient, TritonHttpClient
-from harness.load import Client, Load, run_load
+from harness.load import Client, run_load
 from harness.metrics import Measurement
 from harness.servers import (
     Server,
@@ -27,6 +27,7 @@ from harness.servers import (
     set_parameter,
 )
 from harness.stock_client import StockClient, StockConnection
+from harness.workload import Load
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Sequence

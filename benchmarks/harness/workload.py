@@ -11,11 +11,35 @@ from harness.shapes import make_prompt
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from harness.load import Load
-
 KINDS = ("fixed", "mixed", "multi-turn")
 _SPREAD = 0.7
 _WIDEST = 4
+
+
+@dataclass(frozen=True)
+class Load:
+    """One cell of the benchmark: what is asked of a target.
+
+    Attributes:
+        in_flight: clients, each with one request at a time.
+        requests: at most.
+        seconds: no request starts later than this; 0 is no limit, for exactly `requests`.
+        rate: requests a second, which arrive as a Poisson process does; 0 is the closed loop, where each client sends its
+            next request when its last answer is complete.
+        workload: one of `KINDS`.
+    """
+
+    in_flight: int
+    requests: int
+    prompt_tokens: int
+    answer_tokens: int
+    stream: bool
+    vocabulary: int
+    seed: int = 0
+    seconds: float = 0.0
+    rate: float = 0.0
+    workload: str = "fixed"
+    turns: int = 1
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from harness.load import Load
+    from harness.workload import Load
 
 
 class Echo:
@@ -39,7 +39,7 @@ class Echo:
 
 def load(**values: Any) -> Load:
     """Return a load of twelve requests, three at a time."""
-    from harness.load import Load
+    from harness.workload import Load
 
     return Load(
         **{"in_flight": 3, "requests": 12, "prompt_tokens": 5, "answer_tokens": 4, "stream": True, "vocabulary": 100} | values
@@ -161,7 +161,7 @@ async def test_the_open_loop_does_not_wait_for_answers() -> None:
 
 def test_a_load_survives_the_way_to_the_engines_process() -> None:
     """It goes there as JSON."""
-    from harness.load import Load
+    from harness.workload import Load
 
     sent = load(seconds=1.5, rate=2.0, workload="mixed", turns=2)
     assert Load(**json.loads(json.dumps(asdict(sent)))) == sent
