@@ -73,7 +73,7 @@ def faulty(serving: Serve) -> Iterator[TritonServer]:
         (model / "1" / "faults.py").write_text(_FAULTS, encoding="utf-8")
         entry = model / "1" / "model.py"
         text = entry.read_text(encoding="utf-8")
-        first = "from triton_vllm import contract\n"
+        first = "from triton_vllm.request import contract\n"
         assert text.count(first) == 1
         entry.write_text(text.replace(first, f"import faults\n{first}"), encoding="utf-8")
 

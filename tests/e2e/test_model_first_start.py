@@ -24,7 +24,7 @@ pytestmark = pytest.mark.e2e
 _LOOK = """
 import dataclasses, importlib, json, os, subprocess, sys
 sys.path.insert(0, sys.argv[1])
-from triton_vllm.loading import inspector
+from triton_vllm.startup import inspector
 ahead = inspector.start(os.environ)
 registry = importlib.import_module(inspector.REGISTRY)
 ahead.lend()

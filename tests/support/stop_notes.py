@@ -62,7 +62,7 @@ class Notes:
         (model / "1" / "stop_notes.py").write_text(_CODE.replace("__FILE__", repr(str(self.file))), encoding="utf-8")
         entry = model / "1" / "model.py"
         text = entry.read_text(encoding="utf-8")
-        first = "from triton_vllm import contract\n"
+        first = "from triton_vllm.request import contract\n"
         assert text.count(first) == 1
         entry.write_text(text.replace(first, f"import stop_notes\n{first}"), encoding="utf-8")
 

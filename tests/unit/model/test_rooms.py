@@ -1,4 +1,4 @@
-"""The rooms of `triton_vllm` are joined one way: who opens the folder sees the way that a request takes."""
+"""What a module of `triton_vllm` may import late, and what it needs to be imported."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MODULES = {
     for path in sorted(PACKAGE.rglob("*.py"))
     if path.name != "__init__.py"
 }
-TRITON = {"transport", "service", "startup.load", "request.admit"}
+TRITON = {"base.triton", "service", "startup.load", "request.admit"}
 """These need Triton's module, which only the stub has."""
 HEAVY = {"vllm", "torch", "transformers", "uvloop", "prometheus_client", "cv2", "triton_vllm.service"}
 """These may be imported inside a function: they take long, or may be absent."""

@@ -27,10 +27,11 @@ triton = fake_triton.install()
 fake_vllm.install()
 from model import TritonPythonModel
 
+COMPLETED = {"output": [{"name": "text_output"}], "model_transaction_policy": {"decoupled": True}}
 ARGS = {
     "model_name": "mine", "model_version": "1", "model_repository": sys.argv[1],
     "model_instance_kind": "CPU", "model_instance_device_id": "0",
-    "model_config": json.dumps({"model_transaction_policy": {"decoupled": True}, "parameters": {}}),
+    "model_config": json.dumps({**COMPLETED, "parameters": {}}),
 }
 
 def request(text, **tensors):
@@ -76,7 +77,7 @@ def run(tmp_path):
 
 LIFE = """
 ARGS["model_config"] = json.dumps({
-    "model_transaction_policy": {"decoupled": True},
+    **COMPLETED,
     "parameters": {"RESPONSE_SENDER_THREADS": {"string_value": "2"}},
 })
 model.initialize(ARGS)
@@ -121,7 +122,7 @@ def test_a_model_is_loaded_serves_and_is_unloaded(run):
 GROUPS = """
 ARGS["model_instance_name"] = "a_0"
 ARGS["model_config"] = json.dumps({
-    "model_transaction_policy": {"decoupled": True},
+    **COMPLETED,
     "parameters": {"OPERATOR_REQUESTS": {"string_value": "sleep"}},
     "instance_group": [{"name": "a", "count": 1}, {"name": "b", "count": 1}],
 })
@@ -142,11 +143,11 @@ def test_operator_requests_are_refused_where_several_engines_serve(run):
 
 CLIPS = """
 import os
-from triton_vllm.admission import clips
+from triton_vllm.media import clips
 from triton_vllm.media.video import Header
 clips.read_header = lambda data: Header(frames=6, rate=1.0, width=1, height=1)
 ARGS["model_config"] = json.dumps({
-    "model_transaction_policy": {"decoupled": True},
+    **COMPLETED,
     "parameters": {"MAX_CLIP_SECONDS": {"string_value": "5"}},
 })
 model.initialize(ARGS)
@@ -223,7 +224,7 @@ def test_a_request_that_the_client_gives_up_is_told_so(run):
 
 UNLOADED = """
 ARGS["model_config"] = json.dumps({
-    "model_transaction_policy": {"decoupled": True}, "parameters": {"UNLOAD_GRACE_SECONDS": {"string_value": "0.25"}},
+    **COMPLETED, "parameters": {"UNLOAD_GRACE_SECONDS": {"string_value": "0.25"}},
 })
 model.initialize(ARGS)
 class Never:
@@ -252,7 +253,7 @@ def test_what_is_in_flight_at_an_unload_is_answered_first(run):
 STATISTICS = """
 chosen = []
 for parameters in ({}, {"REPORT_CUSTOM_METRICS": {"string_value": "true"}}):
-    ARGS["model_config"] = json.dumps({"model_transaction_policy": {"decoupled": True}, "parameters": parameters})
+    ARGS["model_config"] = json.dumps({**COMPLETED, "parameters": parameters})
     model = TritonPythonModel()
     model.initialize(ARGS)
     chosen.append(model._service._model.engine._llm.args.disable_log_stats)

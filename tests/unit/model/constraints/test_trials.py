@@ -13,10 +13,10 @@ from support.patience import LIMIT
 from triton_vllm import vllm_api
 from triton_vllm.base.errors import InvalidRequestError, UnavailableError
 from triton_vllm.base.limits import Limits
-from triton_vllm.constraints import trials
+from triton_vllm.constraints import trials as module
 from triton_vllm.constraints.checks import Constraint, to_compile
 
-WORKER = trials.SCRIPT
+WORKER = module.SCRIPT
 XGRAMMAR = f"""
 import os, runpy, sys
 from types import SimpleNamespace
@@ -83,9 +83,9 @@ def trials(tmp_path, monkeypatch):
     async def tokenizer(_llm):
         return lambda: "{}"
 
-    monkeypatch.setattr(trials, "SCRIPT", script)
+    monkeypatch.setattr(module, "SCRIPT", script)
     monkeypatch.setattr(vllm_api, "xgrammar_tokenizer", tokenizer)
-    return trials.Trials()
+    return module.Trials()
 
 
 def regex(text):
@@ -144,15 +144,15 @@ def test_an_idle_worker_ends(trials, monkeypatch):
     """It keeps some hundred MB; the next constraint starts another."""
 
     async def twice():
-        monkeypatch.setattr(trials, "IDLE_S", 300.0)
+        monkeypatch.setattr(module, "IDLE_S", 300.0)
         assert await outcome(trials, "a") is None
         first = trials._worker
-        monkeypatch.setattr(trials, "IDLE_S", 0.0)
+        monkeypatch.setattr(module, "IDLE_S", 0.0)
         assert await outcome(trials, "b") is None
         assert trials._worker is first
         await asyncio.to_thread(first._process.wait, LIMIT)
         assert trials._worker is None
-        monkeypatch.setattr(trials, "IDLE_S", 300.0)
+        monkeypatch.setattr(module, "IDLE_S", 300.0)
         assert await outcome(trials, "c") is None
         assert trials._worker is not first
 
@@ -162,7 +162,7 @@ def test_an_idle_worker_ends(trials, monkeypatch):
 @pytest.mark.parametrize("texts", [("compile spins",), ("compile spins", "b")])
 def test_a_worker_at_work_does_not_end(trials, monkeypatch, texts):
     """It has another constraint under way when the idle time after one is over."""
-    monkeypatch.setattr(trials, "IDLE_S", 0.2)
+    monkeypatch.setattr(module, "IDLE_S", 0.2)
 
     async def together():
         await outcome(trials, "a")
@@ -196,14 +196,14 @@ LATE = "import socket; c = socket.socket(fileno=0); kept = socket.recv_fds(c, 1,
 @pytest.mark.parametrize("reason", ["import os; os.kill(os.getpid(), 9)", "import signal; signal.pause()", LATE])
 def test_a_worker_that_could_not_start_this_time_is_started_the_next_time(trials, monkeypatch, tmp_path, reason):
     """It was killed or too slow: the client may try again, and no constraint goes to vLLM untried."""
-    script, slow = trials.SCRIPT, tmp_path / "slow.py"
+    script, slow = module.SCRIPT, tmp_path / "slow.py"
     slow.write_text(reason)
-    monkeypatch.setattr(trials, "PATIENCE_S", 0.5)
-    monkeypatch.setattr(trials, "ENDS_S", 10.0 if reason == LATE else 0.1)
-    monkeypatch.setattr(trials, "SCRIPT", slow)
+    monkeypatch.setattr(module, "PATIENCE_S", 0.5)
+    monkeypatch.setattr(module, "ENDS_S", 10.0 if reason == LATE else 0.1)
+    monkeypatch.setattr(module, "SCRIPT", slow)
     assert isinstance(tried(trials, "compile spins")[0], UnavailableError)
-    monkeypatch.setattr(trials, "PATIENCE_S", 60.0)
-    monkeypatch.setattr(trials, "SCRIPT", script)
+    monkeypatch.setattr(module, "PATIENCE_S", 60.0)
+    monkeypatch.setattr(module, "SCRIPT", script)
     assert isinstance(tried(trials, "compile spins")[0], InvalidRequestError)
 
 
@@ -211,16 +211,16 @@ def test_once_a_worker_has_started_no_constraint_goes_untried(trials, monkeypatc
     """What a later start fails of is not that xgrammar cannot."""
     assert tried(trials, "a") == [None]
     trials._worker = None
-    monkeypatch.setattr(trials, "SCRIPT", tmp_path / "missing.py")
+    monkeypatch.setattr(module, "SCRIPT", tmp_path / "missing.py")
     assert isinstance(tried(trials, "compile spins")[0], UnavailableError)
 
 
 def test_what_has_passed_is_not_tried_again(trials, monkeypatch):
     """Most requests of a service have the same few schemas."""
     asked = []
-    attempt = trials.Worker.attempt
-    monkeypatch.setattr(trials.Worker, "attempt", lambda self, c: asked.append(c.text) or attempt(self, c))
-    monkeypatch.setattr(trials, "REMEMBERED", 2)
+    attempt = module.Worker.attempt
+    monkeypatch.setattr(module.Worker, "attempt", lambda self, c: asked.append(c.text) or attempt(self, c))
+    monkeypatch.setattr(module, "REMEMBERED", 2)
     assert tried(trials, "a", "b", "a", "c", "a") == [None] * 5
     assert asked == ["a", "b", "c", "a"]
 
@@ -237,7 +237,7 @@ def test_a_killed_worker_is_started_again(trials):
 
 def test_without_a_worker_vllm_compiles_as_ever(trials, tmp_path, monkeypatch):
     """The operator is told once, by a warning."""
-    monkeypatch.setattr(trials, "SCRIPT", tmp_path / "missing.py")
+    monkeypatch.setattr(module, "SCRIPT", tmp_path / "missing.py")
     assert tried(trials, "compile spins", "a") == [None, None]
 
 

@@ -14,7 +14,7 @@ PACKAGE = Path(__file__).parents[4] / "model_repository" / "vllm" / "1"
 OWNER = """
 import os, sys, time
 sys.path.insert(0, sys.argv[1])
-from triton_vllm.loading import guard
+from triton_vllm.startup import guard
 guard.own()
 pid = os.fork()
 if pid == 0:
@@ -30,7 +30,7 @@ else:
 PARENT = """
 import subprocess, sys, time
 code = (
-    "import os, sys, time; sys.path.insert(0, sys.argv[1]); from triton_vllm.loading import guard; "
+    "import os, sys, time; sys.path.insert(0, sys.argv[1]); from triton_vllm.startup import guard; "
     "guard.follow_parent(); print(os.getpid(), flush=True); time.sleep(600)"
 )
 subprocess.run([sys.executable, "-c", code, sys.argv[1]])

@@ -15,7 +15,7 @@ MODEL = Path(__file__).parents[4] / "model_repository" / "vllm" / "1"
 PROGRAM = """
 import atexit, sys
 sys.path.insert(0, sys.argv[1])
-from triton_vllm.loading import interpreter
+from triton_vllm.startup import interpreter
 class Slow:
     def __del__(self):
         print("taken apart")
@@ -42,7 +42,7 @@ def test_what_ends_at_once_has_run_its_exit_handlers():
 CHILDREN = """
 import subprocess, sys
 sys.path[:0] = ["", sys.argv[1]]
-from triton_vllm.loading import interpreter
+from triton_vllm.startup import interpreter
 if sys.argv[2] == "nothing":
     interpreter.import_nothing_of_the_working_directory()
 try:

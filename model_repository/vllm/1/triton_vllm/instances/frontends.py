@@ -63,7 +63,6 @@ class Frontends:
         self._values: Mapping[str, Any]
         self._engine = ""
         self._statistics: str | None = None
-        self._said = ""
         self._figures: mmap.mmap  # as well
         if own.index == 0:
             rendezvous.lead()
