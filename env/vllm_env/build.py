@@ -11,8 +11,7 @@ from vllm_env.base.filesystem import file_sha256, write_whole
 from vllm_env.base.workspace import CHECKOUT, Workspace
 from vllm_env.plan import TEMPLATE, BuildRequest, Plan, has_gpu, make_plan, standing
 from vllm_env.prefix.prefix import Prefix, has_prefix, make_prefix
-from vllm_env.publish.adopt import AdoptedSet
-from vllm_env.publish.manifest import Manifest, describe_build
+from vllm_env.publish.manifest import Manifest, adopted_from, describe_build
 from vllm_env.publish.model_folder import BuiltSet, stage_candidate, write_engine_args
 from vllm_env.publish.publish import publish
 from vllm_env.publish.sbom import render_sbom
@@ -60,7 +59,7 @@ class _Build:
     def run(self) -> BuildResult:
         target = self.request.model_folder
         published = _published(target, self.plan.key)
-        if published and not (self.request.adoption and self.request.adoption.diff):
+        if published and not (self.request.adoption and self.request.adoption.outdated):
             self.workspace.console.note(f"{target} is up to date; nothing to build")
             write_engine_args(TEMPLATE, target)
             smoke = self._smoke_again(target) if self.request.smoke else None
@@ -75,19 +74,29 @@ class _Build:
         prefix = self._prefix()
         stub = self._stub(prefix)
         archive = self._archive(prefix) if request.layout != "directory" else None
-        manifest = describe_build(self.plan.key, prefix, stub, archive)
+        source = request.adoption.source if request.adoption else None
+        origin = str(source) if source else adopted_from(request.model_folder)
+        described = describe_build(self.plan.key, prefix, stub, archive)
+        manifest = dataclasses.replace(described, adopted_from=origin)
         environment = archive.path if archive else prefix.path
-        made = (stub.path, environment, request.layout, manifest.to_json(), render_sbom(self.plan.lock), parts_of(archive))
-        built = AdoptedSet(*made, adoption=request.adoption) if request.adoption else BuiltSet(*made)
+        built = BuiltSet(
+            stub=stub.path,
+            environment=environment,
+            layout=request.layout,
+            manifest=manifest.to_json(),
+            sbom=render_sbom(self.plan.lock),
+            parts=parts_of(archive),
+            adopted_from=source,
+        )
         self._verify(prefix, stub, archive)
         smoke = None
         if request.smoke:
             with workspace.cache.staging() as staging:
                 candidate = staging / request.model
-                stage_candidate(built, request.model_folder, TEMPLATE, candidate)
+                stage_candidate(built, request.model_folder, request.template, candidate)
                 smoke = self._smoke(candidate, prefix)
         with workspace.console.stage("publish"):
-            model = publish(workspace, built, request.repository, request.model, TEMPLATE)
+            model = publish(workspace, built, request.repository, request.model, request.template)
             workspace.console.step(str(model))
         self._offer_standin(model, smoke)
         self._evict({prefix.path.parent, environment})

@@ -51,6 +51,7 @@ class BuildRequest:
     smoke: bool = True
     smoke_model: str = ""
     warm: bool = False
+    template: Path = TEMPLATE
     adoption: Adoption | None = None
 
     @property
@@ -107,7 +108,7 @@ def find_triton(workspace: Workspace, root: Path | None) -> TritonRoot:
 def make_plan(workspace: Workspace, request: BuildRequest) -> Plan:
     """Read the spec, resolve the lock and find the stub; refuse, before the long work, what can be known to fail."""
     check_writable(request.repository, request.model)
-    check_receiver(request.model_folder, adopted=request.adoption is not None)
+    check_receiver(request.model_folder)
     triton = find_triton(workspace, request.triton_root)
     alone = only_profile(request.spec_file) if request.spec_file else None
     spec = load_spec(request.profile or alone or default_profile(triton), request.overrides, request.spec_file)

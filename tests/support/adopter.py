@@ -1,41 +1,55 @@
-"""A process that adopts a model's folder and gives it back without pause, to be killed."""
+"""A process that adopts a model folder again and again, to be killed."""
 
 from __future__ import annotations
 
 import multiprocessing
+import shutil
+import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from support.patience import LIMIT
 from support.small_fixtures import workspace_in
 from vllm_env.plan import TEMPLATE
-from vllm_env.publish.adopt import AdoptedSet, read_adoption, undo
+from vllm_env.publish.adopt import read_adoption, stage_template
+from vllm_env.publish.model_folder import BuiltSet
 from vllm_env.publish.publish import publish
 
 if TYPE_CHECKING:
     from multiprocessing.context import ForkServerProcess
     from multiprocessing.synchronize import Semaphore
-    from pathlib import Path
 
 
-def start(model: Path, made: Path) -> ForkServerProcess:
-    """Start a process that adopts ``model`` and undoes it, and return it when it has done so once.
+def start(source: Path, target: Path, made: Path) -> ForkServerProcess:
+    """Start a process that makes ``target`` from ``source`` and removes it, and return it when it has done so once.
 
-    What is placed lies in ``made``: ``stub`` and ``environment``.
+    ``made`` has what is placed: ``stub``, ``environment`` and ``manifest``.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
     done = context.Semaphore(0)
-    child = context.Process(target=_adopt_for_ever, args=(model, made, done), daemon=True)
+    child = context.Process(target=_adopt_for_ever, args=(source, target, made, done), daemon=True)
     child.start()
     assert done.acquire(timeout=LIMIT)
     return child
 
 
-def _adopt_for_ever(model: Path, made: Path, done: Semaphore) -> None:
+def adopt(source: Path, target: Path, made: Path) -> None:
+    """Make ``target`` from ``source``, as the command does with what a build has made."""
     workspace = workspace_in(made)
+    manifest = (made / "manifest").read_text()
+    adoption = read_adoption(source, target, TEMPLATE, "vllm_env.tar.gz")
+    with workspace.cache.staging() as staging:
+        template = stage_template(adoption, TEMPLATE, staging / target.name)
+        built = BuiltSet(made / "stub", made / "environment", "archive", manifest, "{}", adopted_from=source)
+        publish(workspace, built, target.parent, target.name, template)
+
+
+def _adopt_for_ever(source: Path, target: Path, made: Path, done: Semaphore) -> None:
     while True:
-        adoption = read_adoption(model, TEMPLATE, "vllm_env.tar.gz")
-        built = AdoptedSet(made / "stub", made / "environment", "archive", "{}", "{}", adoption=adoption)
-        publish(workspace, built, model.parent, model.name, TEMPLATE)
-        undo(workspace, model)
+        adopt(source, target, made)
+        # out of the repository first, so that a process that is killed here leaves no part of it there
+        gone = Path(tempfile.mkdtemp(dir=made))
+        target.rename(gone / "model")
+        shutil.rmtree(gone)
         done.release()

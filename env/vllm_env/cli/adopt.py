@@ -1,4 +1,4 @@
-"""``adopt``: shows what will change in a model's folder of the official backend, and changes it; or back."""
+"""``adopt``: makes a model of this project from a model folder of the official backend, and shows first what changes."""
 
 import argparse
 import dataclasses
@@ -7,39 +7,53 @@ import os
 from pathlib import Path
 
 from vllm_env.base.console import Console
-from vllm_env.base.errors import UsageError
 from vllm_env.build import BuildResult, build
 from vllm_env.plan import TEMPLATE
-from vllm_env.publish.adopt import BACKUP_NAME, read_adoption, undo, undo_difference
+from vllm_env.publish.adopt import Adoption, read_adoption, stage_template
 from vllm_env.publish.manifest import ARCHIVE_NAME, DIRECTORY_NAME
 
 from .options import open_workspace, request_of
 
 
 def adopt(options: argparse.Namespace, console: Console) -> int:
-    """Take over a model's folder in place, or give it back with ``--undo``; ``--dry-run`` shows the changes only."""
-    if options.model_repository or options.model:
-        raise UsageError("adopt takes no --model-repository and no --model.", remedy="Name the model's folder as PATH.")
-    folder = Path(os.path.realpath(options.folder))  # Path.resolve() raises at a loop of links
-    if options.undo:
-        difference = undo_difference(folder, TEMPLATE)
-    else:
-        adoption = read_adoption(folder, TEMPLATE, DIRECTORY_NAME if options.layout == "directory" else ARCHIVE_NAME)
-        difference = adoption.diff
-    for line in difference.splitlines() or [f"nothing in {folder} will change but the environment"]:
+    """Build a model from ``SOURCE``; with ``--dry-run`` only show what would be made of it."""
+    source = Path(os.path.realpath(options.folder))  # Path.resolve() raises at a loop of links
+    options.model = options.model or source.name
+    request = request_of(options)
+    adoption = read_adoption(
+        source=source,
+        target=request.model_folder,
+        template=TEMPLATE,
+        environment=DIRECTORY_NAME if options.layout == "directory" else ARCHIVE_NAME,
+    )
+    for line in _shown(adoption, request.model_folder):
         console.error(line) if options.dry_run else console.note(line)
-    facts: dict[str, object] = {"model": str(folder), "difference": difference, "changed": not options.dry_run}
+    facts: dict[str, object] = {
+        "source": str(source),
+        "model": str(request.model_folder),
+        "difference": adoption.difference,
+        "left": [str(path) for path in adoption.left],
+        "changed": not options.dry_run,
+    }
     lines: list[str] = []
-    if options.undo and not options.dry_run:
-        undo(open_workspace(console, options), folder)
-        lines.append(f"{folder}: as it was before it was adopted")
-    elif not options.dry_run:
-        options.model_repository, options.model = folder.parent, folder.name
-        result = build(open_workspace(console, options), dataclasses.replace(request_of(options), adoption=adoption))
+    if not options.dry_run:
+        workspace = open_workspace(console, options)
+        with workspace.cache.staging() as staging:
+            template = stage_template(adoption, TEMPLATE, staging / request.model)
+            result = build(workspace, dataclasses.replace(request, adoption=adoption, template=template))
         answers = result.smoke.answers if isinstance(result, BuildResult) and result.smoke else ()
         facts["smoke_run"] = [{"prompt": prompt, "answer": answer} for prompt, answer in answers]
         lines += [f"{prompt!r} -> {answer!r}" for prompt, answer in answers]
-        lines.append(f"{folder}: adopted; {BACKUP_NAME}/ in it holds what it was, which adopt --undo puts back")
+        lines.append(f"{request.model_folder}: adopted from {source}, which is as it was and keeps the weights")
     for line in [json.dumps(facts, indent=2)] if options.json else lines:
         console.result(line)
     return 0
+
+
+def _shown(adoption: Adoption, target: Path) -> list[str]:
+    """Return the lines that a user sees before the build."""
+    lines = adoption.difference.splitlines()
+    lines += [f"stays where it is: {path}" for path in adoption.left]
+    if target.exists():
+        lines.append(f"{target} was adopted before: environment and code are refreshed, its other files stay")
+    return lines

@@ -17,6 +17,10 @@ tritonserver loads. Without an argument it builds the default profile of env/vll
 """
 _EPILOG = "Subcommands: build (the default), adopt, doctor, verify, inspect, wheelhouse, clean; each has --help."
 _REPOSITORY = "default: model_repository"
+_ADOPTS = """\
+Makes a model in the model repository from SOURCE, a model folder of Triton's own vLLM backend. SOURCE is only read, and keeps
+the weights.
+"""
 _FILLS = "Fills DIR with all that a build with the same options downloads, for --offline --wheelhouse DIR."
 
 
@@ -146,11 +150,8 @@ def _like_build(name: str, folder: str, description: str) -> CommandParser:
 
 
 def _adopt() -> CommandParser:
-    parser = _like_build("adopt", "PATH", "Takes over PATH, a model's folder of Triton's own vLLM backend, in place, and back.")
-    parser.add_argument("--undo", action="store_true", help="make the folder what it was before it was adopted")
-    parser.say(
-        {"model_repository": argparse.SUPPRESS, "model": argparse.SUPPRESS, "dry_run": "show what would change in PATH only"}
-    )
+    parser = _like_build("adopt", "SOURCE", _ADOPTS)
+    parser.say({"model": "default: the name of SOURCE", "dry_run": "show what would be made of SOURCE, and build nothing"})
     parser.set_defaults(model="")
     return parser
 

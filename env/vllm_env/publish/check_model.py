@@ -50,20 +50,19 @@ def check_model(model: Path, manifest: Manifest) -> None:
         raise VllmEnvError(f"{code} is no Python: {error}.", remedy=_COPY) from error
 
 
-def check_receiver(model: Path, *, adopted: bool = False) -> None:
+def check_receiver(model: Path) -> None:
     """Refuse, before anything is built, a folder beside whose files the environment would not be served.
 
     Raises:
-        VllmEnvError: it is a model of the official backend that is not ``adopted`` now, or has two files of engine arguments
-            that differ.
+        VllmEnvError: it is a model of the official backend, or has two files of engine arguments that differ.
     """
     config = model / CONFIG_NAME
     backend = _BACKEND.search(_COMMENT.sub(lambda found: found[1] or "", _read(config))) if config.is_file() else None
-    if backend and backend[2] == "vllm" and not adopted:
+    if backend and backend[2] == "vllm":
         raise VllmEnvError(
             f'{config} names the backend "vllm".',
             cause="It is a model of Triton's official vLLM backend, which would not take what is built here.",
-            remedy=f"Take it over, with a way back: ./gen_vllm_env.sh adopt {model}. Or name another --model.",
+            remedy=f"Make a model of this project from it: ./gen_vllm_env.sh adopt {model} --model NEW. Or name another --model.",
         )
     check_engine_args(model)
 

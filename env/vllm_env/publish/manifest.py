@@ -67,7 +67,10 @@ class StubRecord:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What was built, from what, and for which Triton; ``python`` is the full version (``3.11.7``), ``spec`` the inputs."""
+    """What was built, from what, and for which Triton; ``python`` is the full version (``3.11.7``), ``spec`` the inputs.
+
+    ``adopted_from`` is the absolute path of the official backend's model folder from which ``adopt`` made this one.
+    """
 
     key: str
     layout: str
@@ -84,6 +87,7 @@ class Manifest:
     built_by: str = f"vllm-env {__version__}"
     format: int = FORMAT
     parts: tuple[EnvironmentRecord, ...] = ()
+    adopted_from: str = ""
 
     def to_json(self) -> str:
         """Return the manifest as JSON."""
@@ -138,6 +142,15 @@ def read_manifest(model: Path) -> Manifest | None:
         return Manifest(**document)
     except (ValueError, TypeError, AttributeError, KeyError) as error:
         raise VllmEnvError(f"{file} is damaged: {error}.", remedy=REBUILD) from error
+
+
+def adopted_from(model: Path) -> str:
+    """Return the folder from which a model was adopted, or an empty string; a damaged manifest names none."""
+    try:
+        manifest = read_manifest(model)
+    except VllmEnvError:  # the build that asks will replace it
+        return ""
+    return manifest.adopted_from if manifest else ""
 
 
 def check_files(model: Path, manifest: Manifest) -> None:

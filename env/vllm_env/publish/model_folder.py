@@ -27,7 +27,7 @@ from vllm_env.base.filesystem import (
 )
 from vllm_env.triton.root import STUB_NAME
 
-from .exchange import STAGING
+from .exchange import STAGING, staging_in
 from .manifest import ARCHIVE_NAME, CACHE_NAME, DIRECTORY_NAME, MANIFEST_NAME, PARTS_NAME, SBOM_NAME
 
 BUILT_NAMES = (STUB_NAME, PARTS_NAME, ARCHIVE_NAME, DIRECTORY_NAME, SBOM_NAME, MANIFEST_NAME)  # in the order of renaming
@@ -35,12 +35,18 @@ CONFIG_NAME = "config.pbtxt"
 ENGINE_ARGS_NAME, EXAMPLE_NAME = "vllm_engine_args.json", "vllm_engine_args.example.json"
 CODE = "1"
 """The model's version folder, with ``model.py`` and what it imports."""
-_NOT_READ = ("__pycache__", "*.pyc", "*.safetensors", "*.bin", "*.gguf", "*.pt", "*.pth")
+CODE_NAMES = ("model.py", "triton_vllm")
+"""This project's own code in it."""
+WEIGHTS = (".safetensors", ".bin", ".gguf", ".pt", ".pth")
+_NOT_READ = ("__pycache__", "*.pyc", *(f"*{suffix}" for suffix in WEIGHTS))
 
 
 @dataclass(frozen=True)
 class BuiltSet:
-    """What to place: the stub, the archive with its parts or the unpacked environment, and manifest and SBOM as JSON."""
+    """What to place: the stub, the archive with its parts or the unpacked environment, and manifest and SBOM as JSON.
+
+    ``adopted_from`` is the official backend's model folder, if this model is adopted; the template is then made from it.
+    """
 
     stub: Path
     environment: Path
@@ -48,27 +54,20 @@ class BuiltSet:
     manifest: str
     sbom: str
     parts: Path | None = None
+    adopted_from: Path | None = None
 
     @property
     def environment_name(self) -> str:
         """The environment's name in the model's folder."""
         return DIRECTORY_NAME if self.layout == "directory" else ARCHIVE_NAME
 
-    def prepare(self, current: Path, new: Path) -> None:
-        """Change of the user's files what the set needs changed; Triton loads in ``new`` what it did in ``current``."""
-
-    def switch(self, new: Path) -> None:
-        """Let Triton load the set from now on."""
-
 
 def stage_model(built: BuiltSet, current: Path, template: Path, new: Path) -> None:
     """Make ``new``, which holds the set already, what ``current`` will be once it is published."""
     if current.exists():
         _link_tree(current, new)
-    complete_from(template, new)
+    complete(built, template, new)
     write_engine_args(template, new)
-    built.prepare(current, new)
-    built.switch(new)
     set_environment_path(new, built.environment_name, current)
 
 
@@ -83,10 +82,37 @@ def _link_tree(source: Path, target: Path) -> None:
     give_as(target, source)
 
 
-def complete_from(template: Path, target: Path) -> None:
+def complete(built: BuiltSet, template: Path, target: Path) -> None:
+    """Complete a model's folder from ``template``; an adopted model that is whole gets its code again."""
+    if built.adopted_from and os.path.lexists(target / CONFIG_NAME):
+        replace_code(template / CODE, target)
+    complete_from(template, target, keep_modes=built.adopted_from is not None)
+
+
+def replace_code(source: Path, model: Path) -> None:
+    """Replace this project's code in a model's folder by that in the version folder ``source``.
+
+    It is renamed into its place: what is there may be a link, or a hard link to the user's file.
+    """
+    with staging_in(model) as staging:
+        for name in CODE_NAMES:
+            made = staging / name
+            place = model / CODE / name
+            if (source / name).is_dir():
+                shutil.copytree(source / name, made, ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
+            else:
+                shutil.copy2(source / name, made)
+            give_tree(made, owner_of(model / CODE))
+            if os.path.lexists(place):
+                place.rename(staging / f"old-{name}")
+            made.rename(place)
+
+
+def complete_from(template: Path, target: Path, *, keep_modes: bool = False) -> None:
     """Complete a model's folder that has no config.pbtxt, the mark of a whole one, which is copied last.
 
-    What is copied belongs to the folder's owner.
+    What is copied belongs to the folder's owner. With ``keep_modes`` a file that not everybody may read stays so: an adopted
+    model's engine arguments may hold a token.
     """
     if os.path.lexists(target / CONFIG_NAME):  # in a staged folder a relative link may lead nowhere
         return
@@ -103,7 +129,8 @@ def complete_from(template: Path, target: Path) -> None:
     shutil.copy2(template / CONFIG_NAME, target / CONFIG_NAME)
     let_read(target)
     for path in copied:
-        let_read(path)
+        if path.is_dir() or not keep_modes:
+            let_read(path)
         give(path, owner_of(target))
 
 
@@ -170,14 +197,14 @@ def stage_candidate(built: BuiltSet, current: Path, template: Path, new: Path) -
     As in publishing, a model without ``config.pbtxt`` is completed from ``template``.
     """
     new.mkdir(parents=True)
-    complete = (current / CONFIG_NAME).exists()
+    whole = (current / CONFIG_NAME).exists()
     if (current / CODE).is_dir():
         copy_code(current / CODE, new / CODE)
-    if not complete:
+    if not whole:
         copy_code(template / CODE, new / CODE)
-    shutil.copy2((current if complete else template) / CONFIG_NAME, new / CONFIG_NAME)
-    built.prepare(current, new)
-    built.switch(new)
+    shutil.copy2((current if whole else template) / CONFIG_NAME, new / CONFIG_NAME)
+    if built.adopted_from:
+        replace_code(template / CODE, new)
     write_set(built, new, linked=True)
     set_environment_path(new, built.environment_name)
 

@@ -14,10 +14,11 @@ from vllm_env.base.errors import VllmEnvError
 from vllm_env.base.filesystem import give, let_read, mounts_in, nearest, owner_of, remove_tree, require_space, sync, tree_size
 from vllm_env.base.workspace import Workspace
 
+from .adopt import refuse_target
 from .changes import refuse_changes, state_of
 from .exchange import STAGING, exchange, publishing, refuse_mounts, remove_abandoned_staging, staging_in
 from .manifest import ARCHIVE_NAME, DIRECTORY_NAME, PARTS_NAME
-from .model_folder import BUILT_NAMES, BuiltSet, complete_from, set_environment_path, stage_model, write_engine_args, write_set
+from .model_folder import BUILT_NAMES, BuiltSet, complete, set_environment_path, stage_model, write_engine_args, write_set
 
 
 def check_writable(repository: Path, model: str) -> None:
@@ -38,7 +39,7 @@ def publish(workspace: Workspace, built: BuiltSet, repository: Path, model: str,
 
     A repository without the model gets one from ``template``. What the user keeps there stays as it is, except
     EXECUTION_ENV_PATH in config.pbtxt when the layout changes. After a VllmEnvError (the repository cannot be written, is
-    full, or a volume is mounted over what is replaced) nothing has changed.
+    full, a volume is mounted over what is replaced, or the folder is not free for an adopted model) nothing has changed.
     """
     target = repository / model
     if target.is_symlink():  # the user keeps the model elsewhere: it is placed there, and the link stays
@@ -48,6 +49,8 @@ def publish(workspace: Workspace, built: BuiltSet, repository: Path, model: str,
         with publishing(workspace, repository):
             remove_abandoned_staging(repository)
             refuse_mounts(target, BUILT_NAMES)
+            if built.adopted_from:  # again: the build took minutes
+                refuse_target(built.adopted_from, target)
             receiver = target if target.exists() else repository
             require_space(receiver, _bytes_to_copy(built, receiver), f"the environment in {target}")
             place = staging_place(target)
@@ -111,12 +114,11 @@ def _publish_by_exchange(built: BuiltSet, target: Path, template: Path, place: P
 
 def _publish_in_place(built: BuiltSet, target: Path, template: Path) -> None:
     _make_folder(target)
-    complete_from(template, target)
-    write_engine_args(template, target)
     with staging_in(target) as staging:
         give(staging, owner_of(target))
         write_set(built, staging)
-        built.prepare(target, target)  # after what takes space, before the configuration is touched
+        complete(built, template, target)  # after what takes space
+        write_engine_args(template, target)
         set_environment_path(target, built.environment_name)
         for name in BUILT_NAMES:
             if (staging / name).is_dir():
@@ -125,5 +127,4 @@ def _publish_in_place(built: BuiltSet, target: Path, template: Path) -> None:
                 (staging / name).rename(target / name)
         for name in {ARCHIVE_NAME, DIRECTORY_NAME, PARTS_NAME} - {built.environment_name, PARTS_NAME if built.parts else ""}:
             remove_tree(target / name) if (target / name).is_dir() else (target / name).unlink(missing_ok=True)
-        built.switch(target)
         sync(target)

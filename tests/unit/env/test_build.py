@@ -18,7 +18,7 @@ from vllm_env import build as module
 from vllm_env.base.errors import CommandError, VllmEnvError
 from vllm_env.build import build
 from vllm_env.plan import BuildRequest, Plan
-from vllm_env.publish.adopt import read_adoption
+from vllm_env.publish.adopt import read_adoption, stage_template
 from vllm_env.serve.standin import FACTS
 
 if TYPE_CHECKING:
@@ -275,51 +275,71 @@ def test_the_log_of_an_earlier_smoke_run_is_gone(stages: Stages, workspace: Work
 
 
 @pytest.fixture
-def adopted(request_: BuildRequest, tmp_path: Path) -> BuildRequest:
-    """A model's folder of the official backend that is to be taken over."""
-    model = request_.model_folder
+def official(tmp_path: Path) -> Path:
+    """A model folder of the official backend."""
+    model = tmp_path / "official" / "opt"
     (model / "1").mkdir(parents=True)
     (model / "config.pbtxt").write_text('backend: "vllm"')
     (model / "1" / "model.json").write_text(json.dumps({"model": str(tmp_path)}))
-    return replace(request_, adoption=read_adoption(model, module.TEMPLATE, "vllm_env.tar.gz"))
+    return model
+
+
+def adopted(request_: BuildRequest, official: Path, folder: Path) -> BuildRequest:
+    """Ask for a model made from ``official``; what is staged for it lies in the new ``folder``."""
+    adoption = read_adoption(official, request_.model_folder, module.TEMPLATE, "vllm_env.tar.gz")
+    return replace(request_, adoption=adoption, template=stage_template(adoption, module.TEMPLATE, folder))
 
 
 def test_an_adopted_model_is_served_itself_before_it_stands(
-    stages: Stages, workspace: Workspace, adopted: BuildRequest, tmp_path: Path
+    stages: Stages, workspace: Workspace, request_: BuildRequest, official: Path, tmp_path: Path
 ) -> None:
     """With its own arguments, from the candidate; adopting again with nothing changed builds nothing and serves it again."""
-    result = build_all(workspace, adopted)
+    result = build_all(workspace, adopted(request_, official, tmp_path / "first"))
     assert stages.called == ["plan", "prefix", "stub", "archive", "verify", "smoke run", "publish"]
     (served,) = stages.served
     assert (served.own, served.engine_model, served.expected) == ({"1/model.json": {"model": str(tmp_path)}}, str(tmp_path), {})
-    assert {path.name for path in result.model.iterdir()} == {*_SET, "1", "config.pbtxt", ".before_vllm_env"}
-    again = replace(adopted, adoption=read_adoption(result.model, module.TEMPLATE, "vllm_env.tar.gz"))
-    assert not build_all(workspace, again).rebuilt
+    assert {path.name for path in result.model.iterdir()} == {*_SET, "1", "config.pbtxt"}
+    assert not build_all(workspace, adopted(request_, official, tmp_path / "second")).rebuilt
     assert stages.served[-1].own == served.own
     (result.model / "1" / "triton_vllm" / "request" / "contract.py").write_text("# of an older version")
-    again = replace(adopted, adoption=read_adoption(result.model, module.TEMPLATE, "vllm_env.tar.gz"))
-    assert build_all(workspace, again).rebuilt
+    assert build_all(workspace, adopted(request_, official, tmp_path / "third")).rebuilt
+
+
+def test_the_manifest_says_from_what_it_was_adopted(
+    stages: Stages, workspace: Workspace, request_: BuildRequest, official: Path, tmp_path: Path
+) -> None:
+    """So that it can be adopted again, also after a plain build with another environment."""
+    result = build_all(workspace, adopted(request_, official, tmp_path / "first"))
+    assert json.loads((result.model / "vllm_env.json").read_text())["adopted_from"] == str(official)
+    stages.key = "another"
+    result = build_all(workspace, request_)
+    assert result.rebuilt
+    assert json.loads((result.model / "vllm_env.json").read_text())["adopted_from"] == str(official)
+    assert adopted(request_, official, tmp_path / "second").adoption
 
 
 def test_an_adopted_model_that_is_not_here_is_served_as_the_standin(
-    stages: Stages, workspace: Workspace, adopted: BuildRequest, tmp_path: Path
+    stages: Stages, workspace: Workspace, request_: BuildRequest, official: Path, tmp_path: Path
 ) -> None:
     """Or as the model that the command line names."""
-    (adopted.model_folder / "1" / "model.json").write_text('{"model": "/not/here"}')
-    adopted = replace(adopted, adoption=read_adoption(adopted.model_folder, module.TEMPLATE, "vllm_env.tar.gz"))
-    build_all(workspace, replace(adopted, smoke_model="/mine"))
+    (official / "1" / "model.json").write_text('{"model": "/not/here"}')
+    build_all(workspace, replace(adopted(request_, official, tmp_path / "first"), smoke_model="/mine"))
     assert (stages.served[-1].own, stages.served[-1].engine_model) == ({}, "/mine")
-    again = replace(adopted, adoption=read_adoption(adopted.model_folder, module.TEMPLATE, "vllm_env.tar.gz"))
-    build_all(workspace, again)
+    build_all(workspace, adopted(request_, official, tmp_path / "second"))
     assert (stages.served[-1].own, stages.served[-1].engine_model) == ({}, str(stages.folder / "standin"))
-    assert not (adopted.model_folder / "vllm_engine_args.json").exists()
+    assert not (request_.model_folder / "vllm_engine_args.json").exists()
 
 
 @pytest.mark.parametrize("stage", ["prefix", "smoke run", "publish"])
-def test_an_adoption_that_fails_changes_nothing(stages: Stages, workspace: Workspace, adopted: BuildRequest, stage: str) -> None:
-    """The official model stands as it was."""
-    before = {path: path.stat().st_mtime_ns for path in adopted.model_folder.rglob("*")}
+@pytest.mark.parametrize("error", [VllmEnvError("It failed."), KeyboardInterrupt()], ids=["failure", "interrupt"])
+def test_an_adoption_that_fails_changes_nothing(
+    stages: Stages, workspace: Workspace, request_: BuildRequest, official: Path, tmp_path: Path, stage: str, error: BaseException
+) -> None:
+    """The official model is as it was, and there is no new one."""
+    before = {path: path.stat().st_mtime_ns for path in (official, *official.rglob("*"))}
     stages.fails = stage
-    with pytest.raises(VllmEnvError):
-        build_all(workspace, adopted)
-    assert {path: path.stat().st_mtime_ns for path in adopted.model_folder.rglob("*")} == before
+    stages.error = error
+    with pytest.raises(type(error)):
+        build_all(workspace, adopted(request_, official, tmp_path / "first"))
+    assert {path: path.stat().st_mtime_ns for path in (official, *official.rglob("*"))} == before
+    assert not request_.model_folder.exists()

@@ -13,7 +13,6 @@ from vllm_env import plan as module
 from vllm_env.base.errors import VllmEnvError
 from vllm_env.lock.spec import Overrides
 from vllm_env.plan import BuildRequest, default_profile, find_triton, has_gpu, installed_triton, make_plan
-from vllm_env.publish.adopt import read_adoption
 from vllm_env.triton.root import NEWEST_KNOWN, TritonRoot, open_root, rules_of
 from vllm_env.triton.stub_source import StubOptions
 
@@ -97,13 +96,11 @@ def test_a_triton_is_provisioned_where_there_is_none(
 def test_a_model_of_the_official_backend_is_refused_before_anything_is_resolved(
     workspace: Workspace, planned: BuildRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What would be placed beside its configuration would not be served; adopting it is another matter."""
+    """What would be placed beside its configuration would not be served; the message names adopt."""
     model = planned.model_folder
     (model / "1").mkdir(parents=True)
     (model / "config.pbtxt").write_text('backend: "vllm"')
     (model / "1" / "model.json").write_text("{}")
-    adopted = replace(planned, adoption=read_adoption(model, module.TEMPLATE, "vllm_env.tar.gz"))
-    assert make_plan(workspace, adopted).key
     monkeypatch.delattr(module, "make_lock")
     with pytest.raises(VllmEnvError, match='names the backend "vllm"') as caught:
         make_plan(workspace, planned)

@@ -50,11 +50,11 @@ def _run(*arguments: object) -> int:
         (["--wheelhouse", "/nonexistent"], "--wheelhouse /nonexistent is not a folder"),
         (["--model", "a/b"], "'a/b' is not a model's name"),
         (["--model", ".."], "'..' is not a model's name"),
-        (["adopt"], "PATH"),
+        (["adopt"], "SOURCE"),
         (["adopt", "/nonexistent", "--dry-run"], "/nonexistent is not a folder"),
-        (["adopt", "/nonexistent", "--undo"], "/nonexistent is not a folder"),
-        (["adopt", "/nonexistent", "--model", "x"], "adopt takes no --model-repository and no --model"),
-        (["adopt", "/nonexistent", "--model", "vllm"], "adopt takes no --model-repository and no --model"),
+        (["adopt", "/nonexistent", "--undo"], "Unrecognized arguments: --undo"),
+        (["adopt", "/nonexistent", "--model", "a/b"], "'a/b' is not a model's name"),
+        (["adopt", "/"], "'' is not a model's name"),
     ],
 )
 def test_wrong_usage_exits_with_2(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

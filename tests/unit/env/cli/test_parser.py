@@ -37,13 +37,15 @@ def test_every_subcommand_has_help(command: str, capsys: pytest.CaptureFixture[s
 
 
 def test_the_help_of_adopt_names_what_it_takes(capsys: pytest.CaptureFixture[str]) -> None:
-    """It takes a folder and not a model's name in a repository, and a dry run of it tells of the folder."""
+    """The folder that it reads, and the place of the new model, whose name is that of the folder."""
     with pytest.raises(SystemExit):
         main(["adopt", "--help"])
     out = capsys.readouterr().out
-    assert "--model-repository" not in out
-    assert "--model NAME" not in out
-    assert "show what would change in PATH only" in out
+    assert "SOURCE" in out
+    assert "--model-repository" in out
+    assert "default: the name of SOURCE" in out
+    assert "default: vllm" not in out
+    assert "--undo" not in out
 
 
 @pytest.mark.parametrize("command", [[], ["build"], *([name] for name in COMMANDS)])

@@ -1,8 +1,9 @@
-"""A model's folder of the official backend becomes one of ours, in one step, and what it was again."""
+"""A model folder of the official backend becomes a model of ours in another place, and stays what it was."""
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import stat
 from typing import TYPE_CHECKING
@@ -14,10 +15,10 @@ from support.small_fixtures import workspace_in
 from vllm_env.base.errors import UsageError, VllmEnvError
 from vllm_env.publish import adopt as module
 from vllm_env.publish import publish as publishing
-from vllm_env.publish.adopt import AdoptedSet, read_adoption, undo, undo_difference
+from vllm_env.publish.adopt import read_adoption, refuse_target, stage_template
 from vllm_env.publish.check_model import check_receiver
 from vllm_env.publish.exchange import STAGING
-from vllm_env.publish.model_folder import BuiltSet, stage_candidate, stage_model
+from vllm_env.publish.model_folder import BuiltSet, stage_candidate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -34,8 +35,7 @@ ARGUMENTS = {"model": "weights", "enable_lora": True}
 def _way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both ways of publishing."""
     if request.param == "in place":
-        for place in (publishing, module):
-            monkeypatch.setattr(place, "staging_place", lambda _: None)
+        monkeypatch.setattr(publishing, "staging_place", lambda _: None)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -57,341 +57,212 @@ def workspace(tmp_path: Path) -> Workspace:
 
 @pytest.fixture
 def official(tmp_path: Path) -> Path:
-    """As people have it: with weights and adapters of its own, and a link."""
-    model = tmp_path / "place" / "models" / "opt"
+    """As people have it: with weights and adapters of its own, and links."""
+    model = tmp_path / "theirs" / "opt"
     (model / "1").mkdir(parents=True)
     (model / "config.pbtxt").write_text(CONFIG)
     (model / "config.pbtxt").chmod(0o640)
     (model / "1" / "model.json").write_text(json.dumps(ARGUMENTS))
+    (model / "1" / "model.json").chmod(0o600)
     (model / "1" / "multi_lora.json").write_text('{"sql": "adapters/sql", "hub": "org/name"}')
     for folder in ("weights", "adapters/sql"):
         (model / folder).mkdir(parents=True)
         (model / folder / "data.bin").write_bytes(b"1")
-    (model / "notes").symlink_to("weights/data.bin")
+    (model / "notes").symlink_to("chat.jinja")
+    (model / "chat.jinja").write_text("{{ messages }}")
+    (model / "linked").symlink_to("weights")
     return model
 
 
-def built(folder: Path, model: Path, tag: str = "one") -> AdoptedSet:
-    """A set whose files say ``tag``, for a folder as it is now."""
-    folder.mkdir(parents=True, exist_ok=True)
-    stub, environment = folder / f"stub-{tag}", folder / f"environment-{tag}"
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    """Where the new model will be."""
+    return tmp_path / "place" / "models" / "opt"
+
+
+def adopt(workspace: Workspace, source: Path, target: Path, tag: str = "one") -> None:
+    """Do what the command does, with a set whose files say ``tag``."""
+    made = workspace.cache.root / "made"
+    made.mkdir(parents=True, exist_ok=True)
+    stub, environment = made / f"stub-{tag}", made / f"environment-{tag}"
     stub.write_text(tag)
     environment.write_text(tag)
-    return AdoptedSet(stub, environment, "archive", f'"{tag}"', "{}", adoption=read_adoption(model, TEMPLATE, "vllm_env.tar.gz"))
+    adoption = read_adoption(source, target, TEMPLATE, "vllm_env.tar.gz")
+    with workspace.cache.staging() as staging:
+        template = stage_template(adoption, TEMPLATE, staging / target.name)
+        built = BuiltSet(stub, environment, "archive", manifest(source), "{}", adopted_from=source)
+        publishing.publish(workspace, built, target.parent, target.name, template)
 
 
-def adopt(workspace: Workspace, model: Path, tag: str = "one") -> None:
-    made = built(model.parents[2] / "made", model, tag)
-    publishing.publish(workspace, made, model.parent, model.name, TEMPLATE)
+def manifest(source: Path) -> str:
+    """A manifest that says where the model is from."""
+    record = {"name": "n", "sha256": "", "size": 0}
+    vllm = {"version": "1", "commit": "", "distribution": "vllm", "origin": "o"}
+    texts = dict.fromkeys(("key", "layout", "python", "triton_release", "lock_digest", "built_at"), "x")
+    stub = {**record, "python": "3.11", "release": "24.10", "origin": "o"}
+    parts = {"vllm": vllm, "versions": {}, "archive": record, "stub": stub, "spec": {}, "left_out": []}
+    return json.dumps({**texts, **parts, "format": 1, "adopted_from": str(source)})
 
 
 def snapshot(folder: Path) -> dict[str, object]:
-    """Every file, link and folder with its content, mode and owner; a file's time as well."""
+    """The folder and all in it: kind, content, mode, owner, time of change, and how many names a file has."""
     found: dict[str, object] = {}
-    for path in folder.rglob("*"):
+    for path in (folder, *folder.rglob("*")):
         status = path.lstat()
         content: object = path.readlink() if path.is_symlink() else path.read_bytes() if path.is_file() else None
-        time = status.st_mtime_ns if path.is_file() else 0
-        found[str(path.relative_to(folder))] = (content, stat.S_IMODE(status.st_mode), status.st_uid, time)
+        links = status.st_nlink if path.is_file() else 0
+        mode = stat.S_IMODE(status.st_mode)
+        found[str(path.relative_to(folder))] = (content, mode, status.st_uid, status.st_mtime_ns, links)
     return found
 
 
+def names(folder: Path) -> set[str]:
+    """Its files and links, from it on."""
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir() or path.is_symlink()}
+
+
 @pytest.mark.usefixtures("_way")
-def test_there_and_back(workspace: Workspace, official: Path) -> None:
-    """All of ours is there, no second file of arguments; the user's files are as they were; back again nothing is left."""
+def test_it_becomes_a_model_of_ours(workspace: Workspace, official: Path, target: Path) -> None:
+    """Small files are copied with their modes; weights, adapters and linked folders are named where they are."""
     before = snapshot(official)
-    adopt(workspace, official)
-    after = snapshot(official)
-    assert {
-        "triton_python_backend_stub",
-        "vllm_env.tar.gz",
-        "vllm_env.json",
-        "1/model.py",
-        "1/triton_vllm/request/contract.py",
-    } <= after.keys()
-    assert "vllm_engine_args.json" not in after
-    assert {name: after[name] for name in before if name != "config.pbtxt"} == {
-        n: v for n, v in before.items() if n != "config.pbtxt"
-    }
-    assert stat.S_IMODE((official / "config.pbtxt").stat().st_mode) == 0o640
-    assert (official / ".before_vllm_env" / "config.pbtxt").read_text() == CONFIG
-    assert [p.name for p in official.parents[1].iterdir()] == ["models"]
-    undo(workspace, official)
+    adopt(workspace, official, target)
     assert snapshot(official) == before
-    assert not list(official.parents[1].rglob(f"{STAGING}*"))
+    built = {"triton_python_backend_stub", "vllm_env.tar.gz", "vllm_env.json", "vllm_env.cdx.json"}
+    code = {"1/model.py", "1/triton_vllm/__init__.py", "1/triton_vllm/request/contract.py"}
+    theirs = {"config.pbtxt", "1/model.json", "1/multi_lora.json", "notes", "chat.jinja"}
+    assert names(target) == built | code | theirs
+    assert json.loads((target / "1/model.json").read_text()) == {**ARGUMENTS, "model": str(official / "weights")}
+    adapters = {"sql": str(official / "adapters/sql"), "hub": "org/name"}
+    assert json.loads((target / "1/multi_lora.json").read_text()) == adapters
+    assert (target / "notes").read_text() == "{{ messages }}"
+    assert not (target / "notes").is_symlink()
+    text = (target / "config.pbtxt").read_text()
+    assert text.startswith('# mine\nbackend: "python"\n')
+    assert "$$TRITON_MODEL_DIRECTORY/vllm_env.tar.gz" in text
+    assert stat.S_IMODE((target / "config.pbtxt").stat().st_mode) == 0o640
+    assert stat.S_IMODE((target / "1/model.json").stat().st_mode) == 0o600
+    assert stat.S_IMODE((target / "1/triton_vllm/request/contract.py").stat().st_mode) & 0o444 == 0o444
+    assert not list(target.parents[1].rglob(f"{STAGING}*"))
 
 
 @pytest.mark.usefixtures("_way")
-def test_again_it_refreshes_and_keeps_the_first_backup(workspace: Workspace, official: Path) -> None:
-    """Another environment, and code of ours that has changed; going back leads to the official model all the same."""
+def test_again_it_refreshes_environment_and_code(workspace: Workspace, official: Path, target: Path) -> None:
+    """The target's own files stay, whatever SOURCE has by now; of the code nothing old is left."""
+    adopt(workspace, official, target)
+    assert read_adoption(official, target, TEMPLATE, "vllm_env.tar.gz").difference == ""
+    (target / "1/model.json").write_text('{"model": "other"}')
+    (target / "config.pbtxt").write_text((target / "config.pbtxt").read_text() + "# edited\n")
+    (target / "notes").unlink()
+    (target / "mine").mkdir()
+    (target / "mine/data.bin").write_text("mine")
+    (target / "1/triton_vllm/request/contract.py").write_text("# old\n")
+    (target / "1/triton_vllm/gone.py").write_text("# old\n")
+    (target / "1/model.py").unlink()
+    (target / "1/model.py").symlink_to(official / "chat.jinja")
+    (official / "new").write_text("new")
     before = snapshot(official)
-    adopt(workspace, official)
-    assert read_adoption(official, TEMPLATE, "vllm_env.tar.gz").diff == ""
-    code = official / "1" / "triton_vllm"
-    (code / "request/contract.py").write_text("# old\n")
-    (code / "gone.py").write_text("# old\n")
-    difference = read_adoption(official, TEMPLATE, "vllm_env.tar.gz").diff
-    assert "-# old" in difference
-    assert "1/triton_vllm/gone.py" in difference
-    adopt(workspace, official, "two")
-    assert (official / "vllm_env.tar.gz").read_text() == "two"
-    assert (code / "request/contract.py").read_bytes() == (TEMPLATE / "1/triton_vllm/request/contract.py").read_bytes()
-    assert not (code / "gone.py").exists()
-    (official / "vllm_cache").mkdir()  # as --warm leaves it
-    undo(workspace, official)
+    kept = {name: (target / name).read_bytes() for name in ("1/model.json", "config.pbtxt", "mine/data.bin")}
+
+    adoption = read_adoption(official, target, TEMPLATE, "vllm_env.tar.gz")
+    assert adoption.outdated
+    assert "-# old" in adoption.difference
+    assert "1/triton_vllm/gone.py" in adoption.difference
+    assert adoption.own == {"1/model.json": {"model": "other"}}
+    adopt(workspace, official, target, "two")
     assert snapshot(official) == before
+    assert (target / "vllm_env.tar.gz").read_text() == "two"
+    for name in ("1/model.py", "1/triton_vllm/request/contract.py"):
+        assert (target / name).read_bytes() == (TEMPLATE / name).read_bytes()
+        assert not (target / name).is_symlink()
+    assert not {"1/triton_vllm/gone.py", "notes", "new"} & names(target)
+    assert {name: (target / name).read_bytes() for name in kept} == kept
 
 
-@pytest.mark.usefixtures("_way")
-def test_what_had_our_names_comes_back(workspace: Workspace, official: Path) -> None:
-    """A model.py and an unpacked environment of the user's own are shown, kept, and put back."""
-    (official / "1" / "model.py").write_text("# mine\n")
-    (official / "vllm_env" / "bin").mkdir(parents=True)
-    (official / "vllm_env" / "bin" / "activate").write_text("# mine\n")
-    before = snapshot(official)
-    assert "-# mine" in read_adoption(official, TEMPLATE, "vllm_env.tar.gz").diff
-    adopt(workspace, official)
-    assert not (official / "vllm_env").exists()
-    undo(workspace, official)
-    assert snapshot(official) == before
+def test_a_plain_build_keeps_the_code(workspace: Workspace, official: Path, target: Path) -> None:
+    """It takes an adopted model as its own: what the user has edited in the code stays."""
+    adopt(workspace, official, target)
+    (target / "1/model.py").write_text("# edited\n")
+    made = workspace.cache.root / "made"
+    built = BuiltSet(made / "stub-one", made / "environment-one", "archive", manifest(official), "{}")
+    publishing.publish(workspace, built, target.parent, target.name, TEMPLATE)
+    assert (target / "1/model.py").read_text() == "# edited\n"
 
 
-@pytest.mark.usefixtures("_way")
-def test_edits_since_stay(workspace: Workspace, official: Path) -> None:
-    """What was changed in the arguments meanwhile is the user's; a configuration restored by hand makes a new backup."""
-    adopt(workspace, official)
-    (official / "1" / "model.json").write_text('{"model": "other"}')
-    undo(workspace, official)
-    assert (official / "1" / "model.json").read_text() == '{"model": "other"}'
-    adopt(workspace, official)
-    edited = f"{CONFIG}# edited\n"
-    (official / "config.pbtxt").write_text(edited)
-    adopt(workspace, official)
-    undo(workspace, official)
-    assert (official / "config.pbtxt").read_text() == edited
+def test_what_will_be_made_is_shown(official: Path, target: Path) -> None:
+    """Configuration and rewritten arguments as a diff; what stays in SOURCE by name."""
+    (official / "1/model.py").write_text("# mine\n")
+    (official / "vllm_env/bin").mkdir(parents=True)
+    (official / "large").write_bytes(b"")
+    os.truncate(official / "large", 10_000_001)
+    (official / "deep/tokenizer").mkdir(parents=True)
+    (official / "deep/tokenizer/x.safetensors").write_text("")
+    os.mkfifo(official / "fifo")
+    before = names(official)
+    adoption = read_adoption(official, target, TEMPLATE, "vllm_env")
+    assert '-backend: "vllm"\n+backend: "python"' in adoption.difference
+    assert f'+    "model": "{official / "weights"}"' in adoption.difference
+    left = {str(path.relative_to(official)) for path in adoption.left}
+    assert left == {"weights", "adapters", "linked", "1/model.py", "vllm_env", "large", "deep"}
+    assert {path.name for path in adoption.copied} == {"config.pbtxt", "model.json", "multi_lora.json", "notes", "chat.jinja"}
+    assert names(official) == before
+    assert not target.parents[1].exists()
 
 
-@pytest.mark.usefixtures("_way")
-def test_a_link_out_of_the_folder_harms_nothing(workspace: Workspace, official: Path) -> None:
-    """It leads nowhere from the staged folder; the user's code is not written over, and the link comes back."""
-    (official.parent / "shared").mkdir()
-    (official / "config.pbtxt").rename(official.parent / "shared" / "config.pbtxt")
-    (official / "config.pbtxt").symlink_to("../shared/config.pbtxt")
-    (official / "1" / "model.py").write_text("# mine\n")
+def test_arguments_without_a_path_of_the_folder_are_copied_as_they_are(
+    workspace: Workspace, official: Path, target: Path
+) -> None:
+    """The official tutorial's file names a model on the hub."""
+    text = '{\n    "model":"facebook/opt-125m",\n    "disable_log_requests": true,\n    "gpu_memory_utilization": 0.5\n}\n'
+    (official / "1/model.json").write_text(text)
+    adopt(workspace, official, target)
+    assert (target / "1/model.json").read_text() == text
+    assert (target / "1/multi_lora.json").read_bytes() == (official / "1/multi_lora.json").read_bytes()
+
+
+def test_the_same_arguments_twice_stay_the_same(workspace: Workspace, official: Path, target: Path) -> None:
+    """However they are written; the path becomes absolute in both files."""
+    (official / "vllm_engine_args.json").write_text(json.dumps(dict(reversed(ARGUMENTS.items())), indent=4))
+    adopt(workspace, official, target)
+    check_receiver(target)
+    for name in ("vllm_engine_args.json", "1/model.json"):
+        assert json.loads((target / name).read_text())["model"] == str(official / "weights")
+
+
+def test_a_version_folder_that_is_a_link_is_read(workspace: Workspace, official: Path, target: Path) -> None:
+    """The new one is a folder."""
+    (official / "1").rename(official.parent / "elsewhere")
+    (official / "1").symlink_to("../elsewhere")
     before = snapshot(official.parent)
-    made = built(official.parents[2] / "made", official)
-    plain = BuiltSet(made.stub, made.environment, "archive", "{}", "{}")
-    stage_model(plain, official, TEMPLATE, official.parents[1] / "staged" / "opt")
-    shutil.rmtree(official.parents[1] / "staged")
+    adopt(workspace, official, target)
     assert snapshot(official.parent) == before
-    adopt(workspace, official)
-    assert (official.parent / "shared" / "config.pbtxt").read_text() == CONFIG
-    undo(workspace, official)
-    assert snapshot(official.parent) == before
+    assert not (target / "1").is_symlink()
+    assert (target / "1/model.json").is_file()
 
 
-@pytest.mark.usefixtures("_way")
-def test_the_first_backup_stays_under_a_restored_configuration(workspace: Workspace, official: Path) -> None:
-    """Edited by hand, it replaces the one in the backup; the user's code is there still."""
-    (official / "1" / "model.py").write_text("# mine\n")
-    adopt(workspace, official)
-    (official / "config.pbtxt").write_text(f"{CONFIG}# edited\n")
-    adopt(workspace, official)
-    undo(workspace, official)
-    assert (official / "config.pbtxt").read_text() == f"{CONFIG}# edited\n"
-    assert (official / "1" / "model.py").read_text() == "# mine\n"
-
-
-@pytest.mark.usefixtures("_way")
-def test_a_link_within_the_folder_comes_back(workspace: Workspace, official: Path) -> None:
-    """From the backup, one folder deeper, it leads nowhere."""
-    (official / "cfg").mkdir()
-    (official / "config.pbtxt").rename(official / "cfg" / "config.pbtxt")
-    (official / "config.pbtxt").symlink_to("cfg/config.pbtxt")
-    before = snapshot(official)
-    adopt(workspace, official)
-    adopt(workspace, official, "two")
-    assert '+backend: "vllm"' in undo_difference(official, TEMPLATE)
-    undo(workspace, official)
-    assert snapshot(official) == before
-
-
-@pytest.mark.usefixtures("_way")
-@pytest.mark.parametrize("content", [None, b"\xff"])
-def test_the_way_back_needs_no_configuration(workspace: Workspace, official: Path, content: bytes | None) -> None:
-    """It may be gone, or no text."""
-    before = snapshot(official)
-    adopt(workspace, official)
-    (official / "config.pbtxt").unlink() if content is None else (official / "config.pbtxt").write_bytes(content)
-    undo(workspace, official)
-    assert snapshot(official) == before
-
-
-@pytest.mark.usefixtures("_way")
-def test_the_backup_is_no_hard_link(official: Path) -> None:
-    """An edit in place before the switch does not reach it."""
-    (official / "1" / "model.py").write_text("# mine\n")
-    made, new = built(official.parents[2] / "made", official), official.parents[1] / "new"
-    stage_model(made, official, TEMPLATE, new)
-    for name in ("config.pbtxt", "1/model.py"):
-        assert not (new / ".before_vllm_env" / name).samefile(official / name)
-
-
-def test_a_full_disk_in_place_leaves_nothing(workspace: Workspace, official: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The gigabytes are written before code and backup are placed."""
-
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(publishing, "staging_place", lambda _: None)
-    monkeypatch.setattr(publishing, "write_set", full)
-    before = snapshot(official)
-    with pytest.raises(VllmEnvError, match="cannot be written"):
-        adopt(workspace, official)
-    assert snapshot(official) == before
-
-
-def test_a_model_that_was_built_is_not_adopted(workspace: Workspace, official: Path) -> None:
-    """Its environment would be kept for ever; a plain build takes it."""
-    adopt(workspace, official)
-    shutil.rmtree(official / ".before_vllm_env")
-    with pytest.raises(VllmEnvError, match="was not adopted") as caught:
-        read_adoption(official, TEMPLATE, "vllm_env")
-    assert f"--model-repository {official.parent} --model opt" in caught.value.remedy
-
-
-def test_a_change_during_the_build_is_not_lost(workspace: Workspace, official: Path) -> None:
-    """The configuration was read before the build, which takes minutes."""
-    made = built(official.parents[2] / "made", official)
-    (official / "config.pbtxt").write_text(f"{CONFIG}# changed\n")
-    before = snapshot(official)
-    with pytest.raises(VllmEnvError, match="was changed while"):
-        publishing.publish(workspace, made, official.parent, official.name, TEMPLATE)
-    assert snapshot(official) == before
-
-
-def _new(model: Path) -> None:
-    (model / "adapters" / "new").mkdir()
-
-
-def _replaced(model: Path) -> None:
-    (model / "other").write_text('{"model": "other"}')
-    (model / "other").replace(model / "1" / "model.json")
-
-
-def _configured(model: Path) -> None:
-    (model / "config.pbtxt").write_text(f"{CONFIG}# edited\n")
-
-
-def _led_elsewhere(model: Path) -> None:
-    (model / "data").unlink()
-    (model / "data").symlink_to("adapters/sql")
-
-
-@pytest.mark.parametrize("change", [_new, _replaced, _configured, _led_elsewhere, lambda model: (model / "notes").unlink()])
-@pytest.mark.parametrize("back", [False, True])
-def test_a_change_while_it_is_staged_is_not_lost(
-    workspace: Workspace, official: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Path], object], back: bool
-) -> None:
-    """What comes, goes or is replaced between the copy and the exchange: nothing is exchanged."""
-    (official / "data").symlink_to("weights")
-    if back:
-        adopt(workspace, official)
-    kept: list[object] = []
-
-    def changing(_: Path) -> None:
-        change(official)
-        kept.append(snapshot(official))
-
-    monkeypatch.setattr(module if back else publishing, "sync", changing)
-    with pytest.raises(VllmEnvError, match=r"was changed while .* was being replaced"):
-        undo(workspace, official) if back else adopt(workspace, official)
-    assert kept == [snapshot(official)]
-    assert not list(official.parents[1].rglob(f"{STAGING}*"))
-
-
-def test_what_is_written_into_a_file_meanwhile_is_there_afterwards(
-    workspace: Workspace, official: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A log, say, or the engine arguments: the new folder has a hard link of them."""
-    monkeypatch.setattr(publishing, "sync", lambda _: (official / "1" / "model.json").write_text('{"model": "other"}'))
-    adopt(workspace, official)
-    assert (official / "1" / "model.json").read_text() == '{"model": "other"}'
-
-
-@pytest.mark.usefixtures("_way")
-@pytest.mark.parametrize("earlier", ["", "# older\n"])
-def test_code_beside_a_restored_configuration_is_kept(workspace: Workspace, official: Path, earlier: str) -> None:
-    """Whoever goes back by hand may write a model.py before the next adopt, and gets that one back."""
-    if earlier:
-        (official / "1" / "model.py").write_text(earlier)
-    adopt(workspace, official)
-    (official / "config.pbtxt").write_text(CONFIG)
-    adopt(workspace, official, "two")
-    undo(workspace, official)
-    assert (official / "1" / "model.py").exists() is bool(earlier)
-    adopt(workspace, official)
-    (official / "config.pbtxt").write_text(CONFIG)
-    (official / "1" / "model.py").write_text("# mine\n")
-    adopt(workspace, official, "two")
-    undo(workspace, official)
-    assert (official / "1" / "model.py").read_text() == "# mine\n"
-    assert (official / "config.pbtxt").read_text() == CONFIG
-
-
-def test_the_way_back_tells_what_goes(workspace: Workspace, official: Path) -> None:
-    """A file that someone has put among the model's code."""
-    adopt(workspace, official)
-    assert "goes:" not in undo_difference(official, TEMPLATE)
-    (official / "1" / "triton_vllm" / "hooks.py").write_text("# mine\n")
-    assert undo_difference(official, TEMPLATE).endswith("goes: 1/triton_vllm/hooks.py\n")
-
-
-def test_no_way_back_to_a_link_that_leads_nowhere(workspace: Workspace, official: Path) -> None:
-    """The model would be left without a configuration; with the file in its place again there is one."""
-    shared = official.parent / "shared.pbtxt"
-    (official / "config.pbtxt").rename(shared)
-    (official / "config.pbtxt").symlink_to("../shared.pbtxt")
-    before = snapshot(official)
-    adopt(workspace, official)
-    adopted = snapshot(official)
-    shared.rename(official.parent / "elsewhere")
-    with pytest.raises(VllmEnvError, match="which is no file") as caught:
-        undo(workspace, official)
-    assert "Put that file back" in (caught.value.remedy or "")
-    assert snapshot(official) == adopted
-    (official.parent / "elsewhere").rename(shared)
-    undo(workspace, official)
-    assert snapshot(official) == before
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda model: (model / "1/model.json").write_text(json.dumps({"model": "a" * 5000, "tokenizer": "b\0"})),
-        lambda model: (
-            (model / "1/model.json").write_text('{"model": "weights"}'),
-            (model / "1/multi_lora.json").write_text("broken"),
-        ),
-        lambda model: (model / "01").mkdir(),
-    ],
-    ids=["no path", "adapters that nobody reads", "a folder that Triton passes over"],
-)
-def test_what_harms_nothing_is_no_reason_to_refuse(official: Path, change: Callable[[Path], object]) -> None:
-    """The official backend serves such a model as well, or its server passes over it."""
-    change(official)
-    assert '+backend: "python"' in read_adoption(official, TEMPLATE, "vllm_env").diff
-
-
-def test_what_is_served_first_is_what_will_stand(workspace: Workspace, official: Path, tmp_path: Path) -> None:
+def test_what_is_served_first_is_what_will_stand(official: Path, target: Path, tmp_path: Path, workspace: Workspace) -> None:
     """The candidate of the smoke run has the code, the configuration and the adopted model's own arguments."""
-    stage_candidate(built(tmp_path / "made", official), official, TEMPLATE, tmp_path / "new")
-    assert 'backend: "python"' in (tmp_path / "new" / "config.pbtxt").read_text()
-    assert {"model.json", "multi_lora.json", "model.py", "triton_vllm"} == {p.name for p in (tmp_path / "new" / "1").iterdir()}
-    assert (official / "config.pbtxt").read_text() == CONFIG
-    own = read_adoption(official, TEMPLATE, "vllm_env").own
-    assert own["1/model.json"] == {**ARGUMENTS, "model": str(official / "weights")}
-    assert own["1/multi_lora.json"] == {"sql": str(official / "adapters/sql"), "hub": "org/name"}
+
+    def candidate(folder: Path) -> Path:
+        adoption = read_adoption(official, target, TEMPLATE, "vllm_env.tar.gz")
+        template = stage_template(adoption, TEMPLATE, folder / "template")
+        made = workspace.cache.root / "made"
+        built = BuiltSet(made / "stub-one", made / "environment-one", "archive", "{}", "{}", adopted_from=official)
+        stage_candidate(built, target, template, folder / "new")
+        return folder / "new"
+
+    made = workspace.cache.root / "made"
+    made.mkdir(parents=True)
+    for name in ("stub-one", "environment-one"):
+        (made / name).write_text("one")
+    new = candidate(tmp_path / "first")
+    assert 'backend: "python"' in (new / "config.pbtxt").read_text()
+    assert {"model.json", "multi_lora.json", "model.py", "triton_vllm"} == {p.name for p in (new / "1").iterdir()}
+    adopt(workspace, official, target)
+    (target / "1/triton_vllm/request/contract.py").write_text("# old\n")
+    (target / "1/model.json").write_text('{"model": "other"}')
+    new = candidate(tmp_path / "second")
+    assert (new / "1/triton_vllm/request/contract.py").read_bytes() == (TEMPLATE / "1/triton_vllm/request/contract.py").read_bytes()
+    assert (new / "1/model.json").read_text() == '{"model": "other"}'
 
 
 def _config(text: str) -> Callable[[Path], object]:
@@ -402,9 +273,11 @@ def _arguments(text: str) -> Callable[[Path], object]:
     return lambda model: (model / "1/model.json").write_text(text)
 
 
-def _elsewhere(model: Path) -> None:
-    (model / "1").rename(model.parents[1] / "elsewhere")
-    (model / "1").symlink_to(model.parents[1] / "elsewhere")
+def _ours(model: Path) -> None:
+    (model / "1/triton_vllm").mkdir()
+    place = "$$TRITON_MODEL_DIRECTORY/vllm_env"
+    parameter = f'parameters {{ key: "EXECUTION_ENV_PATH" value: {{ string_value: "{place}" }} }}'
+    (model / "config.pbtxt").write_text(f'backend: "python"\n{parameter}')
 
 
 @pytest.mark.parametrize(
@@ -416,51 +289,238 @@ def _elsewhere(model: Path) -> None:
         (_config('backend: "python"'), 'names the backend "python"'),
         (_config(""), 'names the backend ""'),
         (_config("{"), "is no model configuration"),
+        (_ours, "is a model of this project already"),
         (lambda model: (model / "3").mkdir(), "has the versions 1, 3"),
         (lambda model: (model / "1").rename(model / "2"), "has the versions 2,"),
         (lambda model: shutil.rmtree(model / "1"), "has no version"),
-        (_elsewhere, "is a link"),
         (lambda model: (model / "1/model.json").unlink(), "model.json is missing"),
         (_arguments("[1]"), "holds a JSON list"),
         (_arguments("{"), "is not JSON"),
         (_arguments("[" * 100_000), "is not JSON"),
         (lambda model: (model / "vllm_engine_args.json").write_text("[" * 100_000), "vllm_engine_args.json is not JSON"),
-        (lambda model: (model / ".before_vllm_env").mkdir(), r"\.before_vllm_env is there and holds no config.pbtxt"),
         (lambda model: (model / "1/multi_lora.json").write_text("1"), "multi_lora.json holds a JSON int"),
         (lambda model: (model / "vllm_engine_args.json").write_text('{"model": "x"}'), "differ: enable_lora, model"),
     ],
 )
-def test_what_is_no_model_to_adopt_is_refused(official: Path, change: Callable[[Path], object], said: str) -> None:
+def test_what_is_no_model_to_adopt_is_refused(official: Path, target: Path, change: Callable[[Path], object], said: str) -> None:
     """By name, with a remedy, and nothing is written."""
     change(official)
-    before = snapshot(official)
+    before = snapshot(official.parents[1])
     with pytest.raises(VllmEnvError, match=said) as caught:
-        read_adoption(official, TEMPLATE, "vllm_env")
+        read_adoption(official, target, TEMPLATE, "vllm_env")
     assert caught.value.remedy
+    assert snapshot(official.parents[1]) == before
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        _arguments(json.dumps({"model": "a" * 5000, "tokenizer": "b\0"})),
+        lambda model: (
+            (model / "1/model.json").write_text('{"model": "weights"}'),
+            (model / "1/multi_lora.json").write_text("broken"),
+        ),
+        lambda model: (model / "01").mkdir(),
+        lambda model: (model / "loop").symlink_to("loop"),
+        lambda model: (model / "1/self").symlink_to(".."),
+    ],
+    ids=["no path", "adapters that nobody reads", "a folder that Triton ignores", "a loop", "a link upwards"],
+)
+def test_what_harms_nothing_is_no_reason_to_refuse(
+    workspace: Workspace, official: Path, target: Path, change: Callable[[Path], object]
+) -> None:
+    """The official backend serves such a model as well, or its server ignores it."""
+    change(official)
+    adopt(workspace, official, target)
+    assert 'backend: "python"' in (target / "config.pbtxt").read_text()
+
+
+def test_a_file_that_cannot_be_copied_is_named(
+    workspace: Workspace, official: Path, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Permissions say nothing to root, so the copy itself fails here."""
+
+    def fails(source: Path, _: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(source))
+
+    before = snapshot(official)
+    monkeypatch.setattr(module.shutil, "copy2", fails)
+    with pytest.raises(VllmEnvError, match=r"opt cannot be copied: Permission denied \(.*chat.jinja") as caught:
+        adopt(workspace, official, target)
+    assert caught.value.remedy
+    assert snapshot(official) == before
+    assert not target.exists()
+
+
+def test_what_is_not_there_is_refused(official: Path, target: Path, tmp_path: Path) -> None:
+    """A folder that does not exist, and a file."""
+    for path in (tmp_path / "none", official / "config.pbtxt"):
+        with pytest.raises(UsageError, match="is not a folder"):
+            read_adoption(path, target, TEMPLATE, "vllm_env")
+
+
+@pytest.mark.parametrize("place", [".", "inside", "inside/deeper", "..", "../..", "link", "linked/inside"])
+def test_a_target_that_is_source_or_around_it_is_refused(official: Path, place: str) -> None:
+    """Also by a link, and if the target does not exist yet."""
+    (official.parent / "link").symlink_to(official)
+    target = official.parent / "link" if place == "link" else official / place
+    before = snapshot(official.parents[1])
+    with pytest.raises(VllmEnvError, match="one lies inside the other") as caught:
+        read_adoption(official, target, TEMPLATE, "vllm_env")
+    assert "--model-repository" in (caught.value.remedy or "")
+    assert snapshot(official.parents[1]) == before
+
+
+def _foreign(target: Path) -> None:
+    target.mkdir(parents=True)
+    (target / "config.pbtxt").write_text("")
+
+
+def _of_another(target: Path) -> None:
+    _foreign(target)
+    (target / "vllm_env.json").write_text(manifest(target.parent / "another"))
+
+
+def _built(target: Path) -> None:
+    _of_another(target)
+    document = json.loads((target / "vllm_env.json").read_text())
+    del document["adopted_from"]
+    (target / "vllm_env.json").write_text(json.dumps(document))
+
+
+def _file(target: Path) -> None:
+    target.parent.mkdir(parents=True)
+    target.write_text("")
+
+
+def _dangling(target: Path) -> None:
+    target.parent.mkdir(parents=True)
+    target.symlink_to("nowhere")
+
+
+@pytest.mark.parametrize("change", [_foreign, _of_another, _built, _file, _dangling])
+def test_a_target_that_was_not_adopted_from_source_is_refused(
+    official: Path, target: Path, change: Callable[[Path], object]
+) -> None:
+    """Whatever it is: nobody knows whose files they are."""
+    change(target)
+    before = snapshot(official.parents[1])
+    with pytest.raises(VllmEnvError, match=f"{target} exists, and its manifest does not say .* from {official}") as caught:
+        read_adoption(official, target, TEMPLATE, "vllm_env")
+    assert "--model" in (caught.value.remedy or "")
+    assert snapshot(official.parents[1]) == before
+
+
+def test_an_empty_target_is_free(workspace: Workspace, official: Path, target: Path) -> None:
+    """A build that was killed while it published in place may leave one."""
+    target.mkdir(parents=True)
+    adopt(workspace, official, target)
+    assert (target / "vllm_env.json").is_file()
+
+
+def test_a_target_whose_code_is_in_source_is_refused(workspace: Workspace, official: Path, target: Path) -> None:
+    """Its code would be replaced where the link leads."""
+    adopt(workspace, official, target)
+    shutil.rmtree(target / "1")
+    (target / "1").symlink_to(official / "1")
+    before = snapshot(official.parents[1])
+    with pytest.raises(VllmEnvError, match="1 is a link or a mount point"):
+        refuse_target(official, target)
+    assert snapshot(official.parents[1]) == before
+
+
+@pytest.mark.usefixtures("_way")
+def test_a_target_that_came_during_the_build_is_refused(
+    workspace: Workspace, official: Path, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The build takes minutes, and two may run."""
+    staged = stage_template
+
+    def staging(*arguments: object) -> Path:
+        _foreign(target)
+        return staged(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setitem(globals(), "stage_template", staging)
+    with pytest.raises(VllmEnvError, match="exists, and its manifest"):
+        adopt(workspace, official, target)
+    assert names(target) == {"config.pbtxt"}
+    assert (target / "config.pbtxt").read_text() == ""
+
+
+@pytest.mark.usefixtures("_way")
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()], ids=["full", "interrupt"])
+def test_a_publish_that_ends_early_changes_nothing(
+    workspace: Workspace, official: Path, target: Path, monkeypatch: pytest.MonkeyPatch, again: bool, error: BaseException
+) -> None:
+    """Neither in SOURCE nor in the target; the next one does it."""
+    if again:
+        adopt(workspace, official, target)
+        (target / "1/model.py").write_text("# old\n")
+
+    def fails(*_: object, **__: object) -> None:
+        raise error
+
+    before, stood = snapshot(official), names(target)
+    with monkeypatch.context() as patch:
+        patch.setattr(publishing, "write_set", fails)
+        with pytest.raises((VllmEnvError, KeyboardInterrupt)):
+            adopt(workspace, official, target, "two")
+    assert snapshot(official) == before
+    assert names(target) == stood
+    if again:
+        assert (target / "1/model.py").read_text() == "# old\n"
+    adopt(workspace, official, target, "three")
+    assert (target / "vllm_env.tar.gz").read_text() == "three"
     assert snapshot(official) == before
 
 
-def test_what_is_not_there_is_refused(official: Path, tmp_path: Path, workspace: Workspace) -> None:
-    """A folder that does not exist, a file, and a way back from nowhere."""
-    for path in (tmp_path / "none", official / "config.pbtxt"):
-        with pytest.raises(UsageError, match="is not a folder"):
-            read_adoption(path, TEMPLATE, "vllm_env")
-    with pytest.raises(UsageError, match="is not a folder"):
-        undo(workspace, tmp_path / "none")
-    with pytest.raises(VllmEnvError, match=r"holds no \.before_vllm_env"):
-        undo(workspace, official)
+def _new(model: Path) -> None:
+    (model / "adapters").mkdir()
 
 
-def test_the_same_arguments_twice_are_fine(workspace: Workspace, official: Path) -> None:
-    """However they are written."""
-    (official / "vllm_engine_args.json").write_text(json.dumps(dict(reversed(ARGUMENTS.items())), indent=4))
-    adopt(workspace, official)
-    check_receiver(official)
-    assert undo_difference(official, TEMPLATE).count("\n-") > 10
+def _replaced(model: Path) -> None:
+    (model / "other").write_text('{"model": "other"}')
+    (model / "other").replace(model / "1" / "model.json")
+
+
+def _configured(model: Path) -> None:
+    (model / "config.pbtxt").unlink()
+    (model / "config.pbtxt").write_text(f"{CONFIG}# edited\n")
+
+
+def _led_elsewhere(model: Path) -> None:
+    (model / "data").unlink()
+    (model / "data").symlink_to("mine")
+
+
+@pytest.mark.parametrize("change", [_new, _replaced, _configured, _led_elsewhere, lambda model: (model / "notes").unlink()])
+def test_a_change_of_the_target_while_it_is_staged_is_not_lost(
+    workspace: Workspace, official: Path, target: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Path], object]
+) -> None:
+    """What comes, goes or is replaced between the copy and the exchange: nothing is exchanged."""
+    adopt(workspace, official, target)
+    (target / "data").symlink_to("notes")
+    kept: list[object] = []
+
+    def changing(_: Path) -> None:
+        change(target)
+        kept.append(snapshot(target))
+
+    monkeypatch.setattr(publishing, "sync", changing)
+    with pytest.raises(VllmEnvError, match=r"was changed while .* was being replaced"):
+        adopt(workspace, official, target)
+    assert (
+        [{k: v[:4] for k, v in state.items()} for state in kept]
+        == [  # type: ignore[attr-defined]
+            {k: v[:4] for k, v in snapshot(target).items()}  # type: ignore[index]
+        ]
+    )
+    assert not list(target.parents[1].rglob(f"{STAGING}*"))
 
 
 def test_a_build_does_not_publish_beside_another_backends_configuration(official: Path) -> None:
-    """It would not be served; the refusal names what takes the model over. Two files that differ are refused as well."""
+    """It would not be served; the refusal names what adopts the model. Two files that differ are refused as well."""
     with pytest.raises(VllmEnvError, match='names the backend "vllm"') as caught:
         check_receiver(official)
     assert f"./gen_vllm_env.sh adopt {official}" in caught.value.remedy
