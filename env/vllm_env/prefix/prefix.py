@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from vllm_env.base.cache import key_of, touch
-from vllm_env.base.filesystem import file_sha256, put_in_place, require_space
+from vllm_env.base.filesystem import put_in_place, require_space
 from vllm_env.base.neutral import NEUTRAL_PREFIX
 from vllm_env.base.process import run
 from vllm_env.base.workspace import Workspace
@@ -24,7 +24,9 @@ from .prune import RULES, Pruned, prune
 from .relocate import make_relocatable, set_times
 from .runtime import install_runtime, site_packages
 
-_FORMAT = 1  # raise it when a step below changes what it writes
+# Raise it when what a prefix holds changes: by a step below, or by what runtime.py copies into it.
+# No digests of the sources: a new comment there would have every user build 2 to 8 GB again.
+_FORMAT = 2
 BUILD_SPACE = {"cpu": 6 * 10**9, "cuda": 12 * 10**9}
 """Bytes that making a prefix of each profile takes; unpacked they are about 3.3 and 8.2 GB."""
 EXTRACTED_SPACE = {"cpu": 25 * 10**8, "cuda": 10**10}
@@ -48,11 +50,9 @@ class Prefix:
 
 
 def prefix_key(lock: Lock, keep: tuple[str, ...]) -> str:
-    """Return the content key of a lock's prefix: what is installed, and how this version of the tool treats it."""
-    modules = "runtime_hook runtime prune strip relocate compile_tree machine_libraries needed_libraries outside_libraries"
-    sources = [Path(__file__).with_name(f"{module}.py") for module in modules.split()]
+    """Return the content key of a lock's prefix: what is installed, and which rules leave out what."""
     rules = [r.name for r in RULES if lock.spec.profile in r.profiles and r.name not in keep]
-    return key_of(_FORMAT, lock.digest, lock.spec.profile, rules, [file_sha256(s) for s in sources])
+    return key_of(_FORMAT, lock.digest, lock.spec.profile, rules)
 
 
 def has_prefix(workspace: Workspace, lock: Lock, keep: tuple[str, ...]) -> bool:
