@@ -9,20 +9,21 @@ import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from vllm_env import inside
 from vllm_env.base.cache import key_of, touch
 from vllm_env.base.filesystem import file_sha256, put_in_place, require_space
 from vllm_env.base.workspace import Workspace
+from vllm_env.inside import parts_unpack
 from vllm_env.prefix.prefix import Prefix
 from vllm_env.prefix.runtime import site_packages
 
-from . import parts_unpack
 from .gzip_tar import TarPlan
 from .pack import LEFT_OUT, Archive, archive_key, plan_archive, write_archive
 
 _FORMAT = 1  # raise it when the bytes of a part change
 _PART_BYTES = 128 * 2**20  # unpacked; a larger file is a part of its own. 60 parts of 8 GB keep 16 cores busy to the end
 _IN_BASE = ("00_vllm_env.pth", "_vllm_env_", "numpy")  # beginnings of names in site-packages
-_SOURCES = {name: Path(__file__).with_name(name) for name in ("parts_finder.py", "parts_unpack.py")}
+_SOURCES = {name: inside.FOLDER / name for name in ("parts_finder.py", "parts_unpack.py")}
 _PACKED_AS = {"parts_finder.py": "_vllm_env_parts.py", "parts_unpack.py": "_vllm_env_unpack.py"}
 
 
@@ -151,7 +152,7 @@ def _write_parts(workspace: Workspace, plan: PartsPlan, folder: Path) -> tuple[P
 
 def _describe(plan: PartsPlan, prefix: Prefix, parts: tuple[Part, ...], unpacked: int) -> None:
     """Add to the small archive what unpacks the parts; the folder's name is a digest of everything that it will hold."""
-    inside = site_packages(prefix.path).relative_to(prefix.path)
+    packages = site_packages(prefix.path).relative_to(prefix.path)
     key = key_of(prefix.key, [part.sha256 for part in parts], plan.base.members, plan.base.size)
     listed = [dataclasses.asdict(part) for part in parts]
     document = {"key": key, "unpacked": unpacked, "parts": listed, "modules": sorted(plan.modules)}
@@ -159,4 +160,4 @@ def _describe(plan: PartsPlan, prefix: Prefix, parts: tuple[Part, ...], unpacked
     texts["01_vllm_env_parts.pth"] = b"import _vllm_env_parts\n"
     texts[parts_unpack.DESCRIPTION] = json.dumps(document).encode()
     for name in parts_unpack.OWN:
-        plan.base.add_bytes(str(Path(__file__)), texts[name], f"{inside}/{name}")
+        plan.base.add_bytes(str(Path(__file__)), texts[name], f"{packages}/{name}")

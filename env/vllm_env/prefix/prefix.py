@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from vllm_env import inside
 from vllm_env.base.cache import key_of, touch
 from vllm_env.base.filesystem import put_in_place, require_space
 from vllm_env.base.neutral import NEUTRAL_PREFIX
@@ -125,7 +126,7 @@ def _complete_libraries(workspace: Workspace, prefix: Path, profile: str, vendor
 
 
 def _compile(workspace: Workspace, prefix: Path) -> None:
-    script = Path(__file__).with_name("compile_tree.py")
+    script = inside.FOLDER / "compile_tree.py"
     run(
         [prefix / "bin" / "python", "-I", "-S", script, prefix, NEUTRAL_PREFIX, str(os.cpu_count() or 1)],
         what="compile the environment to bytecode",

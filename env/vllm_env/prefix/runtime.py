@@ -6,6 +6,7 @@ from pathlib import Path
 
 import conda_pack
 
+from vllm_env import inside
 from vllm_env.base.process import capture
 
 COMPILER = "vllm-env-cc"
@@ -19,7 +20,7 @@ export ZIG_GLOBAL_CACHE_DIR
 exec "$prefix/{packages}/ziglang/zig" cc -target x86_64-linux-gnu.2.28 "$@"
 """
 _SCRIPTS = Path(conda_pack.__file__).with_name("scripts") / "posix"
-_HOOK = Path(__file__).with_name("runtime_hook.py")
+_HOOK = inside.FOLDER / "runtime_hook.py"
 _MODULE = "_vllm_env_runtime"
 # Sorted before the .pth files of packages, so that these already run with UTF-8.
 _PTH = "00_vllm_env.pth"

@@ -9,13 +9,14 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from vllm_env import inside
 from vllm_env.base.cache import key_of, touch
 from vllm_env.base.errors import CommandError
 from vllm_env.base.filesystem import make_readable, put_in_place
 from vllm_env.base.process import run
 from vllm_env.base.workspace import Workspace
 
-_TRAINER = Path(__file__).with_name("standin_train.py")
+_TRAINER = inside.FOLDER / "standin_train.py"
 # Small matrices on one thread; nothing of the machine's Python, hub or GPU may change what comes out.
 _ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",

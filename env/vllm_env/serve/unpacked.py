@@ -4,8 +4,8 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from vllm_env.archive.parts_unpack import places, remove_unused
 from vllm_env.base.filesystem import tree_size
+from vllm_env.inside.parts_unpack import places, remove_unused
 
 
 def find_unpacked() -> list[tuple[Path, int, Callable[[], object]]]:

@@ -3,11 +3,11 @@
 import os
 from pathlib import Path
 
-from vllm_env.archive.parts_unpack import FOLDER, MARK, VARIABLE
 from vllm_env.base.errors import VllmEnvError
 from vllm_env.base.filesystem import require_space, tree_size
 from vllm_env.base.process import run
 from vllm_env.base.workspace import Workspace
+from vllm_env.inside.parts_unpack import FOLDER, MARK, VARIABLE
 from vllm_env.triton.root import TritonRoot
 
 from . import launcher_check, leaked_paths, tree_rules

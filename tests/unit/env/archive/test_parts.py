@@ -12,10 +12,11 @@ import pytest
 
 from support.small_build import small_lock
 from support.small_fixtures import copy_slim, workspace_in
-from vllm_env.archive import parts, parts_unpack
+from vllm_env.archive import parts
 from vllm_env.archive.pack import archive_key, plan_archive, write_archive
 from vllm_env.archive.parts import PartedArchive, make_parts, packed_key, parts_key
 from vllm_env.base.filesystem import file_sha256
+from vllm_env.inside import parts_unpack
 from vllm_env.prefix.prefix import Prefix
 from vllm_env.prefix.relocate import make_relocatable
 from vllm_env.prefix.runtime import install_runtime, site_packages
