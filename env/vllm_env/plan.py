@@ -6,18 +6,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from vllm_env.archive.parts import packed_key
 from vllm_env.base.cache import key_of
 from vllm_env.base.errors import VllmEnvError
 from vllm_env.base.filesystem import require_space
 from vllm_env.base.workspace import CHECKOUT, PLACE, Workspace
+from vllm_env.layout.parts import packed_key
 from vllm_env.lock.lock import LockOptions, make_lock
 from vllm_env.lock.locked import Lock
 from vllm_env.lock.spec import Overrides, Spec, load_spec, only_profile
+from vllm_env.model.files import check_receiver
+from vllm_env.model.manifest import Manifest, read_manifest
 from vllm_env.prefix.prefix import EXTRACTED_SPACE, prefix_key
 from vllm_env.publish.adopt import Adoption
-from vllm_env.publish.check_model import check_receiver
-from vllm_env.publish.manifest import Manifest, read_manifest
 from vllm_env.publish.publish import check_writable
 from vllm_env.triton.provision import provision
 from vllm_env.triton.root import CONTAINER_ROOT, TritonRoot, open_root

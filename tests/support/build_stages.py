@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from support.small_build import small_lock
-from vllm_env.archive.pack import Archive
 from vllm_env.base.errors import VllmEnvError
 from vllm_env.build import BuildResult, build
+from vllm_env.layout.archive import Archive
 from vllm_env.plan import BuildRequest, Plan
 from vllm_env.prefix.prefix import Prefix
 from vllm_env.serve.smoke import SmokeRequest, SmokeResult

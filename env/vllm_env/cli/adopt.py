@@ -9,9 +9,9 @@ from pathlib import Path
 from vllm_env.base.console import Console
 from vllm_env.base.errors import UsageError
 from vllm_env.build import BuildResult, build
+from vllm_env.model.manifest import ARCHIVE_NAME, DIRECTORY_NAME
 from vllm_env.plan import TEMPLATE
 from vllm_env.publish.adopt import BACKUP_NAME, read_adoption, undo, undo_difference
-from vllm_env.publish.manifest import ARCHIVE_NAME, DIRECTORY_NAME
 
 from .options import open_workspace, request_of
 

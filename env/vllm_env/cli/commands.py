@@ -14,9 +14,9 @@ from vllm_env.base.filesystem import tree_size
 from vllm_env.base.locks import remove_unlocked
 from vllm_env.base.workspace import Workspace
 from vllm_env.lock.spec import Overrides, load_spec
+from vllm_env.model.files import check_model
+from vllm_env.model.manifest import PARTS_NAME, Manifest, check_files, read_manifest
 from vllm_env.plan import BuildRequest, default_profile, installed_triton
-from vllm_env.publish.check_model import check_model
-from vllm_env.publish.manifest import PARTS_NAME, Manifest, check_files, read_manifest
 from vllm_env.serve.leftovers import find_abandoned, find_private_caches, server_runs
 from vllm_env.serve.unpacked import find_unpacked
 from vllm_env.triton.root import open_root

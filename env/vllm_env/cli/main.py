@@ -18,8 +18,8 @@ from vllm_env.base.interrupts import take_interrupts
 from vllm_env.base.workspace import CHECKOUT, TOOLS
 from vllm_env.build import BuildResult, build
 from vllm_env.lock.pins import NotBuiltError
+from vllm_env.model.manifest import CACHE_NAME
 from vllm_env.plan import BuildRequest, Plan
-from vllm_env.publish.manifest import CACHE_NAME
 
 from .commands import COMMANDS
 from .forecast import forecast, print_forecast

@@ -25,16 +25,13 @@ from vllm_env.base.filesystem import (
     sync,
     write_whole,
 )
+from vllm_env.model.files import CODE, CONFIG_NAME, ENGINE_ARGS_NAME, EXAMPLE_NAME
+from vllm_env.model.manifest import ARCHIVE_NAME, CACHE_NAME, DIRECTORY_NAME, MANIFEST_NAME, PARTS_NAME, SBOM_NAME
 from vllm_env.triton.root import STUB_NAME
 
 from .exchange import STAGING
-from .manifest import ARCHIVE_NAME, CACHE_NAME, DIRECTORY_NAME, MANIFEST_NAME, PARTS_NAME, SBOM_NAME
 
 BUILT_NAMES = (STUB_NAME, PARTS_NAME, ARCHIVE_NAME, DIRECTORY_NAME, SBOM_NAME, MANIFEST_NAME)  # in the order of renaming
-CONFIG_NAME = "config.pbtxt"
-ENGINE_ARGS_NAME, EXAMPLE_NAME = "vllm_engine_args.json", "vllm_engine_args.example.json"
-CODE = "1"
-"""The model's version folder, with ``model.py`` and what it imports."""
 _NOT_READ = ("__pycache__", "*.pyc", "*.safetensors", "*.bin", "*.gguf", "*.pt", "*.pth")
 
 

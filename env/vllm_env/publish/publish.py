@@ -13,10 +13,10 @@ from pathlib import Path
 from vllm_env.base.errors import VllmEnvError
 from vllm_env.base.filesystem import give, let_read, mounts_in, nearest, owner_of, remove_tree, require_space, sync, tree_size
 from vllm_env.base.workspace import Workspace
+from vllm_env.model.manifest import ARCHIVE_NAME, DIRECTORY_NAME, PARTS_NAME
 
 from .changes import refuse_changes, state_of
 from .exchange import STAGING, exchange, publishing, refuse_mounts, remove_abandoned_staging, staging_in
-from .manifest import ARCHIVE_NAME, DIRECTORY_NAME, PARTS_NAME
 from .model_folder import BUILT_NAMES, BuiltSet, complete_from, set_environment_path, stage_model, write_engine_args, write_set
 
 

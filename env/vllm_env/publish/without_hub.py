@@ -9,8 +9,7 @@ from typing import Any
 
 from vllm_env.base.filesystem import file_sha256, give_tree, owner_of, write_whole
 from vllm_env.base.workspace import Workspace
-
-from .model_folder import ENGINE_ARGS_NAME, EXAMPLE_NAME
+from vllm_env.model.files import ENGINE_ARGS_NAME, EXAMPLE_NAME
 
 EXAMPLE_MODEL = "facebook/opt-125m"
 """What vllm_engine_args.example.json names."""

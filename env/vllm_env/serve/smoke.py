@@ -17,8 +17,8 @@ from typing import Any
 from vllm_env.base.errors import CommandError, VllmEnvError
 from vllm_env.base.process import run
 from vllm_env.base.workspace import Workspace
-from vllm_env.publish.check_model import OFFICIAL_ARGS
-from vllm_env.publish.model_folder import CODE, ENGINE_ARGS_NAME, copy_code
+from vllm_env.model.files import CODE, ENGINE_ARGS_NAME, OFFICIAL_ARGS
+from vllm_env.publish.model_folder import copy_code
 
 from .server import Launch, TritonServer
 from .server_log import telling_lines

@@ -13,9 +13,9 @@ from pathlib import Path
 from vllm_env.base.errors import CommandError, VllmEnvError
 from vllm_env.base.filesystem import give_tree, make_readable, owner_of
 from vllm_env.base.workspace import Workspace
-from vllm_env.publish.check_model import arguments_file
+from vllm_env.model.files import arguments_file
+from vllm_env.model.manifest import CACHE_NAME
 from vllm_env.publish.exchange import exchange, publishing, refuse_mounts, remove_abandoned_staging, staging_in
-from vllm_env.publish.manifest import CACHE_NAME
 
 from .server import Launch, TritonServer
 

@@ -15,8 +15,8 @@ from vllm_env.lock.locked import Lock, LockedWheel
 from vllm_env.lock.pins import PinnedVllm
 from vllm_env.lock.pylock import write_pylock
 from vllm_env.lock.spec import Overrides, load_spec
+from vllm_env.model.manifest import EnvironmentRecord, Manifest, StubRecord, VllmRecord
 from vllm_env.plan import TEMPLATE
-from vllm_env.publish.manifest import EnvironmentRecord, Manifest, StubRecord, VllmRecord
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -15,13 +15,13 @@ import pytest
 from support import triton_folder
 from vllm_env.base.cache import Cache
 from vllm_env.cli.main import main
-from vllm_env.publish.manifest import EnvironmentRecord
+from vllm_env.model.manifest import EnvironmentRecord
 from vllm_env.publish.model_folder import set_environment_path
 from vllm_env.serve.leftovers import Abandoned
 from vllm_env.triton.root import TritonRoot
 
 if TYPE_CHECKING:
-    from vllm_env.publish.manifest import Manifest
+    from vllm_env.model.manifest import Manifest
 
 
 def _run(*arguments: object) -> int:

@@ -12,10 +12,10 @@ import pytest
 from support.repositories import CHECKOUT
 from support.small_fixtures import workspace_in
 from vllm_env.base.errors import UsageError, VllmEnvError
+from vllm_env.model.files import check_receiver
 from vllm_env.publish import adopt as module
 from vllm_env.publish import publish as publishing
 from vllm_env.publish.adopt import AdoptedSet, read_adoption, undo, undo_difference
-from vllm_env.publish.check_model import check_receiver
 from vllm_env.publish.exchange import STAGING
 from vllm_env.publish.model_folder import BuiltSet, stage_candidate, stage_model
 

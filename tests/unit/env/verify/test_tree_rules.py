@@ -15,7 +15,7 @@ import pytest
 import zstandard
 
 from vllm_env.base.errors import VllmEnvError
-from vllm_env.publish.manifest import EnvironmentRecord, Manifest, StubRecord, VllmRecord
+from vllm_env.model.manifest import EnvironmentRecord, Manifest, StubRecord, VllmRecord
 from vllm_env.verify.tree_rules import Expected, check_tree, differing, unpack
 
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
 """Packs a prefix with conda-pack.
 
 conda-pack decides what goes into the archive and checks that the prefix can be packed at all (no editable installs, no
-files missing); the bytes are written by :mod:`vllm_env.archive.gzip_tar`, in parallel and the same for the same prefix.
+files missing); the bytes are written by :mod:`vllm_env.layout.tar`, in parallel and the same for the same prefix.
 """
 
 import concurrent.futures
@@ -22,7 +22,7 @@ from vllm_env.base.filesystem import require_space
 from vllm_env.base.workspace import Workspace
 from vllm_env.prefix.prefix import Prefix
 
-from .gzip_tar import Piece, TarPlan, compress_chunk
+from .tar import Piece, TarPlan, compress_chunk
 
 _FORMAT = 4  # raise it when the bytes of an archive change
 _MOST_WORKERS = 16  # each has a chunk in memory and two on their way; the disk is the limit before that

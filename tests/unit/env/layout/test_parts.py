@@ -12,15 +12,15 @@ import pytest
 
 from support.small_build import small_lock
 from support.small_fixtures import copy_slim, workspace_in
-from vllm_env.archive import parts
-from vllm_env.archive.pack import archive_key, plan_archive, write_archive
-from vllm_env.archive.parts import PartedArchive, make_parts, packed_key, parts_key
 from vllm_env.base.filesystem import file_sha256
 from vllm_env.inside import parts_unpack
+from vllm_env.layout import parts
+from vllm_env.layout.archive import archive_key, plan_archive, write_archive
+from vllm_env.layout.parts import PartedArchive, make_parts, packed_key, parts_key
+from vllm_env.model.manifest import PARTS_NAME
 from vllm_env.prefix.prefix import Prefix
 from vllm_env.prefix.relocate import make_relocatable
 from vllm_env.prefix.runtime import install_runtime, site_packages
-from vllm_env.publish.manifest import PARTS_NAME
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,8 +8,11 @@ from pathlib import Path
 from vllm_env.base.errors import VllmEnvError
 
 from .manifest import Manifest
-from .model_folder import CODE, CONFIG_NAME, ENGINE_ARGS_NAME
 
+CONFIG_NAME = "config.pbtxt"
+ENGINE_ARGS_NAME, EXAMPLE_NAME = "vllm_engine_args.json", "vllm_engine_args.example.json"
+CODE = "1"
+"""The model's version folder, with ``model.py`` and what it imports."""
 OFFICIAL_ARGS = f"{CODE}/model.json"
 """Where the official backend, and Triton's OpenAI frontend, have the engine arguments."""
 

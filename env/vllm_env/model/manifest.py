@@ -10,10 +10,10 @@ from typing import Any
 from packaging.utils import canonicalize_name
 
 from vllm_env import __version__
-from vllm_env.archive.pack import Archive
-from vllm_env.archive.parts import PartedArchive, parts_in
 from vllm_env.base.errors import VllmEnvError
 from vllm_env.base.filesystem import file_sha256
+from vllm_env.layout.archive import Archive
+from vllm_env.layout.parts import PartedArchive, parts_in
 from vllm_env.prefix.prefix import Prefix
 from vllm_env.prefix.prune import Pruned
 from vllm_env.triton.root import STUB_NAME

@@ -11,12 +11,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from support.small_build import small_lock
-from vllm_env.archive.pack import Archive
 from vllm_env.base.errors import VllmEnvError
 from vllm_env.base.filesystem import file_sha256
-from vllm_env.prefix.prefix import Prefix
-from vllm_env.prefix.prune import Pruned
-from vllm_env.publish.manifest import (
+from vllm_env.layout.archive import Archive
+from vllm_env.model.manifest import (
     MANIFEST_NAME,
     EnvironmentRecord,
     Manifest,
@@ -26,6 +24,8 @@ from vllm_env.publish.manifest import (
     describe_build,
     read_manifest,
 )
+from vllm_env.prefix.prefix import Prefix
+from vllm_env.prefix.prune import Pruned
 from vllm_env.triton.stub import Stub
 from vllm_env.verify.tree_rules import Expected
 

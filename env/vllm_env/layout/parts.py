@@ -17,8 +17,8 @@ from vllm_env.inside import parts_unpack
 from vllm_env.prefix.prefix import Prefix
 from vllm_env.prefix.runtime import site_packages
 
-from .gzip_tar import TarPlan
-from .pack import LEFT_OUT, Archive, archive_key, plan_archive, write_archive
+from .archive import LEFT_OUT, Archive, archive_key, plan_archive, write_archive
+from .tar import TarPlan
 
 _FORMAT = 1  # raise it when the bytes of a part change
 _PART_BYTES = 128 * 2**20  # unpacked; a larger file is a part of its own. 60 parts of 8 GB keep 16 cores busy to the end
