@@ -9,13 +9,12 @@ from vllm_env.base.filesystem import file_sha256, write_whole
 from vllm_env.base.workspace import CHECKOUT, Workspace
 from vllm_env.layout.archive import Archive, make_archive
 from vllm_env.layout.parts import make_parts, parts_of
-from vllm_env.model.manifest import Manifest, describe_build
+from vllm_env.model.manifest import Manifest, describe_build, render_sbom
 from vllm_env.plan import TEMPLATE, BuildRequest, Plan, has_gpu, make_plan, standing
 from vllm_env.prefix.prefix import Prefix, has_prefix, make_prefix
 from vllm_env.publish.adopt import AdoptedSet
 from vllm_env.publish.model_folder import BuiltSet, stage_candidate, write_engine_args
 from vllm_env.publish.publish import publish
-from vllm_env.publish.sbom import render_sbom
 from vllm_env.publish.without_hub import EXAMPLE_MODEL, is_fetchable, offer_standin, own_model
 from vllm_env.serve.leftovers import server_runs
 from vllm_env.serve.smoke import SmokeRequest, SmokeResult, smoke_run

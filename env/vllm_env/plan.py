@@ -12,7 +12,7 @@ from vllm_env.base.filesystem import require_space
 from vllm_env.base.workspace import CHECKOUT, PLACE, Workspace
 from vllm_env.layout.parts import packed_key
 from vllm_env.lock.lock import LockOptions, make_lock
-from vllm_env.lock.locked import Lock
+from vllm_env.lock.pylock import Lock
 from vllm_env.lock.spec import Overrides, Spec, load_spec, only_profile
 from vllm_env.model.files import check_receiver
 from vllm_env.model.manifest import Manifest, read_manifest

@@ -12,7 +12,7 @@ from pathlib import Path
 from vllm_env.base.filesystem import give_tree, owner_of
 from vllm_env.base.workspace import CHECKOUT, Workspace
 from vllm_env.interpreter.layer import copy_layer
-from vllm_env.lock.locked import PYTORCH, Lock
+from vllm_env.lock.pylock import PYTORCH, Lock
 from vllm_env.plan import PROVISIONED, BuildRequest, make_plan
 from vllm_env.triton.provision import fetch
 

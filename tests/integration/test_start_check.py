@@ -15,7 +15,7 @@ from support.listener import Listener
 from support.small_fixtures import workspace_in
 from vllm_env.base.errors import CommandError, VllmEnvError
 from vllm_env.layout.archive import plan_archive, write_archive
-from vllm_env.prefix.runtime import install_runtime, site_packages
+from vllm_env.prefix.relocate import install_runtime, site_packages
 from vllm_env.verify.launcher_check import check_start, start
 from vllm_env.verify.tree_rules import Expected, check_tree, unpack
 from vllm_env.verify.verify import verify_archive, verify_directory

@@ -19,7 +19,7 @@ from vllm_env.base.elf import read_dynamic_section
 from vllm_env.base.errors import CommandError, VllmEnvError
 from vllm_env.base.network import Network
 from vllm_env.base.workspace import Workspace
-from vllm_env.prefix.runtime import install_runtime
+from vllm_env.prefix.relocate import install_runtime
 from vllm_env.triton.root import TritonRoot, rules_of
 from vllm_env.triton.stub import make_stub, plan_stub
 from vllm_env.triton.stub_source import StubOptions

@@ -14,7 +14,7 @@ from vllm_env import wheelhouse as module
 from vllm_env.base.errors import VllmEnvError
 from vllm_env.base.filesystem import file_sha256
 from vllm_env.base.network import Network, NetworkError
-from vllm_env.lock.locked import PYTORCH, LockedWheel
+from vllm_env.lock.pylock import PYTORCH, LockedWheel
 from vllm_env.plan import BuildRequest, Plan
 from vllm_env.triton.root import TritonRoot, rules_of
 from vllm_env.triton.stub import StubPlan

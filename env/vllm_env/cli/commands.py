@@ -17,8 +17,7 @@ from vllm_env.lock.spec import Overrides, load_spec
 from vllm_env.model.files import check_model
 from vllm_env.model.manifest import PARTS_NAME, Manifest, check_files, read_manifest
 from vllm_env.plan import BuildRequest, default_profile, installed_triton
-from vllm_env.serve.leftovers import find_abandoned, find_private_caches, server_runs
-from vllm_env.serve.unpacked import find_unpacked
+from vllm_env.serve.leftovers import find_abandoned, find_private_caches, find_unpacked, server_runs
 from vllm_env.triton.root import open_root
 from vllm_env.verify.parts import verify_built
 from vllm_env.wheelhouse import fill_wheelhouse

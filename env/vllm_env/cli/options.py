@@ -6,8 +6,7 @@ import os
 from vllm_env.base.cache import Cache, cache_root, settle_home
 from vllm_env.base.console import Console
 from vllm_env.base.errors import UsageError, meant
-from vllm_env.base.network import Network
-from vllm_env.base.pip_config import read_pip_config
+from vllm_env.base.network import Network, read_pip_config
 from vllm_env.base.workspace import PLACE, Workspace
 from vllm_env.lock.lock import LockOptions
 from vllm_env.lock.spec import PIN_OPTIONS, Overrides, Pin

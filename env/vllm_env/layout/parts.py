@@ -15,7 +15,7 @@ from vllm_env.base.filesystem import file_sha256, put_in_place, require_space
 from vllm_env.base.workspace import Workspace
 from vllm_env.inside import parts_unpack
 from vllm_env.prefix.prefix import Prefix
-from vllm_env.prefix.runtime import site_packages
+from vllm_env.prefix.relocate import site_packages
 
 from .archive import LEFT_OUT, Archive, archive_key, plan_archive, write_archive
 from .tar import TarPlan

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 import deflate
 
-from vllm_env.base.neutral import EPOCH
+from vllm_env.base.machine import EPOCH
 
 _CHUNK = 4 * 2**20  # bytes; compression gains no more from larger ones
 # libdeflate's level 2 writes the size of zlib's level 4, which conda-pack uses, in 0.4 of the processor time; level 1

@@ -18,9 +18,8 @@ from vllm_env.base.workspace import Workspace
 from vllm_env.interpreter.layer import choose_layer
 from vllm_env.triton.root import ReleaseRules
 
-from .locked import Inputs, Lock, LockedWheel
 from .pins import PinnedVllm, resolve_pin
-from .pylock import LockFile, read_pylock, write_pylock
+from .pylock import Inputs, Lock, LockedWheel, LockFile, read_pylock, write_pylock
 from .resolve import resolve
 from .spec import DEFAULT_SPEC, Spec, check_save, save_spec
 

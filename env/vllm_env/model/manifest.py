@@ -1,4 +1,4 @@
-"""The manifest ``vllm_env.json``: what a built model holds, by which it is verified, reused and loaded."""
+"""The manifest ``vllm_env.json``, by which a built model is verified, reused and loaded, and its bill of materials."""
 
 import dataclasses
 import datetime
@@ -12,8 +12,10 @@ from packaging.utils import canonicalize_name
 from vllm_env import __version__
 from vllm_env.base.errors import VllmEnvError
 from vllm_env.base.filesystem import file_sha256
+from vllm_env.interpreter.layer import CondaPackage
 from vllm_env.layout.archive import Archive
 from vllm_env.layout.parts import PartedArchive, parts_in
+from vllm_env.lock.pylock import Lock, LockedWheel
 from vllm_env.prefix.prefix import Prefix
 from vllm_env.prefix.prune import Pruned
 from vllm_env.triton.root import STUB_NAME
@@ -153,3 +155,26 @@ def check_files(model: Path, manifest: Manifest) -> None:
             raise VllmEnvError(
                 f"{file} is not what {model / MANIFEST_NAME} says.", cause="It was changed or cut off.", remedy=REBUILD
             )
+
+
+def render_sbom(lock: Lock) -> str:
+    """Return the bill of materials in CycloneDX 1.5; equal locks give equal text.
+
+    It has a component for each conda package and each wheel, with package URL, version and SHA-256.
+    """
+    wheels = sorted(lock.wheels, key=lambda wheel: wheel.name)
+    parts = [_component(f"pkg:conda/{p.name}@{p.version}?build={p.build}&subdir={p.subdir}", p) for p in lock.conda.packages]
+    parts += [_component(f"pkg:pypi/{wheel.name}@{wheel.version}", wheel) for wheel in wheels]
+    document = {
+        "bomFormat": "CycloneDX",
+        "specVersion": "1.5",
+        "version": 1,
+        "metadata": {"component": {"type": "application", "name": "vllm_env", "version": lock.digest}},
+        "components": parts,
+    }
+    return json.dumps(document, indent=1) + "\n"
+
+
+def _component(url: str, part: CondaPackage | LockedWheel) -> dict[str, Any]:
+    hashes = [{"alg": "SHA-256", "content": part.sha256}]
+    return {"type": "library", "bom-ref": url, "name": part.name, "version": part.version, "purl": url, "hashes": hashes}

@@ -15,8 +15,7 @@ from pathlib import Path
 from vllm_env.base.elf import read_dynamic_section
 from vllm_env.base.process import capture, run
 
-from .needed_libraries import Need, NeededLibraries
-from .outside_libraries import DRIVER, SYSTEM
+from .needed_libraries import DRIVER, SYSTEM, Need, NeededLibraries
 
 STANDARD_FOLDERS = tuple(
     Path(folder)

@@ -12,20 +12,19 @@ from pathlib import Path
 from vllm_env import inside
 from vllm_env.base.cache import key_of, touch
 from vllm_env.base.filesystem import put_in_place, require_space
-from vllm_env.base.neutral import NEUTRAL_PREFIX
+from vllm_env.base.machine import NEUTRAL_PREFIX
 from vllm_env.base.process import run
 from vllm_env.base.workspace import Workspace
 from vllm_env.interpreter.layer import install_layer
-from vllm_env.lock.locked import Lock
+from vllm_env.lock.pylock import Lock
 
 from .file_owners import check_clashes, find_clashes, read_installed
 from .machine_libraries import add_libraries, newer_glibc, with_dependencies
 from .needed_libraries import check_missing_libraries, find_needed_libraries
 from .prune import RULES, Pruned, prune
-from .relocate import make_relocatable, set_times
-from .runtime import install_runtime, site_packages
+from .relocate import install_runtime, make_relocatable, set_times, site_packages
 
-# Raise it when what a prefix holds changes: by a step below, or by what runtime.py copies into it.
+# Raise it when what a prefix holds changes: by a step below, or by what relocate.py copies into it.
 # No digests of the sources: a new comment there would have every user build 2 to 8 GB again.
 _FORMAT = 2
 BUILD_SPACE = {"cpu": 6 * 10**9, "cuda": 12 * 10**9}

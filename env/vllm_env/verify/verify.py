@@ -9,7 +9,7 @@ from pathlib import Path
 from vllm_env.base.cache import key_of
 from vllm_env.base.filesystem import require_space
 from vllm_env.base.workspace import Workspace
-from vllm_env.lock.locked import Lock
+from vllm_env.lock.pylock import Lock
 from vllm_env.prefix.needed_libraries import check_missing_libraries, find_needed_libraries
 from vllm_env.triton.root import NEWEST_KNOWN, TritonRoot, is_known
 

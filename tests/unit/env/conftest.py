@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from vllm_env.base.workspace import Workspace
-    from vllm_env.lock.locked import Lock
+    from vllm_env.lock.pylock import Lock
     from vllm_env.lock.spec import Spec
 
 

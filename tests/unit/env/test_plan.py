@@ -19,7 +19,7 @@ from vllm_env.triton.stub_source import StubOptions
 
 if TYPE_CHECKING:
     from vllm_env.base.workspace import Workspace
-    from vllm_env.lock.locked import Lock
+    from vllm_env.lock.pylock import Lock
 
 
 @pytest.fixture

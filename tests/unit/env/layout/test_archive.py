@@ -21,8 +21,7 @@ from vllm_env.base.workspace import CHECKOUT
 from vllm_env.layout import archive as module
 from vllm_env.layout.archive import archive_key, make_archive, plan_archive, write_archive
 from vllm_env.prefix.prefix import Prefix
-from vllm_env.prefix.relocate import make_relocatable
-from vllm_env.prefix.runtime import site_packages
+from vllm_env.prefix.relocate import make_relocatable, site_packages
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -19,8 +19,7 @@ from vllm_env.layout.archive import archive_key, plan_archive, write_archive
 from vllm_env.layout.parts import PartedArchive, make_parts, packed_key, parts_key
 from vllm_env.model.manifest import PARTS_NAME
 from vllm_env.prefix.prefix import Prefix
-from vllm_env.prefix.relocate import make_relocatable
-from vllm_env.prefix.runtime import install_runtime, site_packages
+from vllm_env.prefix.relocate import install_runtime, make_relocatable, site_packages
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import libarchive
 import pytest
 
-from vllm_env.base.neutral import EPOCH
+from vllm_env.base.machine import EPOCH
 from vllm_env.layout.tar import TarPlan, compress_chunk
 
 if TYPE_CHECKING:

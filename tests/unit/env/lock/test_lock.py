@@ -13,9 +13,8 @@ from vllm_env.base.errors import UsageError, VllmEnvError
 from vllm_env.interpreter.layer import REMOTE, CondaLayer
 from vllm_env.lock import lock as module
 from vllm_env.lock.lock import LockOptions, inputs_of, make_lock
-from vllm_env.lock.locked import Lock, LockedWheel
 from vllm_env.lock.pins import PinnedVllm
-from vllm_env.lock.pylock import read_pylock, write_pylock
+from vllm_env.lock.pylock import Lock, LockedWheel, read_pylock, write_pylock
 from vllm_env.lock.spec import Overrides, Pin, Spec, load_spec, only_profile, save_spec
 from vllm_env.triton.root import rules_of
 

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from vllm_env.prefix.outside_libraries import DRIVER, SYSTEM, likely_packages, outside, tolerated
+from vllm_env.prefix.needed_libraries import DRIVER, SYSTEM, likely_packages, outside, tolerated
 
 
 def test_the_machines_part_is_loaded_without_an_environment() -> None:
