@@ -7,8 +7,7 @@ from pathlib import Path
 
 from vllm_env.base.filesystem import file_sha256, write_whole
 from vllm_env.base.workspace import CHECKOUT, Workspace
-from vllm_env.layout.archive import Archive, make_archive
-from vllm_env.layout.parts import make_parts, parts_of
+from vllm_env.layout.layout import Packed
 from vllm_env.model.manifest import Manifest, describe_build, render_sbom
 from vllm_env.plan import TEMPLATE, BuildRequest, Plan, has_gpu, make_plan, standing
 from vllm_env.prefix.prefix import Prefix, has_prefix, make_prefix
@@ -22,9 +21,8 @@ from vllm_env.serve.standin import FACTS, ensure_standin
 from vllm_env.serve.warm import Warmed, warm
 from vllm_env.triton.root import TritonRoot
 from vllm_env.triton.stub import Stub, make_stub
-from vllm_env.verify.parts import verify_built
 from vllm_env.verify.tree_rules import Expected
-from vllm_env.verify.verify import verified_mark
+from vllm_env.verify.verify import verified_mark, verify_packed
 
 
 @dataclass(frozen=True)
@@ -73,12 +71,11 @@ class _Build:
         workspace, request = self.workspace, self.request
         prefix = self._prefix()
         stub = self._stub(prefix)
-        archive = self._archive(prefix) if request.layout != "directory" else None
-        manifest = describe_build(self.plan.key, prefix, stub, archive)
-        environment = archive.path if archive else prefix.path
-        made = (stub.path, environment, request.layout, manifest.to_json(), render_sbom(self.plan.lock), parts_of(archive))
+        packed = self._pack(prefix)
+        manifest = describe_build(self.plan.key, prefix, stub, request.layout, packed)
+        made = (stub.path, packed.path, request.layout, manifest.to_json(), render_sbom(self.plan.lock))
         built = AdoptedSet(*made, adoption=request.adoption) if request.adoption else BuiltSet(*made)
-        self._verify(prefix, stub, archive)
+        self._verify(stub, packed)
         smoke = None
         if request.smoke:
             with workspace.cache.staging() as staging:
@@ -89,7 +86,7 @@ class _Build:
             model = publish(workspace, built, request.repository, request.model, TEMPLATE)
             workspace.console.step(str(model))
         self._offer_standin(model, smoke)
-        self._evict({prefix.path.parent, environment})
+        self._evict({prefix.path.parent, packed.path})
         return BuildResult(model, manifest, rebuilt=True, triton=self.plan.triton, smoke=smoke)
 
     def _prefix(self) -> Prefix:
@@ -105,25 +102,27 @@ class _Build:
             self.workspace.console.step(f"{stub.origin}, Python {stub.python}, Triton {stub.release}")
         return stub
 
-    def _archive(self, prefix: Prefix) -> Archive:
-        with self.workspace.console.stage("archive"):
-            archive = (make_parts if self.request.layout == "parts" else make_archive)(self.workspace, prefix)
-            reused = "reused, " if archive.reused else ""
-            self.workspace.console.step(f"{reused}{archive.size / 1e6:.0f} MB, {archive.unpacked / 1e9:.2f} GB unpacked")
-        return archive
+    def _pack(self, prefix: Prefix) -> Packed:
+        layout = self.request.layout
+        with self.workspace.console.stage(layout.name):
+            packed = layout.pack(self.workspace, prefix)
+            environment = packed.environment
+            reused = "reused, " if packed.reused else ""
+            size = f"{environment.size / 1e6:.0f} MB, {environment.unpacked / 1e9:.2f} GB unpacked"
+            self.workspace.console.step(f"{reused}{size}" if environment.size else "the environment as it is")
+        return packed
 
-    def _verify(self, prefix: Prefix, stub: Stub, archive: Archive | None) -> None:
+    def _verify(self, stub: Stub, packed: Packed) -> None:
         """Verify what is new; what is reused passed before, or the build that made it failed right here."""
         workspace = self.workspace
-        lock, members = self.plan.lock, archive.members if archive else 0
-        expected = Expected(stub.python, stub.release, lock.versions(), complete=True, members=members, profile=lock.spec.profile)
-        mark = verified_mark(workspace, archive.sha256 if archive else prefix.key, stub.sha256, expected)
+        lock = self.plan.lock
+        expected = Expected(stub.python, stub.release, lock.versions(), complete=True, profile=lock.spec.profile)
+        mark = verified_mark(workspace, packed.identity, stub.sha256, expected)
         with workspace.console.stage("verify"):
             if mark.is_file():
                 workspace.console.step("passed before")
                 return
-            place, size = (archive.path, archive.unpacked) if archive else (prefix.path, 0)
-            for note in verify_built(workspace, place, expected, self.plan.triton, parts=parts_of(archive), unpacked=size):
+            for note in verify_packed(workspace, self.request.layout, packed, expected, self.plan.triton):
                 workspace.console.note(note)
             write_whole(mark, "")
             workspace.console.step("loader rules, no path of the build, imports without activation")
@@ -192,8 +191,6 @@ def _published(target: Path, key: str) -> Manifest | None:
     manifest = standing(target, key)
     if manifest is None:
         return None
-    environment, stub = target / manifest.archive.name, target / manifest.stub.name
-    whole = environment.is_dir() or (environment.is_file() and environment.stat().st_size == manifest.archive.size)
-    whole = whole and all((f := target / p.name).is_file() and f.stat().st_size == p.size for p in manifest.parts)
+    stub = target / manifest.stub.name
     stub_is_whole = stub.is_file() and file_sha256(stub) == manifest.stub.sha256 and os.access(stub, os.X_OK)
-    return manifest if whole and stub_is_whole else None
+    return manifest if manifest.is_whole(target) and stub_is_whole else None

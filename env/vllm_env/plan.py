@@ -4,19 +4,19 @@ import dataclasses
 import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
 from vllm_env.base.cache import key_of
 from vllm_env.base.errors import VllmEnvError
 from vllm_env.base.filesystem import require_space
 from vllm_env.base.workspace import CHECKOUT, PLACE, Workspace
-from vllm_env.layout.parts import packed_key
+from vllm_env.layout import LAYOUTS
+from vllm_env.layout.layout import Layout
 from vllm_env.lock.lock import LockOptions, make_lock
 from vllm_env.lock.pylock import Lock
 from vllm_env.lock.spec import Overrides, Spec, load_spec, only_profile
 from vllm_env.model.files import check_receiver
 from vllm_env.model.manifest import Manifest, read_manifest
-from vllm_env.prefix.prefix import EXTRACTED_SPACE, prefix_key
+from vllm_env.prefix.prefix import prefix_key
 from vllm_env.publish.adopt import Adoption
 from vllm_env.publish.publish import check_writable
 from vllm_env.triton.provision import provision
@@ -25,7 +25,6 @@ from vllm_env.triton.stub import StubMode, StubPlan, plan_stub
 from vllm_env.triton.stub_source import StubOptions
 from vllm_env.verify.verify import check_plan
 
-Layout = Literal["archive", "parts", "directory"]
 PROVISIONED = PLACE / ".triton"
 """Where a CPU Triton is laid out for machines that have none."""
 TEMPLATE = CHECKOUT / "model_repository" / "vllm"
@@ -43,7 +42,7 @@ class BuildRequest:
     triton_root: Path | None = None
     stub: StubMode = "auto"
     stub_options: StubOptions = field(default_factory=StubOptions)
-    layout: Layout = "archive"
+    layout: Layout = LAYOUTS["archive"]
     repository: Path = PLACE / "model_repository"
     model: str = "vllm"
     lock: LockOptions = field(default_factory=LockOptions)
@@ -121,7 +120,8 @@ def make_plan(workspace: Workspace, request: BuildRequest) -> Plan:
     stub = plan_stub(workspace, triton, lock.python, request.stub, options)
     for note in check_plan(lock, triton):
         workspace.console.note(note)
-    key = key_of(packed_key(request.layout, prefix_key(lock, request.keep)), stub.identity, request.layout)
+    packed = request.layout.key(prefix_key(lock, request.keep))
+    key = key_of(packed, stub.identity, request.layout.name)
     return Plan(spec, triton, lock, stub, key)
 
 
@@ -132,10 +132,10 @@ def _check_machine(request: BuildRequest, spec: Spec) -> None:
             cause="What vLLM compiles is for the very GPU that it runs on.",
             remedy="Run it where the model will be served (docker run --gpus all), or omit --warm.",
         )
-    if (request.smoke or request.warm) and request.layout == "archive":
+    if request.smoke or request.warm:
         require_space(
             Path(TMP),
-            EXTRACTED_SPACE[spec.profile],
+            request.layout.extracted_space(spec.profile),
             f"Triton's extraction for {'the smoke run' if request.smoke else '--warm'}",
             remedy="Free some space in /tmp or mount a larger file system there (Triton extracts nowhere else); "
             "--layout directory needs none, and --no-smoke-run leaves it to the server that will load the model.",

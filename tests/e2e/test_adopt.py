@@ -22,6 +22,7 @@ from support.serving import CPU_ARGUMENTS, CPU_ENVIRONMENT, READY_SECONDS, STALL
 from support.small_fixtures import workspace_in
 from support.starts import TRITON, note_start
 from support.triton_client import get
+from vllm_env.layout import LAYOUTS
 from vllm_env.plan import TEMPLATE
 from vllm_env.publish.adopt import AdoptedSet, read_adoption, undo
 from vllm_env.publish.publish import publish
@@ -91,7 +92,9 @@ def built(parts: Parts, model: Path, folder: Path) -> AdoptedSet:
     stub = parts.model / "triton_python_backend_stub"
     if not stub.exists():
         stub = parts.binary.parents[1] / "backends" / "python" / stub.name
-    return AdoptedSet(stub, folder / "environment", "directory", "{}", "{}", adoption=read_adoption(model, TEMPLATE, "vllm_env"))
+    return AdoptedSet(
+        stub, folder / "environment", LAYOUTS["directory"], "{}", "{}", adoption=read_adoption(model, TEMPLATE, "vllm_env")
+    )
 
 
 def test_an_adopted_model_answers_as_ours_does_and_is_given_back(

@@ -19,7 +19,7 @@ from support.thin_builds import finished_lab
 from vllm_env.base.cache import Cache
 from vllm_env.base.errors import VllmEnvError
 from vllm_env.base.filesystem import file_sha256
-from vllm_env.layout.archive import plan_archive
+from vllm_env.layout.tar import plan_archive
 
 if TYPE_CHECKING:
     from support.small_fixtures import Channel

@@ -6,6 +6,7 @@ import multiprocessing
 from typing import TYPE_CHECKING
 
 from support.small_fixtures import workspace_in
+from vllm_env.layout import LAYOUTS
 from vllm_env.plan import TEMPLATE
 from vllm_env.publish.adopt import AdoptedSet, read_adoption, undo
 from vllm_env.publish.publish import publish
@@ -34,7 +35,7 @@ def _adopt_for_ever(model: Path, made: Path, done: Semaphore) -> None:
     workspace = workspace_in(made)
     while True:
         adoption = read_adoption(model, TEMPLATE, "vllm_env.tar.gz")
-        built = AdoptedSet(made / "stub", made / "environment", "archive", "{}", "{}", adoption=adoption)
+        built = AdoptedSet(made / "stub", made / "environment", LAYOUTS["archive"], "{}", "{}", adoption=adoption)
         publish(workspace, built, model.parent, model.name, TEMPLATE)
         undo(workspace, model)
         done.release()

@@ -9,11 +9,10 @@ from pathlib import Path
 from vllm_env.base.console import Console
 from vllm_env.base.errors import UsageError
 from vllm_env.build import BuildResult, build
-from vllm_env.model.manifest import ARCHIVE_NAME, DIRECTORY_NAME
 from vllm_env.plan import TEMPLATE
 from vllm_env.publish.adopt import BACKUP_NAME, read_adoption, undo, undo_difference
 
-from .options import open_workspace, request_of
+from .options import layout_of, open_workspace, request_of
 
 
 def adopt(options: argparse.Namespace, console: Console) -> int:
@@ -24,7 +23,7 @@ def adopt(options: argparse.Namespace, console: Console) -> int:
     if options.undo:
         difference = undo_difference(folder, TEMPLATE)
     else:
-        adoption = read_adoption(folder, TEMPLATE, DIRECTORY_NAME if options.layout == "directory" else ARCHIVE_NAME)
+        adoption = read_adoption(folder, TEMPLATE, layout_of(options).environment)
         difference = adoption.diff
     for line in difference.splitlines() or [f"nothing in {folder} will change but the environment"]:
         console.error(line) if options.dry_run else console.note(line)

@@ -15,11 +15,11 @@ from vllm_env.base.locks import remove_unlocked
 from vllm_env.base.workspace import Workspace
 from vllm_env.lock.spec import Overrides, load_spec
 from vllm_env.model.files import check_model
-from vllm_env.model.manifest import PARTS_NAME, Manifest, check_files, read_manifest
+from vllm_env.model.manifest import Manifest, check_files, read_manifest
 from vllm_env.plan import BuildRequest, default_profile, installed_triton
 from vllm_env.serve.leftovers import find_abandoned, find_private_caches, find_unpacked, server_runs
 from vllm_env.triton.root import open_root
-from vllm_env.verify.parts import verify_built
+from vllm_env.verify.verify import verify_packed
 from vllm_env.wheelhouse import fill_wheelhouse
 
 from .adopt import adopt
@@ -69,9 +69,8 @@ def verify(options: argparse.Namespace, console: Console) -> int:
         check_files(model, manifest)
         check_model(model, manifest)
         triton = open_root(root) if (root := installed_triton()) else None
-        facts, parts = manifest.archive, model / PARTS_NAME if manifest.parts else None
-        environment, expected = model / facts.name, manifest.expected()
-        for note in verify_built(workspace, environment, expected, triton, parts=parts, unpacked=facts.unpacked):
+        layout, packed = manifest.packed(model)
+        for note in verify_packed(workspace, layout, packed, manifest.expected(), triton):
             console.note(note)
         console.step(str(model))
     console.result(json.dumps({"model": str(model), "verified": True}) if options.json else f"{model}: verified")

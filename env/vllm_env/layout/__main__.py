@@ -3,6 +3,6 @@
 import sys
 from pathlib import Path
 
-from .archive import plan_archive, write_archive
+from .tar import plan_archive, write_archive
 
 print(write_archive(plan_archive(Path(sys.argv[1])), Path(sys.argv[2])))  # noqa: T201 - the result

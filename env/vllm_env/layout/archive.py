@@ -1,135 +1,148 @@
-"""Packs a prefix with conda-pack.
+"""The layout ``archive``: one ``vllm_env.tar.gz``, which Triton extracts to /tmp each time that it loads the model."""
 
-conda-pack decides what goes into the archive and checks that the prefix can be packed at all (no editable installs, no
-files missing); the bytes are written by :mod:`vllm_env.layout.tar`, in parallel and the same for the same prefix.
-"""
-
-import concurrent.futures
-import dataclasses
-import hashlib
+import ctypes.util
 import json
-import os
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import re
+import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, ClassVar
 
-from conda_pack import CondaEnv
-from conda_pack.core import CondaPackException, Packer
-
-from vllm_env.base.cache import key_of, touch
-from vllm_env.base.errors import VllmEnvError
-from vllm_env.base.filesystem import require_space
+from vllm_env.base.cache import key_of
+from vllm_env.base.errors import REBUILD, VllmEnvError
+from vllm_env.base.filesystem import link_or_copy, require_space, sync, tree_size
+from vllm_env.base.process import run
 from vllm_env.base.workspace import Workspace
-from vllm_env.prefix.prefix import Prefix
+from vllm_env.prefix.prefix import EXTRACTED_SPACE, Prefix
 
-from .tar import Piece, TarPlan, compress_chunk
+from .cached import find_packed, keep_packed
+from .layout import EnvironmentRecord, Layout, Packed, Tree
+from .tar import plan_archive, write_archive
 
 _FORMAT = 4  # raise it when the bytes of an archive change
-_MOST_WORKERS = 16  # each has a chunk in memory and two on their way; the disk is the limit before that
-# Nobody runs conda-unpack under Triton, and there is nothing for it to do: no file holds the prefix's place.
-LEFT_OUT = frozenset({"bin/conda-unpack", "bin/conda_unpack_progress.py"})
+_MAGIC = {b"\x28\xb5\x2f\xfd": "zstd", b"\xfd7zXZ\0": "xz", b"BZh": "bzip2", b"PK\x03\x04": "ZIP", b"\x04\x22\x4d\x18": "lz4"}
+# libarchive's messages (archive_write_disk_posix.c, archive_read_support_format_tar.c, …filter_gzip.c) and what they mean
+_MEANING = (
+    (r"Path contains '\.\.'", "Since 26.06 Triton refuses members whose path contains '..' (SECURE_NODOTDOT)."),
+    (r"Path is absolute", "Since 26.06 Triton refuses members with an absolute path (SECURE_NOABSOLUTEPATHS)."),
+    (r"through symlink", "Since 26.06 Triton refuses to write through a symbolic link (SECURE_SYMLINKS)."),
+    (r"can't be converted", "tritonserver runs in the C locale, in which libarchive cannot convert this name."),
+    (r"[Tt]runcated|premature end|Damaged tar|invalid compressed|decompression failed", "The archive is cut off or damaged."),
+    (r"Unrecognized archive format", "Triton reads tar archives, compressed with gzip or not at all."),
+    (r"No space left|disk full", "The file system is full."),
+)  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Archive:
-    """A finished ``.tar.gz``: its SHA-256, size in bytes, and the number of members and bytes that it unpacks to."""
+class Archive(Layout):
+    """A single archive."""
 
-    path: Path
-    sha256: str
-    size: int
-    members: int
-    unpacked: int
-    reused: bool = False
+    name = "archive"
+    environment = "vllm_env.tar.gz"
+    files: ClassVar[tuple[str, ...]] = (environment,)
 
+    def key(self, prefix_key: str) -> str:
+        """Return the content key of the archive of a prefix with this key."""
+        return key_of(_FORMAT, prefix_key)
 
-def archive_key(prefix_key: str) -> str:
-    """Return the content key of the archive of a prefix with this key."""
-    return key_of(_FORMAT, prefix_key)
+    def pack(self, workspace: Workspace, prefix: Prefix) -> Packed:
+        """Return the archive of a prefix from the cache, or pack it."""
+        key = self.key(prefix.key)
+        known = find_packed(workspace.cache, key, self.files)
+        if known:
+            return known
+        plan = plan_archive(prefix.path)
+        require_space(workspace.cache.root, plan.size // 2, "the archive")
+        with workspace.cache.staging() as staging:
+            file = staging / f"{key}.tar.gz"
+            digest = write_archive(plan, file, workspace.console.step)
+            record = EnvironmentRecord(self.environment, digest, file.stat().st_size, plan.members, plan.size)
+            return keep_packed(workspace.cache, file, (record,))
 
+    def open(self, workspace: Workspace, packed: Packed, triton: Path | None, scratch: Path) -> Iterator[Tree]:
+        """Unpack the archive as Triton does."""
+        size = packed.path.stat().st_size if packed.path.exists() else 0
+        unpacked = packed.environment.unpacked or 5 * size
+        require_space(workspace.cache.root, unpacked * 11 // 10, "unpacking the archive to verify it")
+        workspace.console.step("unpacked with libarchive")
+        environment = scratch / "0"  # as Triton names it
+        unpack(packed.path, environment, triton, packed.environment.members)
+        yield Tree(environment)
 
-def make_archive(workspace: Workspace, prefix: Prefix) -> Archive:
-    """Return the archive of a prefix from the cache, or pack it; VllmEnvError if there is too little space for it."""
-    key = archive_key(prefix.key)
-    target = workspace.cache.path("archives", f"{key}.tar.gz")
-    facts = target.with_name(f"{key}.json")  # the name by which the cache finds the pair
-    known = json.loads(facts.read_text()) if facts.is_file() else {}
-    if target.is_file() and target.stat().st_size == known.get("size"):
-        # not the archive: repositories hold links to it, and Triton extracts again when its time changes
-        touch(facts)
-        return Archive(target, **known, reused=True)
-    plan = plan_archive(prefix.path)
-    require_space(workspace.cache.root, plan.size // 2, "the archive")
-    with workspace.cache.staging() as staging:
-        temporary = staging / target.name
-        digest = write_archive(plan, temporary, workspace.console.step)
-        archive = Archive(target, digest, temporary.stat().st_size, plan.members, plan.size)
-        known = {k: v for k, v in dataclasses.asdict(archive).items() if k not in ("path", "reused")}
-        (staging / facts.name).write_text(json.dumps(known))
-        target.parent.mkdir(parents=True, exist_ok=True)
-        temporary.replace(target)
-        (staging / facts.name).replace(facts)
-    return archive
+    def place(self, environment: Path, folder: Path, *, linked: bool = False) -> None:
+        """Link the archive, or copy it to another file system."""
+        place_file(environment, folder / self.environment)
 
+    def bytes_to_copy(self, environment: Path, receiver: Path) -> int:
+        """Return 0 where the archive can be a link to the cache's."""
+        return 0 if environment.stat().st_dev == receiver.stat().st_dev else tree_size(environment)
 
-def plan_archive(prefix: Path, into: TarPlan | None = None) -> TarPlan:
-    """Let conda-pack name the members of a prefix's archive; VllmEnvError if it refuses, as it does an editable package."""
-    plan = into or TarPlan(left_out=LEFT_OUT)
-    try:
-        environment = CondaEnv.from_prefix(str(prefix), on_missing_cache="ignore")
-        packer = Packer(str(prefix), plan)
-        for file in environment:
-            # relocate.py has taken the prefix out of the files, so conda-pack need not read each one to look for it
-            file.source = os.path.join(prefix, file.target)  # noqa: PTH118 - not the package cache's copy
-            if not file.target.startswith("conda-meta/"):
-                file.file_mode = None
-            packer.add(file)
-        for bytecode in _unlisted_bytecode(prefix, {file.target for file in environment}):
-            plan.add(str(prefix / bytecode), bytecode)
-        packer.finish()
-    except CondaPackException as error:
-        remedy = "Install packages as wheels, not as editable."
-        raise VllmEnvError("conda-pack refuses the environment.", cause=str(error).strip(), remedy=remedy) from error
-    return plan
+    def extracted_space(self, profile: str) -> int:
+        """Return the size of an environment."""
+        return EXTRACTED_SPACE[profile]
 
 
-def _unlisted_bytecode(prefix: Path, listed: set[str]) -> list[str]:
-    """Return the bytecode that conda-pack leaves out, relative to the prefix.
+def place_file(source: Path, target: Path) -> None:
+    """Link or copy a file, for the server's user to read: it may be another one, whatever the umask is here."""
+    link_or_copy(str(source), str(target))
+    target.chmod(0o644)
+    sync(target)
 
-    It takes bytecode beside a conda package's sources for conda's own, which is made when a package is installed, and
-    drops it (core.py, ``find_py_source``); the standard library would be compiled again at every start.
+
+def unpack(archive: Path, folder: Path, triton: Path | None = None, members: int = 0) -> None:
+    """Unpack an archive of so many members (0: not known) as Triton would, by its own libarchive if its root brings one.
+
+    A VllmEnvError names the rule by which Triton refuses it.
     """
-    found: set[str] = set()
-    for folder, _, files in os.walk(prefix / "lib"):
-        if folder.endswith("/__pycache__"):
-            found.update(f"{folder[len(str(prefix)) + 1 :]}/{name}" for name in files if name.endswith(".pyc"))
-    return sorted(found - listed)
+    _check_compression(archive)
+    folder.mkdir(parents=True)
+    answer = _replay(archive, folder, triton)
+    if "refused" in answer:
+        raise _explained(archive, answer["refused"])
+    if members and answer["members"] != members:
+        raise VllmEnvError(
+            f"{archive} holds {answer['members']} members, and not the {members} that were packed.",
+            cause="It was cut off between two members, which libarchive takes for its end.",
+            remedy=REBUILD,
+        )
 
 
-def write_archive(plan: TarPlan, target: Path, step: Callable[[str, float], None] = lambda _text, _done: None) -> str:
-    """Write a planned archive and return its SHA-256; all cores compress."""
-    chunks = plan.chunks()
-    digest = hashlib.sha256()
-    workers = min(_MOST_WORKERS, len(os.sched_getaffinity(0)))
-    with concurrent.futures.ThreadPoolExecutor(workers) as pool, target.open("wb") as sink:
-        try:
-            for number, member in enumerate(_in_order(pool, chunks, 3 * workers), 1):
-                sink.write(member)
-                digest.update(member)
-                step(f"{sink.tell() / 1e6:.0f} MB", number / len(chunks))
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)  # nobody wants what is still in the queue
-            raise
-        sink.flush()
-        os.fsync(sink.fileno())
-    return digest.hexdigest()
+def _check_compression(archive: Path) -> None:
+    with archive.open("rb") as stream:
+        head = stream.read(8)
+    kind = next((name for magic, name in _MAGIC.items() if head.startswith(magic)), None)
+    if kind:
+        raise VllmEnvError(
+            f"{archive} is compressed with {kind}.",
+            cause="Triton reads tar archives, compressed with gzip or not at all.",
+            remedy=REBUILD,
+        )
 
 
-def _in_order(pool: concurrent.futures.Executor, chunks: list[list[Piece]], ahead: int) -> Iterator[bytearray]:
-    """Yield the compressed chunks in order, with no more than ``ahead`` of them waiting in memory."""
-    pending = []
-    for chunk in chunks:
-        pending.append(pool.submit(compress_chunk, chunk))
-        if len(pending) >= ahead:
-            yield pending.pop(0).result()
-    for future in pending:
-        yield future.result()
+def _replay(archive: Path, folder: Path, triton: Path | None) -> dict[str, Any]:
+    libraries = triton.absolute() / "lib" if triton else None
+    own = sorted(libraries.glob("libarchive*.so.13*")) if libraries else []
+    library = str(own[0]) if own else ctypes.util.find_library("archive")
+    if library is None:
+        raise VllmEnvError(
+            "The loader's rules cannot be checked: this machine has no libarchive.so.13.",
+            remedy="Install it (apt-get install libarchive13), or run in a Triton container, which has it.",
+        )
+    environment = {"LIBARCHIVE": library, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+    if own:
+        environment["LD_LIBRARY_PATH"] = str(libraries)
+    command = [sys.executable, "-m", "vllm_env.layout.libarchive_worker", archive.resolve(), folder.absolute()]
+    output = run(command, what=f"unpack {archive.name} as Triton does", env=environment, cwd=Path(environment["PYTHONPATH"]))
+    answer: dict[str, Any] = json.loads(output.splitlines()[-1])
+    return answer
+
+
+def _explained(archive: Path, refused: dict[str, Any]) -> VllmEnvError:
+    meaning = next((text for pattern, text in _MEANING if re.search(pattern, refused["message"])), "")
+    place = f" at {refused['member']}" if refused["member"] else ""
+    said = f"{refused['call']}() answers {refused['status']}: {refused['message']}"
+    full = "full" in meaning
+    return VllmEnvError(
+        f"{archive} cannot be unpacked{place}.",
+        cause=f"{meaning} {said}".strip(),
+        remedy="Free some space, or point VLLM_ENV_CACHE to a larger file system." if full else REBUILD,
+    )

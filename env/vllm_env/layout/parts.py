@@ -1,53 +1,102 @@
-"""Packs a prefix in parts: a small archive, which Triton extracts in a second, and what its start unpacks on all cores.
+"""The layout ``parts``: a small archive, which Triton extracts in a second, and what its start unpacks on all cores.
 
 The small archive has the interpreter, its standard library and NumPy, which is what a stub imports before it calls the
 model; the parts have the other packages (parts_unpack.py says how they are used).
 """
 
-import dataclasses
 import json
+import os
+import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from vllm_env import inside
-from vllm_env.base.cache import key_of, touch
-from vllm_env.base.filesystem import file_sha256, put_in_place, require_space
+from vllm_env.base.cache import key_of
+from vllm_env.base.errors import REBUILD, VllmEnvError
+from vllm_env.base.filesystem import file_sha256, require_space, tree_size
+from vllm_env.base.process import run
 from vllm_env.base.workspace import Workspace
 from vllm_env.inside import parts_unpack
 from vllm_env.prefix.prefix import Prefix
 from vllm_env.prefix.relocate import site_packages
 
-from .archive import LEFT_OUT, Archive, archive_key, plan_archive, write_archive
-from .tar import TarPlan
+from .archive import Archive, place_file, unpack
+from .cached import facts_of, find_packed, keep_packed, parts_folder
+from .layout import EnvironmentRecord, Packed, Tree
+from .tar import LEFT_OUT, TarPlan, plan_archive, write_archive
 
 _FORMAT = 1  # raise it when the bytes of a part change
 _PART_BYTES = 128 * 2**20  # unpacked; a larger file is a part of its own. 60 parts of 8 GB keep 16 cores busy to the end
 _IN_BASE = ("00_vllm_env.pth", "_vllm_env_", "numpy")  # beginnings of names in site-packages
-_SOURCES = {name: inside.FOLDER / name for name in ("parts_finder.py", "parts_unpack.py")}
 _PACKED_AS = {"parts_finder.py": "_vllm_env_parts.py", "parts_unpack.py": "_vllm_env_unpack.py"}
+_SOURCES = {name: inside.FOLDER / name for name in _PACKED_AS}
+_UNPACK = """
+import os, sys
+import numpy  # as a stub does before it calls the model
+assert "_vllm_env_unpack" not in sys.modules
+import _vllm_env_unpack
+print(_vllm_env_unpack.use(sys.argv[1]))
+"""
 
 
-@dataclass(frozen=True)
-class Part:
-    """One ``NN.tar.gz``: its SHA-256, size in bytes, and the number of members and bytes that it unpacks to."""
+class Parts(Archive):
+    """A small archive with a folder of parts."""
 
-    name: str
-    sha256: str
-    size: int
-    members: int
-    unpacked: int
+    name = "parts"
+    files = (parts_unpack.FOLDER, Archive.environment)
 
+    def key(self, prefix_key: str) -> str:
+        """Return the content key of the small archive and the parts, which hold the code that unpacks them."""
+        return key_of(_FORMAT, super().key(prefix_key), [file_sha256(source) for source in _SOURCES.values()])
 
-@dataclass(frozen=True)
-class PartedArchive(Archive):
-    """A small archive with its parts; ``members`` is its own number of them, ``unpacked`` the bytes of all."""
+    def pack(self, workspace: Workspace, prefix: Prefix) -> Packed:
+        """Return a prefix's small archive and parts from the cache, or pack them."""
+        key = self.key(prefix.key)
+        known = find_packed(workspace.cache, key, self.files)
+        if known:
+            return known
+        plan = PartsPlan()
+        plan_archive(prefix.path, plan)
+        unpacked = plan.base.size + sum(part.size for part in plan.parts)
+        require_space(workspace.cache.root, unpacked // 2, "the archive")
+        with workspace.cache.staging() as staging:
+            file = staging / f"{key}.tar.gz"
+            parts = _write_parts(workspace, plan, parts_folder(file))
+            _describe(plan, prefix, parts, unpacked)
+            digest = write_archive(plan.base, file)
+            first = EnvironmentRecord(self.environment, digest, file.stat().st_size, plan.base.members, unpacked)
+            return keep_packed(workspace.cache, file, (first, *parts))
 
-    parts: tuple[Part, ...] = ()
+    def open(self, workspace: Workspace, packed: Packed, triton: Path | None, scratch: Path) -> Iterator[Tree]:
+        """Unpack the small archive as Triton does, then the parts by the code that it holds, as a model's start does."""
+        parts = parts_folder(packed.path)
+        needed = 6 * (tree_size(packed.path) + tree_size(parts))
+        require_space(workspace.cache.root, needed, "unpacking the parts to verify them")
+        workspace.console.step("unpacked with libarchive")
+        small = scratch / "0"
+        unpack(packed.path, small, triton, packed.environment.members)
+        yield Tree(small, complete=False)
+        workspace.console.step("parts")
+        yield Tree(_unpack_parts(small, parts, scratch))
 
-    @property
-    def folder(self) -> Path:
-        """Where the parts lie."""
-        return self.path.with_name(self.path.name.removesuffix(".tar.gz") + ".parts")
+    def place(self, environment: Path, folder: Path, *, linked: bool = False) -> None:
+        """Link the small archive and the parts, or copy them to another file system."""
+        super().place(environment, folder, linked=linked)
+        target = folder / parts_unpack.FOLDER
+        target.mkdir()
+        for part in sorted(parts_folder(environment).iterdir()):
+            place_file(part, target / part.name)
+        shutil.copystat(parts_folder(environment), target)
+
+    def bytes_to_copy(self, environment: Path, receiver: Path) -> int:
+        """Return 0 where all can be links to the cache's."""
+        archive = super().bytes_to_copy(environment, receiver)
+        return archive and archive + tree_size(parts_folder(environment))
+
+    def extracted_space(self, profile: str) -> int:
+        """Return 0: a start looks for a place that takes the environment, and says so if there is none."""
+        return 0
 
 
 @dataclass
@@ -79,65 +128,7 @@ class PartsPlan(TarPlan):
         return self.parts[-1]
 
 
-def parts_of(archive: Archive | None) -> Path | None:
-    """Return the folder of an archive's parts if it has any."""
-    return archive.folder if isinstance(archive, PartedArchive) else None
-
-
-def parts_in(archive: Archive | None) -> tuple[Part, ...]:
-    """Return an archive's parts if it has any."""
-    return archive.parts if isinstance(archive, PartedArchive) else ()
-
-
-def parts_key(prefix_key: str) -> str:
-    """Return the content key of the small archive and the parts of a prefix with this key."""
-    return key_of(_FORMAT, archive_key(prefix_key), [file_sha256(source) for source in _SOURCES.values()])
-
-
-def packed_key(layout: str, prefix_key: str) -> str:
-    """Return the content key of what a layout makes of a prefix with this key."""
-    return parts_key(prefix_key) if layout == "parts" else archive_key(prefix_key)
-
-
-def make_parts(workspace: Workspace, prefix: Prefix) -> PartedArchive:
-    """Return a prefix's small archive and parts from the cache, or pack them; VllmEnvError if there is too little space."""
-    key = parts_key(prefix.key)
-    facts = workspace.cache.path("archives", f"{key}.json")
-    target = facts.with_suffix(".tar.gz")
-    known = _read(facts, target)
-    if known:
-        touch(facts)
-        return known
-    plan = PartsPlan()
-    plan_archive(prefix.path, plan)
-    unpacked = plan.base.size + sum(part.size for part in plan.parts)
-    require_space(workspace.cache.root, unpacked // 2, "the archive")
-    with workspace.cache.staging() as staging:
-        parts = _write_parts(workspace, plan, staging / "parts")
-        _describe(plan, prefix, parts, unpacked)
-        digest = write_archive(plan.base, staging / target.name)
-        size = (staging / target.name).stat().st_size
-        made = PartedArchive(target, digest, size, plan.base.members, unpacked, parts=parts)
-        document = {k: v for k, v in dataclasses.asdict(made).items() if k not in ("path", "reused")}
-        (staging / facts.name).write_text(json.dumps(document))
-        target.parent.mkdir(parents=True, exist_ok=True)
-        put_in_place(staging / "parts", made.folder)
-        (staging / target.name).replace(target)
-        (staging / facts.name).replace(facts)
-    return made
-
-
-def _read(facts: Path, target: Path) -> PartedArchive | None:
-    if not facts.is_file():
-        return None
-    document = json.loads(facts.read_text())
-    parts = tuple(Part(**part) for part in document.pop("parts"))
-    known = PartedArchive(target, **document, reused=True, parts=parts)
-    files = {target: known.size, **{known.folder / part.name: part.size for part in parts}}
-    return known if all(file.is_file() and file.stat().st_size == size for file, size in files.items()) else None
-
-
-def _write_parts(workspace: Workspace, plan: PartsPlan, folder: Path) -> tuple[Part, ...]:
+def _write_parts(workspace: Workspace, plan: PartsPlan, folder: Path) -> tuple[EnvironmentRecord, ...]:
     folder.mkdir()
     folder.chmod(0o755)
     made = []
@@ -145,19 +136,34 @@ def _write_parts(workspace: Workspace, plan: PartsPlan, folder: Path) -> tuple[P
         file = folder / f"{number:03}.tar.gz"
         digest = write_archive(part, file)
         file.chmod(0o644)
-        made.append(Part(file.name, digest, file.stat().st_size, part.members, part.size))
+        name = f"{parts_unpack.FOLDER}/{file.name}"
+        made.append(EnvironmentRecord(name, digest, file.stat().st_size, part.members, part.size))
         workspace.console.step(f"part {number + 1} of {len(plan.parts)}", (number + 1) / len(plan.parts))
     return tuple(made)
 
 
-def _describe(plan: PartsPlan, prefix: Prefix, parts: tuple[Part, ...], unpacked: int) -> None:
+def _describe(plan: PartsPlan, prefix: Prefix, parts: tuple[EnvironmentRecord, ...], unpacked: int) -> None:
     """Add to the small archive what unpacks the parts; the folder's name is a digest of everything that it will hold."""
     packages = site_packages(prefix.path).relative_to(prefix.path)
     key = key_of(prefix.key, [part.sha256 for part in parts], plan.base.members, plan.base.size)
-    listed = [dataclasses.asdict(part) for part in parts]
+    listed = [{"name": Path(part.name).name, **facts_of(part)} for part in parts]
     document = {"key": key, "unpacked": unpacked, "parts": listed, "modules": sorted(plan.modules)}
     texts = {_PACKED_AS[name]: source.read_bytes() for name, source in _SOURCES.items()}
     texts["01_vllm_env_parts.pth"] = b"import _vllm_env_parts\n"
     texts[parts_unpack.DESCRIPTION] = json.dumps(document).encode()
     for name in parts_unpack.OWN:
         plan.base.add_bytes(str(Path(__file__)), texts[name], f"{packages}/{name}")
+
+
+def _unpack_parts(small: Path, parts: Path, scratch: Path) -> Path:
+    """Let the small archive's own code unpack the parts; return the folder with the whole environment."""
+    model = scratch / "model"
+    model.mkdir()
+    (model / parts_unpack.FOLDER).symlink_to(parts.resolve())
+    variables = {"PATH": os.defpath, "HOME": str(scratch / "home"), parts_unpack.VARIABLE: str(scratch / "unpacked")}
+    # -B: bytecode that is written here names this machine's folders, and becomes a part of the whole
+    output = run([small / "bin" / "python", "-B", "-c", _UNPACK, model], what="unpack the parts", env=variables, remedy=REBUILD)
+    whole = Path(output.splitlines()[-1])
+    if not (whole / parts_unpack.MARK).is_file():
+        raise VllmEnvError("The parts were not unpacked.", cause=output[-400:], remedy=REBUILD)
+    return whole

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from support import triton_folder
+from vllm_env.layout.layout import EnvironmentRecord
 from vllm_env.lock.lock import inputs_of
 from vllm_env.lock.pins import PinnedVllm
 from vllm_env.lock.pylock import Lock, LockedWheel, write_pylock
 from vllm_env.lock.spec import Overrides, load_spec
-from vllm_env.model.manifest import EnvironmentRecord, Manifest, StubRecord, VllmRecord
+from vllm_env.model.manifest import Manifest, StubRecord, VllmRecord
 from vllm_env.plan import TEMPLATE
 
 if TYPE_CHECKING:

@@ -10,6 +10,7 @@ import pytest
 from vllm_env.base.console import Console
 from vllm_env.cli.options import open_workspace, request_of
 from vllm_env.cli.parser import build_parser, parse
+from vllm_env.layout import LAYOUTS
 from vllm_env.lock.lock import LockOptions
 from vllm_env.lock.spec import Overrides, Pin
 from vllm_env.plan import BuildRequest
@@ -57,7 +58,7 @@ def test_every_option_reaches_the_request(tmp_path: Path) -> None:
         "https://t",
         "https://b",
     )
-    assert (request.stub_options.jobs, request.layout, request.keep) == (3, "directory", ("tests",))
+    assert (request.stub_options.jobs, request.layout, request.keep) == (3, LAYOUTS["directory"], ("tests",))
     assert request.model_folder == Path.cwd() / "models" / "mine"
     assert request.lock == LockOptions(locked=True, upgrade=False)
     assert (request.smoke, request.smoke_model, request.warm) == (False, "opt", True)

@@ -10,8 +10,9 @@ import pytest
 from support.repositories import CHECKOUT
 from vllm_env.base.errors import VllmEnvError
 from vllm_env.cli.main import main
+from vllm_env.layout.layout import EnvironmentRecord
 from vllm_env.model.files import check_model
-from vllm_env.model.manifest import EnvironmentRecord, Manifest, StubRecord, VllmRecord
+from vllm_env.model.manifest import Manifest, StubRecord, VllmRecord
 
 if TYPE_CHECKING:
     from pathlib import Path

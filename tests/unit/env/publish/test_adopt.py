@@ -12,6 +12,7 @@ import pytest
 from support.repositories import CHECKOUT
 from support.small_fixtures import workspace_in
 from vllm_env.base.errors import UsageError, VllmEnvError
+from vllm_env.layout import LAYOUTS
 from vllm_env.model.files import check_receiver
 from vllm_env.publish import adopt as module
 from vllm_env.publish import publish as publishing
@@ -77,7 +78,9 @@ def built(folder: Path, model: Path, tag: str = "one") -> AdoptedSet:
     stub, environment = folder / f"stub-{tag}", folder / f"environment-{tag}"
     stub.write_text(tag)
     environment.write_text(tag)
-    return AdoptedSet(stub, environment, "archive", f'"{tag}"', "{}", adoption=read_adoption(model, TEMPLATE, "vllm_env.tar.gz"))
+    return AdoptedSet(
+        stub, environment, LAYOUTS["archive"], f'"{tag}"', "{}", adoption=read_adoption(model, TEMPLATE, "vllm_env.tar.gz")
+    )
 
 
 def adopt(workspace: Workspace, model: Path, tag: str = "one") -> None:
@@ -180,7 +183,7 @@ def test_a_link_out_of_the_folder_harms_nothing(workspace: Workspace, official: 
     (official / "1" / "model.py").write_text("# mine\n")
     before = snapshot(official.parent)
     made = built(official.parents[2] / "made", official)
-    plain = BuiltSet(made.stub, made.environment, "archive", "{}", "{}")
+    plain = BuiltSet(made.stub, made.environment, LAYOUTS["archive"], "{}", "{}")
     stage_model(plain, official, TEMPLATE, official.parents[1] / "staged" / "opt")
     shutil.rmtree(official.parents[1] / "staged")
     assert snapshot(official.parent) == before
