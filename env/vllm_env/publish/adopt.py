@@ -19,12 +19,21 @@ from typing import Any
 from vllm_env.base.errors import UsageError, VllmEnvError
 from vllm_env.base.filesystem import give_as, give_tree, link_or_copy, make_readable, mounts_in, owner_of, sync, write_whole
 from vllm_env.base.workspace import Workspace
-from vllm_env.model.files import CODE, CONFIG_NAME, OFFICIAL_ARGS, arguments_file, check_engine_args
+from vllm_env.model.files import (
+    CODE,
+    CONFIG_NAME,
+    ENVIRONMENT,
+    MODEL_DIRECTORY,
+    OFFICIAL_ARGS,
+    arguments_file,
+    check_engine_args,
+    parse_config,
+)
 from vllm_env.model.manifest import CACHE_NAME
 
 from .changes import refuse_changes, state_of
 from .exchange import STAGING, exchange, publishing, refuse_mounts, remove_abandoned_staging, staging_in
-from .model_config import ENVIRONMENT, MODEL_DIRECTORY, parse_config, rewrite_config
+from .model_config import rewrite_config
 from .model_folder import BUILT_NAMES, BuiltSet
 from .publish import staging_place
 

@@ -12,9 +12,8 @@ from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from vllm_env.base.errors import VllmEnvError
+from vllm_env.model.files import ENVIRONMENT, MODEL_DIRECTORY, parse_config
 
-ENVIRONMENT = "EXECUTION_ENV_PATH"
-MODEL_DIRECTORY = "$$TRITON_MODEL_DIRECTORY"
 _GAP = r"(?:\s|#[^\n]*\n)*"  # what may stand between the parts of a field, comments too
 _STRING = r"""("[^"\n]*"|'[^'\n]*')"""
 # Triton completes the last two by the backend, and people write down what it then shows.
@@ -27,16 +26,6 @@ parameters {{
   value: {{ string_value: "{place}" }}
 }}
 """
-
-
-def parse_config(file: Path, text: str) -> ModelConfig:
-    """Return a model's configuration; fields that only a newer Triton knows are passed over. VllmEnvError if it is none."""
-    config = ModelConfig()
-    try:
-        text_format.Parse(text, config, allow_unknown_field=True)
-    except text_format.ParseError as error:
-        raise VllmEnvError(f"{file} is no model configuration: {error}.", remedy="Mend that line.") from error
-    return config
 
 
 def rewrite_config(file: Path, text: str, template: ModelConfig, environment: str) -> str:

@@ -17,13 +17,12 @@ from typing import Any
 from vllm_env.base.errors import CommandError, VllmEnvError
 from vllm_env.base.process import run
 from vllm_env.base.workspace import Workspace
-from vllm_env.model.files import CODE, ENGINE_ARGS_NAME, OFFICIAL_ARGS
+from vllm_env.model.files import CODE, ENGINE_ARGS_NAME, MODEL_DIRECTORY, OFFICIAL_ARGS
 from vllm_env.publish.model_folder import copy_code
 
 from .server import Launch, TritonServer
 from .server_log import telling_lines
 
-_MODEL_DIRECTORY = "$$TRITON_MODEL_DIRECTORY"
 _GAP = r"(?:\s|,|;|#[^\n]*\n)*"  # what protobuf's text format allows between fields, comments too
 _GPU_IDS = re.compile(
     r"""(\bkey : (["'])GPU_DEVICE_IDS\2 value :? [{<] string_value : (["'])[^"',]*),[^"']*(?=\3)""".replace(" ", _GAP)
@@ -141,7 +140,7 @@ def copy_model(folder: Path, copy: Path, arguments: Mapping[str, Any], own: Docu
         (copy / file).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
     config = copy / "config.pbtxt"
     text = config.read_text("utf-8") if own else _GPU_IDS.sub(r"\1", config.read_text("utf-8"))
-    text = re.sub(re.escape(_MODEL_DIRECTORY) + r'/([^"/]+)', lambda named: str((folder / named[1]).resolve()), text)
+    text = re.sub(re.escape(MODEL_DIRECTORY) + r'/([^"/]+)', lambda named: str((folder / named[1]).resolve()), text)
     config.write_text(text, encoding="utf-8")
 
 

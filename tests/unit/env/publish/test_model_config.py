@@ -8,7 +8,8 @@ import pytest
 
 from support.repositories import CHECKOUT
 from vllm_env.base.errors import VllmEnvError
-from vllm_env.publish.model_config import parse_config, rewrite_config
+from vllm_env.model.files import parse_config
+from vllm_env.publish.model_config import rewrite_config
 
 FILE = Path("config.pbtxt")
 TEMPLATE = parse_config(FILE, (CHECKOUT / "model_repository/vllm/config.pbtxt").read_text("utf-8"))
