@@ -5,6 +5,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from vllm_env.base import report
 from vllm_env.base.filesystem import file_sha256, write_whole
 from vllm_env.base.workspace import CHECKOUT, Workspace
 from vllm_env.layout.layout import Packed
@@ -41,7 +42,7 @@ def build(workspace: Workspace, request: BuildRequest, *, dry_run: bool = False)
     """Build what is asked for and publish it, or return the plan of a dry run; after an error all is as it was."""
     with workspace.exclusive():
         for folder in workspace.cache.remove_abandoned():
-            workspace.console.debug(f"removed {folder}, left by a build that was killed")
+            report.debug(f"removed {folder}, left by a build that was killed")
         plan = make_plan(workspace, request)
         return plan if dry_run else _Build(workspace, request, plan).run()
 
@@ -58,7 +59,7 @@ class _Build:
         target = self.request.model_folder
         published = _published(target, self.plan.key)
         if published and not (self.request.adoption and self.request.adoption.diff):
-            self.workspace.console.note(f"{target} is up to date; nothing to build")
+            report.note(f"{target} is up to date; nothing to build")
             write_engine_args(TEMPLATE, target)
             smoke = self._smoke_again(target) if self.request.smoke else None
             self._offer_standin(target, smoke)
@@ -82,34 +83,34 @@ class _Build:
                 candidate = staging / request.model
                 stage_candidate(built, request.model_folder, TEMPLATE, candidate)
                 smoke = self._smoke(candidate, prefix)
-        with workspace.console.stage("publish"):
+        with report.stage("publish"):
             model = publish(workspace, built, request.repository, request.model, TEMPLATE)
-            workspace.console.step(str(model))
+            report.step(str(model))
         self._offer_standin(model, smoke)
         self._evict({prefix.path.parent, packed.path})
         return BuildResult(model, manifest, rebuilt=True, triton=self.plan.triton, smoke=smoke)
 
     def _prefix(self) -> Prefix:
-        with self.workspace.console.stage("prefix"):
+        with report.stage("prefix"):
             prefix = make_prefix(self.workspace, self.plan.lock, self.request.keep, self.plan.triton.path)
             made = f"{len(self.plan.lock.wheels)} wheels, bytecode compiled"
-            self.workspace.console.step("reused" if prefix.reused else made)
+            report.step("reused" if prefix.reused else made)
         return prefix
 
     def _stub(self, prefix: Prefix) -> Stub:
-        with self.workspace.console.stage("stub"):
+        with report.stage("stub"):
             stub = make_stub(self.workspace, self.plan.stub, prefix.path)
-            self.workspace.console.step(f"{stub.origin}, Python {stub.python}, Triton {stub.release}")
+            report.step(f"{stub.origin}, Python {stub.python}, Triton {stub.release}")
         return stub
 
     def _pack(self, prefix: Prefix) -> Packed:
         layout = self.request.layout
-        with self.workspace.console.stage(layout.name):
+        with report.stage(layout.name):
             packed = layout.pack(self.workspace, prefix)
             environment = packed.environment
             reused = "reused, " if packed.reused else ""
             size = f"{environment.size / 1e6:.0f} MB, {environment.unpacked / 1e9:.2f} GB unpacked"
-            self.workspace.console.step(f"{reused}{size}" if environment.size else "the environment as it is")
+            report.step(f"{reused}{size}" if environment.size else "the environment as it is")
         return packed
 
     def _verify(self, stub: Stub, packed: Packed) -> None:
@@ -118,14 +119,14 @@ class _Build:
         lock = self.plan.lock
         expected = Expected(stub.python, stub.release, lock.versions(), complete=True, profile=lock.spec.profile)
         mark = verified_mark(workspace, packed.identity, stub.sha256, expected)
-        with workspace.console.stage("verify"):
+        with report.stage("verify"):
             if mark.is_file():
-                workspace.console.step("passed before")
+                report.step("passed before")
                 return
             for note in verify_packed(workspace, self.request.layout, packed, expected, self.plan.triton):
-                workspace.console.note(note)
+                report.note(note)
             write_whole(mark, "")
-            workspace.console.step("loader rules, no path of the build, imports without activation")
+            report.step("loader rules, no path of the build, imports without activation")
 
     def _smoke_again(self, model: Path) -> SmokeResult | None:
         """Serve what stands, unless its stand-in needs an interpreter that a new container's cache has no more."""
@@ -133,18 +134,18 @@ class _Build:
             return self._smoke(model, None)
         if has_prefix(self.workspace, self.plan.lock, self.request.keep):
             return self._smoke(model, self._prefix())
-        self.workspace.console.note("no smoke run: the cache has no environment any more that could make its stand-in")
+        report.note("no smoke run: the cache has no environment any more that could make its stand-in")
         return None
 
     def _smoke(self, model: Path, prefix: Prefix | None) -> SmokeResult:
         workspace, standin, named = self.workspace, None, self.request.smoke_model
         own = {} if named or not self.request.adoption else own_model(workspace, self.request.adoption.own)
         if prefix and not named and not own:
-            with workspace.console.stage("stand-in"):
+            with report.stage("stand-in"):
                 standin = ensure_standin(workspace, prefix.python)
         log = workspace.cache.path("smoke-server.log")
         log.unlink(missing_ok=True)
-        with workspace.console.stage("smoke run"):
+        with report.stage("smoke run"):
             smoke = smoke_run(
                 workspace,
                 SmokeRequest(
@@ -159,7 +160,7 @@ class _Build:
                     expected=dict(FACTS) if standin else {},
                 ),
             )
-            workspace.console.step(f"ready after {smoke.ready_seconds:.0f} s, {len(smoke.answers)} answers")
+            report.step(f"ready after {smoke.ready_seconds:.0f} s, {len(smoke.answers)} answers")
         return smoke
 
     def _offer_standin(self, model: Path, smoke: SmokeResult | None) -> None:
@@ -168,13 +169,13 @@ class _Build:
             return
         if offer_standin(TEMPLATE, model, Path(smoke.engine_args["model"]), smoke.engine_args):
             what = "no model hub answers: it serves the smoke run's stand-in until vllm_engine_args.json names your model"
-            self.workspace.console.note(f"{model}: {what}")
+            report.note(f"{model}: {what}")
 
     def _warm(self, result: BuildResult) -> Warmed:
-        console, log = self.workspace.console, self.workspace.cache.path("warm-server.log")
-        with console.stage("warm"):
+        log = self.workspace.cache.path("warm-server.log")
+        with report.stage("warm"):
             done = warm(self.workspace, result.triton.binary, result.model, log=log)
-            console.step(f"ready after {done.ready_seconds:.0f} s, {done.files} files, {done.size / 1e6:.0f} MB")
+            report.step(f"ready after {done.ready_seconds:.0f} s, {done.files} files, {done.size / 1e6:.0f} MB")
         return done
 
     def _evict(self, keep: set[Path]) -> None:

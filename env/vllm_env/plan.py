@@ -5,6 +5,7 @@ import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from vllm_env.base import report
 from vllm_env.base.cache import key_of
 from vllm_env.base.errors import VllmEnvError
 from vllm_env.base.filesystem import require_space
@@ -97,9 +98,9 @@ def find_triton(workspace: Workspace, root: Path | None) -> TritonRoot:
     """Open the named Triton root, that of the container, or the one provisioned into ``.triton/``."""
     found = root or installed_triton()
     if found is None:
-        with workspace.console.stage("triton"):
+        with report.stage("triton"):
             provision(workspace, PROVISIONED)
-            workspace.console.step(f"a CPU Triton {open_root(PROVISIONED).release} in {PROVISIONED}")
+            report.step(f"a CPU Triton {open_root(PROVISIONED).release} in {PROVISIONED}")
     return open_root(found or PROVISIONED)
 
 
@@ -114,12 +115,12 @@ def make_plan(workspace: Workspace, request: BuildRequest) -> Plan:
     options = dataclasses.replace(request.stub_options, gpu=spec.profile == "cuda")
     if request.stub == "prebuilt":  # whether there is one is known before the lock, which may take minutes to resolve
         plan_stub(workspace, triton, spec.python, request.stub, options)
-    with workspace.console.stage("lock"):
+    with report.stage("lock"):
         lock = make_lock(workspace, spec, triton.rules, request.lock)
-        workspace.console.step(f"{spec.pin.value}: {len(lock.wheels)} wheels, Python {lock.python}")
+        report.step(f"{spec.pin.value}: {len(lock.wheels)} wheels, Python {lock.python}")
     stub = plan_stub(workspace, triton, lock.python, request.stub, options)
     for note in check_plan(lock, triton):
-        workspace.console.note(note)
+        report.note(note)
     packed = request.layout.key(prefix_key(lock, request.keep))
     key = key_of(packed, stub.identity, request.layout.name)
     return Plan(spec, triton, lock, stub, key)

@@ -14,6 +14,7 @@ import pytest
 from support.listener import Listener
 from support.small_fixtures import workspace_in
 from vllm_env.base.errors import CommandError, VllmEnvError
+from vllm_env.base.report import reporting_to
 from vllm_env.layout import LAYOUTS
 from vllm_env.layout.archive import unpack
 from vllm_env.layout.layout import EnvironmentRecord, Packed
@@ -150,7 +151,8 @@ def test_an_archive_is_verified_from_its_bytes_to_an_import(prefix: Path, worksp
     plan = plan_archive(prefix)
     write_archive(plan, archive)
     layout, packed = LAYOUTS["archive"], Packed(archive, (EnvironmentRecord("vllm_env.tar.gz", members=plan.members),))
-    (note,) = verify_packed(replace(workspace, console=console), layout, packed, EXPECTED)
+    with reporting_to(console):
+        (note,) = verify_packed(workspace, layout, packed, EXPECTED)
     assert "have no bytecode that fits" in note
     assert console.heard == [
         "unpacked with libarchive",

@@ -6,8 +6,8 @@ import json
 import os
 from pathlib import Path
 
-from vllm_env.base.console import Console
 from vllm_env.base.errors import UsageError
+from vllm_env.base.report import Console
 from vllm_env.build import BuildResult, build
 from vllm_env.plan import TEMPLATE
 from vllm_env.publish.adopt import BACKUP_NAME, read_adoption, undo, undo_difference
@@ -30,11 +30,11 @@ def adopt(options: argparse.Namespace, console: Console) -> int:
     facts: dict[str, object] = {"model": str(folder), "difference": difference, "changed": not options.dry_run}
     lines: list[str] = []
     if options.undo and not options.dry_run:
-        undo(open_workspace(console, options), folder)
+        undo(open_workspace(options), folder)
         lines.append(f"{folder}: as it was before it was adopted")
     elif not options.dry_run:
         options.model_repository, options.model = folder.parent, folder.name
-        result = build(open_workspace(console, options), dataclasses.replace(request_of(options), adoption=adoption))
+        result = build(open_workspace(options), dataclasses.replace(request_of(options), adoption=adoption))
         answers = result.smoke.answers if isinstance(result, BuildResult) and result.smoke else ()
         facts["smoke_run"] = [{"prompt": prompt, "answer": answer} for prompt, answer in answers]
         lines += [f"{prompt!r} -> {answer!r}" for prompt, answer in answers]

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from vllm_env.base.console import Console
+from vllm_env.base.report import Console
 from vllm_env.base.workspace import Workspace
 from vllm_env.lock.spec import Spec
 from vllm_env.plan import TMP, BuildRequest, Plan, standing

@@ -4,7 +4,6 @@ import argparse
 import os
 
 from vllm_env.base.cache import Cache, cache_root, settle_home
-from vllm_env.base.console import Console
 from vllm_env.base.errors import UsageError, meant
 from vllm_env.base.network import Network, read_pip_config
 from vllm_env.base.workspace import PLACE, Workspace
@@ -54,8 +53,8 @@ def layout_of(options: argparse.Namespace) -> Layout:
     return LAYOUTS[options.layout]
 
 
-def open_workspace(console: Console, options: argparse.Namespace) -> Workspace:
+def open_workspace(options: argparse.Namespace) -> Workspace:
     """Return the workspace of a run: the user's cache, pip's configuration, and the network as the options allow it."""
     settle_home(PLACE / ".tools" / "cache")
     network = Network(read_pip_config(), options.offline, options.wheelhouse, os.environ.get("VLLM_ENV_TORCH_INDEX", ""))
-    return Workspace(Cache(cache_root()), network, console)
+    return Workspace(Cache(cache_root()), network)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
+from vllm_env.base import report
 from vllm_env.base.cache import key_of
 from vllm_env.base.errors import REBUILD, VllmEnvError
 from vllm_env.base.filesystem import link_or_copy, require_space, sync, tree_size
@@ -54,7 +55,7 @@ class Archive(Layout):
         require_space(workspace.cache.root, plan.size // 2, "the archive")
         with workspace.cache.staging() as staging:
             file = staging / f"{key}.tar.gz"
-            digest = write_archive(plan, file, workspace.console.step)
+            digest = write_archive(plan, file, report.step)
             record = EnvironmentRecord(self.environment, digest, file.stat().st_size, plan.members, plan.size)
             return keep_packed(workspace.cache, file, (record,))
 
@@ -63,7 +64,7 @@ class Archive(Layout):
         size = packed.path.stat().st_size if packed.path.exists() else 0
         unpacked = packed.environment.unpacked or 5 * size
         require_space(workspace.cache.root, unpacked * 11 // 10, "unpacking the archive to verify it")
-        workspace.console.step("unpacked with libarchive")
+        report.step("unpacked with libarchive")
         environment = scratch / "0"  # as Triton names it
         unpack(packed.path, environment, triton, packed.environment.members)
         yield Tree(environment)

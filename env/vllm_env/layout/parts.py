@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from vllm_env import inside
+from vllm_env.base import report
 from vllm_env.base.cache import key_of
 from vllm_env.base.errors import REBUILD, VllmEnvError
 from vllm_env.base.filesystem import file_sha256, require_space, tree_size
@@ -62,7 +63,7 @@ class Parts(Archive):
         require_space(workspace.cache.root, unpacked // 2, "the archive")
         with workspace.cache.staging() as staging:
             file = staging / f"{key}.tar.gz"
-            parts = _write_parts(workspace, plan, parts_folder(file))
+            parts = _write_parts(plan, parts_folder(file))
             _describe(plan, prefix, parts, unpacked)
             digest = write_archive(plan.base, file)
             first = EnvironmentRecord(self.environment, digest, file.stat().st_size, plan.base.members, unpacked)
@@ -73,11 +74,11 @@ class Parts(Archive):
         parts = parts_folder(packed.path)
         needed = 6 * (tree_size(packed.path) + tree_size(parts))
         require_space(workspace.cache.root, needed, "unpacking the parts to verify them")
-        workspace.console.step("unpacked with libarchive")
+        report.step("unpacked with libarchive")
         small = scratch / "0"
         unpack(packed.path, small, triton, packed.environment.members)
         yield Tree(small, complete=False)
-        workspace.console.step("parts")
+        report.step("parts")
         yield Tree(_unpack_parts(small, parts, scratch))
 
     def place(self, environment: Path, folder: Path, *, linked: bool = False) -> None:
@@ -128,7 +129,7 @@ class PartsPlan(TarPlan):
         return self.parts[-1]
 
 
-def _write_parts(workspace: Workspace, plan: PartsPlan, folder: Path) -> tuple[EnvironmentRecord, ...]:
+def _write_parts(plan: PartsPlan, folder: Path) -> tuple[EnvironmentRecord, ...]:
     folder.mkdir()
     folder.chmod(0o755)
     made = []
@@ -138,7 +139,7 @@ def _write_parts(workspace: Workspace, plan: PartsPlan, folder: Path) -> tuple[E
         file.chmod(0o644)
         name = f"{parts_unpack.FOLDER}/{file.name}"
         made.append(EnvironmentRecord(name, digest, file.stat().st_size, part.members, part.size))
-        workspace.console.step(f"part {number + 1} of {len(plan.parts)}", (number + 1) / len(plan.parts))
+        report.step(f"part {number + 1} of {len(plan.parts)}", (number + 1) / len(plan.parts))
     return tuple(made)
 
 

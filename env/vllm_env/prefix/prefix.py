@@ -6,10 +6,10 @@ it independent of this build, bytecode.
 
 import os
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from vllm_env import inside
+from vllm_env.base import report
 from vllm_env.base.cache import key_of, touch
 from vllm_env.base.filesystem import put_in_place, require_space
 from vllm_env.base.machine import NEUTRAL_PREFIX
@@ -75,17 +75,17 @@ def make_prefix(workspace: Workspace, lock: Lock, keep: tuple[str, ...] = (), tr
     with workspace.cache.staging() as staging:
         made = staging / "made"
         prefix = made / "env"
-        workspace.console.step(f"Python {lock.python}", 0.02)
+        report.step(f"Python {lock.python}", 0.02)
         install_layer(workspace, lock.conda, prefix)
         _install_wheels(workspace, lock, prefix, staging)
         owned = read_installed(site_packages(prefix))  # before anything rewrites what the wheels say of themselves
         check_clashes(find_clashes(owned), owned)
         install_runtime(prefix, lock.digest)
         pruned = prune(prefix, lock.spec.profile, keep)
-        _complete_libraries(workspace, prefix, lock.spec.profile, triton / "lib" if triton else None)
+        _complete_libraries(prefix, lock.spec.profile, triton / "lib" if triton else None)
         make_relocatable(prefix, site_packages(prefix))
         set_times(prefix)
-        _compile(workspace, prefix)
+        _compile(prefix)
         set_times(prefix)
         (made / ".complete").write_text("\n".join(f"{p.rule} {p.files} {p.size}" for p in pruned))
         put_in_place(made, target)
@@ -95,7 +95,7 @@ def make_prefix(workspace: Workspace, lock: Lock, keep: tuple[str, ...] = (), tr
 def _install_wheels(workspace: Workspace, lock: Lock, prefix: Path, staging: Path) -> None:
     requirements = staging / "requirements.txt"
     requirements.write_text(lock.requirements, "utf-8")
-    workspace.console.step(f"{len(lock.wheels)} wheels", 0.05)
+    report.step(f"{len(lock.wheels)} wheels", 0.05)
     command = [
         "pip", "install", "--python", prefix / "bin" / "python", "--no-deps",
         "--require-hashes", "--no-compile-bytecode", "--only-binary", ":all:", "--no-config",
@@ -112,33 +112,33 @@ def _install_wheels(workspace: Workspace, lock: Lock, prefix: Path, staging: Pat
     )
 
 
-def _complete_libraries(workspace: Workspace, prefix: Path, profile: str, vendored: Path | None) -> None:
+def _complete_libraries(prefix: Path, profile: str, vendored: Path | None) -> None:
     """Pack what files of the environment need, no wheel brings and a bare container lacks, such as vLLM's libnuma.so.1."""
     found = find_needed_libraries(prefix, profile)
     added = add_libraries(with_dependencies(found.missing_libraries, prefix, vendored), prefix, found.missing)
     for library in added:
-        workspace.console.note(f"packed {library.source}, which the environment needs and a bare container lacks")
+        report.note(f"packed {library.source}, which the environment needs and a bare container lacks")
     check_missing_libraries(find_needed_libraries(prefix, profile) if added else found)  # before it is kept for later builds
     for library in newer_glibc(added, found):
         needed = ".".join(map(str, library.glibc))
-        workspace.console.note(f"{library.soname} of this machine makes the environment need glibc {needed}")
+        report.note(f"{library.soname} of this machine makes the environment need glibc {needed}")
 
 
-def _compile(workspace: Workspace, prefix: Path) -> None:
+def _compile(prefix: Path) -> None:
     script = inside.FOLDER / "compile_tree.py"
     run(
         [prefix / "bin" / "python", "-I", "-S", script, prefix, NEUTRAL_PREFIX, str(os.cpu_count() or 1)],
         what="compile the environment to bytecode",
         # a fixed hash seed: the order of sets in constants would differ from build to build
         env={"PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": ""},
-        on_line=partial(_show_compiled, workspace),
+        on_line=_show_compiled,
     )
 
 
-def _show_compiled(workspace: Workspace, line: str) -> None:
+def _show_compiled(line: str) -> None:
     numbers = line.split()
     if len(numbers) == 2 and numbers[0].isdigit():
-        workspace.console.step(f"bytecode {numbers[0]}/{numbers[1]}", 0.4 + 0.6 * int(numbers[0]) / max(1, int(numbers[1])))
+        report.step(f"bytecode {numbers[0]}/{numbers[1]}", 0.4 + 0.6 * int(numbers[0]) / max(1, int(numbers[1])))
 
 
 def _read_pruned(target: Path) -> tuple[Pruned, ...]:

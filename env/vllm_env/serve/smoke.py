@@ -87,7 +87,7 @@ def smoke_run(workspace: Workspace, request: SmokeRequest) -> SmokeResult:
         arguments = dict(next(iter(request.own.values()), {})) or engine_args(request)
         copy_model(request.model_folder, repository / request.model_folder.name, arguments, request.own)
         started = time.monotonic()
-        with TritonServer(request.binary, repository, log=request.log, launch=launch, console=workspace.console) as server:
+        with TritonServer(request.binary, repository, log=request.log, launch=launch) as server:
             ready = time.monotonic()
             output = _ask(request, server, staged)
         lines = (staged / _RESULTS).read_text(encoding="utf-8").split(f"\n{_SEPARATOR}")[:-1]  # it ends with a separator

@@ -11,6 +11,7 @@ from typing import Any
 from packaging.utils import canonicalize_name
 
 from vllm_env import inside
+from vllm_env.base import report
 from vllm_env.base.errors import VllmEnvError
 from vllm_env.base.workspace import Workspace
 from vllm_env.triton.root import rules_of
@@ -68,7 +69,7 @@ def check_lazy_imports(workspace: Workspace, environment: Path, expected: Expect
         elif is_broken(failure, expected.versions):
             broken[name] = failure
         else:
-            workspace.console.debug(f"{name}: {failure['text']}")
+            report.debug(f"{name}: {failure['text']}")
     if broken:
         raise _error(broken, environment)
     return (f"not told in {seconds:.0f} s whether these can be imported: {', '.join(slow)}",) if slow else ()

@@ -6,6 +6,7 @@ each tree that comes out; an interpreter of it, started as Triton's launcher sta
 
 from pathlib import Path
 
+from vllm_env.base import report
 from vllm_env.base.cache import key_of
 from vllm_env.base.workspace import Workspace
 from vllm_env.layout.layout import Layout, Packed
@@ -72,17 +73,17 @@ def verify_tree(workspace: Workspace, environment: Path, expected: Expected) -> 
     Raises:
         VllmEnvError: naming the rule and the remedy.
     """
-    workspace.console.step("rules of the loader")
+    report.step("rules of the loader")
     tree_rules.check_tree(environment, expected)
-    workspace.console.step("shared libraries")
+    report.step("shared libraries")
     check_missing_libraries(find_needed_libraries(environment, expected.profile))
-    workspace.console.step("its own compiler")
+    report.step("its own compiler")
     check_compiler(workspace, environment)
-    workspace.console.step("paths of the build")
+    report.step("paths of the build")
     leaked_paths.check_leaks(environment, leaked_paths.build_places(workspace.cache.root))
-    workspace.console.step("imports without activation")
+    report.step("imports without activation")
     started, _ = launcher_check.check_start(workspace, environment, expected)
-    workspace.console.step("what vLLM imports later")
+    report.step("what vLLM imports later")
     notes = check_lazy_imports(workspace, environment, expected)
     if started.stale:
         named = ", ".join(started.stale[:3])
