@@ -92,19 +92,9 @@ def inputs_of(spec: Spec, pinned: PinnedVllm) -> Inputs:
 
 
 def _places(workspace: Workspace, spec: Spec, inputs: Inputs) -> list[Path]:
-    """Return where a spec's lock may lie, in the order of looking; VllmEnvError if there is one of an older version."""
+    """Return where a spec's lock may lie, in the order of looking."""
     cached = workspace.cache.path("locks", key_of(dataclasses.asdict(inputs)), "pylock.toml")
-    if not spec.is_default:
-        return [cached]
-    beside = lock_beside(spec.path, spec.profile)
-    old = spec.path.with_name(f"{spec.path.stem}.{spec.profile}.lock")
-    if old.is_file() and not beside.is_file():
-        raise VllmEnvError(
-            f"The lock {old} is of an older version of this tool.",
-            cause="Locks are pylock.toml files (PEP 751) now.",
-            remedy=f"Remove it and resolve again with --upgrade, which writes {beside.name}.",
-        )
-    return [beside, cached]
+    return [lock_beside(spec.path, spec.profile), cached] if spec.is_default else [cached]
 
 
 def _find(files: list[Path], inputs: Inputs, rules: ReleaseRules) -> tuple[LockFile | None, str]:
