@@ -30,7 +30,7 @@ from vllm_env.base.errors import VllmEnvError
 # Debian has them in packages of their own, and images without them exist.
 SYSTEM = {
     **dict.fromkeys(
-        ("ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1", "libc.so.6", "libm.so.6", "libmvec.so.1", "libdl.so.2",
+        ("ld-linux-x86-64.so.2", "libc.so.6", "libm.so.6", "libmvec.so.1", "libdl.so.2",
          "libpthread.so.0", "librt.so.1", "libutil.so.1", "libresolv.so.2", "libanl.so.1"),
         "part of the C library, of which a process has one: that of the machine",
     ),
