@@ -32,7 +32,7 @@ from harness import machine, results, svg  # noqa: E402
 OURS, CONDA_PACK = "vllm-env", "conda-pack"
 _CODE = {
     OURS: (
-        "import runpy, sys; sys.argv[1:] = [{prefix!r}, {target!r}]; runpy.run_module('vllm_env.archive', run_name='__main__')"
+        "import runpy, sys; sys.argv[1:] = [{prefix!r}, {target!r}]; runpy.run_module('vllm_env.layout', run_name='__main__')"
     ),
     CONDA_PACK: (
         "import conda_pack; conda_pack.pack(prefix={prefix!r}, output={target!r}, n_threads={threads}, ignore_missing_files=True)"

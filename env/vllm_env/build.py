@@ -5,16 +5,15 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from vllm_env.archive.pack import Archive, make_archive
-from vllm_env.archive.parts import make_parts, parts_of
+from vllm_env.base import report
 from vllm_env.base.filesystem import file_sha256, write_whole
 from vllm_env.base.workspace import CHECKOUT, Workspace
+from vllm_env.layout.layout import Packed
+from vllm_env.model.manifest import Manifest, adopted_from, describe_build, render_sbom
 from vllm_env.plan import TEMPLATE, BuildRequest, Plan, has_gpu, make_plan, standing
 from vllm_env.prefix.prefix import Prefix, has_prefix, make_prefix
-from vllm_env.publish.manifest import Manifest, adopted_from, describe_build
 from vllm_env.publish.model_folder import BuiltSet, stage_candidate, write_engine_args
 from vllm_env.publish.publish import publish
-from vllm_env.publish.sbom import render_sbom
 from vllm_env.publish.without_hub import EXAMPLE_MODEL, is_fetchable, offer_standin, own_model
 from vllm_env.serve.leftovers import server_runs
 from vllm_env.serve.smoke import SmokeRequest, SmokeResult, smoke_run
@@ -22,9 +21,8 @@ from vllm_env.serve.standin import FACTS, ensure_standin
 from vllm_env.serve.warm import Warmed, warm
 from vllm_env.triton.root import TritonRoot
 from vllm_env.triton.stub import Stub, make_stub
-from vllm_env.verify.parts import verify_built
 from vllm_env.verify.tree_rules import Expected
-from vllm_env.verify.verify import verified_mark
+from vllm_env.verify.verify import verified_mark, verify_packed
 
 
 @dataclass(frozen=True)
@@ -43,7 +41,7 @@ def build(workspace: Workspace, request: BuildRequest, *, dry_run: bool = False)
     """Build what is asked for and publish it, or return the plan of a dry run; after an error all is as it was."""
     with workspace.exclusive():
         for folder in workspace.cache.remove_abandoned():
-            workspace.console.debug(f"removed {folder}, left by a build that was killed")
+            report.debug(f"removed {folder}, left by a build that was killed")
         plan = make_plan(workspace, request)
         return plan if dry_run else _Build(workspace, request, plan).run()
 
@@ -60,7 +58,7 @@ class _Build:
         target = self.request.model_folder
         published = _published(target, self.plan.key)
         if published and not (self.request.adoption and self.request.adoption.outdated):
-            self.workspace.console.note(f"{target} is up to date; nothing to build")
+            report.note(f"{target} is up to date; nothing to build")
             write_engine_args(TEMPLATE, target)
             smoke = self._smoke_again(target) if self.request.smoke else None
             self._offer_standin(target, smoke)
@@ -73,70 +71,70 @@ class _Build:
         workspace, request = self.workspace, self.request
         prefix = self._prefix()
         stub = self._stub(prefix)
-        archive = self._archive(prefix) if request.layout != "directory" else None
+        packed = self._pack(prefix)
         source = request.adoption.source if request.adoption else None
         origin = str(source) if source else adopted_from(request.model_folder)
-        described = describe_build(self.plan.key, prefix, stub, archive)
+        described = describe_build(self.plan.key, prefix, stub, request.layout, packed)
         manifest = dataclasses.replace(described, adopted_from=origin)
-        environment = archive.path if archive else prefix.path
         built = BuiltSet(
             stub=stub.path,
-            environment=environment,
+            environment=packed.path,
             layout=request.layout,
             manifest=manifest.to_json(),
             sbom=render_sbom(self.plan.lock),
-            parts=parts_of(archive),
             adopted_from=source,
         )
-        self._verify(prefix, stub, archive)
+        self._verify(stub, packed)
         smoke = None
         if request.smoke:
             with workspace.cache.staging() as staging:
                 candidate = staging / request.model
                 stage_candidate(built, request.model_folder, request.template, candidate)
                 smoke = self._smoke(candidate, prefix)
-        with workspace.console.stage("publish"):
+        with report.stage("publish"):
             model = publish(workspace, built, request.repository, request.model, request.template)
-            workspace.console.step(str(model))
+            report.step(str(model))
         self._offer_standin(model, smoke)
-        self._evict({prefix.path.parent, environment})
+        self._evict({prefix.path.parent, packed.path})
         return BuildResult(model, manifest, rebuilt=True, triton=self.plan.triton, smoke=smoke)
 
     def _prefix(self) -> Prefix:
-        with self.workspace.console.stage("prefix"):
+        with report.stage("prefix"):
             prefix = make_prefix(self.workspace, self.plan.lock, self.request.keep, self.plan.triton.path)
             made = f"{len(self.plan.lock.wheels)} wheels, bytecode compiled"
-            self.workspace.console.step("reused" if prefix.reused else made)
+            report.step("reused" if prefix.reused else made)
         return prefix
 
     def _stub(self, prefix: Prefix) -> Stub:
-        with self.workspace.console.stage("stub"):
+        with report.stage("stub"):
             stub = make_stub(self.workspace, self.plan.stub, prefix.path)
-            self.workspace.console.step(f"{stub.origin}, Python {stub.python}, Triton {stub.release}")
+            report.step(f"{stub.origin}, Python {stub.python}, Triton {stub.release}")
         return stub
 
-    def _archive(self, prefix: Prefix) -> Archive:
-        with self.workspace.console.stage("archive"):
-            archive = (make_parts if self.request.layout == "parts" else make_archive)(self.workspace, prefix)
-            reused = "reused, " if archive.reused else ""
-            self.workspace.console.step(f"{reused}{archive.size / 1e6:.0f} MB, {archive.unpacked / 1e9:.2f} GB unpacked")
-        return archive
+    def _pack(self, prefix: Prefix) -> Packed:
+        layout = self.request.layout
+        with report.stage(layout.name):
+            packed = layout.pack(self.workspace, prefix)
+            environment = packed.environment
+            reused = "reused, " if packed.reused else ""
+            size = f"{environment.size / 1e6:.0f} MB, {environment.unpacked / 1e9:.2f} GB unpacked"
+            report.step(f"{reused}{size}" if environment.size else "the environment as it is")
+        return packed
 
-    def _verify(self, prefix: Prefix, stub: Stub, archive: Archive | None) -> None:
+    def _verify(self, stub: Stub, packed: Packed) -> None:
         """Verify what is new; what is reused passed before, or the build that made it failed right here."""
         workspace = self.workspace
-        lock, members = self.plan.lock, archive.members if archive else 0
-        expected = Expected(stub.python, stub.release, lock.versions(), complete=True, members=members, profile=lock.spec.profile)
-        mark = verified_mark(workspace, archive.sha256 if archive else prefix.key, stub.sha256, expected)
-        with workspace.console.stage("verify"):
+        lock = self.plan.lock
+        expected = Expected(stub.python, stub.release, lock.versions(), complete=True, profile=lock.spec.profile)
+        mark = verified_mark(workspace, packed.identity, stub.sha256, expected)
+        with report.stage("verify"):
             if mark.is_file():
-                workspace.console.step("passed before")
+                report.step("passed before")
                 return
-            place, size = (archive.path, archive.unpacked) if archive else (prefix.path, 0)
-            for note in verify_built(workspace, place, expected, self.plan.triton, parts=parts_of(archive), unpacked=size):
-                workspace.console.note(note)
+            for note in verify_packed(workspace, self.request.layout, packed, expected, self.plan.triton):
+                report.note(note)
             write_whole(mark, "")
-            workspace.console.step("loader rules, no path of the build, imports without activation")
+            report.step("loader rules, no path of the build, imports without activation")
 
     def _smoke_again(self, model: Path) -> SmokeResult | None:
         """Serve what stands, unless its stand-in needs an interpreter that a new container's cache has no more."""
@@ -144,18 +142,18 @@ class _Build:
             return self._smoke(model, None)
         if has_prefix(self.workspace, self.plan.lock, self.request.keep):
             return self._smoke(model, self._prefix())
-        self.workspace.console.note("no smoke run: the cache has no environment any more that could make its stand-in")
+        report.note("no smoke run: the cache has no environment any more that could make its stand-in")
         return None
 
     def _smoke(self, model: Path, prefix: Prefix | None) -> SmokeResult:
         workspace, standin, named = self.workspace, None, self.request.smoke_model
         own = {} if named or not self.request.adoption else own_model(workspace, self.request.adoption.own)
         if prefix and not named and not own:
-            with workspace.console.stage("stand-in"):
+            with report.stage("stand-in"):
                 standin = ensure_standin(workspace, prefix.python)
         log = workspace.cache.path("smoke-server.log")
         log.unlink(missing_ok=True)
-        with workspace.console.stage("smoke run"):
+        with report.stage("smoke run"):
             smoke = smoke_run(
                 workspace,
                 SmokeRequest(
@@ -170,7 +168,7 @@ class _Build:
                     expected=dict(FACTS) if standin else {},
                 ),
             )
-            workspace.console.step(f"ready after {smoke.ready_seconds:.0f} s, {len(smoke.answers)} answers")
+            report.step(f"ready after {smoke.ready_seconds:.0f} s, {len(smoke.answers)} answers")
         return smoke
 
     def _offer_standin(self, model: Path, smoke: SmokeResult | None) -> None:
@@ -179,13 +177,13 @@ class _Build:
             return
         if offer_standin(TEMPLATE, model, Path(smoke.engine_args["model"]), smoke.engine_args):
             what = "no model hub answers: it serves the smoke run's stand-in until vllm_engine_args.json names your model"
-            self.workspace.console.note(f"{model}: {what}")
+            report.note(f"{model}: {what}")
 
     def _warm(self, result: BuildResult) -> Warmed:
-        console, log = self.workspace.console, self.workspace.cache.path("warm-server.log")
-        with console.stage("warm"):
+        log = self.workspace.cache.path("warm-server.log")
+        with report.stage("warm"):
             done = warm(self.workspace, result.triton.binary, result.model, log=log)
-            console.step(f"ready after {done.ready_seconds:.0f} s, {done.files} files, {done.size / 1e6:.0f} MB")
+            report.step(f"ready after {done.ready_seconds:.0f} s, {done.files} files, {done.size / 1e6:.0f} MB")
         return done
 
     def _evict(self, keep: set[Path]) -> None:
@@ -202,8 +200,6 @@ def _published(target: Path, key: str) -> Manifest | None:
     manifest = standing(target, key)
     if manifest is None:
         return None
-    environment, stub = target / manifest.archive.name, target / manifest.stub.name
-    whole = environment.is_dir() or (environment.is_file() and environment.stat().st_size == manifest.archive.size)
-    whole = whole and all((f := target / p.name).is_file() and f.stat().st_size == p.size for p in manifest.parts)
+    stub = target / manifest.stub.name
     stub_is_whole = stub.is_file() and file_sha256(stub) == manifest.stub.sha256 and os.access(stub, os.X_OK)
-    return manifest if whole and stub_is_whole else None
+    return manifest if manifest.is_whole(target) and stub_is_whole else None

@@ -4,20 +4,21 @@ import dataclasses
 import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
-from vllm_env.archive.parts import packed_key
+from vllm_env.base import report
 from vllm_env.base.cache import key_of
 from vllm_env.base.errors import VllmEnvError
 from vllm_env.base.filesystem import require_space
 from vllm_env.base.workspace import CHECKOUT, PLACE, Workspace
+from vllm_env.layout import LAYOUTS
+from vllm_env.layout.layout import Layout
 from vllm_env.lock.lock import LockOptions, make_lock
-from vllm_env.lock.locked import Lock
+from vllm_env.lock.pylock import Lock
 from vllm_env.lock.spec import Overrides, Spec, load_spec, only_profile
-from vllm_env.prefix.prefix import EXTRACTED_SPACE, prefix_key
+from vllm_env.model.files import check_receiver
+from vllm_env.model.manifest import Manifest, read_manifest
+from vllm_env.prefix.prefix import prefix_key
 from vllm_env.publish.adopt import Adoption
-from vllm_env.publish.check_model import check_receiver
-from vllm_env.publish.manifest import Manifest, read_manifest
 from vllm_env.publish.publish import check_writable
 from vllm_env.triton.provision import provision
 from vllm_env.triton.root import CONTAINER_ROOT, TritonRoot, open_root
@@ -25,7 +26,6 @@ from vllm_env.triton.stub import StubMode, StubPlan, plan_stub
 from vllm_env.triton.stub_source import StubOptions
 from vllm_env.verify.verify import check_plan
 
-Layout = Literal["archive", "parts", "directory"]
 PROVISIONED = PLACE / ".triton"
 """Where a CPU Triton is laid out for machines that have none."""
 TEMPLATE = CHECKOUT / "model_repository" / "vllm"
@@ -43,7 +43,7 @@ class BuildRequest:
     triton_root: Path | None = None
     stub: StubMode = "auto"
     stub_options: StubOptions = field(default_factory=StubOptions)
-    layout: Layout = "archive"
+    layout: Layout = LAYOUTS["archive"]
     repository: Path = PLACE / "model_repository"
     model: str = "vllm"
     lock: LockOptions = field(default_factory=LockOptions)
@@ -99,9 +99,9 @@ def find_triton(workspace: Workspace, root: Path | None) -> TritonRoot:
     """Open the named Triton root, that of the container, or the one provisioned into ``.triton/``."""
     found = root or installed_triton()
     if found is None:
-        with workspace.console.stage("triton"):
+        with report.stage("triton"):
             provision(workspace, PROVISIONED)
-            workspace.console.step(f"a CPU Triton {open_root(PROVISIONED).release} in {PROVISIONED}")
+            report.step(f"a CPU Triton {open_root(PROVISIONED).release} in {PROVISIONED}")
     return open_root(found or PROVISIONED)
 
 
@@ -116,13 +116,14 @@ def make_plan(workspace: Workspace, request: BuildRequest) -> Plan:
     options = dataclasses.replace(request.stub_options, gpu=spec.profile == "cuda")
     if request.stub == "prebuilt":  # whether there is one is known before the lock, which may take minutes to resolve
         plan_stub(workspace, triton, spec.python, request.stub, options)
-    with workspace.console.stage("lock"):
+    with report.stage("lock"):
         lock = make_lock(workspace, spec, triton.rules, request.lock)
-        workspace.console.step(f"{spec.pin.value}: {len(lock.wheels)} wheels, Python {lock.python}")
+        report.step(f"{spec.pin.value}: {len(lock.wheels)} wheels, Python {lock.python}")
     stub = plan_stub(workspace, triton, lock.python, request.stub, options)
     for note in check_plan(lock, triton):
-        workspace.console.note(note)
-    key = key_of(packed_key(request.layout, prefix_key(lock, request.keep)), stub.identity, request.layout)
+        report.note(note)
+    packed = request.layout.key(prefix_key(lock, request.keep))
+    key = key_of(packed, stub.identity, request.layout.name)
     return Plan(spec, triton, lock, stub, key)
 
 
@@ -133,10 +134,10 @@ def _check_machine(request: BuildRequest, spec: Spec) -> None:
             cause="What vLLM compiles is for the very GPU that it runs on.",
             remedy="Run it where the model will be served (docker run --gpus all), or omit --warm.",
         )
-    if (request.smoke or request.warm) and request.layout == "archive":
+    if request.smoke or request.warm:
         require_space(
             Path(TMP),
-            EXTRACTED_SPACE[spec.profile],
+            request.layout.extracted_space(spec.profile),
             f"Triton's extraction for {'the smoke run' if request.smoke else '--warm'}",
             remedy="Free some space in /tmp or mount a larger file system there (Triton extracts nowhere else); "
             "--layout directory needs none, and --no-smoke-run leaves it to the server that will load the model.",

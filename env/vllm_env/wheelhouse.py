@@ -9,10 +9,11 @@ import dataclasses
 import sysconfig
 from pathlib import Path
 
+from vllm_env.base import report
 from vllm_env.base.filesystem import give_tree, owner_of
 from vllm_env.base.workspace import CHECKOUT, Workspace
 from vllm_env.interpreter.layer import copy_layer
-from vllm_env.lock.locked import PYTORCH, Lock
+from vllm_env.lock.pylock import PYTORCH, Lock
 from vllm_env.plan import PROVISIONED, BuildRequest, make_plan
 from vllm_env.triton.provision import fetch
 
@@ -29,7 +30,6 @@ def fill_wheelhouse(workspace: Workspace, request: BuildRequest, folder: Path, *
     Raises:
         VllmEnvError: a file cannot be fetched, or is not the lock's.
     """
-    console = workspace.console
     with workspace.exclusive():
         plan = make_plan(workspace, dataclasses.replace(request, smoke=False, warm=False))
         lock = plan.lock
@@ -37,19 +37,19 @@ def fill_wheelhouse(workspace: Workspace, request: BuildRequest, folder: Path, *
             return lock
         owner = owner_of(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        with console.stage("wheels"):
+        with report.stage("wheels"):
             _fetch_wheels(workspace, lock, folder)
-            console.step(f"{len(lock.wheels)} wheels")
-        with console.stage("conda"):
+            report.step(f"{len(lock.wheels)} wheels")
+        with report.stage("conda"):
             copy_layer(workspace, lock.conda, folder)
-            console.step(f"{len(lock.conda.packages)} packages from {lock.conda.channel}")
+            report.step(f"{len(lock.conda.packages)} packages from {lock.conda.channel}")
         if plan.triton.path == PROVISIONED:  # the other machine may have none either
-            with console.stage("triton"):
+            with report.stage("triton"):
                 fetch(workspace, folder)
         if TOOLS_LOCK.is_file():
-            with console.stage("tools"):
+            with report.stage("tools"):
                 _download(workspace, TOOLS_LOCK, folder / "tools", "download the packager's own tools")
-                console.step(f"for Python {sysconfig.get_python_version()}")
+                report.step(f"for Python {sysconfig.get_python_version()}")
         give_tree(folder, owner)
     return lock
 

@@ -22,6 +22,7 @@ from support.serving import CPU_ARGUMENTS, CPU_ENVIRONMENT, READY_SECONDS, STALL
 from support.small_fixtures import workspace_in
 from support.starts import TRITON, note_start
 from support.triton_client import get
+from vllm_env.layout import LAYOUTS
 from vllm_env.plan import TEMPLATE
 from vllm_env.publish.adopt import read_adoption, stage_template
 from vllm_env.publish.model_folder import BuiltSet
@@ -105,7 +106,7 @@ def adopt(parts: Parts, source: Path, target: Path, folder: Path) -> None:
         stub = parts.binary.parents[1] / "backends" / "python" / stub.name
     adoption = read_adoption(source, target, TEMPLATE, "vllm_env")
     template = stage_template(adoption, TEMPLATE, folder / "template")
-    built = BuiltSet(stub, folder / "environment", "directory", "{}", "{}", adopted_from=source)
+    built = BuiltSet(stub, folder / "environment", LAYOUTS["directory"], "{}", "{}", adopted_from=source)
     publish(workspace_in(folder / "cache"), built, target.parent, target.name, template)
 
 

@@ -16,7 +16,7 @@ from support.repositories import point_to_environment, run_build, triton_root
 from support.serving import CPU_ARGUMENTS, CPU_ENVIRONMENT
 from support.triton_client import generate, generate_stream
 from vllm_env.base.errors import CommandError
-from vllm_env.publish.manifest import read_manifest
+from vllm_env.model.manifest import read_manifest
 from vllm_env.serve.server import TritonServer
 
 if TYPE_CHECKING:

@@ -18,8 +18,7 @@ import pytest
 from support import containers
 from support.patience import wait_for
 from support.repositories import BUILD_SECONDS, CHECKOUT
-from vllm_env.base.network import Network
-from vllm_env.base.pip_config import read_pip_config
+from vllm_env.base.network import Network, read_pip_config
 from vllm_env.lock.pylock import read_pylock
 from vllm_env.serve.server_log import telling_lines
 

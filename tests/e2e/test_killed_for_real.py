@@ -12,7 +12,7 @@ import pytest
 
 from support.patience import LIMIT, pause
 from support.repositories import CHECKOUT
-from vllm_env.publish.manifest import read_manifest
+from vllm_env.model.manifest import read_manifest
 
 if TYPE_CHECKING:
     from pathlib import Path

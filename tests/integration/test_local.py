@@ -19,7 +19,7 @@ import zstandard
 from support.small_fixtures import PYTHON
 from vllm_env.base.elf import read_dynamic_section
 from vllm_env.base.errors import VllmEnvError
-from vllm_env.base.neutral import NEUTRAL_PREFIX
+from vllm_env.base.machine import NEUTRAL_PREFIX
 from vllm_env.interpreter import debian as debian_stdlib
 from vllm_env.interpreter import local as interpreter
 from vllm_env.interpreter.local import Interpreter, find_interpreter, make_package

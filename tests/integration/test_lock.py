@@ -12,15 +12,14 @@ from support.refusing_host import refusing_host
 from support.small_fixtures import workspace_in
 from support.wheels import write_wheel
 from vllm_env.base.errors import VllmEnvError
-from vllm_env.base.network import Network
-from vllm_env.base.pip_config import read_pip_config
+from vllm_env.base.network import Network, read_pip_config
 from vllm_env.lock.lock import LockOptions, make_lock
 from vllm_env.lock.spec import DEFAULT_SPEC, Overrides, Pin, load_spec
 from vllm_env.triton.root import rules_of
 
 if TYPE_CHECKING:
     from support.small_fixtures import Channel
-    from vllm_env.lock.locked import Lock
+    from vllm_env.lock.pylock import Lock
 
 _LOCKED = LockOptions(locked=True)
 

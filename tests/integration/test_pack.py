@@ -16,10 +16,10 @@ import pytest
 
 from support import small_build
 from support.thin_builds import finished_lab
-from vllm_env.archive.pack import plan_archive
 from vllm_env.base.cache import Cache
 from vllm_env.base.errors import VllmEnvError
 from vllm_env.base.filesystem import file_sha256
+from vllm_env.layout.tar import plan_archive
 
 if TYPE_CHECKING:
     from support.small_fixtures import Channel
@@ -107,7 +107,7 @@ def test_the_archive_holds_what_triton_needs_and_nothing_of_the_build(built: Bui
 
 
 def test_the_cache_knows_the_archive_with_its_size(built: Built) -> None:
-    """What pack.py writes is what cache.py measures and evicts."""
+    """What archive.py writes is what cache.py measures and evicts."""
     found = [e for e in Cache(built.cache).entries() if e.paths[0].parent.name == "archives"]
     assert found
     for entry in found:

@@ -18,8 +18,7 @@ from support.small_fixtures import workspace_in
 from support.wheels import write_wheel
 from vllm_env.base.errors import UsageError, VllmEnvError
 from vllm_env.base.filesystem import file_sha256
-from vllm_env.base.network import Network
-from vllm_env.base.pip_config import read_pip_config
+from vllm_env.base.network import Network, read_pip_config
 from vllm_env.lock.pins import resolve_pin
 from vllm_env.lock.spec import Pin, Spec
 

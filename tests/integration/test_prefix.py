@@ -16,9 +16,8 @@ from support.elf_files import make_library
 from support.small_fixtures import workspace_in
 from support.wheels import write_wheel
 from vllm_env.base.errors import CommandError, VllmEnvError
-from vllm_env.base.network import Network
-from vllm_env.base.neutral import EPOCH
-from vllm_env.base.pip_config import read_pip_config
+from vllm_env.base.machine import EPOCH
+from vllm_env.base.network import Network, read_pip_config
 from vllm_env.lock.lock import LockOptions, make_lock
 from vllm_env.lock.spec import Overrides, load_spec
 from vllm_env.prefix import machine_libraries
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 
     from support.small_fixtures import Channel
     from vllm_env.base.workspace import Workspace
-    from vllm_env.lock.locked import Lock, LockedWheel
+    from vllm_env.lock.pylock import Lock, LockedWheel
     from vllm_env.prefix.prefix import Prefix
 
 

@@ -23,6 +23,7 @@ import json, sys
 from pathlib import Path
 from vllm_env.base.cache import Cache
 from vllm_env.base.workspace import Workspace
+from vllm_env.layout import LAYOUTS
 from vllm_env.publish.model_folder import BuiltSet
 from vllm_env.publish.publish import check_writable, publish
 repository, template, layout, tag, early = Path(sys.argv[1]), Path(sys.argv[2]), *sys.argv[3:]
@@ -33,7 +34,7 @@ for file in (cache / f"stub-{tag}", cache / f"env-{tag}", cache / tag / "bin" / 
 environment = cache / tag if layout == "directory" else cache / f"env-{tag}"
 if early:
     check_writable(repository, "vllm")
-built = BuiltSet(cache / f"stub-{tag}", environment, layout, json.dumps({"tag": tag}), "{}")
+built = BuiltSet(cache / f"stub-{tag}", environment, LAYOUTS[layout], json.dumps({"tag": tag}), "{}")
 publish(Workspace(Cache(cache)), built, repository, "vllm", template)
 """
 _REMOVE = """

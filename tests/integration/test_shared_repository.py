@@ -47,6 +47,7 @@ import json, os, sys
 from pathlib import Path
 from vllm_env.base.cache import Cache
 from vllm_env.base.workspace import Workspace
+from vllm_env.layout import LAYOUTS
 from vllm_env.publish.model_folder import BuiltSet
 from vllm_env.publish.publish import publish
 assert os.getpid() == 1
@@ -54,7 +55,7 @@ repository, template, tag = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
 files = [repository.parent.parent / f"{kind}-{tag}" for kind in ("stub", "env")]
 for file in files:
     file.write_text(tag)
-built = BuiltSet(*files, "archive", json.dumps({"tag": tag}), "{}")
+built = BuiltSet(*files, LAYOUTS["archive"], json.dumps({"tag": tag}), "{}")
 publish(Workspace(Cache(repository.parent.parent)), built, repository, "vllm", template)
 """
 _WARMS = """

@@ -13,12 +13,16 @@ import pytest
 
 from support.listener import Listener
 from support.small_fixtures import workspace_in
-from vllm_env.archive.pack import plan_archive, write_archive
 from vllm_env.base.errors import CommandError, VllmEnvError
-from vllm_env.prefix.runtime import install_runtime, site_packages
+from vllm_env.base.report import reporting_to
+from vllm_env.layout import LAYOUTS
+from vllm_env.layout.archive import unpack
+from vllm_env.layout.layout import EnvironmentRecord, Packed
+from vllm_env.layout.tar import plan_archive, write_archive
+from vllm_env.prefix.relocate import install_runtime, site_packages
 from vllm_env.verify.launcher_check import check_start, start
-from vllm_env.verify.tree_rules import Expected, check_tree, unpack
-from vllm_env.verify.verify import verify_archive, verify_directory
+from vllm_env.verify.tree_rules import Expected, check_tree
+from vllm_env.verify.verify import verify_packed, verify_tree
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -146,8 +150,9 @@ def test_an_archive_is_verified_from_its_bytes_to_an_import(prefix: Path, worksp
     archive, console = tmp_path / "vllm_env.tar.gz", Listener()
     plan = plan_archive(prefix)
     write_archive(plan, archive)
-    expected = replace(EXPECTED, members=plan.members)
-    (note,) = verify_archive(replace(workspace, console=console), archive, expected)
+    layout, packed = LAYOUTS["archive"], Packed(archive, (EnvironmentRecord("vllm_env.tar.gz", members=plan.members),))
+    with reporting_to(console):
+        (note,) = verify_packed(workspace, layout, packed, EXPECTED)
     assert "have no bytecode that fits" in note
     assert console.heard == [
         "unpacked with libarchive",
@@ -159,8 +164,9 @@ def test_an_archive_is_verified_from_its_bytes_to_an_import(prefix: Path, worksp
         "what vLLM imports later",
     ]
     assert list(workspace.cache.path("build").iterdir()) == []
+    more = replace(packed.environment, members=plan.members + 1)
     with pytest.raises(VllmEnvError, match="cut off between two members"):
-        verify_archive(workspace, archive, replace(expected, members=plan.members + 1))
+        verify_packed(workspace, layout, Packed(archive, (more,)), EXPECTED)
     assert list(workspace.cache.path("build").iterdir()) == []
 
 
@@ -168,7 +174,7 @@ def test_what_is_imported_later_is_verified_too(unpacked: Path, workspace: Works
     """vLLM starts without its tokenizers, and the first request fails."""
     (site_packages(unpacked) / "tokenizers.py").write_text("1 / 0\n")
     with pytest.raises(VllmEnvError, match="not be able to import tokenizers: ZeroDivisionError"):
-        verify_directory(workspace, unpacked, EXPECTED)
+        verify_tree(workspace, unpacked, EXPECTED)
 
 
 def test_a_folder_that_names_the_cache_is_refused(prefix: Path, workspace: Workspace) -> None:
@@ -176,4 +182,4 @@ def test_a_folder_that_names_the_cache_is_refused(prefix: Path, workspace: Works
     (prefix / "etc").mkdir(exist_ok=True)
     (prefix / "etc" / "tool.conf").write_text(f"home = {workspace.cache.root}/prefixes/x\n")
     with pytest.raises(VllmEnvError, match=rf"etc/tool\.conf \({workspace.cache.root}\)"):
-        verify_directory(workspace, prefix, EXPECTED)
+        verify_tree(workspace, prefix, EXPECTED)

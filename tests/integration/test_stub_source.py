@@ -18,8 +18,9 @@ from support.small_fixtures import workspace_in
 from vllm_env.base.elf import read_dynamic_section
 from vllm_env.base.errors import CommandError, VllmEnvError
 from vllm_env.base.network import Network
+from vllm_env.base.report import reporting_to
 from vllm_env.base.workspace import Workspace
-from vllm_env.prefix.runtime import install_runtime
+from vllm_env.prefix.relocate import install_runtime
 from vllm_env.triton.root import TritonRoot, rules_of
 from vllm_env.triton.stub import make_stub, plan_stub
 from vllm_env.triton.stub_source import StubOptions
@@ -70,10 +71,10 @@ def organisation(place: Place) -> StubOptions:
 def test_builds_checks_starts_and_caches_a_stub(place: Place, organisation: StubOptions) -> None:
     """A stub built at the release's branch embeds the prefix's Python, keeps no build path, and is built once."""
     cache, console = place.workspace.cache, Listener()
-    workspace = dataclasses.replace(place.workspace, console=console)
-    plan = plan_stub(workspace, place.triton, place.python, "auto", organisation)
+    plan = plan_stub(place.workspace, place.triton, place.python, "auto", organisation)
     assert plan.prebuilt is None
-    stub = make_stub(workspace, plan, place.prefix)
+    with reporting_to(console):
+        stub = make_stub(place.workspace, plan, place.prefix)
 
     assert (stub.origin, stub.python, stub.release) == ("source", "3.11", "24.10")
     needs = read_dynamic_section(stub.path)
@@ -94,9 +95,10 @@ def test_builds_checks_starts_and_caches_a_stub(place: Place, organisation: Stub
     assert Path(prefix) == place.prefix
 
     before = stub.path.stat().st_mtime_ns
-    offline = Workspace(cache, Network(offline=True), console)
+    offline = Workspace(cache, Network(offline=True))
     console.heard.clear()
-    again = make_stub(offline, plan_stub(offline, place.triton, place.python, "auto", organisation), place.prefix)
+    with reporting_to(console):
+        again = make_stub(offline, plan_stub(offline, place.triton, place.python, "auto", organisation), place.prefix)
     assert again == stub
     assert again.path.stat().st_mtime_ns == before
     assert console.heard == []

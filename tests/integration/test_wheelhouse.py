@@ -14,7 +14,8 @@ from vllm_env import wheelhouse as module
 from vllm_env.base.errors import VllmEnvError
 from vllm_env.base.filesystem import file_sha256
 from vllm_env.base.network import Network, NetworkError
-from vllm_env.lock.locked import PYTORCH, LockedWheel
+from vllm_env.layout import LAYOUTS
+from vllm_env.lock.pylock import PYTORCH, LockedWheel
 from vllm_env.plan import BuildRequest, Plan
 from vllm_env.triton.root import TritonRoot, rules_of
 from vllm_env.triton.stub import StubPlan
@@ -94,7 +95,7 @@ def test_it_holds_the_locks_files(workspace: Workspace, plan: Plan, small_wheel:
 
 def test_neither_a_gpu_nor_space_to_serve_is_asked_for(workspace: Workspace, asked: list[BuildRequest], tmp_path: Path) -> None:
     """The machine that fills a wheelhouse is seldom the one that serves; all else is as the build would have it."""
-    request = BuildRequest("cuda", layout="directory", keep=("tests",), warm=True)
+    request = BuildRequest("cuda", layout=LAYOUTS["directory"], keep=("tests",), warm=True)
     fill_wheelhouse(workspace, request, tmp_path / "house", dry_run=True)
     assert asked == [replace(request, smoke=False, warm=False)]
 

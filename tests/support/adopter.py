@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from support.patience import LIMIT
 from support.small_fixtures import workspace_in
+from vllm_env.layout import LAYOUTS
 from vllm_env.plan import TEMPLATE
 from vllm_env.publish.adopt import read_adoption, stage_template
 from vllm_env.publish.model_folder import BuiltSet
@@ -41,7 +42,7 @@ def adopt(source: Path, target: Path, made: Path) -> None:
     adoption = read_adoption(source, target, TEMPLATE, "vllm_env.tar.gz")
     with workspace.cache.staging() as staging:
         template = stage_template(adoption, TEMPLATE, staging / target.name)
-        built = BuiltSet(made / "stub", made / "environment", "archive", manifest, "{}", adopted_from=source)
+        built = BuiltSet(made / "stub", made / "environment", LAYOUTS["archive"], manifest, "{}", adopted_from=source)
         publish(workspace, built, target.parent, target.name, template)
 
 

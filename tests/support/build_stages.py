@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from support.small_build import small_lock
-from vllm_env.archive.pack import Archive
 from vllm_env.base.errors import VllmEnvError
 from vllm_env.build import BuildResult, build
+from vllm_env.layout.layout import EnvironmentRecord, Layout, Packed
 from vllm_env.plan import BuildRequest, Plan
 from vllm_env.prefix.prefix import Prefix
 from vllm_env.serve.smoke import SmokeRequest, SmokeResult
@@ -40,6 +40,7 @@ class Stages:
     served: list[SmokeRequest] = field(default_factory=list)
     candidates: list[set[str]] = field(default_factory=list)
     expected: list[Expected] = field(default_factory=list)
+    verified: list[Packed] = field(default_factory=list)
 
     def _call(self, name: str) -> None:
         self.called.append(name)
@@ -76,7 +77,7 @@ class Stages:
         assert plan.prebuilt
         return plan.prebuilt
 
-    def make_archive(self, workspace: Workspace, prefix: Prefix) -> Archive:
+    def pack(self, workspace: Workspace, prefix: Prefix) -> Packed:
         """A file in the cache, to which published models are links."""
         self._call("archive")
         path = workspace.cache.path("archives", f"{self.key}.tar.gz")
@@ -85,21 +86,16 @@ class Stages:
             path.write_text(self.key)
             path.with_name(f"{self.key}.json").write_text("{}")
         digest = hashlib.sha256(self.key.encode()).hexdigest()
-        return Archive(path, digest, path.stat().st_size, members=3, unpacked=10)
+        return Packed(path, (EnvironmentRecord("vllm_env.tar.gz", digest, path.stat().st_size, members=3, unpacked=10),))
 
-    def verify_archive(
-        self, workspace: Workspace, archive: Path, expected: Expected, triton: TritonRoot, *, unpacked: int
+    def verify_packed(
+        self, workspace: Workspace, layout: Layout, packed: Packed, expected: Expected, triton: TritonRoot
     ) -> tuple[str, ...]:
-        """Has a note for the user."""
+        """Has a note for the user about an archive."""
         self.expected.append(expected)
+        self.verified.append(packed)
         self._call("verify")
-        return ("a note",)
-
-    def verify_directory(self, workspace: Workspace, environment: Path, expected: Expected) -> tuple[str, ...]:
-        """Has none."""
-        self.expected.append(expected)
-        self._call("verify")
-        return ()
+        return ("a note",) if packed.environment.members else ()
 
     def ensure_standin(self, workspace: Workspace, python: Path) -> Path:
         """A folder."""

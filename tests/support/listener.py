@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vllm_env.base.console import Console
+from vllm_env.base.report import Console
 
 
 class Listener(Console):

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 from support.reference import file_digest, files_digest, packages, run_reference
 from support.repositories import data_folder
 from support.small_fixtures import workspace_in
+from vllm_env import inside
 from vllm_env.base.locks import locked
-from vllm_env.serve import standin
 from vllm_env.serve.standin import Recipe, ensure_standin
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 LONG_POSITIONS = 65_536
 LORA_ENGINE = {"enable_lora": True, "max_lora_rank": 8, "max_loras": 5, "max_cpu_loras": 5, "block_size": 32}
 """Engine arguments of servers with the Llama and its adapters."""
-_TRAINER = Path(standin.__file__).with_name("standin_train.py")
+_TRAINER = inside.FOLDER / "standin_train.py"
 CHAT_TEMPLATE = (
     "{% for message in messages %}[{{ message['role'] }}]\n"
     "{% if message['reasoning'] %}{{ message['reasoning'] }}\n{% endif %}{{ message['content'] }}\n{% endfor %}"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from vllm_env.base.cache import Cache
 from vllm_env.base.workspace import Workspace
+from vllm_env.layout import LAYOUTS
 from vllm_env.publish import publish as module
 from vllm_env.publish.model_folder import BuiltSet
 
@@ -46,6 +47,6 @@ def _publish_for_ever(folder: Path, template: Path, in_place: bool, begun: Semap
         for file in files:
             if not file.exists():
                 file.write_text(tag * SIZE)
-        built = BuiltSet(*files, "archive", json.dumps({"tag": tag}), "{}")
+        built = BuiltSet(*files, LAYOUTS["archive"], json.dumps({"tag": tag}), "{}")
         module.publish(workspace, built, folder / "place" / "models", "vllm", template)
         published.release()

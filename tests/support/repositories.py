@@ -25,8 +25,7 @@ from support.once import once
 from support.own_place import mirror
 from vllm_env.base.cache import Cache
 from vllm_env.base.locks import locked
-from vllm_env.base.network import Network
-from vllm_env.base.pip_config import read_pip_config
+from vllm_env.base.network import Network, read_pip_config
 from vllm_env.base.workspace import Workspace
 from vllm_env.plan import PROVISIONED, installed_triton
 from vllm_env.triton.provision import provision

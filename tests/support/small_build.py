@@ -11,8 +11,8 @@ from pathlib import Path
 from support.repositories import CHECKOUT, ensure_triton
 from vllm_env.interpreter.layer import CondaLayer, CondaPackage
 from vllm_env.lock.lock import inputs_of
-from vllm_env.lock.locked import Lock, LockedWheel
 from vllm_env.lock.pins import PinnedVllm
+from vllm_env.lock.pylock import Lock, LockedWheel
 from vllm_env.lock.spec import Pin, Spec
 
 VERSION = "0.99.0"

@@ -8,7 +8,7 @@ import zipfile
 from typing import TYPE_CHECKING
 
 from vllm_env.base.filesystem import file_sha256
-from vllm_env.lock.locked import LockedWheel
+from vllm_env.lock.pylock import LockedWheel
 
 if TYPE_CHECKING:
     from pathlib import Path

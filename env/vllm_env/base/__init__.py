@@ -1,4 +1,4 @@
-"""What every room needs: the workspace (cache, network, console), errors, programs, files and locks.
+"""What every room needs: the workspace (cache, network), reports, errors, programs, files and locks.
 
 Nothing here knows of vLLM, Triton or a stage; ``process`` alone starts programs and ``network`` alone reaches a network.
 """

@@ -11,6 +11,7 @@ import difflib
 from collections.abc import Iterable
 
 SPACE_REMEDY = "Free some space (gen_vllm_env.sh clean), or point VLLM_ENV_CACHE and TMPDIR to a larger file system."
+REBUILD = "Build it again: ./gen_vllm_env.sh."
 
 
 class VllmEnvError(Exception):

@@ -1,9 +1,15 @@
-"""The machines that environments are built on and for."""
+"""What environments are built on and for: x86-64 Linux, and no folder or time of the machine that built them."""
 
 import os
 import platform
 
 from .errors import VllmEnvError
+
+NEUTRAL_PREFIX = "/opt/vllm_env"
+"""Replaces the folder of the build; nothing exists there."""
+
+EPOCH = 1_577_836_800
+"""Time of every file in an environment, s since 1970 (2020-01-01): bytecode stays valid because Triton restores it."""
 
 
 def require_x86_64() -> None:

@@ -1,12 +1,12 @@
-"""What every stage needs beside its input: the cache, the way to the network and the console, made once by the command line."""
+"""What every stage needs beside its input: the cache and the way to the network, made once by the command line."""
 
 import contextlib
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from . import report
 from .cache import Cache
-from .console import Console
 from .locks import locked
 from .network import Network
 
@@ -21,15 +21,14 @@ TOOLS = Path(sys.executable).parent
 
 @dataclass(frozen=True)
 class Workspace:
-    """The cache, the network and the console of one run."""
+    """The cache and the network of one run."""
 
     cache: Cache
     network: Network = field(default_factory=Network)
-    console: Console = field(default_factory=Console)
 
     def locked(self, place: Path, waiting: str) -> contextlib.AbstractContextManager[None]:
         """Hold the lock of a file or folder; say ``waiting`` if another process holds it."""
-        return locked(place, lambda: self.console.note(waiting))
+        return locked(place, lambda: report.note(waiting))
 
     def exclusive(self) -> contextlib.AbstractContextManager[None]:
         """Hold the cache for one build at a time."""

@@ -6,11 +6,10 @@ import json
 import os
 from pathlib import Path
 
-from vllm_env.base.console import Console
+from vllm_env.base.report import Console
 from vllm_env.build import BuildResult, build
 from vllm_env.plan import TEMPLATE
 from vllm_env.publish.adopt import Adoption, read_adoption, stage_template
-from vllm_env.publish.manifest import ARCHIVE_NAME, DIRECTORY_NAME
 
 from .options import open_workspace, request_of
 
@@ -24,7 +23,7 @@ def adopt(options: argparse.Namespace, console: Console) -> int:
         source=source,
         target=request.model_folder,
         template=TEMPLATE,
-        environment=DIRECTORY_NAME if options.layout == "directory" else ARCHIVE_NAME,
+        environment=request.layout.environment,
     )
     for line in _shown(adoption, request.model_folder):
         console.error(line) if options.dry_run else console.note(line)
@@ -37,7 +36,7 @@ def adopt(options: argparse.Namespace, console: Console) -> int:
     }
     lines: list[str] = []
     if not options.dry_run:
-        workspace = open_workspace(console, options)
+        workspace = open_workspace(options)
         with workspace.cache.staging() as staging:
             template = stage_template(adoption, TEMPLATE, staging / request.model)
             result = build(workspace, dataclasses.replace(request, adoption=adoption, template=template))

@@ -7,20 +7,20 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from vllm_env.base import report
 from vllm_env.base.cache import default_root
-from vllm_env.base.console import Console
 from vllm_env.base.errors import VllmEnvError
 from vllm_env.base.filesystem import tree_size
 from vllm_env.base.locks import remove_unlocked
+from vllm_env.base.report import Console
 from vllm_env.base.workspace import Workspace
 from vllm_env.lock.spec import Overrides, load_spec
+from vllm_env.model.files import check_model
+from vllm_env.model.manifest import Manifest, check_files, read_manifest
 from vllm_env.plan import BuildRequest, default_profile, installed_triton
-from vllm_env.publish.check_model import check_model
-from vllm_env.publish.manifest import PARTS_NAME, Manifest, check_files, read_manifest
-from vllm_env.serve.leftovers import find_abandoned, find_private_caches, server_runs
-from vllm_env.serve.unpacked import find_unpacked
+from vllm_env.serve.leftovers import find_abandoned, find_private_caches, find_unpacked, server_runs
 from vllm_env.triton.root import open_root
-from vllm_env.verify.parts import verify_built
+from vllm_env.verify.verify import verify_packed
 from vllm_env.wheelhouse import fill_wheelhouse
 
 from .adopt import adopt
@@ -65,14 +65,13 @@ def inspect(options: argparse.Namespace, console: Console) -> int:
 def verify(options: argparse.Namespace, console: Console) -> int:
     """Check a built model against its manifest and the loader's rules."""
     model, manifest = _manifest(options)
-    workspace = open_workspace(console, options)
+    workspace = open_workspace(options)
     with console.stage("verify"):
         check_files(model, manifest)
         check_model(model, manifest)
         triton = open_root(root) if (root := installed_triton()) else None
-        facts, parts = manifest.archive, model / PARTS_NAME if manifest.parts else None
-        environment, expected = model / facts.name, manifest.expected()
-        for note in verify_built(workspace, environment, expected, triton, parts=parts, unpacked=facts.unpacked):
+        layout, packed = manifest.packed(model)
+        for note in verify_packed(workspace, layout, packed, manifest.expected(), triton):
             console.note(note)
         console.step(str(model))
     console.result(json.dumps({"model": str(model), "verified": True}) if options.json else f"{model}: verified")
@@ -81,7 +80,7 @@ def verify(options: argparse.Namespace, console: Console) -> int:
 
 def clean(options: argparse.Namespace, console: Console) -> int:
     """Free what killed builds and dead servers left, and the cache."""
-    workspace = open_workspace(console, options)
+    workspace = open_workspace(options)
     with workspace.exclusive():
         found = _abandoned(workspace) + ([] if options.keep_cache else _cached(workspace))
         for path, size, remove in found:
@@ -105,7 +104,7 @@ def _cached(workspace: Workspace) -> list[_Removable]:
     entries = [entry for entry in cache.entries() if entry.paths[0].parent != cache.path("warm")]
     found: list[_Removable] = [*((entry.paths[0], entry.size, entry.remove) for entry in entries), *find_unpacked()]
     if server_runs():
-        workspace.console.note("a tritonserver runs: the copies of vLLM's caches that served models made stay")
+        report.note("a tritonserver runs: the copies of vLLM's caches that served models made stay")
         return found
     private = find_private_caches({cache.root, default_root()})
     return [*found, *((entry.path, entry.size, entry.remove) for entry in private)]
@@ -116,7 +115,7 @@ def doctor(options: argparse.Namespace, console: Console) -> int:
     path = options.triton_root or installed_triton()
     triton = open_root(path) if path else None
     spec = load_spec(options.profile or default_profile(triton), Overrides())
-    findings = examine(open_workspace(console, options), triton, spec)
+    findings = examine(open_workspace(options), triton, spec)
     if options.json:
         console.result(json.dumps([dataclasses.asdict(f) for f in findings], indent=2))
     else:
@@ -129,7 +128,7 @@ def doctor(options: argparse.Namespace, console: Console) -> int:
 
 def wheelhouse(options: argparse.Namespace, console: Console) -> int:
     """Fill a folder with what a build would download."""
-    workspace, folder = open_workspace(console, options), options.folder
+    workspace, folder = open_workspace(options), options.folder
     lock = fill_wheelhouse(workspace, request_of(options), folder, dry_run=options.dry_run)
     wheels, size = len(lock.wheels), tree_size(folder)
     state = f"would get {wheels} wheels" if options.dry_run else f"{size / 1e6:.0f} MB"

@@ -4,11 +4,11 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from vllm_env.base.console import Console
+from vllm_env.base.report import Console
 from vllm_env.base.workspace import Workspace
 from vllm_env.lock.spec import Spec
 from vllm_env.plan import TMP, BuildRequest, Plan, standing
-from vllm_env.prefix.prefix import BUILD_SPACE, EXTRACTED_SPACE, has_prefix
+from vllm_env.prefix.prefix import BUILD_SPACE, has_prefix
 
 BYTES_A_SECOND = 25_000_000
 """A registry's speed that a forecast reckons with."""
@@ -33,15 +33,16 @@ class Forecast:
 def forecast(workspace: Workspace, request: BuildRequest, spec: Spec, plan: Plan | None) -> Forecast:
     """Return what a build would cost, from what the cache and the repository have already."""
     served = request.smoke or request.warm
-    space = {TMP: EXTRACTED_SPACE[spec.profile]} if served and request.layout == "archive" else {}
+    extracted = request.layout.extracted_space(spec.profile)
+    space = {TMP: extracted} if served and extracted else {}
     serving = (_SERVE_SECONDS if request.smoke else 0) + (_SERVE_SECONDS if request.warm else 0)
     stands = plan and standing(request.model_folder, plan.key)
     if plan and (stands or has_prefix(workspace, plan.lock, request.keep)):
         rest = 0 if stands else _PACK_SECONDS[spec.profile]
         return Forecast(0, 0, space, serving + rest)
     space = {str(workspace.cache.root): BUILD_SPACE[spec.profile], **space}
-    if request.layout == "directory":
-        space[str(request.repository)] = EXTRACTED_SPACE[spec.profile]
+    if copied := request.layout.copied_space(spec.profile):
+        space[str(request.repository)] = copied
     if plan is None:
         return Forecast(None, 0, space, None)
     lock, stub = plan.lock, 0 if plan.stub.prebuilt else _STUB_SECONDS

@@ -12,14 +12,14 @@ import traceback
 from pathlib import Path
 
 from vllm_env.base.cache import give_cache
-from vllm_env.base.console import Console
 from vllm_env.base.errors import CommandError, VllmEnvError
 from vllm_env.base.interrupts import take_interrupts
+from vllm_env.base.report import Console, reporting_to
 from vllm_env.base.workspace import CHECKOUT, TOOLS
 from vllm_env.build import BuildResult, build
 from vllm_env.lock.pins import NotBuiltError
+from vllm_env.model.manifest import CACHE_NAME
 from vllm_env.plan import BuildRequest, Plan
-from vllm_env.publish.manifest import CACHE_NAME
 
 from .commands import COMMANDS
 from .forecast import forecast, print_forecast
@@ -33,7 +33,8 @@ def main(argv: list[str] | None = None) -> int:
     console = Console(quiet="--quiet" in arguments, verbose="--verbose" in arguments)
     take_interrupts()
     try:
-        return _dispatch(arguments, console)
+        with reporting_to(console):
+            return _dispatch(arguments, console)
     except VllmEnvError as error:
         _show(error, console)
         return error.exit_code
@@ -62,7 +63,7 @@ def _dispatch(arguments: list[str], console: Console) -> int:
     name, options = parse(arguments)
     if name in COMMANDS:
         return COMMANDS[name](options, console)
-    request, workspace = request_of(options), open_workspace(console, options)
+    request, workspace = request_of(options), open_workspace(options)
     try:
         result = build(workspace, request, dry_run=options.dry_run)
     except NotBuiltError as missing:

@@ -4,11 +4,11 @@ import argparse
 import os
 
 from vllm_env.base.cache import Cache, cache_root, settle_home
-from vllm_env.base.console import Console
 from vllm_env.base.errors import UsageError, meant
-from vllm_env.base.network import Network
-from vllm_env.base.pip_config import read_pip_config
+from vllm_env.base.network import Network, read_pip_config
 from vllm_env.base.workspace import PLACE, Workspace
+from vllm_env.layout import LAYOUTS
+from vllm_env.layout.layout import Layout
 from vllm_env.lock.lock import LockOptions
 from vllm_env.lock.spec import PIN_OPTIONS, Overrides, Pin
 from vllm_env.plan import BuildRequest
@@ -35,7 +35,7 @@ def request_of(options: argparse.Namespace) -> BuildRequest:
         triton_root=options.triton_root,
         stub=options.stub,
         stub_options=StubOptions.of(options.triton_git_url, options.boost_url, options.jobs),
-        layout=options.layout,
+        layout=layout_of(options),
         repository=(options.model_repository or BuildRequest.repository).absolute(),
         model=options.model,
         lock=LockOptions(options.locked, options.upgrade, options.save, may_build=not options.dry_run),
@@ -46,8 +46,15 @@ def request_of(options: argparse.Namespace) -> BuildRequest:
     )
 
 
-def open_workspace(console: Console, options: argparse.Namespace) -> Workspace:
+def layout_of(options: argparse.Namespace) -> Layout:
+    """Return the layout of this name; UsageError if there is none."""
+    if options.layout not in LAYOUTS:
+        raise UsageError(f"--layout {options.layout} names no layout.", remedy=meant(options.layout, LAYOUTS))
+    return LAYOUTS[options.layout]
+
+
+def open_workspace(options: argparse.Namespace) -> Workspace:
     """Return the workspace of a run: the user's cache, pip's configuration, and the network as the options allow it."""
     settle_home(PLACE / ".tools" / "cache")
     network = Network(read_pip_config(), options.offline, options.wheelhouse, os.environ.get("VLLM_ENV_TORCH_INDEX", ""))
-    return Workspace(Cache(cache_root()), network, console)
+    return Workspace(Cache(cache_root()), network)

@@ -12,6 +12,7 @@ import shutil
 from pathlib import Path
 from typing import NamedTuple
 
+from vllm_env import inside
 from vllm_env.base.errors import VllmEnvError
 
 LEFT_OUT = ("sitecustomize.py", "_distutils_system_mod.py", "nis.*")
@@ -19,7 +20,7 @@ LEFT_OUT = ("sitecustomize.py", "_distutils_system_mod.py", "nis.*")
 administrator; a module that makes setuptools install into ``dist-packages``; one that needs the NIS library."""
 
 _MULTIARCH = "x86_64-linux-gnu"
-_SITE_HOOK = Path(__file__).with_name("debian_site.py")
+_SITE_HOOK = inside.FOLDER / "debian_site.py"
 
 
 class _Edit(NamedTuple):

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from vllm_env.base import report
 from vllm_env.base.errors import CommandError, VllmEnvError
 from vllm_env.base.filesystem import file_sha256, put_in_place, write_whole
 from vllm_env.base.network import NetworkError
@@ -114,7 +115,7 @@ def _remote_layer(workspace: Workspace, python: str) -> CondaLayer | None:
     try:
         records = _work(workspace, _job(workspace, "solve", remote_url(), specs), f"resolve {', '.join(specs)} from conda-forge")
     except NetworkError as error:  # a proxy may take the connection and refuse the rest
-        workspace.console.note(f"{error.what} {error.cause} This machine's Python is taken")
+        report.note(f"{error.what} {error.cause} This machine's Python is taken")
         return None
     except CommandError as error:
         raise VllmEnvError(

@@ -19,8 +19,7 @@ from pathlib import Path
 
 from vllm_env.base.elf import read_dynamic_section
 from vllm_env.base.errors import CommandError, VllmEnvError
-from vllm_env.base.machine import require_x86_64
-from vllm_env.base.neutral import NEUTRAL_PREFIX
+from vllm_env.base.machine import NEUTRAL_PREFIX, require_x86_64
 from vllm_env.base.process import capture, run
 
 from . import debian

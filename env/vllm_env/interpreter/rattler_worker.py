@@ -16,7 +16,7 @@ from typing import Any
 import rattler
 from rattler.index import index_fs
 
-from vllm_env.base.neutral import NEUTRAL_PREFIX
+from vllm_env.base.machine import NEUTRAL_PREFIX
 
 
 async def _solve(job: dict[str, Any]) -> list[dict[str, str]]:

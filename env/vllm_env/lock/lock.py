@@ -12,15 +12,15 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from vllm_env.base import report
 from vllm_env.base.cache import key_of
 from vllm_env.base.errors import VllmEnvError
 from vllm_env.base.workspace import Workspace
 from vllm_env.interpreter.layer import choose_layer
 from vllm_env.triton.root import ReleaseRules
 
-from .locked import Inputs, Lock, LockedWheel
 from .pins import PinnedVllm, resolve_pin
-from .pylock import LockFile, read_pylock, write_pylock
+from .pylock import Inputs, Lock, LockedWheel, LockFile, read_pylock, write_pylock
 from .resolve import resolve
 from .spec import DEFAULT_SPEC, Spec, check_save, save_spec
 
@@ -50,7 +50,7 @@ def make_lock(workspace: Workspace, spec: Spec, rules: ReleaseRules, options: Lo
     if fitting:
         layer = choose_layer(workspace, spec.python, fitting.layer)
         if options.locked and layer != fitting.layer:
-            workspace.console.note(f"the lock does not pin the interpreter of this machine: Python {layer} is taken")
+            report.note(f"the lock does not pin the interpreter of this machine: Python {layer} is taken")
         lock = Lock(spec, pinned, layer, _with_pinned_file(fitting.wheels, pinned), inputs)
     elif options.locked:
         raise VllmEnvError(
@@ -63,19 +63,19 @@ def make_lock(workspace: Workspace, spec: Spec, rules: ReleaseRules, options: Lo
         lock = Lock(spec, pinned, layer, resolve(workspace, spec, rules, pinned), inputs)
         # the default spec's lock is part of the checkout: only --upgrade changes it there
         write_pylock(lock, files[-1] if saved or (spec.path == DEFAULT_SPEC and not options.upgrade) else files[0])
-    _keep(workspace, lock, options.save)
+    _keep(lock, options.save)
     return lock
 
 
-def _keep(workspace: Workspace, lock: Lock, save: Path | None) -> None:
+def _keep(lock: Lock, save: Path | None) -> None:
     """Write spec and lock where ``--save`` wants them, and say where the lock of a pin is that no file has."""
-    console, spec = workspace.console, lock.spec
+    spec = lock.spec
     if save:
         save_spec(spec, save)
         write_pylock(lock, lock_beside(save, spec.profile))
-        console.note(f"saved the spec {save} and its lock {lock_beside(save, spec.profile)}")
+        report.note(f"saved the spec {save} and its lock {lock_beside(save, spec.profile)}")
     elif not spec.is_default:
-        console.note(f"the lock of {spec.pin} is in the cache only; --save FILE keeps it, with its spec")
+        report.note(f"the lock of {spec.pin} is in the cache only; --save FILE keeps it, with its spec")
 
 
 def lock_beside(spec: Path, profile: str) -> Path:
@@ -92,19 +92,9 @@ def inputs_of(spec: Spec, pinned: PinnedVllm) -> Inputs:
 
 
 def _places(workspace: Workspace, spec: Spec, inputs: Inputs) -> list[Path]:
-    """Return where a spec's lock may lie, in the order of looking; VllmEnvError if there is one of an older version."""
+    """Return where a spec's lock may lie, in the order of looking."""
     cached = workspace.cache.path("locks", key_of(dataclasses.asdict(inputs)), "pylock.toml")
-    if not spec.is_default:
-        return [cached]
-    beside = lock_beside(spec.path, spec.profile)
-    old = spec.path.with_name(f"{spec.path.stem}.{spec.profile}.lock")
-    if old.is_file() and not beside.is_file():
-        raise VllmEnvError(
-            f"The lock {old} is of an older version of this tool.",
-            cause="Locks are pylock.toml files (PEP 751) now.",
-            remedy=f"Remove it and resolve again with --upgrade, which writes {beside.name}.",
-        )
-    return [beside, cached]
+    return [lock_beside(spec.path, spec.profile), cached] if spec.is_default else [cached]
 
 
 def _find(files: list[Path], inputs: Inputs, rules: ReleaseRules) -> tuple[LockFile | None, str]:

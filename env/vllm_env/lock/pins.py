@@ -19,7 +19,7 @@ from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 from vllm_env.base.cache import key_of, touch
 from vllm_env.base.errors import CommandError, UsageError, VllmEnvError
 from vllm_env.base.filesystem import file_sha256, put_in_place
-from vllm_env.base.neutral import EPOCH
+from vllm_env.base.machine import EPOCH
 from vllm_env.base.process import run
 from vllm_env.base.workspace import Workspace
 

@@ -15,8 +15,8 @@ from vllm_env.base.network import NetworkError
 from vllm_env.base.workspace import Workspace
 from vllm_env.triton.root import ReleaseRules
 
-from .locked import PYTORCH, LockedWheel
 from .pins import PinnedVllm
+from .pylock import PYTORCH, LockedWheel
 from .spec import Spec, read_toml
 
 _OLDEST = 5  # manylinux_2_5 is manylinux1, the oldest platform that wheels name

@@ -15,16 +15,11 @@ from pathlib import Path
 from vllm_env.base.elf import read_dynamic_section
 from vllm_env.base.process import capture, run
 
-from .needed_libraries import Need, NeededLibraries
-from .outside_libraries import DRIVER, SYSTEM
+from .needed_libraries import DRIVER, SYSTEM, Need, NeededLibraries
 
 STANDARD_FOLDERS = tuple(
-    Path(folder)
-    for folder in (
-        "/lib/x86_64-linux-gnu", "/usr/lib/x86_64-linux-gnu", "/lib/aarch64-linux-gnu", "/usr/lib/aarch64-linux-gnu",
-        "/lib64", "/usr/lib64", "/lib", "/usr/lib",
-    )
-)  # fmt: skip
+    map(Path, ("/lib/x86_64-linux-gnu", "/usr/lib/x86_64-linux-gnu", "/lib64", "/usr/lib64", "/lib", "/usr/lib"))
+)
 _LINE = re.compile(r"^\s*(\S+) \(([^)]*)\) => (/.*)$", re.MULTILINE)
 
 

@@ -6,25 +6,27 @@ it independent of this build, bytecode.
 
 import os
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
+from vllm_env import inside
+from vllm_env.base import report
 from vllm_env.base.cache import key_of, touch
-from vllm_env.base.filesystem import file_sha256, put_in_place, require_space
-from vllm_env.base.neutral import NEUTRAL_PREFIX
+from vllm_env.base.filesystem import put_in_place, require_space
+from vllm_env.base.machine import NEUTRAL_PREFIX
 from vllm_env.base.process import run
 from vllm_env.base.workspace import Workspace
 from vllm_env.interpreter.layer import install_layer
-from vllm_env.lock.locked import Lock
+from vllm_env.lock.pylock import Lock
 
 from .file_owners import check_clashes, find_clashes, read_installed
 from .machine_libraries import add_libraries, newer_glibc, with_dependencies
 from .needed_libraries import check_missing_libraries, find_needed_libraries
 from .prune import RULES, Pruned, prune
-from .relocate import make_relocatable, set_times
-from .runtime import install_runtime, site_packages
+from .relocate import install_runtime, make_relocatable, set_times, site_packages
 
-_FORMAT = 1  # raise it when a step below changes what it writes
+# Raise it when what a prefix holds changes: by a step below, or by what relocate.py copies into it.
+# No digests of the sources: a new comment there would have every user build 2 to 8 GB again.
+_FORMAT = 2
 BUILD_SPACE = {"cpu": 6 * 10**9, "cuda": 12 * 10**9}
 """Bytes that making a prefix of each profile takes; unpacked they are about 3.3 and 8.2 GB."""
 EXTRACTED_SPACE = {"cpu": 25 * 10**8, "cuda": 10**10}
@@ -48,11 +50,9 @@ class Prefix:
 
 
 def prefix_key(lock: Lock, keep: tuple[str, ...]) -> str:
-    """Return the content key of a lock's prefix: what is installed, and how this version of the tool treats it."""
-    modules = "runtime_hook runtime prune strip relocate compile_tree machine_libraries needed_libraries outside_libraries"
-    sources = [Path(__file__).with_name(f"{module}.py") for module in modules.split()]
+    """Return the content key of a lock's prefix: what is installed, and which rules leave out what."""
     rules = [r.name for r in RULES if lock.spec.profile in r.profiles and r.name not in keep]
-    return key_of(_FORMAT, lock.digest, lock.spec.profile, rules, [file_sha256(s) for s in sources])
+    return key_of(_FORMAT, lock.digest, lock.spec.profile, rules)
 
 
 def has_prefix(workspace: Workspace, lock: Lock, keep: tuple[str, ...]) -> bool:
@@ -75,17 +75,17 @@ def make_prefix(workspace: Workspace, lock: Lock, keep: tuple[str, ...] = (), tr
     with workspace.cache.staging() as staging:
         made = staging / "made"
         prefix = made / "env"
-        workspace.console.step(f"Python {lock.python}", 0.02)
+        report.step(f"Python {lock.python}", 0.02)
         install_layer(workspace, lock.conda, prefix)
         _install_wheels(workspace, lock, prefix, staging)
         owned = read_installed(site_packages(prefix))  # before anything rewrites what the wheels say of themselves
         check_clashes(find_clashes(owned), owned)
         install_runtime(prefix, lock.digest)
         pruned = prune(prefix, lock.spec.profile, keep)
-        _complete_libraries(workspace, prefix, lock.spec.profile, triton / "lib" if triton else None)
+        _complete_libraries(prefix, lock.spec.profile, triton / "lib" if triton else None)
         make_relocatable(prefix, site_packages(prefix))
         set_times(prefix)
-        _compile(workspace, prefix)
+        _compile(prefix)
         set_times(prefix)
         (made / ".complete").write_text("\n".join(f"{p.rule} {p.files} {p.size}" for p in pruned))
         put_in_place(made, target)
@@ -95,7 +95,7 @@ def make_prefix(workspace: Workspace, lock: Lock, keep: tuple[str, ...] = (), tr
 def _install_wheels(workspace: Workspace, lock: Lock, prefix: Path, staging: Path) -> None:
     requirements = staging / "requirements.txt"
     requirements.write_text(lock.requirements, "utf-8")
-    workspace.console.step(f"{len(lock.wheels)} wheels", 0.05)
+    report.step(f"{len(lock.wheels)} wheels", 0.05)
     command = [
         "pip", "install", "--python", prefix / "bin" / "python", "--no-deps",
         "--require-hashes", "--no-compile-bytecode", "--only-binary", ":all:", "--no-config",
@@ -112,33 +112,33 @@ def _install_wheels(workspace: Workspace, lock: Lock, prefix: Path, staging: Pat
     )
 
 
-def _complete_libraries(workspace: Workspace, prefix: Path, profile: str, vendored: Path | None) -> None:
+def _complete_libraries(prefix: Path, profile: str, vendored: Path | None) -> None:
     """Pack what files of the environment need, no wheel brings and a bare container lacks, such as vLLM's libnuma.so.1."""
     found = find_needed_libraries(prefix, profile)
     added = add_libraries(with_dependencies(found.missing_libraries, prefix, vendored), prefix, found.missing)
     for library in added:
-        workspace.console.note(f"packed {library.source}, which the environment needs and a bare container lacks")
+        report.note(f"packed {library.source}, which the environment needs and a bare container lacks")
     check_missing_libraries(find_needed_libraries(prefix, profile) if added else found)  # before it is kept for later builds
     for library in newer_glibc(added, found):
         needed = ".".join(map(str, library.glibc))
-        workspace.console.note(f"{library.soname} of this machine makes the environment need glibc {needed}")
+        report.note(f"{library.soname} of this machine makes the environment need glibc {needed}")
 
 
-def _compile(workspace: Workspace, prefix: Path) -> None:
-    script = Path(__file__).with_name("compile_tree.py")
+def _compile(prefix: Path) -> None:
+    script = inside.FOLDER / "compile_tree.py"
     run(
         [prefix / "bin" / "python", "-I", "-S", script, prefix, NEUTRAL_PREFIX, str(os.cpu_count() or 1)],
         what="compile the environment to bytecode",
         # a fixed hash seed: the order of sets in constants would differ from build to build
         env={"PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": ""},
-        on_line=partial(_show_compiled, workspace),
+        on_line=_show_compiled,
     )
 
 
-def _show_compiled(workspace: Workspace, line: str) -> None:
+def _show_compiled(line: str) -> None:
     numbers = line.split()
     if len(numbers) == 2 and numbers[0].isdigit():
-        workspace.console.step(f"bytecode {numbers[0]}/{numbers[1]}", 0.4 + 0.6 * int(numbers[0]) / max(1, int(numbers[1])))
+        report.step(f"bytecode {numbers[0]}/{numbers[1]}", 0.4 + 0.6 * int(numbers[0]) / max(1, int(numbers[1])))
 
 
 def _read_pruned(target: Path) -> tuple[Pruned, ...]:

@@ -17,19 +17,21 @@ from typing import Any
 
 from vllm_env.base.errors import UsageError, VllmEnvError
 from vllm_env.base.filesystem import make_readable, mounts_in, write_whole
-
-from .check_model import OFFICIAL_ARGS, arguments_file, check_engine_args
-from .exchange import refuse_mounts
-from .manifest import CACHE_NAME, read_manifest
-from .model_config import ENVIRONMENT, MODEL_DIRECTORY, parse_config, rewrite_config
-from .model_folder import (
-    BUILT_NAMES,
+from vllm_env.model.files import (
     CODE,
-    CODE_NAMES,
     CONFIG_NAME,
-    WEIGHTS,
-    replace_code,
+    ENVIRONMENT,
+    MODEL_DIRECTORY,
+    OFFICIAL_ARGS,
+    arguments_file,
+    check_engine_args,
+    parse_config,
 )
+from vllm_env.model.manifest import CACHE_NAME, read_manifest
+
+from .exchange import refuse_mounts
+from .model_config import rewrite_config
+from .model_folder import BUILT_NAMES, CODE_NAMES, WEIGHTS, replace_code
 
 LORA_NAME = "multi_lora.json"
 _NOT_TAKEN = (*BUILT_NAMES, CACHE_NAME, *(f"{CODE}/{name}" for name in CODE_NAMES))
@@ -86,8 +88,7 @@ def read_adoption(source: Path, target: Path, template: Path, environment: str) 
     check_engine_args(source)
     documents = _documents(source)
     refuse_target(source, target)
-    ours = parse_config(template / CONFIG_NAME, _read(template / CONFIG_NAME))
-    new = rewrite_config(file, text, ours, environment)
+    new = rewrite_config(file, text, environment)
     rewritten = {name: document for name, document in documents.items() if document != _json_object(source / name)}
     try:
         copied, left = _divide(source, documents)

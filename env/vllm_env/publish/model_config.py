@@ -8,20 +8,18 @@ import contextlib
 import re
 from pathlib import Path
 
-from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from vllm_env.base.errors import VllmEnvError
+from vllm_env.model.files import ENVIRONMENT, MODEL_DIRECTORY, parse_config
 
-ENVIRONMENT = "EXECUTION_ENV_PATH"
-MODEL_DIRECTORY = "$$TRITON_MODEL_DIRECTORY"
 _GAP = r"(?:\s|#[^\n]*\n)*"  # what may stand between the parts of a field, comments too
 _STRING = r"""("[^"\n]*"|'[^'\n]*')"""
 # Triton completes the last two by the backend, and people write down what it then shows.
 _FIELDS = {"backend": "python", "runtime": "libtriton_python.so", "default_model_filename": "model.py"}
 _ADDED = """\
 
-# Added by gen_vllm_env.sh adopt: the environment, and the tensors below.
+# Added by gen_vllm_env.sh adopt; the model declares its tensors itself.
 parameters {{
   key: "{name}"
   value: {{ string_value: "{place}" }}
@@ -29,23 +27,12 @@ parameters {{
 """
 
 
-def parse_config(file: Path, text: str) -> ModelConfig:
-    """Return a model's configuration; fields that only a newer Triton knows are passed over. VllmEnvError if it is none."""
-    config = ModelConfig()
-    try:
-        text_format.Parse(text, config, allow_unknown_field=True)
-    except text_format.ParseError as error:
-        raise VllmEnvError(f"{file} is no model configuration: {error}.", remedy="Mend that line.") from error
-    return config
-
-
-def rewrite_config(file: Path, text: str, template: ModelConfig, environment: str) -> str:
-    """Return the configuration with the Python backend, the environment of this name, and the tensors that it lacks.
+def rewrite_config(file: Path, text: str, environment: str) -> str:
+    """Return the configuration with the Python backend and the environment of this name.
 
     Args:
         file: where it stands, for messages.
         text: the configuration.
-        template: this project's own.
         environment: the name of the environment in the model's folder.
 
     Raises:
@@ -63,8 +50,7 @@ def rewrite_config(file: Path, text: str, template: ModelConfig, environment: st
         wanted.parameters[ENVIRONMENT].string_value = place
         pattern = rf"""["']{ENVIRONMENT}["'](?:(?!string_value)[\s\S])*string_value{_GAP}:{_GAP}{_STRING}"""
         text = _edited(file, text, pattern, place, wanted)
-    lacking = _lacking(wanted, template)
-    return "\n".join([text.rstrip(), *lacking, ""]) if lacking else text
+    return text
 
 
 def _refuse(file: Path, config: ModelConfig) -> None:
@@ -89,14 +75,3 @@ def _edited(file: Path, text: str, pattern: str, value: str, wanted: ModelConfig
         f"{file} cannot be edited: no string in it could be found whose change makes it name {value!r}.",
         remedy="Write that field once, on a line of its own, as Triton's documentation has it.",
     )
-
-
-def _lacking(config: ModelConfig, template: ModelConfig) -> list[str]:
-    """Return the tensors and the policy that the model needs and ``config`` lacks, each as a line."""
-    lines = []
-    for field in ("input", "output"):
-        declared = {tensor.name for tensor in getattr(config, field)}
-        lacking = [tensor for tensor in getattr(template, field) if tensor.name not in declared]
-        lines += [f"{field} {{ {text_format.MessageToString(tensor, as_one_line=True)} }}" for tensor in lacking]
-    policy = [] if config.HasField("model_transaction_policy") else ["model_transaction_policy { decoupled: true }"]
-    return lines + policy

@@ -19,47 +19,39 @@ from vllm_env.base.filesystem import (
     give_tree,
     let_read,
     link_or_copy,
-    make_readable,
     mounts_in,
     owner_of,
     sync,
     write_whole,
 )
+from vllm_env.layout import FILES, LAYOUTS
+from vllm_env.layout.layout import Layout
+from vllm_env.model.files import CODE, CONFIG_NAME, ENGINE_ARGS_NAME, EXAMPLE_NAME
+from vllm_env.model.manifest import CACHE_NAME, MANIFEST_NAME, SBOM_NAME
 from vllm_env.triton.root import STUB_NAME
 
 from .exchange import STAGING, staging_in
-from .manifest import ARCHIVE_NAME, CACHE_NAME, DIRECTORY_NAME, MANIFEST_NAME, PARTS_NAME, SBOM_NAME
 
-BUILT_NAMES = (STUB_NAME, PARTS_NAME, ARCHIVE_NAME, DIRECTORY_NAME, SBOM_NAME, MANIFEST_NAME)  # in the order of renaming
-CONFIG_NAME = "config.pbtxt"
-ENGINE_ARGS_NAME, EXAMPLE_NAME = "vllm_engine_args.json", "vllm_engine_args.example.json"
-CODE = "1"
-"""The model's version folder, with ``model.py`` and what it imports."""
+BUILT_NAMES = (STUB_NAME, *FILES, SBOM_NAME, MANIFEST_NAME)  # in the order of renaming
 CODE_NAMES = ("model.py", "triton_vllm")
-"""This project's own code in it."""
+"""This project's own code in the version folder."""
 WEIGHTS = (".safetensors", ".bin", ".gguf", ".pt", ".pth")
 _NOT_READ = ("__pycache__", "*.pyc", *(f"*{suffix}" for suffix in WEIGHTS))
 
 
 @dataclass(frozen=True)
 class BuiltSet:
-    """What to place: the stub, the archive with its parts or the unpacked environment, and manifest and SBOM as JSON.
+    """What to place: the stub, the environment as its layout has it in the cache, and manifest and SBOM as JSON.
 
     ``adopted_from`` is the official backend's model folder, if this model is adopted; the template is then made from it.
     """
 
     stub: Path
     environment: Path
-    layout: str
+    layout: Layout
     manifest: str
     sbom: str
-    parts: Path | None = None
     adopted_from: Path | None = None
-
-    @property
-    def environment_name(self) -> str:
-        """The environment's name in the model's folder."""
-        return DIRECTORY_NAME if self.layout == "directory" else ARCHIVE_NAME
 
 
 def stage_model(built: BuiltSet, current: Path, template: Path, new: Path) -> None:
@@ -68,7 +60,7 @@ def stage_model(built: BuiltSet, current: Path, template: Path, new: Path) -> No
         _link_tree(current, new)
     complete(built, template, new)
     write_engine_args(template, new)
-    set_environment_path(new, built.environment_name, current)
+    set_environment_path(new, built.layout.environment, current)
 
 
 def _link_tree(source: Path, target: Path) -> None:
@@ -152,28 +144,17 @@ def write_engine_args(template: Path, model: Path) -> None:
 def write_set(built: BuiltSet, folder: Path, *, linked: bool = False) -> None:
     """Write the set into a folder; it belongs to the folder's owner.
 
-    ``linked`` makes the files of an unpacked environment hard links, for a folder that nobody will edit.
+    ``linked`` allows hard links in the environment, for a folder that nobody will edit.
     """
     folder.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(built.stub, folder / STUB_NAME)
     (folder / STUB_NAME).chmod(0o755)
-    environment = folder / built.environment_name
-    if built.layout != "directory":
-        link_or_copy(str(built.environment), str(environment))
-        if built.parts:
-            shutil.copytree(built.parts, folder / PARTS_NAME, copy_function=link_or_copy)
-    else:  # a copy, not links: a user may edit what lies there, and the cache must not change with it
-        copy = link_or_copy if linked else shutil.copy2
-        shutil.copytree(built.environment, environment, symlinks=True, copy_function=copy)
-        if not linked:
-            make_readable(environment)
-    (folder / SBOM_NAME).write_text(built.sbom, "utf-8")
-    (folder / MANIFEST_NAME).write_text(built.manifest, "utf-8")
-    for file in (*folder.iterdir(), *folder.glob(f"{PARTS_NAME}/*")):
-        if file.is_file() and (file.name in BUILT_NAMES or file.parent != folder):
-            if file.name != STUB_NAME:
-                file.chmod(0o644)  # whatever the umask: the server may be another user's
-            sync(file)
+    sync(folder / STUB_NAME)
+    built.layout.place(built.environment, folder, linked=linked)
+    for name, text in ((SBOM_NAME, built.sbom), (MANIFEST_NAME, built.manifest)):
+        (folder / name).write_text(text, "utf-8")
+        (folder / name).chmod(0o644)  # whatever the umask: the server may be another user's
+        sync(folder / name)
     for name in BUILT_NAMES:
         if (folder / name).exists():
             give_tree(folder / name, owner_of(folder))
@@ -186,7 +167,8 @@ def set_environment_path(model: Path, name: str, current: Path | None = None) ->
     """
     config = model / CONFIG_NAME
     text = (config if config.exists() else (current or model) / CONFIG_NAME).read_text("utf-8")
-    new = re.sub(rf"\$\$TRITON_MODEL_DIRECTORY/({ARCHIVE_NAME}|{DIRECTORY_NAME})(?=\")", f"$$TRITON_MODEL_DIRECTORY/{name}", text)
+    names = "|".join(sorted({re.escape(layout.environment) for layout in LAYOUTS.values()}))
+    new = re.sub(rf"\$\$TRITON_MODEL_DIRECTORY/({names})(?=\")", f"$$TRITON_MODEL_DIRECTORY/{name}", text)
     if new != text:
         write_whole(config, new)
 
@@ -206,7 +188,7 @@ def stage_candidate(built: BuiltSet, current: Path, template: Path, new: Path) -
     if built.adopted_from:
         replace_code(template / CODE, new)
     write_set(built, new, linked=True)
-    set_environment_path(new, built.environment_name)
+    set_environment_path(new, built.layout.environment)
 
 
 def copy_code(source: Path, target: Path) -> None:

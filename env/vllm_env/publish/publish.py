@@ -11,13 +11,13 @@ import os
 from pathlib import Path
 
 from vllm_env.base.errors import VllmEnvError
-from vllm_env.base.filesystem import give, let_read, mounts_in, nearest, owner_of, remove_tree, require_space, sync, tree_size
+from vllm_env.base.filesystem import give, let_read, mounts_in, nearest, owner_of, remove_tree, require_space, sync
 from vllm_env.base.workspace import Workspace
+from vllm_env.layout import FILES
 
 from .adopt import refuse_target
 from .changes import refuse_changes, state_of
 from .exchange import STAGING, exchange, publishing, refuse_mounts, remove_abandoned_staging, staging_in
-from .manifest import ARCHIVE_NAME, DIRECTORY_NAME, PARTS_NAME
 from .model_folder import BUILT_NAMES, BuiltSet, complete, set_environment_path, stage_model, write_engine_args, write_set
 
 
@@ -52,7 +52,8 @@ def publish(workspace: Workspace, built: BuiltSet, repository: Path, model: str,
             if built.adopted_from:  # again: the build took minutes
                 refuse_target(built.adopted_from, target)
             receiver = target if target.exists() else repository
-            require_space(receiver, _bytes_to_copy(built, receiver), f"the environment in {target}")
+            needed = built.layout.bytes_to_copy(built.environment, receiver)
+            require_space(receiver, needed, f"the environment in {target}")
             place = staging_place(target)
             if place is None:
                 _publish_in_place(built, target, template)
@@ -74,12 +75,6 @@ def _make_folder(folder: Path) -> None:
     for made in missing:
         let_read(made)
         give(made, owner)
-
-
-def _bytes_to_copy(built: BuiltSet, receiver: Path) -> int:
-    """Return what the receiving folder's file system must take; an archive is linked where it is the cache's."""
-    linked = built.layout != "directory" and built.environment.stat().st_dev == receiver.stat().st_dev
-    return 0 if linked else sum(tree_size(path) for path in (built.environment, built.parts) if path)
 
 
 def staging_place(target: Path) -> Path | None:
@@ -119,12 +114,12 @@ def _publish_in_place(built: BuiltSet, target: Path, template: Path) -> None:
         write_set(built, staging)
         complete(built, template, target)  # after what takes space
         write_engine_args(template, target)
-        set_environment_path(target, built.environment_name)
+        set_environment_path(target, built.layout.environment)
         for name in BUILT_NAMES:
             if (staging / name).is_dir():
                 remove_tree(target / name)
             if (staging / name).exists():
                 (staging / name).rename(target / name)
-        for name in {ARCHIVE_NAME, DIRECTORY_NAME, PARTS_NAME} - {built.environment_name, PARTS_NAME if built.parts else ""}:
+        for name in set(FILES).difference(built.layout.files):
             remove_tree(target / name) if (target / name).is_dir() else (target / name).unlink(missing_ok=True)
         sync(target)

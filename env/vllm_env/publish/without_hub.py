@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from vllm_env.base import report
 from vllm_env.base.filesystem import file_sha256, give_tree, owner_of, write_whole
 from vllm_env.base.workspace import Workspace
-
-from .model_folder import ENGINE_ARGS_NAME, EXAMPLE_NAME
+from vllm_env.model.files import ENGINE_ARGS_NAME, EXAMPLE_NAME
 
 EXAMPLE_MODEL = "facebook/opt-125m"
 """What vllm_engine_args.example.json names."""
@@ -44,7 +44,7 @@ def own_model(workspace: Workspace, own: Mapping[str, Mapping[str, Any]]) -> Map
     ):
         reason = f"there is no folder {model}" if model.startswith(("/", ".")) else "no model hub answers"
     which = f"its stand-in, not {model}: {reason}" if reason else f"{model} with the model's own engine arguments"
-    workspace.console.note(f"the smoke run serves {which} (--smoke-model serves another, --no-smoke-run none)")
+    report.note(f"the smoke run serves {which} (--smoke-model serves another, --no-smoke-run none)")
     return {} if reason else own
 
 

@@ -1,4 +1,4 @@
-"""What dead servers left behind: environments extracted to ``/tmp``, shared memory, their temporary folders.
+"""What dead servers left behind: environments in ``/tmp`` or unpacked from parts, shared memory, temporary folders.
 
 Triton removes these on a clean exit only. Nothing is touched that a running process has mapped, nor anything younger than
 the oldest tritonserver that runs: that may be about to use it. The private copies of vLLM's caches that served models make
@@ -10,12 +10,15 @@ import os
 import re
 import shutil
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import psutil
 
 from vllm_env.base.filesystem import tree_size
+from vllm_env.inside import parts_unpack
 
 _PLACES = (  # Triton's own names, hard-coded in pb_env.cc and shm_manager; those that server.py gives; multiprocessing's
     (Path("/tmp"), re.compile(r"python_env_\w{6}|vllm_env_server_\w+|vllm_env_frontends_\w+")),  # noqa: S108
@@ -104,4 +107,16 @@ def _servers() -> list[tuple[int, float]]:
         with contextlib.suppress(psutil.Error):  # it has just ended
             if "tritonserver" in process.name() and process.status() != psutil.STATUS_ZOMBIE:
                 found.append((process.uids().real, process.create_time()))
+    return found
+
+
+def find_unpacked() -> list[tuple[Path, int, Callable[[], object]]]:
+    """Return what models in parts have unpacked and no process uses: each folder, its size in bytes, and what frees it.
+
+    What a server has taken into use meanwhile stays.
+    """
+    found: list[tuple[Path, int, Callable[[], object]]] = []
+    for place in parts_unpack.places():
+        free = partial(parts_unpack.remove_unused, place, 0)
+        found += [(Path(path), tree_size(Path(path)), free) for path in free(dry_run=True)]
     return found

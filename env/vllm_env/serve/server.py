@@ -24,7 +24,7 @@ from pathlib import Path
 
 import psutil
 
-from vllm_env.base.console import Console
+from vllm_env.base import report
 from vllm_env.base.errors import CommandError
 from vllm_env.base.interrupts import interrupts_held
 from vllm_env.base.process import Child, has_ended, start
@@ -77,12 +77,10 @@ class TritonServer:
     """A running tritonserver; a context manager that is entered when the models are ready.
 
     A start that gets stuck through a known fault of the Python backend is tried once more. ``binary`` is the program of a
-    Triton root; what the server and its children print is appended to ``log``; ``console`` shows how long the models load.
+    Triton root; what the server and its children print is appended to ``log``.
     """
 
-    def __init__(
-        self, binary: Path, repository: Path, *, log: Path, launch: Launch | None = None, console: Console | None = None
-    ) -> None:
+    def __init__(self, binary: Path, repository: Path, *, log: Path, launch: Launch | None = None) -> None:
         self.binary = binary
         self.repository = repository
         self.log = log
@@ -91,7 +89,6 @@ class TritonServer:
         """After the stop: processes that had not left by themselves and had to be ended."""
         self._id = uuid.uuid4().hex
         self._launch = launch or Launch()
-        self._console = console
         self._child: Child | None = None
         self._known: set[psutil.Process] = set()
         self._traces: set[Path] = set()
@@ -177,8 +174,7 @@ class TritonServer:
         while not self._is_ready():
             elapsed = time.monotonic() - started
             self._require_progress(elapsed)
-            if self._console:
-                self._console.step(f"tritonserver loads, {elapsed:.0f} s")
+            report.step(f"tritonserver loads, {elapsed:.0f} s")
             self._look()
             time.sleep(_POLL_SECONDS)
         self._failed = False

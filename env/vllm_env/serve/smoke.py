@@ -17,13 +17,12 @@ from typing import Any
 from vllm_env.base.errors import CommandError, VllmEnvError
 from vllm_env.base.process import run
 from vllm_env.base.workspace import Workspace
-from vllm_env.publish.check_model import OFFICIAL_ARGS
-from vllm_env.publish.model_folder import CODE, ENGINE_ARGS_NAME, copy_code
+from vllm_env.model.files import CODE, ENGINE_ARGS_NAME, MODEL_DIRECTORY, OFFICIAL_ARGS
+from vllm_env.publish.model_folder import copy_code
 
 from .server import Launch, TritonServer
 from .server_log import telling_lines
 
-_MODEL_DIRECTORY = "$$TRITON_MODEL_DIRECTORY"
 _GAP = r"(?:\s|,|;|#[^\n]*\n)*"  # what protobuf's text format allows between fields, comments too
 _GPU_IDS = re.compile(
     r"""(\bkey : (["'])GPU_DEVICE_IDS\2 value :? [{<] string_value : (["'])[^"',]*),[^"']*(?=\3)""".replace(" ", _GAP)
@@ -88,7 +87,7 @@ def smoke_run(workspace: Workspace, request: SmokeRequest) -> SmokeResult:
         arguments = dict(next(iter(request.own.values()), {})) or engine_args(request)
         copy_model(request.model_folder, repository / request.model_folder.name, arguments, request.own)
         started = time.monotonic()
-        with TritonServer(request.binary, repository, log=request.log, launch=launch, console=workspace.console) as server:
+        with TritonServer(request.binary, repository, log=request.log, launch=launch) as server:
             ready = time.monotonic()
             output = _ask(request, server, staged)
         lines = (staged / _RESULTS).read_text(encoding="utf-8").split(f"\n{_SEPARATOR}")[:-1]  # it ends with a separator
@@ -141,7 +140,7 @@ def copy_model(folder: Path, copy: Path, arguments: Mapping[str, Any], own: Docu
         (copy / file).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
     config = copy / "config.pbtxt"
     text = config.read_text("utf-8") if own else _GPU_IDS.sub(r"\1", config.read_text("utf-8"))
-    text = re.sub(re.escape(_MODEL_DIRECTORY) + r'/([^"/]+)', lambda named: str((folder / named[1]).resolve()), text)
+    text = re.sub(re.escape(MODEL_DIRECTORY) + r'/([^"/]+)', lambda named: str((folder / named[1]).resolve()), text)
     config.write_text(text, encoding="utf-8")
 
 

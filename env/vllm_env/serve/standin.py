@@ -9,13 +9,15 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from vllm_env import inside
+from vllm_env.base import report
 from vllm_env.base.cache import key_of, touch
 from vllm_env.base.errors import CommandError
 from vllm_env.base.filesystem import make_readable, put_in_place
 from vllm_env.base.process import run
 from vllm_env.base.workspace import Workspace
 
-_TRAINER = Path(__file__).with_name("standin_train.py")
+_TRAINER = inside.FOLDER / "standin_train.py"
 # Small matrices on one thread; nothing of the machine's Python, hub or GPU may change what comes out.
 _ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
@@ -65,7 +67,7 @@ def ensure_standin(workspace: Workspace, python: Path, recipe: Recipe | None = N
     if (folder / "config.json").is_file():
         touch(folder)
         return folder
-    workspace.console.step("making a small model that knows the answers to the prompts")
+    report.step("making a small model that knows the answers to the prompts")
     with workspace.cache.staging() as staged:
         made = staged / "model"
         made.mkdir()

@@ -13,9 +13,9 @@ from pathlib import Path
 from vllm_env.base.errors import CommandError, VllmEnvError
 from vllm_env.base.filesystem import give_tree, make_readable, owner_of
 from vllm_env.base.workspace import Workspace
-from vllm_env.publish.check_model import arguments_file
+from vllm_env.model.files import arguments_file
+from vllm_env.model.manifest import CACHE_NAME
 from vllm_env.publish.exchange import exchange, publishing, refuse_mounts, remove_abandoned_staging, staging_in
-from vllm_env.publish.manifest import CACHE_NAME
 
 from .server import Launch, TritonServer
 
@@ -73,7 +73,7 @@ def _fill(workspace: Workspace, binary: Path, model: Path, log: Path, ready_time
             remove_abandoned_staging(model.parent)
             filled = stack.enter_context(staging_in(model)) / CACHE_NAME
             filled.mkdir()
-        seconds = _load(workspace, binary, model, filled, log, ready_timeout)
+        seconds = _load(binary, model, filled, log, ready_timeout)
         files, size = _finish(filled, log)
         give_tree(filled, owner_of(model.resolve()))
         with publishing(workspace, repository):
@@ -81,12 +81,12 @@ def _fill(workspace: Workspace, binary: Path, model: Path, log: Path, ready_time
     return Warmed(model / CACHE_NAME, files, size, seconds)
 
 
-def _load(workspace: Workspace, binary: Path, model: Path, filled: Path, log: Path, ready_timeout: float) -> float:
+def _load(binary: Path, model: Path, filled: Path, log: Path, ready_timeout: float) -> float:
     """Serve the model until it is ready, and return how many seconds that took."""
     log.unlink(missing_ok=True)
     started = time.monotonic()
     launch = Launch({_VARIABLE: str(filled)}, ("--model-control-mode=explicit", f"--load-model={model.name}"), ready_timeout)
-    with TritonServer(binary, model.parent, log=log, launch=launch, console=workspace.console):
+    with TritonServer(binary, model.parent, log=log, launch=launch):
         return time.monotonic() - started
 
 

@@ -6,6 +6,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from vllm_env.base import report
 from vllm_env.base.cache import key_of, touch
 from vllm_env.base.elf import read_dynamic_section
 from vllm_env.base.errors import CommandError, VllmEnvError
@@ -128,7 +129,7 @@ class _Build:
     def clone(self) -> None:
         release, source = self.triton.release, self.staging / "source"
         url = f"{self.options.git_url}/python_backend.git"
-        self.workspace.console.step(f"clone python_backend r{release}")
+        report.step(f"clone python_backend r{release}")
         self.workspace.network.git(
             ["clone", "--quiet", "--depth", "1", "--branch", f"r{release}", url, source],
             f"clone python_backend at r{release}",
@@ -151,7 +152,7 @@ class _Build:
 
     def _step(self, name: str, command: list[object]) -> None:
         """Run CMake, which fetches sources both when it configures and when it builds."""
-        self.workspace.console.step(name)
+        report.step(name)
         what, env = f"{name} the stub of Triton {self.triton.release}", _build_environment(self.options)
         try:
             self.workspace.network.program(command, what, env=env, on_line=self._record)
@@ -163,7 +164,7 @@ class _Build:
         with self.log.open("a", encoding="utf-8") as sink:
             sink.write(f"{line}\n")
         if re.match(r"\[\d+/\d+\]", line):
-            self.workspace.console.step(line)
+            report.step(line)
 
 
 def with_boost_url(text: str, url: str) -> str:

@@ -5,7 +5,7 @@ from pathlib import Path
 from vllm_env.base.errors import CommandError, VllmEnvError
 from vllm_env.base.process import run
 from vllm_env.base.workspace import Workspace
-from vllm_env.prefix.runtime import COMPILER
+from vllm_env.prefix.relocate import COMPILER
 
 _SOURCE = """\
 #include <Python.h>

@@ -14,14 +14,15 @@ from typing import Any
 
 from packaging.utils import canonicalize_name
 
-from vllm_env.base.errors import CommandError, VllmEnvError
+from vllm_env import inside
+from vllm_env.base.errors import REBUILD, CommandError, VllmEnvError
 from vllm_env.base.process import run
 from vllm_env.base.workspace import Workspace
 from vllm_env.triton.root import rules_of
 
-from .tree_rules import REBUILD, Expected, differing, is_same_version
+from .tree_rules import Expected, differing, is_same_version
 
-_PROBE = Path(__file__).with_name("launcher_probe.py")
+_PROBE = inside.FOLDER / "launcher_probe.py"
 _MARK = "vllm_env-probe "
 _SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"
 # What initialising Python without a configured locale comes to (PEP 538 and 540 off, C locale).

@@ -10,6 +10,8 @@ from typing import Any
 
 from packaging.utils import canonicalize_name
 
+from vllm_env import inside
+from vllm_env.base import report
 from vllm_env.base.errors import VllmEnvError
 from vllm_env.base.workspace import Workspace
 from vllm_env.triton.root import rules_of
@@ -18,7 +20,7 @@ from .driver_standin import write_driver_standin
 from .launcher_check import ask
 from .tree_rules import Expected
 
-_PROBE = Path(__file__).with_name("lazy_probe.py")
+_PROBE = inside.FOLDER / "lazy_probe.py"
 _SECONDS = 60.0  # the slowest one took 4 s on two cores
 _EVERYWHERE = (
     *("tokenizers", "transformers.modeling_utils", "xgrammar", "llguidance", "outlines_core"),
@@ -67,7 +69,7 @@ def check_lazy_imports(workspace: Workspace, environment: Path, expected: Expect
         elif is_broken(failure, expected.versions):
             broken[name] = failure
         else:
-            workspace.console.debug(f"{name}: {failure['text']}")
+            report.debug(f"{name}: {failure['text']}")
     if broken:
         raise _error(broken, environment)
     return (f"not told in {seconds:.0f} s whether these can be imported: {', '.join(slow)}",) if slow else ()

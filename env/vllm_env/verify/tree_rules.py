@@ -1,38 +1,21 @@
 """What an environment must be for Triton to load it: the loader's own rules, and what would break at the first request.
 
-The loader's rules are replayed by unpacking the archive with libarchive (libarchive_worker.py). The others read the unpacked
-tree, so that they hold for the layout ``directory`` as well.
+The loader's rules about archives are replayed where one is unpacked (layout/archive.py). These read the unpacked tree, so
+that they hold for every layout.
 """
 
-import ctypes.util
 import json
-import re
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from vllm_env.base.errors import VllmEnvError
-from vllm_env.base.process import run
+from vllm_env.base.errors import REBUILD, VllmEnvError
 from vllm_env.triton.root import rules_of
 
-REBUILD = "Build it again: ./gen_vllm_env.sh."
 _OF_PYTHON = ("pip", "setuptools", "wheel")  # an interpreter's conda package may bring them
-_MAGIC = {b"\x28\xb5\x2f\xfd": "zstd", b"\xfd7zXZ\0": "xz", b"BZh": "bzip2", b"PK\x03\x04": "ZIP", b"\x04\x22\x4d\x18": "lz4"}
-# libarchive's messages (archive_write_disk_posix.c, archive_read_support_format_tar.c, …filter_gzip.c) and what they mean
-_MEANING = (
-    (r"Path contains '\.\.'", "Since 26.06 Triton refuses members whose path contains '..' (SECURE_NODOTDOT)."),
-    (r"Path is absolute", "Since 26.06 Triton refuses members with an absolute path (SECURE_NOABSOLUTEPATHS)."),
-    (r"through symlink", "Since 26.06 Triton refuses to write through a symbolic link (SECURE_SYMLINKS)."),
-    (r"can't be converted", "tritonserver runs in the C locale, in which libarchive cannot convert this name."),
-    (r"[Tt]runcated|premature end|Damaged tar|invalid compressed|decompression failed", "The archive is cut off or damaged."),
-    (r"Unrecognized archive format", "Triton reads tar archives, compressed with gzip or not at all."),
-    (r"No space left|disk full", "The file system is full."),
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -40,75 +23,14 @@ class Expected:
     """What an environment is to be, by its lock or its manifest.
 
     ``python`` (``3.11``) and ``release`` (``24.10``) are the stub's, ``versions`` are those of distributions by their
-    normalised names (``complete``: of all that are installed), ``members`` is the archive's number of them, 0 if unknown.
+    normalised names (``complete``: of all that are installed).
     """
 
     python: str
     release: str
     versions: dict[str, str]
     complete: bool = False
-    members: int = 0
     profile: str = "cpu"
-
-
-def unpack(archive: Path, folder: Path, triton: Path | None = None, members: int = 0) -> None:
-    """Unpack an archive of so many members (0: not known) as Triton would, by its own libarchive if its root brings one.
-
-    A VllmEnvError names the rule by which Triton refuses it.
-    """
-    _check_compression(archive)
-    folder.mkdir(parents=True)
-    answer = _replay(archive, folder, triton)
-    if "refused" in answer:
-        raise _explained(archive, answer["refused"])
-    if members and answer["members"] != members:
-        raise VllmEnvError(
-            f"{archive} holds {answer['members']} members, and not the {members} that were packed.",
-            cause="It was cut off between two members, which libarchive takes for its end.",
-            remedy=REBUILD,
-        )
-
-
-def _check_compression(archive: Path) -> None:
-    with archive.open("rb") as stream:
-        head = stream.read(8)
-    kind = next((name for magic, name in _MAGIC.items() if head.startswith(magic)), None)
-    if kind:
-        raise VllmEnvError(
-            f"{archive} is compressed with {kind}.",
-            cause="Triton reads tar archives, compressed with gzip or not at all.",
-            remedy=REBUILD,
-        )
-
-
-def _replay(archive: Path, folder: Path, triton: Path | None) -> dict[str, Any]:
-    libraries = triton.absolute() / "lib" if triton else None
-    own = sorted(libraries.glob("libarchive*.so.13*")) if libraries else []
-    library = str(own[0]) if own else ctypes.util.find_library("archive")
-    if library is None:
-        raise VllmEnvError(
-            "The loader's rules cannot be checked: this machine has no libarchive.so.13.",
-            remedy="Install it (apt-get install libarchive13), or run in a Triton container, which has it.",
-        )
-    environment = {"LIBARCHIVE": library, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
-    if own:
-        environment["LD_LIBRARY_PATH"] = str(libraries)
-    command = [sys.executable, "-m", "vllm_env.verify.libarchive_worker", archive.resolve(), folder.absolute()]
-    output = run(command, what=f"unpack {archive.name} as Triton does", env=environment, cwd=Path(environment["PYTHONPATH"]))
-    answer: dict[str, Any] = json.loads(output.splitlines()[-1])
-    return answer
-
-
-def _explained(archive: Path, refused: dict[str, Any]) -> VllmEnvError:
-    meaning = next((text for pattern, text in _MEANING if re.search(pattern, refused["message"])), "")
-    place = f" at {refused['member']}" if refused["member"] else ""
-    said = f"{refused['call']}() answers {refused['status']}: {refused['message']}"
-    full = "full" in meaning
-    return VllmEnvError(
-        f"{archive} cannot be unpacked{place}.",
-        cause=f"{meaning} {said}".strip(),
-        remedy="Free some space, or point VLLM_ENV_CACHE to a larger file system." if full else REBUILD,
-    )
 
 
 def check_tree(environment: Path, expected: Expected) -> None:

@@ -1,15 +1,16 @@
 """Checks a finished set before it is published; ``gen_vllm_env.sh verify`` runs the same on any repository.
 
-In the order of the cost: the plan, before anything long starts; the files' digests; the archive, unpacked as Triton does;
-the tree that comes out; an interpreter of it, started as Triton's launcher starts the stub; what vLLM imports later.
+In the order of the cost: the plan, before anything long starts; the files' digests; what is packed, opened as a server does;
+each tree that comes out; an interpreter of it, started as Triton's launcher starts the stub; what vLLM imports later.
 """
 
 from pathlib import Path
 
+from vllm_env.base import report
 from vllm_env.base.cache import key_of
-from vllm_env.base.filesystem import require_space
 from vllm_env.base.workspace import Workspace
-from vllm_env.lock.locked import Lock
+from vllm_env.layout.layout import Layout, Packed
+from vllm_env.lock.pylock import Lock
 from vllm_env.prefix.needed_libraries import check_missing_libraries, find_needed_libraries
 from vllm_env.triton.root import NEWEST_KNOWN, TritonRoot, is_known
 
@@ -37,43 +38,52 @@ def check_plan(lock: Lock, triton: TritonRoot) -> tuple[str, ...]:
     return (f"Triton {triton.release} is not in the table of releases, which ends with {NEWEST_KNOWN}: {row}",)
 
 
-def verify_archive(
-    workspace: Workspace, archive: Path, expected: Expected, triton: TritonRoot | None = None, *, unpacked: int = 0
+def verify_packed(
+    workspace: Workspace, layout: Layout, packed: Packed, expected: Expected, triton: TritonRoot | None = None
 ) -> tuple[str, ...]:
-    """Unpack an archive as Triton does, below the cache, and check what comes out, down to an import of vLLM.
+    """Open an environment as a server does, below the cache, and check what comes out, down to an import of vLLM.
 
-    The Triton root's own libarchive is used if it brings one; ``unpacked`` are the bytes that the archive unpacks to, 0 if
-    that is not known. Returned are notes for the user: what is not wrong, but costs time at each start.
-
-    Raises:
-        VllmEnvError: naming the rule and the remedy.
-    """
-    size = archive.stat().st_size if archive.exists() else 0
-    require_space(workspace.cache.root, (unpacked or 5 * size) * 11 // 10, "unpacking the archive to verify it")
-    with workspace.cache.staging() as staging:
-        workspace.console.step("unpacked with libarchive")
-        environment = staging / "0"  # as Triton names it
-        tree_rules.unpack(archive, environment, triton.path if triton else None, expected.members)
-        return verify_directory(workspace, environment, expected)
-
-
-def verify_directory(workspace: Workspace, environment: Path, expected: Expected) -> tuple[str, ...]:
-    """Check an unpacked environment, down to an import of vLLM; return notes as ``verify_archive`` does.
+    Returns:
+        Notes for the user: what is not wrong, but costs time at each start.
 
     Raises:
         VllmEnvError: naming the rule and the remedy.
     """
-    workspace.console.step("rules of the loader")
-    tree_rules.check_tree(environment, expected)
-    workspace.console.step("shared libraries")
-    check_missing_libraries(find_needed_libraries(environment, expected.profile))
-    workspace.console.step("its own compiler")
-    check_compiler(workspace, environment)
-    workspace.console.step("paths of the build")
+    notes: list[str] = []
+    with workspace.cache.staging() as scratch:
+        for tree in layout.open(workspace, packed, triton.path if triton else None, scratch):
+            if tree.complete:
+                notes += verify_tree(workspace, tree.path, expected)
+            else:
+                _verify_interpreter(workspace, tree.path, expected)
+    return tuple(notes)
+
+
+def _verify_interpreter(workspace: Workspace, environment: Path, expected: Expected) -> None:
+    """Check what a stub starts in before the rest of the environment is there."""
     leaked_paths.check_leaks(environment, leaked_paths.build_places(workspace.cache.root))
-    workspace.console.step("imports without activation")
+    for activates in (True, False):
+        started = launcher_check.start(workspace, environment, ("numpy",), activates=activates)
+        launcher_check.judge(started, environment, Expected(expected.python, expected.release, {}))
+
+
+def verify_tree(workspace: Workspace, environment: Path, expected: Expected) -> tuple[str, ...]:
+    """Check an unpacked environment, down to an import of vLLM; return notes as ``verify_packed`` does.
+
+    Raises:
+        VllmEnvError: naming the rule and the remedy.
+    """
+    report.step("rules of the loader")
+    tree_rules.check_tree(environment, expected)
+    report.step("shared libraries")
+    check_missing_libraries(find_needed_libraries(environment, expected.profile))
+    report.step("its own compiler")
+    check_compiler(workspace, environment)
+    report.step("paths of the build")
+    leaked_paths.check_leaks(environment, leaked_paths.build_places(workspace.cache.root))
+    report.step("imports without activation")
     started, _ = launcher_check.check_start(workspace, environment, expected)
-    workspace.console.step("what vLLM imports later")
+    report.step("what vLLM imports later")
     notes = check_lazy_imports(workspace, environment, expected)
     if started.stale:
         named = ", ".join(started.stale[:3])

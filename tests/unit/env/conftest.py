@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from vllm_env.base.workspace import Workspace
-    from vllm_env.lock.locked import Lock
+    from vllm_env.lock.pylock import Lock
     from vllm_env.lock.spec import Spec
 
 
@@ -41,10 +41,9 @@ python = "3.11"
 def stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stages:
     """Stages that end well."""
     made = Stages(tmp_path)
-    for name in ("make_plan", "make_prefix", "make_stub", "make_archive"):
+    for name in ("make_plan", "make_prefix", "make_stub", "verify_packed"):
         monkeypatch.setattr(module, name, getattr(made, name))
-    for name in ("verify_archive", "verify_directory"):
-        monkeypatch.setattr(f"vllm_env.verify.parts.{name}", getattr(made, name))
+    monkeypatch.setattr("vllm_env.layout.archive.Archive.pack", lambda _layout, *arguments: made.pack(*arguments))
     for name in ("has_prefix", "ensure_standin", "is_fetchable", "smoke_run", "warm"):
         monkeypatch.setattr(module, name, getattr(made, name))
     real = module.publish

@@ -11,6 +11,7 @@ import pytest
 from support import triton_folder
 from vllm_env import plan as module
 from vllm_env.base.errors import VllmEnvError
+from vllm_env.layout import LAYOUTS
 from vllm_env.lock.spec import Overrides
 from vllm_env.plan import BuildRequest, default_profile, find_triton, has_gpu, installed_triton, make_plan
 from vllm_env.triton.root import NEWEST_KNOWN, TritonRoot, open_root, rules_of
@@ -18,7 +19,7 @@ from vllm_env.triton.stub_source import StubOptions
 
 if TYPE_CHECKING:
     from vllm_env.base.workspace import Workspace
-    from vllm_env.lock.locked import Lock
+    from vllm_env.lock.pylock import Lock
 
 
 @pytest.fixture
@@ -129,7 +130,7 @@ def test_the_key_is_that_of_what_would_be_published(
     assert make_plan(workspace, replace(planned, repository=tmp_path / "other", model="mine")).key == key
     others = [
         make_plan(workspace, replace(planned, keep=("tests",))).key,
-        make_plan(workspace, replace(planned, layout="directory")).key,
+        make_plan(workspace, replace(planned, layout=LAYOUTS["directory"])).key,
         make_plan(workspace, replace(planned, profile="cuda")).key,
     ]
     stub = open_root(tmp_path / "triton").stubs["3.11"]
@@ -209,7 +210,7 @@ def test_other_builds_do_not_need_a_gpu(
 ) -> None:
     """With one, without --warm, or for the CPU."""
     monkeypatch.setattr(module, "has_gpu", lambda: gpu)
-    monkeypatch.setattr(module, "EXTRACTED_SPACE", {"cpu": 1, "cuda": 1})
+    monkeypatch.setattr("vllm_env.layout.archive.EXTRACTED_SPACE", {"cpu": 1, "cuda": 1})
     assert make_plan(workspace, replace(planned, profile=profile, warm=warm)).spec.profile == profile
 
 
@@ -222,7 +223,7 @@ def test_space_for_tritons_extraction_is_asked_for_first(
     workspace: Workspace, planned: BuildRequest, monkeypatch: pytest.MonkeyPatch, smoke: bool, warm: bool, purpose: str
 ) -> None:
     """In /tmp, whatever TMPDIR is; the message names what needs it and the ways out."""
-    monkeypatch.setattr(module, "EXTRACTED_SPACE", {"cpu": 10**18})
+    monkeypatch.setattr("vllm_env.layout.archive.EXTRACTED_SPACE", {"cpu": 10**18})
     with pytest.raises(VllmEnvError, match=f"Triton's extraction for {purpose} needs 1000000000.0 GB in /tmp") as caught:
         make_plan(workspace, replace(planned, smoke=smoke, warm=warm))
     assert "--layout directory" in caught.value.remedy
@@ -235,5 +236,5 @@ def test_nothing_is_extracted_here_without_a_server_or_an_archive(
     workspace: Workspace, planned: BuildRequest, monkeypatch: pytest.MonkeyPatch, smoke: bool, layout: str
 ) -> None:
     """So no space is asked for."""
-    monkeypatch.setattr(module, "EXTRACTED_SPACE", {"cpu": 10**18})
-    assert make_plan(workspace, replace(planned, smoke=smoke, layout=layout)).key  # type: ignore[arg-type]
+    monkeypatch.setattr("vllm_env.layout.archive.EXTRACTED_SPACE", {"cpu": 10**18})
+    assert make_plan(workspace, replace(planned, smoke=smoke, layout=LAYOUTS[layout])).key

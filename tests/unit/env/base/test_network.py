@@ -13,8 +13,7 @@ import pytest
 
 from vllm_env.base import network as module
 from vllm_env.base.errors import CommandError, VllmEnvError
-from vllm_env.base.network import Network, NetworkError
-from vllm_env.base.pip_config import PipConfig
+from vllm_env.base.network import Network, NetworkError, PipConfig
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

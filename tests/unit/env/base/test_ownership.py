@@ -10,6 +10,7 @@ import pytest
 from support.repositories import CHECKOUT
 from support.small_fixtures import workspace_in
 from vllm_env.base.filesystem import Owner, give, owner_of, write_whole
+from vllm_env.layout import LAYOUTS
 from vllm_env.publish import publish as module
 from vllm_env.publish.model_folder import BUILT_NAMES, BuiltSet
 from vllm_env.publish.publish import publish
@@ -39,7 +40,7 @@ def _built(folder: Path, tag: str, layout: str = "archive") -> BuiltSet:
     (folder / f"stub-{tag}").write_text(tag)
     (folder / f"archive-{tag}").write_text(tag)
     place = environment if layout == "directory" else folder / f"archive-{tag}"
-    return BuiltSet(folder / f"stub-{tag}", place, layout, "{}", "{}")
+    return BuiltSet(folder / f"stub-{tag}", place, LAYOUTS[layout], "{}", "{}")
 
 
 @pytest.fixture

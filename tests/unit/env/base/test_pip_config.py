@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from vllm_env.base.pip_config import PipConfig, parse_pip_config, read_pip_config
+from vllm_env.base.network import PipConfig, parse_pip_config, read_pip_config
 
 if TYPE_CHECKING:
     from pathlib import Path

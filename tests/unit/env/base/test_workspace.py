@@ -11,6 +11,7 @@ import pytest
 from support.patience import LIMIT
 from vllm_env.base.cache import Cache
 from vllm_env.base.locks import locked
+from vllm_env.base.report import Console, reporting_to
 from vllm_env.base.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -47,8 +48,9 @@ def test_one_build_at_a_time_holds_the_cache(tmp_path: Path, capsys: pytest.Capt
             noted.append(text)
             release.set()
 
-        object.__setattr__(workspace.console, "note", note)
-        with workspace.exclusive():
+        console = Console()
+        console.note = note  # type: ignore[method-assign]
+        with reporting_to(console), workspace.exclusive():
             pass
     finally:
         release.set()

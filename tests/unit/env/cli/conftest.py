@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from support import triton_folder
+from vllm_env.layout.layout import EnvironmentRecord
 from vllm_env.lock.lock import inputs_of
-from vllm_env.lock.locked import Lock, LockedWheel
 from vllm_env.lock.pins import PinnedVllm
-from vllm_env.lock.pylock import write_pylock
+from vllm_env.lock.pylock import Lock, LockedWheel, write_pylock
 from vllm_env.lock.spec import Overrides, load_spec
+from vllm_env.model.manifest import Manifest, StubRecord, VllmRecord
 from vllm_env.plan import TEMPLATE
-from vllm_env.publish.manifest import EnvironmentRecord, Manifest, StubRecord, VllmRecord
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,7 +30,7 @@ _TABLE = 'vllm = "0.99.0"\ndistribution = "vllm"\npython = "3.11"\nrequirements 
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_ENV_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("vllm_env.serve.unpacked.places", lambda: [str(tmp_path / "unpacked")])
+    monkeypatch.setattr("vllm_env.inside.parts_unpack.places", lambda: [str(tmp_path / "unpacked")])
 
 
 @pytest.fixture(autouse=True)

@@ -15,13 +15,14 @@ import pytest
 from support import triton_folder
 from vllm_env.base.cache import Cache
 from vllm_env.cli.main import main
-from vllm_env.publish.manifest import EnvironmentRecord
+from vllm_env.layout.layout import EnvironmentRecord, Packed
 from vllm_env.publish.model_folder import set_environment_path
 from vllm_env.serve.leftovers import Abandoned
 from vllm_env.triton.root import TritonRoot
 
 if TYPE_CHECKING:
-    from vllm_env.publish.manifest import Manifest
+    from vllm_env.layout.layout import Layout
+    from vllm_env.model.manifest import Manifest
 
 
 def _run(*arguments: object) -> int:
@@ -62,17 +63,12 @@ def checked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[objec
     """What was given to the checks of an environment, which take minutes."""
     seen: list[tuple[object, ...]] = []
 
-    def archive(_workspace: object, *arguments: object, unpacked: int) -> tuple[str, ...]:
-        seen.append(("archive", *arguments, unpacked))
+    def verify(_workspace: object, layout: Layout, *arguments: object) -> tuple[str, ...]:
+        seen.append((layout.name, *arguments))
         return ("a note",)
 
-    def directory(_workspace: object, *arguments: object) -> tuple[str, ...]:
-        seen.append(("directory", *arguments))
-        return ()
-
     monkeypatch.setattr("vllm_env.cli.commands.installed_triton", lambda: triton_folder.make_root(tmp_path / "triton"))
-    monkeypatch.setattr("vllm_env.verify.parts.verify_archive", archive)
-    monkeypatch.setattr("vllm_env.verify.parts.verify_directory", directory)
+    monkeypatch.setattr("vllm_env.cli.commands.verify_packed", verify)
     return seen
 
 
@@ -81,8 +77,8 @@ def test_verify_checks_the_archive_against_the_manifest(
 ) -> None:
     """As the build does before it publishes; the notes are said, and the result is a line or JSON."""
     assert _run("verify", "--model-repository", model.parent) == 0
-    ((*arguments, triton, unpacked),) = checked
-    assert (arguments, unpacked) == (["archive", model / "vllm_env.tar.gz", manifest.expected()], 10)
+    ((*arguments, triton),) = checked
+    assert arguments == ["archive", Packed(model / "vllm_env.tar.gz", (manifest.archive,)), manifest.expected()]
     assert isinstance(triton, TritonRoot), "a bare container has no libarchive but Triton's own"
     out, err = capsys.readouterr()
     assert out == f"{model}: verified\n"
@@ -98,7 +94,8 @@ def test_verify_checks_an_unpacked_environment(model: Path, manifest: Manifest, 
     (model / "vllm_env").mkdir()
     set_environment_path(model, "vllm_env")
     assert _run("verify", "--model-repository", model.parent) == 0
-    assert checked == [("directory", model / "vllm_env", manifest.expected())]
+    ((*arguments, _),) = checked
+    assert arguments == ["directory", Packed(model / "vllm_env", (manifest.archive,)), manifest.expected()]
 
 
 @pytest.mark.parametrize("file", ["vllm_env.tar.gz", "triton_python_backend_stub"])
@@ -117,7 +114,7 @@ def test_a_wheelhouse_is_filled_where_nothing_could_be_served(
 ) -> None:
     """A machine with a small /tmp and no GPU, which refuses the build, is good enough to download on."""
     monkeypatch.setattr("vllm_env.plan.has_gpu", lambda: False)
-    monkeypatch.setattr("vllm_env.plan.EXTRACTED_SPACE", {"cuda": 10**18, "cpu": 10**18})
+    monkeypatch.setattr("vllm_env.layout.archive.EXTRACTED_SPACE", {"cuda": 10**18, "cpu": 10**18})
     for options in (["--profile", "cuda", "--warm"], ["--profile", "cuda"]):
         assert _run(*locked, *options) == 1
         assert _run("wheelhouse", tmp_path / "house", *locked, *options) == 0, capsys.readouterr().err

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from vllm_env.cli.forecast import forecast
+from vllm_env.layout import LAYOUTS
 from vllm_env.plan import BuildRequest, make_plan
 from vllm_env.prefix.prefix import BUILD_SPACE, EXTRACTED_SPACE, prefix_key
 
@@ -27,7 +28,7 @@ def test_a_forecast_is_of_what_is_left_to_do(workspace: Workspace, planned: Buil
     assert "/tmp" not in unserved.space
     source = replace(plan, stub=replace(plan.stub, prebuilt=None))
     assert (forecast(workspace, planned, plan.spec, source).seconds or 0) > (unserved.seconds or 0)
-    unpacked = forecast(workspace, replace(planned, layout="directory", smoke=True), plan.spec, plan)
+    unpacked = forecast(workspace, replace(planned, layout=LAYOUTS["directory"], smoke=True), plan.spec, plan)
     assert unpacked.space[str(planned.repository)] == EXTRACTED_SPACE["cpu"]
     made = workspace.cache.path("prefixes", prefix_key(plan.lock, ()))
     made.mkdir(parents=True)

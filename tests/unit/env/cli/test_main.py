@@ -21,8 +21,8 @@ from support.small_build import make_tree
 from vllm_env.base.errors import CommandError
 from vllm_env.build import BuildResult
 from vllm_env.cli.main import main
+from vllm_env.model.manifest import Manifest
 from vllm_env.prefix.prefix import BUILD_SPACE, EXTRACTED_SPACE
-from vllm_env.publish.manifest import Manifest
 from vllm_env.serve.smoke import SmokeResult
 from vllm_env.serve.warm import Warmed
 from vllm_env.triton.root import TritonRoot, rules_of
@@ -30,7 +30,7 @@ from vllm_env.triton.root import TritonRoot, rules_of
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from vllm_env.publish.manifest import Manifest
+    from vllm_env.model.manifest import Manifest
 
 
 def _run(*arguments: object) -> int:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from vllm_env.base.console import Console
 from vllm_env.cli.options import open_workspace, request_of
 from vllm_env.cli.parser import build_parser, parse
+from vllm_env.layout import LAYOUTS
 from vllm_env.lock.lock import LockOptions
 from vllm_env.lock.spec import Overrides, Pin
 from vllm_env.plan import BuildRequest
@@ -23,14 +23,14 @@ def _request(*arguments: object) -> BuildRequest:
 
 
 def _workspace(*arguments: object) -> Workspace:
-    return open_workspace(Console(), build_parser().parse_args([str(a) for a in arguments]))
+    return open_workspace(build_parser().parse_args([str(a) for a in arguments]))
 
 
 @pytest.mark.parametrize("command", ["doctor", "verify", "inspect", "clean"])
 def test_every_subcommand_works_without_a_network(command: str, tmp_path: Path) -> None:
     """The packager's own tools come from the wheelhouse, and nothing asks a network."""
     _, options = parse([command, "--offline", "--wheelhouse", str(tmp_path)])
-    network = open_workspace(Console(), options).network
+    network = open_workspace(options).network
     assert (network.offline, network.wheelhouse) == (True, tmp_path)
 
 
@@ -57,7 +57,7 @@ def test_every_option_reaches_the_request(tmp_path: Path) -> None:
         "https://t",
         "https://b",
     )
-    assert (request.stub_options.jobs, request.layout, request.keep) == (3, "directory", ("tests",))
+    assert (request.stub_options.jobs, request.layout, request.keep) == (3, LAYOUTS["directory"], ("tests",))
     assert request.model_folder == Path.cwd() / "models" / "mine"
     assert request.lock == LockOptions(locked=True, upgrade=False)
     assert (request.smoke, request.smoke_model, request.warm) == (False, "opt", True)

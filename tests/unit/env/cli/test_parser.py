@@ -10,7 +10,7 @@ from vllm_env.base.errors import UsageError
 from vllm_env.cli.commands import COMMANDS
 from vllm_env.cli.main import main
 from vllm_env.cli.parser import _PARSERS, build_parser, parse
-from vllm_env.plan import Layout
+from vllm_env.layout import LAYOUTS
 from vllm_env.prefix.prune import RULES
 from vllm_env.triton.stub import StubMode
 
@@ -109,8 +109,13 @@ def test_every_subcommand_is_parsed_and_run() -> None:
     assert set(_PARSERS) == {*COMMANDS, "build"}
 
 
+def test_every_layout_is_named() -> None:
+    """The parser knows nothing of the table of layouts, which the options are looked up in."""
+    (text,) = (action.help or "" for action in build_parser()._actions if action.dest == "layout")
+    assert [name for name in LAYOUTS if name not in text] == []
+
+
 def test_the_choices_are_those_of_the_request() -> None:
     """The parser names them itself, since it imports nothing but the standard library."""
     choices = {action.option_strings[-1]: action.choices for action in build_parser()._actions}
-    assert choices["--layout"] == get_args(Layout)
     assert choices["--stub"] == get_args(StubMode)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from support.small_build import small_lock
-from vllm_env.lock.locked import Inputs
+from vllm_env.lock.pylock import Inputs
 
 
 def test_the_digest_is_of_what_is_locked_and_not_of_where_it_lies() -> None:

@@ -14,8 +14,14 @@ from elftools.elf.elffile import ELFFile
 from support.elf_files import make_library, make_program
 from vllm_env.base.elf import read_dynamic_section
 from vllm_env.base.errors import VllmEnvError
-from vllm_env.prefix.needed_libraries import Need, NeededLibraries, check_missing_libraries, find_needed_libraries
-from vllm_env.prefix.outside_libraries import SYSTEM, Tolerated
+from vllm_env.prefix.needed_libraries import (
+    SYSTEM,
+    Need,
+    NeededLibraries,
+    Tolerated,
+    check_missing_libraries,
+    find_needed_libraries,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,7 +10,7 @@ import pytest
 from support.small_build import small_lock
 from support.small_fixtures import workspace_in
 from vllm_env.base.errors import VllmEnvError
-from vllm_env.lock.locked import LockedWheel
+from vllm_env.lock.pylock import LockedWheel
 from vllm_env.prefix.prefix import make_prefix, prefix_key
 from vllm_env.prefix.prune import Pruned
 

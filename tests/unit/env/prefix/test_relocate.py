@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from vllm_env.base.neutral import EPOCH
+from vllm_env.base.machine import EPOCH
 from vllm_env.prefix.relocate import make_relocatable, set_times
 
 _RECORD = {

@@ -14,7 +14,7 @@ import pytest
 
 from support.patience import LIMIT, pause, wait_for
 from triton_vllm.base.processes import process_space
-from vllm_env.prefix.runtime import activation_variables, install_runtime, site_packages
+from vllm_env.prefix.relocate import activation_variables, install_runtime, site_packages
 
 _ASCII = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}  # as in the stub: nothing mends the locale
 

@@ -13,10 +13,11 @@ import pytest
 from support.repositories import CHECKOUT
 from support.small_fixtures import workspace_in
 from vllm_env.base.errors import UsageError, VllmEnvError
+from vllm_env.layout import LAYOUTS
+from vllm_env.model.files import check_receiver
 from vllm_env.publish import adopt as module
 from vllm_env.publish import publish as publishing
 from vllm_env.publish.adopt import read_adoption, refuse_target, stage_template
-from vllm_env.publish.check_model import check_receiver
 from vllm_env.publish.exchange import STAGING
 from vllm_env.publish.model_folder import BuiltSet, stage_candidate
 
@@ -90,7 +91,7 @@ def adopt(workspace: Workspace, source: Path, target: Path, tag: str = "one") ->
     adoption = read_adoption(source, target, TEMPLATE, "vllm_env.tar.gz")
     with workspace.cache.staging() as staging:
         template = stage_template(adoption, TEMPLATE, staging / target.name)
-        built = BuiltSet(stub, environment, "archive", manifest(source), "{}", adopted_from=source)
+        built = BuiltSet(stub, environment, LAYOUTS["archive"], manifest(source), "{}", adopted_from=source)
         publishing.publish(workspace, built, target.parent, target.name, template)
 
 
@@ -98,7 +99,7 @@ def manifest(source: Path) -> str:
     """A manifest that says where the model is from."""
     record = {"name": "n", "sha256": "", "size": 0}
     vllm = {"version": "1", "commit": "", "distribution": "vllm", "origin": "o"}
-    texts = dict.fromkeys(("key", "layout", "python", "triton_release", "lock_digest", "built_at"), "x")
+    texts = {"layout": "archive", **dict.fromkeys(("key", "python", "triton_release", "lock_digest", "built_at"), "x")}
     stub = {**record, "python": "3.11", "release": "24.10", "origin": "o"}
     parts = {"vllm": vllm, "versions": {}, "archive": record, "stub": stub, "spec": {}, "left_out": []}
     return json.dumps({**texts, **parts, "format": 1, "adopted_from": str(source)})
@@ -183,7 +184,7 @@ def test_a_plain_build_keeps_the_code(workspace: Workspace, official: Path, targ
     adopt(workspace, official, target)
     (target / "1/model.py").write_text("# edited\n")
     made = workspace.cache.root / "made"
-    built = BuiltSet(made / "stub-one", made / "environment-one", "archive", manifest(official), "{}")
+    built = BuiltSet(made / "stub-one", made / "environment-one", LAYOUTS["archive"], manifest(official), "{}")
     publishing.publish(workspace, built, target.parent, target.name, TEMPLATE)
     assert (target / "1/model.py").read_text() == "# edited\n"
 
@@ -246,7 +247,7 @@ def test_what_is_served_first_is_what_will_stand(official: Path, target: Path, t
         adoption = read_adoption(official, target, TEMPLATE, "vllm_env.tar.gz")
         template = stage_template(adoption, TEMPLATE, folder / "template")
         made = workspace.cache.root / "made"
-        built = BuiltSet(made / "stub-one", made / "environment-one", "archive", "{}", "{}", adopted_from=official)
+        built = BuiltSet(made / "stub-one", made / "environment-one", LAYOUTS["archive"], "{}", "{}", adopted_from=official)
         stage_candidate(built, target, template, folder / "new")
         return folder / "new"
 
@@ -261,7 +262,9 @@ def test_what_is_served_first_is_what_will_stand(official: Path, target: Path, t
     (target / "1/triton_vllm/request/contract.py").write_text("# old\n")
     (target / "1/model.json").write_text('{"model": "other"}')
     new = candidate(tmp_path / "second")
-    assert (new / "1/triton_vllm/request/contract.py").read_bytes() == (TEMPLATE / "1/triton_vllm/request/contract.py").read_bytes()
+    assert (new / "1/triton_vllm/request/contract.py").read_bytes() == (
+        TEMPLATE / "1/triton_vllm/request/contract.py"
+    ).read_bytes()
     assert (new / "1/model.json").read_text() == '{"model": "other"}'
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from support.repositories import CHECKOUT
+from vllm_env.layout import LAYOUTS
 from vllm_env.publish.model_folder import (
     BUILT_NAMES,
     BuiltSet,
@@ -31,7 +32,7 @@ def built(tmp_path: Path) -> BuiltSet:
     """A set with an archive."""
     for name in ("stub", "environment"):
         (tmp_path / name).write_text(name)
-    return BuiltSet(tmp_path / "stub", tmp_path / "environment", "archive", "{}", "{}")
+    return BuiltSet(tmp_path / "stub", tmp_path / "environment", LAYOUTS["archive"], "{}", "{}")
 
 
 @pytest.fixture
@@ -113,7 +114,7 @@ def _unpacked(folder: Path) -> BuiltSet:
     (folder / "cache" / "bin" / "python3.11").write_text("python")
     (folder / "cache" / "bin" / "python").symlink_to("python3.11")
     (folder / "stub").write_text("stub")
-    return BuiltSet(folder / "stub", folder / "cache", "directory", "{}", "{}")
+    return BuiltSet(folder / "stub", folder / "cache", LAYOUTS["directory"], "{}", "{}")
 
 
 @pytest.mark.parametrize("linked", [True, False])

@@ -20,6 +20,8 @@ from support.patience import LIMIT, wait_for
 from support.repositories import CHECKOUT
 from support.small_fixtures import workspace_in
 from vllm_env.base.errors import VllmEnvError
+from vllm_env.layout import LAYOUTS
+from vllm_env.layout.cached import parts_folder
 from vllm_env.publish import model_folder
 from vllm_env.publish import publish as module
 from vllm_env.publish.exchange import STAGING
@@ -54,10 +56,9 @@ def _built(folder: Path, tag: str, layout: str = "archive") -> BuiltSet:
         (environment / "bin").mkdir(parents=True, exist_ok=True)
         (environment / "bin" / "activate").write_text(tag)
     if layout == "parts":
-        (folder / f"parts-{tag}").mkdir()
-        (folder / f"parts-{tag}" / "000.tar.gz").write_text(tag)
-    parts = folder / f"parts-{tag}" if layout == "parts" else None
-    return BuiltSet(stub, environment, layout, json.dumps({"tag": tag}), json.dumps({"sbom": tag}), parts)
+        parts_folder(environment).mkdir()
+        (parts_folder(environment) / "000.tar.gz").write_text(tag)
+    return BuiltSet(stub, environment, LAYOUTS[layout], json.dumps({"tag": tag}), json.dumps({"sbom": tag}))
 
 
 def _tags(model: Path) -> set[str]:

@@ -19,9 +19,9 @@ import pytest
 from support import fake_tritonserver
 from support.listener import Listener
 from support.patience import wait_for
-from vllm_env.base.console import Console
 from vllm_env.base.errors import CommandError
 from vllm_env.base.process import start
+from vllm_env.base.report import Console, reporting_to
 from vllm_env.serve import server as module
 from vllm_env.serve.processes import is_alive
 from vllm_env.serve.server import Launch, StuckStartError, TritonServer, free_ports
@@ -39,13 +39,12 @@ def make(
     binary: Path,
     words: str = "",
     *,
-    console: Console | None = None,
     ready_timeout: float = 300.0,
     stall_timeout: float | None = None,
 ) -> TritonServer:
     folder = binary.parent
     launch = Launch({"FAKE_TRITON": words}, (), ready_timeout, stall_timeout)
-    return TritonServer(binary, folder / "models", log=folder / "log", launch=launch, console=console)
+    return TritonServer(binary, folder / "models", log=folder / "log", launch=launch)
 
 
 def alive(pid: int) -> bool:
@@ -152,8 +151,8 @@ def test_timeout_ends_the_server(binary: Path, monkeypatch: pytest.MonkeyPatch) 
     """A server that is never ready is stopped, and the user saw how long it took."""
     monkeypatch.setattr(module, "time", Clock())
     console = Listener()
-    server = make(binary, "never", ready_timeout=3.2, console=console)
-    with pytest.raises(CommandError, match="not ready after 3 s"), server:
+    server = make(binary, "never", ready_timeout=3.2)
+    with pytest.raises(CommandError, match="not ready after 3 s"), reporting_to(console), server:
         pass
     assert list(dict.fromkeys(console.heard)) == [f"tritonserver loads, {second} s" for second in range(4)]
     assert not server.running
@@ -171,8 +170,8 @@ def test_interrupt_while_loading_ends_the_server(binary: Path, monkeypatch: pyte
             if len(children) == 2:
                 raise KeyboardInterrupt
 
-    server = make(binary, "child never", console=Impatient(quiet=True))
-    with pytest.raises(KeyboardInterrupt), server:
+    server = make(binary, "child never")
+    with pytest.raises(KeyboardInterrupt), reporting_to(Impatient(quiet=True)), server:
         pass
     assert len(children) == 2
     assert not any(is_alive(process) for process in children)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,6 +11,7 @@ from support.listener import Listener
 from support.repositories import CHECKOUT
 from support.small_fixtures import workspace_in
 from vllm_env.base.errors import CommandError
+from vllm_env.base.report import reporting_to
 from vllm_env.serve.standin import FACTS, Recipe, ensure_standin
 
 if TYPE_CHECKING:
@@ -43,9 +43,10 @@ if pathlib.Path({str(tmp_path / "fail")!r}).exists():
 def test_same_recipe_is_made_once(python: Path, tmp_path: Path) -> None:
     """The second call takes the cached folder and says nothing."""
     console = Listener()
-    workspace = replace(workspace_in(tmp_path / "cache"), console=console)
-    first = ensure_standin(workspace, python)
-    second = ensure_standin(workspace, python)
+    workspace = workspace_in(tmp_path / "cache")
+    with reporting_to(console):
+        first = ensure_standin(workspace, python)
+        second = ensure_standin(workspace, python)
     assert first == second
     assert (tmp_path / "runs").read_text() == "x"
     assert len(console.heard) == 1

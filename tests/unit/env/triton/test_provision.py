@@ -6,16 +6,15 @@ import os
 import subprocess
 import threading
 import zipfile
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
 from support.patience import LIMIT
 from support.small_fixtures import workspace_in
-from vllm_env.base.console import Console
 from vllm_env.base.errors import CommandError
 from vllm_env.base.network import Network, NetworkError
+from vllm_env.base.report import Console, reporting_to
 from vllm_env.triton import provision as module
 from vllm_env.triton.provision import provision
 
@@ -142,7 +141,12 @@ def test_two_builds_with_caches_of_their_own_provision_one(
 ) -> None:
     """The second comes while the first unpacks: it says that it waits, and finds the first one's Triton."""
     root, real, laid_out, console = tmp_path / "triton", module._lay_out, [], _Noticing()
-    second = threading.Thread(target=provision, args=(replace(workspace, console=console), root))
+
+    def provision_too() -> None:
+        with reporting_to(console):
+            provision(workspace, root)
+
+    second = threading.Thread(target=provision_too)
 
     def observed(file: Path, folder: Path) -> None:
         laid_out.append(folder)

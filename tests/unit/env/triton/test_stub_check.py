@@ -10,7 +10,7 @@ from support.elf_files import make_library, make_program
 from vllm_env.base.elf import newest_defined
 from vllm_env.base.errors import VllmEnvError
 from vllm_env.triton.root import TritonRoot, rules_of
-from vllm_env.triton.stub_check import check_stub, cpp_library
+from vllm_env.triton.stub import check_stub, cpp_library
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -22,6 +22,7 @@ from support.small_fixtures import workspace_in
 from vllm_env.base.cache import Cache
 from vllm_env.base.errors import CommandError, VllmEnvError
 from vllm_env.base.network import Network, NetworkError
+from vllm_env.base.report import reporting_to
 from vllm_env.base.workspace import Workspace
 from vllm_env.triton.root import STUB_NAME, TritonRoot, rules_of
 from vllm_env.triton.stub_source import (
@@ -35,7 +36,7 @@ from vllm_env.triton.stub_source import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     Build = Callable[[StubOptions], Path]
 
@@ -74,14 +75,17 @@ def options(tmp_path_factory: pytest.TempPathFactory) -> StubOptions:
 
 
 @pytest.fixture
-def console() -> Listener:
-    return Listener()
+def console() -> Iterator[Listener]:
+    """What hears the reports of a test."""
+    console = Listener()
+    with reporting_to(console):
+        yield console
 
 
 @pytest.fixture
-def workspace(tmp_path: Path, console: Listener) -> Workspace:
+def workspace(tmp_path: Path) -> Workspace:
     """An empty cache, and git may be asked."""
-    return Workspace(Cache(tmp_path / "cache"), Network(), console)
+    return Workspace(Cache(tmp_path / "cache"), Network())
 
 
 @pytest.fixture

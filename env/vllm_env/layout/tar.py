@@ -1,22 +1,30 @@
-"""A tar archive planned before it is written, so that several threads can write it at once.
+"""Packs a prefix as a tar archive that is planned before it is written, so that several threads can write it at once.
 
-A plan is the archive's bytes as a list of pieces: headers and small files' bytes as they are, and ranges of files. It is
-cut into chunks at fixed places; each worker reads and compresses whole chunks to gzip members, which one after the other
-are the archive (RFC 1952, 2.2). The result depends on the plan alone, not on the number of workers.
+conda-pack decides what goes into the archive and checks that the prefix can be packed at all (no editable installs, no
+files missing). A plan is the archive's bytes as a list of pieces: headers and small files' bytes as they are, and ranges
+of files. It is cut into chunks at fixed places; each worker reads and compresses whole chunks to gzip members, which one
+after the other are the archive (RFC 1952, 2.2). The result depends on the plan alone, not on the number of workers.
 
 Workers are threads: reading, libdeflate and SHA-256 all run without the interpreter's lock, and nothing is copied from
 one process to another.
 """
 
+import concurrent.futures
+import hashlib
 import os
 import stat
 import tarfile
 import threading
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import deflate
+from conda_pack import CondaEnv
+from conda_pack.core import CondaPackException, Packer
 
-from vllm_env.base.neutral import EPOCH
+from vllm_env.base.errors import VllmEnvError
+from vllm_env.base.machine import EPOCH
 
 _CHUNK = 4 * 2**20  # bytes; compression gains no more from larger ones
 # libdeflate's level 2 writes the size of zlib's level 4, which conda-pack uses, in 0.4 of the processor time; level 1
@@ -26,6 +34,10 @@ _LEVEL, _LEVEL_INSIDE_A_FILE = 1, 2
 # A third of the bytes of torch, cuBLAS and cuDNN are kernels that are compressed already. Deflated they take a third of the
 # time for unpacking, on one core of the server; stored they unpack four times as fast, and make the archive 0.5 % larger.
 _STORED, _WORTH_ITS_TIME = 0, 0.9
+
+_MOST_WORKERS = 16  # each has a chunk in memory and two on their way; the disk is the limit before that
+# Nobody runs conda-unpack under Triton, and there is nothing for it to do: no file holds the prefix's place.
+LEFT_OUT = frozenset({"bin/conda-unpack", "bin/conda_unpack_progress.py"})
 
 _local = threading.local()
 
@@ -135,3 +147,67 @@ def _read(path: str, offset: int, place: memoryview) -> None:
             done += read
     finally:
         os.close(file)
+
+
+def plan_archive(prefix: Path, into: TarPlan | None = None) -> TarPlan:
+    """Let conda-pack name the members of a prefix's archive; VllmEnvError if it refuses, as it does an editable package."""
+    plan = into or TarPlan(left_out=LEFT_OUT)
+    try:
+        environment = CondaEnv.from_prefix(str(prefix), on_missing_cache="ignore")
+        packer = Packer(str(prefix), plan)
+        for file in environment:
+            # relocate.py has taken the prefix out of the files, so conda-pack need not read each one to look for it
+            file.source = os.path.join(prefix, file.target)  # noqa: PTH118 - not the package cache's copy
+            if not file.target.startswith("conda-meta/"):
+                file.file_mode = None
+            packer.add(file)
+        for bytecode in _unlisted_bytecode(prefix, {file.target for file in environment}):
+            plan.add(str(prefix / bytecode), bytecode)
+        packer.finish()
+    except CondaPackException as error:
+        remedy = "Install packages as wheels, not as editable."
+        raise VllmEnvError("conda-pack refuses the environment.", cause=str(error).strip(), remedy=remedy) from error
+    return plan
+
+
+def _unlisted_bytecode(prefix: Path, listed: set[str]) -> list[str]:
+    """Return the bytecode that conda-pack leaves out, relative to the prefix.
+
+    It takes bytecode beside a conda package's sources for conda's own, which is made when a package is installed, and
+    drops it (core.py, ``find_py_source``); the standard library would be compiled again at every start.
+    """
+    found: set[str] = set()
+    for folder, _, files in os.walk(prefix / "lib"):
+        if folder.endswith("/__pycache__"):
+            found.update(f"{folder[len(str(prefix)) + 1 :]}/{name}" for name in files if name.endswith(".pyc"))
+    return sorted(found - listed)
+
+
+def write_archive(plan: TarPlan, target: Path, step: Callable[[str, float], None] = lambda _text, _done: None) -> str:
+    """Write a planned archive and return its SHA-256; all cores compress."""
+    chunks = plan.chunks()
+    digest = hashlib.sha256()
+    workers = min(_MOST_WORKERS, len(os.sched_getaffinity(0)))
+    with concurrent.futures.ThreadPoolExecutor(workers) as pool, target.open("wb") as sink:
+        try:
+            for number, member in enumerate(_in_order(pool, chunks, 3 * workers), 1):
+                sink.write(member)
+                digest.update(member)
+                step(f"{sink.tell() / 1e6:.0f} MB", number / len(chunks))
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)  # nobody wants what is still in the queue
+            raise
+        sink.flush()
+        os.fsync(sink.fileno())
+    return digest.hexdigest()
+
+
+def _in_order(pool: concurrent.futures.Executor, chunks: list[list[Piece]], ahead: int) -> Iterator[bytearray]:
+    """Yield the compressed chunks in order, with no more than ``ahead`` of them waiting in memory."""
+    pending = []
+    for chunk in chunks:
+        pending.append(pool.submit(compress_chunk, chunk))
+        if len(pending) >= ahead:
+            yield pending.pop(0).result()
+    for future in pending:
+        yield future.result()

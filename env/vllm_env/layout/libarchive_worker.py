@@ -1,4 +1,4 @@
-"""Unpacks an archive as Triton's Python backend does: ``python -m vllm_env.verify.libarchive_worker ARCHIVE FOLDER``.
+"""Unpacks an archive as Triton's Python backend does: ``python -m vllm_env.layout.libarchive_worker ARCHIVE FOLDER``.
 
 The same libarchive calls in the same order as src/pb_env.cc of python_backend: gzip or no compression, tar, the working
 folder changed to the destination, times restored, and any status other than ARCHIVE_OK the end. The SECURE flags are

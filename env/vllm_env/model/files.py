@@ -2,25 +2,52 @@
 
 import ast
 import json
-import re
 from pathlib import Path
+
+from google.protobuf import text_format
+from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from vllm_env.base.errors import VllmEnvError
 
 from .manifest import Manifest
-from .model_folder import CODE, CONFIG_NAME, ENGINE_ARGS_NAME
 
+CONFIG_NAME = "config.pbtxt"
+ENGINE_ARGS_NAME, EXAMPLE_NAME = "vllm_engine_args.json", "vllm_engine_args.example.json"
+CODE = "1"
+"""The model's version folder, with ``model.py`` and what it imports."""
 OFFICIAL_ARGS = f"{CODE}/model.json"
 """Where the official backend, and Triton's OpenAI frontend, have the engine arguments."""
 
+ENVIRONMENT = "EXECUTION_ENV_PATH"
+MODEL_DIRECTORY = "$$TRITON_MODEL_DIRECTORY"
+
 _COPY = "Copy it from this checkout's model_repository/vllm."
-_MODEL_DIRECTORY = "$$TRITON_MODEL_DIRECTORY"
-# strings are kept, so that a # in one begins no comment
-_COMMENT = re.compile(r"""("[^"\n]*"|'[^'\n]*')|#[^\n]*""")
-_BACKEND = re.compile(r"""(?:^|[\s;,}\]])backend\s*:\s*(["'])(.*?)\1""")
-_ENVIRONMENT = re.compile(
-    r"""\bkey\s*:\s*(["'])EXECUTION_ENV_PATH\1[\s,;]*value\s*:?\s*[{<]\s*string_value\s*:\s*(["'])(.*?)\2"""
-)
+
+
+def read_config(model: Path) -> ModelConfig:
+    """Return a model's configuration; VllmEnvError if there is none or Triton could not read it."""
+    file = model / CONFIG_NAME
+    return parse_config(file, _read(file))
+
+
+def parse_config(file: Path, text: str) -> ModelConfig:
+    """Return a configuration that stands in ``file``; fields that only a newer Triton knows are passed over.
+
+    Raises:
+        VllmEnvError: it is none; the message has the line.
+    """
+    config = ModelConfig()
+    try:
+        text_format.Parse(text, config, allow_unknown_field=True)
+    except text_format.ParseError as error:
+        raise VllmEnvError(f"{file} is no model configuration: {error}.", remedy="Mend that line.") from error
+    return config
+
+
+def environment_of(model: Path) -> str:
+    """Return the path of the environment that a model's configuration names, or an empty string."""
+    named = read_config(model).parameters[ENVIRONMENT].string_value
+    return str(named.replace(MODEL_DIRECTORY, str(model)))
 
 
 def check_model(model: Path, manifest: Manifest) -> None:
@@ -30,19 +57,17 @@ def check_model(model: Path, manifest: Manifest) -> None:
         VllmEnvError: naming the file and what must stand there.
     """
     check_engine_args(model)
-    config, code = model / CONFIG_NAME, model / CODE / "model.py"
-    text = _COMMENT.sub(lambda found: found[1] or "", _read(config))
-    backend = _BACKEND.search(text)
-    if backend is None or backend[2] != "python":
-        stands = f'names the backend "{backend[2]}"' if backend else "names no backend"
-        raise VllmEnvError(f"{config} {stands}.", remedy='Write backend: "python".')
-    places, wanted = _ENVIRONMENT.findall(text), model / manifest.archive.name
-    named = places[-1][2] if places else ""  # the last one counts
-    if not named or Path(named.replace(_MODEL_DIRECTORY, str(model))).resolve() != wanted.resolve():
+    file, code = model / CONFIG_NAME, model / CODE / "model.py"
+    config = read_config(model)
+    if config.backend != "python":
+        stands = f'names the backend "{config.backend}"' if config.backend else "names no backend"
+        raise VllmEnvError(f"{file} {stands}.", remedy='Write backend: "python".')
+    named, wanted = environment_of(model), model / manifest.archive.name
+    if not named or Path(named).resolve() != wanted.resolve():
         raise VllmEnvError(
-            f"{config}: EXECUTION_ENV_PATH is {named!r}, and the environment that was built is {wanted}.",
+            f"{file}: {ENVIRONMENT} is {named!r}, and the environment that was built is {wanted}.",
             cause="Triton would take its own Python, or another environment.",
-            remedy=f'Write "{_MODEL_DIRECTORY}/{manifest.archive.name}" there.',
+            remedy=f'Write "{MODEL_DIRECTORY}/{manifest.archive.name}" there.',
         )
     try:
         ast.parse(_read(code), str(code))
@@ -56,11 +81,10 @@ def check_receiver(model: Path) -> None:
     Raises:
         VllmEnvError: it is a model of the official backend, or has two files of engine arguments that differ.
     """
-    config = model / CONFIG_NAME
-    backend = _BACKEND.search(_COMMENT.sub(lambda found: found[1] or "", _read(config))) if config.is_file() else None
-    if backend and backend[2] == "vllm":
+    file = model / CONFIG_NAME
+    if file.is_file() and read_config(model).backend == "vllm":
         raise VllmEnvError(
-            f'{config} names the backend "vllm".',
+            f'{file} names the backend "vllm".',
             cause="It is a model of Triton's official vLLM backend, which would not take what is built here.",
             remedy=f"Make a model of this project from it: ./gen_vllm_env.sh adopt {model} --model NEW. Or name another --model.",
         )

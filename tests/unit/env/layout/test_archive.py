@@ -15,17 +15,19 @@ import pytest
 
 from support.small_build import small_lock
 from support.small_fixtures import copy_slim, workspace_in
-from vllm_env.archive import pack
-from vllm_env.archive.pack import archive_key, make_archive, plan_archive, write_archive
 from vllm_env.base.errors import VllmEnvError
 from vllm_env.base.filesystem import file_sha256
 from vllm_env.base.workspace import CHECKOUT
+from vllm_env.layout import LAYOUTS, tar
+from vllm_env.layout.tar import plan_archive, write_archive
 from vllm_env.prefix.prefix import Prefix
-from vllm_env.prefix.relocate import make_relocatable
-from vllm_env.prefix.runtime import site_packages
+from vllm_env.prefix.relocate import make_relocatable, site_packages
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+
+LAYOUT = LAYOUTS["archive"]
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +87,7 @@ def test_one_worker_writes_the_same_bytes(prefix: Path, tmp_path: Path, monkeypa
     """A machine with other cores gives the same archive."""
     digests = []
     for cores in ({0}, set(range(16))):
-        monkeypatch.setattr(pack.os, "sched_getaffinity", lambda _, cores=cores: cores)
+        monkeypatch.setattr(tar.os, "sched_getaffinity", lambda _, cores=cores: cores)
         digests.append(write_archive(plan_archive(prefix), tmp_path / f"{len(cores)}.tar.gz"))
     assert digests[0] == digests[1]
 
@@ -94,32 +96,32 @@ def test_an_archive_is_packed_once(prefix: Path, tmp_path: Path) -> None:
     """The second call takes it from the cache with all its facts, and leaves its time: Triton extracts again otherwise."""
     workspace = workspace_in(tmp_path / "cache")
     finished = Prefix(prefix, "key", small_lock(), (), reused=False)
-    first = make_archive(workspace, finished)
-    assert first.path == tmp_path / "cache/archives" / f"{archive_key('key')}.tar.gz"
-    assert (first.sha256, first.size) == (file_sha256(first.path), first.path.stat().st_size)
-    facts = first.path.with_name(f"{archive_key('key')}.json")
+    first = LAYOUT.pack(workspace, finished)
+    assert first.path == tmp_path / "cache/archives" / f"{LAYOUT.key('key')}.tar.gz"
+    assert (first.identity, first.environment.size) == (file_sha256(first.path), first.path.stat().st_size)
+    facts = first.path.with_name(f"{LAYOUT.key('key')}.json")
     for file in (first.path, facts):
         os.utime(file, (1000, 1000))
-    assert make_archive(workspace, finished) == dataclasses.replace(first, reused=True)
+    assert LAYOUT.pack(workspace, finished) == dataclasses.replace(first, reused=True)
     assert first.path.stat().st_mtime == 1000
     assert facts.stat().st_mtime > 1000  # by which the cache knows what is used
     assert list(workspace.cache.path("build").iterdir()) == []
     with first.path.open("r+b") as stream:
-        stream.truncate(first.size - 1)  # through the link of a published model, say
-    assert make_archive(workspace, finished) == first
+        stream.truncate(first.environment.size - 1)  # through the link of a published model, say
+    assert LAYOUT.pack(workspace, finished) == first
 
 
 def test_a_full_disk_is_found_out_before_packing(prefix: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Half of the unpacked size must be free, and nothing is begun without it."""
     monkeypatch.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": 10**6}))
     with pytest.raises(VllmEnvError, match="No space: the archive needs"):
-        make_archive(workspace_in(tmp_path), Prefix(prefix, "key", small_lock(), (), reused=False))
+        LAYOUT.pack(workspace_in(tmp_path), Prefix(prefix, "key", small_lock(), (), reused=False))
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_prefix_can_be_packed_by_itself(prefix: Path, packed: Packed, tmp_path: Path) -> None:
-    """``python -m vllm_env.archive`` writes what a build would, and prints its digest: the benchmarks measure it."""
-    command = [sys.executable, "-m", "vllm_env.archive", prefix, tmp_path / "own.tar.gz"]
+    """``python -m vllm_env.layout`` writes what a build would, and prints its digest: the benchmarks measure it."""
+    command = [sys.executable, "-m", "vllm_env.layout", prefix, tmp_path / "own.tar.gz"]
     printed = subprocess.check_output(command, text=True, env={"PYTHONPATH": str(CHECKOUT / "env")})
     assert printed == f"{packed.digest}\n"
     assert file_sha256(tmp_path / "own.tar.gz") == packed.digest
@@ -127,4 +129,4 @@ def test_a_prefix_can_be_packed_by_itself(prefix: Path, packed: Packed, tmp_path
 
 def test_the_key_follows_the_prefix() -> None:
     """Another prefix is another archive."""
-    assert archive_key("a") != archive_key("b")
+    assert LAYOUT.key("a") != LAYOUT.key("b")

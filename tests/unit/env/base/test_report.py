@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from vllm_env.base.console import Console
+from vllm_env.base.report import Console
 
 
 def test_a_stage_says_that_it_begins_and_how_long_it_took(capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from support.small_build import small_lock
-from vllm_env.publish.sbom import render_sbom
+from vllm_env.model.manifest import render_sbom
 
 
 def test_every_package_is_a_component() -> None:

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-from vllm_env.prefix import compile_tree
+from vllm_env.inside import compile_tree
 
 if TYPE_CHECKING:
     from pathlib import Path

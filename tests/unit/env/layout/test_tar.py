@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import libarchive
 import pytest
 
-from vllm_env.archive.gzip_tar import TarPlan, compress_chunk
-from vllm_env.base.neutral import EPOCH
+from vllm_env.base.machine import EPOCH
+from vllm_env.layout.tar import TarPlan, compress_chunk
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -1,11 +1,14 @@
 """What the user sees: one line a stage on stderr, with its progress and its time; results on stdout.
 
+A context variable holds the console, so that no function carries it only to report. The command line sets it.
+
 On a terminal the running stage is a live line of ``rich``; elsewhere a stage says that it has begun, and how long it took.
 """
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
 
 from rich.console import Console as RichConsole
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
@@ -75,3 +78,37 @@ class Console:
     def result(text: str) -> None:
         """Print a result on stdout."""
         print(text, flush=True)  # noqa: T201 - the one place that prints
+
+
+# A new thread begins with the default, which prints: pass contextvars.copy_context().run to one that reports.
+_console: ContextVar[Console] = ContextVar("console", default=Console())  # noqa: B039 - all may share it
+
+
+@contextmanager
+def reporting_to(console: Console) -> Iterator[None]:
+    """Let the functions below report to a console while the block runs."""
+    token = _console.set(console)
+    try:
+        yield
+    finally:
+        _console.reset(token)
+
+
+def stage(name: str) -> AbstractContextManager[None]:
+    """Show a stage while the block runs; see :meth:`Console.stage`."""
+    return _console.get().stage(name)
+
+
+def step(text: str, fraction: float | None = None) -> None:
+    """Say what the running stage does or has done, and how far it is (0 to 1)."""
+    _console.get().step(text, fraction)
+
+
+def note(text: str) -> None:
+    """Print a line of progress, unless quiet."""
+    _console.get().note(text)
+
+
+def debug(text: str) -> None:
+    """Print a line only with ``--verbose``."""
+    _console.get().debug(text)

@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from support.small_build import small_lock
-from vllm_env.archive.pack import Archive
+from support.small_fixtures import workspace_in
 from vllm_env.base.errors import VllmEnvError
 from vllm_env.base.filesystem import file_sha256
-from vllm_env.prefix.prefix import Prefix
-from vllm_env.prefix.prune import Pruned
-from vllm_env.publish.manifest import (
+from vllm_env.layout import LAYOUTS
+from vllm_env.layout.layout import EnvironmentRecord, Packed
+from vllm_env.model.manifest import (
     MANIFEST_NAME,
-    EnvironmentRecord,
     Manifest,
     StubRecord,
     VllmRecord,
@@ -26,6 +25,8 @@ from vllm_env.publish.manifest import (
     describe_build,
     read_manifest,
 )
+from vllm_env.prefix.prefix import Prefix
+from vllm_env.prefix.prune import Pruned
 from vllm_env.triton.stub import Stub
 from vllm_env.verify.tree_rules import Expected
 
@@ -38,8 +39,12 @@ def describe(folder: Path, *, packed: bool = True, distribution: str = "vllm") -
     lock = small_lock(commit="c" * 40)
     pinned = replace(lock.vllm, requirement=lock.vllm.requirement.replace("vllm", distribution, 1))
     prefix = Prefix(folder / "env", "p", replace(lock, vllm=pinned), (Pruned("tests", 2, 30),), reused=False)
-    archive = Archive(folder / "a", "e" * 64, size=3, members=1, unpacked=10) if packed else None
-    return describe_build("k", prefix, Stub(folder / "stub", "3.11", "24.10", "d" * 64, 7, "prebuilt"), archive)
+    stub = Stub(folder / "stub", "3.11", "24.10", "d" * 64, 7, "prebuilt")
+    archive = Packed(folder / "a", (EnvironmentRecord("vllm_env.tar.gz", "e" * 64, size=3, members=1, unpacked=10),))
+    if packed:
+        return describe_build("k", prefix, stub, LAYOUTS["archive"], archive)
+    directory = LAYOUTS["directory"]
+    return describe_build("k", prefix, stub, directory, directory.pack(workspace_in(folder), prefix))
 
 
 @pytest.fixture
@@ -126,6 +131,26 @@ def test_a_part_with_a_key_that_nobody_knows_is_damaged(manifest: Manifest, tmp_
         read_manifest(tmp_path)
 
 
+def test_a_layout_that_nobody_knows_is_damaged(manifest: Manifest, tmp_path: Path) -> None:
+    """As a later version might write one."""
+    (tmp_path / MANIFEST_NAME).write_text(replace(manifest, layout="zip").to_json())
+    with pytest.raises(VllmEnvError, match="damaged: 'zip'"):
+        read_manifest(tmp_path)
+
+
+def test_an_environment_that_was_cut_off_is_not_whole(manifest: Manifest, tmp_path: Path) -> None:
+    """Every file of it counts, by its size; a folder is one that is there."""
+    part = EnvironmentRecord("vllm_env.parts/000.tar.gz", "f" * 64, size=4)
+    manifest = replace(manifest, layout="parts", parts=(part,))
+    (tmp_path / "vllm_env.parts").mkdir()
+    (tmp_path / "vllm_env.tar.gz").write_bytes(b"abc")
+    assert not manifest.is_whole(tmp_path)
+    (tmp_path / part.name).write_bytes(b"part")
+    assert manifest.is_whole(tmp_path)
+    (tmp_path / part.name).write_bytes(b"par")
+    assert not manifest.is_whole(tmp_path)
+
+
 def test_another_format_is_not_misread(manifest: Manifest, tmp_path: Path) -> None:
     """A manifest of a newer tool is refused by its number."""
     (tmp_path / MANIFEST_NAME).write_text(json.dumps(json.loads(manifest.to_json()) | {"format": 99}))
@@ -135,10 +160,10 @@ def test_another_format_is_not_misread(manifest: Manifest, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("distribution", ["vllm", "VLLM"])
 def test_what_the_environment_must_be_follows_from_it(tmp_path: Path, distribution: str) -> None:
-    """For ``verify``: the stub's Python and release, vLLM under its normalised name, the archive's members."""
+    """For ``verify``: the stub's Python and release, vLLM under its normalised name."""
     versions = {"numpy": "1.26.4", "setuptools": "84.2.1", "vllm": "0.99.0"}
     expected = describe(tmp_path, distribution=distribution).expected()
-    assert expected == Expected("3.11", "24.10", versions, members=1)
+    assert expected == Expected("3.11", "24.10", versions)
 
 
 def test_refuses_files_that_are_not_the_manifests(manifest: Manifest, tmp_path: Path) -> None:

@@ -1,8 +1,0 @@
-"""``python -m vllm_env.archive PREFIX FILE.tar.gz``: packs a conda prefix as the build does, and prints the archive's SHA-256."""
-
-import sys
-from pathlib import Path
-
-from .pack import plan_archive, write_archive
-
-print(write_archive(plan_archive(Path(sys.argv[1])), Path(sys.argv[2])))  # noqa: T201 - the result

@@ -1,0 +1,149 @@
+"""The layout ``archive``: one ``vllm_env.tar.gz``, which Triton extracts to /tmp each time that it loads the model."""
+
+import ctypes.util
+import json
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+from vllm_env.base import report
+from vllm_env.base.cache import key_of
+from vllm_env.base.errors import REBUILD, VllmEnvError
+from vllm_env.base.filesystem import link_or_copy, require_space, sync, tree_size
+from vllm_env.base.process import run
+from vllm_env.base.workspace import Workspace
+from vllm_env.prefix.prefix import EXTRACTED_SPACE, Prefix
+
+from .cached import find_packed, keep_packed
+from .layout import EnvironmentRecord, Layout, Packed, Tree
+from .tar import plan_archive, write_archive
+
+_FORMAT = 4  # raise it when the bytes of an archive change
+_MAGIC = {b"\x28\xb5\x2f\xfd": "zstd", b"\xfd7zXZ\0": "xz", b"BZh": "bzip2", b"PK\x03\x04": "ZIP", b"\x04\x22\x4d\x18": "lz4"}
+# libarchive's messages (archive_write_disk_posix.c, archive_read_support_format_tar.c, …filter_gzip.c) and what they mean
+_MEANING = (
+    (r"Path contains '\.\.'", "Since 26.06 Triton refuses members whose path contains '..' (SECURE_NODOTDOT)."),
+    (r"Path is absolute", "Since 26.06 Triton refuses members with an absolute path (SECURE_NOABSOLUTEPATHS)."),
+    (r"through symlink", "Since 26.06 Triton refuses to write through a symbolic link (SECURE_SYMLINKS)."),
+    (r"can't be converted", "tritonserver runs in the C locale, in which libarchive cannot convert this name."),
+    (r"[Tt]runcated|premature end|Damaged tar|invalid compressed|decompression failed", "The archive is cut off or damaged."),
+    (r"Unrecognized archive format", "Triton reads tar archives, compressed with gzip or not at all."),
+    (r"No space left|disk full", "The file system is full."),
+)  # fmt: skip
+
+
+class Archive(Layout):
+    """A single archive."""
+
+    name = "archive"
+    environment = "vllm_env.tar.gz"
+    files: ClassVar[tuple[str, ...]] = (environment,)
+
+    def key(self, prefix_key: str) -> str:
+        """Return the content key of the archive of a prefix with this key."""
+        return key_of(_FORMAT, prefix_key)
+
+    def pack(self, workspace: Workspace, prefix: Prefix) -> Packed:
+        """Return the archive of a prefix from the cache, or pack it."""
+        key = self.key(prefix.key)
+        known = find_packed(workspace.cache, key, self.files)
+        if known:
+            return known
+        plan = plan_archive(prefix.path)
+        require_space(workspace.cache.root, plan.size // 2, "the archive")
+        with workspace.cache.staging() as staging:
+            file = staging / f"{key}.tar.gz"
+            digest = write_archive(plan, file, report.step)
+            record = EnvironmentRecord(self.environment, digest, file.stat().st_size, plan.members, plan.size)
+            return keep_packed(workspace.cache, file, (record,))
+
+    def open(self, workspace: Workspace, packed: Packed, triton: Path | None, scratch: Path) -> Iterator[Tree]:
+        """Unpack the archive as Triton does."""
+        size = packed.path.stat().st_size if packed.path.exists() else 0
+        unpacked = packed.environment.unpacked or 5 * size
+        require_space(workspace.cache.root, unpacked * 11 // 10, "unpacking the archive to verify it")
+        report.step("unpacked with libarchive")
+        environment = scratch / "0"  # as Triton names it
+        unpack(packed.path, environment, triton, packed.environment.members)
+        yield Tree(environment)
+
+    def place(self, environment: Path, folder: Path, *, linked: bool = False) -> None:
+        """Link the archive, or copy it to another file system."""
+        place_file(environment, folder / self.environment)
+
+    def bytes_to_copy(self, environment: Path, receiver: Path) -> int:
+        """Return 0 where the archive can be a link to the cache's."""
+        return 0 if environment.stat().st_dev == receiver.stat().st_dev else tree_size(environment)
+
+    def extracted_space(self, profile: str) -> int:
+        """Return the size of an environment."""
+        return EXTRACTED_SPACE[profile]
+
+
+def place_file(source: Path, target: Path) -> None:
+    """Link or copy a file, for the server's user to read: it may be another one, whatever the umask is here."""
+    link_or_copy(str(source), str(target))
+    target.chmod(0o644)
+    sync(target)
+
+
+def unpack(archive: Path, folder: Path, triton: Path | None = None, members: int = 0) -> None:
+    """Unpack an archive of so many members (0: not known) as Triton would, by its own libarchive if its root brings one.
+
+    A VllmEnvError names the rule by which Triton refuses it.
+    """
+    _check_compression(archive)
+    folder.mkdir(parents=True)
+    answer = _replay(archive, folder, triton)
+    if "refused" in answer:
+        raise _explained(archive, answer["refused"])
+    if members and answer["members"] != members:
+        raise VllmEnvError(
+            f"{archive} holds {answer['members']} members, and not the {members} that were packed.",
+            cause="It was cut off between two members, which libarchive takes for its end.",
+            remedy=REBUILD,
+        )
+
+
+def _check_compression(archive: Path) -> None:
+    with archive.open("rb") as stream:
+        head = stream.read(8)
+    kind = next((name for magic, name in _MAGIC.items() if head.startswith(magic)), None)
+    if kind:
+        raise VllmEnvError(
+            f"{archive} is compressed with {kind}.",
+            cause="Triton reads tar archives, compressed with gzip or not at all.",
+            remedy=REBUILD,
+        )
+
+
+def _replay(archive: Path, folder: Path, triton: Path | None) -> dict[str, Any]:
+    libraries = triton.absolute() / "lib" if triton else None
+    own = sorted(libraries.glob("libarchive*.so.13*")) if libraries else []
+    library = str(own[0]) if own else ctypes.util.find_library("archive")
+    if library is None:
+        raise VllmEnvError(
+            "The loader's rules cannot be checked: this machine has no libarchive.so.13.",
+            remedy="Install it (apt-get install libarchive13), or run in a Triton container, which has it.",
+        )
+    environment = {"LIBARCHIVE": library, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+    if own:
+        environment["LD_LIBRARY_PATH"] = str(libraries)
+    command = [sys.executable, "-m", "vllm_env.layout.libarchive_worker", archive.resolve(), folder.absolute()]
+    output = run(command, what=f"unpack {archive.name} as Triton does", env=environment, cwd=Path(environment["PYTHONPATH"]))
+    answer: dict[str, Any] = json.loads(output.splitlines()[-1])
+    return answer
+
+
+def _explained(archive: Path, refused: dict[str, Any]) -> VllmEnvError:
+    meaning = next((text for pattern, text in _MEANING if re.search(pattern, refused["message"])), "")
+    place = f" at {refused['member']}" if refused["member"] else ""
+    said = f"{refused['call']}() answers {refused['status']}: {refused['message']}"
+    full = "full" in meaning
+    return VllmEnvError(
+        f"{archive} cannot be unpacked{place}.",
+        cause=f"{meaning} {said}".strip(),
+        remedy="Free some space, or point VLLM_ENV_CACHE to a larger file system." if full else REBUILD,
+    )

@@ -1,0 +1,54 @@
+"""The layout ``directory``: the prefix as it is; Triton loads it without unpacking anything."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from vllm_env.base.filesystem import link_or_copy, make_readable, tree_size
+from vllm_env.base.workspace import Workspace
+from vllm_env.prefix.prefix import EXTRACTED_SPACE, Prefix
+
+from .layout import EnvironmentRecord, Layout, Packed, Tree
+
+
+class Directory(Layout):
+    """A folder that is a copy of the prefix."""
+
+    name = "directory"
+    environment = "vllm_env"
+    files = (environment,)
+
+    def key(self, prefix_key: str) -> str:
+        """Return the prefix's own key: nothing is made of it."""
+        return prefix_key
+
+    def pack(self, workspace: Workspace, prefix: Prefix) -> Packed:
+        """Return the prefix."""
+        record = EnvironmentRecord(self.environment, key=prefix.key)
+        return Packed(prefix.path, (record,), reused=prefix.reused)
+
+    def open(
+        self,
+        workspace: Workspace,
+        packed: Packed,
+        triton: Path | None,
+        scratch: Path,
+    ) -> Iterator[Tree]:
+        """Yield the folder."""
+        yield Tree(packed.path)
+
+    def place(self, environment: Path, folder: Path, *, linked: bool = False) -> None:
+        """Copy the folder: a user may edit what lies in theirs, and the cache must not change with it."""
+        target = folder / self.environment
+        copy = link_or_copy if linked else shutil.copy2
+        shutil.copytree(environment, target, symlinks=True, copy_function=copy)
+        if not linked:
+            make_readable(target)
+
+    def bytes_to_copy(self, environment: Path, receiver: Path) -> int:
+        """Return the size of the folder."""
+        return tree_size(environment)
+
+    def copied_space(self, profile: str) -> int:
+        """Return the size of an environment."""
+        return EXTRACTED_SPACE[profile]

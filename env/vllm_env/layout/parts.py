@@ -1,0 +1,170 @@
+"""The layout ``parts``: a small archive, which Triton extracts in a second, and what its start unpacks on all cores.
+
+The small archive has the interpreter, its standard library and NumPy, which is what a stub imports before it calls the
+model; the parts have the other packages (parts_unpack.py says how they are used).
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from vllm_env import inside
+from vllm_env.base import report
+from vllm_env.base.cache import key_of
+from vllm_env.base.errors import REBUILD, VllmEnvError
+from vllm_env.base.filesystem import file_sha256, require_space, tree_size
+from vllm_env.base.process import run
+from vllm_env.base.workspace import Workspace
+from vllm_env.inside import parts_unpack
+from vllm_env.prefix.prefix import Prefix
+from vllm_env.prefix.relocate import site_packages
+
+from .archive import Archive, place_file, unpack
+from .cached import facts_of, find_packed, keep_packed, parts_folder
+from .layout import EnvironmentRecord, Packed, Tree
+from .tar import LEFT_OUT, TarPlan, plan_archive, write_archive
+
+_FORMAT = 1  # raise it when the bytes of a part change
+_PART_BYTES = 128 * 2**20  # unpacked; a larger file is a part of its own. 60 parts of 8 GB keep 16 cores busy to the end
+_IN_BASE = ("00_vllm_env.pth", "_vllm_env_", "numpy")  # beginnings of names in site-packages
+_PACKED_AS = {"parts_finder.py": "_vllm_env_parts.py", "parts_unpack.py": "_vllm_env_unpack.py"}
+_SOURCES = {name: inside.FOLDER / name for name in _PACKED_AS}
+_UNPACK = """
+import os, sys
+import numpy  # as a stub does before it calls the model
+assert "_vllm_env_unpack" not in sys.modules
+import _vllm_env_unpack
+print(_vllm_env_unpack.use(sys.argv[1]))
+"""
+
+
+class Parts(Archive):
+    """A small archive with a folder of parts."""
+
+    name = "parts"
+    files = (parts_unpack.FOLDER, Archive.environment)
+
+    def key(self, prefix_key: str) -> str:
+        """Return the content key of the small archive and the parts, which hold the code that unpacks them."""
+        return key_of(_FORMAT, super().key(prefix_key), [file_sha256(source) for source in _SOURCES.values()])
+
+    def pack(self, workspace: Workspace, prefix: Prefix) -> Packed:
+        """Return a prefix's small archive and parts from the cache, or pack them."""
+        key = self.key(prefix.key)
+        known = find_packed(workspace.cache, key, self.files)
+        if known:
+            return known
+        plan = PartsPlan()
+        plan_archive(prefix.path, plan)
+        unpacked = plan.base.size + sum(part.size for part in plan.parts)
+        require_space(workspace.cache.root, unpacked // 2, "the archive")
+        with workspace.cache.staging() as staging:
+            file = staging / f"{key}.tar.gz"
+            parts = _write_parts(plan, parts_folder(file))
+            _describe(plan, prefix, parts, unpacked)
+            digest = write_archive(plan.base, file)
+            first = EnvironmentRecord(self.environment, digest, file.stat().st_size, plan.base.members, unpacked)
+            return keep_packed(workspace.cache, file, (first, *parts))
+
+    def open(self, workspace: Workspace, packed: Packed, triton: Path | None, scratch: Path) -> Iterator[Tree]:
+        """Unpack the small archive as Triton does, then the parts by the code that it holds, as a model's start does."""
+        parts = parts_folder(packed.path)
+        needed = 6 * (tree_size(packed.path) + tree_size(parts))
+        require_space(workspace.cache.root, needed, "unpacking the parts to verify them")
+        report.step("unpacked with libarchive")
+        small = scratch / "0"
+        unpack(packed.path, small, triton, packed.environment.members)
+        yield Tree(small, complete=False)
+        report.step("parts")
+        yield Tree(_unpack_parts(small, parts, scratch))
+
+    def place(self, environment: Path, folder: Path, *, linked: bool = False) -> None:
+        """Link the small archive and the parts, or copy them to another file system."""
+        super().place(environment, folder, linked=linked)
+        target = folder / parts_unpack.FOLDER
+        target.mkdir()
+        for part in sorted(parts_folder(environment).iterdir()):
+            place_file(part, target / part.name)
+        shutil.copystat(parts_folder(environment), target)
+
+    def bytes_to_copy(self, environment: Path, receiver: Path) -> int:
+        """Return 0 where all can be links to the cache's."""
+        archive = super().bytes_to_copy(environment, receiver)
+        return archive and archive + tree_size(parts_folder(environment))
+
+    def extracted_space(self, profile: str) -> int:
+        """Return 0: a start looks for a place that takes the environment, and says so if there is none."""
+        return 0
+
+
+@dataclass
+class PartsPlan(TarPlan):
+    """Plans the small archive and the parts at once; has the methods that conda-pack's ``Packer`` calls on its archives."""
+
+    base: TarPlan = field(default_factory=lambda: TarPlan(LEFT_OUT))
+    parts: list[TarPlan] = field(default_factory=list)
+    modules: set[str] = field(default_factory=set)
+
+    def add(self, source: str, target: str) -> None:
+        """Add the file, link or empty folder ``source`` as ``target``."""
+        self._plan_for(target, Path(source).lstat().st_size).add(source, target)
+
+    def add_bytes(self, source: str, data: bytes, target: str) -> None:
+        """Add ``data`` as ``target``, executable if ``source`` is."""
+        self._plan_for(target, len(data)).add_bytes(source, data, target)
+
+    def _plan_for(self, target: str, size: int) -> TarPlan:
+        _, _, inside = target.partition("/site-packages/")
+        name = inside.partition("/")[0]
+        if not inside or name.startswith(_IN_BASE):
+            return self.base
+        module = name.partition(".")[0]
+        if module.isidentifier() and module != "__pycache__" and (name == module or name.endswith((".py", ".so"))):
+            self.modules.add(module)
+        if not self.parts or (self.parts[-1].pieces and self.parts[-1].size + size > _PART_BYTES):
+            self.parts.append(TarPlan())
+        return self.parts[-1]
+
+
+def _write_parts(plan: PartsPlan, folder: Path) -> tuple[EnvironmentRecord, ...]:
+    folder.mkdir()
+    folder.chmod(0o755)
+    made = []
+    for number, part in enumerate(plan.parts):
+        file = folder / f"{number:03}.tar.gz"
+        digest = write_archive(part, file)
+        file.chmod(0o644)
+        name = f"{parts_unpack.FOLDER}/{file.name}"
+        made.append(EnvironmentRecord(name, digest, file.stat().st_size, part.members, part.size))
+        report.step(f"part {number + 1} of {len(plan.parts)}", (number + 1) / len(plan.parts))
+    return tuple(made)
+
+
+def _describe(plan: PartsPlan, prefix: Prefix, parts: tuple[EnvironmentRecord, ...], unpacked: int) -> None:
+    """Add to the small archive what unpacks the parts; the folder's name is a digest of everything that it will hold."""
+    packages = site_packages(prefix.path).relative_to(prefix.path)
+    key = key_of(prefix.key, [part.sha256 for part in parts], plan.base.members, plan.base.size)
+    listed = [{"name": Path(part.name).name, **facts_of(part)} for part in parts]
+    document = {"key": key, "unpacked": unpacked, "parts": listed, "modules": sorted(plan.modules)}
+    texts = {_PACKED_AS[name]: source.read_bytes() for name, source in _SOURCES.items()}
+    texts["01_vllm_env_parts.pth"] = b"import _vllm_env_parts\n"
+    texts[parts_unpack.DESCRIPTION] = json.dumps(document).encode()
+    for name in parts_unpack.OWN:
+        plan.base.add_bytes(str(Path(__file__)), texts[name], f"{packages}/{name}")
+
+
+def _unpack_parts(small: Path, parts: Path, scratch: Path) -> Path:
+    """Let the small archive's own code unpack the parts; return the folder with the whole environment."""
+    model = scratch / "model"
+    model.mkdir()
+    (model / parts_unpack.FOLDER).symlink_to(parts.resolve())
+    variables = {"PATH": os.defpath, "HOME": str(scratch / "home"), parts_unpack.VARIABLE: str(scratch / "unpacked")}
+    # -B: bytecode that is written here names this machine's folders, and becomes a part of the whole
+    output = run([small / "bin" / "python", "-B", "-c", _UNPACK, model], what="unpack the parts", env=variables, remedy=REBUILD)
+    whole = Path(output.splitlines()[-1])
+    if not (whole / parts_unpack.MARK).is_file():
+        raise VllmEnvError("The parts were not unpacked.", cause=output[-400:], remedy=REBUILD)
+    return whole
