@@ -1,4 +1,4 @@
-"""What each room of the model does to the world: processes, files, sockets, threads, patches of vLLM.
+"""What each room does to the world: processes, files, sockets, threads, patches of vLLM.
 
 Read from the sources, next to import-linter's floors: who looks for what a change may touch finds it here.
 """
@@ -10,21 +10,38 @@ from pathlib import Path
 
 import pytest
 
-MODEL = Path(__file__).resolve().parents[2] / "model_repository" / "vllm" / "1" / "triton_vllm"
+ROOT = Path(__file__).resolve().parents[2]
+MODEL, PACKAGER = ROOT / "model_repository/vllm/1/triton_vllm", ROOT / "env/vllm_env"
 PROCESS, FILE, SOCKET, THREAD = "starts processes", "writes files", "opens sockets", "starts threads"
 PATCH, STATE = "patches vLLM or torch", "changes this process"
 ROOMS = {
-    "base": {THREAD},
-    "constraints": {PROCESS, SOCKET, THREAD},
-    "engine": {THREAD},
-    "instances": {FILE},
-    "lora": {FILE, THREAD},
-    "metrics": {FILE, THREAD},
-    "reply": {THREAD},
-    "startup": {PROCESS, FILE, THREAD, STATE},
-    "vllm_api": {PATCH},
+    MODEL: {
+        "base": {THREAD},
+        "constraints": {PROCESS, SOCKET, THREAD},
+        "engine": {THREAD},
+        "instances": {FILE},
+        "lora": {FILE, THREAD},
+        "metrics": {FILE, THREAD},
+        "reply": {THREAD},
+        "startup": {PROCESS, FILE, THREAD, STATE},
+        "vllm_api": {PATCH},  # and vLLM starts its processes where it is called from here
+    },
+    PACKAGER: {
+        "top": {FILE},
+        "base": {PROCESS, FILE, SOCKET, STATE},  # `process` and `network` are what the others start and reach with
+        "cli": {FILE, SOCKET},
+        "inside": {PROCESS, FILE, THREAD, STATE, PATCH},
+        "interpreter": {FILE},
+        "layout": {FILE},
+        "lock": {FILE},
+        "prefix": {FILE},
+        "publish": {FILE},
+        "serve": {FILE, SOCKET},
+        "triton": {FILE},
+        "verify": {FILE},
+    },
 }
-"""A room that is not named does nothing of all this. vLLM starts its own processes when `vllm_api` calls it."""
+"""A room that is not named does nothing of all this."""
 CALLS = {
     **dict.fromkeys(("subprocess.run", "subprocess.Popen", "subprocess.check_output", "os.fork", "os.posix_spawn"), PROCESS),
     **dict.fromkeys(("asyncio.create_subprocess_exec", "multiprocessing.Process"), PROCESS),
@@ -36,6 +53,8 @@ CALLS = {
 MODULES = {"shutil": FILE, "tempfile": FILE, "http.client": SOCKET, "grpc": SOCKET}
 METHODS = {"write_text", "write_bytes", "mkdir", "touch", "unlink", "rmdir", "rename", "symlink_to", "hardlink_to"}
 WRITING = set("wax+")
+OWN = {"params", "wanted"}
+"""Names of objects that a caller has made for this one purpose."""
 
 
 def effects(source: str) -> set[str]:
@@ -73,7 +92,7 @@ def of_call(node: ast.Call) -> set[str]:
     name = ast.unparse(node.func)
     last = name.rpartition(".")[2]
     found = {effect for module, effect in MODULES.items() if name.startswith(f"{module}.")}
-    if name in CALLS and not (name == "setattr" and ast.unparse(node.args[0]) == "params"):  # a request's own
+    if name in CALLS and not (name == "setattr" and ast.unparse(node.args[0]) in OWN):
         found.add(CALLS[name])
     if last in METHODS and name != last:
         found.add(FILE)
@@ -89,16 +108,17 @@ def mode_of(node: ast.Call) -> str:
     return str(given[0].value) if given and isinstance(given[0], ast.Constant) else ""
 
 
-def of_room(room: str) -> set[str]:
-    """Return what the modules of a room do; those at the top are a room of their own."""
-    files = MODEL.glob("*.py") if room == "top" else (MODEL / room).glob("*.py")
-    return {effect for file in files for effect in effects(file.read_text("utf-8"))}
+def rooms() -> list[tuple[Path, str]]:
+    """Return the rooms of both halves; the modules at the top are a room of their own."""
+    return [(half, room) for half in ROOMS for room in ("top", *sorted(p.parent.name for p in half.glob("*/__init__.py")))]
 
 
-@pytest.mark.parametrize("room", ["top", *sorted(path.parent.name for path in MODEL.glob("*/__init__.py"))])
-def test_a_room_does_what_the_table_says(room: str) -> None:
+@pytest.mark.parametrize(("half", "room"), rooms(), ids=lambda value: value if isinstance(value, str) else value.name)
+def test_a_room_does_what_the_table_says(half: Path, room: str) -> None:
     """No more, and no less: a line that is not true is no help."""
-    assert of_room(room) == ROOMS.get(room, set())
+    folder = half if room == "top" else half / room
+    found = {effect for file in folder.glob("*.py") for effect in effects(file.read_text("utf-8"))}
+    assert found == ROOMS[half].get(room, set())
 
 
 @pytest.mark.parametrize(
