@@ -8,11 +8,12 @@ from __future__ import annotations
 import json
 import os
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from xdist.scheduler import LoadScopeScheduling
 
-from support.once import run_folder
+from support.once import once, run_folder
 
 if TYPE_CHECKING:
     import pytest
@@ -32,15 +33,25 @@ _SHARED = (
 # In this order workers end at about the same time: what serves a model takes longest, and unit tests fill what is left.
 # Tests of interrupts come first: they can run while the first end-to-end test builds the environment that all others need.
 _ORDER = ("tests/chaos", "tests/e2e/test_published.py", "tests/e2e", "tests/hostile", "tests/integration", "")
+# On a fresh machine that build takes minutes, in which the other workers run what needs no environment.
+_FRESH_ORDER = ("tests/chaos", "tests/e2e/test_published.py", "tests/unit", "tests/e2e", "tests/hostile", "tests/integration", "")
 _NOTE = "groups.json"
 
 
 def sort_and_note(items: list[pytest.Item]) -> None:
     """In a worker: put the tests in order, and note each test's group for the process that hands them out."""
-    items.sort(key=lambda item: next(n for n, place in enumerate(_ORDER) if item.nodeid.startswith(place)))
+    order = _FRESH_ORDER if _is_fresh() else _ORDER
+    items.sort(key=lambda item: next(n for n, place in enumerate(order) if item.nodeid.startswith(place)))
     note = run_folder() / f"{os.getpid()}.json"
     note.write_text(json.dumps({item.nodeid: group(item) for item in items}), encoding="utf-8")
     note.replace(run_folder() / _NOTE)  # all workers write the same
+
+
+def _is_fresh() -> bool:
+    """Return whether no environment was built before this run; all workers give the answer of the first."""
+    cache = Path.home() / ".cache" / "vllm_env" / "prefixes"
+    found = once("prefixes", lambda folder: cache if any(cache.glob("*")) else folder)
+    return found != cache
 
 
 def group(item: pytest.Item) -> str:
