@@ -217,7 +217,8 @@ def start_once(case: str, number: int, store: Path, setting: Setting, vocabulary
 def start(case: str, number: int, store: Path, setting: Setting, vocabulary: int, notes: list[str], *, first: bool) -> Start:
     """Start once; a start that fails is repeated once, and noted.
 
-    tritonserver 24.10 now and then hangs or aborts in its own start, before the model has any part in it (vllm_env/server.py).
+    tritonserver 24.10 now and then hangs or aborts in its own start, before the model has any part in it
+    (env/vllm_env/serve/server.py).
     """
     try:
         return start_once(case, number, store, setting, vocabulary, first=first)

@@ -103,6 +103,7 @@ def test_metrics_have_the_official_names_kinds_labels_buckets_and_counts(officia
     assert found.total("vllm:request_params_n_sum") == len(texts)
     for name, bounds in HISTOGRAMS.values():
         ends = [(float(labels["le"]), value) for sample, labels, value in found.samples if sample == f"{name}_bucket"]
+        assert not [labels for sample, labels, _ in found.samples if sample == f"{name}_bucket" and labels["le"].endswith(".0")]
         assert found.total(f"{name}_sum") > 0
         assert max(ends) == (float("inf"), found.total(f"{name}_count"))
         if bounds:

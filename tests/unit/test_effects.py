@@ -32,7 +32,7 @@ ROOMS = {
         "cli": {FILE, SOCKET},
         "inside": {PROCESS, FILE, THREAD, STATE, PATCH},
         "interpreter": {FILE},
-        "layout": {FILE},
+        "layout": {FILE, THREAD},
         "lock": {FILE},
         "prefix": {FILE},
         "publish": {FILE},
@@ -44,13 +44,14 @@ ROOMS = {
 """A room that is not named does nothing of all this."""
 CALLS = {
     **dict.fromkeys(("subprocess.run", "subprocess.Popen", "subprocess.check_output", "os.fork", "os.posix_spawn"), PROCESS),
-    **dict.fromkeys(("asyncio.create_subprocess_exec", "multiprocessing.Process"), PROCESS),
+    **dict.fromkeys(("asyncio.create_subprocess_exec",), PROCESS),
     **dict.fromkeys(("os.link", "os.symlink", "os.rename", "os.replace", "os.mkdir", "os.unlink", "os.posix_fallocate"), FILE),
     **dict.fromkeys(("socket.socket", "socket.socketpair", "socket.create_connection", "urllib.request.urlopen"), SOCKET),
     **dict.fromkeys(("threading.Thread", "supervised.thread", "asyncio.to_thread"), THREAD),
     "setattr": PATCH,
 }
 MODULES = {"shutil": FILE, "tempfile": FILE, "http.client": SOCKET, "grpc": SOCKET}
+LAST = {"ThreadPoolExecutor": THREAD, "run_in_executor": THREAD, "Process": PROCESS}
 METHODS = {"write_text", "write_bytes", "mkdir", "touch", "unlink", "rmdir", "rename", "symlink_to", "hardlink_to"}
 WRITING = set("wax+")
 OWN = {"params", "wanted"}
@@ -94,6 +95,8 @@ def of_call(node: ast.Call) -> set[str]:
     found = {effect for module, effect in MODULES.items() if name.startswith(f"{module}.")}
     if name in CALLS and not (name == "setattr" and ast.unparse(node.args[0]) in OWN):
         found.add(CALLS[name])
+    if last in LAST and not name.startswith("psutil."):  # whose Process is one that runs
+        found.add(LAST[last])
     if last in METHODS and name != last:
         found.add(FILE)
     if last == "open" and (set(mode_of(node)) & WRITING or "O_CREAT" in ast.unparse(node)):
@@ -130,6 +133,8 @@ def test_a_room_does_what_the_table_says(half: Path, room: str) -> None:
         ("os.open(path, os.O_RDWR | os.O_CREAT)", FILE),
         ("import socket\nsocket.socketpair()", SOCKET),
         ("threading.Thread(target=f).start()", THREAD),
+        ("concurrent.futures.ThreadPoolExecutor(2)", THREAD),
+        ("context.Process(target=f).start()", PROCESS),
         ("import torch\ntorch.compile = None", PATCH),
         ("setattr(module, 'name', 1)", PATCH),
         ("sys.modules['torch'].compile = None", PATCH),

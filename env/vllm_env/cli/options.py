@@ -8,7 +8,6 @@ from vllm_env.base.errors import UsageError, meant
 from vllm_env.base.network import Network, read_pip_config
 from vllm_env.base.workspace import PLACE, Workspace
 from vllm_env.layout import LAYOUTS
-from vllm_env.layout.layout import Layout
 from vllm_env.lock.lock import LockOptions
 from vllm_env.lock.spec import PIN_OPTIONS, Overrides, Pin
 from vllm_env.plan import BuildRequest
@@ -35,7 +34,7 @@ def request_of(options: argparse.Namespace) -> BuildRequest:
         triton_root=options.triton_root,
         stub=options.stub,
         stub_options=StubOptions.of(options.triton_git_url, options.boost_url, options.jobs),
-        layout=layout_of(options),
+        layout=LAYOUTS[options.layout],
         repository=(options.model_repository or BuildRequest.repository).absolute(),
         model=options.model,
         lock=LockOptions(options.locked, options.upgrade, options.save, may_build=not options.dry_run),
@@ -44,13 +43,6 @@ def request_of(options: argparse.Namespace) -> BuildRequest:
         smoke_model=options.smoke_model,
         warm=options.warm,
     )
-
-
-def layout_of(options: argparse.Namespace) -> Layout:
-    """Return the layout of this name; UsageError if there is none."""
-    if options.layout not in LAYOUTS:
-        raise UsageError(f"--layout {options.layout} names no layout.", remedy=meant(options.layout, LAYOUTS))
-    return LAYOUTS[options.layout]
 
 
 def open_workspace(options: argparse.Namespace) -> Workspace:

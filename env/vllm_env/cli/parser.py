@@ -79,7 +79,7 @@ def build_parser() -> CommandParser:
     triton.add_argument("--jobs", metavar="N", type=_count, default=0, help=jobs_help)
     place = parser.add_argument_group("where and how to place it")
     layout_help = "archive (default), one file; parts, which the first start unpacks on all cores; or directory, unpacked"
-    place.add_argument("--layout", metavar="NAME", default="archive", help=layout_help)
+    place.add_argument("--layout", choices=("parts", "archive", "directory"), default="archive", help=layout_help)
     place.add_argument("--model-repository", metavar="DIR", type=Path, help=_REPOSITORY)
     place.add_argument("--model", metavar="NAME", default="vllm", help="the model's folder in it (default: vllm)")
     lock = parser.add_argument_group("lock")

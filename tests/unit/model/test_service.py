@@ -27,7 +27,10 @@ triton = fake_triton.install()
 fake_vllm.install()
 from model import TritonPythonModel
 
-COMPLETED = {"output": [{"name": "text_output"}], "model_transaction_policy": {"decoupled": True}}
+COMPLETED = {
+    "input": [{"name": "text_input"}], "output": [{"name": "text_output"}],
+    "model_transaction_policy": {"decoupled": True},
+}
 ARGS = {
     "model_name": "mine", "model_version": "1", "model_repository": sys.argv[1],
     "model_instance_kind": "CPU", "model_instance_device_id": "0",

@@ -9,7 +9,7 @@ import pytest
 
 from support.patience import LIMIT
 from triton_vllm.base import official
-from triton_vllm.metrics.mirror import OFFICIAL_PERIOD_S, SHARE, Mirror, Publisher, pause_after
+from triton_vllm.metrics.mirror import LONGEST_PAUSE_S, OFFICIAL_PERIOD_S, SHARE, Mirror, Publisher, pause_after
 
 
 def family(name, kind, *lines):
@@ -179,13 +179,14 @@ def test_the_official_metrics_are_its_names_labels_and_buckets():
     sink = Sink()
     labels = {"engine": "0"}
     name = "vllm:inter_token_latency_seconds"
-    counts = {"0.01": 1.0, "0.02": 1.0, "2.5": 2.0, "+Inf": 3.0}
+    counts = {"0.01": 1.0, "0.02": 1.0, "1.0": 2.0, "+Inf": 3.0}
     lines = [(f"{name}_bucket", {**labels, "le": le}, count) for le, count in counts.items()]
     between = family(name, "histogram", *lines, (f"{name}_count", labels, 3.0), (f"{name}_sum", labels, 9.0))
     prompts = family("vllm:prompt_tokens", "counter", ("vllm:prompt_tokens_total", labels, 7))
     Mirror(sink, {"model": "m"}, as_official=True).follow([*registry(5, 2, (1, 3)), between, prompts])
     published = "vllm:time_per_output_token_seconds"
-    buckets = {(f"{published}_bucket", (("le", le), ("model", "m"))): counts[le] for le in ("0.01", "2.5", "+Inf")}
+    shown = {"0.01": 1.0, "1": 2.0, "+Inf": 3.0}
+    buckets = {(f"{published}_bucket", (("le", le), ("model", "m"))): count for le, count in shown.items()}
     assert sink.values == {
         **buckets,
         (f"{published}_count", (("model", "m"),)): 3,
@@ -203,7 +204,8 @@ def test_an_official_bucket_may_be_any_of_vllms_where_it_takes_them_all():
 def test_calls_of_the_server_take_a_bounded_share_of_the_time():
     """Where they are slow there are fewer updates."""
     assert pause_after(0.0, OFFICIAL_PERIOD_S) == OFFICIAL_PERIOD_S
-    assert 0.1 / (0.1 + pause_after(0.1, OFFICIAL_PERIOD_S)) <= SHARE
+    assert 0.05 / (0.05 + pause_after(0.05, OFFICIAL_PERIOD_S)) <= SHARE
+    assert pause_after(60.0, OFFICIAL_PERIOD_S) == LONGEST_PAUSE_S
 
 
 @pytest.mark.parametrize("shared", [False, True])

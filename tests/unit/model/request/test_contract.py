@@ -65,9 +65,15 @@ def test_a_minimal_config_is_completed():
 
 def test_a_server_that_does_not_complete_the_configuration_is_told_of():
     """Else each request would fail with an error about a tensor."""
-    with pytest.raises(ConfigError, match="start tritonserver without --disable-auto-complete-config"):
-        contract.require_completed({"input": [], "output": []})
-    contract.require_completed({"output": [{"name": "text_output"}]})
+    whole = {
+        "input": [{"name": "text_input"}],
+        "output": [{"name": "text_output"}],
+        "model_transaction_policy": {"decoupled": True},
+    }
+    contract.require_completed(whole)
+    for field, named in (("input", "text_input"), ("output", "text_output"), ("model_transaction_policy", "decoupled")):
+        with pytest.raises(ConfigError, match=f"{named}.*start tritonserver without --disable-auto-complete-config"):
+            contract.require_completed({**whole, field: None})
 
 
 def test_the_checkouts_configuration_leaves_the_tensors_to_the_completion():

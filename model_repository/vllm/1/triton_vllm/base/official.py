@@ -44,6 +44,11 @@ HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
 """Name and buckets of what it makes of each of vLLM's histograms; without buckets those of vLLM, which are its own as well."""
 
 
+def bound_label(bound: str) -> str:
+    """Return a bucket's bound as Triton writes it: `1` where Python's client has `1.0`."""
+    return bound if bound == "+Inf" else f"{float(bound):.16g}"
+
+
 def published_name(sample: str, bound: str | None) -> str | None:
     """Return the name under which it publishes one of vLLM's samples, None if it does not.
 

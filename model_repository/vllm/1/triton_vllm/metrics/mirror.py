@@ -26,6 +26,8 @@ PERIOD_S = 1.0
 OFFICIAL_PERIOD_S = 0.05
 SHARE = 0.05
 """Of the time, for calls of the server: each is a round trip, and a busy histogram changes twenty samples at once."""
+LONGEST_PAUSE_S = 2.0
+"""Between two updates, however slow they are, for a scraper that looks every few seconds."""
 _kept: list[Mirror] = []
 """Until the process ends, which it does without taking its objects apart (`startup.interpreter.end_at_once`)."""
 
@@ -147,7 +149,7 @@ class Mirror:
     def _all_labels(self, sample: Sample) -> dict[str, str]:
         own = dict(sample.labels)
         if self._as_official:
-            own = {name: value for name, value in own.items() if name == "le"}
+            own = {"le": official.bound_label(own["le"])} if "le" in own else {}
         return {**own, **self._labels}
 
     def clear(self) -> None:
@@ -158,7 +160,7 @@ class Mirror:
 
 def pause_after(update_s: float, period_s: float) -> float:
     """Return how long to wait after an update that took so long, s."""
-    return max(period_s, update_s / SHARE)
+    return min(max(period_s, update_s / SHARE), LONGEST_PAUSE_S)
 
 
 class Publisher:

@@ -88,11 +88,15 @@ def require_completed(model_config: Mapping[str, Any]) -> None:
     """Check that the server has completed a model's configuration, or that it declares its tensors itself.
 
     Raises:
-        ConfigError: there is no output for the text.
+        ConfigError: what every request needs is not declared.
     """
-    if OUTPUTS[0].name not in {tensor["name"] for tensor in model_config.get("output") or ()}:
+    declared = {tensor["name"] for field in ("input", "output") for tensor in model_config.get(field) or ()}
+    lacking = [name for name in ("text_input", "text_output") if name not in declared]
+    if not (model_config.get("model_transaction_policy") or {}).get("decoupled"):
+        lacking.append("model_transaction_policy { decoupled: true }")
+    if lacking:
         raise ConfigError(
-            f"config.pbtxt declares no {OUTPUTS[0].name}, and the server does not complete it: "
+            f"config.pbtxt lacks {', '.join(lacking)}, and the server does not complete it: "
             "start tritonserver without --disable-auto-complete-config"
         )
 
