@@ -186,10 +186,12 @@ def _divide(source: Path, documents: Documents) -> tuple[tuple[Path, ...], tuple
             name = path.relative_to(source).as_posix()
             if path.name == "__pycache__":
                 continue
-            if name in _NOT_TAKEN or path in named:
+            if name == CODE:  # its small files are taken even if the arguments name it as the model
+                waiting.append(path)
+            elif name in _NOT_TAKEN or path in named:
                 left.append(path)
             elif path.is_dir():
-                is_data = name != CODE and (path.is_symlink() or _holds_weights(path))
+                is_data = path.is_symlink() or _holds_weights(path)
                 (left if is_data else waiting).append(path)
             elif path.is_file():
                 (left if _is_weights(path) else copied).append(path)

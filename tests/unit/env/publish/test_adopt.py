@@ -240,6 +240,22 @@ def test_a_version_folder_that_is_a_link_is_read(workspace: Workspace, official:
     assert (target / "1/model.json").is_file()
 
 
+@pytest.mark.parametrize("absolute", [False, True])
+def test_a_version_folder_that_is_the_model_is_read(workspace: Workspace, official: Path, target: Path, absolute: bool) -> None:
+    """Its small files are copied, its weights stay and are named where they are."""
+    named = str(official / "1") if absolute else "1"
+    (official / "1/model.json").write_text(json.dumps({"model": named}))
+    (official / "1/config.json").write_text("{}")
+    (official / "1/x.safetensors").write_bytes(b"1")
+    before = snapshot(official)
+    adopt(workspace, official, target)
+    assert snapshot(official) == before
+    taken = {"1/model.json", "1/config.json", "1/multi_lora.json", "1/model.py"}
+    assert taken <= names(target)
+    assert "1/x.safetensors" not in names(target)
+    assert json.loads((target / "1/model.json").read_text()) == {"model": str(official / "1")}
+
+
 def test_what_is_served_first_is_what_will_stand(official: Path, target: Path, tmp_path: Path, workspace: Workspace) -> None:
     """The candidate of the smoke run has the code, the configuration and the adopted model's own arguments."""
 
