@@ -87,6 +87,7 @@ def read_adoption(source: Path, target: Path, template: Path, environment: str) 
     _check_backend(source, config.backend, config.parameters[ENVIRONMENT].string_value)
     check_engine_args(source)
     documents = _documents(source)
+    _refuse_template(target, template)
     refuse_target(source, target)
     new = rewrite_config(file, text, environment)
     rewritten = {name: document for name, document in documents.items() if document != _json_object(source / name)}
@@ -146,6 +147,16 @@ def refuse_target(source: Path, target: Path) -> None:
             remedy="Put a folder there.",
         )
     refuse_mounts(target, tuple(f"{CODE}/{name}" for name in CODE_NAMES))
+
+
+def _refuse_template(target: Path, template: Path) -> None:
+    """Refuse this project's own model, which must not be removed: every new model is made from it."""
+    if target.exists() and target.samefile(template):
+        raise VllmEnvError(
+            f"{target} is this project's own model.",
+            cause="Every new model is made from its files.",
+            remedy="Give the new model another name: --model NEW.",
+        )
 
 
 def stage_template(adoption: Adoption, template: Path, folder: Path) -> Path:

@@ -13,6 +13,7 @@ import pytest
 from support.repositories import CHECKOUT
 from support.small_fixtures import workspace_in
 from vllm_env.base.errors import UsageError, VllmEnvError
+from vllm_env.cli.main import main
 from vllm_env.layout import LAYOUTS
 from vllm_env.model.files import check_receiver
 from vllm_env.publish import adopt as module
@@ -428,6 +429,29 @@ def test_a_target_that_was_not_adopted_from_source_is_refused(
         read_adoption(official, target, TEMPLATE, "vllm_env")
     assert "--model" in (caught.value.remedy or "")
     assert snapshot(official.parents[1]) == before
+
+
+@pytest.mark.parametrize("link", [False, True])
+def test_the_template_is_no_target(official: Path, tmp_path: Path, link: bool) -> None:
+    """Also by a link. Nobody is told to remove it."""
+    template = tmp_path / "models" / "vllm"
+    shutil.copytree(TEMPLATE, template)
+    target = tmp_path / "link" if link else template
+    if link:
+        target.symlink_to(template)
+    with pytest.raises(VllmEnvError, match="is this project's own model") as caught:
+        read_adoption(official, target, template, "vllm_env")
+    assert "--model NEW" in (caught.value.remedy or "")
+    assert "emove" not in str(caught.value.remedy)
+
+
+def test_a_folder_named_as_the_template_needs_a_name(official: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In a checkout the command would write the new model there."""
+    source = official.rename(official.with_name("vllm"))
+    assert main(["adopt", str(source), "--dry-run"]) == 1
+    said = capsys.readouterr().err
+    assert "--model NEW" in said
+    assert "Or remove it" not in said
 
 
 def test_an_empty_target_is_free(workspace: Workspace, official: Path, target: Path) -> None:
