@@ -27,7 +27,7 @@ from vllm_env.model.files import (
     check_engine_args,
     parse_config,
 )
-from vllm_env.model.manifest import CACHE_NAME, read_manifest
+from vllm_env.model.manifest import CACHE_NAME, MANIFEST_NAME, read_manifest
 
 from .exchange import refuse_mounts
 from .model_config import rewrite_config
@@ -53,7 +53,7 @@ class Adoption:
         rewritten: the JSON files in which a path becomes absolute, by their path in the folder.
         own: the JSON files with which the smoke run serves the model, the engine arguments first.
         difference: what a reader should see before the build: a unified diff.
-        outdated: whether the target has other code than this project's model.
+        outdated: whether the target lacks its configuration or has other code than this project.
     """
 
     source: Path
@@ -95,10 +95,13 @@ def read_adoption(source: Path, target: Path, template: Path, environment: str) 
         copied, left = _divide(source, documents)
     except OSError as error:
         raise _unreadable(source, error) from error
-    exists = (target / CONFIG_NAME).exists()
-    if exists:
+    again = (target / MANIFEST_NAME).is_file()
+    if again and os.path.lexists(target / CONFIG_NAME):
         documents = _documents(target)
         difference = _code_difference(target, template)
+    elif again:  # it will get from source what it lacks
+        documents = _documents(target, source)
+        difference = _unified(CONFIG_NAME, "", new) + _code_difference(target, template)
     else:
         difference = _new_difference(source, text, new, rewritten)
     return Adoption(
@@ -109,7 +112,7 @@ def read_adoption(source: Path, target: Path, template: Path, environment: str) 
         rewritten=rewritten,
         own=documents,
         difference=difference,
-        outdated=exists and bool(difference),
+        outdated=again and bool(difference),
     )
 
 
@@ -269,15 +272,17 @@ def _check_backend(model: Path, backend: str, environment: str) -> None:
         )
 
 
-def _documents(model: Path) -> Documents:
+def _documents(*models: Path) -> Documents:
     """Return the engine arguments, then the adapters, by file; folders in the model folder by their absolute path.
 
     The model itself looks for these folders there; every other relative path starts where the server does, before and after.
+    Of several models the first that has a file counts.
     """
-    first = arguments_file(model)
-    if not (model / first).is_file():
-        what = f"{model / OFFICIAL_ARGS} is missing."
+    model = next((model for model in models if (model / arguments_file(model)).is_file()), None)
+    if model is None:
+        what = f"{models[0] / OFFICIAL_ARGS} is missing."
         raise VllmEnvError(what, cause="It holds the engine arguments.", remedy='Write it, e.g. {"model": "…"}.')
+    first = arguments_file(model)
     documents = {}
     for name in (first, OFFICIAL_ARGS):  # both may be there, with the same content
         if (model / name).is_file():
@@ -285,9 +290,10 @@ def _documents(model: Path) -> Documents:
             documents[name] = arguments | _whole_paths(model, {key: arguments.get(key) for key in ("model", "tokenizer")})
     enabled = str(documents[first].get("enable_lora", "")).lower() == "true"  # else no backend reads the adapters' file
     for name in (f"{CODE}/{LORA_NAME}", LORA_NAME):
-        if enabled and (model / name).is_file():
-            adapters = _json_object(model / name)
-            documents[name] = adapters | _whole_paths(model, adapters)
+        place = next((model for model in models if (model / name).is_file()), None)
+        if enabled and place:
+            adapters = _json_object(place / name)
+            documents[name] = adapters | _whole_paths(place, adapters)
     return documents
 
 

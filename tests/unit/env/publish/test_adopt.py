@@ -180,6 +180,64 @@ def test_again_it_refreshes_environment_and_code(workspace: Workspace, official:
     assert {name: (target / name).read_bytes() for name in kept} == kept
 
 
+@pytest.mark.usefixtures("_way")
+def test_without_its_configuration_it_gets_only_what_it_lacks(
+    workspace: Workspace,
+    official: Path,
+    target: Path,
+) -> None:
+    """And the code, as always. A folder that is a link now is the user's."""
+    (official / "texts").mkdir()
+    (official / "texts/one").write_text("theirs")
+    (official / "texts/two").write_text("theirs")
+    adopt(workspace, official, target)
+    edited = {"1/model.json": '{"model": "other", "enable_lora": true}'}
+    edited |= {"1/multi_lora.json": "{}", "chat.jinja": "mine"}
+    for name, text in {**edited, "1/model.py": "# old", "1/triton_vllm/gone.py": "# old"}.items():
+        (target / name).write_text(text)
+    for name in ("config.pbtxt", "notes", "texts/one"):
+        (target / name).unlink()
+    (target / "texts").rename(target.parents[1] / "shared")
+    (target / "texts").symlink_to(target.parents[1] / "shared")
+
+    adoption = read_adoption(official, target, TEMPLATE, "vllm_env.tar.gz")
+    assert adoption.outdated
+    assert '+backend: "python"' in adoption.difference
+    read = ("1/model.json", "1/multi_lora.json")
+    assert adoption.own == {name: json.loads(edited[name]) for name in read}
+    before = snapshot(official)
+    adopt(workspace, official, target, "two")
+    assert snapshot(official) == before
+    assert {name: (target / name).read_text() for name in edited} == edited
+    assert (target / "config.pbtxt").read_text() == adoption.config
+    assert (target / "notes").read_text() == "{{ messages }}"
+    assert (target / "1/model.py").read_bytes() == (TEMPLATE / "1/model.py").read_bytes()
+    assert not (target / "1/triton_vllm/gone.py").exists()
+    assert names(target / "texts") == {"two"}
+    assert (target / "vllm_env.tar.gz").read_text() == "two"
+
+
+@pytest.mark.usefixtures("_way")
+def test_a_second_file_of_engine_arguments_is_not_missing(
+    workspace: Workspace,
+    official: Path,
+    target: Path,
+) -> None:
+    """The user has removed it and edited the other one: they would differ. Adapters come back."""
+    (official / "vllm_engine_args.json").write_text(json.dumps(ARGUMENTS))
+    adopt(workspace, official, target)
+    edited = {"model": "other", "enable_lora": True}
+    (target / "1/model.json").write_text(json.dumps(edited))
+    for name in ("vllm_engine_args.json", "config.pbtxt", "1/multi_lora.json"):
+        (target / name).unlink()
+    adapters = {"sql": str(official / "adapters/sql"), "hub": "org/name"}
+    own = read_adoption(official, target, TEMPLATE, "vllm_env.tar.gz").own
+    assert own == {"1/model.json": edited, "1/multi_lora.json": adapters}
+    adopt(workspace, official, target)
+    assert not (target / "vllm_engine_args.json").exists()
+    assert json.loads((target / "1/multi_lora.json").read_text()) == adapters
+
+
 def test_a_plain_build_keeps_the_code(workspace: Workspace, official: Path, target: Path) -> None:
     """It takes an adopted model as its own: what the user has edited in the code stays."""
     adopt(workspace, official, target)
@@ -242,7 +300,12 @@ def test_a_version_folder_that_is_a_link_is_read(workspace: Workspace, official:
 
 
 @pytest.mark.parametrize("absolute", [False, True])
-def test_a_version_folder_that_is_the_model_is_read(workspace: Workspace, official: Path, target: Path, absolute: bool) -> None:
+def test_a_version_folder_that_is_the_model_is_read(
+    workspace: Workspace,
+    official: Path,
+    target: Path,
+    absolute: bool,
+) -> None:
     """Its small files are copied, its weights stay and are named where they are."""
     named = str(official / "1") if absolute else "1"
     (official / "1/model.json").write_text(json.dumps({"model": named}))
@@ -283,6 +346,13 @@ def test_what_is_served_first_is_what_will_stand(official: Path, target: Path, t
         TEMPLATE / "1/triton_vllm/request/contract.py"
     ).read_bytes()
     assert (new / "1/model.json").read_text() == '{"model": "other"}'
+    (target / "config.pbtxt").unlink()
+    (target / "1/multi_lora.json").unlink()
+    new = candidate(tmp_path / "third")
+    assert 'backend: "python"' in (new / "config.pbtxt").read_text()
+    assert (new / "1/model.json").read_text() == '{"model": "other"}'
+    assert (new / "1/multi_lora.json").is_file()
+    assert (new / "1/triton_vllm/request/contract.py").read_text() != "# old\n"
 
 
 def _config(text: str) -> Callable[[Path], object]:
