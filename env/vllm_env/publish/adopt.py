@@ -29,7 +29,7 @@ from vllm_env.model.files import (
 )
 from vllm_env.model.manifest import CACHE_NAME, MANIFEST_NAME, read_manifest
 
-from .exchange import refuse_mounts
+from .exchange import STAGING, refuse_mounts
 from .model_config import rewrite_config
 from .model_folder import BUILT_NAMES, CODE_NAMES, WEIGHTS, replace_code
 
@@ -132,7 +132,8 @@ def refuse_target(source: Path, target: Path) -> None:
             cause="adopt never writes into the folder that it reads.",
             remedy=where,
         )
-    is_empty = target.is_dir() and not any(target.iterdir())  # publishing in place begins with it
+    # Publishing in place begins with such a folder.
+    is_empty = target.is_dir() and all(path.name.startswith(STAGING) for path in target.iterdir())
     if is_empty or not os.path.lexists(target):
         return
     manifest = read_manifest(target)

@@ -525,8 +525,8 @@ def test_a_folder_named_as_the_template_needs_a_name(official: Path, capsys: pyt
 
 
 def test_an_empty_target_is_free(workspace: Workspace, official: Path, target: Path) -> None:
-    """A build that was killed while it published in place may leave one."""
-    target.mkdir(parents=True)
+    """A build that was killed while it published in place may leave one, with what it staged."""
+    (target / f"{STAGING}abcd1234" / "vllm_env").mkdir(parents=True)
     adopt(workspace, official, target)
     assert (target / "vllm_env.json").is_file()
 
@@ -586,6 +586,32 @@ def test_a_publish_that_ends_early_changes_nothing(
     adopt(workspace, official, target, "three")
     assert (target / "vllm_env.tar.gz").read_text() == "three"
     assert snapshot(official) == before
+
+
+@pytest.mark.usefixtures("_way")
+def test_code_that_cannot_be_staged_changes_nothing(
+    workspace: Workspace,
+    official: Path,
+    target: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A disk that is full by then: what was adopted before is as it was."""
+    adopt(workspace, official, target)
+    (target / "1/model.py").write_text("# old\n")
+    before = {name: (target / name).read_bytes() for name in names(target)}
+    real = publishing.write_set
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    def filling(*arguments: object) -> None:
+        real(*arguments)  # type: ignore[arg-type]
+        monkeypatch.setattr(module.shutil, "copytree", full)
+
+    monkeypatch.setattr(publishing, "write_set", filling)
+    with pytest.raises(VllmEnvError, match="No space left"):
+        adopt(workspace, official, target, "two")
+    assert {name: (target / name).read_bytes() for name in names(target)} == before
 
 
 def _new(model: Path) -> None:
