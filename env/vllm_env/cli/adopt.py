@@ -8,6 +8,7 @@ from pathlib import Path
 
 from vllm_env.base.report import Console
 from vllm_env.build import BuildResult, build
+from vllm_env.model.manifest import MANIFEST_NAME
 from vllm_env.plan import TEMPLATE
 from vllm_env.publish.adopt import Adoption, read_adoption, stage_template
 
@@ -53,6 +54,6 @@ def _shown(adoption: Adoption, target: Path) -> list[str]:
     """Return the lines that a user sees before the build."""
     lines = adoption.difference.splitlines()
     lines += [f"stays where it is: {path}" for path in adoption.left]
-    if target.exists():
+    if (target / MANIFEST_NAME).is_file():
         lines.append(f"{target} was adopted before: environment and code are refreshed, its other files stay")
     return lines

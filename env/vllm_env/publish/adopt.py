@@ -27,9 +27,9 @@ from vllm_env.model.files import (
     check_engine_args,
     parse_config,
 )
-from vllm_env.model.manifest import CACHE_NAME, read_manifest
+from vllm_env.model.manifest import CACHE_NAME, MANIFEST_NAME, read_manifest
 
-from .exchange import refuse_mounts
+from .exchange import STAGING, refuse_mounts
 from .model_config import rewrite_config
 from .model_folder import BUILT_NAMES, CODE_NAMES, WEIGHTS, replace_code
 
@@ -53,7 +53,7 @@ class Adoption:
         rewritten: the JSON files in which a path becomes absolute, by their path in the folder.
         own: the JSON files with which the smoke run serves the model, the engine arguments first.
         difference: what a reader should see before the build: a unified diff.
-        outdated: whether the target has other code than this project's model.
+        outdated: whether the target lacks its configuration or has other code than this project.
     """
 
     source: Path
@@ -87,6 +87,7 @@ def read_adoption(source: Path, target: Path, template: Path, environment: str) 
     _check_backend(source, config.backend, config.parameters[ENVIRONMENT].string_value)
     check_engine_args(source)
     documents = _documents(source)
+    _refuse_template(target, template)
     refuse_target(source, target)
     new = rewrite_config(file, text, environment)
     rewritten = {name: document for name, document in documents.items() if document != _json_object(source / name)}
@@ -94,10 +95,13 @@ def read_adoption(source: Path, target: Path, template: Path, environment: str) 
         copied, left = _divide(source, documents)
     except OSError as error:
         raise _unreadable(source, error) from error
-    exists = (target / CONFIG_NAME).exists()
-    if exists:
+    again = (target / MANIFEST_NAME).is_file()
+    if again and os.path.lexists(target / CONFIG_NAME):
         documents = _documents(target)
         difference = _code_difference(target, template)
+    elif again:  # it will get from source what it lacks
+        documents = _documents(target, source)
+        difference = _unified(CONFIG_NAME, "", new) + _code_difference(target, template)
     else:
         difference = _new_difference(source, text, new, rewritten)
     return Adoption(
@@ -108,7 +112,7 @@ def read_adoption(source: Path, target: Path, template: Path, environment: str) 
         rewritten=rewritten,
         own=documents,
         difference=difference,
-        outdated=exists and bool(difference),
+        outdated=again and bool(difference),
     )
 
 
@@ -128,7 +132,8 @@ def refuse_target(source: Path, target: Path) -> None:
             cause="adopt never writes into the folder that it reads.",
             remedy=where,
         )
-    is_empty = target.is_dir() and not any(target.iterdir())  # publishing in place begins with it
+    # Publishing in place begins with such a folder.
+    is_empty = target.is_dir() and all(path.name.startswith(STAGING) for path in target.iterdir())
     if is_empty or not os.path.lexists(target):
         return
     manifest = read_manifest(target)
@@ -146,6 +151,16 @@ def refuse_target(source: Path, target: Path) -> None:
             remedy="Put a folder there.",
         )
     refuse_mounts(target, tuple(f"{CODE}/{name}" for name in CODE_NAMES))
+
+
+def _refuse_template(target: Path, template: Path) -> None:
+    """Refuse this project's own model, which must not be removed: every new model is made from it."""
+    if target.exists() and target.samefile(template):
+        raise VllmEnvError(
+            f"{target} is this project's own model.",
+            cause="Every new model is made from its files.",
+            remedy="Give the new model another name: --model NEW.",
+        )
 
 
 def stage_template(adoption: Adoption, template: Path, folder: Path) -> Path:
@@ -186,10 +201,12 @@ def _divide(source: Path, documents: Documents) -> tuple[tuple[Path, ...], tuple
             name = path.relative_to(source).as_posix()
             if path.name == "__pycache__":
                 continue
-            if name in _NOT_TAKEN or path in named:
+            if name == CODE:  # its small files are taken even if the arguments name it as the model
+                waiting.append(path)
+            elif name in _NOT_TAKEN or path in named:
                 left.append(path)
             elif path.is_dir():
-                is_data = name != CODE and (path.is_symlink() or _holds_weights(path))
+                is_data = path.is_symlink() or _holds_weights(path)
                 (left if is_data else waiting).append(path)
             elif path.is_file():
                 (left if _is_weights(path) else copied).append(path)
@@ -256,15 +273,17 @@ def _check_backend(model: Path, backend: str, environment: str) -> None:
         )
 
 
-def _documents(model: Path) -> Documents:
+def _documents(*models: Path) -> Documents:
     """Return the engine arguments, then the adapters, by file; folders in the model folder by their absolute path.
 
     The model itself looks for these folders there; every other relative path starts where the server does, before and after.
+    Of several models the first that has a file counts.
     """
-    first = arguments_file(model)
-    if not (model / first).is_file():
-        what = f"{model / OFFICIAL_ARGS} is missing."
+    model = next((model for model in models if (model / arguments_file(model)).is_file()), None)
+    if model is None:
+        what = f"{models[0] / OFFICIAL_ARGS} is missing."
         raise VllmEnvError(what, cause="It holds the engine arguments.", remedy='Write it, e.g. {"model": "…"}.')
+    first = arguments_file(model)
     documents = {}
     for name in (first, OFFICIAL_ARGS):  # both may be there, with the same content
         if (model / name).is_file():
@@ -272,9 +291,10 @@ def _documents(model: Path) -> Documents:
             documents[name] = arguments | _whole_paths(model, {key: arguments.get(key) for key in ("model", "tokenizer")})
     enabled = str(documents[first].get("enable_lora", "")).lower() == "true"  # else no backend reads the adapters' file
     for name in (f"{CODE}/{LORA_NAME}", LORA_NAME):
-        if enabled and (model / name).is_file():
-            adapters = _json_object(model / name)
-            documents[name] = adapters | _whole_paths(model, adapters)
+        place = next((model for model in models if (model / name).is_file()), None)
+        if enabled and place:
+            adapters = _json_object(place / name)
+            documents[name] = adapters | _whole_paths(place, adapters)
     return documents
 
 

@@ -9,11 +9,13 @@ repository, where each would be a copy.
 import os
 import re
 import shutil
+import stat
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from vllm_env.base.filesystem import (
+    Owner,
     give,
     give_as,
     give_tree,
@@ -26,7 +28,7 @@ from vllm_env.base.filesystem import (
 )
 from vllm_env.layout import FILES, LAYOUTS
 from vllm_env.layout.layout import Layout
-from vllm_env.model.files import CODE, CONFIG_NAME, ENGINE_ARGS_NAME, EXAMPLE_NAME
+from vllm_env.model.files import CODE, CONFIG_NAME, ENGINE_ARGS_NAME, EXAMPLE_NAME, OFFICIAL_ARGS
 from vllm_env.model.manifest import CACHE_NAME, MANIFEST_NAME, SBOM_NAME
 from vllm_env.triton.root import STUB_NAME
 
@@ -36,7 +38,8 @@ BUILT_NAMES = (STUB_NAME, *FILES, SBOM_NAME, MANIFEST_NAME)  # in the order of r
 CODE_NAMES = ("model.py", "triton_vllm")
 """This project's own code in the version folder."""
 WEIGHTS = (".safetensors", ".bin", ".gguf", ".pt", ".pth")
-_NOT_READ = ("__pycache__", "*.pyc", *(f"*{suffix}" for suffix in WEIGHTS))
+_BYTECODE = ("__pycache__", "*.pyc")
+_NOT_READ = (*_BYTECODE, *(f"*{suffix}" for suffix in WEIGHTS))
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,6 @@ def stage_model(built: BuiltSet, current: Path, template: Path, new: Path) -> No
     if current.exists():
         _link_tree(current, new)
     complete(built, template, new)
-    write_engine_args(template, new)
     set_environment_path(new, built.layout.environment, current)
 
 
@@ -75,70 +77,141 @@ def _link_tree(source: Path, target: Path) -> None:
 
 
 def complete(built: BuiltSet, template: Path, target: Path) -> None:
-    """Complete a model's folder from ``template``; an adopted model that is whole gets its code again."""
-    if built.adopted_from and os.path.lexists(target / CONFIG_NAME):
-        replace_code(template / CODE, target)
-    complete_from(template, target, keep_modes=built.adopted_from is not None)
+    """Complete a model's folder from ``template``; an adopted model always gets its code again."""
+    with staging_in(target) as staging:
+        missing = stage_missing(built, template, target, staging / "missing")
+        place_missing(built, missing, target)
+
+
+def stage_missing(built: BuiltSet, template: Path, target: Path, missing: Path) -> Path:
+    """Make the new folder ``missing`` with what `complete` puts into ``target``, and return it.
+
+    A model without config.pbtxt, the mark of a whole one, gets the template's files. An adopted one
+    gets those that it lacks, as its others are the user's. Placing them takes no more space.
+    """
+    missing.mkdir()
+    adopted = built.adopted_from is not None
+    if adopted:
+        (missing / CODE).mkdir()
+        _copy_own_code(template / CODE, missing / CODE)
+    # not exists(): in a staged folder a relative link may lead nowhere
+    if not os.path.lexists(target / CONFIG_NAME):
+        ignore = _ignore_of_template(template, target, only_lacking=adopted)
+        shutil.copytree(template, missing, ignore=ignore, dirs_exist_ok=True)
+        shutil.copy2(template / CONFIG_NAME, missing / CONFIG_NAME)
+        set_environment_path(missing, built.layout.environment)
+        for folder in (missing, *(path for path in missing.rglob("*") if path.is_dir())):
+            # the template's may be read-only, and files are renamed out of it
+            folder.chmod(stat.S_IMODE(folder.stat().st_mode) | 0o700)
+    if not _has_engine_args(target) and not _has_engine_args(missing):
+        shutil.copyfile(template / EXAMPLE_NAME, missing / ENGINE_ARGS_NAME)
+    return missing
+
+
+def _ignore_of_template(
+    template: Path,
+    target: Path,
+    *,
+    only_lacking: bool,
+) -> Callable[[str, list[str]], set[str]]:
+    names_left = (*_BYTECODE, *BUILT_NAMES, CACHE_NAME, f"{STAGING}*", CONFIG_NAME)
+    patterns = shutil.ignore_patterns(*names_left)
+    volumes = mounts_in(template)
+    kept = {Path(CODE, name) for name in CODE_NAMES}
+    if _has_engine_args(target):  # one of its files is the truth; the other one is not missing
+        kept |= {Path(ENGINE_ARGS_NAME), Path(OFFICIAL_ARGS)}
+
+    def is_kept(path: Path) -> bool:
+        there = target / path.relative_to(template)
+        merged = path.is_dir() and there.is_dir() and not there.is_symlink()
+        return path.relative_to(template) in kept or (os.path.lexists(there) and not merged)
+
+    def ignore(folder: str, names: list[str]) -> set[str]:
+        paths = [Path(folder, name) for name in names]
+        left = patterns(folder, names)
+        left |= {path.name for path in paths if volumes and path.resolve() in volumes}
+        return left | {path.name for path in paths if only_lacking and is_kept(path)}
+
+    return ignore
+
+
+def place_missing(built: BuiltSet, missing: Path, target: Path) -> None:
+    """Put what `stage_missing` made into a model's folder; config.pbtxt, the mark of a whole, is last.
+
+    What is placed belongs to the folder's owner. In an adopted model a file that not everybody may
+    read stays so: its engine arguments may hold a token.
+    """
+    owner, adopted = owner_of(target), built.adopted_from is not None
+    config = missing / CONFIG_NAME
+    if adopted:
+        _place_folder(missing / CODE, target / CODE, owner)
+        _place_code(missing / CODE, target / CODE, missing.parent)
+    if config.exists():  # else the folders' modes are the user's
+        let_read(target)
+    for path in sorted(missing.rglob("*"), key=lambda path: (path == config, path)):
+        place = target / path.relative_to(missing)
+        if path.is_dir():
+            _place_folder(path, place, owner)
+            if config.exists():
+                let_read(place)
+            continue
+        if not adopted:
+            let_read(path)
+        place.unlink(missing_ok=True)  # it may be a hard link to the user's file
+        shutil.move(path, place)  # a folder of the model may be on another file system
+        give(place, owner)
+
+
+def _place_folder(made: Path, place: Path, owner: Owner) -> None:
+    if not place.is_dir():
+        place.mkdir()
+        place.chmod(stat.S_IMODE(made.stat().st_mode))
+        let_read(place)
+        give(place, owner)
 
 
 def replace_code(source: Path, model: Path) -> None:
-    """Replace this project's code in a model's folder by that in the version folder ``source``.
-
-    It is renamed into its place: what is there may be a link, or a hard link to the user's file.
-    """
+    """Replace this project's code in a model's folder by that in the version folder ``source``."""
     with staging_in(model) as staging:
-        for name in CODE_NAMES:
-            made = staging / name
-            place = model / CODE / name
-            if (source / name).is_dir():
-                shutil.copytree(source / name, made, ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
-            else:
-                shutil.copy2(source / name, made)
-            give_tree(made, owner_of(model / CODE))
-            if os.path.lexists(place):
-                place.rename(staging / f"old-{name}")
-            made.rename(place)
+        _copy_own_code(source, staging)
+        _place_code(staging, model / CODE, staging)
 
 
-def complete_from(template: Path, target: Path, *, keep_modes: bool = False) -> None:
-    """Complete a model's folder that has no config.pbtxt, the mark of a whole one, which is copied last.
+def _copy_own_code(source: Path, folder: Path) -> None:
+    for name in CODE_NAMES:
+        if (source / name).is_dir():
+            ignore = shutil.ignore_patterns(*_BYTECODE)
+            shutil.copytree(source / name, folder / name, ignore=ignore)
+        else:
+            shutil.copy2(source / name, folder / name)
 
-    What is copied belongs to the folder's owner. With ``keep_modes`` a file that not everybody may read stays so: an adopted
-    model's engine arguments may hold a token.
-    """
-    if os.path.lexists(target / CONFIG_NAME):  # in a staged folder a relative link may lead nowhere
-        return
-    patterns = shutil.ignore_patterns("__pycache__", "*.pyc", *BUILT_NAMES, CACHE_NAME, f"{STAGING}*", CONFIG_NAME)
-    volumes = mounts_in(template)
-    copied = [target / CONFIG_NAME]
 
-    def ignore(folder: str, names: list[str]) -> set[str]:
-        left = patterns(folder, names) | {n for n in names if volumes and Path(folder, n).resolve() in volumes}
-        copied.extend(target / Path(folder, n).relative_to(template) for n in names if n not in left)
-        return left
-
-    shutil.copytree(template, target, ignore=ignore, dirs_exist_ok=True, copy_function=_replace)
-    shutil.copy2(template / CONFIG_NAME, target / CONFIG_NAME)
-    let_read(target)
-    for path in copied:
-        if path.is_dir() or not keep_modes:
-            let_read(path)
-        give(path, owner_of(target))
+def _place_code(made: Path, version: Path, aside: Path) -> None:
+    """Rename this project's code into its place; what is there may be a link to the user's file."""
+    for name in CODE_NAMES:
+        give_tree(made / name, owner_of(version))
+        if os.path.lexists(version / name):
+            (version / name).rename(aside / f"old-{name}")
+        (made / name).rename(version / name)
 
 
 def _replace(source: str, target: str) -> None:
-    """Copy a file over another one, which may be a hard link to the user's."""
+    """Copy a file over another one, which may be a hard link to the user's or not be writable."""
     Path(target).unlink(missing_ok=True)
     shutil.copy2(source, target)
 
 
 def write_engine_args(template: Path, model: Path) -> None:
     """Give a model the example's engine arguments if it has none, nor the official backend's; then they are the user's."""
-    arguments, official = model / ENGINE_ARGS_NAME, model / CODE / "model.json"
-    if not os.path.lexists(arguments) and not official.exists():
+    arguments = model / ENGINE_ARGS_NAME
+    if not _has_engine_args(model):
         shutil.copyfile(template / EXAMPLE_NAME, arguments)
         let_read(arguments)
         give(arguments, owner_of(model))
+
+
+def _has_engine_args(model: Path) -> bool:
+    return os.path.lexists(model / ENGINE_ARGS_NAME) or (model / OFFICIAL_ARGS).exists()
 
 
 def write_set(built: BuiltSet, folder: Path, *, linked: bool = False) -> None:
@@ -180,10 +253,11 @@ def stage_candidate(built: BuiltSet, current: Path, template: Path, new: Path) -
     """
     new.mkdir(parents=True)
     whole = (current / CONFIG_NAME).exists()
-    if (current / CODE).is_dir():
-        copy_code(current / CODE, new / CODE)
-    if not whole:
-        copy_code(template / CODE, new / CODE)
+    codes = [current / CODE] if (current / CODE).is_dir() else []
+    if not whole:  # an adopted model only gets what it lacks
+        codes.insert(0 if built.adopted_from else len(codes), template / CODE)
+    for code in codes:
+        copy_code(code, new / CODE)
     shutil.copy2((current if whole else template) / CONFIG_NAME, new / CONFIG_NAME)
     if built.adopted_from:
         replace_code(template / CODE, new)
@@ -196,7 +270,8 @@ def copy_code(source: Path, target: Path) -> None:
 
     Python files make a folder that is linked or mounted one of code.
     """
-    shutil.copytree(source, target, ignore=_ignore(mounts_in(source)), dirs_exist_ok=True)
+    ignore = _ignore(mounts_in(source))
+    shutil.copytree(source, target, ignore=ignore, dirs_exist_ok=True, copy_function=_replace)
 
 
 def _ignore(volumes: list[Path]) -> Callable[[str, list[str]], Iterable[str]]:

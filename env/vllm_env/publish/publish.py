@@ -7,18 +7,30 @@ beside it is on another file system, or the file system cannot exchange, the fil
 last; and so where a volume is mounted inside the model's folder, because the volume would go with the old folder.
 """
 
+import contextlib
 import os
 from pathlib import Path
 
 from vllm_env.base.errors import VllmEnvError
 from vllm_env.base.filesystem import give, let_read, mounts_in, nearest, owner_of, remove_tree, require_space, sync
+from vllm_env.base.interrupts import interrupts_held
 from vllm_env.base.workspace import Workspace
 from vllm_env.layout import FILES
+from vllm_env.model.files import CONFIG_NAME
+from vllm_env.model.manifest import MANIFEST_NAME
 
 from .adopt import refuse_target
 from .changes import refuse_changes, state_of
 from .exchange import STAGING, exchange, publishing, refuse_mounts, remove_abandoned_staging, staging_in
-from .model_folder import BUILT_NAMES, BuiltSet, complete, set_environment_path, stage_model, write_engine_args, write_set
+from .model_folder import (
+    BUILT_NAMES,
+    BuiltSet,
+    place_missing,
+    set_environment_path,
+    stage_missing,
+    stage_model,
+    write_set,
+)
 
 
 def check_writable(repository: Path, model: str) -> None:
@@ -108,18 +120,57 @@ def _publish_by_exchange(built: BuiltSet, target: Path, template: Path, place: P
 
 
 def _publish_in_place(built: BuiltSet, target: Path, template: Path) -> None:
+    """Rename what is staged inside the model's folder into its place; a new model that fails goes.
+
+    The environment is first, then code and arguments, then config.pbtxt, and the manifest last: a
+    server that polls must not see the configuration before what it names.
+    """
+    there = set(target.iterdir()) if target.is_dir() else None
     _make_folder(target)
-    with staging_in(target) as staging:
-        give(staging, owner_of(target))
-        write_set(built, staging)
-        complete(built, template, target)  # after what takes space
-        write_engine_args(template, target)
-        set_environment_path(target, built.layout.environment)
-        for name in BUILT_NAMES:
-            if (staging / name).is_dir():
-                remove_tree(target / name)
-            if (staging / name).exists():
-                (staging / name).rename(target / name)
-        for name in set(FILES).difference(built.layout.files):
-            remove_tree(target / name) if (target / name).is_dir() else (target / name).unlink(missing_ok=True)
-        sync(target)
+    placed: list[Path] = []
+    try:
+        with staging_in(target) as staging:
+            give(staging, owner_of(target))
+            write_set(built, staging)
+            missing = stage_missing(built, template, target, staging / "missing")
+            # from here on nothing takes space
+            placed += [target / path.name for path in missing.iterdir()]
+            placed += [target / name for name in BUILT_NAMES]
+            for name in BUILT_NAMES:
+                if name != MANIFEST_NAME:
+                    _place(staging / name, target / name)
+            place_missing(built, missing, target)
+            set_environment_path(target, built.layout.environment)
+            for name in set(FILES).difference(built.layout.files):
+                _remove(target / name)
+            _place(staging / MANIFEST_NAME, target / MANIFEST_NAME)
+            sync(target)
+    except BaseException:
+        with interrupts_held():
+            _remove_new_model(target, there, placed)
+        raise
+
+
+def _remove_new_model(target: Path, there: set[Path] | None, placed: list[Path]) -> None:
+    """Remove what was placed if there was no model; ``there`` is what the folder held, or None."""
+    before = there or set()
+    if before.intersection({target / CONFIG_NAME, target / MANIFEST_NAME}):
+        return
+    # first the configuration, for a server that polls
+    for path in sorted(set(placed) - before, key=lambda path: path.name != CONFIG_NAME):
+        with contextlib.suppress(OSError):
+            _remove(path)
+    if there is None:
+        with contextlib.suppress(OSError):  # somebody has put a file there
+            target.rmdir()
+
+
+def _place(made: Path, place: Path) -> None:
+    if made.is_dir():
+        remove_tree(place)
+    if made.exists():
+        made.rename(place)
+
+
+def _remove(path: Path) -> None:
+    remove_tree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)

@@ -305,6 +305,9 @@ def test_an_adopted_model_is_served_itself_before_it_stands(
     assert stages.served[-1].own == served.own
     (result.model / "1" / "triton_vllm" / "request" / "contract.py").write_text("# of an older version")
     assert build_all(workspace, adopted(request_, official, tmp_path / "third")).rebuilt
+    (result.model / "config.pbtxt").unlink()
+    assert build_all(workspace, adopted(request_, official, tmp_path / "fourth")).rebuilt
+    assert (result.model / "config.pbtxt").is_file()
 
 
 def test_the_manifest_says_from_what_it_was_adopted(

@@ -13,6 +13,7 @@ import pytest
 from support.repositories import CHECKOUT
 from support.small_fixtures import workspace_in
 from vllm_env.base.errors import UsageError, VllmEnvError
+from vllm_env.cli.main import main
 from vllm_env.layout import LAYOUTS
 from vllm_env.model.files import check_receiver
 from vllm_env.publish import adopt as module
@@ -179,6 +180,64 @@ def test_again_it_refreshes_environment_and_code(workspace: Workspace, official:
     assert {name: (target / name).read_bytes() for name in kept} == kept
 
 
+@pytest.mark.usefixtures("_way")
+def test_without_its_configuration_it_gets_only_what_it_lacks(
+    workspace: Workspace,
+    official: Path,
+    target: Path,
+) -> None:
+    """And the code, as always. A folder that is a link now is the user's."""
+    (official / "texts").mkdir()
+    (official / "texts/one").write_text("theirs")
+    (official / "texts/two").write_text("theirs")
+    adopt(workspace, official, target)
+    edited = {"1/model.json": '{"model": "other", "enable_lora": true}'}
+    edited |= {"1/multi_lora.json": "{}", "chat.jinja": "mine"}
+    for name, text in {**edited, "1/model.py": "# old", "1/triton_vllm/gone.py": "# old"}.items():
+        (target / name).write_text(text)
+    for name in ("config.pbtxt", "notes", "texts/one"):
+        (target / name).unlink()
+    (target / "texts").rename(target.parents[1] / "shared")
+    (target / "texts").symlink_to(target.parents[1] / "shared")
+
+    adoption = read_adoption(official, target, TEMPLATE, "vllm_env.tar.gz")
+    assert adoption.outdated
+    assert '+backend: "python"' in adoption.difference
+    read = ("1/model.json", "1/multi_lora.json")
+    assert adoption.own == {name: json.loads(edited[name]) for name in read}
+    before = snapshot(official)
+    adopt(workspace, official, target, "two")
+    assert snapshot(official) == before
+    assert {name: (target / name).read_text() for name in edited} == edited
+    assert (target / "config.pbtxt").read_text() == adoption.config
+    assert (target / "notes").read_text() == "{{ messages }}"
+    assert (target / "1/model.py").read_bytes() == (TEMPLATE / "1/model.py").read_bytes()
+    assert not (target / "1/triton_vllm/gone.py").exists()
+    assert names(target / "texts") == {"two"}
+    assert (target / "vllm_env.tar.gz").read_text() == "two"
+
+
+@pytest.mark.usefixtures("_way")
+def test_a_second_file_of_engine_arguments_is_not_missing(
+    workspace: Workspace,
+    official: Path,
+    target: Path,
+) -> None:
+    """The user has removed it and edited the other one: they would differ. Adapters come back."""
+    (official / "vllm_engine_args.json").write_text(json.dumps(ARGUMENTS))
+    adopt(workspace, official, target)
+    edited = {"model": "other", "enable_lora": True}
+    (target / "1/model.json").write_text(json.dumps(edited))
+    for name in ("vllm_engine_args.json", "config.pbtxt", "1/multi_lora.json"):
+        (target / name).unlink()
+    adapters = {"sql": str(official / "adapters/sql"), "hub": "org/name"}
+    own = read_adoption(official, target, TEMPLATE, "vllm_env.tar.gz").own
+    assert own == {"1/model.json": edited, "1/multi_lora.json": adapters}
+    adopt(workspace, official, target)
+    assert not (target / "vllm_engine_args.json").exists()
+    assert json.loads((target / "1/multi_lora.json").read_text()) == adapters
+
+
 def test_a_plain_build_keeps_the_code(workspace: Workspace, official: Path, target: Path) -> None:
     """It takes an adopted model as its own: what the user has edited in the code stays."""
     adopt(workspace, official, target)
@@ -240,6 +299,27 @@ def test_a_version_folder_that_is_a_link_is_read(workspace: Workspace, official:
     assert (target / "1/model.json").is_file()
 
 
+@pytest.mark.parametrize("absolute", [False, True])
+def test_a_version_folder_that_is_the_model_is_read(
+    workspace: Workspace,
+    official: Path,
+    target: Path,
+    absolute: bool,
+) -> None:
+    """Its small files are copied, its weights stay and are named where they are."""
+    named = str(official / "1") if absolute else "1"
+    (official / "1/model.json").write_text(json.dumps({"model": named}))
+    (official / "1/config.json").write_text("{}")
+    (official / "1/x.safetensors").write_bytes(b"1")
+    before = snapshot(official)
+    adopt(workspace, official, target)
+    assert snapshot(official) == before
+    taken = {"1/model.json", "1/config.json", "1/multi_lora.json", "1/model.py"}
+    assert taken <= names(target)
+    assert "1/x.safetensors" not in names(target)
+    assert json.loads((target / "1/model.json").read_text()) == {"model": str(official / "1")}
+
+
 def test_what_is_served_first_is_what_will_stand(official: Path, target: Path, tmp_path: Path, workspace: Workspace) -> None:
     """The candidate of the smoke run has the code, the configuration and the adopted model's own arguments."""
 
@@ -266,6 +346,13 @@ def test_what_is_served_first_is_what_will_stand(official: Path, target: Path, t
         TEMPLATE / "1/triton_vllm/request/contract.py"
     ).read_bytes()
     assert (new / "1/model.json").read_text() == '{"model": "other"}'
+    (target / "config.pbtxt").unlink()
+    (target / "1/multi_lora.json").unlink()
+    new = candidate(tmp_path / "third")
+    assert 'backend: "python"' in (new / "config.pbtxt").read_text()
+    assert (new / "1/model.json").read_text() == '{"model": "other"}'
+    assert (new / "1/multi_lora.json").is_file()
+    assert (new / "1/triton_vllm/request/contract.py").read_text() != "# old\n"
 
 
 def _config(text: str) -> Callable[[Path], object]:
@@ -414,9 +501,32 @@ def test_a_target_that_was_not_adopted_from_source_is_refused(
     assert snapshot(official.parents[1]) == before
 
 
+@pytest.mark.parametrize("link", [False, True])
+def test_the_template_is_no_target(official: Path, tmp_path: Path, link: bool) -> None:
+    """Also by a link. Nobody is told to remove it."""
+    template = tmp_path / "models" / "vllm"
+    shutil.copytree(TEMPLATE, template)
+    target = tmp_path / "link" if link else template
+    if link:
+        target.symlink_to(template)
+    with pytest.raises(VllmEnvError, match="is this project's own model") as caught:
+        read_adoption(official, target, template, "vllm_env")
+    assert "--model NEW" in (caught.value.remedy or "")
+    assert "emove" not in str(caught.value.remedy)
+
+
+def test_a_folder_named_as_the_template_needs_a_name(official: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In a checkout the command would write the new model there."""
+    source = official.rename(official.with_name("vllm"))
+    assert main(["adopt", str(source), "--dry-run"]) == 1
+    said = capsys.readouterr().err
+    assert "--model NEW" in said
+    assert "Or remove it" not in said
+
+
 def test_an_empty_target_is_free(workspace: Workspace, official: Path, target: Path) -> None:
-    """A build that was killed while it published in place may leave one."""
-    target.mkdir(parents=True)
+    """A build that was killed while it published in place may leave one, with what it staged."""
+    (target / f"{STAGING}abcd1234" / "vllm_env").mkdir(parents=True)
     adopt(workspace, official, target)
     assert (target / "vllm_env.json").is_file()
 
@@ -476,6 +586,32 @@ def test_a_publish_that_ends_early_changes_nothing(
     adopt(workspace, official, target, "three")
     assert (target / "vllm_env.tar.gz").read_text() == "three"
     assert snapshot(official) == before
+
+
+@pytest.mark.usefixtures("_way")
+def test_code_that_cannot_be_staged_changes_nothing(
+    workspace: Workspace,
+    official: Path,
+    target: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A disk that is full by then: what was adopted before is as it was."""
+    adopt(workspace, official, target)
+    (target / "1/model.py").write_text("# old\n")
+    before = {name: (target / name).read_bytes() for name in names(target)}
+    real = publishing.write_set
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    def filling(*arguments: object) -> None:
+        real(*arguments)  # type: ignore[arg-type]
+        monkeypatch.setattr(module.shutil, "copytree", full)
+
+    monkeypatch.setattr(publishing, "write_set", filling)
+    with pytest.raises(VllmEnvError, match="No space left"):
+        adopt(workspace, official, target, "two")
+    assert {name: (target / name).read_bytes() for name in names(target)} == before
 
 
 def _new(model: Path) -> None:

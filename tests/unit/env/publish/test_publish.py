@@ -270,6 +270,61 @@ def test_a_failure_leaves_the_old_set_and_no_trace(
         assert caught.value.remedy
 
 
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
+@pytest.mark.parametrize("last", ["place_missing", "set_environment_path"])
+@pytest.mark.parametrize("there", [None, [], ["mine"]])
+def test_a_new_model_that_fails_in_place_is_removed(
+    built: BuiltSet,
+    repository: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    error: BaseException,
+    last: str,
+    there: list[str] | None,
+) -> None:
+    """With all that was placed, and nothing of the user's; a folder that was there stays."""
+    monkeypatch.setattr(module, "staging_place", lambda _: None)
+    model = repository / "vllm"
+    for folder in [] if there is None else [model, *(model / name for name in there)]:
+        folder.mkdir(parents=True)
+    real = getattr(module, last)
+
+    def fails(*arguments: object) -> None:
+        real(*arguments)
+        assert (model / "config.pbtxt").is_file()
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, last, fails)
+        with pytest.raises((VllmEnvError, KeyboardInterrupt)):
+            publish(_WORKSPACE, built, repository, "vllm", _TEMPLATE)
+    assert model.exists() is (there is not None)
+    assert [path.name for path in model.rglob("*")] == (there or [])
+    assert _tags(publish(_WORKSPACE, built, repository, "vllm", _TEMPLATE)) == {"one"}
+
+
+def test_in_place_the_configuration_comes_after_what_it_needs(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For a server that polls. The manifest, which makes the set valid, is last."""
+    monkeypatch.setattr(module, "staging_place", lambda _: None)
+    model, then = repository / "vllm", set()
+    real = shutil.move
+
+    def moving(source: Path, place: Path) -> None:
+        if place.name == "config.pbtxt":
+            then.update(str(path.relative_to(model)) for path in model.rglob("*") if path.is_file())
+            assert '"$$TRITON_MODEL_DIRECTORY/vllm_env"' in source.read_text()
+        real(source, place)
+
+    monkeypatch.setattr(model_folder.shutil, "move", moving)
+    built = _built(tmp_path / "cache", "one", "directory")
+    publish(_WORKSPACE, built, repository, "vllm", _TEMPLATE)
+    code = {"1/model.py", "1/triton_vllm/engine/engine.py", "vllm_engine_args.json"}
+    assert code | {"vllm_env/bin/activate", "triton_python_backend_stub"} <= then
+    assert not {"config.pbtxt", "vllm_env.json"} & then
+    assert (model / "vllm_env.json").is_file()
+
+
 def test_an_archive_of_another_file_system_is_copied(repository: Path, elsewhere: Path) -> None:
     """Where no hard link is possible the bytes are copied."""
     model = publish(_WORKSPACE, _built(elsewhere, "one"), repository, "vllm", _TEMPLATE)
