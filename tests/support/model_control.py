@@ -10,12 +10,12 @@ if TYPE_CHECKING:
     from vllm_env.serve.server import TritonServer
 
 GIVEN_UP = "the server has given this load up"
-"""What the log says where Triton 24.10 takes a process that loads for dead, because the machine stood still for a second."""
+"""The log says this if the machine stood still for a second: Triton 24.10 then takes the loading process for dead."""
 SECONDS = 800.0  # below the limit of a test
 
 
 def load(server: TritonServer, name: str = "vllm") -> tuple[int, str]:
-    """Load a model, once more where the server has given the load up; return the status and the answer's text."""
+    """Load a model, and again if the server has given the load up; return the status and the answer's text."""
     start = server.log.stat().st_size
     answer = _control(server, name, "load")
     if GIVEN_UP.encode() in server.log.read_bytes()[start:]:

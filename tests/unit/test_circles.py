@@ -20,7 +20,7 @@ def graph(package: Path) -> dict[str, set[str]]:
 
 
 def dotted(path: Path, package: Path) -> str:
-    """Return the name of a module; that of a package for its `__init__`."""
+    """Return a module's dotted name; a package's `__init__` has the package's name."""
     parts = path.relative_to(package.parent).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 

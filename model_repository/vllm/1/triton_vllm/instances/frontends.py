@@ -136,7 +136,7 @@ class Frontends:
         return llm
 
     def latest(self, families: Iterable[PrometheusFamily]) -> list[PrometheusFamily]:
-        """Return what this instance is to publish: gauges only of the ranks of which it has the last step's figures.
+        """Return the families that this instance publishes; gauges of a rank are left out if another one has newer figures.
 
         Counters are each instance's own, and the server adds them up.
         """

@@ -25,9 +25,9 @@ PREFIX = "vllm:"
 PERIOD_S = 1.0
 OFFICIAL_PERIOD_S = 0.05
 SHARE = 0.05
-"""Of the time, for calls of the server: each is a round trip, and a busy histogram changes twenty samples at once."""
+"""The share of the time that calls to the server may take. Each is a round trip; one observation changes up to 20 samples."""
 LONGEST_PAUSE_S = 2.0
-"""Between two updates, however slow they are, for a scraper that looks every few seconds."""
+"""The longest pause between two updates. Scrapers look every few seconds."""
 _kept: list[Mirror] = []
 """Until the process ends, which it does without taking its objects apart (`startup.interpreter.end_at_once`)."""
 

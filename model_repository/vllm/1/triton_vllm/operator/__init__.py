@@ -1,4 +1,4 @@
-"""Requests of an operator (sleep, wake up, load an adapter): in comes JSON, out goes what was done.
+"""Requests of an operator (sleep, wake up, load an adapter): in comes JSON, out goes the result.
 
 Reading a request is pure; only `run` calls the engine.
 """

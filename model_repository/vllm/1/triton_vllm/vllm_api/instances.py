@@ -106,10 +106,11 @@ def _replaced(module: Any, name: str, value: Any) -> Iterator[None]:
 
 
 def note_statistics(llm: Any, note: Callable[[int, float], None]) -> None:
-    """Have `note` called whenever this front end has recorded figures; each step's go to one front end only.
+    """Call `note` whenever this front end has recorded figures. The engine gives each step's figures to one front end.
 
-    It is given the rank and when the engine made them (`time.monotonic`), s. When they come says nothing: a busy front end
-    takes those of an earlier step after another one has taken those of the last. Call this before the engine's outputs are taken.
+    `note` gets the rank, and when the engine made the figures (`time.monotonic`, s). The time of arrival is no measure:
+    a busy front end may take an older step's figures after another one has taken the newest. Call this function before
+    the first output is taken.
     """
     manager = getattr(llm, "logger_manager", None)
     if manager is None:  # nobody reads statistics
