@@ -69,8 +69,9 @@ def _copy_used(prefix: Path, tree: Path) -> None:
     files = [Path(file) for file in json.loads(subprocess.check_output(asked, text=True))]
     packages = [
         *prefix.glob("lib/python3*/site-packages/README.txt"),
-        *prefix.glob("lib/python3*/dist-packages/*"),
-    ]  # Debian's hook
+        # Debian's hook, without the bytecode that another test may have left next to it
+        *(path for path in prefix.glob("lib/python3*/dist-packages/*") if path.is_file()),
+    ]
     kept = [*files, *prefix.glob("bin/python*"), *packages]
     libraries = list(prefix.glob("lib/libpython*"))
     while libraries:
