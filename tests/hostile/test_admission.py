@@ -14,13 +14,14 @@ from support import fake_triton, fake_vllm
 fake_triton.install()  # what is imported next needs Triton's module
 
 from hostile.corpus import CORPUS, Case  # noqa: E402
+from support.gates import open_gate  # noqa: E402
 from triton_vllm.base.errors import LONGEST  # noqa: E402
 from triton_vllm.request.admit import Admission, Policy  # noqa: E402
-from triton_vllm.vllm_api import ChatDefaults, Facts  # noqa: E402
+from triton_vllm.vllm_api import Facts  # noqa: E402
 
 NAMES = ("SamplingParams", "StructuredOutputsParams", "RequestOutputKind", "PoolingParams")
 VLLM = SimpleNamespace(**{name: getattr(fake_vllm, name) for name in NAMES}, client_errors=(ValueError,))
-FACTS = Facts(max_tokens=256, vocabulary=512, multimodal=False)
+FACTS = Facts(("generate",), max_tokens=256, vocabulary=512, multimodal=False)
 INTERNALS = ("Traceback", "NoneType", "object at 0x", ".py", "site-packages", "triton_vllm", "<class", "KeyError", "/etc/passwd")
 
 
@@ -34,11 +35,8 @@ def array(value: Any) -> Any:
 
 def admitted(case: Case) -> tuple[Any, list[Any]]:
     """Return the job and the errors of a case."""
-    engine = SimpleNamespace(tasks=("generate",), is_healthy=lambda: True, in_flight=lambda: 0, facts=lambda: FACTS)
-    engine.is_asleep, engine.scoring_task = (lambda: False), (lambda: "")
-    engine.chat_defaults = ChatDefaults
     request = fake_triton.Request({name: array(value) for name, value in case.make().items()})
-    job = Admission("vllm", VLLM, engine, lambda name: None, pytest.fail, Policy()).admit(request)
+    job = Admission("vllm", VLLM, open_gate(), FACTS, lambda name: None, pytest.fail, Policy()).admit(request)
     return job, [response.error for response, _ in request.sender.sent]
 
 

@@ -51,6 +51,7 @@ class Llm:
 
     def __init__(self):
         self.errored = False
+        self.model_config = None
         self.collectors: dict[str, Collector] = {}
         self.aborted: list[str] = []
         self.closed = False
@@ -128,7 +129,7 @@ class LoopClock:
 
 
 def added(engine, j):
-    engine.submit(j)
+    engine.runner.submit(j)
     llm = Llm.started[-1]
     wait_for(lambda: j.id in llm.collectors and "put" in vars(llm.collectors[j.id]), "the request in the engine")
     return llm, llm.collectors[j.id].put

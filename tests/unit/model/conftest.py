@@ -10,6 +10,7 @@ import pytest
 
 from support import fake_triton
 from support.engine_parts import PACE, STEP, DeadError, FailureError, Llm, Log, PassingError, Prompter, RefusalError
+from triton_vllm.base.limits import USUAL
 from triton_vllm.engine.engine import Engine
 from triton_vllm.instances.source import Sole
 
@@ -30,7 +31,7 @@ def started():
     Llm.started, Llm.fail_starts = [], 0
     engines = []
 
-    def start(*, restart=True, **pace):
+    def start(*, restart=True, limits=USUAL, **pace):
         vllm = SimpleNamespace(
             AsyncEngineArgs=lambda **_: None,
             AsyncLLM=Llm,
@@ -46,7 +47,8 @@ def started():
             step_timeout_s=STEP,
         )
         got = queue.Queue()
-        engine = Engine(vllm, Sole(vllm, {}), Prompter(), log=Log(), restart=restart, pace=replace(PACE, **pace))
+        paced = replace(PACE, **pace)
+        engine = Engine(vllm, Sole(vllm, {}), Prompter(), log=Log(), restart=restart, limits=limits, pace=paced)
         engine.start(lambda j, item: got.put((j, item)))
         engines.append(engine)
         return engine, got

@@ -85,9 +85,9 @@ ARGS["model_config"] = json.dumps({
 })
 model.initialize(ARGS)
 ready = model.is_ready()
-engine, jobs = model._service._model.engine, []
-submit = engine.submit
-engine.submit = lambda job: (jobs.append(job), submit(job))
+runner, jobs = model._service._model.engine.runner, []
+submit = runner.submit
+runner.submit = lambda job: (jobs.append(job), submit(job))
 stream, whole = request("a b c", stream=np.array([True])), request("a b c")
 wrong = request("a", stream=np.array([b"maybe"], np.object_))
 model.execute([stream, wrong, whole])
@@ -210,7 +210,7 @@ class Never:
     async def make(self, llm, request):
         import asyncio
         await asyncio.sleep(3600)
-model._service._model.engine._prompter = Never()
+model._service._model.engine.runner._prompter = Never()
 given_up = request("a b c")
 model.execute([given_up])
 given_up.sender.cancelled = True
@@ -225,6 +225,30 @@ def test_a_request_that_the_client_gives_up_is_told_so(run):
     assert run(CANCELLED, model="echo")["errors"] == [["CANCELLED", "Request was cancelled"]]
 
 
+DEAD = """
+unloaded = []
+for parameters in ({"ENABLE_VLLM_HEALTH_CHECK": {"string_value": "true"}}, {}):
+    ARGS["model_config"] = json.dumps({**COMPLETED, "parameters": parameters})
+    model = TritonPythonModel()
+    model.initialize(ARGS)
+    model._service._model.engine.runner.llm.errored = True
+    late = request("a")
+    model.execute([late])
+    answered(late)
+    unloaded.append([errors(late), [*triton.unloaded], any("model will be unloaded" in text for _, text in log)])
+    model.finalize()
+    triton.unloaded.clear()
+    log.clear()
+print(json.dumps(unloaded))
+"""
+
+
+def test_a_dead_engine_may_have_the_model_unloaded(run):
+    """Only where the operator wants that: else the engine is started again."""
+    told = [["UNAVAILABLE", "Model is unavailable due to unhealthy vLLM engine"]]
+    assert run(DEAD, model="echo") == [[told, ["mine"], True], [told, [], False]]
+
+
 UNLOADED = """
 ARGS["model_config"] = json.dumps({
     **COMPLETED, "parameters": {"UNLOAD_GRACE_SECONDS": {"string_value": "0.25"}},
@@ -234,7 +258,7 @@ class Never:
     async def make(self, llm, request):
         import asyncio
         await asyncio.sleep(3600)
-model._service._model.engine._prompter = Never()
+model._service._model.engine.runner._prompter = Never()
 late, graces = request("a b c"), []
 stop = model._service._model.engine.stop
 model._service._model.engine.stop = lambda grace_s: (graces.append(grace_s), stop(grace_s))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from triton_vllm.base import triton
+from triton_vllm.base import official, triton
+from triton_vllm.engine.gate import Gate
 from triton_vllm.reply.response import assembler
 from triton_vllm.request.admit import Admission, Policy
 from triton_vllm.startup.load import load
@@ -30,13 +31,16 @@ class Service:
         self._model = load(args, self._log)
         prepared = self._model.prepared
         settings = prepared.settings
+        self._name = args["model_name"]
+        unload = self._unload if settings.health_check and not settings.restart else None
         self._admission = Admission(
-            args["model_name"],
+            self._name,
             prepared.vllm,
-            self._model.engine,
+            Gate(self._model.engine.runner, settings.limits.max_requests_in_flight, unload),
+            self._model.engine.facts,
             prepared.adapters.request,
             self._log,
-            Policy(settings.health_check and not settings.restart, settings.limits, settings.official, self._model.parsers),
+            Policy(settings.limits, settings.official, self._model.parsers),
         )
 
     def accept(self, request: TritonRequest) -> None:
@@ -45,15 +49,20 @@ class Service:
         if job is not None:
             job.assembler = assembler(job)
             self._model.outbox.assign(job)
-            self._model.engine.submit(job)
+            self._model.engine.runner.submit(job)
             self._model.watch.wake()
 
     def is_ready(self) -> bool:
         """Return whether requests can be served now."""
-        return self._model.engine.is_healthy()
+        return self._model.engine.runner.is_up()
 
     def close(self) -> None:
         """Finish what is in flight within a bound, cancel the rest and end every process and thread."""
-        self._log.info(f"unloading, {len(self._model.engine.jobs())} requests in flight")
+        self._log.info(f"unloading, {len(self._model.engine.runner.in_flight.jobs())} requests in flight")
         self._model.close()
         self._log.info("unloaded")
+
+    def _unload(self) -> None:
+        """Have the server unload the model: its engine is dead and is not started again."""
+        self._log.error(official.UNLOADING)
+        triton.unload(self._name)

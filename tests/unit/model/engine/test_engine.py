@@ -36,7 +36,7 @@ def test_outputs_come_in_order_and_end_with_the_finished_one(started):
     put(output(finished=False))
     assert [got.get(timeout=PROMISED)[1] for _ in range(2)] == [first, last]
     assert got.empty()
-    assert engine.jobs() == []
+    assert engine.runner.in_flight.jobs() == []
 
 
 def test_what_the_parsers_know_goes_to_vllm_with_the_request(started, monkeypatch):
@@ -62,7 +62,7 @@ def test_an_output_that_came_before_attaching_is_not_lost(started):
     engine, got = started()
     early = output(finished=True)
     Llm.started[-1].early = early
-    engine.submit(job())
+    engine.runner.submit(job())
     assert got.get(timeout=PROMISED)[1] is early
 
 
@@ -81,7 +81,7 @@ def test_errors_are_translated(started, cause, told):
     """vLLM's refusal reaches the client; an error that is not the client's is logged and carries no internals there."""
     engine, got = started()
     Llm.started[-1].add_error = cause
-    engine.submit(job())
+    engine.runner.submit(job())
     item = got.get(timeout=PROMISED)[1]
     assert type(item) is type(told)
     assert not isinstance(told, InvalidRequestError) or str(item) == str(told)
@@ -98,7 +98,7 @@ def test_what_vllm_keeps_of_a_request_that_it_failed_to_take_is_aborted(started)
     """It knows of a request before it sends it on; what cannot be sent would stay there for ever."""
     engine, got = started()
     (llm := Llm.started[-1]).add_error = OverflowError("can't serialize ints")
-    engine.submit(j := job())
+    engine.runner.submit(j := job())
     assert isinstance(got.get(timeout=PROMISED)[1], InternalError)
     wait_for(lambda: llm.aborted == [j.id])
 
@@ -108,7 +108,7 @@ def test_the_same_failure_again_is_a_line_in_the_log(started):
     engine, got = started()
     Llm.started[-1].add_error = TypeError("add_request() got an unexpected keyword argument 'priority'")
     for _ in range(3):
-        engine.submit(job())
+        engine.runner.submit(job())
         got.get(timeout=PROMISED)
     assert ["Traceback" in line for line in engine._log.lines].count(True) == 1
     assert len(engine._log.lines) == 3
@@ -144,7 +144,7 @@ def test_an_exception_of_one_request_is_no_dead_engine(started, put_there, told,
     llm = Llm.started[-1]
     if early:
         llm.early = put_there
-        engine.submit(j := job())
+        engine.runner.submit(j := job())
     else:
         _, put = added(engine, j := job())
         engine._loop.call_soon_threadsafe(put, put_there)
@@ -152,7 +152,7 @@ def test_an_exception_of_one_request_is_no_dead_engine(started, put_there, told,
     assert (type(item), str(item)) == (type(told), str(told))
     wait_for(lambda: llm.aborted == [j.id])
     assert engine._log.lines == []
-    assert engine.is_healthy()
+    assert engine.runner.is_up()
 
 
 class Pooled:
@@ -184,7 +184,7 @@ def test_a_request_that_failed_in_the_engine_is_no_success(started, last, kind):
     told = got.get(timeout=PROMISED)[1]
     assert type(told) is kind
     assert "the engine could not finish this request" in str(told)
-    assert engine.jobs() == []
+    assert engine.runner.in_flight.jobs() == []
 
 
 @pytest.mark.parametrize("last", [output(finished=True, reason="stop"), pooled(3)])
@@ -226,7 +226,7 @@ def test_a_cancelled_job_is_aborted_and_told(started):
     engine, got = started()
     j = job()
     llm, put = added(engine, j)
-    engine.cancel(j)
+    engine.runner.cancel(j)
     assert isinstance(got.get(timeout=PROMISED)[1], CancelledError)
     wait_for(lambda: llm.aborted == [j.id])
     put(output(finished=True))

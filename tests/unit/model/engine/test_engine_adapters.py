@@ -41,7 +41,7 @@ class Store:
 def engine(started):
     """An engine with a store."""
     engine, _ = started()
-    engine._store = Store()
+    engine.runner.store = Store()
     return engine
 
 
@@ -56,12 +56,12 @@ def test_an_adapter_is_held_until_the_last_output(engine):
     j, plain = job(), job(None)
     _, put = added(engine, j)
     added(engine, plain)
-    assert (j.lora.lora_name, engine._store.version.users) == ("a@1", 1)
-    assert (plain.lora, engine._store.named) == (None, ["a"])
+    assert (j.lora.lora_name, engine.runner.store.version.users) == ("a@1", 1)
+    assert (plain.lora, engine.runner.store.named) == (None, ["a"])
     put(output(finished=False))
-    assert engine._store.version.users == 1
+    assert engine.runner.store.version.users == 1
     put(output(finished=True))
-    assert engine._store.version.users == 0
+    assert engine.runner.store.version.users == 0
 
 
 def test_an_adapter_is_held_until_vllm_knows_of_a_cancellation(engine):
@@ -72,30 +72,30 @@ def test_an_adapter_is_held_until_vllm_knows_of_a_cancellation(engine):
     abort = llm.abort
 
     async def note(request_id):
-        seen.append(engine._store.version.users)
+        seen.append(engine.runner.store.version.users)
         await abort(request_id)
 
     llm.abort = note
-    engine.cancel(j)
+    engine.runner.cancel(j)
     wait_for(lambda: llm.aborted)
-    wait_for(lambda: engine._store.version.users == 0)
+    wait_for(lambda: engine.runner.store.version.users == 0)
     assert seen == [1]
 
 
 def test_a_request_that_vllm_refuses_gives_its_adapter_back(engine):
     """Else it could never be unloaded."""
     Llm.started[-1].add_error = RuntimeError("no")
-    engine.submit(j := job())
+    engine.runner.submit(j := job())
     wait_for(lambda: j.ended)
-    wait_for(lambda: engine._store.version.users == 0)
-    assert engine._store.named == ["a"]
+    wait_for(lambda: engine.runner.store.version.users == 0)
+    assert engine.runner.store.named == ["a"]
 
 
 def test_an_unknown_adapter_is_refused(started):
     """With the store's own text; the engine is not asked."""
     engine, got = started()
-    engine._store = Store()
-    engine.submit(job("b"))
+    engine.runner.store = Store()
+    engine.runner.submit(job("b"))
     _, item = got.get(timeout=PROMISED)
     assert str(item) == "LoRA b is not supported"
     assert Llm.started[-1].collectors == {}
@@ -104,4 +104,4 @@ def test_an_unknown_adapter_is_refused(started):
 def test_a_dead_engine_ends_the_waits_for_it(engine):
     """What waits for EngineCore would wait for ever."""
     Llm.started[-1].errored = True
-    wait_for(lambda: engine._store.given_up)
+    wait_for(lambda: engine.runner.store.given_up)

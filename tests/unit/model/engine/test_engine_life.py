@@ -28,7 +28,7 @@ from support.patience import pause, wait_for
 from triton_vllm.answer import NOT_SENT
 from triton_vllm.base.errors import DEAD, UnavailableError
 from triton_vllm.engine.engine import UNLOADED, Engine
-from triton_vllm.instances.source import PARTED, Sole
+from triton_vllm.instances.source import Loss, Sole
 
 
 def test_a_dead_engine_is_replaced(started):
@@ -40,9 +40,9 @@ def test_a_dead_engine_is_replaced(started):
     old.errored = True
     assert str(got.get(timeout=PROMISED)[1]) == DEAD
     wait_for(lambda: any(line.startswith("restart 2 failed") for line in engine._log.lines))
-    assert not engine.is_healthy()
+    assert not engine.runner.is_up()
     Llm.fail_starts = 0
-    wait_for(engine.is_healthy)
+    wait_for(engine.runner.is_up)
     assert old.closed
     _, put = added(engine, j := job())
     put(last := output(finished=True))
@@ -55,7 +55,7 @@ def test_a_dead_engine_stays_dead_where_restart_is_off(started):
     Llm.started[-1].errored = True
     wait_for(lambda: engine._log.lines)
     pause(10 * PACE.health_period)
-    assert not engine.is_healthy()
+    assert not engine.runner.is_up()
     assert engine._log.lines == ["the engine has died"]
     assert len(Llm.started) == 1
 
@@ -74,10 +74,10 @@ def test_an_engine_that_hangs_is_replaced(started, silence, limit):
     clock.now += limit - 1
     with pytest.raises(queue.Empty):
         got.get(timeout=0.2)
-    assert engine.is_healthy()
+    assert engine.runner.is_up()
     clock.now += 2
     assert str(got.get(timeout=PROMISED)[1]) == DEAD
-    wait_for(lambda: len(Llm.started) == 2 and engine.is_healthy())
+    wait_for(lambda: len(Llm.started) == 2 and engine.runner.is_up())
     assert hung.closed
     assert f"the engine does not answer for {limit:.0f} s, starting it again" in engine._log.lines
     _, put = added(engine, j := job())
@@ -116,9 +116,9 @@ def test_a_request_without_output_is_logged_with_its_state(started):
 def test_a_request_that_cannot_be_added_in_time_is_logged(started):
     """Its tokenizer hangs, say."""
     engine, _ = started(silence=40.0)
-    engine._prompter = Never()
+    engine.runner._prompter = Never()
     clock = TickingClock(engine)
-    engine.submit(j := job())
+    engine.runner.submit(j := job())
     wait_for(lambda: j.task is not None)
     clock.now += 41
     wait_for(lambda: engine._log.lines)
@@ -137,12 +137,12 @@ def test_an_answer_that_cannot_be_queued_is_no_silence(started):
             raise failures.pop()
         got.put((j, item))
 
-    engine._put = fails_once
+    engine.runner._put = fails_once
     engine._loop.call_soon_threadsafe(put, output(finished=True))
     wait_for(lambda: j.reply.closed)
     assert [str(error) for error, _ in channel.sent] == [NOT_SENT]
     assert "injected" in engine._log.lines[0]
-    assert engine.jobs() == []
+    assert engine.runner.in_flight.jobs() == []
 
 
 @pytest.mark.parametrize("error", [KeyError("injected"), SystemExit("injected")])
@@ -168,7 +168,7 @@ def test_an_engine_that_answers_may_take_its_time(started):
     for _ in range(5):
         assert llm.asked.acquire(timeout=PROMISED)
     assert got.empty()
-    assert engine.is_healthy()
+    assert engine.runner.is_up()
 
 
 def test_an_idle_engine_is_not_asked(started):
@@ -176,7 +176,7 @@ def test_an_idle_engine_is_not_asked(started):
     engine, _ = started()
     pause(10 * PACE.health_period)
     assert not Llm.started[-1].asked.acquire(blocking=False)
-    assert engine.is_healthy()
+    assert engine.runner.is_up()
 
 
 def test_a_check_that_fails_is_not_the_last(started):
@@ -202,10 +202,10 @@ class Shared(Sole):
     leads = False
 
     def __init__(self):
-        self.lost, self.calls = "", []
+        self.lost, self.calls = None, []
 
     async def start(self):
-        self.lost = ""
+        self.lost = None
         return Llm()
 
     def loss(self):
@@ -227,16 +227,16 @@ def test_the_end_of_a_shared_engine_is_told_and_the_next_is_awaited():
     vllm = SimpleNamespace(step_timeout_s=STEP)
     engine = Engine(vllm, source, Prompter(), log=log, restart=True, pace=PACE)
     engine.start(lambda j, item: got.put((j, item)), ("no adapter is loaded twice",))
-    for loss in ("has died", PARTED):
+    for loss in (Loss("has died"), Loss("was unloaded", in_order=True)):
         added(engine, job())
         source.lost = loss
         assert str(got.get(timeout=PROMISED)[1]) == DEAD
-        wait_for(engine.is_healthy)
+        wait_for(engine.runner.is_up)
     engine.stop(0)
     assert source.calls == ["share", ("retire", False), "share", ("retire", False), "share", "close"]
     assert [line for line in log.lines if line.startswith("the engine")][0::2] == [
         "the engine has died, starting it again",
-        f"the engine {PARTED}",
+        "the engine was unloaded",
     ]
 
 
@@ -253,7 +253,7 @@ def test_a_server_that_ends_gets_its_answers_in_time(started):
     j, error = got.get(timeout=PROMISED)
     assert (j, type(error), str(error)) == (late, UnavailableError, UNLOADED)
     wait_for(lambda: llm.aborted == [late.id])
-    engine.submit(later := job())
+    engine.runner.submit(later := job())
     clock.now += 1
     assert got.get(timeout=PROMISED)[0] is later
 
@@ -263,8 +263,8 @@ def test_a_job_is_in_flight_as_soon_as_it_is_submitted(started):
     engine, _ = started()
     go_on = blocked(engine)
     j = job()
-    engine.submit(j)
-    assert engine.jobs() == [j]
+    engine.runner.submit(j)
+    assert engine.runner.in_flight.jobs() == [j]
     go_on()
 
 
@@ -273,8 +273,8 @@ def test_a_job_that_has_ended_before_the_loop_took_it_is_not_begun(started):
     engine, got = started()
     go_on = blocked(engine)
     j, error = job(), UnavailableError("unloaded")
-    engine._loop.call_soon_threadsafe(engine._abort, j, error)
-    engine.submit(j)
+    engine._loop.call_soon_threadsafe(engine.runner._abort, j, error)
+    engine.runner.submit(j)
     go_on()
     assert got.get(timeout=PROMISED) == (j, error)
     engine.stop(0)
@@ -324,4 +324,4 @@ def test_a_failed_start_is_raised_and_leaves_no_thread():
     engine = Engine(vllm, Sole(vllm, {}), Prompter(), log=Log(), restart=True)
     with pytest.raises(RuntimeError, match="no memory"):
         engine.start(lambda *_: None)
-    assert not engine._thread.is_alive()
+    assert not engine._thread._thread.is_alive()

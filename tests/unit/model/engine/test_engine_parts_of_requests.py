@@ -34,7 +34,7 @@ def number(value):
 def begun(started):
     """A job whose three parts vLLM has; the engine, the queue of what was put, and what puts outputs."""
     engine, got = started()
-    engine.submit(j := job())
+    engine.runner.submit(j := job())
     llm = Llm.started[-1]
     wait_for(lambda: all("put" in vars(llm.collectors.get(name, SimpleNamespace())) for name in j.ids))
     return engine, got, j, [llm.collectors[name].put for name in j.ids]
@@ -43,7 +43,7 @@ def begun(started):
 def test_outputs_are_put_together_in_the_order_of_the_parts(begun):
     """Whichever comes first; the job ends once, with the last."""
     engine, got, j, puts = begun
-    assert engine.in_flight() == 3
+    assert engine.runner.in_flight.count() == 3
     outputs = [number(n) for n in range(3)]
     for n in (2, 0, 1):
         assert got.empty()
@@ -52,7 +52,7 @@ def test_outputs_are_put_together_in_the_order_of_the_parts(begun):
     assert j_ is j
     assert isinstance(item, Gathered)
     assert list(item.outputs) == outputs
-    assert (engine.in_flight(), engine.jobs()) == (0, [])
+    assert (engine.runner.in_flight.count(), engine.runner.in_flight.jobs()) == (0, [])
 
 
 def test_a_part_that_fails_ends_the_request_and_the_others(begun):
@@ -76,16 +76,16 @@ def test_an_output_of_another_kind_is_nobody_elses_matter(begun):
     puts[1](odd)
     assert isinstance(got.get(timeout=PROMISED)[1], InternalError)
     wait_for(lambda: Llm.started[-1].aborted == list(j.ids))
-    assert engine.is_healthy()
+    assert engine.runner.is_up()
 
 
 def test_a_cancelled_request_ends_all_its_parts(begun):
     """By the ids that vLLM knows."""
     engine, got, j, _ = begun
-    engine.cancel(j)
+    engine.runner.cancel(j)
     assert isinstance(got.get(timeout=PROMISED)[1], CancelledError)
     wait_for(lambda: Llm.started[-1].aborted == list(j.ids))
-    assert engine.in_flight() == 0
+    assert engine.runner.in_flight.count() == 0
 
 
 def test_a_part_that_vllm_refuses_takes_back_those_before_it(started):
@@ -100,7 +100,7 @@ def test_a_part_that_vllm_refuses_takes_back_those_before_it(started):
         return await add(request_id, *args, **kwargs)
 
     llm.add_request = refuse_second
-    engine.submit(j := job())
+    engine.runner.submit(j := job())
     assert isinstance(got.get(timeout=PROMISED)[1], InternalError)
     wait_for(lambda: j.id in llm.aborted)
     assert set(llm.collectors) == {j.id}
@@ -115,8 +115,8 @@ def test_pairs_are_put_together_by_vllm(started):
         seen.append((part.text, part.second))
         return {"prompt_token_ids": [1]}, SimpleNamespace(part=part.text)
 
-    engine._prompter.make_pair = make_pair
-    engine.submit(j := job(2, second="d"))
+    engine.runner._prompter.make_pair = make_pair
+    engine.runner.submit(j := job(2, second="d"))
     wait_for(lambda: len(Llm.started[-1].collectors) == 2)
     assert seen == [("0", "d"), ("1", "d")]
     assert not j.ended
@@ -130,7 +130,7 @@ def test_an_answer_of_too_many_numbers_is_not_waited_for(started, count):
     for most, refused in ((0, False), (count * 4, False), (count * 4 - 1, True)):
         j = job(count)
         j.most_numbers = most
-        engine.submit(j)
+        engine.runner.submit(j)
         wait_for(lambda j=j: all("put" in vars(llm.collectors.get(name, SimpleNamespace())) for name in j.ids))
         for name in j.ids:
             llm.collectors[name].put(number([1.0] * 4))
@@ -139,7 +139,7 @@ def test_an_answer_of_too_many_numbers_is_not_waited_for(started, count):
         if refused:
             assert f"more than {most} numbers" in str(item)
             wait_for(lambda j=j: llm.aborted == list(j.ids))
-    assert (engine.in_flight(), engine.jobs(), engine.is_healthy()) == (0, [], True)
+    assert (engine.runner.in_flight.count(), engine.runner.in_flight.jobs(), engine.runner.is_up()) == (0, [], True)
 
 
 def test_a_bulky_answer_is_in_flight_until_it_is_written(begun):
@@ -149,10 +149,10 @@ def test_a_bulky_answer_is_in_flight_until_it_is_written(begun):
     for n, put in enumerate(puts):
         put(number(n))
     got.get(timeout=PROMISED)
-    assert (engine.in_flight(), engine.jobs()) == (3, [])
+    assert (engine.runner.in_flight.count(), engine.runner.in_flight.jobs()) == (3, [])
     j.reply.send([], final=True)
-    assert engine.in_flight() == 0
-    wait_for(lambda: not engine._unwritten)  # nor is what it holds kept
+    assert engine.runner.in_flight.count() == 0
+    wait_for(lambda: not engine.runner.in_flight.unwritten())  # nor is what it holds kept
 
 
 @pytest.mark.parametrize("end", [lambda engine: engine.leave(0.0), lambda engine: engine.stop(0.0)])
@@ -172,6 +172,6 @@ def test_an_error_is_not_written_for_long(begun):
     """It waits for no turn of its own."""
     engine, got, j, _ = begun
     j.bulky = True
-    engine.cancel(j)
+    engine.runner.cancel(j)
     got.get(timeout=PROMISED)
-    assert engine.in_flight() == 0
+    assert engine.runner.in_flight.count() == 0

@@ -12,6 +12,7 @@ from support.fake_reply import fake_job as job
 from support.patience import wait_for
 from triton_vllm.answer import Reply
 from triton_vllm.base.errors import UnavailableError
+from triton_vllm.base.limits import Limits
 from triton_vllm.job import Job
 from triton_vllm.operator.request import OperatorRequest
 
@@ -48,14 +49,14 @@ class Processor:
 @pytest.fixture
 def queued(started):
     """An engine with the limit, its outcomes, its clock, and what vLLM knows of its requests."""
-    engine, got = started(queue=LIMIT)
+    engine, got = started(limits=Limits(max_queue_seconds=LIMIT))
     Llm.started[-1].output_processor = processor = Processor()
     return engine, got, TickingClock(engine), processor
 
 
 def test_a_request_without_a_timeout_has_the_default_one(started):
     """The text says whose it is; one with a timeout of its own, shorter or longer, has that."""
-    engine, got = started(deadline=30)
+    engine, got = started(limits=Limits(default_timeout_seconds=30))
     clock = LoopClock(engine)
     llm, _ = added(engine, plain := job())
     _, put = added(engine, patient := job(timeout=60_000_000))
@@ -104,11 +105,11 @@ def test_vllm_is_asked_once_and_only_for_what_has_waited_for_long(queued):
         clock.now += LIMIT + 1
         added(engine, processor.take(young := job()))
         assert got.get(timeout=PROMISED)[0] is waiting
-        engine.drop(young)
+        engine.runner.drop(young)
     asked = processor.external_req_ids.asked
     assert asked.count(working.id) == 1
     assert {young.id, streaming.id}.isdisjoint(asked)
-    wait_for(lambda: engine.jobs() == [working, streaming])
+    wait_for(lambda: engine.runner.in_flight.jobs() == [working, streaming])
 
 
 def test_an_operator_waits_in_no_queue(queued):
@@ -116,21 +117,21 @@ def test_an_operator_waits_in_no_queue(queued):
     engine, got, clock, processor = queued
     llm, _ = added(engine, working := processor.take(job(), prefilling=False))
     llm.model_config = SimpleNamespace(enable_sleep_mode=False)
-    engine.submit(sleep := Job(OperatorRequest("sleep", {}), None, Reply(FakeChannel())))
-    wait_for(engine.is_asleep)
+    engine.runner.submit(sleep := Job(OperatorRequest("sleep", {}), None, Reply(FakeChannel())))
+    wait_for(lambda: engine.runner.operator.asleep)
     clock.now += LIMIT + 1
     added(engine, waiting := processor.take(job()))
     clock.now += LIMIT + 1
     assert got.get(timeout=PROMISED)[0] is waiting
     assert not sleep.ended
-    engine.cancel(sleep)
+    engine.runner.cancel(sleep)
     assert got.get(timeout=PROMISED)[0] is sleep
-    assert engine.jobs() == [working]
+    assert engine.runner.in_flight.jobs() == [working]
 
 
 def test_a_vllm_that_does_not_say_bounds_streams_only(started):
     """There the first output of a stream is the sign; a whole answer may be half done, and goes on."""
-    engine, got = started(queue=LIMIT)
+    engine, got = started(limits=Limits(max_queue_seconds=LIMIT))
     clock = TickingClock(engine)
     _, put = added(engine, whole := job())
     added(engine, waiting := job(stream=True))
@@ -150,24 +151,24 @@ def test_a_vllm_that_does_not_say_bounds_streams_only(started):
 def test_a_request_that_is_still_being_added_waits_too(queued):
     """Its tokenizer takes its time, or the event loop has not come to it."""
     engine, got, clock, _ = queued
-    engine._prompter = Never()
-    engine.submit(tokenized := job())
+    engine.runner._prompter = Never()
+    engine.runner.submit(tokenized := job())
     wait_for(lambda: tokenized.task is not None)
-    engine._begin = lambda _: None
-    engine.submit(untouched := job())
+    engine.runner._begin = lambda _: None
+    engine.runner.submit(untouched := job())
     clock.now += LIMIT + 1
     told = dict(got.get(timeout=PROMISED) for _ in range(2))
     assert {j: str(error) for j, error in told.items()} == {tokenized: REFUSED, untouched: REFUSED}
-    assert engine.jobs() == []
+    assert engine.runner.in_flight.jobs() == []
 
 
 def test_without_a_limit_a_request_may_wait_for_ever(started):
     """0, as everywhere, is none."""
-    engine, got = started(queue=0)
+    engine, got = started(limits=Limits(max_queue_seconds=0))
     Llm.started[-1].output_processor = processor = Processor()
     clock = TickingClock(engine)
     added(engine, waiting := processor.take(job()))
     clock.now += 1e6
     wait_for(lambda: any("had no output" in line for line in engine._log.lines))  # the same check has looked at it
     assert got.empty()
-    assert engine.jobs() == [waiting]
+    assert engine.runner.in_flight.jobs() == [waiting]

@@ -18,7 +18,7 @@ from triton_vllm.base.limits import Limits
 from triton_vllm.instances import frontends
 from triton_vllm.instances.frontends import Frontends
 from triton_vllm.instances.rendezvous import Rendezvous, Seat
-from triton_vllm.instances.source import PARTED
+from triton_vllm.instances.source import Loss
 from triton_vllm.startup import load
 from triton_vllm.startup.settings import Settings
 from triton_vllm.vllm_api import instances as of_vllm
@@ -73,7 +73,7 @@ def test_one_starts_the_engine_and_the_other_connects_to_it(made):
     assert second.place == {"input_address": asked, "output_address": answered, "stats_update_address": "ipc://stats"}
     assert made.started[1][2:] == (1, 2)
     assert [one.leads for one in made.instances] == [True, False]
-    assert [one.loss() for one in made.instances] == ["", ""]
+    assert [one.loss() for one in made.instances] == [None, None]
 
 
 def test_the_end_of_the_engine_is_noticed_by_the_other_which_gets_the_next(made):
@@ -81,11 +81,11 @@ def test_the_end_of_the_engine_is_noticed_by_the_other_which_gets_the_next(made)
     started_both(made)
     first, second = made.instances
     first.retire(hung=False)
-    assert second.loss() == "has died"
+    assert second.loss() == Loss("has died")
     started_both(made)
     assert [kind[0] for kind in made.started] == ["launch", "connect"] * 2
     assert made.started[1][1] != made.started[3][1]
-    assert second.loss() == ""
+    assert second.loss() is None
 
 
 def test_an_engine_that_hangs_for_one_is_given_up_by_all(made):
@@ -93,9 +93,9 @@ def test_an_engine_that_hangs_for_one_is_given_up_by_all(made):
     started_both(made)
     first, second = made.instances
     second.retire(hung=True)
-    assert first.loss() == "does not answer another instance"
+    assert first.loss() == Loss("does not answer another instance")
     started_both(made)
-    assert first.loss() == ""
+    assert first.loss() is None
 
 
 def test_an_unloaded_leader_is_no_death(made):
@@ -103,10 +103,10 @@ def test_an_unloaded_leader_is_no_death(made):
     started_both(made)
     first, second = made.instances
     first.close()
-    assert second.loss() == PARTED
+    assert second.loss().in_order
     second.close()
     first.leave()
-    assert second.loss() == PARTED
+    assert second.loss().in_order
 
 
 def test_the_other_leads_when_the_leader_is_gone(made):
@@ -114,7 +114,7 @@ def test_the_other_leads_when_the_leader_is_gone(made):
     started_both(made)
     first, second = made.instances
     first._meeting.leave()
-    assert second.loss() == "has died with the instance that had started it"
+    assert second.loss() == Loss("has died with the instance that had started it")
     asyncio.run(second.start())
     assert made.started[-1][0] == "launch"
     assert second.leads
@@ -133,7 +133,7 @@ def test_a_load_that_fails_after_the_engine_has_started_is_not_taken_over(made):
     started_both(made)
     first, second = made.instances
     first.leave("no thread could be started")
-    assert second.loss() == PARTED
+    assert second.loss().in_order
     assert not second.leads
 
 

@@ -56,7 +56,7 @@ class Sleeper:
 
 
 def told(engine, got, j):
-    engine.submit(j)
+    engine.runner.submit(j)
     found, item = got.get(timeout=PROMISED)
     assert found is j
     return item if isinstance(item, AdapterError) else dict(item.outputs)
@@ -112,15 +112,15 @@ def test_sleep_waits_for_what_is_in_flight(started, frees, level):
     engine, got = started()
     llm, put = added(engine, fake_job())
     sleeper = Sleeper(llm, frees=frees)
-    engine.submit(j := job("sleep"))
-    wait_for(engine.is_asleep)
+    engine.runner.submit(j := job("sleep"))
+    wait_for(lambda: engine.runner.operator.asleep)
     assert (sleeper.levels, j.ended) == ([], False)
     put(output(finished=True))
     got.get(timeout=PROMISED)
     assert dict(got.get(timeout=PROMISED)[1].outputs) == {"operation": "sleep", "asleep": True}
     assert sleeper.levels == [level]
     assert told(engine, got, job("wake_up")) == {"operation": "wake_up", "asleep": False}
-    assert not engine.is_asleep()
+    assert not engine.runner.operator.asleep
     assert told(engine, got, job("is_sleeping")) == {"operation": "is_sleeping", "asleep": False}
     assert told(engine, got, job("reset_prefix_cache")) == {"operation": "reset_prefix_cache", "reset": True}
 
@@ -130,8 +130,8 @@ def test_what_was_admitted_just_before_a_sleep_does_not_wait_for_its_end(started
     engine, got = started()
     llm, put = added(engine, fake_job())
     sleeper = Sleeper(llm)
-    engine.submit(job("sleep"))
-    wait_for(engine.is_asleep)
+    engine.runner.submit(job("sleep"))
+    wait_for(lambda: engine.runner.operator.asleep)
     _, put_second = added(engine, fake_job())  # whoever admitted it looked before
     put(output(finished=True))
     got.get(timeout=PROMISED)
@@ -140,10 +140,10 @@ def test_what_was_admitted_just_before_a_sleep_does_not_wait_for_its_end(started
     got.get(timeout=PROMISED)
     assert got.get(timeout=PROMISED)[1].outputs["asleep"] is True
     before = len(llm.collectors)
-    engine.submit(late := fake_job())
+    engine.runner.submit(late := fake_job())
     found, error = got.get(timeout=PROMISED)
     assert (found, type(error), str(error)) == (late, UnavailableError, ASLEEP)
-    assert (len(llm.collectors), llm.aborted, engine.in_flight()) == (before, [], 0)
+    assert (len(llm.collectors), llm.aborted, engine.runner.in_flight.count()) == (before, [], 0)
     assert told(engine, got, job("wake_up")) == {"operation": "wake_up", "asleep": False}
     added(engine, fake_job())
 
@@ -153,18 +153,18 @@ def test_a_sleep_that_is_cancelled_or_fails_leaves_the_model_awake(started):
     engine, got = started()
     llm, _ = added(engine, fake_job())
     sleeper = Sleeper(llm)
-    engine.submit(j := job("sleep"))
-    wait_for(engine.is_asleep)
-    engine.cancel(j)
+    engine.runner.submit(j := job("sleep"))
+    wait_for(lambda: engine.runner.operator.asleep)
+    engine.runner.cancel(j)
     assert isinstance(got.get(timeout=PROMISED)[1], CancelledError)
-    wait_for(lambda: not engine.is_asleep())
+    wait_for(lambda: not engine.runner.operator.asleep)
     assert sleeper.levels == []
     assert isinstance(told(engine, got, job("sleep", level=1)), UnsupportedError)
-    engine.drop(next(iter(engine.jobs())))
-    wait_for(lambda: not engine.jobs())
+    engine.runner.drop(next(iter(engine.runner.in_flight.jobs())))
+    wait_for(lambda: not engine.runner.in_flight.jobs())
     sleeper.error = RuntimeError("secret")
     assert "secret" not in str(told(engine, got, job("sleep")))
-    assert not engine.is_asleep()
+    assert not engine.runner.operator.asleep
     added(engine, fake_job())
 
 
@@ -173,17 +173,17 @@ def test_what_nobody_wants_any_more_is_not_begun(started):
     engine, got = started()
     llm, put = added(engine, fake_job())
     sleeper = Sleeper(llm)
-    engine.submit(first := job("sleep"))
-    wait_for(engine.is_asleep)
-    engine.submit(second := job("reset_prefix_cache"))
-    engine.submit(third := job("sleep"))
-    engine.cancel(third)
+    engine.runner.submit(first := job("sleep"))
+    wait_for(lambda: engine.runner.operator.asleep)
+    engine.runner.submit(second := job("reset_prefix_cache"))
+    engine.runner.submit(third := job("sleep"))
+    engine.runner.cancel(third)
     assert got.get(timeout=PROMISED)[0] is third
     put(output(finished=True))
     assert [got.get(timeout=PROMISED)[0] for _ in range(3)][1:] == [first, second]
     assert told(engine, got, job("wake_up")) == {"operation": "wake_up", "asleep": False}
     assert sleeper.levels == [0, "awake"]
-    assert not engine.is_asleep()
+    assert not engine.runner.operator.asleep
 
 
 def test_a_sleep_that_waits_can_be_looked_at_and_called_off(started):
@@ -191,15 +191,15 @@ def test_a_sleep_that_waits_can_be_looked_at_and_called_off(started):
     engine, got = started()
     llm, _ = added(engine, fake_job())
     sleeper = Sleeper(llm)
-    engine.submit(sleep := job("sleep"))
-    wait_for(engine.is_asleep)
+    engine.runner.submit(sleep := job("sleep"))
+    wait_for(lambda: engine.runner.operator.asleep)
     assert told(engine, got, job("is_sleeping")) == {"operation": "is_sleeping", "asleep": False}
-    engine.submit(wake := job("wake_up"))
+    engine.runner.submit(wake := job("wake_up"))
     found, error = got.get(timeout=PROMISED)
     assert found is sleep
     assert str(error) == "wake_up was asked for before the requests in flight had ended"
     assert got.get(timeout=PROMISED)[0] is wake
-    assert not engine.is_asleep()
+    assert not engine.runner.operator.asleep
     assert sleeper.levels == ["awake"]
 
 
@@ -208,10 +208,10 @@ def test_an_engine_that_was_started_again_is_awake(started):
     engine, got = started()
     Sleeper(Llm.started[-1])
     told(engine, got, job("sleep"))
-    assert engine.is_asleep()
+    assert engine.runner.operator.asleep
     Llm.started[-1].errored = True
-    wait_for(lambda: len(Llm.started) == 2 and engine.is_healthy())
-    assert not engine.is_asleep()
+    wait_for(lambda: len(Llm.started) == 2 and engine.runner.is_up())
+    assert not engine.runner.operator.asleep
 
 
 def test_nobody_waits_for_an_engine_that_dies_meanwhile(started):
@@ -220,7 +220,7 @@ def test_nobody_waits_for_an_engine_that_dies_meanwhile(started):
     llm = Llm.started[-1]
     Sleeper(llm)
     llm.hangs = True
-    engine.submit(j := job("is_sleeping"))
+    engine.runner.submit(j := job("is_sleeping"))
     wait_for(lambda: llm.waits)
     llm.errored = True
     found, item = got.get(timeout=PROMISED)
@@ -238,7 +238,7 @@ def test_an_adapter_is_loaded_ahead_only_from_a_directory(started):
         version.users += 1
         return version
 
-    engine._operator.store = SimpleNamespace(acquire=acquire)
+    engine.runner.operator.store = SimpleNamespace(acquire=acquire)
     assert told(engine, got, job("load_lora", name="a")) == {"operation": "load_lora", "name": "a", "version": "d"}
     assert version.users == 0
 

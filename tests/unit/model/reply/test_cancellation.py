@@ -29,6 +29,7 @@ class Silent:
     """In place of AsyncLLM: takes requests and never answers."""
 
     errored = False
+    model_config = None
 
     def __init__(self):
         self.working: set[str] = set()
@@ -73,11 +74,11 @@ def serving():
     )
     engine = Engine(vllm, Sole(vllm, {}), Slow(), log=FakeLog(), restart=False)
     engine.start(lambda job, item: got.put((job, item)))
-    watch = CancellationWatch(engine.jobs, engine.cancel, FakeLog())
+    watch = CancellationWatch(engine.runner.in_flight.jobs, engine.runner.cancel, FakeLog())
     watch.start()
 
     def take(job):
-        engine.submit(job)
+        engine.runner.submit(job)
         watch.wake()
 
     yield take, engine, llm, got
@@ -94,7 +95,7 @@ def cancelled(got, number):
 
 def nothing_left(engine, llm):
     wait_for(lambda: not llm.working, "the end of what vLLM works on")
-    return engine.jobs() == []
+    return engine.runner.in_flight.jobs() == []
 
 
 def test_cancelled_on_an_idle_server(serving):

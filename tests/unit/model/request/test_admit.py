@@ -13,13 +13,14 @@ import pytest
 from support import fake_vllm
 from support.fake_log import FakeLog
 from support.fake_triton import FINAL, Request
+from support.gates import open_gate
 from support.pictures import picture, png
 from triton_vllm.base.errors import DEAD, InvalidRequestError, UnsupportedError
 from triton_vllm.base.limits import USUAL, Limits
 from triton_vllm.reply.response import Assembler, PoolingAssembler, assembler
 from triton_vllm.request.admit import Admission, Policy
 from triton_vllm.request.fit import check_params
-from triton_vllm.vllm_api import ChatDefaults, Facts
+from triton_vllm.vllm_api import Facts
 
 VLLM = SimpleNamespace(
     **{
@@ -54,7 +55,6 @@ def let(triton):
         *,
         tasks=("generate", "embed"),
         healthy=True,
-        unload_dead=False,
         in_flight=0,
         limits=USUAL,
         scores="",
@@ -62,11 +62,10 @@ def let(triton):
         as_official=False,
         multimodal=False,
     ):
-        facts = replace(FACTS, multimodal=multimodal)
-        engine = SimpleNamespace(tasks=tasks, is_healthy=lambda: healthy, in_flight=lambda: in_flight, facts=lambda: facts)
-        engine.scoring_task, engine.is_asleep, engine.chat_defaults = (lambda: scores), (lambda: asleep), ChatDefaults
+        facts = replace(FACTS, tasks=tasks, multimodal=multimodal, scoring_task=scores)
+        gate = open_gate(healthy=healthy, in_flight=in_flight, asleep=asleep, most=limits.max_requests_in_flight)
         log = FakeLog()
-        job = Admission("mine", VLLM, engine, adapter, log, Policy(unload_dead, limits, as_official)).admit(request)
+        job = Admission("mine", VLLM, gate, facts, adapter, log, Policy(limits, as_official)).admit(request)
         return job, request.sender.sent, log.errors
 
     return admit
@@ -214,13 +213,11 @@ def test_a_sum_of_log_probabilities_is_there_whenever_it_is_asked_for(let):
     assert not hasattr(let(Request(tensors(text_input=b"hi")))[0].params, "logprobs")
 
 
-@pytest.mark.parametrize("unload", [False, True])
-def test_a_dead_engine_refuses_and_may_have_the_model_unloaded(let, triton, unload):
-    """Only where the operator wants that: else the engine is started again."""
-    job, ((response, _),), errors = let(Request(tensors(text_input=b"hi")), healthy=False, unload_dead=unload)
+def test_a_dead_engine_refuses(let):
+    """Before anything of the request is read."""
+    job, ((response, _),), errors = let(Request(tensors(text_input=b"hi")), healthy=False)
     assert (job, response.error.message, response.error.code) == (None, DEAD, "UNAVAILABLE")
-    assert triton.unloaded == (["mine"] if unload else [])
-    assert errors == (["[vllm] Engine is not healthy and model will be unloaded"] if unload else [])
+    assert errors == []
 
 
 def test_the_official_behaviour_is_that_of_each_refusal(let):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 
 from support import fake_vllm
 from support.fake_triton import Request
+from support.gates import open_gate
 from triton_vllm.base.errors import AdapterError
 from triton_vllm.base.limits import USUAL, Limits
 from triton_vllm.request.admit import Admission, Policy
@@ -38,10 +40,9 @@ def admitted(values, limits=ALL, facts=None, trace=None):
     if trace is not None:
         request.trace = lambda: SimpleNamespace(get_context=lambda: trace)
     vllm = SimpleNamespace(**{n: getattr(fake_vllm, n) for n in NAMES}, client_errors=(ValueError,), AsyncLLM=Llm)
-    engine = SimpleNamespace(
-        tasks=("generate",), is_healthy=lambda: True, in_flight=lambda: 0, facts=lambda: facts or Facts(), is_asleep=lambda: False
-    )
-    job = Admission("mine", vllm, engine, lambda _: None, SimpleNamespace(error=print), Policy(limits=limits)).admit(request)
+    facts = replace(facts or Facts(), tasks=("generate",))
+    policy = Policy(limits=limits)
+    job = Admission("mine", vllm, open_gate(), facts, lambda _: None, SimpleNamespace(error=print), policy).admit(request)
     return job, [r.error.message for r, _ in request.sender.sent]
 
 

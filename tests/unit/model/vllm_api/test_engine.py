@@ -222,5 +222,6 @@ def test_a_chats_defaults_are_those_of_vllms_server(source, override, most):
     """The sampling parameters are what vLLM makes of both; the most tokens of any answer those that the operator has chosen."""
     config = SimpleNamespace(generation_config=source, override_generation_config=override, max_model_len=64)
     config.get_diff_sampling_param = lambda: {"max_tokens": 9, "top_k": 3}
-    found = vllm_api.chat_defaults(SimpleNamespace(model_config=config))
-    assert found == vllm_api.ChatDefaults({"max_tokens": 9, "top_k": 3}, most, 64)
+    config.is_multimodal_model, config.get_vocab_size = False, lambda: 9
+    found = vllm_api.facts(SimpleNamespace(model_config=config), ("generate",))
+    assert found.chat == vllm_api.ChatDefaults({"max_tokens": 9, "top_k": 3}, most, 64)

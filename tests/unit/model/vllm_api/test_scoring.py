@@ -12,6 +12,7 @@ from triton_vllm import vllm_api
 from triton_vllm.base.errors import UnsupportedError
 from triton_vllm.engine.prompts import Prompter
 from triton_vllm.pooling.embedding import Part
+from triton_vllm.vllm_api.scoring import scoring_task
 
 PLACE = "vllm.entrypoints.pooling.scoring"
 
@@ -34,7 +35,7 @@ def model(**config):
 def test_what_a_model_scores_by(tasks, labels, task):
     """One label is a score, several are classes."""
     config = SimpleNamespace() if labels is None else SimpleNamespace(num_labels=labels)
-    assert vllm_api.scoring_task(model(hf_config=config), tasks) == task
+    assert scoring_task(model(hf_config=config), tasks) == task
 
 
 class Processor:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 from triton_vllm import vllm_api
 from triton_vllm.base.errors import ConfigError
 from triton_vllm.instances.rendezvous import Rendezvous, seat
-from triton_vllm.instances.source import PARTED
+from triton_vllm.instances.source import Loss
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -150,16 +150,16 @@ class Frontends:
             self._meeting.publish(self._engine, self._statistics)
         self._log.info(f"instance {self._own.index} of {self._own.count} {'has started' if self.leads else 'shares'} the engine")
 
-    def loss(self) -> str:
+    def loss(self) -> Loss | None:
         """Return why the engine that was connected to is to be given up; see `Source`."""
         if self.leads:
-            return "does not answer another instance" if self._meeting.is_hung(self._engine) else ""
+            return Loss("does not answer another instance") if self._meeting.is_hung(self._engine) else None
         if self._meeting.closed():
-            return PARTED
+            return Loss("was unloaded with the instance that had started it", in_order=True)
         if self._meeting.lead():
-            return "has died with the instance that had started it"
+            return Loss("has died with the instance that had started it")
         address = self._meeting.address()
-        return "" if address is not None and address.engine == self._engine else "has died"
+        return None if address is not None and address.engine == self._engine else Loss("has died")
 
     def retire(self, *, hung: bool) -> None:
         """Have the others give the engine up; see `Source`."""

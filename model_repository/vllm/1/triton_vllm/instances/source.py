@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from triton_vllm import vllm_api
@@ -11,8 +12,18 @@ if TYPE_CHECKING:
 
     from triton_vllm.base.protocols import EngineClient
 
-PARTED = "was unloaded with the instance that had started it"
-"""What a `Source` says of an engine that ended in order, as at each unloading of a model."""
+
+@dataclass(frozen=True)
+class Loss:
+    """Why an engine is given up.
+
+    Attributes:
+        what: has happened to it, as a predicate for the log.
+        in_order: whether it ended as it should, as at each unloading of a model.
+    """
+
+    what: str
+    in_order: bool = False
 
 
 class Source(Protocol):
@@ -28,8 +39,8 @@ class Source(Protocol):
     def share(self) -> None:
         """Tell others that the engine serves."""
 
-    def loss(self) -> str:
-        """Return why the engine is to be given up, as a predicate, beside what its client says; called twice a second."""
+    def loss(self) -> Loss | None:
+        """Return why the engine is to be given up if its client does not know; called twice a second."""
 
     def retire(self, *, hung: bool) -> None:
         """Have others give the engine up."""
@@ -57,9 +68,8 @@ class Sole:
         # Blocks the loop, as in vLLM's own server: there is nothing else to do until the model is loaded.
         return vllm_api.start(self._vllm, self._values)
 
-    def loss(self) -> str:
+    def loss(self) -> None:
         """Return nothing: the client knows."""
-        return ""
 
     def share(self) -> None:
         """Do nothing, as there are no others."""

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
 from triton_vllm import vllm_api
 from triton_vllm.answer import Reply
 from triton_vllm.base import official, triton
-from triton_vllm.base.errors import DEAD, AdapterError, InternalError, UnavailableError, UnsupportedError
+from triton_vllm.base.errors import AdapterError, InternalError, UnsupportedError
 from triton_vllm.base.limits import USUAL, Limits, refuse_above
 from triton_vllm.call import GenerateRequest
 from triton_vllm.chat import conversations
@@ -18,7 +17,6 @@ from triton_vllm.constraints import checks as constraints
 from triton_vllm.job import Job
 from triton_vllm.operator import request as operator
 from triton_vllm.operator.request import OperatorRequest
-from triton_vllm.operator.run import ASLEEP
 from triton_vllm.pooling import request as pooling
 from triton_vllm.pooling.embedding import EmbedRequest, Part
 from triton_vllm.request import sampling
@@ -31,7 +29,7 @@ if TYPE_CHECKING:
     from triton_vllm.base.protocols import Log, TritonRequest
     from triton_vllm.call import Request
     from triton_vllm.pooling.embedding import Scoring
-    from triton_vllm.vllm_api import ChatDefaults, Facts, Parsers, Vllm
+    from triton_vllm.vllm_api import Facts, Parsers, Vllm
 
 BY_TOKEN = ("token_embed", "token_classify", "encode")
 """Pooling tasks whose answer has a vector for each token; the last may be either, in older vLLM."""
@@ -42,44 +40,27 @@ class Policy:
     """What the operator has chosen.
 
     Attributes:
-        unload_dead: whether the first request that finds the engine dead has the server unload the model.
         limits: how much a request may ask for, and how many there may be.
         as_official: whether errors are those of the official backend, and an empty prompt is left to vLLM.
         parsers: read the answers to chats; None leaves them as they are.
     """
 
-    unload_dead: bool = False
     limits: Limits = USUAL
     as_official: bool = False
     parsers: Parsers | None = None
 
 
-class Capacity(Protocol):
-    """What is asked of the engine; no question costs a round trip.
+class Gate(Protocol):
+    """Lets requests in; each question raises UnavailableError with the reason why not."""
 
-    Attributes:
-        tasks: what the model can do, as vLLM names it.
-    """
+    def require_alive(self) -> None:
+        """Refuse where the engine is dead."""
 
-    tasks: tuple[str, ...]
+    def require_awake(self) -> None:
+        """Refuse where only operator requests are taken."""
 
-    def is_healthy(self) -> bool:
-        """Return whether the engine is up."""
-
-    def is_asleep(self) -> bool:
-        """Return whether only operator requests are taken."""
-
-    def in_flight(self) -> int:
-        """Return how many requests there are; each part of a pooling request is one."""
-
-    def facts(self) -> Facts:
-        """Return what the model can take."""
-
-    def chat_defaults(self) -> ChatDefaults:
-        """Return what conversations have where a request gives nothing."""
-
-    def scoring_task(self) -> str:
-        """Return the pooling task by which the model scores pairs; nothing if it cannot."""
+    def require_room(self, inputs: int = 1) -> None:
+        """Refuse where too many requests would be in flight; each input of a pooling request is one."""
 
 
 class Admission:
@@ -88,7 +69,8 @@ class Admission:
     Args:
         name: the model's name.
         vllm: the loaded vLLM; says which parameters there are.
-        engine: asked what it can do and whether it lives.
+        gate: lets requests in.
+        facts: what the model can do and take.
         find_adapter: returns vLLM's LoRARequest for the name that a request gives.
         log: told of requests that could not be read.
         policy: what the operator has chosen.
@@ -98,17 +80,18 @@ class Admission:
         self,
         name: str,
         vllm: Vllm,
-        engine: Capacity,
+        gate: Gate,
+        facts: Facts,
         find_adapter: Callable[[str | None], Any],
         log: Log,
         policy: Policy,
     ) -> None:
         self._name = name
         self._vllm = vllm
-        self._engine = engine
+        self._gate = gate
+        self._facts = facts
         self._find_adapter = find_adapter
         self._log = log
-        self._unload_dead = policy.unload_dead
         self._as_official = policy.as_official
         self._limits = policy.limits
         self._parsers = policy.parsers
@@ -127,30 +110,17 @@ class Admission:
             reply.fail(InternalError("the request could not be read; the server's log has the details"))
         return None
 
-    @cached_property
-    def _facts(self) -> Facts:
-        return self._engine.facts()  # a restarted engine has the same model
-
-    @cached_property
-    def _chat_defaults(self) -> ChatDefaults:
-        return self._engine.chat_defaults()
-
     def _job(self, request: TritonRequest, reply: Reply) -> Job:
-        if not self._engine.is_healthy():
-            if self._unload_dead:
-                self._log.error(official.UNLOADING)
-                triton.unload(self._name)
-            raise UnavailableError(DEAD)
-        inputs, parameters = triton.inputs(request), triton.parameters(request)
-        most = self._limits.max_requests_in_flight
-        if 0 < most <= self._engine.in_flight() and operator.NAME not in inputs:  # an operator has to be able to drain it
-            raise UnavailableError(f"{most} requests are in flight, and no more are taken: try again later")
+        self._gate.require_alive()
+        inputs = triton.inputs(request)
+        if operator.NAME not in inputs:  # an operator has to be able to drain a full model
+            self._gate.require_room()
+        parameters = triton.parameters(request)
         timeout = 0 if self._as_official else triton.timeout_us(request)  # which the official backend does not look at
         parsed = parse(inputs, parameters, timeout, self._limits, as_official=self._as_official)
         if isinstance(parsed, OperatorRequest):
             return Job(parsed, None, reply)
-        if self._engine.is_asleep():
-            raise UnavailableError(ASLEEP)
+        self._gate.require_awake()
         if isinstance(parsed, EmbedRequest) and parsed.scoring is not None:
             parsed = replace(parsed, **self._pairs(parsed.scoring))
         adapter = self._find_adapter(parsed.lora_name)
@@ -168,7 +138,7 @@ class Admission:
         if parsed.wants.cumulative_logprob and "logprobs" not in values:
             values = {**values, "logprobs": 0}  # else vLLM sums nothing up, and the answer is NaN
             parsed = replace(parsed, wants=replace(parsed.wants, no_logprobs=True))
-        defaults = self._chat_defaults if parsed.chat else None
+        defaults = self._facts.chat if parsed.chat else None
         params = sampling.build(self._schema, values, stream=parsed.stream, limits=self._limits, chat=defaults)
         check_params(params, self._facts)
         conversation = None
@@ -211,7 +181,7 @@ class Admission:
 
     def _pairs(self, scoring: Scoring) -> dict[str, Any]:
         """Return the task and the parts of a request for scores, which depend on the model."""
-        task = self._engine.scoring_task()
+        task = self._facts.scoring_task
         queries = scoring.queries * (1 if len(scoring.queries) > 1 else len(scoring.documents))
         if task == "classify":
             parts = tuple(Part(text=q, second=d) for q, d in zip(queries, scoring.documents, strict=True))
@@ -220,12 +190,11 @@ class Admission:
         return {"task": task or "score", "parts": parts}
 
     def _check_room(self, parsed: Request) -> None:
-        most, count = self._limits.max_requests_in_flight, len(getattr(parsed, "parts", (None,)))
+        count = len(getattr(parsed, "parts", (None,)))
         if count > 1:
-            refuse_above(most, count, "embedding_request has", "inputs")
-            if 0 < most < self._engine.in_flight() + count:
-                raise UnavailableError(f"with {count} inputs more than {most} requests would be in flight: try again later")
+            refuse_above(self._limits.max_requests_in_flight, count, "embedding_request has", "inputs")
+            self._gate.require_room(count)
 
     def _require(self, task: str) -> None:
-        if task not in self._engine.tasks:
+        if task not in self._facts.tasks:
             raise UnsupportedError(f"{official.FAILED}Model {self._name} does not support '{task}' request")

@@ -104,11 +104,12 @@ def _load(args: Mapping[str, str], log: Log, shared: Frontends | None) -> Model:
         progress.phase("starting the engine and loading the model")
         engine, outbox = _start(prepared, shared, log)
         parsers = _parsers(prepared, engine, outbox)
-        watch = CancellationWatch(engine.jobs, engine.cancel, log, _departure(engine, prepared, args["model_name"], log))
+        departure = _departure(engine, prepared, args["model_name"], log)
+        watch = CancellationWatch(engine.runner.in_flight.jobs, engine.runner.cancel, log, departure)
         watch.start()
         publisher = _publish(prepared, shared, args, log)
     interpreter.tune()
-    log.info(f"ready after {progress.seconds():.1f} s, tasks: {', '.join(engine.tasks)}")
+    log.info(f"ready after {progress.seconds():.1f} s, tasks: {', '.join(engine.facts.tasks)}")
     return Model(prepared, engine, outbox, watch, publisher, shared, parsers)
 
 
@@ -129,12 +130,13 @@ def _start(prepared: Prepared, shared: Frontends | None, log: Log) -> tuple[Engi
     limits = settings.limits
     loaders, check = vllm_api.media_loaders(vllm, values), partial(check_videos, limits)
     prompter = Prompter(vllm, loaders, check, samples_ahead=vllm_api.runs_on_cpu())
-    pace = Pace(silence=settings.engine_timeout_s, deadline=limits.default_timeout_seconds, queue=limits.max_queue_seconds)
-    engine = Engine(vllm, shared or Sole(vllm, values), prompter, log=log, restart=settings.restart, pace=pace)
+    pace = Pace(silence=settings.engine_timeout_s)
+    source = shared or Sole(vllm, values)
+    engine = Engine(vllm, source, prompter, log=log, restart=settings.restart, limits=limits, pace=pace)
     many = available_cores() >= MANY_CORES
     threads = settings.senders or (2 if many else 1)
     pacing = ONE_BY_ONE if settings.official else CORES_TO_SPARE if many else FEW_CORES
-    outbox = Outbox(Delivery(engine.drop, log).deliver, log, threads, pacing)
+    outbox = Outbox(Delivery(engine.runner.drop, log).deliver, log, threads, pacing)
     outbox.start()
     # Ray takes variables to machines that have no such file, and vLLM would not start there
     uses_ray = "ray" in (values.get("distributed_executor_backend"), values.get("data_parallel_backend"))
@@ -163,7 +165,7 @@ def _store(prepared: Prepared, log: Log) -> AdapterStore | None:
 
 
 def _parsers(prepared: Prepared, engine: Engine, outbox: Outbox) -> vllm_api.Parsers | None:
-    if not prepared.parsers or "generate" not in engine.tasks:
+    if not prepared.parsers or "generate" not in engine.facts.tasks:
         return None
     try:
         return engine.parsers(prepared.parsers)
@@ -177,7 +179,7 @@ def _departure(engine: Engine, prepared: Prepared, name: str, log: Log) -> Depar
     grace = prepared.settings.unload_grace_s
 
     def leave() -> None:
-        log.info(f"the server ends: {len(engine.jobs())} requests in flight have {grace:.0f} s to finish")
+        log.info(f"the server ends: {len(engine.runner.in_flight.jobs())} requests in flight have {grace:.0f} s to finish")
         engine.leave(grace)
 
     return Departure(partial(triton.is_ending, name), leave)

@@ -12,7 +12,6 @@ from triton_vllm.vllm_api.engine import (
     Facts,
     adapter_places,
     attach,
-    chat_defaults,
     compiles_with_xgrammar,
     facts,
     forget_parent,
@@ -39,7 +38,7 @@ from triton_vllm.vllm_api.parts import OPTIONAL_PLACES, PLACES, Vllm, load
 from triton_vllm.vllm_api.platform import child_environment, prometheus_families, runs_on_cpu, supports_ray, variables
 from triton_vllm.vllm_api.prompts import media_loaders, parse_prompt, pooled_tokenizer, render_chat, renderer
 from triton_vllm.vllm_api.refusals import is_refusal, too_large
-from triton_vllm.vllm_api.scoring import RenderPair, pair_renderer, scoring_task
+from triton_vllm.vllm_api.scoring import RenderPair, pair_renderer
 
 __all__ = [
     "OPTIONAL_PLACES",
@@ -58,7 +57,6 @@ __all__ = [
     "Vllm",
     "adapter_places",
     "attach",
-    "chat_defaults",
     "check_parsers",
     "child_environment",
     "compiles_with_xgrammar",
@@ -87,7 +85,6 @@ __all__ = [
     "runs_on_cpu",
     "sample_once",
     "sampling_schema",
-    "scoring_task",
     "start",
     "supports_ray",
     "too_large",

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from triton_vllm.vllm_api.platform import runs_on_cpu
 from triton_vllm.vllm_api.prompts import parse_prompt, renderer
+from triton_vllm.vllm_api.scoring import scoring_task
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from triton_vllm.base.protocols import Collector, EngineClient, Output
     from triton_vllm.vllm_api.parts import Vllm
@@ -114,54 +115,6 @@ def forget_parent(llm: EngineClient, request_id: str) -> None:
 
 
 @dataclass(frozen=True)
-class Facts:
-    """What a model can take; 0 is not known.
-
-    Attributes:
-        max_tokens: of a prompt and its answer together.
-        vocabulary: token ids are below it.
-        multimodal: whether it takes more than texts.
-        traces: whether vLLM exports traces of requests.
-        prompt_logprobs: whether vLLM survives a request for the prompt's log probabilities: with LoRA its CPU build (0.32) adds
-            the adapters' share of the batch's last tokens to all of the prompt's, and EngineCore ends with the mismatch.
-    """
-
-    max_tokens: int = 0
-    vocabulary: int = 0
-    multimodal: bool = True
-    traces: bool = False
-    prompt_logprobs: bool = True
-
-
-def facts(llm: EngineClient) -> Facts:
-    """Return what the engine's model can take."""
-    config = llm.model_config
-    if config is None:
-        return Facts()
-    chosen = getattr(llm, "vllm_config", None)
-    traces = bool(getattr(getattr(chosen, "observability_config", None), "otlp_traces_endpoint", None))
-    adapters_on_cpu = getattr(chosen, "lora_config", None) is not None and runs_on_cpu()
-    return Facts(
-        max_tokens=int(config.max_model_len),
-        vocabulary=int(config.get_vocab_size()),
-        multimodal=bool(config.is_multimodal_model),
-        traces=traces,
-        prompt_logprobs=not adapters_on_cpu,
-    )
-
-
-def adapter_places(llm: EngineClient) -> int:
-    """Return how many LoRA adapters the engine holds in memory; another one takes the place of the one used longest ago."""
-    config = getattr(getattr(llm, "vllm_config", None), "lora_config", None)
-    return int(getattr(config, "max_cpu_loras", None) or getattr(config, "max_loras", None) or 1)
-
-
-def frees_memory(llm: EngineClient) -> bool:
-    """Return whether the engine was started so that its sleep frees the memory of its devices."""
-    return bool(getattr(llm.model_config, "enable_sleep_mode", False))
-
-
-@dataclass(frozen=True)
 class ChatDefaults:
     """What vLLM's own server takes for a conversation where the request gives nothing.
 
@@ -176,17 +129,70 @@ class ChatDefaults:
     room: int = 0
 
 
-def chat_defaults(llm: EngineClient) -> ChatDefaults:
-    """Return what conversations with the engine's model have by default."""
+@dataclass(frozen=True)
+class Facts:
+    """What a model can do and take; 0 is not known.
+
+    Attributes:
+        tasks: what it can do, as vLLM names it.
+        max_tokens: of a prompt and its answer together.
+        vocabulary: token ids are below it.
+        multimodal: whether it takes more than texts.
+        traces: whether vLLM exports traces of requests.
+        prompt_logprobs: whether vLLM survives a request for the prompt's log probabilities: with LoRA its CPU build (0.32) adds
+            the adapters' share of the batch's last tokens to all of the prompt's, and EngineCore ends with the mismatch.
+        scoring_task: the pooling task by which it scores pairs; empty if it cannot.
+        chat: what conversations have where a request gives nothing.
+    """
+
+    tasks: tuple[str, ...] = ()
+    max_tokens: int = 0
+    vocabulary: int = 0
+    multimodal: bool = True
+    traces: bool = False
+    prompt_logprobs: bool = True
+    scoring_task: str = ""
+    chat: ChatDefaults = field(default_factory=ChatDefaults)
+
+
+def facts(llm: EngineClient, tasks: Sequence[str] = ()) -> Facts:
+    """Return what the engine's model can do and take."""
     config = llm.model_config
     if config is None:
-        return ChatDefaults()
+        return Facts(tuple(tasks))
+    chosen = getattr(llm, "vllm_config", None)
+    traces = bool(getattr(getattr(chosen, "observability_config", None), "otlp_traces_endpoint", None))
+    adapters_on_cpu = getattr(chosen, "lora_config", None) is not None and runs_on_cpu()
+    return Facts(
+        tasks=tuple(tasks),
+        max_tokens=int(config.max_model_len),
+        vocabulary=int(config.get_vocab_size()),
+        multimodal=bool(config.is_multimodal_model),
+        traces=traces,
+        prompt_logprobs=not adapters_on_cpu,
+        scoring_task=scoring_task(llm, tasks),
+        chat=_chat_defaults(config) if "generate" in tasks else ChatDefaults(),
+    )
+
+
+def _chat_defaults(config: Any) -> ChatDefaults:
     values: dict[str, Any] = dict(config.get_diff_sampling_param())
     if config.generation_config in ("auto", "vllm"):
         most = config.override_generation_config.get("max_new_tokens")
     else:
         most = values.get("max_tokens")
     return ChatDefaults(values, most, int(config.max_model_len))
+
+
+def adapter_places(llm: EngineClient) -> int:
+    """Return how many LoRA adapters the engine holds in memory; another one takes the place of the one used longest ago."""
+    config = getattr(getattr(llm, "vllm_config", None), "lora_config", None)
+    return int(getattr(config, "max_cpu_loras", None) or getattr(config, "max_loras", None) or 1)
+
+
+def frees_memory(llm: EngineClient) -> bool:
+    """Return whether the engine was started so that its sleep frees the memory of its devices."""
+    return bool(getattr(llm.model_config, "enable_sleep_mode", False))
 
 
 def compiles_with_xgrammar(llm: EngineClient) -> bool:

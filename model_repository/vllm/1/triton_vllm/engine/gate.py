@@ -1,0 +1,62 @@
+"""Let requests in, or say why not: every request passes here, whichever way it came."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from triton_vllm.base.errors import DEAD, UnavailableError
+from triton_vllm.operator.run import ASLEEP
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from triton_vllm.engine.runner import Runner
+
+
+class Gate:
+    """What a request needs of the engine before it is read; no question costs a round trip.
+
+    Args:
+        runner: runs the requests.
+        most: requests in flight; 0 is no limit.
+        when_dead: called for each request that finds the engine dead.
+    """
+
+    def __init__(self, runner: Runner, most: int = 0, when_dead: Callable[[], None] | None = None) -> None:
+        self._runner = runner
+        self._most = most
+        self._when_dead = when_dead
+
+    def require_alive(self) -> None:
+        """Refuse where there is no engine.
+
+        Raises:
+            UnavailableError: it is dead.
+        """
+        if self._runner.is_up():
+            return
+        if self._when_dead is not None:
+            self._when_dead()
+        raise UnavailableError(DEAD)
+
+    def require_awake(self) -> None:
+        """Refuse where only operator requests are taken.
+
+        Raises:
+            UnavailableError: the model is asleep.
+        """
+        if self._runner.operator.asleep:
+            raise UnavailableError(ASLEEP)
+
+    def require_room(self, inputs: int = 1) -> None:
+        """Refuse where more requests than the limit would be in flight; each input of a pooling request is one.
+
+        Raises:
+            UnavailableError: there is no room now.
+        """
+        if not 0 < self._most < self._runner.in_flight.count() + inputs:
+            return
+        if inputs == 1:
+            raise UnavailableError(f"{self._most} requests are in flight, and no more are taken: try again later")
+        text = f"with {inputs} inputs more than {self._most} requests would be in flight: try again later"
+        raise UnavailableError(text)

@@ -1,0 +1,268 @@
+"""Give requests to vLLM and pass its outputs on: each request ends with exactly one last item, whatever vLLM makes of it."""
+
+from __future__ import annotations
+
+import contextlib
+from functools import partial
+from typing import TYPE_CHECKING
+
+from triton_vllm import vllm_api
+from triton_vllm.base.errors import DEAD, AdapterError, CancelledError, InternalError, UnavailableError
+from triton_vllm.engine.in_flight import BEGUN, InFlight
+from triton_vllm.operator.request import OperatorRequest
+from triton_vllm.operator.run import ASLEEP, Operator
+from triton_vllm.pooling.gathering import Gathering
+from triton_vllm.vllm_api.minimum import bound_minimum
+from triton_vllm.vllm_api.refusals import FAILED, failure
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable
+
+    from triton_vllm.base.limits import Limits
+    from triton_vllm.base.protocols import Collector, EngineClient, Item, Log, Output
+    from triton_vllm.engine.outcome import Translator
+    from triton_vllm.engine.prompts import Prompter
+    from triton_vllm.job import Job
+    from triton_vllm.lora.store import AdapterStore
+
+    Put = Callable[[Job, Item], None]
+
+
+class Runner:
+    """Runs jobs in vLLM.
+
+    `submit`, `cancel` and `drop` are for other threads; what has no such note is called in the event loop.
+
+    Args:
+        loop: vLLM's event loop.
+        prompter: makes prompts from requests.
+        translator: turns vLLM's exceptions into what clients are told.
+        limits: how long a request may take and wait.
+        log: logs what was refused for waiting too long.
+
+    Attributes:
+        llm: the engine that works on them, None while there is none.
+        in_flight: the jobs.
+        operator: carries out what operators ask for.
+        store: adapters that may change, None where there are none.
+    """
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, prompter: Prompter, translator: Translator, limits: Limits, log: Log
+    ) -> None:
+        self._loop = loop
+        self._prompter = prompter
+        self._translator = translator
+        self._limits = limits
+        self._log = log
+        self._put: Put  # from `deliver_to` on
+        self.store: AdapterStore | None = None
+        self._facts = vllm_api.Facts()
+        self.llm: EngineClient | None = None
+        self.in_flight = InFlight()
+        self.operator = Operator(self.in_flight.is_busy, log)
+
+    def deliver_to(self, put: Put, store: AdapterStore | None) -> None:
+        """Set where outputs go and where adapters come from, before the first job."""
+        self._put = put
+        self.store = store
+        self.operator.store = store
+
+    def use(self, llm: EngineClient, facts: vllm_api.Facts) -> None:
+        """Give jobs to this engine from now on: the first one, or one in place of an engine that was lost."""
+        self.operator.begin_anew()
+        self._facts = facts
+        self.llm = llm
+
+    def lose(self) -> None:
+        """Answer all jobs: the engine is dead."""
+        self.llm = None
+        for job in self.in_flight.jobs():
+            self._finish(job, UnavailableError(DEAD))
+        self.operator.give_up()
+        if self.store is not None:
+            self.store.give_up()
+
+    def is_up(self) -> bool:
+        """Return whether there is a living engine; costs no round trip. Any thread may ask."""
+        llm = self.llm
+        return llm is not None and not vllm_api.is_dead(llm)
+
+    def submit(self, job: Job) -> None:
+        """Take a job from another thread; its outcome comes through `put`."""
+        job.moved = job.waiting_since = self._loop.time()
+        # Here and not in the loop: the watch, woken next, would find nothing in flight and go to sleep again.
+        self.in_flight.enter(job)
+        self._loop.call_soon_threadsafe(self._begin, job)
+
+    def cancel(self, job: Job) -> None:
+        """Stop working on a job whose client has cancelled it, from another thread."""
+        self._loop.call_soon_threadsafe(self._abort, job, CancelledError("Request was cancelled"))
+
+    def drop(self, job: Job) -> None:
+        """Stop working on a job to which nothing can be sent any more, from another thread."""
+        self._loop.call_soon_threadsafe(self._abort, job, None)
+
+    def refuse_all(self, reason: str) -> None:
+        """Answer all jobs that are not answered yet with this reason."""
+        for job in self.in_flight.jobs():
+            self._abort(job, UnavailableError(reason))
+        for job in self.in_flight.unwritten():
+            job.refusal = UnavailableError(reason)
+
+    def refuse_overdue(self) -> None:
+        """Answer the jobs that have been in vLLM's queue for too long."""
+        limit = self._limits.max_queue_seconds
+        if not limit or self.llm is None:
+            return
+        overdue = self.in_flight.overdue(self._loop.time() - limit, self.llm)
+        for job in overdue:
+            text = f"the model has not begun to work on the request after {limit} s in the queue; try again later"
+            self._abort(job, UnavailableError(text))
+        if overdue:
+            self._log.warning(f"{len(overdue)} requests were refused after {limit} s in the queue")
+
+    def _begin(self, job: Job) -> None:
+        if job.ended:  # the engine has died, or is being unloaded
+            return
+        try:
+            self._set_deadline(job)
+            job.task = self._loop.create_task(self._add(job))
+        except Exception as error:  # noqa: BLE001 - a request must never take the model down
+            self._finish(job, self._translator.refusal(error))
+
+    def _set_deadline(self, job: Job) -> None:
+        own = job.request.timeout
+        seconds = own / 1e6 or self._limits.default_timeout_seconds
+        if not seconds:
+            return
+        which = f"timeout of {own} us" if own else f"the default timeout of {seconds} s"
+        error = UnavailableError(f"{which} expired before the request had finished")
+        job.deadline = self._loop.call_later(seconds, self._abort, job, error)
+
+    async def _add(self, job: Job) -> None:
+        llm = self.llm
+        try:
+            if llm is None or not self.is_up():
+                raise UnavailableError(DEAD)  # noqa: TRY301 - the one place that answers
+            if isinstance(job.request, OperatorRequest):
+                self._finish(job, await self.operator.run(llm, job.request, lambda: not job.ended))
+                return
+            if self.operator.closed:
+                raise UnavailableError(ASLEEP)  # noqa: TRY301
+            if self.store is not None and job.lora is None and job.request.lora_name is not None:
+                job.adapter = await self.store.acquire(llm, job.request.lora_name)
+                job.lora = job.adapter.request
+            collectors = await self._enter(llm, job)
+        except Exception as error:  # noqa: BLE001 - a request must never take the model down
+            self._finish(job, self._translator.refusal(error))
+            if len(job.ids) > 1 or not isinstance(error, AdapterError):
+                await self._stop(job)  # vLLM has some of its parts, or what it began with before it raised
+            _release(job)
+            return
+        finally:
+            job.task = None
+        if job.ended:  # cancelled or out of time while it was being added
+            await self._stop(job)
+            return
+        job.added = True
+        if len(collectors) == 1 and not job.most_numbers:
+            vllm_api.attach(collectors[0], lambda item: self._take(job, item))
+            return
+        gathering = Gathering(len(collectors), lambda item: self._take(job, item), job.most_numbers)
+        for number, collector in enumerate(collectors):
+            vllm_api.attach(collector, partial(self._gather, job, gathering, number))
+
+    async def _enter(self, llm: EngineClient, job: Job) -> list[Collector]:
+        """Add a job to vLLM; a pooling request has a request for each of its parts."""
+        request = job.request
+        made = []
+        for name, part in zip(job.ids, getattr(request, "parts", (request,)), strict=True):
+            params = job.params
+            if getattr(part, "second", None) is not None:
+                prompt, params = await self._prompter.make_pair(llm, part, params)
+            else:
+                prompt = await self._prompter.make(llm, part)
+            if getattr(params, "min_tokens", 0):
+                bound_minimum(params, prompt, self._facts.max_tokens)
+            told = job.conversation.engine_options(prompt) if job.conversation else {}
+            options = {"lora_request": job.lora, "priority": request.priority, **job.options, **told}
+            made.append(await llm.add_request(name, prompt, params, **options))
+            if job.ended:
+                break
+        return made
+
+    def _gather(self, job: Job, gathering: Gathering, number: int, item: Output | Exception) -> None:
+        try:
+            gathering.take(number, item)
+        except Exception as error:  # noqa: BLE001 - as in `_take`
+            self._translator.note("an output was not taken", error)
+            self._abort(job, InternalError(FAILED))
+
+    def _take(self, job: Job, item: Output | Exception) -> None:
+        if job.ended:
+            return
+        job.moved = self._loop.time()
+        job.waiting_since = BEGUN
+        try:
+            if isinstance(item, AdapterError):
+                self._abort(job, item)  # its other parts may go on in vLLM
+            elif isinstance(item, Exception):
+                own = self._translator.own(item)
+                if own is None:
+                    self._finish(job, self._translator.loss(item))
+                else:
+                    self._abort(job, own)  # its other completions may go on in vLLM
+            elif (job.several or len(job.ids) > 1) and (error := failure(item)) is not None:
+                self._abort(job, error)  # one completion or part has failed; the others go on in vLLM
+            elif item.finished:
+                _release(job)
+                self._finish(job, failure(item) or item)
+            else:
+                self._put(job, item)
+        except Exception as error:  # noqa: BLE001 - vLLM's output handler would end, and with it every other request
+            self._translator.note("an output was not taken", error)
+            with contextlib.suppress(Exception):
+                self._abort(job, InternalError(FAILED))
+
+    def _finish(self, job: Job, last: Item) -> None:
+        if job.ended:
+            return
+        job.ended = True
+        self.in_flight.leave(job, unwritten=job.bulky and not isinstance(last, AdapterError))
+        if job.deadline is not None:
+            job.deadline.cancel()
+        try:
+            self._put(job, last)
+        except Exception as error:  # noqa: BLE001 - nothing else would answer it
+            self._translator.note("an answer was not queued", error)
+            job.reply.give_up()
+
+    def _abort(self, job: Job, error: AdapterError | None) -> None:
+        """End a job before vLLM has; without an error nothing is sent."""
+        if job.ended:
+            return
+        if error is not None:
+            self._finish(job, error)
+        job.ended = True
+        self.in_flight.leave(job)
+        if job.task is None:  # else `_add` is still running, and checks `ended` itself
+            self._loop.create_task(self._stop(job))
+
+    async def _stop(self, job: Job) -> None:
+        """Have vLLM stop working on a job."""
+        llm = self.llm
+        if llm is not None and self.is_up():
+            for name in job.ids:
+                await llm.abort(name)
+                if job.several:
+                    vllm_api.forget_parent(llm, name)
+        _release(job)  # not before vLLM has been told: an adapter in a running request must not be unloaded
+
+
+def _release(job: Job) -> None:
+    """Give a job's adapter back: vLLM has ended with the job."""
+    if job.adapter is not None:
+        job.adapter.users -= 1
+        job.adapter = None
