@@ -52,6 +52,11 @@ class Joined:
 def fake_job(channel: FakeChannel | None = None, *, assembler: Any = None, timeout: int = 0, stream: bool = False) -> Job:
     """Return a job that asks for nothing in particular."""
     request = SimpleNamespace(priority=0, timeout=timeout, stream=stream)
-    job = Job(request, None, Reply(channel or FakeChannel()))
-    job.assembler = assembler or Joined()
-    return job
+    return Job(request, None, fake_reply(channel, assembler=assembler))
+
+
+def fake_reply(channel: FakeChannel | None = None, *, assembler: Any = None) -> Reply:
+    """Return an open reply."""
+    reply = Reply(channel or FakeChannel())
+    reply.assembler = assembler or Joined()
+    return reply

@@ -92,7 +92,7 @@ stream, whole = request("a b c", stream=np.array([True])), request("a b c")
 wrong = request("a", stream=np.array([b"maybe"], np.object_))
 model.execute([stream, wrong, whole])
 answered(stream, whole, wrong)
-during, switch, lanes = threads(), sys.getswitchinterval(), [job.lane for job in jobs]
+during, switch, lanes = threads(), sys.getswitchinterval(), [job.reply.lane for job in jobs]
 model.finalize()
 finals = [[flags for _, flags in r.sender.sent].count(fake_triton.FINAL) for r in (stream, whole, wrong)]
 print(json.dumps({

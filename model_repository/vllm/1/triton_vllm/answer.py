@@ -1,15 +1,18 @@
-"""The answer to one request, and the only code that knows what may still be sent or asked about it."""
+"""The answer to one request: what waits to be sent, and what may still be sent or asked about it."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
-from typing import TYPE_CHECKING, Protocol
+from collections import deque
+from typing import TYPE_CHECKING, Any, Protocol
 
 from triton_vllm.base.errors import AdapterError, InternalError
 
 if TYPE_CHECKING:
-    from triton_vllm.base.protocols import Tensors
+    from collections.abc import Sequence
+
+    from triton_vllm.base.protocols import Item, Tensors
 
 NOT_SENT = "the response could not be sent; the server's log tells why"
 
@@ -27,6 +30,13 @@ class Channel(Protocol):
         """Ask the server whether the client has cancelled the request or gone away."""
 
 
+class ResponseBuilder(Protocol):
+    """Make the responses of one request."""
+
+    def build(self, outputs: Sequence[Any]) -> Tensors:
+        """Return the tensors of one response from the outputs since the one before."""
+
+
 class Reply:
     """A request's answer: open at first, possibly cancelled by the client, closed at the end.
 
@@ -34,20 +44,50 @@ class Reply:
     request is cancelled after that, or at that moment, crashes it. So a reply closes before it sends its final response,
     closing waits for a running question, and a closed reply asks nothing.
 
-    One thread at a time sends; any thread may ask.
+    One thread at a time sends; any thread may ask. The event loop fills `pending` and the one sender thread drains it: both ends
+    of a deque are atomic, so no lock is needed.
 
     Attributes:
         closed: the final response is on its way or out; read-only for others.
         cancelled: the server has said that the client gave the request up; read-only for others.
+        assembler: makes responses from outputs; set by the service.
+        bulky: its response may take long to write, so that others should not wait for it; set by `request`.
+        pending: items that have not been sent.
+        complete: the last item is among them, or has been sent; set by the event loop, before it adds that item.
+        refusal: what is sent in place of a bulky answer that has not been written yet; set by the event loop.
+        lane: the number of its sender thread.
+        queued: it waits in the sender's queue.
+        due: the outbox's time before which the next response is not sent; set by the sender thread.
     """
 
-    __slots__ = ("_asking", "_channel", "cancelled", "closed")
+    __slots__ = (
+        "_asking",
+        "_channel",
+        "assembler",
+        "bulky",
+        "cancelled",
+        "closed",
+        "complete",
+        "due",
+        "lane",
+        "pending",
+        "queued",
+        "refusal",
+    )
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self._asking = threading.Lock()
         self.cancelled = False
         self.closed = False
+        self.assembler: ResponseBuilder
+        self.bulky = False
+        self.pending: deque[Item] = deque()
+        self.complete = False
+        self.refusal: AdapterError | None = None
+        self.lane = 0
+        self.queued = False
+        self.due = 0.0
 
     def send(self, tensors: Tensors, *, final: bool) -> None:
         """Send one response, unless the reply is closed; blocks for a handshake with the server.

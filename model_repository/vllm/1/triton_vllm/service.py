@@ -47,8 +47,8 @@ class Service:
         """Take one Triton request; it is answered later, or at once if it is wrong."""
         job = self._admission.admit(request)
         if job is not None:
-            job.assembler = assembler(job)
-            self._model.outbox.assign(job)
+            job.reply.assembler = assembler(job)
+            self._model.outbox.assign(job.reply)
             self._model.engine.runner.submit(job)
             self._model.watch.wake()
 

@@ -91,7 +91,7 @@ def test_errors_are_translated(started, cause, told):
     Llm.started[-1].add_error = None
     _, put = added(engine, j := job())  # and the next one is served
     put(last := output(finished=True))
-    assert got.get(timeout=PROMISED) == (j, last)
+    assert got.get(timeout=PROMISED) == (j.reply, last)
 
 
 def test_what_vllm_keeps_of_a_request_that_it_failed_to_take_is_aborted(started):

@@ -46,7 +46,7 @@ def test_a_dead_engine_is_replaced(started):
     assert old.closed
     _, put = added(engine, j := job())
     put(last := output(finished=True))
-    assert got.get(timeout=PROMISED) == (j, last)
+    assert got.get(timeout=PROMISED) == (j.reply, last)
 
 
 def test_a_dead_engine_stays_dead_where_restart_is_off(started):
@@ -82,7 +82,7 @@ def test_an_engine_that_hangs_is_replaced(started, silence, limit):
     assert f"the engine does not answer for {limit:.0f} s, starting it again" in engine._log.lines
     _, put = added(engine, j := job())
     put(last := output(finished=True))
-    assert got.get(timeout=PROMISED) == (j, last)
+    assert got.get(timeout=PROMISED) == (j.reply, last)
 
 
 def test_a_request_without_output_is_logged_with_its_state(started):
@@ -91,7 +91,7 @@ def test_a_request_without_output_is_logged_with_its_state(started):
     clock = TickingClock(engine)
     _, moving = added(engine, job())
     _, put = added(engine, stuck := job())
-    stuck.pending.append("an output that was not sent")
+    stuck.reply.pending.append("an output that was not sent")
     looks, note_stuck = threading.Semaphore(0), engine._note_stuck
     engine._note_stuck = lambda: (note_stuck(), looks.release())
     for _ in range(3):
@@ -157,7 +157,7 @@ def test_an_exception_does_not_end_the_event_loop(started, error):
     wait_for(lambda: engine._log.lines)
     _, put = added(engine, j := job())
     engine._loop.call_soon_threadsafe(put, last := output(finished=True))
-    assert got.get(timeout=PROMISED) == (j, last)
+    assert got.get(timeout=PROMISED) == (j.reply, last)
     assert [line.count("injected") > 0 for line in engine._log.lines] == [True]
 
 
@@ -248,14 +248,14 @@ def test_a_server_that_ends_gets_its_answers_in_time(started):
     added(engine, late := job())
     engine.leave(20)
     engine._loop.call_soon_threadsafe(put, last := output(finished=True))
-    assert got.get(timeout=PROMISED) == (done, last)
+    assert got.get(timeout=PROMISED) == (done.reply, last)
     clock.now += 21
-    j, error = got.get(timeout=PROMISED)
-    assert (j, type(error), str(error)) == (late, UnavailableError, UNLOADED)
+    reply, error = got.get(timeout=PROMISED)
+    assert (reply, type(error), str(error)) == (late.reply, UnavailableError, UNLOADED)
     wait_for(lambda: llm.aborted == [late.id])
     engine.runner.submit(later := job())
     clock.now += 1
-    assert got.get(timeout=PROMISED)[0] is later
+    assert got.get(timeout=PROMISED)[0] is later.reply
 
 
 def test_a_job_is_in_flight_as_soon_as_it_is_submitted(started):
@@ -276,7 +276,7 @@ def test_a_job_that_has_ended_before_the_loop_took_it_is_not_begun(started):
     engine._loop.call_soon_threadsafe(engine.runner._abort, j, error)
     engine.runner.submit(j)
     go_on()
-    assert got.get(timeout=PROMISED) == (j, error)
+    assert got.get(timeout=PROMISED) == (j.reply, error)
     engine.stop(0)
     assert got.empty()
     assert Llm.started[-1].collectors == {}
@@ -306,7 +306,7 @@ def test_stop_waits_for_requests_within_its_bound(started):
     clock.now += 0.5
     stopping.join(PROMISED)
     assert not stopping.is_alive()
-    assert got.get_nowait()[0] is late
+    assert got.get_nowait()[0] is late.reply
     assert Llm.started[-1].closed
 
 

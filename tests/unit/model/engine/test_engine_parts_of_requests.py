@@ -48,8 +48,8 @@ def test_outputs_are_put_together_in_the_order_of_the_parts(begun):
     for n in (2, 0, 1):
         assert got.empty()
         puts[n](outputs[n])
-    j_, item = got.get(timeout=PROMISED)
-    assert j_ is j
+    reply, item = got.get(timeout=PROMISED)
+    assert reply is j.reply
     assert isinstance(item, Gathered)
     assert list(item.outputs) == outputs
     assert (engine.runner.in_flight.count(), engine.runner.in_flight.jobs()) == (0, [])
@@ -145,7 +145,7 @@ def test_an_answer_of_too_many_numbers_is_not_waited_for(started, count):
 def test_a_bulky_answer_is_in_flight_until_it_is_written(begun):
     """A lane of them has room for as many as there may be requests; its writer is the sender, not vLLM."""
     engine, got, j, puts = begun
-    j.bulky = True
+    j.reply.bulky = True
     for n, put in enumerate(puts):
         put(number(n))
     got.get(timeout=PROMISED)
@@ -159,19 +159,19 @@ def test_a_bulky_answer_is_in_flight_until_it_is_written(begun):
 def test_a_bulky_answer_that_is_not_written_when_the_grace_is_over_is_refused(begun, end):
     """What waits to be written would keep the server for minutes."""
     engine, got, j, puts = begun
-    j.bulky = True
+    j.reply.bulky = True
     for n, put in enumerate(puts):
         put(number(n))
     got.get(timeout=PROMISED)
-    assert j.refusal is None
+    assert j.reply.refusal is None
     end(engine)
-    wait_for(lambda: str(j.refusal) == UNLOADED)
+    wait_for(lambda: str(j.reply.refusal) == UNLOADED)
 
 
 def test_an_error_is_not_written_for_long(begun):
     """It waits for no turn of its own."""
     engine, got, j, _ = begun
-    j.bulky = True
+    j.reply.bulky = True
     engine.runner.cancel(j)
     got.get(timeout=PROMISED)
     assert engine.runner.in_flight.count() == 0

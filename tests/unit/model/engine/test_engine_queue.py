@@ -62,20 +62,20 @@ def test_a_request_without_a_timeout_has_the_default_one(started):
     _, put = added(engine, patient := job(timeout=60_000_000))
     _ = added(engine, hasty := job(timeout=10_000_000))
     clock.now += 11
-    assert got.get(timeout=PROMISED)[0] is hasty
+    assert got.get(timeout=PROMISED)[0] is hasty.reply
     clock.now += 18
     added(engine, job())
     assert got.empty()
     clock.now += 2
-    j, error = got.get(timeout=PROMISED)
-    assert (j, type(error), str(error)) == (
-        plain,
+    reply, error = got.get(timeout=PROMISED)
+    assert (reply, type(error), str(error)) == (
+        plain.reply,
         UnavailableError,
         "the default timeout of 30 s expired before the request had finished",
     )
     wait_for(lambda: llm.aborted == [hasty.id, plain.id])
     engine._loop.call_soon_threadsafe(put, last := output(finished=True))
-    assert got.get(timeout=PROMISED) == (patient, last)
+    assert got.get(timeout=PROMISED) == (patient.reply, last)
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -85,12 +85,12 @@ def test_a_request_that_vllm_has_not_begun_is_refused(queued, stream):
     _, put = added(engine, working := processor.take(job(), prefilling=False))
     llm, _ = added(engine, waiting := processor.take(job(stream=stream)))
     clock.now += LIMIT + 1
-    j, error = got.get(timeout=PROMISED)
-    assert (j, type(error), str(error)) == (waiting, UnavailableError, REFUSED)
+    reply, error = got.get(timeout=PROMISED)
+    assert (reply, type(error), str(error)) == (waiting.reply, UnavailableError, REFUSED)
     wait_for(lambda: llm.aborted == [waiting.id])
     assert any(line == "1 requests were refused after 100 s in the queue" for line in engine._log.lines)
     engine._loop.call_soon_threadsafe(put, last := output(finished=True))
-    assert got.get(timeout=PROMISED) == (working, last)
+    assert got.get(timeout=PROMISED) == (working.reply, last)
 
 
 def test_vllm_is_asked_once_and_only_for_what_has_waited_for_long(queued):
@@ -99,13 +99,14 @@ def test_vllm_is_asked_once_and_only_for_what_has_waited_for_long(queued):
     added(engine, working := processor.take(job(), prefilling=False))
     added(engine, streaming := processor.take(job(stream=True)))
     Llm.started[-1].collectors[streaming.id].put(output(finished=False))
-    assert got.get(timeout=PROMISED)[0] is streaming
+    assert got.get(timeout=PROMISED)[0] is streaming.reply
     for _ in range(3):
         added(engine, waiting := processor.take(job()))
         clock.now += LIMIT + 1
         added(engine, processor.take(young := job()))
-        assert got.get(timeout=PROMISED)[0] is waiting
-        engine.runner.drop(young)
+        assert got.get(timeout=PROMISED)[0] is waiting.reply
+        engine.runner.cancel(young)
+        assert got.get(timeout=PROMISED)[0] is young.reply
     asked = processor.external_req_ids.asked
     assert asked.count(working.id) == 1
     assert {young.id, streaming.id}.isdisjoint(asked)
@@ -122,10 +123,10 @@ def test_an_operator_waits_in_no_queue(queued):
     clock.now += LIMIT + 1
     added(engine, waiting := processor.take(job()))
     clock.now += LIMIT + 1
-    assert got.get(timeout=PROMISED)[0] is waiting
+    assert got.get(timeout=PROMISED)[0] is waiting.reply
     assert not sleep.ended
     engine.runner.cancel(sleep)
-    assert got.get(timeout=PROMISED)[0] is sleep
+    assert got.get(timeout=PROMISED)[0] is sleep.reply
     assert engine.runner.in_flight.jobs() == [working]
 
 
@@ -137,15 +138,15 @@ def test_a_vllm_that_does_not_say_bounds_streams_only(started):
     added(engine, waiting := job(stream=True))
     _, show = added(engine, begun := job(stream=True))
     show(output(finished=False))
-    assert got.get(timeout=PROMISED)[0] is begun
+    assert got.get(timeout=PROMISED)[0] is begun.reply
     clock.now += STEP + 1
     wait_for(lambda: any("had no output" in line for line in engine._log.lines))
     clock.now += LIMIT - STEP
-    j, error = got.get(timeout=PROMISED)
-    assert (j, str(error)) == (waiting, REFUSED)
+    reply, error = got.get(timeout=PROMISED)
+    assert (reply, str(error)) == (waiting.reply, REFUSED)
     for one, finish in ((whole, put), (begun, show)):
         engine._loop.call_soon_threadsafe(finish, last := output(finished=True))
-        assert got.get(timeout=PROMISED) == (one, last)
+        assert got.get(timeout=PROMISED) == (one.reply, last)
 
 
 def test_a_request_that_is_still_being_added_waits_too(queued):
@@ -158,7 +159,7 @@ def test_a_request_that_is_still_being_added_waits_too(queued):
     engine.runner.submit(untouched := job())
     clock.now += LIMIT + 1
     told = dict(got.get(timeout=PROMISED) for _ in range(2))
-    assert {j: str(error) for j, error in told.items()} == {tokenized: REFUSED, untouched: REFUSED}
+    assert {reply: str(error) for reply, error in told.items()} == {tokenized.reply: REFUSED, untouched.reply: REFUSED}
     assert engine.runner.in_flight.jobs() == []
 
 

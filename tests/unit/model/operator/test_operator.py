@@ -58,7 +58,7 @@ class Sleeper:
 def told(engine, got, j):
     engine.runner.submit(j)
     found, item = got.get(timeout=PROMISED)
-    assert found is j
+    assert found is j.reply
     return item if isinstance(item, AdapterError) else dict(item.outputs)
 
 
@@ -142,7 +142,7 @@ def test_what_was_admitted_just_before_a_sleep_does_not_wait_for_its_end(started
     before = len(llm.collectors)
     engine.runner.submit(late := fake_job())
     found, error = got.get(timeout=PROMISED)
-    assert (found, type(error), str(error)) == (late, UnavailableError, ASLEEP)
+    assert (found, type(error), str(error)) == (late.reply, UnavailableError, ASLEEP)
     assert (len(llm.collectors), llm.aborted, engine.runner.in_flight.count()) == (before, [], 0)
     assert told(engine, got, job("wake_up")) == {"operation": "wake_up", "asleep": False}
     added(engine, fake_job())
@@ -160,8 +160,8 @@ def test_a_sleep_that_is_cancelled_or_fails_leaves_the_model_awake(started):
     wait_for(lambda: not engine.runner.operator.asleep)
     assert sleeper.levels == []
     assert isinstance(told(engine, got, job("sleep", level=1)), UnsupportedError)
-    engine.runner.drop(next(iter(engine.runner.in_flight.jobs())))
-    wait_for(lambda: not engine.runner.in_flight.jobs())
+    engine.runner.cancel(next(iter(engine.runner.in_flight.jobs())))
+    assert isinstance(got.get(timeout=PROMISED)[1], CancelledError)
     sleeper.error = RuntimeError("secret")
     assert "secret" not in str(told(engine, got, job("sleep")))
     assert not engine.runner.operator.asleep
@@ -178,9 +178,9 @@ def test_what_nobody_wants_any_more_is_not_begun(started):
     engine.runner.submit(second := job("reset_prefix_cache"))
     engine.runner.submit(third := job("sleep"))
     engine.runner.cancel(third)
-    assert got.get(timeout=PROMISED)[0] is third
+    assert got.get(timeout=PROMISED)[0] is third.reply
     put(output(finished=True))
-    assert [got.get(timeout=PROMISED)[0] for _ in range(3)][1:] == [first, second]
+    assert [got.get(timeout=PROMISED)[0] for _ in range(3)][1:] == [first.reply, second.reply]
     assert told(engine, got, job("wake_up")) == {"operation": "wake_up", "asleep": False}
     assert sleeper.levels == [0, "awake"]
     assert not engine.runner.operator.asleep
@@ -196,9 +196,9 @@ def test_a_sleep_that_waits_can_be_looked_at_and_called_off(started):
     assert told(engine, got, job("is_sleeping")) == {"operation": "is_sleeping", "asleep": False}
     engine.runner.submit(wake := job("wake_up"))
     found, error = got.get(timeout=PROMISED)
-    assert found is sleep
+    assert found is sleep.reply
     assert str(error) == "wake_up was asked for before the requests in flight had ended"
-    assert got.get(timeout=PROMISED)[0] is wake
+    assert got.get(timeout=PROMISED)[0] is wake.reply
     assert not engine.runner.operator.asleep
     assert sleeper.levels == ["awake"]
 
@@ -224,7 +224,7 @@ def test_nobody_waits_for_an_engine_that_dies_meanwhile(started):
     wait_for(lambda: llm.waits)
     llm.errored = True
     found, item = got.get(timeout=PROMISED)
-    assert (found, type(item), str(item)) == (j, UnavailableError, DEAD)
+    assert (found, type(item), str(item)) == (j.reply, UnavailableError, DEAD)
 
 
 def test_an_adapter_is_loaded_ahead_only_from_a_directory(started):

@@ -108,7 +108,7 @@ def test_cancelled_on_an_idle_server(serving):
         take(job)
         pause(random.random() / 50)
         channel.cancelled = True
-        assert cancelled(got, 1) == [job]
+        assert cancelled(got, 1) == [job.reply]
         job.reply.fail(CancelledError("Request was cancelled"))
     assert nothing_left(engine, llm)
 
@@ -130,6 +130,6 @@ def test_cancelled_on_a_busy_server(serving):
         take(job)
         pause(random.random() / 500)
     canceller.join()
-    assert set(cancelled(got, REQUESTS)) == set(jobs)
+    assert set(cancelled(got, REQUESTS)) == {job.reply for job in jobs}
     assert got.empty()
     assert nothing_left(engine, llm)

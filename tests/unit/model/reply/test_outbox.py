@@ -13,8 +13,7 @@ import threading
 import pytest
 
 from support.fake_log import FakeLog
-from support.fake_reply import FakeChannel
-from support.fake_reply import fake_job as job
+from support.fake_reply import FakeChannel, fake_reply
 from support.patience import LIMIT, pause, wait_for
 from triton_vllm.reply.outbox import CORES_TO_SPARE, FEW_CORES, MANY, ONE_BY_ONE, Outbox
 
@@ -29,16 +28,16 @@ def started(deliver, threads=1, log=None):
 
 def test_everything_arrives_in_order_from_many_producers():
     """2,000 outputs for each of 20 requests over three threads arrive once each and in order."""
-    got: dict[str, list[int]] = {}
-    outbox = started(lambda j, items: got.setdefault(j.id, []).extend(items), threads=3)
-    jobs = [job() for _ in range(20)]
-    for j in jobs:
-        outbox.assign(j)
+    got: dict[int, list[int]] = {}
+    outbox = started(lambda reply, items: got.setdefault(id(reply), []).extend(items), threads=3)
+    replies = [fake_reply() for _ in range(20)]
+    for reply in replies:
+        outbox.assign(reply)
     for i in range(2000):
-        for j in jobs:
-            outbox.put(j, i)
+        for reply in replies:
+            outbox.put(reply, i)
     outbox.close()
-    assert all(got[j.id] == list(range(2000)) for j in jobs)
+    assert all(got[id(reply)] == list(range(2000)) for reply in replies)
 
 
 def test_one_output_a_response_at_light_load_and_several_under_pressure():
@@ -52,16 +51,16 @@ def test_one_output_a_response_at_light_load_and_several_under_pressure():
         go_on.acquire()
 
     outbox = started(deliver)
-    j = job()
-    outbox.assign(j)
-    outbox.put(j, 1)
+    reply = fake_reply()
+    outbox.assign(reply)
+    outbox.put(reply, 1)
     entered.acquire()  # the sender is in its handshake now
     for item in (2, 3, 4):
-        outbox.put(j, item)
+        outbox.put(reply, item)
     go_on.release()
     entered.acquire()
     go_on.release()
-    outbox.put(j, 5)
+    outbox.put(reply, 5)
     entered.acquire()
     go_on.release()
     outbox.close()
@@ -73,43 +72,43 @@ def test_a_bulky_response_keeps_nobody_waiting(threads):
     """It is written in a thread of its own kind; the others go on meanwhile."""
     sent, begun, go_on, others = [], threading.Event(), threading.Event(), threading.Semaphore(0)
 
-    def deliver(j, items):
-        if j.bulky:
+    def deliver(reply, items):
+        if reply.bulky:
             begun.set()
             assert go_on.wait(LIMIT)
-        sent.append((j.bulky, items))
+        sent.append((reply.bulky, items))
         others.release()
 
     outbox = started(deliver, threads)
-    jobs = [job() for _ in range(2 * threads + 1)]
-    jobs[0].bulky = True
-    for j in jobs:
-        outbox.assign(j)
-    outbox.put(jobs[0], 0)
+    replies = [fake_reply() for _ in range(2 * threads + 1)]
+    replies[0].bulky = True
+    for reply in replies:
+        outbox.assign(reply)
+    outbox.put(replies[0], 0)
     assert begun.wait(LIMIT)
-    for j in jobs[1:]:
-        outbox.put(j, 1)
-    for _ in jobs[1:]:
+    for reply in replies[1:]:
+        outbox.put(reply, 1)
+    for _ in replies[1:]:
         assert others.acquire(timeout=LIMIT)
     go_on.set()
     outbox.close()
     assert sent == [*[(False, [1])] * (2 * threads), (True, [0])]
 
 
-def test_a_closed_job_gets_nothing_more():
+def test_a_closed_reply_gets_nothing_more():
     """After the final response, or a failed one, nothing follows."""
     sent = []
 
-    def deliver(j, items):
+    def deliver(reply, items):
         sent.extend(items)
-        j.reply.send([], final=True)
+        reply.send([], final=True)
 
     outbox = started(deliver)
-    j = job()
-    outbox.assign(j)
-    outbox.put(j, 1)
-    wait_for(lambda: j.reply.closed, "the final response")
-    outbox.put(j, 2)
+    reply = fake_reply()
+    outbox.assign(reply)
+    outbox.put(reply, 1)
+    wait_for(lambda: reply.closed, "the final response")
+    outbox.put(reply, 2)
     outbox.close()
     assert sent == [1]
 
@@ -117,20 +116,20 @@ def test_a_closed_job_gets_nothing_more():
 def test_what_comes_during_a_pause_goes_out_by_itself():
     """Outputs that do not wake the sender are sent when the pause is over, though nothing follows them."""
     seed = random.Random(3)
-    sent: dict[str, list[int]] = {}
-    outbox = started(lambda j, items: sent.setdefault(j.id, []).extend(items))
-    jobs = [job() for _ in range(64)]
-    for j in jobs:
-        outbox.assign(j)
-        outbox.put(j, 0)
+    sent: dict[int, list[int]] = {}
+    outbox = started(lambda reply, items: sent.setdefault(id(reply), []).extend(items))
+    replies = [fake_reply() for _ in range(64)]
+    for reply in replies:
+        outbox.assign(reply)
+        outbox.put(reply, 0)
     for i in range(1, 60):
-        for j in jobs:
-            outbox.put(j, i)
+        for reply in replies:
+            outbox.put(reply, i)
         pause(seed.choice((0, 0, 0.001, 0.02)))
         if i % 10 == 0:
-            wait_for(lambda i=i: {sent.get(j.id, [-1])[-1] for j in jobs} == {i}, f"output {i} of each job")
+            wait_for(lambda i=i: {sent.get(id(reply), [-1])[-1] for reply in replies} == {i}, f"output {i} of each reply")
     outbox.close()
-    assert all(sent[j.id] == list(range(60)) for j in jobs)
+    assert all(sent[id(reply)] == list(range(60)) for reply in replies)
 
 
 def test_no_output_is_left_behind_when_the_sender_goes_to_sleep():
@@ -141,9 +140,9 @@ def test_no_output_is_left_behind_when_the_sender_goes_to_sleep():
     sys.setswitchinterval(1e-6)
     try:
         for number in range(5000):
-            j = job()
-            outbox.assign(j)
-            outbox.put(j, number)
+            reply = fake_reply()
+            outbox.assign(reply)
+            outbox.put(reply, number)
             assert sent.acquire(timeout=LIMIT)
     finally:
         sys.setswitchinterval(interval)
@@ -151,10 +150,10 @@ def test_no_output_is_left_behind_when_the_sender_goes_to_sleep():
 
 
 def test_an_exception_does_not_end_the_sender():
-    """The job that it met is answered, those behind it are served, and the log has it once however often it comes."""
+    """The reply that it met is answered, those behind it are served, and the log has it once however often it comes."""
     log, sent = FakeLog(), threading.Semaphore(0)
 
-    def deliver(j, items):
+    def deliver(reply, items):
         if items == ["bad"]:
             raise KeyError("injected")
         sent.release()
@@ -162,9 +161,9 @@ def test_an_exception_does_not_end_the_sender():
     outbox = started(deliver, log=log)
     channels = [FakeChannel() for _ in range(3)]
     for channel in channels:
-        outbox.assign(bad := job(channel))
+        outbox.assign(bad := fake_reply(channel))
         outbox.put(bad, "bad")
-    outbox.assign(good := job())
+    outbox.assign(good := fake_reply())
     outbox.put(good, "good")
     assert sent.acquire(timeout=LIMIT)
     outbox.put(good, "better")  # also after it has slept
@@ -180,7 +179,7 @@ class Bench:
 
     Args:
         cost: seconds that a send takes.
-        streams: how many jobs there are.
+        streams: how many replies there are.
         pacing: how responses wait.
     """
 
@@ -191,21 +190,21 @@ class Bench:
         self.sends: list[tuple[float, int]] = []  # when, whose
         self.outbox = Outbox(self.deliver, FakeLog(), pacing=pacing, clock=lambda: self.now)
         self.lane = self.outbox._lanes[0]
-        self.jobs = [job() for _ in range(streams)]
-        for j in self.jobs:
-            self.outbox.assign(j)
+        self.replies = [fake_reply() for _ in range(streams)]
+        for reply in self.replies:
+            self.outbox.assign(reply)
 
-    def deliver(self, j, items):
+    def deliver(self, reply, items):
         self.now += self.cost
-        number = self.jobs.index(j)
+        number = self.replies.index(reply)
         self.sends.append((self.now, number))
         self.got[number].extend(items)
-        if j.ended:
-            j.reply.send([], final=True)
+        if reply.complete:
+            reply.send([], final=True)
 
     def put_all(self, item):
-        for j in self.jobs:
-            self.outbox.put(j, item)
+        for reply in self.replies:
+            self.outbox.put(reply, item)
 
     def run_until(self, end):
         """Do what the thread does until `end`."""
@@ -220,8 +219,8 @@ def test_many_streams_are_merged_and_the_last_output_does_not_wait():
     for i in range(99):
         bench.put_all(i)
         bench.run_until(bench.now + 0.002)
-    for j in bench.jobs:
-        j.ended = True
+    for reply in bench.replies:
+        reply.complete = True
     bench.put_all(99)
     before = bench.now
     bench.lane.turn()
@@ -318,12 +317,12 @@ def test_streams_that_have_ended_no_longer_slow_down_the_others():
     bench = Bench(cost=0.0005, streams=64)
     bench.put_all(0)
     bench.run_until(bench.now + 0.2)
-    for j in bench.jobs[1:]:
-        j.ended = True
-        bench.outbox.put(j, "end")
+    for reply in bench.replies[1:]:
+        reply.complete = True
+        bench.outbox.put(reply, "end")
     bench.run_until(bench.now + 0.2)
     before = len(bench.sends)
     for i in range(100):
-        bench.outbox.put(bench.jobs[0], i)
+        bench.outbox.put(bench.replies[0], i)
         bench.run_until(bench.now + 0.002)
     assert len(bench.sends) - before == 100

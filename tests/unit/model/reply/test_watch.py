@@ -130,14 +130,15 @@ def test_no_pause_is_longer_than_a_second(clock):
 
 
 def test_a_closed_reply_is_not_asked_about(clock):
-    """What has been answered keeps neither the server nor the watch busy."""
-    watch, channels, jobs, _ = watched(clock, 2)
+    """It keeps neither the server nor the watch busy. Its job goes on for nobody, as after a failed send, and is ended."""
+    watch, channels, jobs, found = watched(clock, 2)
     jobs[0].reply.send([], final=True)
     assert watch.look()[0] is True
     assert [channel.asked for channel in channels] == [0, 1]
     jobs[1].reply.fail(CancelledError("Request was cancelled"))
     assert watch.look()[0] is False
     assert [channel.asked for channel in channels] == [0, 1]
+    assert found == [jobs[0], *jobs]
 
 
 class Counting(FakeChannel):

@@ -288,7 +288,7 @@ def test_an_answer_with_a_vector_for_each_token_is_bounded_and_sent_aside(let, t
     """It may take a second to write, in which nobody else should wait."""
     text = json.dumps({"input": "a", "pooling_params": {"task": task}}).encode()
     job, *_ = let(Request(tensors(embedding_request=text)), tasks=(task,))
-    assert (job.bulky, job.most_numbers) == (bulky, 1 << 24)
+    assert (job.reply.bulky, job.most_numbers) == (bulky, 1 << 24)
 
 
 def parameters(**values):

@@ -8,7 +8,6 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from triton_vllm import vllm_api
 from triton_vllm.base.errors import UnsupportedError
 from triton_vllm.engine.prompts import Prompter
 from triton_vllm.pooling.embedding import Part

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from triton_vllm.engine.prompts import Prompter
     from triton_vllm.engine.runner import Put
     from triton_vllm.instances.source import Source
+    from triton_vllm.job import Job
     from triton_vllm.lora.store import AdapterStore
 
 
@@ -211,10 +212,7 @@ class Engine:
         stuck = self.runner.in_flight.stuck(self._loop.time() - self._silence)
         if not stuck:
             return
-        shown = "; ".join(
-            f"{job.id}: {'vLLM has it' if job.task is None else 'it is being added'}, {len(job.pending)} outputs wait to be sent"
-            for job in stuck[:_SHOWN]
-        )
+        shown = "; ".join(_state(job) for job in stuck[:_SHOWN])
         self._log.warning(f"{len(stuck)} requests have had no output for {self._silence:.0f} s: {shown}")
 
     async def _revive(self) -> None:
@@ -256,3 +254,8 @@ class Engine:
         for task in rest:
             task.cancel()
         await asyncio.gather(*rest, return_exceptions=True)
+
+
+def _state(job: Job) -> str:
+    added = "vLLM has it" if job.task is None else "it is being added"
+    return f"{job.id}: {added}, {len(job.reply.pending)} outputs wait to be sent"

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
 
+    from triton_vllm.answer import Reply
     from triton_vllm.base.limits import Limits
     from triton_vllm.base.protocols import Collector, EngineClient, Item, Log, Output
     from triton_vllm.engine.outcome import Translator
@@ -26,13 +27,13 @@ if TYPE_CHECKING:
     from triton_vllm.job import Job
     from triton_vllm.lora.store import AdapterStore
 
-    Put = Callable[[Job, Item], None]
+    Put = Callable[[Reply, Item], None]
 
 
 class Runner:
     """Runs jobs in vLLM.
 
-    `submit`, `cancel` and `drop` are for other threads; what has no such note is called in the event loop.
+    `submit` and `cancel` are for other threads; what has no such note is called in the event loop.
 
     Args:
         loop: vLLM's event loop.
@@ -97,19 +98,15 @@ class Runner:
         self._loop.call_soon_threadsafe(self._begin, job)
 
     def cancel(self, job: Job) -> None:
-        """Stop working on a job whose client has cancelled it, from another thread."""
+        """Stop working on a job of which the client wants no more, or can get no more, from another thread."""
         self._loop.call_soon_threadsafe(self._abort, job, CancelledError("Request was cancelled"))
-
-    def drop(self, job: Job) -> None:
-        """Stop working on a job to which nothing can be sent any more, from another thread."""
-        self._loop.call_soon_threadsafe(self._abort, job, None)
 
     def refuse_all(self, reason: str) -> None:
         """Answer all jobs that are not answered yet with this reason."""
         for job in self.in_flight.jobs():
             self._abort(job, UnavailableError(reason))
         for job in self.in_flight.unwritten():
-            job.refusal = UnavailableError(reason)
+            job.reply.refusal = UnavailableError(reason)
 
     def refuse_overdue(self) -> None:
         """Answer the jobs that have been in vLLM's queue for too long."""
@@ -220,7 +217,7 @@ class Runner:
                 _release(job)
                 self._finish(job, failure(item) or item)
             else:
-                self._put(job, item)
+                self._put(job.reply, item)
         except Exception as error:  # noqa: BLE001 - vLLM's output handler would end, and with it every other request
             self._translator.note("an output was not taken", error)
             with contextlib.suppress(Exception):
@@ -229,24 +226,21 @@ class Runner:
     def _finish(self, job: Job, last: Item) -> None:
         if job.ended:
             return
-        job.ended = True
-        self.in_flight.leave(job, unwritten=job.bulky and not isinstance(last, AdapterError))
+        job.ended = job.reply.complete = True
+        self.in_flight.leave(job, unwritten=job.reply.bulky and not isinstance(last, AdapterError))
         if job.deadline is not None:
             job.deadline.cancel()
         try:
-            self._put(job, last)
+            self._put(job.reply, last)
         except Exception as error:  # noqa: BLE001 - nothing else would answer it
             self._translator.note("an answer was not queued", error)
             job.reply.give_up()
 
-    def _abort(self, job: Job, error: AdapterError | None) -> None:
-        """End a job before vLLM has; without an error nothing is sent."""
+    def _abort(self, job: Job, error: AdapterError) -> None:
+        """End a job before vLLM has."""
         if job.ended:
             return
-        if error is not None:
-            self._finish(job, error)
-        job.ended = True
-        self.in_flight.leave(job)
+        self._finish(job, error)
         if job.task is None:  # else `_add` is still running, and checks `ended` itself
             self._loop.create_task(self._stop(job))
 

@@ -1,4 +1,4 @@
-"""Make one response from the outputs of a job that have queued up."""
+"""Make one response from the outputs of a request that have queued up."""
 
 from __future__ import annotations
 
@@ -9,64 +9,53 @@ from triton_vllm.base import official
 from triton_vllm.base.errors import AdapterError, CancelledError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
+    from triton_vllm.answer import Reply
     from triton_vllm.base.protocols import Item, Log
-    from triton_vllm.job import Job
 
 
-class Delivery:
-    """Build and send responses; `deliver` is called by the outbox, in the job's sender thread.
+def deliver(log: Log, reply: Reply, items: Sequence[Item]) -> None:
+    """Send one response for all items, consecutive outputs, and an error at their end after them. Never raises.
 
-    Args:
-        drop: called with a job to which nothing can be sent any more.
-        log: told why.
+    It runs in the reply's sender thread. What cannot be sent closes the reply, and the watch then ends the request.
     """
-
-    def __init__(self, drop: Callable[[Job], None], log: Log) -> None:
-        self._drop = drop
-        self._log = log
-
-    def deliver(self, job: Job, items: Sequence[Item]) -> None:
-        """Send one response for all items, consecutive outputs, and an error at their end after them. Never raises."""
-        last = items[-1]
-        try:
-            if job.bulky and not isinstance(last, AdapterError):
-                last = _refusal(job) or last
-            if isinstance(last, AdapterError):
-                if len(items) > 1 and not isinstance(last, CancelledError):
-                    job.reply.send(job.assembler.build(items[:-1]), final=False)
-                self._fail(job, last)
-            else:
-                self._send(job, items, final=last.finished)
-        except Exception as error:  # noqa: BLE001 - the next job must be served
-            job.reply.give_up()
-            with contextlib.suppress(Exception):  # the log goes through the shared memory that may be full
-                self._log.error(f"response not sent: {type(error).__name__}: {error}")
-            with contextlib.suppress(Exception):  # the event loop may be closed
-                self._drop(job)
-
-    def _send(self, job: Job, items: Sequence[Item], *, final: bool) -> None:
-        try:
-            tensors = job.assembler.build(items)
-        except AdapterError as error:  # what the model has answered cannot be sent
-            job.reply.fail(error)
-            if not final:
-                self._drop(job)
+    last = items[-1]
+    try:
+        if reply.bulky and not isinstance(last, AdapterError):
+            last = _refusal(reply) or last
+        if isinstance(last, AdapterError):
+            if len(items) > 1 and not isinstance(last, CancelledError):
+                reply.send(reply.assembler.build(items[:-1]), final=False)
+            _fail(log, reply, last)
         else:
-            job.reply.send(tensors, final=final)
-
-    def _fail(self, job: Job, error: AdapterError) -> None:
-        if not isinstance(error, CancelledError):
-            job.reply.fail(error)
-            return
+            _send(reply, items, final=last.finished)
+    except Exception as error:  # noqa: BLE001 - the next reply must be served
+        reply.give_up()
         with contextlib.suppress(Exception):  # the log goes through the shared memory that may be full
-            self._log.info(official.CANCELLING)
-        job.reply.fail(error)
-        with contextlib.suppress(Exception):
-            self._log.info(official.CANCELLED)
+            log.error(f"response not sent: {type(error).__name__}: {error}")  # noqa: TRY400 - Triton's log knows no exceptions
 
 
-def _refusal(job: Job) -> AdapterError | None:
+def _send(reply: Reply, items: Sequence[Item], *, final: bool) -> None:
+    try:
+        tensors = reply.assembler.build(items)
+    except AdapterError as error:  # what the model has answered cannot be sent
+        reply.fail(error)
+    else:
+        reply.send(tensors, final=final)
+
+
+def _fail(log: Log, reply: Reply, error: AdapterError) -> None:
+    if not isinstance(error, CancelledError):
+        reply.fail(error)
+        return
+    with contextlib.suppress(Exception):  # the log goes through the shared memory that may be full
+        log.info(official.CANCELLING)
+    reply.fail(error)
+    with contextlib.suppress(Exception):
+        log.info(official.CANCELLED)
+
+
+def _refusal(reply: Reply) -> AdapterError | None:
     """Return what is to be sent in place of an answer that takes seconds to write, after a wait for others like it."""
-    return job.refusal or (CancelledError("Request was cancelled") if job.reply.is_cancelled() else None)
+    return reply.refusal or (CancelledError("Request was cancelled") if reply.is_cancelled() else None)

@@ -13,11 +13,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+from triton_vllm.answer import Reply
 from triton_vllm.base import supervised
 from triton_vllm.base.protocols import Item, Log
-from triton_vllm.job import Job
 
-Deliver = Callable[[Job, list[Item]], None]
+Deliver = Callable[[Reply, list[Item]], None]
 
 MANY = 48
 """Streams of a sender thread with which a pause may be the longest; with half as many or fewer it is at most half as long. The
@@ -58,15 +58,16 @@ _AWAKE = -math.inf
 
 
 class Outbox:
-    """Sender threads, each with its own jobs.
+    """Sender threads, each with its own replies.
 
-    A job's first and last outputs are sent at once. In between, the next response waits for a pause that grows with the number
+    A reply's first and last outputs are sent at once. In between, the next response waits for a pause that grows with the number
     of streams and with the time that a send takes: at light load the pause is next to nothing and each output is a response
-    of its own, under pressure a response carries several tokens. A job always goes to the same thread, so its responses
-    cannot overtake each other. Jobs whose one response takes long to write, a vector for each token, have a thread of their own.
+    of its own, under pressure a response carries several tokens. A reply always goes to the same thread, so its responses
+    cannot overtake each other. Replies whose one response takes long to write, a vector for each token, have a thread of their
+    own.
 
     Args:
-        deliver: sends one response for a job's consecutive outputs; called in the job's thread.
+        deliver: sends one response for a reply's consecutive outputs; called in the reply's thread.
         log: told what ended a thread's work, which then goes on.
         threads: how many send.
         pacing: how long responses wait.
@@ -91,22 +92,22 @@ class Outbox:
         for lane in self._lanes:
             lane.thread.start()
 
-    def assign(self, job: Job) -> None:
-        """Choose the job's thread; call once, before the first `put`."""
+    def assign(self, reply: Reply) -> None:
+        """Choose the reply's thread; call once, before the first `put`."""
         last = len(self._lanes) - 1
-        if job.bulky:
-            job.lane = last
+        if reply.bulky:
+            reply.lane = last
             return
-        job.lane = self._next
+        reply.lane = self._next
         self._next = (self._next + 1) % last
 
-    def put(self, job: Job, item: Item) -> None:
+    def put(self, reply: Reply, item: Item) -> None:
         """Queue an output or an exception for sending; never blocks."""
-        job.pending.append(item)
-        # A job that waits for its turn is not queued again for every token, but its last output does not wait.
-        if not job.queued or job.ended:
-            job.queued = True
-            self._lanes[job.lane].put(job)
+        reply.pending.append(item)
+        # A reply that waits for its turn is not queued again for every token, but its last output does not wait.
+        if not reply.queued or reply.complete:
+            reply.queued = True
+            self._lanes[reply.lane].put(reply)
 
     def close(self) -> None:
         """Send what is queued, then end the threads."""
@@ -116,21 +117,21 @@ class Outbox:
             lane.thread.join()
 
 
-def _one_by_one(deliver: Deliver, job: Job, items: list[Item]) -> None:
+def _one_by_one(deliver: Deliver, reply: Reply, items: list[Item]) -> None:
     for item in items:
-        deliver(job, [item])
+        deliver(reply, [item])
 
 
 class _Lane:
-    """One sender thread: jobs with something to send, and those whose pause is not over."""
+    """One sender thread: replies with something to send, and those whose pause is not over."""
 
     def __init__(self, deliver: Deliver, log: Log, pacing: Pacing, clock: Callable[[], float], name: str) -> None:
         self._deliver = deliver
         self._pacing = pacing
         self._clock = clock
-        self._ready: deque[Job] = deque()
-        self._waiting: list[tuple[float, int, Job]] = []
-        self._numbers = itertools.count()  # orders jobs that are due at the same time
+        self._ready: deque[Reply] = deque()
+        self._waiting: list[tuple[float, int, Reply]] = []
+        self._numbers = itertools.count()  # orders replies that are due at the same time
         self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._wakes_at = _AWAKE
         self._ended = False
@@ -138,10 +139,10 @@ class _Lane:
         self._cost = _FIRST_COST_S
         self.thread = supervised.thread(name, self._run, log)
 
-    def put(self, job: Job) -> None:
-        """Take a job; wakes the thread only if it would sleep beyond the job's turn."""
-        self._ready.append(job)
-        if job.ended or job.due < self._wakes_at:
+    def put(self, reply: Reply) -> None:
+        """Take a reply; wakes the thread only if it would sleep beyond the reply's turn."""
+        self._ready.append(reply)
+        if reply.complete or reply.due < self._wakes_at:
             self._ring()
 
     def end(self) -> None:
@@ -178,15 +179,15 @@ class _Lane:
     def _take(self) -> None:
         """Send what is ready and due, and let the rest wait."""
         while self._ready:
-            job = self._ready.popleft()
+            reply = self._ready.popleft()
             now = self._clock()
-            if job.ended or now >= job.due:
-                self._send(job, now)
+            if reply.complete or now >= reply.due:
+                self._send(reply, now)
             else:
-                heapq.heappush(self._waiting, (job.due, next(self._numbers), job))
+                heapq.heappush(self._waiting, (reply.due, next(self._numbers), reply))
 
     def _send_due(self) -> None:
-        # What is due within a quarter of the pause is sent now: one wake-up for many jobs.
+        # What is due within a quarter of the pause is sent now: one wake-up for many replies.
         horizon = self._clock() + 0.25 * self._pause()
         while self._waiting and self._waiting[0][0] <= horizon:
             self._send(heapq.heappop(self._waiting)[2], self._clock())
@@ -198,24 +199,24 @@ class _Lane:
         longest = self._pacing.longest * min(max(self._streams / MANY, 0.5), 1.0)
         return min(longest, self._streams * self._cost / self._pacing.share)
 
-    def _send(self, job: Job, now: float) -> None:
-        # Before draining: an output that arrives meanwhile queues the job again, at worst for nothing.
-        job.queued = False
+    def _send(self, reply: Reply, now: float) -> None:
+        # Before draining: an output that arrives meanwhile queues the reply again, at worst for nothing.
+        reply.queued = False
         items = []
-        while job.pending:
-            items.append(job.pending.popleft())
-        if not items or job.reply.closed:
+        while reply.pending:
+            items.append(reply.pending.popleft())
+        if not items or reply.closed:
             return
-        is_first = job.due == 0.0
+        is_first = reply.due == 0.0
         began = self._clock()
         try:
-            self._deliver(job, items)
+            self._deliver(reply, items)
         except BaseException:
-            job.reply.give_up()
+            reply.give_up()
             raise
         self._cost += _LEARNING * (self._clock() - began - self._cost)
-        if job.reply.closed:
+        if reply.closed:
             self._streams -= not is_first
         else:
             self._streams += is_first
-            job.due = now + self._pause()
+            reply.due = now + self._pause()

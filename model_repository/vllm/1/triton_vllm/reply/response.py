@@ -11,6 +11,7 @@ import numpy as np
 from triton_vllm.base.errors import InternalError
 from triton_vllm.base.protocols import Gathered
 from triton_vllm.base.wants import Wants
+from triton_vllm.chat.parsed import AnswerReader
 from triton_vllm.operator.request import OperatorRequest
 from triton_vllm.pooling import scores
 from triton_vllm.pooling.embedding import EmbedRequest
@@ -18,6 +19,7 @@ from triton_vllm.pooling.embedding import EmbedRequest
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from triton_vllm.answer import ResponseBuilder
     from triton_vllm.base.protocols import (
         CompletionOutput,
         Logprob,
@@ -27,8 +29,7 @@ if TYPE_CHECKING:
         Tensors,
         Told,
     )
-    from triton_vllm.chat.parsed import AnswerReader
-    from triton_vllm.job import Job, ResponseBuilder
+    from triton_vllm.job import Job
     from triton_vllm.pooling.embedding import Scoring
 
 # JSON has neither infinity nor NaN; OpenAI-compatible servers write this for a token that cannot be.
@@ -211,8 +212,8 @@ def assembler(job: Job) -> ResponseBuilder:
         return ToldAssembler()
     if isinstance(asked, EmbedRequest):
         return PoolingAssembler(asked.wants, asked.scoring)
-    if job.reader is not None:
-        return ChatAssembler(asked.wants, job.params.n, job.reader)
+    if job.conversation is not None:
+        return ChatAssembler(asked.wants, job.params.n, AnswerReader(job.conversation, job.params.n))
     prefix = (asked.text or "") if asked.echo else ""
     return Assembler(asked.wants, job.params.n, prefix)
 

@@ -74,7 +74,7 @@ class CancellationWatch:
 
     Args:
         jobs: returns the jobs in flight; called in the watch's thread.
-        cancel: called once for a job that the client cancelled.
+        cancel: called for a job that the client cancelled, and for one to which nothing can be sent any more.
         log: told of questions that failed, and of what ended the thread's work, which then goes on.
         departure: looked at while requests are in flight.
         clock: seconds; by it the watch knows what asking costs.
@@ -121,7 +121,8 @@ class CancellationWatch:
         for job in self._jobs():
             reply = job.reply
             try:
-                if not reply.cancelled and reply.is_cancelled():
+                # closed though its job goes on: something could not be sent, and vLLM works for nobody
+                if reply.closed or (not reply.cancelled and reply.is_cancelled()):
                     self._cancel(job)
             except Exception as error:  # noqa: BLE001 - the jobs after it must be asked about
                 self._note(error)

@@ -12,7 +12,6 @@ from triton_vllm.base.errors import AdapterError, InternalError, UnsupportedErro
 from triton_vllm.base.limits import USUAL, Limits, refuse_above
 from triton_vllm.call import GenerateRequest
 from triton_vllm.chat import conversations
-from triton_vllm.chat.parsed import AnswerReader
 from triton_vllm.constraints import checks as constraints
 from triton_vllm.job import Job
 from triton_vllm.operator import request as operator
@@ -151,9 +150,7 @@ class Admission:
         if conversation is not None and parsed.chat is not None:
             parsed = replace(parsed, chat=replace(parsed.chat, tools=conversation.tools()))
         job = Job(parsed, params, reply)
-        if conversation is not None:
-            job.conversation = conversation
-            job.reader = AnswerReader(conversation, params.n)
+        job.conversation = conversation
         if parsed.engine_fields:
             job.options = self._options(parsed.engine_fields, params)
         return job
@@ -176,7 +173,7 @@ class Admission:
         params = pooling.build(self._vllm.PoolingParams, self._pooling_types, self._vllm.client_errors, parsed)
         job = Job(parsed, params, reply)
         job.most_numbers = self._limits.max_pooled_numbers
-        job.bulky = parsed.task in BY_TOKEN
+        reply.bulky = parsed.task in BY_TOKEN
         return job
 
     def _pairs(self, scoring: Scoring) -> dict[str, Any]:

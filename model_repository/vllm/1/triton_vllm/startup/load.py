@@ -21,7 +21,7 @@ from triton_vllm.lora.store import AdapterStore
 from triton_vllm.media.clips import check_videos
 from triton_vllm.metrics.claim import Claim, instances
 from triton_vllm.metrics.mirror import Mirror, Publisher
-from triton_vllm.reply.deliver import Delivery
+from triton_vllm.reply.deliver import deliver
 from triton_vllm.reply.outbox import CORES_TO_SPARE, FEW_CORES, ONE_BY_ONE, Outbox
 from triton_vllm.reply.watch import CancellationWatch, Departure
 from triton_vllm.request.contract import require_completed
@@ -136,7 +136,7 @@ def _start(prepared: Prepared, shared: Frontends | None, log: Log) -> tuple[Engi
     many = available_cores() >= MANY_CORES
     threads = settings.senders or (2 if many else 1)
     pacing = ONE_BY_ONE if settings.official else CORES_TO_SPARE if many else FEW_CORES
-    outbox = Outbox(Delivery(engine.runner.drop, log).deliver, log, threads, pacing)
+    outbox = Outbox(partial(deliver, log), log, threads, pacing)
     outbox.start()
     # Ray takes variables to machines that have no such file, and vLLM would not start there
     uses_ray = "ray" in (values.get("distributed_executor_backend"), values.get("data_parallel_backend"))
