@@ -14,7 +14,7 @@ from support.patience import pause, wait_for
 from support.reference import kept
 from support.serving import CPU_ARGUMENTS
 from support.triton_client import post
-from triton_vllm.base.official import COUNTERS, HISTOGRAMS
+from triton_vllm.base.dialect import COUNTERS, HISTOGRAMS
 from vllm_env.serve.standin import FACTS
 
 if TYPE_CHECKING:

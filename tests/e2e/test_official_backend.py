@@ -24,7 +24,8 @@ from support.patience import wait_for, wait_for_line
 from support.reference import ONE_THREAD
 from support.settings import with_parameter
 from support.triton_client import generate, get, tensor
-from triton_vllm.base.official import CANCELLED, CANCELLING, HISTOGRAMS
+from triton_vllm.base.dialect import HISTOGRAMS
+from triton_vllm.base.official import CANCELLED, CANCELLING
 from vllm_env.serve.standin import FACTS
 
 if TYPE_CHECKING:

@@ -40,7 +40,7 @@ class Service:
             self._model.engine.facts,
             prepared.adapters.request,
             self._log,
-            Policy(settings.limits, settings.official, self._model.parsers),
+            Policy(settings.limits, settings.dialect, self._model.parsers),
         )
 
     def accept(self, request: TritonRequest) -> None:

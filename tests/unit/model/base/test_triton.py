@@ -5,10 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from support.fake_log import FakeLog
 from support.fake_triton import FINAL, REFUSAL, MetricFamily, Request
 from triton_vllm.answer import NOT_SENT, Reply
 from triton_vllm.base import errors
 from triton_vllm.base import triton as module
+from triton_vllm.base.dialect import OFFICIAL, OURS
 
 
 def text(value):
@@ -42,7 +44,7 @@ def test_the_timeout_is_tritons_own_or_none(triton):
 def test_a_response_carries_its_tensors_and_whether_it_is_final(triton, final, flags):
     """The final flag ends the request in the server; without it the server would wait for ever."""
     request = Request({})
-    module.Channel(request).send([("text_output", text(b"a"))], final=final)
+    module.Channel(request, OURS, FakeLog()).send([("text_output", text(b"a"))], final=final)
     ((response, sent),) = request.sender.sent
     assert sent == flags
     assert [(t.name(), t.as_numpy()[0]) for t in response.output_tensors] == [("text_output", b"a")]
@@ -57,7 +59,7 @@ def test_the_end_goes_out_by_itself_where_shared_memory_is_short(triton, monkeyp
     """One final response everywhere else: a second handshake for each request would cost."""
     monkeypatch.setattr(module, "room", module.Room(lambda: free))
     request = Request({})
-    module.Channel(request).send(ANSWER, final=True)
+    module.Channel(request, OURS, FakeLog()).send(ANSWER, final=True)
     assert [flags for _, flags in request.sender.sent] == [0, FINAL][-count:]
     assert [len(response.output_tensors) for response, _ in request.sender.sent] == [2, 0][:count]
 
@@ -67,7 +69,7 @@ def test_a_final_response_that_does_not_fit_ends_in_an_error(triton, monkeypatch
     monkeypatch.setattr(module, "room", module.Room(lambda: 0))
     request = Request({})
     request.sender.full = True
-    reply = Reply(module.Channel(request))
+    reply = Reply(module.Channel(request, OURS, FakeLog()))
     with pytest.raises(RuntimeError, match="shared memory"):
         reply.send(ANSWER, final=True)
     reply.give_up()
@@ -121,7 +123,7 @@ def test_a_large_answer_is_not_trusted_to_a_moment_ago():
 def test_an_error_is_final_and_has_its_code(triton, error, code):
     """Clients tell from the code whether to try again."""
     request = Request({})
-    module.Channel(request).send_error(error)
+    module.Channel(request, OURS, FakeLog()).send_error(error)
     ((response, flags),) = request.sender.sent
     assert (response.error.message, response.error.code, flags) == ("x", code, FINAL)
 
@@ -173,7 +175,7 @@ def test_an_error_may_be_that_of_the_official_backend(triton, error, answer, cod
     """Words, code and log; a log that cannot be written takes no answer away."""
     for log in (Lines(), Lines(full=True)):
         request = Request({})
-        module.Channel(request, log).send_error(error)
+        module.Channel(request, OFFICIAL, log).send_error(error)
         ((response, flags),) = request.sender.sent
         assert (response.error.message, response.error.code, flags) == (answer, code, FINAL)
         assert log.lines == ([line] if line and not log.full else [])
@@ -183,14 +185,14 @@ def test_a_code_that_this_triton_lacks_is_unknown(triton):
     """CANCELLED is younger than the oldest servers."""
     strange = type("StrangeError", (errors.AdapterError,), {"code": "NEWER"})
     request = Request({})
-    module.Channel(request).send_error(strange("x"))
+    module.Channel(request, OURS, FakeLog()).send_error(strange("x"))
     assert request.sender.sent[0][0].error.code == "UNKNOWN"
 
 
 def test_the_server_is_asked_about_the_request(triton):
     """Its answer is passed on."""
     request = Request({})
-    channel = module.Channel(request)
+    channel = module.Channel(request, OURS, FakeLog())
     assert channel.is_cancelled() is False
     request.sender.cancelled = True
     assert channel.is_cancelled() is True

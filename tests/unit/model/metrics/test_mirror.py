@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 from support.patience import LIMIT
-from triton_vllm.base import official
-from triton_vllm.metrics.mirror import LONGEST_PAUSE_S, OFFICIAL_PERIOD_S, SHARE, Mirror, Publisher, pause_after
+from triton_vllm.base.dialect import OFFICIAL, OURS
+from triton_vllm.metrics.mirror import LONGEST_PAUSE_S, SHARE, Mirror, Publisher, pause_after
 
 
 def family(name, kind, *lines):
@@ -155,11 +155,11 @@ def test_the_publisher_publishes_last_values_on_close_and_survives_errors():
     assert len(reports) == 1
 
 
-@pytest.mark.parametrize(("as_official", "most"), [(False, 1.0), (True, 0.1)])
-def test_clients_of_the_official_backend_need_not_wait(as_official, most):
+@pytest.mark.parametrize(("dialect", "most"), [(OURS, 1.0), (OFFICIAL, 0.1)])
+def test_clients_of_the_official_backend_need_not_wait(dialect, most):
     """They look at the page right after an answer; the first values are there at once."""
     sink = Sink()
-    mirror = Mirror(sink, {"model": "m"}, as_official=as_official)
+    mirror = Mirror(sink, {"model": "m"}, dialect=dialect)
     assert 0 < mirror.period <= most
     mirror.period = 600.0
     seen = threading.Semaphore(0)
@@ -183,7 +183,7 @@ def test_the_official_metrics_are_its_names_labels_and_buckets():
     lines = [(f"{name}_bucket", {**labels, "le": le}, count) for le, count in counts.items()]
     between = family(name, "histogram", *lines, (f"{name}_count", labels, 3.0), (f"{name}_sum", labels, 9.0))
     prompts = family("vllm:prompt_tokens", "counter", ("vllm:prompt_tokens_total", labels, 7))
-    Mirror(sink, {"model": "m"}, as_official=True).follow([*registry(5, 2, (1, 3)), between, prompts])
+    Mirror(sink, {"model": "m"}, dialect=OFFICIAL).follow([*registry(5, 2, (1, 3)), between, prompts])
     published = "vllm:time_per_output_token_seconds"
     shown = {"0.01": 1.0, "1": 2.0, "+Inf": 3.0}
     buckets = {(f"{published}_bucket", (("le", le), ("model", "m"))): count for le, count in shown.items()}
@@ -197,15 +197,16 @@ def test_the_official_metrics_are_its_names_labels_and_buckets():
 
 def test_an_official_bucket_may_be_any_of_vllms_where_it_takes_them_all():
     """Counts of tokens have vLLM's buckets there, too."""
-    assert official.published_name("vllm:request_prompt_tokens_bucket", "20000.0") == "vllm:request_prompt_tokens_bucket"
-    assert official.published_name("vllm:e2e_request_latency_seconds_bucket", "0.3") is None
+    assert OFFICIAL.metric_name("vllm:request_prompt_tokens_bucket", {"le": "20000.0"}) == "vllm:request_prompt_tokens_bucket"
+    assert OFFICIAL.metric_name("vllm:e2e_request_latency_seconds_bucket", {"le": "0.3"}) is None
 
 
 def test_calls_of_the_server_take_a_bounded_share_of_the_time():
     """Where they are slow there are fewer updates."""
-    assert pause_after(0.0, OFFICIAL_PERIOD_S) == OFFICIAL_PERIOD_S
-    assert 0.05 / (0.05 + pause_after(0.05, OFFICIAL_PERIOD_S)) <= SHARE
-    assert pause_after(60.0, OFFICIAL_PERIOD_S) == LONGEST_PAUSE_S
+    period = OFFICIAL.metrics_period_s
+    assert pause_after(0.0, period) == period
+    assert 0.05 / (0.05 + pause_after(0.05, period)) <= SHARE
+    assert pause_after(60.0, period) == LONGEST_PAUSE_S
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -217,9 +218,8 @@ def test_metrics_that_other_processes_publish_as_well_stay(shared):
     assert claim.given_up
 
 
-def test_nothing_is_published_without_the_claim_and_nothing_is_lost_by_it(monkeypatch):
+def test_nothing_is_published_without_the_claim_and_nothing_is_lost_by_it():
     """Until the instance before this one has taken its metrics away; then what was counted meanwhile is published."""
-    monkeypatch.setattr("triton_vllm.metrics.mirror.PERIOD_S", 0.001)
     sink, made = Sink(), []
     claim = Claim(at=3)
 
@@ -229,7 +229,9 @@ def test_nothing_is_published_without_the_claim_and_nothing_is_lost_by_it(monkey
         return registry(len(made), 1, (1, len(made)))
 
     counted = threading.Semaphore(0)
-    publisher = Publisher(Mirror(sink, {"model": "m"}), collect, print, claim)
+    mirror = Mirror(sink, {"model": "m"})
+    mirror.period = 0.001
+    publisher = Publisher(mirror, collect, print, claim)
     for _ in range(5):
         assert counted.acquire(timeout=LIMIT)
     publisher.close()

@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 
+from triton_vllm.base.dialect import OFFICIAL
 from triton_vllm.base.errors import InvalidRequestError
 from triton_vllm.base.limits import USUAL, Limits
 from triton_vllm.pooling.embedding import Part, Scoring
@@ -96,7 +97,7 @@ def test_what_is_not_known_is_refused_unless_it_is_officially_ignored(name):
     with pytest.raises(InvalidRequestError, match=f"embedding_request has no field '{name}'; vLLM's pooling parameters go into"):
         read(input="a", **{name: 1})
     text = json.dumps({"input": "a", name: 1}).encode()
-    assert parse({"embedding_request": np.array([text], np.object_)}, "", as_official=True).parts == (Part(text="a"),)
+    assert parse({"embedding_request": np.array([text], np.object_)}, "", dialect=OFFICIAL).parts == (Part(text="a"),)
 
 
 def test_no_number_of_documents_is_all_of_them():

@@ -15,6 +15,7 @@ from support.fake_log import FakeLog
 from support.fake_triton import FINAL, Request
 from support.gates import open_gate
 from support.pictures import picture, png
+from triton_vllm.base.dialect import OFFICIAL, OURS
 from triton_vllm.base.errors import DEAD, InvalidRequestError, UnsupportedError
 from triton_vllm.base.limits import USUAL, Limits
 from triton_vllm.reply.response import Assembler, PoolingAssembler, assembler
@@ -59,13 +60,13 @@ def let(triton):
         limits=USUAL,
         scores="",
         asleep=False,
-        as_official=False,
+        dialect=OURS,
         multimodal=False,
     ):
         facts = replace(FACTS, tasks=tasks, multimodal=multimodal, scoring_task=scores)
         gate = open_gate(healthy=healthy, in_flight=in_flight, asleep=asleep, most=limits.max_requests_in_flight)
         log = FakeLog()
-        job = Admission("mine", VLLM, gate, facts, adapter, log, Policy(limits, as_official)).admit(request)
+        job = Admission("mine", VLLM, gate, facts, adapter, log, Policy(limits, dialect)).admit(request)
         return job, request.sender.sent, log.errors
 
     return admit
@@ -222,10 +223,10 @@ def test_a_dead_engine_refuses(let):
 
 def test_the_official_behaviour_is_that_of_each_refusal(let):
     """Words and code of the error; an empty prompt is vLLM's matter."""
-    _, ((response, _),), _ = let(Request({}), as_official=True)
+    _, ((response, _),), _ = let(Request({}), dialect=OFFICIAL)
     assert response.error.message.startswith("Error generating stream: exactly one of text_input")
     assert response.error.code == "INTERNAL"
-    job, sent, _ = let(Request(tensors(text_input=b""), timeout=7), as_official=True)
+    job, sent, _ = let(Request(tensors(text_input=b""), timeout=7), dialect=OFFICIAL)
     assert (job.request.text, job.request.timeout, sent) == ("", 0, [])  # at Triton's timeout it does not look
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from support.pictures import picture, png
+from triton_vllm.base.dialect import OFFICIAL
 from triton_vllm.base.errors import InvalidRequestError
 from triton_vllm.base.wants import Wants
 from triton_vllm.call import GenerateRequest
@@ -69,7 +70,7 @@ def test_streaming_with_echo_is_refused_in_the_official_words():
 
 def test_an_empty_prompt_may_be_left_to_vllm():
     """As the official backend does; otherwise it is a client's mistake."""
-    assert parse(tensors(text_input=""), "", as_official=True).text == ""
+    assert parse(tensors(text_input=""), "", dialect=OFFICIAL).text == ""
     with pytest.raises(InvalidRequestError, match="text_input is empty"):
         parse(tensors(text_input=""), "")
 

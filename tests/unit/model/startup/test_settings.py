@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from triton_vllm.base.dialect import OFFICIAL, OURS
 from triton_vllm.base.errors import ConfigError
 from triton_vllm.base.limits import Limits
 from triton_vllm.startup.settings import Settings, read
@@ -118,7 +119,7 @@ def test_a_health_check_is_one_by_itself(given, restarts):
 
 def test_compatibility_is_with_the_official_backend_or_none():
     """A misspelt value would quietly be our own behaviour."""
-    assert read(config(COMPATIBILITY="official")).official
-    assert not read(config(COMPATIBILITY="")).official
+    assert read(config(COMPATIBILITY="official")).dialect is OFFICIAL
+    assert read(config(COMPATIBILITY="")).dialect is OURS
     with pytest.raises(ConfigError, match="COMPATIBILITY must be official or empty, not oficial"):
         read(config(COMPATIBILITY="oficial"))

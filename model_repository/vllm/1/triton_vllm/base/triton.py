@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import triton_python_backend_utils as pb_utils
 
-from triton_vllm.base import official
 from triton_vllm.base.errors import InvalidRequestError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from triton_vllm.base import protocols
+    from triton_vllm.base.dialect import Dialect
     from triton_vllm.base.errors import AdapterError
     from triton_vllm.base.protocols import Inputs, Metric, Tensors, TritonRequest
 
@@ -146,14 +146,16 @@ class Channel:
 
     Args:
         request: Triton's.
-        official_log: where errors go as well that are those of the official backend; None: they are our own, and are not logged.
+        dialect: gives errors their words and code, and logs them.
+        log: the model's.
     """
 
-    __slots__ = ("_official_log", "_sender")
+    __slots__ = ("_dialect", "_log", "_sender")
 
-    def __init__(self, request: TritonRequest, official_log: protocols.Log | None = None) -> None:
+    def __init__(self, request: TritonRequest, dialect: Dialect, log: protocols.Log) -> None:
         self._sender = request.get_response_sender()
-        self._official_log = official_log
+        self._dialect = dialect
+        self._log = log
 
     def send(self, tensors: Tensors, *, final: bool) -> None:
         """Send one response; blocks for a handshake with the server.
@@ -174,11 +176,9 @@ class Channel:
 
     def send_error(self, error: AdapterError) -> None:
         """Send an error as the final response."""
-        text, name = str(error), error.code
-        if self._official_log is not None:
-            text, name = official.answer(error)
-            with contextlib.suppress(Exception):  # the log goes through the shared memory that may be full
-                official.report(self._official_log, text)
+        text, name = self._dialect.error(error)
+        with contextlib.suppress(Exception):  # the log goes through the shared memory that may be full
+            self._dialect.log_error(self._log, text)
         code = getattr(pb_utils.TritonError, name, pb_utils.TritonError.UNKNOWN)
         self._sender.send(pb_utils.InferenceResponse(error=pb_utils.TritonError(text, code)), FINAL)
 

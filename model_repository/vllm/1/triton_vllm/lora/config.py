@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from triton_vllm.base.coerce import shown
 from triton_vllm.base.errors import ConfigError, InvalidRequestError, UnavailableError
-from triton_vllm.base.official import ARGUMENTS_NAME
+from triton_vllm.base.official import ARGUMENTS_NAME, NO_LORA
 from triton_vllm.lora.adapter_files import is_name
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class Adapters:
         if name is None:
             return None
         if not self.enabled:
-            raise InvalidRequestError("LoRA feature is not enabled.")
+            raise InvalidRequestError(NO_LORA)
         if name in self.requests:
             return self.requests[name]
         if name in self.broken:

@@ -14,16 +14,15 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from triton_vllm.base import official
+from triton_vllm.base.dialect import OURS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
+    from triton_vllm.base.dialect import Dialect
     from triton_vllm.base.protocols import Metric, PrometheusFamily
 
 PREFIX = "vllm:"
-PERIOD_S = 1.0
-OFFICIAL_PERIOD_S = 0.05
 SHARE = 0.05
 """The share of the time that calls to the server may take. Each is a round trip; one observation changes up to 20 samples."""
 LONGEST_PAUSE_S = 2.0
@@ -96,19 +95,19 @@ class Mirror:
     Args:
         sink: makes and moves metrics.
         labels: put on each metric besides vLLM's own (model, version).
-        as_official: whether to keep to the official backend's metrics, with no other labels than these and `le`.
+        dialect: says which of vLLM's metrics are published, and with which of its labels.
         others: whether other processes set the same gauges, so that one which has not changed is set as well.
 
     Attributes:
         period: seconds between two updates.
     """
 
-    def __init__(self, sink: Sink, labels: Mapping[str, str], *, as_official: bool = False, others: bool = False) -> None:
-        self.period = OFFICIAL_PERIOD_S if as_official else PERIOD_S
+    def __init__(self, sink: Sink, labels: Mapping[str, str], *, dialect: Dialect = OURS, others: bool = False) -> None:
+        self.period = dialect.metrics_period_s
         self._others = others
         self._sink = sink
         self._labels = labels
-        self._as_official = as_official
+        self._dialect = dialect
         self._metrics: dict[tuple[str, tuple[tuple[str, str], ...]], Metric] = {}
         self._last: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
 
@@ -121,20 +120,15 @@ class Mirror:
     def follow(self, families: Iterable[PrometheusFamily]) -> None:
         """Send every change since the last call; a counter that has fallen was restarted and counts on from there."""
         for sample in samples(families):
-            name = self._name(sample)
+            name = self._dialect.metric_name(sample.name, dict(sample.labels))
             if name is not None:
                 self._move(sample, name)
-
-    def _name(self, sample: Sample) -> str | None:
-        """Return the name under which a sample is published, None if it is not."""
-        if not self._as_official:
-            return sample.name
-        return official.published_name(sample.name, dict(sample.labels).get("le"))
 
     def _move(self, sample: Sample, name: str) -> None:
         key = (sample.name, sample.labels)
         if key not in self._metrics:
-            self._metrics[key] = self._sink.create(name, sample.help or name, self._all_labels(sample), counter=sample.counter)
+            labels = {**self._dialect.metric_labels(dict(sample.labels)), **self._labels}
+            self._metrics[key] = self._sink.create(name, sample.help or name, labels, counter=sample.counter)
             self._last.setdefault(key, 0.0)
         last = self._last[key]
         again = self._others and not sample.counter
@@ -145,12 +139,6 @@ class Mirror:
         else:
             self._sink.set(self._metrics[key], sample.value)
         self._last[key] = sample.value
-
-    def _all_labels(self, sample: Sample) -> dict[str, str]:
-        own = dict(sample.labels)
-        if self._as_official:
-            own = {"le": official.bound_label(own["le"])} if "le" in own else {}
-        return {**own, **self._labels}
 
     def clear(self) -> None:
         """Drop every metric, which removes it from the server."""

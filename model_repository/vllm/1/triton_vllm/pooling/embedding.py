@@ -58,18 +58,18 @@ class EmbedRequest:
     scoring: Scoring | None = None
 
 
-def parts(limits: Limits, values: Mapping[str, Any], *, as_official: bool = False) -> tuple[Part, ...]:
+def parts(limits: Limits, values: Mapping[str, Any], *, takes_unknown_fields: bool = False) -> tuple[Part, ...]:
     """Return the inputs of a request; none if it asks for scores.
 
     Args:
         limits: how many there may be.
         values: the request.
-        as_official: whether names that are not known are let be, as by the official backend.
+        takes_unknown_fields: whether fields that are not known are left out, as by the official backend.
 
     Raises:
         InvalidRequestError: they are missing, of the wrong type, or too many, or a name is not known.
     """
-    if not as_official:
+    if not takes_unknown_fields:
         _check_names(values)
     if not any(name in values for name in PAIRS):
         source = values.get("input")

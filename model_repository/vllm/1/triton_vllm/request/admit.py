@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from triton_vllm import vllm_api
 from triton_vllm.answer import Reply
 from triton_vllm.base import official, triton
+from triton_vllm.base.dialect import OURS
 from triton_vllm.base.errors import AdapterError, InternalError, UnsupportedError
 from triton_vllm.base.limits import USUAL, Limits, refuse_above
 from triton_vllm.call import GenerateRequest
@@ -25,6 +26,7 @@ from triton_vllm.request.parse import parse
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from triton_vllm.base.dialect import Dialect
     from triton_vllm.base.protocols import Log, TritonRequest
     from triton_vllm.call import Request
     from triton_vllm.pooling.embedding import Scoring
@@ -40,12 +42,12 @@ class Policy:
 
     Attributes:
         limits: how much a request may ask for, and how many there may be.
-        as_official: whether errors are those of the official backend, and an empty prompt is left to vLLM.
+        dialect: how much is as in the official backend.
         parsers: read the answers to chats; None leaves them as they are.
     """
 
     limits: Limits = USUAL
-    as_official: bool = False
+    dialect: Dialect = OURS
     parsers: Parsers | None = None
 
 
@@ -91,7 +93,7 @@ class Admission:
         self._facts = facts
         self._find_adapter = find_adapter
         self._log = log
-        self._as_official = policy.as_official
+        self._dialect = policy.dialect
         self._limits = policy.limits
         self._parsers = policy.parsers
         self._schema = vllm_api.sampling_schema(vllm)
@@ -99,7 +101,7 @@ class Admission:
 
     def admit(self, request: TritonRequest) -> Job | None:
         """Return the job of a request, or answer the request and return None."""
-        reply = Reply(triton.Channel(request, self._log if self._as_official else None))
+        reply = Reply(triton.Channel(request, self._dialect, self._log))
         try:
             return self._job(request, reply)
         except AdapterError as error:
@@ -115,8 +117,8 @@ class Admission:
         if operator.NAME not in inputs:  # an operator has to be able to drain a full model
             self._gate.require_room()
         parameters = triton.parameters(request)
-        timeout = 0 if self._as_official else triton.timeout_us(request)  # which the official backend does not look at
-        parsed = parse(inputs, parameters, timeout, self._limits, as_official=self._as_official)
+        timeout = triton.timeout_us(request) if self._dialect.reads_timeout else 0
+        parsed = parse(inputs, parameters, timeout, self._limits, self._dialect)
         if isinstance(parsed, OperatorRequest):
             return Job(parsed, None, reply)
         self._gate.require_awake()

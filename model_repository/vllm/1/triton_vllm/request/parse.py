@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from triton_vllm.base import official
 from triton_vllm.base.coerce import to_bool, to_int
+from triton_vllm.base.dialect import OURS
 from triton_vllm.base.document import json_object
 from triton_vllm.base.errors import InvalidRequestError
 from triton_vllm.base.limits import USUAL, check_sizes, refuse_above
@@ -23,6 +24,7 @@ from triton_vllm.request import engine_fields
 from triton_vllm.request.contract import EXTRA_FLAGS, FLAGS, MEDIA
 
 if TYPE_CHECKING:
+    from triton_vllm.base.dialect import Dialect
     from triton_vllm.base.limits import Limits
     from triton_vllm.base.protocols import Inputs
 
@@ -36,7 +38,7 @@ RESERVED = ("sequence_id", "sequence_start", "sequence_end", "headers", "tracepa
 UNSAID = (("best_of", 1), ("logprobs", False))
 
 
-def parse(inputs: Inputs, parameters: str, timeout: int = 0, limits: Limits = USUAL, *, as_official: bool = False) -> Request:
+def parse(inputs: Inputs, parameters: str, timeout: int = 0, limits: Limits = USUAL, dialect: Dialect = OURS) -> Request:
     """Parse one request.
 
     Args:
@@ -44,7 +46,7 @@ def parse(inputs: Inputs, parameters: str, timeout: int = 0, limits: Limits = US
         parameters: the request parameters as JSON text; `sampling_parameters`, where given, is used instead.
         timeout: Triton's own timeout of the request in microseconds, for a request that has no other; 0 for none.
         limits: what is larger than these is refused.
-        as_official: whether `text_input` may be empty, and an embedding request have names that nobody knows.
+        dialect: says whether an empty text and fields that nobody knows pass.
 
     Raises:
         InvalidRequestError: with the name of the input, the reason and what is expected.
@@ -53,7 +55,7 @@ def parse(inputs: Inputs, parameters: str, timeout: int = 0, limits: Limits = US
     if operator.NAME in inputs:
         return _parse_operator(inputs, timeout, limits)
     if embedding.NAME in inputs:
-        return _parse_embedding(inputs, timeout, limits, as_official=as_official)
+        return _parse_embedding(inputs, timeout, limits, dialect)
     values = _parameters(inputs, parameters, limits)
     stream = _flag(inputs, "stream")
     given = [name for name in PROMPTS if name in inputs]
@@ -62,7 +64,7 @@ def parse(inputs: Inputs, parameters: str, timeout: int = 0, limits: Limits = US
         raise InvalidRequestError(f"exactly one of {', '.join(PROMPTS)} is required, {found}")
     media = _media(inputs, limits)
     return GenerateRequest(
-        text=_text(inputs, empty=as_official) if "text_input" in inputs else None,
+        text=_text(inputs, empty=dialect.takes_empty_text) if "text_input" in inputs else None,
         token_ids=_token_ids(inputs) if "prompt_token_ids" in inputs else None,
         chat=_chat(inputs, limits) if "messages" in inputs else None,
         stream=stream,
@@ -192,7 +194,7 @@ def _parse_operator(inputs: Inputs, timeout: int, limits: Limits) -> OperatorReq
     return operator.parse(text, limits.max_json_depth, limits.operator_requests, own or timeout)
 
 
-def _parse_embedding(inputs: Inputs, timeout: int, limits: Limits, *, as_official: bool) -> EmbedRequest:
+def _parse_embedding(inputs: Inputs, timeout: int, limits: Limits, dialect: Dialect) -> EmbedRequest:
     values = json_object(str(_scalar(inputs, "embedding_request")), "embedding_request", limits.max_json_depth)
     pooling = values.get("pooling_params") or {}
     if not isinstance(pooling, dict):
@@ -202,7 +204,7 @@ def _parse_embedding(inputs: Inputs, timeout: int, limits: Limits, *, as_officia
     # The OpenAI frontend sends every value in a list of one.
     flat = {k: v[0] if isinstance(v, list) and len(v) == 1 else v for k, v in pooling.items()}
     return EmbedRequest(
-        parts=embedding.parts(limits, values, as_official=as_official),
+        parts=embedding.parts(limits, values, takes_unknown_fields=dialect.takes_unknown_fields),
         scoring=embedding.scoring(limits, values),
         wants=_wants(inputs),
         task=str(task),

@@ -135,7 +135,7 @@ def _start(prepared: Prepared, shared: Frontends | None, log: Log) -> tuple[Engi
     engine = Engine(vllm, source, prompter, log=log, restart=settings.restart, limits=limits, pace=pace)
     many = available_cores() >= MANY_CORES
     threads = settings.senders or (2 if many else 1)
-    pacing = ONE_BY_ONE if settings.official else CORES_TO_SPARE if many else FEW_CORES
+    pacing = (CORES_TO_SPARE if many else FEW_CORES) if settings.dialect.merges_outputs else ONE_BY_ONE
     outbox = Outbox(partial(deliver, log), log, threads, pacing)
     outbox.start()
     # Ray takes variables to machines that have no such file, and vLLM would not start there
@@ -190,7 +190,7 @@ def _publish(prepared: Prepared, shared: Frontends | None, args: Mapping[str, st
         return None
     labels = {"model": args["model_name"], "version": args["model_version"]}
     claim = Claim(args, os.getppid(), log)
-    mirror = Mirror(triton.TritonMetrics(), labels, as_official=prepared.settings.official, others=claim.shared)
+    mirror = Mirror(triton.TritonMetrics(), labels, dialect=prepared.settings.dialect, others=claim.shared)
     if shared is None:
         return Publisher(mirror, vllm_api.prometheus_families, log.warning, claim)
     return Publisher(mirror, lambda: shared.latest(vllm_api.prometheus_families()), log.warning, claim)

@@ -111,7 +111,7 @@ def _read_adapters(
         enabled=bool(values.get("enable_lora", False)),
         make=vllm.LoRARequest,
         directory=chosen.lora_directory,
-        official=chosen.official,
+        official=chosen.dialect.is_official,
     )
     for reason in adapters.broken.values():
         log.warning(f"{reason}; its requests are refused")

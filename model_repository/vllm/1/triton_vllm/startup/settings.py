@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from triton_vllm.base import official
 from triton_vllm.base.coerce import to_bool, to_float, to_int
+from triton_vllm.base.dialect import OFFICIAL, OURS, Dialect
 from triton_vllm.base.errors import ConfigError
 from triton_vllm.base.limits import USUAL, Limits
 from triton_vllm.operator.request import OPERATIONS
@@ -23,7 +24,7 @@ class Settings:
 
     Attributes:
         metrics: REPORT_CUSTOM_METRICS, publish vLLM's metrics on Triton's endpoint.
-        compatibility: COMPATIBILITY, `official` for the official backend's behaviour where ours differs on purpose.
+        dialect: COMPATIBILITY, `official` for the official backend's behaviour where ours differs on purpose.
         health_check: ENABLE_VLLM_HEALTH_CHECK; matters when `restart` is off: a dead engine then unloads the model.
         restart: RESTART_DEAD_ENGINE, start a dead engine again in the background; where it is not given, off with a health check
             or the official backend's behaviour.
@@ -38,7 +39,7 @@ class Settings:
     """
 
     metrics: bool = False
-    compatibility: str = ""
+    dialect: Dialect = OURS
     health_check: bool = False
     restart: bool = True
     gpu_ids: tuple[int, ...] = ()
@@ -47,11 +48,6 @@ class Settings:
     senders: int = 0
     lora_directory: str = ""
     limits: Limits = USUAL
-
-    @property
-    def official(self) -> bool:
-        """Whether the official backend's behaviour is asked for."""
-        return self.compatibility == official.NAME
 
 
 TO_TOKENIZER = frozenset({
@@ -81,7 +77,7 @@ def read(model_config: Mapping[str, Any]) -> Settings:
 
     chosen = Settings(
         metrics=value("REPORT_CUSTOM_METRICS", to_bool, Settings.metrics),
-        compatibility=value("COMPATIBILITY", _compatibility, Settings.compatibility),
+        dialect=value("COMPATIBILITY", _dialect, Settings.dialect),
         health_check=value("ENABLE_VLLM_HEALTH_CHECK", to_bool, Settings.health_check),
         restart=value("RESTART_DEAD_ENGINE", to_bool, Settings.restart),
         gpu_ids=value("GPU_DEVICE_IDS", _gpu_ids, Settings.gpu_ids),
@@ -93,15 +89,15 @@ def read(model_config: Mapping[str, Any]) -> Settings:
             **{field.name: value(field.name.upper(), _LISTS.get(field.name, _limit), field.default) for field in fields(Limits)}
         ),
     )
-    if not given.get("RESTART_DEAD_ENGINE") and (chosen.health_check or chosen.official):
+    if not given.get("RESTART_DEAD_ENGINE") and (chosen.health_check or chosen.dialect.is_official):
         return replace(chosen, restart=False)  # an engine that comes back would leave the health check nothing to do
     return chosen
 
 
-def _compatibility(text: str) -> str:
+def _dialect(text: str) -> Dialect:
     if text != official.NAME:
         raise ValueError(f"must be {official.NAME} or empty, not {text}")
-    return text
+    return OFFICIAL
 
 
 def _limit(text: str) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from triton_vllm.base import errors
-from triton_vllm.base.official import answer
+from triton_vllm.base.dialect import OFFICIAL
 
 
 @pytest.mark.parametrize(
@@ -21,10 +21,10 @@ from triton_vllm.base.official import answer
 )
 def test_errors_are_answered_as_it_answers_them(error, expected):
     """Its code is INTERNAL unless the engine is dead or the client has gone."""
-    assert answer(error) == expected
+    assert OFFICIAL.error(error) == expected
 
 
 def test_its_words_do_not_make_an_error_longer():
     """Than an error may be."""
-    text, _ = answer(errors.InvalidRequestError("x" * 500))
+    text, _ = OFFICIAL.error(errors.InvalidRequestError("x" * 500))
     assert text == "Error generating stream: " + "x" * 472 + "..."

@@ -1,0 +1,124 @@
+"""COMPATIBILITY: what differs on purpose between us and the official vLLM backend. One object, chosen once at load.
+
+The official behaviour was read in vllm_backend's src/model.py and src/utils/metrics.py (2026); docs/official_backend.md lists it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import TYPE_CHECKING
+
+from triton_vllm.base.errors import DEAD, CancelledError, cut
+from triton_vllm.base.official import FAILED, NO_LORA
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from triton_vllm.base.errors import AdapterError
+    from triton_vllm.base.protocols import Log
+
+NOT_FOUND = re.compile(r"LoRA (.*) is not supported, we currently support ", re.DOTALL)
+COUNTERS = frozenset({"vllm:prompt_tokens_total", "vllm:generation_tokens_total"})
+_TTFT = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
+_PER_TOKEN = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
+_LATENCY = (1.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0)
+HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
+    "vllm:time_to_first_token_seconds": ("vllm:time_to_first_token_seconds", _TTFT),
+    "vllm:time_per_output_token_seconds": ("vllm:time_per_output_token_seconds", _PER_TOKEN),
+    "vllm:inter_token_latency_seconds": ("vllm:time_per_output_token_seconds", _PER_TOKEN),  # vLLM's name for it since 0.11
+    "vllm:e2e_request_latency_seconds": ("vllm:e2e_request_latency_seconds", _LATENCY),
+    "vllm:request_prompt_tokens": ("vllm:request_prompt_tokens", ()),
+    "vllm:request_generation_tokens": ("vllm:request_generation_tokens", ()),
+    "vllm:request_params_n": ("vllm:request_params_n", ()),
+}
+"""Name and buckets of what the official backend makes of each of vLLM's histograms; without buckets it has vLLM's."""
+
+
+class Dialect:
+    """Our own behaviour.
+
+    Attributes:
+        is_official: whether COMPATIBILITY asks for the official backend's behaviour.
+        takes_empty_text: an empty `text_input` is left to vLLM, not refused.
+        takes_unknown_fields: fields of an `embedding_request` that nobody knows are left out, not refused.
+        reads_timeout: Triton's timeout of a request counts.
+        merges_outputs: a response may carry several outputs.
+        metrics_period_s: between two updates of the metrics.
+    """
+
+    is_official = False
+    takes_empty_text = False
+    takes_unknown_fields = False
+    reads_timeout = True
+    merges_outputs = True
+    metrics_period_s = 1.0
+
+    def error(self, error: AdapterError) -> tuple[str, str]:
+        """Return the text and the name of the `TritonError` code with which a request is refused."""
+        return str(error), error.code
+
+    def log_error(self, log: Log, text: str) -> None:
+        """Log the text of a refusal; ours is for the client alone."""
+
+    def metric_name(self, sample: str, labels: Mapping[str, str]) -> str | None:
+        """Return the name under which one of vLLM's samples is published, None if it is not."""
+        del labels
+        return sample
+
+    def metric_labels(self, labels: Mapping[str, str]) -> dict[str, str]:
+        """Return the labels of a sample that are published."""
+        return dict(labels)
+
+
+class OfficialDialect(Dialect):
+    """The official backend's behaviour."""
+
+    is_official = True
+    takes_empty_text = True
+    takes_unknown_fields = True
+    reads_timeout = False
+    merges_outputs = False
+    metrics_period_s = 0.05
+
+    def error(self, error: AdapterError) -> tuple[str, str]:
+        """See `Dialect`: nearly all of its errors are internal ones with the same words in front."""
+        text = str(error)
+        if isinstance(error, CancelledError) or text == DEAD:
+            return text, error.code
+        known = text.startswith((FAILED, "LoRA "))  # adapters are looked up before anything else, and without those words
+        return text if known else cut(FAILED + text), "INTERNAL"
+
+    def log_error(self, log: Log, text: str) -> None:
+        """See `Dialect`."""
+        found = NOT_FOUND.match(text)
+        if text.startswith(FAILED):
+            log.error(f"[vllm] {text}")
+        elif found:
+            log.info(f"[vllm] LoRA {found[1]} not found.")
+        elif text == NO_LORA:
+            log.info("[vllm] LoRA is not enabled, please restart the backend with LoRA enabled.")
+
+    def metric_name(self, sample: str, labels: Mapping[str, str]) -> str | None:
+        """See `Dialect`."""
+        if sample in COUNTERS:
+            return sample
+        family, _, suffix = sample.rpartition("_")
+        if family not in HISTOGRAMS:
+            return None
+        name, bounds = HISTOGRAMS[family]
+        bound = labels.get("le")
+        if bound is not None and bounds and float(bound) not in (*bounds, math.inf):
+            return None
+        return f"{name}_{suffix}"
+
+    def metric_labels(self, labels: Mapping[str, str]) -> dict[str, str]:
+        """See `Dialect`: a bucket's bound as Triton writes it, `1` where Python's client has `1.0`."""
+        bound = labels.get("le")
+        if bound is None:
+            return {}
+        return {"le": bound if bound == "+Inf" else f"{float(bound):.16g}"}
+
+
+OURS = Dialect()
+OFFICIAL = OfficialDialect()
