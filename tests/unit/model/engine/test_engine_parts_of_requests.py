@@ -152,7 +152,7 @@ def test_a_bulky_answer_is_in_flight_until_it_is_written(begun):
     assert (engine.runner.in_flight.count(), engine.runner.in_flight.jobs()) == (3, [])
     j.reply.send([], final=True)
     assert engine.runner.in_flight.count() == 0
-    wait_for(lambda: not engine.runner.in_flight.unwritten())  # nor is what it holds kept
+    wait_for(lambda: not engine.runner.in_flight._unwritten)  # nor is what it holds kept
 
 
 @pytest.mark.parametrize("end", [lambda engine: engine.leave(0.0), lambda engine: engine.stop(0.0)])

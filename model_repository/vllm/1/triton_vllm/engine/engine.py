@@ -164,6 +164,7 @@ class Engine:
             if self.runner.llm is not None:
                 self._look_after_engine()
             self.runner.refuse_overdue()
+            self.runner.in_flight.tidy()
             self._note_stuck()
         except Exception as error:  # noqa: BLE001 - the next check may find more
             self._translator.note("the engine could not be checked", error)

@@ -35,8 +35,11 @@ class InFlight:
 
     def unwritten(self) -> list[Job]:
         """Return the ended jobs whose bulky answers wait to be written."""
-        self._unwritten = [job for job in self._unwritten if not job.reply.closed]
-        return self._unwritten
+        return [job for job in self._unwritten if not job.reply.closed]
+
+    def tidy(self) -> None:
+        """Forget the jobs whose answers have been written, and what these hold."""
+        self._unwritten = self.unwritten()
 
     def count(self) -> int:
         """Return how many requests these are; each part of a pooling request is one."""

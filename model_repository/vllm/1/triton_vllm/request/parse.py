@@ -21,7 +21,7 @@ from triton_vllm.operator.request import OperatorRequest
 from triton_vllm.pooling import embedding
 from triton_vllm.pooling.embedding import EmbedRequest
 from triton_vllm.request import engine_fields
-from triton_vllm.request.contract import EXTRA_FLAGS, FLAGS, MEDIA
+from triton_vllm.request.contract import BOOL, EXTRA_FLAGS, FLAGS, INPUTS, INT64, MEDIA
 
 if TYPE_CHECKING:
     from triton_vllm.base.dialect import Dialect
@@ -30,6 +30,11 @@ if TYPE_CHECKING:
 
 PROMPTS = ("text_input", "messages", "prompt_token_ids")
 PARALLEL = "parallel_tool_calls"
+PLAIN = {
+    kind: tuple(t.name for t in INPUTS if t.data_type == kind and t.dims == (1,) and t.name in GenerateRequest.__annotations__)
+    for kind in (BOOL, INT64)
+}
+"""The tensors that need no more than to be read, by type; a new one is a row of `INPUTS` and an attribute."""
 # Names that Triton's frontends and request parameters reserve; they reach the parameters only by forwarding.
 RESERVED = ("sequence_id", "sequence_start", "sequence_end", "headers", "traceparent", "tracestate")
 
@@ -57,7 +62,7 @@ def parse(inputs: Inputs, parameters: str, timeout: int = 0, limits: Limits = US
     if embedding.NAME in inputs:
         return _parse_embedding(inputs, timeout, limits, dialect)
     values = _parameters(inputs, parameters, limits)
-    stream = _flag(inputs, "stream")
+    plain = _plain(inputs, values)
     given = [name for name in PROMPTS if name in inputs]
     if len(given) != 1:
         found = f"found {' and '.join(given)}" if given else "found none"
@@ -67,16 +72,14 @@ def parse(inputs: Inputs, parameters: str, timeout: int = 0, limits: Limits = US
         text=_text(inputs, empty=dialect.takes_empty_text) if "text_input" in inputs else None,
         token_ids=_token_ids(inputs) if "prompt_token_ids" in inputs else None,
         chat=_chat(inputs, limits) if "messages" in inputs else None,
-        stream=stream,
-        echo=_echo(inputs, stream=stream),
+        echo=_echo(inputs, stream=plain["stream"]),
         wants=_wants(inputs),
         lora_name=_lora_name(values),
-        priority=_integer(inputs, values, "priority"),
-        timeout=_integer(inputs, values, "timeout") or timeout,
         media=media,
         cache_salt=engine_fields.cache_salt(values),
         engine_fields=engine_fields.take(values, limits.allowed_request_fields, limits.max_json_depth),
         parameters=values,
+        **{**plain, "timeout": plain["timeout"] or timeout},
     )
 
 
@@ -103,6 +106,15 @@ def _flag(inputs: Inputs, name: str) -> bool:
         return to_bool(_scalar(inputs, name))
     except ValueError as error:
         raise InvalidRequestError(f"{name} {error}") from None
+
+
+def _plain(inputs: Inputs, values: dict[str, Any]) -> dict[str, Any]:
+    """Return the tensors that are attributes of a `GenerateRequest` as they are, each read by its type.
+
+    Sampling parameters of the numbers' names count where there is no tensor, and are taken out of `values`.
+    """
+    read = {name: _integer(inputs, values, name) for name in PLAIN[INT64]}
+    return read | {name: _flag(inputs, name) for name in PLAIN[BOOL]}
 
 
 def _text(inputs: Inputs, *, empty: bool) -> str:
