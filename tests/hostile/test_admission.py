@@ -36,7 +36,7 @@ def array(value: Any) -> Any:
 def admitted(case: Case) -> tuple[Any, list[Any]]:
     """Return the job and the errors of a case."""
     request = fake_triton.Request({name: array(value) for name, value in case.make().items()})
-    job = Admission("vllm", VLLM, open_gate(), FACTS, lambda name: None, pytest.fail, Policy()).admit(request)
+    job = Admission(VLLM, open_gate(), FACTS, lambda name: None, pytest.fail, Policy("vllm")).admit(request)
     return job, [response.error for response, _ in request.sender.sent]
 
 

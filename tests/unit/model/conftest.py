@@ -47,8 +47,8 @@ def started():
             step_timeout_s=STEP,
         )
         got = queue.Queue()
-        paced = replace(PACE, **pace)
-        engine = Engine(vllm, Sole(vllm, {}), Prompter(), log=Log(), restart=restart, limits=limits, pace=paced)
+        paced = replace(PACE, restart=restart, **pace)
+        engine = Engine(vllm, Sole(vllm, {}), Prompter(), log=Log(), limits=limits, pace=paced)
         engine.start(lambda j, item: got.put((j, item)))
         engines.append(engine)
         return engine, got

@@ -34,13 +34,12 @@ class Service:
         self._name = args["model_name"]
         unload = self._unload if settings.health_check and not settings.restart else None
         self._admission = Admission(
-            self._name,
             prepared.vllm,
             Gate(self._model.engine.runner, settings.limits.max_requests_in_flight, unload),
             self._model.engine.facts,
             prepared.adapters.request,
             self._log,
-            Policy(settings.limits, settings.dialect, self._model.parsers),
+            Policy(self._name, settings.limits, settings.dialect, self._model.parsers),
         )
 
     def accept(self, request: TritonRequest) -> None:

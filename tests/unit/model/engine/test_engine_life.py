@@ -225,7 +225,7 @@ def test_the_end_of_a_shared_engine_is_told_and_the_next_is_awaited():
     """Who shares it is told what this process has found, and adapters are loaded by the one that has started it."""
     source, got, log = Shared(), queue.Queue(), Log()
     vllm = SimpleNamespace(step_timeout_s=STEP)
-    engine = Engine(vllm, source, Prompter(), log=log, restart=True, pace=PACE)
+    engine = Engine(vllm, source, Prompter(), log=log, pace=PACE)
     engine.start(lambda j, item: got.put((j, item)), ("no adapter is loaded twice",))
     for loss in (Loss("has died"), Loss("was unloaded", in_order=True)):
         added(engine, job())
@@ -321,7 +321,7 @@ def test_a_failed_start_is_raised_and_leaves_no_thread():
         disable_envs_cache=None,
         step_timeout_s=STEP,
     )
-    engine = Engine(vllm, Sole(vllm, {}), Prompter(), log=Log(), restart=True)
+    engine = Engine(vllm, Sole(vllm, {}), Prompter(), log=Log())
     with pytest.raises(RuntimeError, match="no memory"):
         engine.start(lambda *_: None)
     assert not engine._thread._thread.is_alive()

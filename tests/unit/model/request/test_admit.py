@@ -66,7 +66,7 @@ def let(triton):
         facts = replace(FACTS, tasks=tasks, multimodal=multimodal, scoring_task=scores)
         gate = open_gate(healthy=healthy, in_flight=in_flight, asleep=asleep, most=limits.max_requests_in_flight)
         log = FakeLog()
-        job = Admission("mine", VLLM, gate, facts, adapter, log, Policy(limits, dialect)).admit(request)
+        job = Admission(VLLM, gate, facts, adapter, log, Policy("mine", limits, dialect)).admit(request)
         return job, request.sender.sent, log.errors
 
     return admit

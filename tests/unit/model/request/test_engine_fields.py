@@ -41,8 +41,8 @@ def admitted(values, limits=ALL, facts=None, trace=None):
         request.trace = lambda: SimpleNamespace(get_context=lambda: trace)
     vllm = SimpleNamespace(**{n: getattr(fake_vllm, n) for n in NAMES}, client_errors=(ValueError,), AsyncLLM=Llm)
     facts = replace(facts or Facts(), tasks=("generate",))
-    policy = Policy(limits=limits)
-    job = Admission("mine", vllm, open_gate(), facts, lambda _: None, SimpleNamespace(error=print), policy).admit(request)
+    policy = Policy("mine", limits)
+    job = Admission(vllm, open_gate(), facts, lambda _: None, SimpleNamespace(error=print), policy).admit(request)
     return job, [r.error.message for r, _ in request.sender.sent]
 
 

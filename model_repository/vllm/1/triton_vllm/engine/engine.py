@@ -35,6 +35,7 @@ class Pace:
     """When the engine is looked at, in seconds.
 
     Attributes:
+        restart: whether a dead engine is started again.
         health_period: between two checks.
         question_period: between two questions to EngineCore.
         silence: EngineCore hangs if it does not answer for so long, and a request is stuck if it has no output for so long;
@@ -42,6 +43,7 @@ class Pace:
         backoff: before each attempt to start a dead engine again.
     """
 
+    restart: bool = True
     health_period: float = 0.5
     question_period: float = 10.0
     silence: float = 0.0
@@ -63,7 +65,6 @@ class Engine:
         source: where the engine comes from.
         prompter: makes prompts from requests.
         log: logs what happens.
-        restart: whether a dead engine is started again.
         limits: how long a request may take and wait.
         pace: how often the engine is checked and started again.
 
@@ -79,14 +80,12 @@ class Engine:
         prompter: Prompter,
         *,
         log: Log,
-        restart: bool,
         limits: Limits = USUAL,
         pace: Pace = USUAL_PACE,
     ) -> None:
         self._source = source
         self._prompter = prompter
         self._log = log
-        self._restart = restart
         self._pace = pace
         self._silence = pace.silence or vllm.step_timeout_s
         self._translator = Translator(vllm, log)
@@ -158,7 +157,7 @@ class Engine:
             loss = self._loss() if self.runner.llm is not None else None
             if loss is not None:
                 self._bury(loss)
-                if self._restart:
+                if self._pace.restart:
                     self._loop.create_task(self._revive())
                     return
             if self.runner.llm is not None:
@@ -181,7 +180,7 @@ class Engine:
         if loss.in_order:
             self._log.info(f"the engine {loss.what}")
         else:
-            self._log.error(f"the engine {loss.what}" + (", starting it again" if self._restart else ""))
+            self._log.error(f"the engine {loss.what}" + (", starting it again" if self._pace.restart else ""))
         self.runner.lose()
 
     def _look_after_engine(self) -> None:

@@ -41,11 +41,13 @@ class Policy:
     """What the operator has chosen.
 
     Attributes:
+        name: the model's.
         limits: how much a request may ask for, and how many there may be.
         dialect: how much is as in the official backend.
         parsers: read the answers to chats; None leaves them as they are.
     """
 
+    name: str
     limits: Limits = USUAL
     dialect: Dialect = OURS
     parsers: Parsers | None = None
@@ -68,7 +70,6 @@ class Admission:
     """Check requests and turn them into jobs.
 
     Args:
-        name: the model's name.
         vllm: the loaded vLLM; says which parameters there are.
         gate: lets requests in.
         facts: what the model can do and take.
@@ -79,7 +80,6 @@ class Admission:
 
     def __init__(
         self,
-        name: str,
         vllm: Vllm,
         gate: Gate,
         facts: Facts,
@@ -87,7 +87,7 @@ class Admission:
         log: Log,
         policy: Policy,
     ) -> None:
-        self._name = name
+        self._name = policy.name
         self._vllm = vllm
         self._gate = gate
         self._facts = facts

@@ -130,9 +130,9 @@ def _start(prepared: Prepared, shared: Frontends | None, log: Log) -> tuple[Engi
     limits = settings.limits
     loaders, check = vllm_api.media_loaders(vllm, values), partial(check_videos, limits)
     prompter = Prompter(vllm, loaders, check, samples_ahead=vllm_api.runs_on_cpu())
-    pace = Pace(silence=settings.engine_timeout_s)
+    pace = Pace(settings.restart, silence=settings.engine_timeout_s)
     source = shared or Sole(vllm, values)
-    engine = Engine(vllm, source, prompter, log=log, restart=settings.restart, limits=limits, pace=pace)
+    engine = Engine(vllm, source, prompter, log=log, limits=limits, pace=pace)
     many = available_cores() >= MANY_CORES
     threads = settings.senders or (2 if many else 1)
     pacing = (CORES_TO_SPARE if many else FEW_CORES) if settings.dialect.merges_outputs else ONE_BY_ONE
