@@ -28,9 +28,9 @@ WHOLE = {"temperature": 0, "max_tokens": 200, "ignore_eos": True}
 DEAD = "Model is unavailable due to unhealthy vLLM engine"
 # put into the copied model; a prompt that names a place makes the next calls there fail, three where a thread goes on
 _FAULTS = """
-from triton_vllm.reply.deliver import Delivery
+from triton_vllm.startup import load
 from triton_vllm.reply.watch import CancellationWatch
-from triton_vllm.engine.engine import Engine
+from triton_vllm.engine.runner import Runner
 
 left = {}
 
@@ -46,7 +46,7 @@ def fails(owner, name, place):
         return inner(*args, **options)
     setattr(owner, name, outer)
 
-submit, load = Engine.submit, Engine._load
+submit, use = Runner.submit, Runner.use
 
 def begin(self, job):
     place = job.request.text.split()[0]
@@ -54,14 +54,14 @@ def begin(self, job):
     submit(self, job)
     self._loop.call_soon_threadsafe(fail, "loop")
 
-async def start(self):
-    await load(self)
-    fails(self._llm, "add_request", "add")
-    fails(self._llm.output_processor, "process_outputs", "handler")
+def start(self, llm, facts):
+    use(self, llm, facts)
+    fails(llm, "add_request", "add")
+    fails(llm.output_processor, "process_outputs", "handler")
 
-Engine.submit, Engine._load = begin, start
+Runner.submit, Runner.use = begin, start
 fails(CancellationWatch, "look", "watch")
-fails(Delivery, "deliver", "sender")
+fails(load, "deliver", "sender")
 """
 
 

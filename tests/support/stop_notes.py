@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 _CODE = """
 import time
-from triton_vllm.engine.engine import Engine
+from triton_vllm.engine.runner import Runner
 
 _out = open(__FILE__, "a", buffering=1)
 _texts = {}
 _begun = set()
-_submit, _load, _take, _finish = Engine.submit, Engine._load, Engine._take, Engine._finish
+_submit, _use, _take, _finish = Runner.submit, Runner.use, Runner._take, Runner._finish
 
 def note(what, text):
     _out.write(f"{what} {text.split()[0]} {time.monotonic()!r}" + chr(10))
@@ -39,15 +39,15 @@ def finish(self, job, last):
     note("ended", job.request.text)
     _finish(self, job, last)
 
-async def load(self):
-    await _load(self)
-    abort = self._llm.abort
+def use(self, llm, facts):
+    _use(self, llm, facts)
+    abort = llm.abort
     async def noted(request_id):
         await abort(request_id)
         note("aborted", _texts[request_id])
-    self._llm.abort = noted
+    llm.abort = noted
 
-Engine.submit, Engine._load, Engine._take, Engine._finish = submit, load, take, finish
+Runner.submit, Runner.use, Runner._take, Runner._finish = submit, use, take, finish
 """
 
 
