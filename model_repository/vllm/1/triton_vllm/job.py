@@ -39,9 +39,8 @@ class Job:
     Attributes:
         id: by which vLLM knows the request.
         ids: the same for each part of a pooling request; the first is `id`.
-        request: what was asked, set by `request`, as are `params` and `lora`.
+        request: what was asked, set by `request`, as is `params`.
         params: vLLM's SamplingParams or PoolingParams.
-        lora: vLLM's LoRARequest, or None.
         conversation: what the parsers of a chat need of the engine, where the model has parsers; else None.
         several: whether there is more than one completion.
         reply: the answer.
@@ -56,7 +55,7 @@ class Job:
         pending: items that have not been sent.
         moved: the event loop's time of its last output, or of its coming; infinity once it has been logged as stuck.
         queued: the job waits in the sender's queue.
-        adapter: the LoRA adapter that may change, in use until vLLM has ended with the job.
+        adapter: its LoRA adapter; the files stay for as long as somebody works on the job.
         most_numbers: that a pooling request's answer may have; 0 is no limit.
         bulky: its response may take long to write, so that others should not wait for it.
         refusal: what is sent in place of a bulky answer that has not been written yet; set by the event loop.
@@ -76,7 +75,6 @@ class Job:
         "id",
         "ids",
         "lane",
-        "lora",
         "most_numbers",
         "moved",
         "options",
@@ -109,7 +107,6 @@ class Job:
         self.ended = False
         self.assembler: ResponseBuilder
         self.reader: AnswerReader | None = None
-        self.lora: Any = None
         self.options: Mapping[str, Any] = {}
         self.adapter: Version | None = None
         self.conversation: Conversation | None = None

@@ -34,7 +34,7 @@ class Service:
             args["model_name"],
             prepared.vllm,
             self._model.engine,
-            prepared.adapters.request,
+            prepared.adapters.find,
             self._log,
             Policy(settings.health_check and not settings.restart, settings.limits, settings.official, self._model.parsers),
         )

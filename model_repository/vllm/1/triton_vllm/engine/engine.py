@@ -96,7 +96,6 @@ class Engine:
         self._pace = pace
         self._silence = pace.silence or vllm.step_timeout_s
         self._put: Put  # from `start` on
-        self._adapters: tuple[Any, ...] = ()
         self._store: AdapterStore | None = None
         self._jobs: dict[str, Job] = {}
         self._entered = self._left = 0  # parts of jobs; each number is written by one thread only
@@ -112,19 +111,18 @@ class Engine:
         self.tasks: tuple[str, ...] = ()
         self.healthy = False
 
-    def start(self, put: Put, adapters: tuple[Any, ...] = (), store: AdapterStore | None = None) -> None:
-        """Start the loop and load the model and its LoRA adapters; return when requests can be taken.
+    def start(self, put: Put, store: AdapterStore | None = None) -> None:
+        """Start the loop and load the model; return when requests can be taken.
 
         Args:
             put: takes each output of a job, an exception as its last one; called in the event loop's thread.
-            adapters: vLLM's LoRARequests.
-            store: adapters that may change; jobs that name one have it from there.
+            store: the LoRA adapters, if the model has any.
 
         Raises:
             Exception: whatever vLLM raised.
         """
         self._put = put
-        self._adapters, self._store, self._operator.store = adapters, store, store
+        self._store = self._operator.store = store
         self._thread.start()
         try:
             self._call(self._load()).result()
@@ -219,8 +217,6 @@ class Engine:
     async def _load(self) -> None:
         self._llm = await self._source.start()
         self.tasks = tuple(await self._llm.get_supported_tasks())
-        for adapter in self._adapters if self._source.leads else ():
-            await self._llm.add_lora(adapter)
         self._operator.begin_anew()
         if "generate" in self.tasks:
             await self._prompter.start(self._llm)
@@ -255,15 +251,13 @@ class Engine:
                 return
             if self._operator.closed:
                 raise UnavailableError(ASLEEP)  # noqa: TRY301
-            if self._store is not None and job.lora is None and job.request.lora_name is not None:
+            if self._store is not None and job.request.lora_name is not None:
                 job.adapter = await self._store.acquire(self._llm, job.request.lora_name)
-                job.lora = job.adapter.request
             collectors = await self._enter(job)
         except Exception as error:  # noqa: BLE001 - a request must never take the model down
             self._finish(job, self._translator.refusal(error))
             if self.is_healthy() and (len(job.ids) > 1 or not isinstance(error, AdapterError)):
                 await self._stop(job)  # vLLM has some of its parts, or what it began with before it raised
-            _release(job)
             return
         finally:
             job.task = None
@@ -290,7 +284,8 @@ class Engine:
             if getattr(params, "min_tokens", 0):
                 bound_minimum(params, prompt, self.facts().max_tokens)
             told = job.conversation.engine_options(prompt) if job.conversation else {}
-            options = {"lora_request": job.lora, "priority": request.priority, **job.options, **told}
+            adapter = job.adapter.request if job.adapter else None
+            options = {"lora_request": adapter, "priority": request.priority, **job.options, **told}
             made.append(await self._llm.add_request(name, prompt, params, **options))
             if job.ended:
                 break
@@ -320,7 +315,6 @@ class Engine:
             elif (job.several or len(job.ids) > 1) and (error := failure(item)) is not None:
                 self._abort(job, error)  # one completion or part has failed; the others go on in vLLM
             elif item.finished:
-                _release(job)
                 self._finish(job, failure(item) or item)
             else:
                 self._put(job, item)
@@ -363,7 +357,6 @@ class Engine:
             await self._llm.abort(name)
             if job.several:
                 vllm_api.forget_parent(self._llm, name)
-        _release(job)  # not before vLLM has been told: an adapter in a running request must not be unloaded
 
     def _give_up(self) -> None:
         """Cancel what is in flight, now and whenever more has come."""
@@ -390,8 +383,6 @@ class Engine:
             if self.healthy and self._jobs and self._loop.time() - self._asked_at > self._pace.question_period:
                 self._asked_at = math.inf
                 self._loop.create_task(self._ask())
-            if self.healthy and self._store is not None and not self.is_asleep() and self._store.is_due():
-                self._loop.create_task(self._store.tend(self._llm))
             self._refuse_overdue()
             self._note_stuck()
             self._unwritten = [job for job in self._unwritten if not job.reply.closed]
@@ -490,13 +481,6 @@ class Engine:
         for task in rest:
             task.cancel()
         await asyncio.gather(*rest, return_exceptions=True)
-
-
-def _release(job: Job) -> None:
-    """Give a job's adapter back: vLLM has ended with the job."""
-    if job.adapter is not None:
-        job.adapter.users -= 1
-        job.adapter = None
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:

@@ -10,6 +10,7 @@ of the others. A load's folder is below one for the server, the model, its versi
     failed    why the load has failed
     closed    the instance that led has been unloaded
     figures   when each of the engine's ranks made the figures that each instance has (doubles)
+    adapters  the copies of LoRA adapters that the engine reads; see `lora.copies`
 
 The kernel frees the locks of a process that dies, so nothing here depends on a process's end being an orderly one.
 """
@@ -221,6 +222,12 @@ class Rendezvous:
         with (self._load / "figures").open("a+b") as file:
             os.posix_fallocate(file.fileno(), 0, size)
             return mmap.mmap(file.fileno(), size)
+
+    def adapters(self) -> Path:
+        """Return the folder for the copies of LoRA adapters."""
+        folder = self._load / "adapters"
+        folder.mkdir(mode=0o700, exist_ok=True)
+        return folder
 
     def leave(self) -> None:
         """Give the seat up; the last one removes the folder."""

@@ -10,7 +10,6 @@ from triton_vllm.vllm_api.aligning import Fragment
 from triton_vllm.vllm_api.engine import (
     ChatDefaults,
     Facts,
-    adapter_places,
     attach,
     chat_defaults,
     compiles_with_xgrammar,
