@@ -6,6 +6,7 @@ import functools
 import json
 import os
 import re
+import shutil
 import signal
 from contextlib import ExitStack
 from pathlib import Path
@@ -79,13 +80,20 @@ def is_served(server: TritonServer) -> bool:
 
 
 @pytest.fixture(scope="module")
-def trio(serving: Serve, made_models: MadeModels) -> Iterator[TritonServer]:
+def adapters(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """LORA_DIRECTORY of `trio`, empty at first."""
+    return tmp_path_factory.mktemp("adapters")
+
+
+@pytest.fixture(scope="module")
+def trio(serving: Serve, made_models: MadeModels, adapters: Path) -> Iterator[TritonServer]:
     """Three instances with adapters; these tests break the server, and the last of them one of the instances."""
 
     def prepare(model: Path) -> None:
         names = dict(zip(("one", "two"), map(str, made_models.adapters), strict=True))
         (model / "multi_lora.json").write_text(json.dumps(names), encoding="utf-8")
         with_instances(model, COUNT)
+        with_parameter(model, "LORA_DIRECTORY", str(adapters))
         with_metrics(model)
 
     engine = {
@@ -116,7 +124,7 @@ def test_instances_answer_from_one_engine(trio: TritonServer) -> None:
 
 
 def test_instances_answer_as_one_does(trio: TritonServer, llama_server: TritonServer) -> None:
-    """Also with the adapters, which one of them has loaded into the engine."""
+    """Also with the adapters."""
     start = len(said(trio))
     asked = [prompt(PROMPT, {**GREEDY, "lora_name": name} if name else GREEDY) for name in NAMES]
     alone = [ask_all(llama_server, [one])[0].text for one in asked]
@@ -125,6 +133,24 @@ def test_instances_answer_as_one_does(trio: TritonServer, llama_server: TritonSe
     assert len(set(alone)) == 3
     assert len(engines(trio)) == 1
     assert len(stubs(trio)) == len(instances_asked(trio, start)) == COUNT
+
+
+def test_a_changed_adapter_is_seen_by_all_instances(
+    trio: TritonServer, llama_server: TritonServer, made_models: MadeModels, adapters: Path
+) -> None:
+    """By the next request of each; they have one copy of it."""
+    start = len(said(trio))
+    for name, adapter in zip(("one", "two"), made_models.adapters, strict=True):
+        shutil.rmtree(adapters / "changing", ignore_errors=True)
+        shutil.copytree(adapter, adapters / "changing")
+        expected = ask(llama_server, PROMPT, {**GREEDY, "lora_name": name}).text
+        asked = [prompt(PROMPT, {**GREEDY, "lora_name": "changing"})] * MANY
+        assert {answer.error or answer.text for answer in ask_all(trio, asked)} == {expected}
+    assert len(instances_asked(trio, start)) == COUNT
+    loaded = re.findall(r"LoRA adapter changing@(\w+) was loaded", said(trio, start))
+    assert len(loaded) == 2 * COUNT
+    assert trio._scratch is not None
+    assert len(list(trio._scratch.glob(f"{FOLDERS}/load-*/adapters/*"))) == len(set(loaded)) == 2
 
 
 def test_cancellations_reach_the_engine_from_each_instance(trio: TritonServer) -> None:

@@ -16,7 +16,7 @@ PROCESS, FILE, SOCKET, THREAD = "starts processes", "writes files", "opens socke
 PATCH, STATE = "patches vLLM or torch", "changes this process"
 ROOMS = {
     MODEL: {
-        "base": {THREAD},
+        "base": {FILE, THREAD},
         "constraints": {PROCESS, SOCKET, THREAD},
         "engine": {THREAD},
         "instances": {FILE},

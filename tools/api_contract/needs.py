@@ -90,7 +90,6 @@ STATED: Mapping[str, Mapping[str, Member]] = {
         **_fields("external_req_id", since="0.14"),
     },
     "vllm.config.VllmConfig": _fields("structured_outputs_config", "lora_config", "observability_config"),
-    "vllm.config.LoRAConfig": _fields("max_loras", "max_cpu_loras"),
     "vllm.config.ObservabilityConfig": _fields("otlp_traces_endpoint"),
     "vllm.config.StructuredOutputsConfig": {"backend": Member(default="'auto'")},
     "vllm.config.ModelConfig": {

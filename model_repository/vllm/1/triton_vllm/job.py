@@ -25,9 +25,8 @@ class Job:
     Attributes:
         id: by which vLLM knows the request.
         ids: the same for each part of a pooling request; the first is `id`.
-        request: what was asked, set by `request`, as are `params` and `lora`.
+        request: what was asked, set by `request`, as is `params`.
         params: vLLM's SamplingParams or PoolingParams.
-        lora: vLLM's LoRARequest, or None.
         conversation: what the parsers of a chat need of the engine, where the model has parsers; else None.
         several: whether there is more than one completion.
         reply: the answer.
@@ -38,7 +37,7 @@ class Job:
         waiting_since: the event loop's time of its coming; infinity once vLLM is known to have begun to work on it.
         options: further keyword arguments of vLLM's `add_request`.
         moved: the event loop's time of its last output, or of its coming; infinity once it has been logged as stuck.
-        adapter: the LoRA adapter that may change, in use until vLLM has ended with the job.
+        adapter: its LoRA adapter; the files stay for as long as somebody works on the job.
         most_numbers: that a pooling request's answer may have; 0 is no limit.
     """
 
@@ -50,7 +49,6 @@ class Job:
         "ended",
         "id",
         "ids",
-        "lora",
         "most_numbers",
         "moved",
         "options",
@@ -74,7 +72,6 @@ class Job:
         self.waiting_since = 0.0
         self.added = False
         self.ended = False
-        self.lora: Any = None
         self.options: Mapping[str, Any] = {}
         self.adapter: Version | None = None
         self.conversation: Conversation | None = None

@@ -37,7 +37,7 @@ class Service:
             prepared.vllm,
             Gate(self._model.engine.runner, settings.limits.max_requests_in_flight, unload),
             self._model.engine.facts,
-            prepared.adapters.request,
+            prepared.adapters.find,
             self._log,
             Policy(self._name, settings.limits, settings.dialect, self._model.parsers),
         )

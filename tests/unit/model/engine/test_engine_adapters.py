@@ -1,7 +1,9 @@
-"""A job that names an adapter of the operator's directory holds it until vLLM has ended with the job."""
+"""A job that names an adapter has it until vLLM has ended with the job: by that its files stay."""
 
 from __future__ import annotations
 
+import gc
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -10,13 +12,14 @@ from support.engine_parts import PROMISED, Llm, added, output
 from support.fake_reply import fake_job
 from support.patience import wait_for
 from triton_vllm.base.errors import InvalidRequestError
+from triton_vllm.lora.store import Version
 
 
 class Store:
-    """In place of the real one: one adapter, whose users the test counts."""
+    """In place of the real one: it has the adapter `a`, and forgets what it has given to a job."""
 
     def __init__(self):
-        self.version = SimpleNamespace(request=SimpleNamespace(lora_name="a@1"), users=0)
+        self.given = None
         self.named = []
         self.given_up = 0
 
@@ -24,11 +27,13 @@ class Store:
         self.named.append(name)
         if name != "a":
             raise InvalidRequestError(f"LoRA {name} is not supported")
-        self.version.users += 1
-        return self.version
+        version = Version((), SimpleNamespace(lora_name="a@1"))
+        self.given = weakref.ref(version)
+        return version
 
-    def is_due(self):
-        return False
+    def is_in_use(self):
+        gc.collect()
+        return self.given() is not None
 
     def give_up(self):
         self.given_up += 1
@@ -39,10 +44,10 @@ class Store:
 
 @pytest.fixture
 def engine(started):
-    """An engine with a store."""
-    engine, _ = started()
+    """An engine with a store, and what it puts."""
+    engine, got = started()
     engine.runner.store = Store()
-    return engine
+    return engine, got
 
 
 def job(name="a"):
@@ -51,50 +56,71 @@ def job(name="a"):
     return made
 
 
-def test_an_adapter_is_held_until_the_last_output(engine):
-    """vLLM is given it with the request; nobody else's is touched."""
-    j, plain = job(), job(None)
+def test_an_adapter_goes_to_vllm_with_its_request_only(engine):
+    """And is in use until the answer is complete."""
+    engine, got = engine
+    given = []
+    llm = Llm.started[-1]
+    add = llm.add_request
+
+    async def note(*args, lora_request, **options):
+        given.append(lora_request and lora_request.lora_name)
+        return await add(*args, lora_request=lora_request, **options)
+
+    llm.add_request = note
+    j = job()
     _, put = added(engine, j)
-    added(engine, plain)
-    assert (j.lora.lora_name, engine.runner.store.version.users) == ("a@1", 1)
-    assert (plain.lora, engine.runner.store.named) == (None, ["a"])
+    added(engine, job(None))
+    assert given == ["a@1", None]
+    assert engine.runner.store.named == ["a"]
     put(output(finished=False))
-    assert engine.runner.store.version.users == 1
+    got.get(timeout=PROMISED)
+    name = j.id
+    del j
+    assert engine.runner.store.is_in_use()
     put(output(finished=True))
-    assert engine.runner.store.version.users == 0
+    got.get(timeout=PROMISED)
+    del put, llm.collectors[name]  # as vLLM does when it has finished
+    wait_for(lambda: not engine.runner.store.is_in_use())
 
 
-def test_an_adapter_is_held_until_vllm_knows_of_a_cancellation(engine):
-    """Not only until the client does: it would be read again in the middle of a step."""
+def test_an_adapter_is_in_use_until_vllm_knows_of_a_cancellation(engine):
+    """Not only until the client does: it may be read again in the middle of a step."""
+    engine, got = engine
     j = job()
     llm, _ = added(engine, j)
     seen = []
-    abort = llm.abort
 
     async def note(request_id):
-        seen.append(engine.runner.store.version.users)
-        await abort(request_id)
+        del llm.collectors[request_id]
+        seen.append(engine.runner.store.is_in_use())
 
     llm.abort = note
     engine.runner.cancel(j)
-    wait_for(lambda: llm.aborted)
-    wait_for(lambda: engine.runner.store.version.users == 0)
-    assert seen == [1]
+    del j, _
+    got.get(timeout=PROMISED)
+    wait_for(lambda: seen)
+    wait_for(lambda: not engine.runner.store.is_in_use())
+    assert seen == [True]
 
 
 def test_a_request_that_vllm_refuses_gives_its_adapter_back(engine):
-    """Else it could never be unloaded."""
-    Llm.started[-1].add_error = RuntimeError("no")
-    engine.runner.submit(j := job())
-    wait_for(lambda: j.ended)
-    wait_for(lambda: engine.runner.store.version.users == 0)
+    """Else its files would stay."""
+    engine, got = engine
+
+    async def refuse(*args, **options):
+        raise RuntimeError("no")
+
+    Llm.started[-1].add_request = refuse
+    engine.runner.submit(job())
+    got.get(timeout=PROMISED)
+    wait_for(lambda: not engine.runner.store.is_in_use())
     assert engine.runner.store.named == ["a"]
 
 
-def test_an_unknown_adapter_is_refused(started):
-    """With the store's own text; the engine is not asked."""
-    engine, got = started()
-    engine.runner.store = Store()
+def test_an_unknown_adapter_is_refused(engine):
+    """With the store's own text; vLLM is not asked."""
+    engine, got = engine
     engine.runner.submit(job("b"))
     _, item = got.get(timeout=PROMISED)
     assert str(item) == "LoRA b is not supported"
@@ -103,5 +129,6 @@ def test_an_unknown_adapter_is_refused(started):
 
 def test_a_dead_engine_ends_the_waits_for_it(engine):
     """What waits for EngineCore would wait for ever."""
+    engine, _ = engine
     Llm.started[-1].errored = True
     wait_for(lambda: engine.runner.store.given_up)

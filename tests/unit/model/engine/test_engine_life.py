@@ -199,8 +199,6 @@ def test_a_check_that_fails_is_not_the_last(started):
 class Shared(Sole):
     """An engine that another process has started."""
 
-    leads = False
-
     def __init__(self):
         self.lost, self.calls = None, []
 
@@ -222,11 +220,11 @@ class Shared(Sole):
 
 
 def test_the_end_of_a_shared_engine_is_told_and_the_next_is_awaited():
-    """Who shares it is told what this process has found, and adapters are loaded by the one that has started it."""
+    """Who shares it is told what this process has found."""
     source, got, log = Shared(), queue.Queue(), Log()
     vllm = SimpleNamespace(step_timeout_s=STEP)
     engine = Engine(vllm, source, Prompter(), log=log, pace=PACE)
-    engine.start(lambda j, item: got.put((j, item)), ("no adapter is loaded twice",))
+    engine.start(lambda j, item: got.put((j, item)))
     for loss in (Loss("has died"), Loss("was unloaded", in_order=True)):
         added(engine, job())
         source.lost = loss

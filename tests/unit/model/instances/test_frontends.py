@@ -284,18 +284,12 @@ def test_the_engine_is_told_of_all_front_ends_if_it_is_here(address, monkeypatch
     assert module.launch_core_engines is launch
 
 
-@pytest.mark.parametrize(
-    ("settings", "name"),
-    [
-        (Settings(lora_directory="/adapters"), "LORA_DIRECTORY"),
-        (Settings(limits=Limits(operator_requests=("sleep",))), "OPERATOR_REQUESTS"),
-    ],
-)
-def test_what_only_one_instance_would_know_is_refused(settings, name, monkeypatch):
+def test_what_only_one_instance_would_know_is_refused(monkeypatch):
     """Before the engine is started; an only instance gets as far as that."""
+    settings = Settings(limits=Limits(operator_requests=("sleep",)))
     monkeypatch.setattr(load, "prepare", lambda *_: SimpleNamespace(settings=settings))
     monkeypatch.setattr(load, "_start", lambda *_: pytest.fail("it starts"))
-    with pytest.raises(ConfigError, match=f"{name} is for a model of one instance"):
+    with pytest.raises(ConfigError, match="OPERATOR_REQUESTS is for a model of one instance"):
         load._load({"model_config": '{"instance_group": [{"count": 2}]}'}, Log(), SimpleNamespace())
     with pytest.raises(pytest.fail.Exception, match="it starts"):
         load._load({"model_config": "{}"}, Log(), None)

@@ -129,6 +129,17 @@ def test_each_instance_is_a_client_of_its_own():
     assert len({address for wire in wires for address in wire}) == 4
 
 
+def test_instances_have_one_folder_for_adapters(home):
+    """It goes with the last of them, whatever is in it."""
+    meetings = [Rendezvous.join(Seat(index, 2, "k")) for index in range(2)]
+    (folder,) = {meeting.adapters() for meeting in meetings}
+    (folder / "copy").mkdir()
+    meetings[0].leave()
+    assert (folder / "copy").is_dir()
+    meetings[1].leave()
+    assert list(home.iterdir()) == []
+
+
 def test_one_instance_leads_until_it_is_gone():
     """Its death frees the lead, and what it published is no engine any more."""
     first = held(0)

@@ -1,9 +1,9 @@
-"""LoRA adapters of a directory are loaded, replaced and unloaded while requests use them."""
+"""A name means what its folder holds when a request asks for it, wherever the name comes from."""
 
 from __future__ import annotations
 
 import asyncio
-import dataclasses
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,242 +11,296 @@ import pytest
 
 from support.engine_parts import Log
 from triton_vllm.base.errors import DEAD, InvalidRequestError, UnavailableError
-from triton_vllm.lora import adapter_files
-from triton_vllm.lora.adapter_files import ChangedError
-from triton_vllm.lora.store import LOOK_S, AdapterStore
+from triton_vllm.lora import copies, store
+from triton_vllm.lora.config import Adapters
+from triton_vllm.lora.copies import SPARE, Copies
+from triton_vllm.lora.store import AdapterStore
+
+MOST = 2**31 - 1
+"""vLLM keeps an adapter's number in 32 bits with a sign."""
 
 
-def read(folder):
+def weights_in(folder):
     return Path(folder, "adapter_model.safetensors").read_text()
 
 
 class Llm:
-    """In place of AsyncLLM: knows which adapters it has, and what it has read of each."""
+    """In place of AsyncLLM: knows which adapters it has been given, and what it has read of each."""
 
-    def __init__(self, places=2):
-        self.vllm_config = SimpleNamespace(lora_config=SimpleNamespace(max_cpu_loras=places))
+    def __init__(self):
         self.errored = False
+        self.loads = []
         self.held = {}
         self.hangs = None
 
     async def add_lora(self, request):
+        self.loads.append(request.lora_name)
         if self.hangs is not None:
             self.hangs.set()
             await asyncio.Event().wait()
-        weights = read(request.path)
-        if weights == "broken":
-            raise ValueError("no such layer in /secret/place")
-        self.held[request.number] = weights
-
-    async def remove_lora(self, number):
-        del self.held[number]
+        if request.lora_path.startswith("/"):
+            weights = weights_in(request.lora_path)
+            if weights == "broken":
+                raise ValueError("no such layer in /secret/place")
+            self.held[request.lora_int_id] = weights
 
 
 class Folders:
-    """The operator's directory, with a clock that only the test moves."""
+    """The operator's directory with adapters `a` and `b`, one elsewhere that is `listed`, and one of a hub."""
 
-    def __init__(self, place):
-        self.place, self.now, self.log = place, 0.0, Log()
-        self.store = AdapterStore(place, self.make, 3, self.log, lambda: self.now)
+    def __init__(self, place, shared=None):
+        self.place, self.log = place / "directory", Log()
+        self.write("a", "first")
+        self.write("b", "second")
+        self.write("../elsewhere", "third")
+        listed = {"listed": place / "elsewhere", "hub": "org/name", "gone": place / "nowhere"}
+        self.copies = Copies(shared)
+        self.store = AdapterStore(Adapters(True, listed, self.place), self.copies, self.make, self.log)
 
     @staticmethod
     def make(name, number, path):
-        return SimpleNamespace(lora_name=name, lora_int_id=number, lora_path=path, number=number, path=path)
+        assert 0 < number <= MOST
+        return SimpleNamespace(lora_name=name, lora_int_id=number, lora_path=path)
 
     def write(self, name, weights):
-        (self.place / name).mkdir(exist_ok=True)
+        (self.place / name).mkdir(parents=True, exist_ok=True)
         (self.place / name / "adapter_config.json").write_text("{}")
         (self.place / name / "adapter_model.safetensors").write_text(weights)
 
-    def remove(self, name):
-        for path in (self.place / name).iterdir():
-            path.unlink()
-
-    def copies(self):
-        return {p.name for p in Path(self.store._copies.name).iterdir()}
+    def copied(self):
+        return sorted(map(weights_in, self.copies._folder.iterdir()))
 
 
 @pytest.fixture
 def folders(tmp_path):
-    """Adapters `a` and `b`."""
     made = Folders(tmp_path)
-    made.write("a", "first")
-    made.write("b", "second")
     yield made
     made.store.close()
-    assert not Path(made.store._copies.name).exists()
+    assert not made.copies._folder.exists()
 
 
-def test_an_adapter_is_loaded_once_and_has_its_users(folders):
-    """At first use, from a copy, with a number and a name of its own, by as many requests as come at once."""
+def read(version):
+    return weights_in(version.request.lora_path)
+
+
+def test_an_adapter_is_loaded_once(folders):
+    """At first use, from a copy, under a name of its own, by as many requests as come at once."""
     llm = Llm()
 
     async def use():
         return await asyncio.gather(*(folders.store.acquire(llm, "a") for _ in range(5)))
 
-    used = asyncio.run(use())
-    (version,) = set(used)
-    assert version.users == 5
-    assert llm.held == {3: "first"}
+    (version,) = set(asyncio.run(use()))
+    assert llm.loads == [version.request.lora_name]
+    assert llm.held == {version.request.lora_int_id: "first"}
     assert version.request.lora_name.startswith("a@")
-    assert Path(version.request.lora_path).parent == Path(folders.store._copies.name)
-    assert folders.store.names() == ["a"]
+    assert Path(version.request.lora_path).parent == folders.copies._folder
+    assert asyncio.run(folders.store.acquire(llm, "a")) is version
+    assert len(llm.loads) == 1
 
 
-def test_a_replaced_adapter_serves_what_is_in_flight_until_it_ends(folders):
-    """A new number and a new name for the new contents; the old ones are unloaded when nobody uses them, not before."""
-    llm, store = Llm(places=1), folders.store
+def test_a_listed_adapter_goes_the_same_way(folders):
+    """A name of a hub is vLLM's matter; each is loaded once."""
+    llm = Llm()
 
     async def use():
-        old = await store.acquire(llm, "a")
+        for _ in range(2):
+            listed, hub = await folders.store.acquire(llm, "listed"), await folders.store.acquire(llm, "hub")
+        folders.write("../elsewhere", "other")
+        return listed, hub, await folders.store.acquire(llm, "listed")
+
+    listed, hub, changed = asyncio.run(use())
+    assert (hub.request.lora_name, hub.request.lora_path) == ("hub", "org/name")
+    assert llm.loads == [listed.request.lora_name, "hub", changed.request.lora_name]
+    assert [read(version) for version in (listed, changed)] == ["third", "other"]
+    assert len({version.request.lora_int_id for version in (listed, hub, changed)}) == 3
+
+
+def test_a_listed_adapter_that_is_gone_is_the_operators_fault(folders):
+    """The client hears no path; the log has it, once."""
+    llm = Llm()
+
+    async def use():
+        for _ in range(2):
+            with pytest.raises(UnavailableError, match=r"^LoRA gone could not be loaded; the server's log has the reason$"):
+                await folders.store.acquire(llm, "gone")
+
+    asyncio.run(use())
+    (line,) = folders.log.lines
+    assert "nowhere has no adapter_config.json or no weights" in line
+
+
+def test_a_link_out_of_the_directory_is_no_adapter(folders):
+    """An operator's own path may lead anywhere, as in a hub's cache."""
+    (folders.place / "out").symlink_to(folders.place.parent / "elsewhere")
+    weights = folders.place.parent / "elsewhere" / "adapter_model.safetensors"
+    weights.rename(folders.place.parent / "blob")
+    weights.symlink_to(folders.place.parent / "blob")
+
+    async def use():
+        with pytest.raises(InvalidRequestError, match=r"^LoRA out is not supported$"):
+            await folders.store.acquire(Llm(), "out")
+        return read(await folders.store.acquire(Llm(), "listed"))
+
+    assert asyncio.run(use()) == "third"
+
+
+def test_a_replaced_adapter_is_seen_by_the_next_request(folders):
+    """Under another name and number; the old copy stays until the last request for it has ended."""
+    llm = Llm()
+
+    async def use():
+        old = await folders.store.acquire(llm, "a")
         folders.write("a", "third")
-        assert await store.acquire(llm, "a") is old  # it was looked at a moment ago
-        folders.now += 2 * LOOK_S
-        assert await store.acquire(llm, "a") is old  # it may be half written
-        folders.now += 2 * LOOK_S
-        new = await store.acquire(llm, "a")
-        assert new.request.lora_name != old.request.lora_name
-        assert llm.held == {3: "first", 4: "third"}
-        old.users -= 3
-        await store.tend(llm)
-        assert llm.held == {4: "third"}
-        assert folders.copies() == {"4"}
-        return new
-
-    assert asyncio.run(use()).users == 1
-
-
-def test_touching_an_adapter_loads_nothing(folders):
-    """The same contents are the same version, whose cached prefixes stay good."""
-    llm, store = Llm(), folders.store
-
-    async def use():
-        old = await store.acquire(llm, "a")
-        folders.write("a", "first")
-        return old, await store.acquire(llm, "a", afresh=True)
+        return old, await folders.store.acquire(llm, "a")
 
     old, new = asyncio.run(use())
-    assert new is old
-    assert llm.held == {3: "first"}
-    assert folders.copies() == {"3"}
+    assert new.request.lora_name != old.request.lora_name
+    assert [llm.held[version.request.lora_int_id] for version in (old, new)] == ["first", "third"]
+    assert [read(version) for version in (old, new)] == ["first", "third"]
+    del old
+    assert folders.copied() == ["third"]
+
+
+def test_touching_an_adapter_changes_nothing_for_vllm(folders):
+    """The same contents have the same name, number and path, so that cached prefixes stay good."""
+    llm = Llm()
+
+    async def use():
+        old = await folders.store.acquire(llm, "a")
+        folders.write("a", "first")
+        return old, await folders.store.acquire(llm, "a")
+
+    old, new = asyncio.run(use())
+    assert old.files != new.files
+    assert old.request == new.request
+    assert folders.copied() == ["first"]
 
 
 def test_an_operator_has_the_contents_looked_at(folders, monkeypatch):
     """Also where a file system tells of no change: `load_lora` replaces it now."""
-    same = {name: adapter_files.look(folders.place, name) for name in ("a", "b")}
+    same = copies.look(folders.place / "a")
+    monkeypatch.setattr(copies, "_seen", lambda status: (0, 0, 0, 0))
 
     async def run():
         llm = Llm()
         version = await folders.store.acquire(llm, "a")
         folders.write("a", "other")
-        monkeypatch.setattr(adapter_files, "look", lambda _, name: same[name])
-        monkeypatch.setattr(adapter_files, "_seen", lambda status: (0, 0, status.st_size, 0, 0))
-        same["a"] = tuple(dataclasses.replace(f, seen=(0, 0, f.path.stat().st_size, 0, 0)) for f in same["a"])
-        folders.store._folders["a"].files = same["a"]
-        folders.now += 10 * LOOK_S
         assert await folders.store.acquire(llm, "a") is version
-        assert await folders.store.acquire(llm, "a", afresh=True) is not version
-        assert "other" in llm.held.values()
+        return read(await folders.store.acquire(llm, "a", afresh=True)), read(await folders.store.acquire(llm, "a"))
 
-    asyncio.run(run())
+    assert len(same) == 2
+    assert asyncio.run(run()) == ("other", "other")
 
 
-def test_an_adapter_whose_folder_is_gone_is_refused_and_unloaded(folders):
-    """Requests in flight keep it; new ones get the text for an unknown name."""
-    llm, store = Llm(), folders.store
+def test_an_adapter_whose_folder_is_gone_is_refused(folders):
+    """With the text for an unknown name; requests in flight keep its copy."""
+    llm = Llm()
 
     async def use():
-        version = await store.acquire(llm, "a")
-        folders.remove("a")
-        folders.now += 2 * LOOK_S
+        version = await folders.store.acquire(llm, "a")
+        shutil.rmtree(folders.place / "a")
         with pytest.raises(InvalidRequestError, match=r"^LoRA a is not supported$"):
-            await store.acquire(llm, "a")
-        await store.tend(llm)
-        assert llm.held == {3: "first"}
-        version.users -= 1
-        await store.tend(llm)
+            await folders.store.acquire(llm, "a")
+        return version
 
-    asyncio.run(use())
-    assert llm.held == {}
-    assert folders.copies() == set()
+    version = asyncio.run(use())
+    assert read(version) == "first"
+    del version
+    assert folders.copied() == []
 
 
-def test_the_one_not_used_for_longest_makes_room(folders):
-    """Among those that nobody uses; with all in use a request is told to come again."""
-    llm, store = Llm(places=4), folders.store  # two of four are those of multi_lora.json
-    folders.write("c", "third")
-
-    async def use():
-        first = await store.acquire(llm, "a")
-        folders.now += 0.1
-        second = await store.acquire(llm, "b")
-        with pytest.raises(UnavailableError, match="2 LoRA adapters are in use, as many as this model holds"):
-            await store.acquire(llm, "c")
-        first.users -= 1
-        second.users -= 1
-        await store.acquire(llm, "c")
-
-    asyncio.run(use())
-    assert sorted(llm.held.values()) == ["second", "third"]
-    assert store.names() == ["b", "c"]
-
-
-def test_a_broken_adapter_is_tried_once_and_the_old_one_goes_on(folders):
-    """The client hears no internals, the log has the reason; a new one is refused until its files change."""
-    llm, store = Llm(places=4), folders.store
-    folders.write("b", "broken")
+def test_what_no_request_uses_makes_room(folders, monkeypatch):
+    """If that is not enough, the refusal says how much space is missing."""
+    llm, room = Llm(), SPARE + 7  # bytes; an adapter has 7 or 8
+    monkeypatch.setattr(
+        shutil, "disk_usage", lambda folder: SimpleNamespace(free=room - sum(p.stat().st_size for p in Path(folder).glob("*/*")))
+    )
 
     async def use():
-        for _ in range(2):
-            with pytest.raises(UnavailableError, match=r"^LoRA b could not be loaded; the server's log has the reason$"):
-                await store.acquire(llm, "b")
-        old = await store.acquire(llm, "a")
+        await folders.store.acquire(llm, "a")
+        used = await folders.store.acquire(llm, "listed")
+        assert folders.copied() == ["third"]
+        folders.write("b", "x" * (5 << 20))
+        with pytest.raises(UnavailableError, match=r"^LoRA b could not be copied: .* lacks 6 MiB$"):
+            await folders.store.acquire(llm, "b")
+        assert read(used) == "third"
+
+    asyncio.run(use())
+    assert "LoRA b could not be copied" in folders.log.lines[-1]
+
+
+def test_a_broken_adapter_is_refused_and_tried_once(folders):
+    """The client hears no internals, the log has the reason; it is tried again when its files change, or an operator asks."""
+    llm = Llm()
+
+    async def refuse(name, **how):
+        with pytest.raises(UnavailableError, match=rf"^LoRA {name} could not be loaded; the server's log has the reason$"):
+            await folders.store.acquire(llm, name, **how)
+
+    async def use():
+        folders.write("b", "broken")
+        await refuse("b")
+        await refuse("b")
+        assert len(llm.loads) == 1
+        await refuse("b", afresh=True)
+        assert len(llm.loads) == 2
+        await folders.store.acquire(llm, "a")
         folders.write("a", "broken")
-        for _ in range(3):
-            folders.now += 2 * LOOK_S
-            assert await store.acquire(llm, "a") is old
-        with pytest.raises(UnavailableError, match="LoRA a could not be loaded"):
-            await store.acquire(llm, "a", afresh=True)  # an operator must know
+        await refuse("a")
         folders.write("b", "mended")
-        assert (await store.acquire(llm, "b")).users == 1
+        return read(await folders.store.acquire(llm, "b"))
 
-    asyncio.run(use())
-    said = [line for line in folders.log.lines if "could not be loaded" in line]
-    assert len(said) == 3
-    assert "no such layer" in said[0]
-    assert "the one from before it was changed goes on" in said[1]
-    assert folders.copies() == {str(number) for number in llm.held}
+    assert asyncio.run(use()) == "mended"
+    assert ["no such layer" in line for line in folders.log.lines if "could not be loaded" in line] == [True] * 3
+    assert folders.copied() == ["mended"]
 
 
 def test_an_engine_that_was_started_again_has_no_adapters(folders):
-    """They are loaded into the new one at their next use, by new numbers."""
-    store = folders.store
+    """They are loaded into the new one at their next use, under the same name and number."""
 
     async def use(llm):
-        return (await store.acquire(llm, "a")).request.lora_int_id
+        return (await folders.store.acquire(llm, "a")).request
 
     first, second = Llm(), Llm()
-    assert [asyncio.run(use(llm)) for llm in (first, second)] == [3, 4]
-    assert second.held == {4: "first"}
-    assert folders.copies() == {"4"}
+    requests = [asyncio.run(use(llm)) for llm in (first, second)]
+    assert requests[0] == requests[1]
+    assert first.held == second.held == {requests[0].lora_int_id: "first"}
 
 
 def test_nobody_waits_for_an_engine_that_has_died(folders):
     """EngineCore tells those who wait for an answer nothing when it dies."""
-    llm, store = Llm(), folders.store
+    llm = Llm()
 
     async def use():
         llm.hangs = asyncio.Event()
-        waiting = asyncio.ensure_future(store.acquire(llm, "a"))
+        waiting = asyncio.ensure_future(folders.store.acquire(llm, "a"))
         await llm.hangs.wait()
-        store.give_up()
+        folders.store.give_up()
         with pytest.raises(UnavailableError, match=DEAD):
             await waiting
         llm.hangs = None
-        await store.acquire(llm, "b")  # the lock is free
+        await folders.store.acquire(llm, "b")  # the lock is free
 
     asyncio.run(use())
-    assert llm.held == {4: "second"}
+    assert list(llm.held.values()) == ["second"]
+
+
+def test_a_dead_engine_says_nothing_of_an_adapter(folders):
+    """What it raises is the engine's reason, and the adapter is tried with the next one."""
+    dead, alive = Llm(), Llm()
+
+    async def use():
+        dead.errored = True
+        folders.write("a", "broken")
+        with pytest.raises(ValueError, match="no such layer"):
+            await folders.store.acquire(dead, "a")
+        assert folders.log.lines == []
+        with pytest.raises(UnavailableError):
+            await folders.store.acquire(alive, "a")
+
+    asyncio.run(use())
+    assert len(alive.loads) == 1
 
 
 @pytest.mark.parametrize("name", ["../a", "a/../b", "a\0", "", "x" * 129])
@@ -258,46 +312,60 @@ def test_what_is_no_folders_name_is_not_looked_for(folders, name):
 
 def test_a_full_disk_is_not_the_adapters_fault(folders, monkeypatch):
     """It is tried again at the next request, and what is being written again, too."""
-    llm, store = Llm(), folders.store
-    errors = [OSError(28, "No space left on device"), ChangedError("adapter_model.safetensors")]
-    copy = adapter_files.copy
+    llm = Llm()
+    errors = [OSError(28, "No space left on device"), UnavailableError("LoRA file x is being written; try again later")]
+    make = folders.copies.make
 
-    def fail_twice(*given):
+    async def fail_twice(files):
         if errors:
             raise errors.pop(0)
-        return copy(*given)
+        return await make(files)
 
-    monkeypatch.setattr(adapter_files, "copy", fail_twice)
+    monkeypatch.setattr(folders.copies, "make", fail_twice)
 
     async def use():
         with pytest.raises(UnavailableError, match="could not be loaded"):
-            await store.acquire(llm, "a")
+            await folders.store.acquire(llm, "a")
         with pytest.raises(UnavailableError, match="is being written; try again later"):
-            await store.acquire(llm, "a")
-        return await store.acquire(llm, "a")
+            await folders.store.acquire(llm, "a")
+        return read(await folders.store.acquire(llm, "a"))
 
-    assert asyncio.run(use()).users == 1
-    assert llm.held == {5: "first"}
+    assert asyncio.run(use()) == "first"
 
 
-def test_an_adapter_that_is_being_replaced_goes_on_meanwhile(folders, monkeypatch):
-    """A request that comes while its files change is answered by the old one."""
-    llm, store = Llm(), folders.store
-
-    def fail(*given):
-        raise ChangedError("adapter_model.safetensors")
+def test_instances_mean_one_adapter_by_one_name_number_and_path(tmp_path):
+    """vLLM loads it once for all, and its prefix cache serves them all; another content is another adapter in each."""
+    (tmp_path / "shared").mkdir()
+    one, other = (Folders(tmp_path, tmp_path / "shared") for _ in range(2))
+    llm = Llm()
 
     async def use():
-        old = await store.acquire(llm, "a")
-        folders.write("a", "third")
-        monkeypatch.setattr(adapter_files, "copy", fail)
-        for _ in range(3):
-            folders.now += 2 * LOOK_S
-            assert await store.acquire(llm, "a") is old
-        with pytest.raises(UnavailableError, match="could not be loaded"):
-            await store.acquire(llm, "a", afresh=True)
-        monkeypatch.undo()
-        assert (await store.acquire(llm, "a", afresh=True)) is not old
+        requests = []
+        for weights in ("first", "third"):
+            one.write("a", weights)
+            found = await asyncio.gather(one.store.acquire(llm, "a"), other.store.acquire(llm, "a"))
+            requests.append(found[0].request)
+            assert found[0].request == found[1].request
+        old = other.store._known["a"]
+        one.store.close()
+        return requests, read(old)
 
-    asyncio.run(use())
-    assert sorted(llm.held.values()) == ["first", "third"]
+    requests, text = asyncio.run(use())
+    assert llm.held == {request.lora_int_id: weights for request, weights in zip(requests, ("first", "third"), strict=True)}
+    assert text == "third"
+
+
+def test_two_adapters_never_have_one_number(folders, monkeypatch):
+    """A number has few bits: one that is taken is refused, as vLLM would serve the other adapter's weights."""
+    monkeypatch.setattr(store, "hashlib", SimpleNamespace(sha256=lambda _: SimpleNamespace(hexdigest=lambda: "1" * 64)))
+
+    async def use():
+        llm = Llm()
+        first = await folders.store.acquire(llm, "a")
+        with pytest.raises(UnavailableError, match="LoRA b could not be loaded"):
+            await folders.store.acquire(llm, "b")
+        return first, llm
+
+    first, llm = asyncio.run(use())
+    assert llm.held == {first.request.lora_int_id: "first"}
+    assert "it has by chance the number of a@" in folders.log.lines[-1]

@@ -44,7 +44,6 @@ def tensors(**values):
 def adapter(name):
     if name == "unknown":
         raise InvalidRequestError("LoRA unknown is not supported")
-    return name and f"adapter {name}"
 
 
 @pytest.fixture
@@ -78,7 +77,7 @@ def test_a_prompt_becomes_a_job(let):
     job, sent, _ = let(Request(given, '{"max_tokens": 5, "lora_name": "a"}', timeout=7))
     assert (job.request.text, job.request.priority, job.request.timeout) == ("hi", 3, 7)
     assert (job.params.max_tokens, job.params.output_kind) == (5, fake_vllm.RequestOutputKind.DELTA)
-    assert job.lora == "adapter a"
+    assert job.request.lora_name == "a"
     assert isinstance(assembler(job), Assembler)
     assert sent == []
     assert not job.reply.closed

@@ -196,20 +196,6 @@ def test_an_engine_is_dead_when_it_says_so():
 
 
 @pytest.mark.parametrize(
-    ("config", "places"),
-    [
-        ({"max_cpu_loras": 5, "max_loras": 2}, 5),
-        ({"max_cpu_loras": None, "max_loras": 2}, 2),
-        ({"max_loras": 1}, 1),
-    ],
-)
-def test_the_engine_holds_as_many_adapters_as_in_the_processors_memory(config, places):
-    """Without `max_cpu_loras` as many as in a batch."""
-    llm = SimpleNamespace(vllm_config=SimpleNamespace(lora_config=SimpleNamespace(**config)))
-    assert vllm_api.adapter_places(llm) == places
-
-
-@pytest.mark.parametrize(
     ("source", "override", "most"),
     [
         ("auto", {}, None),

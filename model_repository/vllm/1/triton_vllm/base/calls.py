@@ -33,7 +33,10 @@ class Calls:
             task.cancel()  # if this one was cancelled, else it is done
         if task.cancelled():
             raise UnavailableError(DEAD)
-        return task.result()
+        try:
+            return task.result()
+        finally:
+            del task  # an exception has this frame: it would have itself by this, and so would all that the caller has
 
     def give_up(self) -> None:
         """End all waits: the engine is dead."""

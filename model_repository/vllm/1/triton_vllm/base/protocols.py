@@ -309,9 +309,6 @@ class EngineClient(Protocol):
     async def add_lora(self, lora_request: Any) -> object:
         """Load an adapter."""
 
-    async def remove_lora(self, lora_id: int) -> object:
-        """Unload an adapter, by its number."""
-
     async def add_request(
         self, request_id: str, prompt: Any, params: Any, *, lora_request: Any, priority: int, **options: Any
     ) -> Collector:

@@ -18,8 +18,6 @@ from triton_vllm.engine.runner import Runner
 from triton_vllm.instances.source import Loss
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import Any
 
     from triton_vllm.base.limits import Limits
     from triton_vllm.base.protocols import EngineClient, Log
@@ -92,25 +90,22 @@ class Engine:
         self._thread = LoopThread(self._translator.note, log)
         self._loop = self._thread.loop
         self._llm: EngineClient  # from `_load` on
-        self._adapters: Sequence[Any] = ()
         self._ending = threading.Event()
         self._asked_at = 0.0
         self._hung = False
         self.runner = Runner(self._loop, prompter, self._translator, limits, log)
         self.facts = vllm_api.Facts()
 
-    def start(self, put: Put, adapters: Sequence[Any] = (), store: AdapterStore | None = None) -> None:
-        """Start the loop and load the model and its LoRA adapters; return when requests can be taken.
+    def start(self, put: Put, store: AdapterStore | None = None) -> None:
+        """Start the loop and load the model; return when requests can be taken.
 
         Args:
             put: takes each output of a job, an exception as its last one; called in the event loop's thread.
-            adapters: vLLM's LoRARequests.
-            store: adapters that may change; jobs that name one have it from there.
+            store: the LoRA adapters, if the model has any.
 
         Raises:
             Exception: whatever vLLM raised.
         """
-        self._adapters = adapters
         self.runner.deliver_to(put, store)
         self._thread.start()
         try:
@@ -140,8 +135,6 @@ class Engine:
     async def _load(self) -> None:
         self._llm = await self._source.start()
         self.facts = vllm_api.facts(self._llm, await self._llm.get_supported_tasks())
-        for adapter in self._adapters if self._source.leads else ():
-            await self._llm.add_lora(adapter)
         if "generate" in self.facts.tasks:
             await self._prompter.start(self._llm)
         self._hung = False
@@ -161,7 +154,7 @@ class Engine:
                     self._loop.create_task(self._revive())
                     return
             if self.runner.llm is not None:
-                self._look_after_engine()
+                self._ask_now_and_then()
             self.runner.refuse_overdue()
             self.runner.in_flight.tidy()
             self._note_stuck()
@@ -183,13 +176,11 @@ class Engine:
             self._log.error(f"the engine {loss.what}" + (", starting it again" if self._pace.restart else ""))
         self.runner.lose()
 
-    def _look_after_engine(self) -> None:
-        """Ask EngineCore something while requests are open, and have changed adapters loaded."""
+    def _ask_now_and_then(self) -> None:
+        """Ask EngineCore something while requests are open."""
         if self.runner.in_flight.jobs() and self._loop.time() - self._asked_at > self._pace.question_period:
             self._asked_at = math.inf
             self._loop.create_task(self._ask())
-        if self.runner.store is not None and not self.runner.operator.asleep and self.runner.store.is_due():
-            self._loop.create_task(self.runner.store.tend(self._llm))
 
     async def _ask(self) -> None:
         """Find out whether EngineCore hangs: vLLM takes one that does for healthy, and its requests would wait for ever.

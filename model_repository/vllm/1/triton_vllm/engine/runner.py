@@ -46,7 +46,7 @@ class Runner:
         llm: the engine that works on them, None while there is none.
         in_flight: the jobs.
         operator: carries out what operators ask for.
-        store: adapters that may change, None where there are none.
+        store: the LoRA adapters, None where there are none.
     """
 
     def __init__(
@@ -148,15 +148,13 @@ class Runner:
                 return
             if self.operator.closed:
                 raise UnavailableError(ASLEEP)  # noqa: TRY301
-            if self.store is not None and job.lora is None and job.request.lora_name is not None:
+            if self.store is not None and job.request.lora_name is not None:
                 job.adapter = await self.store.acquire(llm, job.request.lora_name)
-                job.lora = job.adapter.request
             collectors = await self._enter(llm, job)
         except Exception as error:  # noqa: BLE001 - a request must never take the model down
             self._finish(job, self._translator.refusal(error))
             if len(job.ids) > 1 or not isinstance(error, AdapterError):
                 await self._stop(job)  # vLLM has some of its parts, or what it began with before it raised
-            _release(job)
             return
         finally:
             job.task = None
@@ -184,7 +182,8 @@ class Runner:
             if getattr(params, "min_tokens", 0):
                 bound_minimum(params, prompt, self._facts.max_tokens)
             told = job.conversation.engine_options(prompt) if job.conversation else {}
-            options = {"lora_request": job.lora, "priority": request.priority, **job.options, **told}
+            adapter = job.adapter.request if job.adapter else None
+            options = {"lora_request": adapter, "priority": request.priority, **job.options, **told}
             made.append(await llm.add_request(name, prompt, params, **options))
             if job.ended:
                 break
@@ -214,7 +213,6 @@ class Runner:
             elif (job.several or len(job.ids) > 1) and (error := failure(item)) is not None:
                 self._abort(job, error)  # one completion or part has failed; the others go on in vLLM
             elif item.finished:
-                _release(job)
                 self._finish(job, failure(item) or item)
             else:
                 self._put(job.reply, item)
@@ -247,16 +245,9 @@ class Runner:
     async def _stop(self, job: Job) -> None:
         """Have vLLM stop working on a job."""
         llm = self.llm
-        if llm is not None and self.is_up():
-            for name in job.ids:
-                await llm.abort(name)
-                if job.several:
-                    vllm_api.forget_parent(llm, name)
-        _release(job)  # not before vLLM has been told: an adapter in a running request must not be unloaded
-
-
-def _release(job: Job) -> None:
-    """Give a job's adapter back: vLLM has ended with the job."""
-    if job.adapter is not None:
-        job.adapter.users -= 1
-        job.adapter = None
+        if llm is None or not self.is_up():
+            return
+        for name in job.ids:
+            await llm.abort(name)
+            if job.several:
+                vllm_api.forget_parent(llm, name)

@@ -21,6 +21,7 @@ from triton_vllm.instances.source import Loss
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+    from pathlib import Path
 
     from triton_vllm.base.protocols import EngineClient, Log, PrometheusFamily
     from triton_vllm.instances.rendezvous import Address, Seat
@@ -84,8 +85,12 @@ class Frontends:
 
     @property
     def leads(self) -> bool:
-        """Whether this instance has launched the engine, and is to load adapters into it."""
+        """Whether this instance has launched the engine."""
         return self._meeting.leads
+
+    def adapters(self) -> Path:
+        """Return the folder for the copies of LoRA adapters."""
+        return self._meeting.adapters()
 
     async def start(self) -> EngineClient:
         """Launch the engine, or wait for it and connect; see `Source`.

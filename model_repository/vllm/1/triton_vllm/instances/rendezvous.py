@@ -10,6 +10,7 @@ of the others. A load's folder is below one for the server, the model, its versi
     failed    why the load has failed
     closed    the instance that led has been unloaded
     figures   when each of the engine's ranks made the figures that each instance has (doubles)
+    adapters  the copies of LoRA adapters that the engine reads; see `lora.copies`
 
 The kernel frees the locks of a process that dies, so nothing here depends on a process's end being an orderly one.
 """
@@ -17,7 +18,6 @@ The kernel frees the locks of a process that dies, so nothing here depends on a 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import mmap
@@ -31,6 +31,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from triton_vllm.base import locks
 from triton_vllm.base.errors import ConfigError
 from triton_vllm.base.processes import process_space, start_time
 
@@ -130,7 +131,7 @@ class Rendezvous:
                 if load is None:
                     load = base / f"load-{uuid.uuid4().hex[:6]}"
                     load.mkdir(mode=0o700)
-                made = cls(own, base, load, _lock(load / f"seat-{own.index}"))
+                made = cls(own, base, load, locks.take(load / f"seat-{own.index}"))
         except OSError as error:
             raise ConfigError(f"instance_group: the instances have no folder to meet in: {error}; set TMPDIR") from None
         if len(made._wires("f" * 6, own.count)[1]) - len("ipc://") > LONGEST_ADDRESS:
@@ -147,7 +148,7 @@ class Rendezvous:
         """Return whether this instance leads; it does from now on if none does, or the one that did has died."""
         if self._lead is None and not self._departing():
             with contextlib.suppress(OSError):
-                self._lead = _lock(self._load / "lead")
+                self._lead = locks.take(self._load / "lead")
                 for name in ("engine", "closed"):  # of the one that led
                     (self._load / name).unlink(missing_ok=True)
         return self.leads
@@ -222,11 +223,17 @@ class Rendezvous:
             os.posix_fallocate(file.fileno(), 0, size)
             return mmap.mmap(file.fileno(), size)
 
+    def adapters(self) -> Path:
+        """Return the folder for the copies of LoRA adapters."""
+        folder = self._load / "adapters"
+        folder.mkdir(mode=0o700, exist_ok=True)
+        return folder
+
     def leave(self) -> None:
         """Give the seat up; the last one removes the folder."""
         for lock in (self._seat, self._lead):
             if lock is not None:
-                _free(lock)
+                locks.free(lock)
         with contextlib.suppress(OSError), _locked(self._base):
             _tidy(self._base)
 
@@ -248,31 +255,9 @@ def _waits_for(load: Path, own: Seat) -> bool:
     return bool(seats) and not over and all(map(_is_held, seats))
 
 
-def _lock(path: Path) -> int:
-    """Return the descriptor that holds the lock of a file.
-
-    An EngineCore that was forked holds it, too, so that the lock is free only once that has ended with its memory.
-
-    Raises:
-        OSError: another process holds it.
-    """
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(descriptor)
-        raise
-    return descriptor
-
-
-def _free(descriptor: int) -> None:
-    fcntl.flock(descriptor, fcntl.LOCK_UN)  # also for a child that has it
-    os.close(descriptor)
-
-
 def _is_held(path: Path) -> bool:
     try:
-        _free(_lock(path))
+        locks.free(locks.take(path))
     except OSError:
         return True
     return False
@@ -283,32 +268,20 @@ def _locked(base: Path) -> Iterator[None]:
     """Hold a folder, made if it is not there, that nobody else looks into meanwhile."""
     descriptor = None
     while descriptor is None:
-        descriptor = _hold(base)
+        try:
+            with contextlib.suppress(FileExistsError):
+                base.mkdir(mode=0o700)
+            status = base.lstat()
+            if status.st_uid != os.getuid() or status.st_mode & 0o077 or base.is_symlink():
+                raise PermissionError(f"{base} is not this user's alone")
+            descriptor = locks.take(base / "lock", waits=True)
+        except FileNotFoundError:  # the last one who held it has just removed it
+            if not base.parent.is_dir():
+                raise
     try:
         yield
     finally:
-        os.close(descriptor)
-
-
-def _hold(base: Path) -> int | None:
-    """Return the descriptor that holds a folder, None if the last one who held it has just removed it."""
-    try:
-        with contextlib.suppress(FileExistsError):
-            base.mkdir(mode=0o700)
-        status = base.lstat()
-        if status.st_uid != os.getuid() or status.st_mode & 0o077 or base.is_symlink():
-            raise PermissionError(f"{base} is not this user's alone")
-        descriptor = os.open(base / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except FileNotFoundError:
-        if base.parent.is_dir():
-            return None
-        raise
-    fcntl.flock(descriptor, fcntl.LOCK_EX)
-    with contextlib.suppress(FileNotFoundError):
-        if os.fstat(descriptor).st_ino == (base / "lock").stat().st_ino:
-            return descriptor
-    os.close(descriptor)
-    return None
+        locks.free(descriptor)
 
 
 def _tidy(base: Path) -> None:

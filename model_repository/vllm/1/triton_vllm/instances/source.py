@@ -29,10 +29,6 @@ class Loss:
 class Source(Protocol):
     """Where an engine comes from: this process alone starts it, or several share it."""
 
-    @property
-    def leads(self) -> bool:
-        """Whether this process has started the engine."""
-
     async def start(self) -> EngineClient:
         """Start the engine or connect to it, and return its client; called once more after each loss."""
 
@@ -56,8 +52,6 @@ class Sole:
         vllm: the loaded vLLM.
         values: engine arguments.
     """
-
-    leads = True
 
     def __init__(self, vllm: vllm_api.Vllm, values: Mapping[str, Any]) -> None:
         self._vllm = vllm

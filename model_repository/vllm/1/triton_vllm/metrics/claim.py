@@ -9,13 +9,12 @@ whose metrics the server keeps and gives to the next owner.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from triton_vllm.base import locks
 from triton_vllm.base.processes import process_space, start_time
 
 if TYPE_CHECKING:
@@ -54,22 +53,23 @@ class Claim:
             OSError: the file cannot be made.
         """
         if self._held is None:
-            self._held = _locked(self._path, fcntl.LOCK_SH if self.shared else fcntl.LOCK_EX)
-            if self._held is None and not self._waits:
-                self._waits = True
-                self._log.info("metrics wait until another instance with this model's name and version has taken its own away")
+            try:
+                self._held = locks.take(self._path, shared=self.shared)
+            except BlockingIOError:
+                if not self._waits:
+                    self._waits = True
+                    self._log.info(
+                        "metrics wait until another instance with this model's name and version has taken its own away"
+                    )
         return self._held is not None
 
     def give_up(self) -> None:
         """Leave the claim to the next; the last one removes the file."""
         if self._held is None:
             return
-        with contextlib.suppress(OSError):
-            fcntl.flock(self._held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self._path.unlink()
-        fcntl.flock(self._held, fcntl.LOCK_UN)  # also for a child that has it
-        os.close(self._held)
+        locks.free(self._held)
         self._held = None
+        _remove(self._path)
 
 
 def instances(args: Mapping[str, str]) -> int:
@@ -78,31 +78,9 @@ def instances(args: Mapping[str, str]) -> int:
     return sum(int(group.get("count", 1)) * max(len(group.get("gpus") or ()), 1) for group in groups)
 
 
-def _locked(path: Path, kind: int) -> int | None:
-    """Return the descriptor of a file with its lock, None if another process holds that."""
-    while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        try:
-            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-            with contextlib.suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(descriptor), path.lstat()):
-                    return descriptor
-        except BlockingIOError:
-            os.close(descriptor)
-            return None
-        except BaseException:
-            os.close(descriptor)
-            raise
-        os.close(descriptor)  # the one before has just removed it
-
-
 def _remove(path: Path) -> None:
     """Remove a file whose lock nobody holds."""
     with contextlib.suppress(OSError):
-        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.path.samestat(os.fstat(descriptor), path.lstat()):
-                path.unlink()
-        finally:
-            os.close(descriptor)
+        held = locks.take(path)
+        path.unlink()
+        locks.free(held)

@@ -32,7 +32,7 @@ class Operator:
     Attributes:
         asleep: no other request is taken; read by other threads.
         closed: the engine was told to sleep; what was admitted just before is refused, too: vLLM would hold it until it wakes up.
-        store: adapters that may change, if there are any.
+        store: the LoRA adapters, if the model has any.
     """
 
     def __init__(self, busy: Callable[[], bool], log: Log) -> None:
@@ -110,9 +110,8 @@ class Operator:
 
     async def _load_lora(self, llm: EngineClient, name: str) -> dict[str, Any]:
         if self.store is None:
-            raise UnsupportedError("this model has no LORA_DIRECTORY")
+            raise UnsupportedError("LoRA feature is not enabled.")
         if self.asleep:
             raise UnavailableError(ASLEEP)
         version = await self.store.acquire(llm, name, afresh=True)
-        version.users -= 1
-        return {"name": name, "version": version.digest}
+        return {"name": name, "version": version.request.lora_name}

@@ -73,7 +73,7 @@ class Admission:
         vllm: the loaded vLLM; says which parameters there are.
         gate: lets requests in.
         facts: what the model can do and take.
-        find_adapter: returns vLLM's LoRARequest for the name that a request gives.
+        find_adapter: raises an error for a name that no LoRA adapter can have.
         log: told of requests that could not be read.
         policy: what the operator has chosen.
     """
@@ -83,7 +83,7 @@ class Admission:
         vllm: Vllm,
         gate: Gate,
         facts: Facts,
-        find_adapter: Callable[[str | None], Any],
+        find_adapter: Callable[[str], object],
         log: Log,
         policy: Policy,
     ) -> None:
@@ -124,11 +124,11 @@ class Admission:
         self._gate.require_awake()
         if isinstance(parsed, EmbedRequest) and parsed.scoring is not None:
             parsed = replace(parsed, **self._pairs(parsed.scoring))
-        adapter = self._find_adapter(parsed.lora_name)
+        if parsed.lora_name is not None:
+            self._find_adapter(parsed.lora_name)
         check_fit(parsed, self._facts, self._limits)
         self._check_room(parsed)
         job = self._generate(parsed, reply) if isinstance(parsed, GenerateRequest) else self._embed(parsed, reply)
-        job.lora = adapter
         if self._facts.traces and (headers := triton.trace_headers(request)):
             job.options = {**job.options, "trace_headers": headers}
         return job

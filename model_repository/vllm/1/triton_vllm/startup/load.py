@@ -17,6 +17,7 @@ from triton_vllm.engine.engine import Engine, Pace
 from triton_vllm.engine.prompts import Prompter
 from triton_vllm.instances import frontends
 from triton_vllm.instances.source import Sole
+from triton_vllm.lora.copies import Copies
 from triton_vllm.lora.store import AdapterStore
 from triton_vllm.media.clips import check_videos
 from triton_vllm.metrics.claim import Claim, instances
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
 
     from triton_vllm.base.protocols import Log
     from triton_vllm.instances.frontends import Frontends
-    from triton_vllm.startup.settings import Settings
 
 MANY_CORES = 8
 """From here on two threads send, and cores do not run short; with fewer a second one only takes time from the engine."""
@@ -99,8 +99,11 @@ def _load(args: Mapping[str, str], log: Log, shared: Frontends | None) -> Model:
     with ExitStack() as until_loaded:
         progress = until_loaded.enter_context(Progress(log))
         prepared = prepare(args, log, progress, until_loaded)
-        if instances(args) != 1:
-            _refuse_private(prepared.settings, shares=shared is not None)
+        if instances(args) != 1 and prepared.settings.limits.operator_requests:
+            # an instance would not know that another one has put the engine to sleep
+            raise ConfigError(
+                "OPERATOR_REQUESTS is for a model of one instance: have one instance group with count 1, or leave it out"
+            )
         progress.phase("starting the engine and loading the model")
         engine, outbox = _start(prepared, shared, log)
         parsers = _parsers(prepared, engine, outbox)
@@ -111,16 +114,6 @@ def _load(args: Mapping[str, str], log: Log, shared: Frontends | None) -> Model:
     interpreter.tune()
     log.info(f"ready after {progress.seconds():.1f} s, tasks: {', '.join(engine.facts.tasks)}")
     return Model(prepared, engine, outbox, watch, publisher, shared, parsers)
-
-
-def _refuse_private(settings: Settings, *, shares: bool) -> None:
-    """Refuse what each of several instances would know by itself only: whether the engine sleeps, and an adapter's number."""
-    for name, value in (
-        ("OPERATOR_REQUESTS", settings.limits.operator_requests),  # one would be answered for one engine of several
-        ("LORA_DIRECTORY", settings.lora_directory if shares else ""),
-    ):
-        if value:
-            raise ConfigError(f"{name} is for a model of one instance: have one instance group with count 1, or leave it out")
 
 
 def _start(prepared: Prepared, shared: Frontends | None, log: Log) -> tuple[Engine, Outbox]:
@@ -142,7 +135,7 @@ def _start(prepared: Prepared, shared: Frontends | None, log: Log) -> tuple[Engi
     uses_ray = "ray" in (values.get("distributed_executor_backend"), values.get("data_parallel_backend"))
     with Cause(None if uses_ray else vllm.logging_config, os.environ) as cause:
         try:
-            engine.start(outbox.put, tuple(prepared.adapters.requests.values()), _store(prepared, log))
+            engine.start(outbox.put, _store(prepared, shared, log))
         except ConfigError:  # not vLLM's: of the instances that share an engine
             outbox.close()
             raise
@@ -156,12 +149,11 @@ def _start(prepared: Prepared, shared: Frontends | None, log: Log) -> tuple[Engi
     return engine, outbox
 
 
-def _store(prepared: Prepared, log: Log) -> AdapterStore | None:
-    adapters = prepared.adapters
-    if adapters.directory is None:
+def _store(prepared: Prepared, shared: Frontends | None, log: Log) -> AdapterStore | None:
+    if not prepared.adapters.enabled:
         return None
-    log.info(f"LoRA adapters are taken from {adapters.directory}")
-    return AdapterStore(adapters.directory, prepared.vllm.LoRARequest, len(adapters.requests) + 1, log)
+    copies = Copies(shared.adapters() if shared is not None else None)
+    return AdapterStore(prepared.adapters, copies, prepared.vllm.LoRARequest, log)
 
 
 def _parsers(prepared: Prepared, engine: Engine, outbox: Outbox) -> vllm_api.Parsers | None:

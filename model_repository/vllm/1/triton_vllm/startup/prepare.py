@@ -50,7 +50,7 @@ class Prepared:
         settings: the parameters of config.pbtxt.
         vllm: the imported vLLM.
         engine_args: as this vLLM takes them, with what was chosen for this machine.
-        adapters: the LoRA adapters.
+        adapters: where the LoRA adapters are.
         file_name: where the engine arguments were read, from the model's folder on.
         parsers: what reads the answers to chats.
     """
@@ -96,28 +96,17 @@ def prepare(args: Mapping[str, str], log: Log, progress: Progress, until_loaded:
     audio.limit(chosen.limits, vllm_api.variables(), os.environ)
     values = _fit(vllm, given, file_name, log)
     names = parsers.choose(tool_parser, values, file_name)
-    adapters = _read_adapters(model_dir, version_dir, values, chosen, vllm, log)
-    defaults = {**_choose_compilers(values, log), **_choose_processes(vllm, values)}
-    defaults |= _choose_statistics(chosen, values, file_name)
-    return Prepared(chosen, vllm, {**defaults, **values}, adapters, file_name, names)
-
-
-def _read_adapters(
-    model_dir: Path, version_dir: Path, values: Mapping[str, Any], chosen: Settings, vllm: Vllm, log: Log
-) -> config.Adapters:
     adapters = config.read(
         model_dir,
         version_dir,
         enabled=bool(values.get("enable_lora", False)),
-        make=vllm.LoRARequest,
+        log=log,
         directory=chosen.lora_directory,
         official=chosen.dialect.is_official,
     )
-    for reason in adapters.broken.values():
-        log.warning(f"{reason}; its requests are refused")
-    if adapters.enabled and not config.is_listed(version_dir):
-        log.info(config.UNLISTED)
-    return adapters
+    defaults = {**_choose_compilers(values, log), **_choose_processes(vllm, values)}
+    defaults |= _choose_statistics(chosen, values, file_name)
+    return Prepared(chosen, vllm, {**defaults, **values}, adapters, file_name, names)
 
 
 def _choose_devices(args: Mapping[str, str], chosen: Settings, given: Mapping[str, Any], log: Log) -> None:

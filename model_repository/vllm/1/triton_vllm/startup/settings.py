@@ -34,7 +34,7 @@ class Settings:
         engine_timeout_s: ENGINE_TIMEOUT_SECONDS, how long EngineCore may answer nothing, and a request be without output; 0 takes
             vLLM's VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS.
         senders: RESPONSE_SENDER_THREADS, threads that send responses; 0 chooses by the number of cores.
-        lora_directory: LORA_DIRECTORY, the folder whose folders are LoRA adapters that may change; empty: there is none.
+        lora_directory: LORA_DIRECTORY, the folder whose folders are LoRA adapters; empty: there is none.
         limits: of requests, each a parameter of its name in capitals.
     """
 

@@ -1,0 +1,160 @@
+"""Look at the files of a LoRA adapter, and copy them: nobody can change a copy while vLLM reads it.
+
+vLLM maps the weights into memory, where a file that becomes shorter ends its process. When it has dropped an adapter from memory
+and a request needs it again, it reads the files in the middle of a step, and ends if they are not there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import os
+import shutil
+import stat
+import tempfile
+import weakref
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from triton_vllm.base.errors import UnavailableError
+
+if TYPE_CHECKING:
+    from collections.abc import MutableMapping
+
+CONFIG = "adapter_config.json"
+WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin", "adapter_model.pt")
+"""In vLLM's order: it reads the first that is there."""
+SPARE = 64 << 20
+"""Bytes that a copy leaves free in the folder for temporary files, for other programs."""
+_CHUNK = 1 << 20
+
+
+@dataclass(frozen=True)
+class File:
+    """A file of an adapter as it was seen.
+
+    Attributes:
+        path: without links.
+        name: in the adapter's folder.
+        size: in bytes.
+        seen: its device and inode, and the times in ns at which its contents and its inode changed: archives and images set the
+            first one, and a new file may have the number of the one that it replaces.
+    """
+
+    path: Path
+    name: str
+    size: int
+    seen: tuple[int, int, int, int]
+
+
+@dataclass(frozen=True, eq=False)
+class Copy:
+    """A private copy of an adapter.
+
+    Attributes:
+        folder: with the files; it stays for as long as somebody has this object.
+        digest: of the files.
+    """
+
+    folder: Path
+    digest: str
+
+
+def look(folder: Path, within: Path | None = None) -> tuple[File, ...]:
+    """Return the configuration and the weights of an adapter; nothing if it lacks one of them.
+
+    Args:
+        folder: the adapter's.
+        within: the files must be in this folder, also where links lead to them. None: they may be anywhere.
+    """
+    config = _find(folder, CONFIG, within)
+    weights = next((found for name in WEIGHTS if (found := _find(folder, name, within))), None)
+    return (config, weights) if config and weights else ()
+
+
+class Copies:
+    """The copies of adapters that vLLM may read, one for each content.
+
+    Args:
+        shared: the folder of all instances that share an engine; None: this process has a folder of its own. vLLM takes adapters
+            of different paths for different ones. What is in a shared folder stays there, as another instance may use it.
+    """
+
+    def __init__(self, shared: Path | None = None) -> None:
+        self._until_closed = contextlib.ExitStack()
+        self._is_shared = shared is not None
+        if shared is None:
+            # `gen_vllm_env.sh clean` removes folders of this name that no server uses
+            own = tempfile.TemporaryDirectory(prefix="vllm_env_server_lora_", ignore_cleanup_errors=True)
+            shared = Path(self._until_closed.enter_context(own))
+        self._folder = shared
+        self._made: MutableMapping[str, Copy] = weakref.WeakValueDictionary()
+
+    def missing(self, files: tuple[File, ...]) -> int:
+        """Return how many bytes of space are missing for a copy; 0 or less if there is room."""
+        return sum(file.size for file in files) + SPARE - shutil.disk_usage(self._folder).free
+
+    async def make(self, files: tuple[File, ...]) -> Copy:
+        """Return a copy of an adapter's files; the one that there is if their contents are the same.
+
+        Raises:
+            UnavailableError: a file is no longer what `look` has found.
+            OSError: a file cannot be read, or there is no space.
+        """
+        with tempfile.TemporaryDirectory(prefix="new-", dir=self._folder) as staging:
+            new = Path(staging, "adapter")
+            digest = await asyncio.to_thread(_copy, files, new)
+            return self._made.get(digest) or self._keep(new, digest)
+
+    def _keep(self, new: Path, digest: str) -> Copy:
+        copy = self._made[digest] = Copy(self._folder / digest, digest)
+        try:
+            new.rename(copy.folder)
+        except OSError:
+            if not copy.folder.exists():  # else another instance was first
+                raise
+        if not self._is_shared:
+            weakref.finalize(copy, shutil.rmtree, copy.folder, ignore_errors=True)
+        return copy
+
+    def close(self) -> None:
+        """Remove the copies, if the folder is this process's own; vLLM must have ended."""
+        self._until_closed.close()
+
+
+def _find(folder: Path, name: str, within: Path | None) -> File | None:
+    try:
+        path = (folder / name).resolve(strict=True)
+        status = path.stat()
+        inside = within is None or path.is_relative_to(within.resolve(strict=True))
+    except (OSError, RuntimeError):  # a circle of links is a RuntimeError before Python 3.13
+        return None
+    if not inside or not stat.S_ISREG(status.st_mode):
+        return None
+    return File(path, name, status.st_size, _seen(status))
+
+
+def _seen(status: os.stat_result) -> tuple[int, int, int, int]:
+    return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_ctime_ns
+
+
+def _copy(files: tuple[File, ...], target: Path) -> str:
+    """Copy files into a new folder and return the digest of their names and contents."""
+    target.mkdir()
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(f"{file.name}\0{file.size}\0".encode())
+        with open(file.path, "rb", opener=_open) as given, (target / file.name).open("xb") as made:
+            while chunk := given.read(_CHUNK):
+                digest.update(chunk)
+                made.write(chunk)
+            if _seen(os.fstat(given.fileno())) != file.seen:
+                raise UnavailableError(f"LoRA file {file.name} is being written; try again later")
+    return digest.hexdigest()
+
+
+def _open(path: str, flags: int) -> int:
+    # a link put in its place since, or a pipe, which would wait for ever, is not opened
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
