@@ -52,11 +52,6 @@ def describe(environment: Path, triton_root: Path, *, commit: str = "") -> Machi
     )
 
 
-def gpu_memory() -> str:
-    """Return how much memory of each GPU is in use, empty without one."""
-    return _output(["nvidia-smi", "--query-gpu=index,memory.used", "--format=csv,noheader"]).replace("\n", "; ")
-
-
 def _processor() -> str:
     for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
         if line.startswith("model name"):
