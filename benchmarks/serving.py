@@ -6,8 +6,8 @@ so that whatever else happens on the machine happens to all of them:
     python3 benchmarks/serving.py --environment ENV --triton-root ROOT
 
 `ENV` is an unpacked environment (`bin/python` has vLLM); it serves all targets. Needs tritonclient[grpc] in the Python
-that runs this. Writes a table, a figure and every round's figures to a file of their own beside `--out`, and a row to
-`runs.md` there. `--in-flight 128 --modes stream --shares 0.5 0.8 0.95` adds open-loop arrivals.
+that runs this. Writes a table and every round's figures to files of their own beside `--out`, and a row to `runs.md`
+there. `--in-flight 128 --modes stream --shares 0.5 0.8 0.95` adds open-loop arrivals.
 """
 
 from __future__ import annotations
@@ -26,10 +26,9 @@ from typing import TYPE_CHECKING
 from harness import executors, machine, report, results
 from harness.options import parse
 from harness.processes import exit_on_sigterm, first_in_line
-from harness.progress import step
-from harness.servers import Setting, StartFailedError
+from harness.servers import Setting
 from harness.shapes import SHAPES, write_checkpoint
-from harness.targets import OpenAITarget, Target, make_targets
+from harness.targets import TARGETS, Target
 from harness.workload import Load, most_tokens
 
 if TYPE_CHECKING:
@@ -130,77 +129,35 @@ def run_cell(targets: list[Target], cell: report.Cell, options: argparse.Namespa
     """Measure one cell: a warm-up of each target, then rounds, each beginning with another target."""
     for target in targets:
         flying = min(cell.in_flight, 32) if cell.rate else cell.in_flight
-        with step(f"{cell.title}: warm-up of {target.name}"):
-            target.measure(replace(load_of(cell, options, seed=0), in_flight=flying, requests=flying, seconds=0.0, rate=0.0))
+        say(f"{cell.title}: warm-up of {target.name}")
+        target.measure(replace(load_of(cell, options, seed=0), in_flight=flying, requests=flying, seconds=0.0, rate=0.0))
     rounds = []
     for number in range(options.rounds):
         first = number % len(targets)
         for target in targets[first:] + targets[:first]:
-            with step(f"{cell.title}: {target.name}, round {number + 1} of {options.rounds}, {options.seconds:g} s"):
-                time.sleep(options.settle)
-                measured, used = measure(target, load_of(cell, options, seed=number + 1))
+            say(f"{cell.title}: {target.name}, round {number + 1} of {options.rounds}, {options.seconds:g} s")
+            time.sleep(options.settle)
+            measured, used = measure(target, load_of(cell, options, seed=number + 1))
             rounds.append(report.Round(cell, target.name, number, measured, used))
     order = {target.name: i for i, target in enumerate(targets)}
     return sorted(rounds, key=lambda entry: (order[entry.target], entry.number))
 
 
 def start(target: Target, notes: list[str]) -> None:
-    """Start a target, once more if it does not become ready: tritonserver 24.10 now and then hangs in its own start."""
-    with step(f"starting {target.name}"):
-        try:
-            took = target.start()
-        except StartFailedError as error:
-            target.stop()
-            notes.append(f"{target.name}: started again, because {str(error).partition(';')[0]}")
-            took = target.start()
+    """Start a target; note how long that took and which executor it has."""
+    say(f"starting {target.name}")
+    took = target.start()
     notes.append(f"{target.name} ready after {took:.1f} s, executor: {target.executor()}")
-    print(notes[-1], file=sys.stderr, flush=True)
+    say(notes[-1])
 
 
-def start_all(targets: list[Target], notes: list[str]) -> list[Target]:
-    """Start the targets, and return those that run: an official backend that this vLLM is too new for is left out, noted."""
-    running = []
-    for target in targets:
-        try:
-            start(target, notes)
-            running.append(target)
-        except StartFailedError as error:
-            if not target.name.startswith("official"):
-                raise
-            target.stop()
-            notes.append(f"{target.name} is missing: {str(error).partition(';')[0]}")
-            print(notes[-1], file=sys.stderr, flush=True)
-    return running
-
-
-def equal_pieces(run: Run, targets: list[Target], setting: Setting) -> None:
-    """Measure streams again, ours beside vLLM's server with as many tokens a piece as ours had, one interval after the other."""
-    ours = next(target for target in targets if target.name == "triton")
-    next(target for target in targets if target.name == "openai").stop()  # its memory is needed on a GPU
-    cells: dict[int, list[report.Cell]] = {}
-    for cell, rounds in report.by_cell(run.rounds).items():
-        pieces = [entry.measured.tokens_per_piece for entry in rounds if entry.target == "triton"]
-        if cell.stream and not cell.rate and round(median(pieces)) > 1:
-            cells.setdefault(round(median(pieces)), []).append(cell)
-    if not cells:
-        print("equal pieces: ours has one token a piece in every stream, as vLLM's server has", file=sys.stderr)
-    for interval, found in cells.items():
-        theirs = OpenAITarget(setting, interval)
-        try:
-            start(theirs, run.notes)
-            for cell in found:
-                run.add(replace(cell, stream_interval=interval), [theirs, ours])
-        finally:
-            theirs.stop()
-
-
-def engine_count(options: argparse.Namespace) -> int:
-    """Return how many engines run at the same time: targets that are clients of another's server share its engine."""
-    return len({name.partition("-")[0] for name in options.targets} | ({"official"} if options.official else set()))
+def say(text: str) -> None:
+    """Tell the user what goes on."""
+    print(text, file=sys.stderr, flush=True)
 
 
 def plan(options: argparse.Namespace, targets: int) -> str:
-    """Return what is going to be measured and about how long that takes, without the starts and what `--equal-pieces` adds."""
+    """Return what is going to be measured and about how long that takes, without the starts."""
     opened = len(options.prompt_tokens) * len(options.tokens) * (len(options.rates) + len(options.shares))
     count = (len(closed_cells(options)) + opened) * targets * options.rounds
     return (
@@ -216,7 +173,7 @@ def prepare(options: argparse.Namespace, given: list[str]) -> tuple[Run, Setting
     """
     work = (options.work or Path(tempfile.mkdtemp(prefix="serving_"))).absolute()
     checkpoint = write_checkpoint(SHAPES[options.shape], work / options.shape)
-    share = {"gpu_memory_utilization": round(_GPU_MEMORY / engine_count(options), 2)}
+    share = {"gpu_memory_utilization": round(_GPU_MEMORY / len(options.targets), 2)}
     defaults = _CPU if options.device == "cpu" else {**_GPU, **share}
     engine = {"model": str(checkpoint), "load_format": "dummy", **defaults, **_LIMITS, **options.engine_arguments}
     engine.update(executors.asked(options.executor, engine))
@@ -226,17 +183,21 @@ def prepare(options: argparse.Namespace, given: list[str]) -> tuple[Run, Setting
         if most_tokens(load_of(cell, options, 0)) > engine["max_model_len"]:
             raise SystemExit(f"{cell.title}: longer than max_model_len {engine['max_model_len']}; use --engine-arguments")
     variables = _CPU_VARIABLES if options.device == "cpu" else {"VLLM_USE_FLASHINFER_SAMPLER": "0"}
-    variables = {**variables, **options.variables}
     setting = Setting(
-        options.environment.absolute(), options.triton_root.absolute(), options.model_repository.absolute(),
-        engine, variables, work, options.instances, options.official and options.official.absolute(),
-    )  # fmt: skip
-    described = machine.describe(setting.environment, setting.triton_root, commit=options.commit)
+        environment=options.environment.absolute(),
+        triton_root=options.triton_root.absolute(),
+        model_repository=options.model_repository.absolute(),
+        arguments=engine,
+        variables=variables,
+        work=work,
+        instances=options.instances,
+    )
+    described = machine.describe(machine.versions_of(setting.environment), setting.triton_root, commit=options.commit)
     command = f"python3 benchmarks/serving.py {shlex.join(given)}"
     notes = [f"command: `{command}`", f"engine arguments: `{json.dumps({**engine, 'model': options.shape})}`"]
     with first_in_line() as allowed:
         ahead = "runs before the servers (SCHED_RR)" if allowed else "has no priority, which takes root: its gaps may be bursts"
-    notes += [f"environment of all targets: `{json.dumps(variables)}`", f"the load generator {ahead}", *options.note]
+    notes += [f"environment of all targets: `{json.dumps(variables)}`", f"the load generator {ahead}"]
     return Run(options, command, described, notes), setting
 
 
@@ -246,21 +207,19 @@ def main(arguments: list[str] | None = None) -> int:
     options = parse(given, __doc__)
     exit_on_sigterm()
     run, setting = prepare(options, given)
-    names = [*options.targets, *(["official"] if options.official and "official" not in options.targets else [])]
-    targets = make_targets(names, setting)
-    print(plan(options, len(targets)), file=sys.stderr, flush=True)
+    targets = [TARGETS[name](setting) for name in options.targets]
+    say(plan(options, len(targets)))
     try:
-        running = start_all(targets, run.notes)
+        for target in targets:
+            start(target, run.notes)
         for cell in closed_cells(options):
-            run.add(cell, running)
+            run.add(cell, targets)
         for cell in open_cells(options, run.rounds, run.notes):
-            run.add(cell, running)
-        if options.equal_pieces:
-            equal_pieces(run, running, setting)
+            run.add(cell, targets)
     finally:
         for target in targets:
             target.stop()
-        print(f"report: {f'{run.out}.md' if run.out else 'none'}, logs: {setting.work}", file=sys.stderr)
+        say(f"report: {f'{run.out}.md' if run.out else 'none'}, logs: {setting.work}")
     return 0
 
 

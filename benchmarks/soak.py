@@ -43,7 +43,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def soak(server: TritonTarget, options: argparse.Namespace, vocabulary: int) -> list[tuple[int, dict[str, int]]]:
+def soak(server: TritonTarget, options: argparse.Namespace, vocabulary: int) -> list[tuple[int, dict[str, float]]]:
     """Return (requests so far, resident bytes by role) after each step."""
     each = options.requests // options.steps
     seen = []
@@ -56,7 +56,7 @@ def soak(server: TritonTarget, options: argparse.Namespace, vocabulary: int) -> 
     return seen
 
 
-def write(out: Path, head: list[str], seen: list[tuple[int, dict[str, int]]], growth: float) -> None:
+def write(out: Path, head: list[str], seen: list[tuple[int, dict[str, float]]], growth: float) -> None:
     """Write the table."""
     roles = sorted(seen[-1][1])
     lines = [f"| requests | {' | '.join(f'{role} MB' for role in roles)} |", "|---" * (len(roles) + 1) + "|"]
@@ -69,11 +69,19 @@ def main(arguments: list[str] | None = None) -> int:
     """Soak, report, judge."""
     given = sys.argv[1:] if arguments is None else arguments
     options = parse(given)
-    work, shape = options.work or Path(tempfile.mkdtemp(prefix="soak_")), SHAPES["tiny-opt"]
-    engine: dict[str, object] = {"model": str(write_checkpoint(shape, work / shape.name)), **_ENGINE}
-    environment, root = options.environment.absolute(), options.triton_root.absolute()
-    server = TritonTarget(Setting(environment, root, options.model_repository.absolute(), engine, _VARIABLES, work))
-    described, command = machine.describe(environment, root), f"python3 benchmarks/soak.py {shlex.join(given)}"
+    work = options.work or Path(tempfile.mkdtemp(prefix="soak_"))
+    shape = SHAPES["tiny-opt"]
+    setting = Setting(
+        environment=options.environment.absolute(),
+        triton_root=options.triton_root.absolute(),
+        model_repository=options.model_repository.absolute(),
+        arguments={"model": str(write_checkpoint(shape, work / shape.name)), **_ENGINE},
+        variables=_VARIABLES,
+        work=work,
+    )
+    server = TritonTarget(setting)
+    described = machine.describe(machine.versions_of(setting.environment), setting.triton_root)
+    command = f"python3 benchmarks/soak.py {shlex.join(given)}"
     head = [*described.lines(), f"- command: `{command}`"]
     try:
         server.start()

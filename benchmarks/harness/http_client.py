@@ -95,31 +95,3 @@ class OpenAIClient:
     async def close(self) -> None:
         """See `load.Client`."""
         await self._connection.close()
-
-
-class TritonHttpClient:
-    """Triton's generate endpoints: `generate` for a whole answer, `generate_stream` for a streamed one."""
-
-    def __init__(self, connection: HttpConnection, model: str) -> None:
-        self._connection, self._model = connection, model
-
-    async def ask(self, request: Request, answer: Answer) -> None:
-        """See `load.Client`."""
-        sampling = {"max_tokens": request.answer_tokens, "ignore_eos": True, "temperature": 0}
-        body = {
-            "text_input": request.prompt,
-            "stream": request.stream,
-            "exclude_input_in_output": True,
-            "sampling_parameters": json.dumps(sampling),
-        }
-        verb = "generate_stream" if request.stream else "generate"
-        pieces = self._connection.post(f"/v2/models/{self._model}/{verb}", json.dumps(body).encode())
-        if not request.stream:
-            answer.add(json.loads(b"".join([piece async for piece in pieces]))["text_output"])
-            return
-        async for event in events(pieces):
-            answer.add(json.loads(event)["text_output"])
-
-    async def close(self) -> None:
-        """See `load.Client`."""
-        await self._connection.close()

@@ -8,6 +8,12 @@ import subprocess
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 _PROBE = "import torch, vllm; print(vllm.__version__, torch.__version__)"
 
@@ -34,27 +40,27 @@ class Machine:
         return [f"- machine: {hardware}", f"- versions: {versions}", f"- commit {self.commit}, {self.when}"]
 
 
-def describe(environment: Path, triton_root: Path, *, commit: str = "") -> Machine:
-    """Read the machine's and the versions' names; `commit` is for a copy that has no git history."""
-    # -B: this must not leave bytecode in an environment whose starts are then measured
+def versions_of(environment: Path) -> dict[str, str]:
+    """Return the versions of vLLM and torch in an unpacked environment."""
+    # -B: this must leave no bytecode in an environment that is packed or started later
     vllm, torch = [*_output([str(environment / "bin" / "python"), "-B", "-c", _PROBE]).split()[-2:], "?", "?"][:2]
+    return {"vllm": vllm, "torch": torch}
+
+
+def describe(versions: Mapping[str, str], triton_root: Path, *, commit: str = "") -> Machine:
+    """Read the machine's names; `versions` are those of vLLM and torch, `commit` is for a copy that has no git history."""
     return Machine(
         processor=f"{os.cpu_count()} cores of {_processor()}",
-        memory=f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.0f} GiB",
+        memory=f"{psutil.virtual_memory().total / 2**30:.0f} GiB",
         gpus=_output(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]).replace("\n", ", "),
         system=f"Linux {platform.release()}",
         python=platform.python_version(),
-        vllm=vllm,
-        torch=torch,
+        vllm=versions.get("vllm", "?"),
+        torch=versions.get("torch", "?"),
         triton=_triton_version(triton_root),
         commit=commit or _commit(),
         when=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
     )
-
-
-def gpu_memory() -> str:
-    """Return how much memory of each GPU is in use, empty without one."""
-    return _output(["nvidia-smi", "--query-gpu=index,memory.used", "--format=csv,noheader"]).replace("\n", "; ")
 
 
 def _processor() -> str:
@@ -65,11 +71,11 @@ def _processor() -> str:
 
 
 def _triton_version(root: Path) -> str:
-    """Read the version from the server's own usage text or, failing that, from a VERSION file beside it."""
-    for name in ("TRITON_VERSION", "VERSION"):
+    """Return what the root's own files say; RELEASE is in one that gen_vllm_env.sh has provisioned."""
+    for name in ("TRITON_VERSION", "RELEASE"):
         if (root / name).is_file():
             return (root / name).read_text(encoding="utf-8").strip()
-    return os.environ.get("TRITON_SERVER_VERSION", "2.51.0 (nvidia-pytriton 0.7.0)")
+    return os.environ.get("TRITON_SERVER_VERSION", "?")
 
 
 def _commit() -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from harness import executors, workload
 from harness.shapes import SHAPES
-from harness.targets import NAMES
+from harness.targets import TARGETS
 
 
 def parse(arguments: list[str], description: str | None) -> argparse.Namespace:
@@ -20,14 +20,11 @@ def parse(arguments: list[str], description: str | None) -> argparse.Namespace:
     add("--out", type=Path, default=Path("benchmarks/results/serving"), metavar="PATH", help="time and commit are added to it")
     add("--work", type=Path, metavar="DIR", help="logs and checkpoint; default a new temporary directory")
     add("--commit", default="", help="for a copy without git history")
-    add("--note", action="append", default=[], metavar="TEXT", help="a line for the head of the report (repeatable)")
     options = parser.parse_args(arguments)
     if options.shares and not (options.in_flight and "stream" in options.modes):
         parser.error("--shares needs streams in flight, whose requests/s it is a share of")
     if (options.shares or options.rates) and options.workload == "multi-turn":
         parser.error("an open loop of multi-turn conversations is not defined here: a turn waits for the answer before it")
-    if options.equal_pieces and not {"triton", "openai"} <= set(options.targets):
-        parser.error("--equal-pieces compares the targets openai and triton")
     return options
 
 
@@ -36,14 +33,12 @@ def _add_servers(parser: argparse.ArgumentParser) -> None:
     add("--environment", type=Path, required=True, metavar="DIR", help="unpacked environment: bin/python has vLLM")
     add("--triton-root", type=Path, default=Path("/opt/tritonserver"), metavar="DIR")
     add("--model-repository", type=Path, default=Path("model_repository"), metavar="DIR")
-    add("--targets", nargs="+", choices=NAMES, default=["engine", "openai", "triton"], metavar="TARGET", help=", ".join(NAMES))
-    add("--official", type=Path, metavar="DIR", help="checkout of Triton's vllm_backend: adds the target official")
+    add("--targets", nargs="+", choices=TARGETS, default=list(TARGETS), metavar="TARGET", help="default: " + " ".join(TARGETS))
     add("--shape", choices=sorted(SHAPES), default="tiny-opt")
     add("--device", choices=("cpu", "gpu"), default="cpu", help="chooses the default engine arguments")
     add("--engine-arguments", type=json.loads, default={}, metavar="JSON", help="added to the defaults")
     helped = "of all targets (default uni, mp with several workers); `default`: each target's own"
     add("--executor", choices=executors.CHOICES, default="uni", help=helped)
-    add("--variables", type=json.loads, default={}, metavar="JSON", help="environment of all targets")
     add("--instances", type=int, default=1, metavar="N", help="front ends of Triton's model over its one engine (default 1)")
 
 
@@ -60,7 +55,6 @@ def _add_loads(parser: argparse.ArgumentParser) -> None:
     helped = "fixed lengths; mixed: log-normal around them; multi-turn: --turns of them, answered from the prefix cache"
     add("--workload", choices=workload.KINDS, default="fixed", help=helped)
     add("--turns", type=int, default=4, help="of a multi-turn conversation")
-    add("--equal-pieces", action="store_true", help="again, with vLLM's --stream-interval set to our tokens a piece")
     add("--rates", type=float, nargs="*", default=[], metavar="R", help="open loop: Poisson arrivals, requests/s")
     helped = "open loop: rates as shares of capacity, which is the slowest target's requests/s with the most in flight"
     add("--shares", type=float, nargs="*", default=[], metavar="S", help=helped)

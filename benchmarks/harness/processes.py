@@ -1,4 +1,4 @@
-"""Who uses the processor: CPU seconds and memory of a server's processes, read from /proc."""
+"""Who uses the processor: CPU seconds and memory of a server's processes."""
 
 from __future__ import annotations
 
@@ -6,84 +6,60 @@ import contextlib
 import os
 import signal
 import sys
-import time
-from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psutil
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
-_TICKS = os.sysconf("SC_CLK_TCK")
-_PAGE = os.sysconf("SC_PAGE_SIZE")
-
-
-@dataclass(frozen=True)
-class Process:
-    """One process: its role, CPU seconds since it started, resident bytes."""
-
-    pid: int
-    role: str
-    cpu_s: float
-    resident: int
+# what a process has in its name or command line -> its role
+_ROLES = {
+    "EngineCore": "engine_core",
+    "VLLM::APIServer": "api_server",
+    "VLLM::": "worker",
+    "python_backend_stub": "stub",
+    "tritonserver": "server",
+    "api_server": "api_server",
+    "engine_worker": "engine",
+}
 
 
-def session_of(leader: int) -> list[Process]:
+def session_of(leader: int) -> list[psutil.Process]:
     """Return the living processes of the session that `leader` leads (a server started with its own session)."""
     found = []
-    for folder in Path("/proc").iterdir():
-        if not folder.name.isdigit():
-            continue
-        process = _read(int(folder.name), leader)
-        if process is not None:
-            found.append(process)
+    for process in psutil.process_iter():
+        with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):
+            if os.getsid(process.pid) == leader and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
     return found
 
 
-def _read(pid: int, leader: int) -> Process | None:
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-        command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-    except OSError:
-        return None
-    fields = stat[stat.rindex(")") + 2 :].split()  # from field 3 on, see proc(5)
-    if int(fields[3]) != leader or fields[0] == "Z":
-        return None
-    name = stat[stat.index("(") + 1 : stat.rindex(")")]
-    cpu = (int(fields[11]) + int(fields[12])) / _TICKS
-    return Process(pid, role_of(name, command), cpu, int(fields[21]) * _PAGE)
+def role_of(process: psutil.Process) -> str:
+    """Return what a process is to the benchmark: a value of `_ROLES`, or other."""
+    words = " ".join([process.name(), *process.cmdline()])
+    return next((role for sign, role in _ROLES.items() if sign in words), "other")
 
 
-def role_of(name: str, command: str) -> str:
-    """Return what a process is to the benchmark: server, stub, api_server, engine, engine_core, worker or other."""
-    for sign, role in (
-        ("EngineCore", "engine_core"),
-        ("VLLM::APIServer", "api_server"),
-        ("VLLM::", "worker"),
-        ("python_backend_stub", "stub"),
-        ("tritonserver", "server"),
-        ("api_server", "api_server"),
-        ("engine_worker", "engine"),
-    ):
-        if sign in command or sign in name:
-            return role
-    return "other"
-
-
-def cpu_by_role(leader: int) -> dict[str, float]:
-    """Return CPU seconds used so far in the session of `leader`, added up by role."""
+def by_role(leader: int, amount: Callable[[psutil.Process], float]) -> dict[str, float]:
+    """Return an amount in the session of `leader`, added up by role."""
     used: dict[str, float] = {}
     for process in session_of(leader):
-        used[process.role] = used.get(process.role, 0.0) + process.cpu_s
+        with contextlib.suppress(psutil.NoSuchProcess):
+            role = role_of(process)
+            used[role] = used.get(role, 0) + amount(process)
     return used
 
 
-def resident_by_role(leader: int) -> dict[str, int]:
-    """Return resident bytes in the session of `leader`, added up by role."""
-    used: dict[str, int] = {}
-    for process in session_of(leader):
-        used[process.role] = used.get(process.role, 0) + process.resident
-    return used
+def cpu_seconds(process: psutil.Process) -> float:
+    """Return the processor time that a process has used."""
+    used = process.cpu_times()
+    return used.user + used.system
+
+
+def resident(process: psutil.Process) -> int:
+    """Return the bytes of memory that a process holds."""
+    return process.memory_info().rss
 
 
 @contextlib.contextmanager
@@ -117,16 +93,9 @@ def exit_on_sigterm() -> None:
 
 def end_session(leader: int, patience_s: float = 30) -> None:
     """End the session of `leader`: SIGTERM to the leader, SIGKILL to what is left after `patience_s`."""
-    _signal(leader, signal.SIGTERM)
-    limit = time.monotonic() + patience_s
-    while session_of(leader) and time.monotonic() < limit:
-        time.sleep(0.2)
+    with contextlib.suppress(psutil.NoSuchProcess):
+        psutil.Process(leader).terminate()
+    psutil.wait_procs(session_of(leader), timeout=patience_s)
     for process in session_of(leader):
-        _signal(process.pid, signal.SIGKILL)
-
-
-def _signal(pid: int, number: signal.Signals) -> None:
-    try:
-        os.kill(pid, number)
-    except ProcessLookupError:
-        return
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()

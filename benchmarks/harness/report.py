@@ -1,4 +1,4 @@
-"""Rounds into medians, ranges and ratios; those into tables and a figure."""
+"""Rounds into medians, ranges and ratios; those into tables."""
 
 from __future__ import annotations
 
@@ -7,10 +7,7 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import TYPE_CHECKING
 
-from harness import svg
-
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
     from harness.machine import Machine
@@ -28,7 +25,7 @@ _RATIOS_TO = ("engine", "openai")
 class Cell:
     """One load: what is the same for all targets in one row group of the table.
 
-    `rate` (requests/s) makes it an open loop, which has `in_flight` as its bound; `stream_interval` is that of vLLM's server.
+    `rate` (requests/s) makes it an open loop, which has `in_flight` as its bound.
     """
 
     stream: bool
@@ -37,16 +34,14 @@ class Cell:
     prompt_tokens: int
     workload: str = "fixed"
     rate: float = 0.0
-    stream_interval: int = 1
 
     @property
     def title(self) -> str:
         """The heading of the cell's table."""
         mode = "streaming" if self.stream else "whole answers"
         load = f"open loop, {self.rate:.4g} requests/s" if self.rate else f"{self.in_flight} in flight"
-        interval = f", vLLM's server with --stream-interval {self.stream_interval}" if self.stream_interval > 1 else ""
         workload = "" if self.workload == "fixed" else f"{self.workload}, "
-        return f"{mode}, {load}, {workload}{self.prompt_tokens} + {self.answer_tokens} tokens{interval}"
+        return f"{mode}, {load}, {workload}{self.prompt_tokens} + {self.answer_tokens} tokens"
 
 
 @dataclass(frozen=True)
@@ -113,7 +108,7 @@ def table(rounds: list[Round]) -> str:
     cell = rounds[0].cell
     columns = [c for c in _COLUMNS if (cell.stream or not c.streaming) and (cell.rate or not c.open_loop)]
     targets = list(dict.fromkeys(entry.target for entry in rounds))
-    bases = [target for target in targets if target.startswith(_RATIOS_TO)]
+    bases = [target for target in targets if target in _RATIOS_TO]
     heads = ["target", columns[0].head, *(f"/ {base}" for base in bases), *(c.head for c in columns[1:])]
     lines = [f"| {' | '.join([*heads, 'CPU s per 1000 tokens'])} |", "|---" * (len(heads) + 1) + "|"]
     for target in targets:
@@ -133,56 +128,11 @@ def by_cell(rounds: list[Round]) -> dict[Cell, list[Round]]:
     return cells
 
 
-def figure(title: str, rounds: list[Round]) -> str:
-    """Return bar charts by requests in flight, and by rate for the open loop."""
-    panels = []
-    closed = [entry for entry in rounds if not entry.cell.rate and entry.cell.stream_interval == 1]
-    for kind in dict.fromkeys(_kind(entry.cell) for entry in closed):
-        mine = [entry for entry in closed if _kind(entry.cell) == kind]
-        panels.append(_panel(f"output throughput, {_load(kind)}", "tokens/s", mine, lambda e: e.measured.output_throughput))
-        panels.append(_panel(f"cost, {_load(kind)}", "CPU s per 1000 tokens", mine, _cost))
-        if mine[0].cell.stream:
-            panels.append(_panel(f"TTFT p50, {_load(kind)}", "ms", mine, lambda e: e.measured.ttft_p50 * 1e3))
-            panels.append(_panel(f"ITL p99, {_load(kind)}", "ms", mine, lambda e: e.measured.itl_p99 * 1e3))
-    opened = [entry for entry in rounds if entry.cell.rate]
-    for kind in dict.fromkeys(_kind(entry.cell) for entry in opened):
-        mine = [entry for entry in opened if _kind(entry.cell) == kind]
-        for name in ("ttft_p50", "ttft_p99", "itl_p50", "itl_p99"):
-            head = f"{name.replace('_', ' ').upper().replace('P', 'p', 1)}, open loop, {_load(kind)}"
-            panels.append(_panel(head, "ms", mine, lambda e, name=name: getattr(e.measured, name) * 1e3))
-    return svg.draw(title, panels)
-
-
-def _kind(cell: Cell) -> tuple[bool, str, int, int]:
-    return cell.stream, cell.workload, cell.prompt_tokens, cell.answer_tokens
-
-
-def _load(kind: tuple[bool, str, int, int]) -> str:
-    stream, workload, prompt, answer = kind
-    return f"{'streaming' if stream else 'whole'}, {'' if workload == 'fixed' else workload + ' '}{prompt} + {answer}"
-
-
-def _cost(entry: Round) -> float:
-    """Return the processor seconds of all processes of the target, without the load generator's."""
-    return sum(used for role, used in entry.cpu_s.items() if role != "load") / entry.measured.output_tokens * 1000
-
-
-def _panel(title: str, unit: str, rounds: list[Round], value: Callable[[Round], float]) -> svg.Panel:
-    groups = sorted({(entry.cell.rate, entry.cell.in_flight) for entry in rounds})
-    values: dict[str, list[float | None]] = {}
-    for target in dict.fromkeys(entry.target for entry in rounds):
-        found = [[value(e) for e in rounds if e.target == target and (e.cell.rate, e.cell.in_flight) == g] for g in groups]
-        values[target] = [median(each) if each else None for each in found]
-    return svg.Panel(title, unit, [f"{rate:.3g}/s" if rate else f"{flying} in flight" for rate, flying in groups], values)
-
-
 def write(out: Path, title: str, machine: Machine, notes: list[str], rounds: list[Round]) -> None:
-    """Write `out`.md, .svg and .json."""
+    """Write `out`.md and .json."""
     parts = [f"# {title}", "\n".join([*machine.lines(), *(f"- {note}" for note in [*notes, LEGEND])])]
     for cell, entries in by_cell(rounds).items():
         parts.append(f"## {cell.title}\n\n{table(entries)}")
-    parts.append(f"![throughput, time to first token and gaps]({out.name}.svg)")
     out.with_name(f"{out.name}.md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
-    out.with_name(f"{out.name}.svg").write_text(figure(title, rounds), encoding="utf-8")
     content = {"machine": asdict(machine), "notes": notes, "rounds": [asdict(entry) for entry in rounds]}
     out.with_name(f"{out.name}.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import random
-import re
 import shutil
 import socket
 import subprocess
@@ -17,6 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from google.protobuf import text_format
+from tritonclient.grpc.model_config_pb2 import ModelConfig
+
 from harness import executors, processes
 
 _START_LIMIT_S = 600
@@ -26,7 +28,7 @@ _START_LIMIT_S = 600
 class Setting:
     """What all targets share: the environment, the checkpoint (inside the arguments), where logs go.
 
-    `instances` is of Triton's model; `official` a checkout of Triton's own vLLM backend.
+    `instances` is of Triton's model.
     """
 
     environment: Path
@@ -36,7 +38,6 @@ class Setting:
     variables: dict[str, str]
     work: Path
     instances: int = 1
-    official: Path | None = None
 
 
 class StartFailedError(Exception):
@@ -90,15 +91,16 @@ class Server:
 
     def cpu(self) -> dict[str, float]:
         """CPU seconds used so far, by role."""
-        return processes.cpu_by_role(self.running().pid)
+        return processes.by_role(self.running().pid, processes.cpu_seconds)
 
     def executor(self) -> str:
         """Which executor the started engine has, as its processes show."""
-        return executors.running(processes.session_of(self.running().pid), self.setting.arguments)
+        roles = processes.by_role(self.running().pid, lambda _: 1)
+        return executors.running(roles, self.setting.arguments)
 
-    def resident(self) -> dict[str, int]:
+    def resident(self) -> dict[str, float]:
         """Resident bytes, by role."""
-        return processes.resident_by_role(self.running().pid)
+        return processes.by_role(self.running().pid, processes.resident)
 
     def stop(self) -> None:
         """End every process of it."""
@@ -107,12 +109,17 @@ class Server:
             self.process.wait()
 
 
-def place_model(model: Path, destination: Path, arguments: dict[str, object], environment: str) -> Path:
-    """Copy a model without its archive, set its engine arguments and EXECUTION_ENV_PATH; return the model store."""
+def place_model(setting: Setting, model: Path, destination: Path) -> Path:
+    """Copy a model without its archive, set its engine arguments, environment and instances; return the model store."""
     shutil.rmtree(destination, ignore_errors=True)
     shutil.copytree(model, destination, ignore=shutil.ignore_patterns("*.tar.gz", "*.tar", "__pycache__"))
-    (destination / "vllm_engine_args.json").write_text(json.dumps(arguments), encoding="utf-8")
-    set_parameter(destination / "config.pbtxt", "EXECUTION_ENV_PATH", environment)
+    (destination / "vllm_engine_args.json").write_text(json.dumps(setting.arguments), encoding="utf-8")
+    file = destination / "config.pbtxt"
+    config = text_format.Parse(file.read_text(encoding="utf-8"), ModelConfig())
+    config.parameters["EXECUTION_ENV_PATH"].string_value = str(setting.environment)
+    config.instance_group[0].count = setting.instances
+    file.write_text(text_format.MessageToString(config), encoding="utf-8")
+    place_stub(destination, setting)
     return destination.parent
 
 
@@ -124,27 +131,6 @@ def place_stub(destination: Path, setting: Setting) -> None:
     if not (destination / stub).exists():
         for found in filter(Path.is_file, prebuilt):
             shutil.copy2(found, destination / stub)
-
-
-def set_parameter(config: Path, key: str, value: str) -> None:
-    """Set a string parameter in a `config.pbtxt`, in the place of the one that is there."""
-    text = config.read_text(encoding="utf-8")
-    old = re.compile(r'\{\s*key:\s*"' + key + r'"\s*value:?\s*\{\s*string_value:\s*"[^"]*"\s*\}\s*\},?')
-    entry = f'{{ key: "{key}" value: {{ string_value: "{value}" }} }}'
-    if old.search(text):
-        text = old.sub(lambda _: entry, text)
-    else:
-        text += f"\nparameters {entry}\n"
-    config.write_text(text, encoding="utf-8")
-
-
-def set_instances(config: Path, count: int) -> None:
-    """Set the count of the one instance group in a `config.pbtxt`."""
-    text = config.read_text(encoding="utf-8")
-    changed, found = re.subn(r"(instance_group\s*\[\s*\{\s*count:\s*)\d+", rf"\g<1>{count}", text)
-    if found != 1:
-        raise ValueError(f"{config} has no instance group with a count")
-    config.write_text(changed, encoding="utf-8")
 
 
 def as_flags(arguments: dict[str, object]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Starts into tables by case and phase, and a figure."""
+"""Starts into tables by case and phase."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING
 
-from harness import results, svg
+from harness import results
 from harness.report import shown
 
 if TYPE_CHECKING:
@@ -68,13 +68,8 @@ class Report:
     starts: list[Start] = field(default_factory=list)
     stem: Path | None = None
 
-    def note(self, text: str) -> None:
-        """Add a line to the head, once."""
-        if text not in self.notes:
-            self.notes.append(text)
-
     def write(self) -> None:
-        """Write the .md, .svg and .json."""
+        """Write the .md and .json."""
         self.stem = out = self.stem or results.take(self.out, self.described.commit, self.command)
         head = "\n".join([*self.described.lines(), *(f"- {note}" for note in self.notes)])
         heading = "## By phase, median seconds"
@@ -84,20 +79,7 @@ class Report:
             table(self.starts),
             heading,
             phase_table(self.starts),
-            f"![launch to ready]({out.name}.svg)",
         ]
         out.with_name(f"{out.name}.md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
-        out.with_name(f"{out.name}.svg").write_text(figure(self.starts), encoding="utf-8")
         content = {"machine": asdict(self.described), "notes": self.notes, "starts": [asdict(e) for e in self.starts]}
         out.with_name(f"{out.name}.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-
-
-def figure(starts: list[Start]) -> str:
-    """Return launch to ready of each start as bars."""
-    found = {(entry.case, entry.number): entry for entry in starts}
-    numbers = sorted({entry.number for entry in starts})
-    cases = dict.fromkeys(entry.case for entry in starts)
-    ready = {case: [found[case, n].ready_s if (case, n) in found else None for n in numbers] for case in cases}
-    first = {entry.number for entry in starts if entry.first}
-    groups = [f"{'first' if n in first else 'later'} {n + 1}" for n in numbers]
-    return svg.draw("Cold start", [svg.Panel("launch to ready", "s", groups, ready)])

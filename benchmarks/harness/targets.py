@@ -4,33 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import json
-import shutil
 import subprocess
 import time
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from harness.grpc_client import GrpcConnection, TritonGrpcClient
-from harness.http_client import HttpConnection, OpenAIClient, TritonHttpClient
+from harness.http_client import HttpConnection, OpenAIClient
 from harness.load import Client, run_load
 from harness.metrics import Measurement
-from harness.servers import (
-    Server,
-    Setting,
-    StartFailedError,
-    as_flags,
-    free_port,
-    place_model,
-    place_stub,
-    set_instances,
-    set_parameter,
-)
-from harness.stock_client import StockClient, StockConnection
+from harness.servers import Server, Setting, StartFailedError, as_flags, free_port, place_model
 from harness.workload import Load
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Sequence
+    from collections.abc import Callable, Coroutine, Sequence
 
 
 _OPENED_S = 0.2
@@ -95,12 +83,6 @@ class OpenAITarget(Server):
 
     name = "openai"
 
-    def __init__(self, setting: Setting, stream_interval: int = 1) -> None:
-        if stream_interval > 1:
-            self.name = f"openai-interval-{stream_interval}"
-            setting = replace(setting, arguments={**setting.arguments, "stream_interval": stream_interval})
-        super().__init__(setting)
-
     def start(self) -> float:
         """See `Target`."""
         started = time.monotonic()
@@ -150,13 +132,8 @@ class TritonTarget(Server):
 
     def prepare(self) -> Path:
         """Copy the model beside the logs, with the benchmark's engine arguments and environment; return its store."""
-        destination = self.setting.work / f"store-{self.name}" / self.model
         model = self.setting.model_repository / self.model
-        store = place_model(model, destination, self.setting.arguments, str(self.setting.environment))
-        place_stub(destination, self.setting)
-        if self.setting.instances > 1:
-            set_instances(destination / "config.pbtxt", self.setting.instances)
-        return store
+        return place_model(self.setting, model, self.setting.work / f"store-{self.name}" / self.model)
 
     def measure(self, load: Load) -> Measurement:
         """See `Target`."""
@@ -171,85 +148,7 @@ class TritonTarget(Server):
             connection.close()
 
 
-class OfficialTarget(TritonTarget):
-    """Triton's own vLLM backend under the same tritonserver: `src` of a checkout as a model of the Python backend."""
-
-    name = "official"
-
-    def prepare(self) -> Path:
-        """Copy the checkout's files as they are, and write what the model needs beside them; return its store."""
-        if self.setting.official is None:
-            raise StartFailedError(f"{self.name} needs --official DIR")
-        destination = self.setting.work / f"store-{self.name}" / self.model
-        shutil.rmtree(destination, ignore_errors=True)
-        shutil.copytree(self.setting.official / "src", destination / "1", ignore=shutil.ignore_patterns("__pycache__"))
-        (destination / "1" / "model.json").write_text(json.dumps(self.setting.arguments), encoding="utf-8")
-        config = destination / "config.pbtxt"
-        config.write_text('backend: "python"\ninstance_group [ { count: 1 kind: KIND_MODEL } ]\n', encoding="utf-8")
-        set_parameter(config, "EXECUTION_ENV_PATH", str(self.setting.environment))
-        place_stub(destination, self.setting)
-        return destination.parent
-
-
-TRITONS: dict[str, type[TritonTarget]] = {"triton": TritonTarget, "official": OfficialTarget}
-CLIENTS = ("http", "tritonclient")
-NAMES = ("engine", "openai", *TRITONS, *(f"{base}-{client}" for base in TRITONS for client in CLIENTS))
-
-
-class TritonThrough(Server):
-    """The server of another target, asked through another client: `http` or stock `tritonclient`."""
-
-    def __init__(self, setting: Setting, served: TritonTarget, client: str) -> None:
-        self.name = f"{served.name}-{client}"
-        super().__init__(setting)
-        self._served, self._client, self._mine = served, client, False
-
-    def start(self) -> float:
-        """See `Target`."""
-        took = 0.0
-        if self._served.process is None:
-            took, self._mine = self._served.start(), True
-        self.process = self._served.process
-        return took
-
-    def measure(self, load: Load) -> Measurement:
-        """See `Target`."""
-        return run(self._http(load) if self._client == "http" else self._stock(load))
-
-    async def _http(self, load: Load) -> Measurement:
-        connections = [await HttpConnection.open(self._served.http) for _ in range(load.in_flight)]
-        return await measure_and_close([TritonHttpClient(connection, self._served.model) for connection in connections], load)
-
-    async def _stock(self, load: Load) -> Measurement:
-        async with StockConnection(f"127.0.0.1:{self._served.grpc}") as connection:
-            return await measure_and_close([StockClient(connection, self._served.model) for _ in range(load.in_flight)], load)
-
-    def stop(self) -> None:
-        """The target that is asked stops its server, if it is one of the run's."""
-        if self._mine:
-            self._served.stop()
-
-
-def make_targets(names: list[str], setting: Setting) -> list[Target]:
-    """Return the targets of these names, in the order to start them.
-
-    Raises:
-        ValueError: an unknown name.
-    """
-    servers: dict[str, TritonTarget] = {}
-    made: list[Target] = []
-    for name in names:
-        base, _, client = name.partition("-")
-        if name == "engine":
-            made.append(EngineTarget(setting))
-        elif name == "openai":
-            made.append(OpenAITarget(setting))
-        elif base in TRITONS and client in ("", *CLIENTS):
-            served = servers.setdefault(base, TRITONS[base](setting))
-            made.append(TritonThrough(setting, served, client) if client else served)
-        else:
-            raise ValueError(f"target {name!r}: choose of {', '.join(NAMES)}")
-    return made
+TARGETS: dict[str, Callable[[Setting], Target]] = {"engine": EngineTarget, "openai": OpenAITarget, "triton": TritonTarget}
 
 
 async def measure_and_close(clients: Sequence[Client], load: Load) -> Measurement:

@@ -7,6 +7,7 @@ import shutil
 import pytest
 
 from api_contract import adapter, needs
+from contract.unlisted import unlisted
 from triton_vllm.request.sampling import USUAL_TOKENS
 from triton_vllm.vllm_api import OPTIONAL_PLACES, PLACES
 
@@ -38,7 +39,7 @@ UNLISTED = {
 
 def test_what_the_adapter_uses_is_listed():
     """Each line names the place of the use."""
-    assert adapter.unlisted(adapter.read()) == [], ADD
+    assert unlisted(adapter.read()) == [], ADD
 
 
 @pytest.fixture
@@ -53,7 +54,7 @@ def test_what_is_not_listed_is_named(copy):
     for file, text, _ in UNLISTED.values():
         path = copy / "triton_vllm" / file
         path.write_text(path.read_text("utf-8") + "\n\n" + text, "utf-8")
-    lines = adapter.unlisted(adapter.read(copy), copy)
+    lines = unlisted(adapter.read(copy), copy)
     named = {
         what: [line for line in lines if line.startswith(f"triton_vllm/{file}: ") and told in line]
         for what, (file, _, told) in UNLISTED.items()
@@ -67,7 +68,7 @@ def test_a_name_of_unknown_age_is_named(copy):
     path = copy / "triton_vllm" / "vllm_api" / "parts.py"
     text = path.read_text("utf-8")
     path.write_text(text.replace('    "ChatParams": (', '    "Parser": ("vllm.parser",),\n    "ChatParams": ('), "utf-8")
-    assert adapter.unlisted(adapter.read(copy), copy) == ["needs.SINCE: Parser"]
+    assert unlisted(adapter.read(copy), copy) == ["needs.SINCE: Parser"]
 
 
 def test_protocols_and_variables_are_needs_by_themselves(copy):

@@ -10,7 +10,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from triton_vllm.base.dialect import Dialect
 from triton_vllm.base.limits import Limits
+from triton_vllm.base.official import NAME
 from triton_vllm.startup.settings import Settings
 from vllm_env.cli.commands import COMMANDS
 from vllm_env.cli.parser import build_parser
@@ -124,6 +126,8 @@ def test_the_parameters_table_is_that_of_the_adapter():
 
 def _as_parameter(value: Any) -> str:
     """Write a default as config.pbtxt would have it."""
+    if isinstance(value, Dialect):
+        return NAME if value.is_official else ""
     if isinstance(value, tuple | str):
         return value if isinstance(value, str) else ",".join(value)
     return str(value).lower() if isinstance(value, bool) else f"{value:.12g}"

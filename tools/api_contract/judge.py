@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from typing import TYPE_CHECKING
 
 from api_contract import needs
 from api_contract.adapter import is_awaited
-from api_contract.describe import callers, finish_reasons, known_variables, put_calls, raised
-from api_contract.sources import Function
+from api_contract.sources import Function, calls_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from api_contract.adapter import Needs
     from api_contract.needs import Member
     from api_contract.sources import Sources
+
+_STATE = re.compile(r"\breq(uest)?_states?\b|\bstate\.queue$|[Cc]ollector")
+"""What holds a request's collector, or is one."""
 
 
 def problems(sources: Sources, wanted: Needs, version: str) -> list[str]:
@@ -117,7 +120,7 @@ def _is_constant(node: ast.AnnAssign) -> bool:
 
 
 def _answers(sources: Sources, version: str) -> Iterator[str]:
-    reasons = finish_reasons(sources)
+    reasons = _finish_reasons(sources)
     yield from (f"finish reason {name!r}: the adapter does not know it" for name in reasons if name not in needs.FINISH_REASONS)
     if "error" not in reasons and _reached(version, "0.14"):
         yield "finish reason 'error': gone, and a failed request would pass for an answer"
@@ -125,26 +128,74 @@ def _answers(sources: Sources, version: str) -> Iterator[str]:
     returns = ast.unparse(add_request.returns) if isinstance(add_request, Function) and add_request.returns else "nothing"
     if needs.COLLECTOR not in returns:
         yield f"vllm.v1.engine.async_llm.AsyncLLM.add_request: returns {returns}, and no {needs.COLLECTOR}"
-    putting = put_calls(sources)
+    putting = _put_calls(sources)
     yield from (f"{needs.COLLECTOR}.put: called in {call} now" for call in putting if call not in needs.PUT_BY)
     yield from (f"{needs.COLLECTOR}.put: not called in {call} any more" for call in needs.PUT_ALWAYS if call not in putting)
-    handling = callers(sources, needs.HANDLER.split(".AsyncLLM")[0], "process_outputs")
+    handling = _callers(sources, needs.HANDLER.split(".AsyncLLM")[0], "process_outputs")
     if handling != [needs.HANDLER]:
         yield f"OutputProcessor.process_outputs: called by {', '.join(handling) or 'nobody'}, and not by {needs.HANDLER} alone"
+
+
+def _finish_reasons(sources: Sources) -> list[str]:
+    """Return what a completion's `finish_reason` may be."""
+    found = sources.find("vllm.v1.engine", "FINISH_REASON_STRINGS")
+    value = found[1].value if found and isinstance(found[1], ast.Assign) else None
+    return [str(ast.literal_eval(item)) for item in value.elts] if isinstance(value, ast.Tuple) else []
+
+
+@functools.cache  # it reads many modules
+def _put_calls(sources: Sources) -> list[str]:
+    """Return the functions that call `put` of a RequestOutputCollector, each with what it puts: `module.Class.method(argument)`.
+
+    In a module that knows the class each call counts; elsewhere only the words tell, for nothing says the types.
+    """
+    knowing = set(sources.modules_with(".put", needs.COLLECTOR))
+    found: set[str] = set()
+    for module in sources.modules_with(".put"):
+        tree = sources.module(module)
+        calls = calls_of(tree, "put", "put_nowait") if tree else ()
+        found |= {f"{module}.{c.where}({c.arguments})" for c in calls if module in knowing or _STATE.search(c.owner)}
+    return sorted(found)
+
+
+def _callers(sources: Sources, module: str, method: str) -> list[str]:
+    """Return the functions of a module that call a method, whatever the object."""
+    tree = sources.module(module)
+    return sorted({f"{module}.{call.where}" for call in calls_of(tree, method)}) if tree else []
 
 
 def _refusals(sources: Sources, wanted: Needs) -> Iterator[str]:
     for name in sources.members("vllm.sampling_params.SamplingParams"):
         if name.endswith("token_ids") and not name.startswith(("_", "all_", "bad_words_")) and name not in wanted.token_ids:
             yield f"vllm.sampling_params.SamplingParams.{name}: token ids that nobody checks"
-    for module, names in raised(sources).items():
+    for module, names in _raised(sources).items():
         for name in names:
             if not sources.ancestors(module, name) & (needs.REFUSALS | needs.FAULTS):
                 yield f"{module}: raises {name}, which the adapter takes for no refusal"
 
 
+def _raised(sources: Sources) -> dict[str, list[str]]:
+    """Return the classes that each module for requests raises; a variable's name says nothing and is left out.
+
+    What a module's own `__getattr__` raises is Python's, for names that it does not have.
+    """
+    found: dict[str, list[str]] = {}
+    for module in needs.REFUSING:
+        tree = sources.module(module)
+        names: set[str] = set()
+        body = [part for part in tree.body if getattr(part, "name", "") != "__getattr__"] if tree else []
+        for node in (node for part in body for node in ast.walk(part)):
+            if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and isinstance(node.exc.func, ast.Name):
+                names.add(node.exc.func.id)
+        if names:
+            found[module] = sorted(names)
+    return found
+
+
 def _surroundings(sources: Sources, wanted: Needs, version: str) -> Iterator[str]:
-    known = known_variables(sources)
+    found = sources.find("vllm.envs", "environment_variables")
+    table = found[1].value if found and isinstance(found[1], ast.Assign | ast.AnnAssign) else None
+    known = [key.value for key in table.keys if isinstance(key, ast.Constant)] if isinstance(table, ast.Dict) else []
     for name, since in wanted.variables.items():
         if _reached(version, since) and name not in known:
             yield f"variable {name}: not known any more"

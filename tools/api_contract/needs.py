@@ -278,26 +278,3 @@ STATEMENTS: Mapping[str, tuple[str, tuple[str, ...]]] = {
         ("envs.VLLM_MAX_AUDIO_DECODE_DURATION_S", "Set VLLM_MAX_AUDIO_DECODE_DURATION_S to increase this limit."),
     ),
 }
-# names given to getattr() or hasattr() that are not vLLM's
-OTHERS = frozenset(
-    {
-        "_grammar_from_parser",
-        "always_adjust_request",
-        "enable_log_requests",
-        "errors",
-        "id",
-        "parse",
-        "parse_delta",
-        "set_prompt_token_ids",
-        "launch_core_engines",
-        "parts",
-        "second",
-        "ndim",
-        "num_labels",
-        "trace",
-        "timeout",
-        "baseFilename",
-        "stream",
-        "__version__",
-    }
-)

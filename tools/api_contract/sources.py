@@ -29,7 +29,6 @@ class Sources:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self._modules: dict[str, ast.Module | None] = {}
 
     @property
     def version(self) -> str:
@@ -40,16 +39,15 @@ class Sources:
 
     def module(self, name: str) -> ast.Module | None:
         """Return the parsed module, None if there is none of this name."""
-        if name not in self._modules:
-            base = self.root.joinpath(*name.split("."))
-            path = next((p for p in (base.with_suffix(".py"), base / "__init__.py") if p.is_file()), None)
-            try:
-                self._modules[name] = _parsed(path.read_text(encoding="utf-8")) if path else None
-            except (SyntaxError, ValueError) as error:
-                raise SourceError(
-                    f"{path} cannot be read by Python {sys.version_info[0]}.{sys.version_info[1]}: {error}"
-                ) from None
-        return self._modules[name]
+        base = self.root.joinpath(*name.split("."))
+        for path in (base.with_suffix(".py"), base / "__init__.py"):
+            if path.is_file():
+                try:
+                    return _parsed(path.read_text(encoding="utf-8"))
+                except (SyntaxError, ValueError) as error:
+                    version = f"{sys.version_info[0]}.{sys.version_info[1]}"
+                    raise SourceError(f"{path} cannot be read by Python {version}: {error}") from None
+        return None
 
     def modules_with(self, *words: str) -> Iterator[str]:
         """Yield the modules whose text has all the words; only these need to be parsed."""

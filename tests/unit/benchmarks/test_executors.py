@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,8 +16,7 @@ def titles(session: int) -> set[str]:
     """Return the first word of the command line of each process of a session."""
     from harness import processes
 
-    lines = [Path(f"/proc/{process.pid}/cmdline").read_bytes() for process in processes.session_of(session)]
-    return {line.split(b"\0")[0].decode() for line in lines}
+    return {process.cmdline()[0] for process in processes.session_of(session)}
 
 
 @pytest.mark.parametrize(
@@ -63,7 +61,7 @@ def test_what_runs_is_read_from_the_processes(names: list[str], engine: dict[str
         assert server.stdout
         assert server.stdout.readline() == b"started\n"
         wait_for(lambda: set(names) <= titles(server.pid), "the processes")
-        assert executors.running(processes.session_of(server.pid), engine) == expected
+        assert executors.running(processes.by_role(server.pid, lambda _: 1), engine) == expected
     finally:
         processes.end_session(server.pid, patience_s=0)
         server.wait()

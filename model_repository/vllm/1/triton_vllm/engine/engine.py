@@ -18,7 +18,6 @@ from triton_vllm.engine.runner import Runner
 from triton_vllm.instances.source import Loss
 
 if TYPE_CHECKING:
-
     from triton_vllm.base.limits import Limits
     from triton_vllm.base.protocols import EngineClient, Log
     from triton_vllm.engine.prompts import Prompter

@@ -184,12 +184,6 @@ def _chat_defaults(config: Any) -> ChatDefaults:
     return ChatDefaults(values, most, int(config.max_model_len))
 
 
-def adapter_places(llm: EngineClient) -> int:
-    """Return how many LoRA adapters the engine holds in memory; another one takes the place of the one used longest ago."""
-    config = getattr(getattr(llm, "vllm_config", None), "lora_config", None)
-    return int(getattr(config, "max_cpu_loras", None) or getattr(config, "max_loras", None) or 1)
-
-
 def frees_memory(llm: EngineClient) -> bool:
     """Return whether the engine was started so that its sleep frees the memory of its devices."""
     return bool(getattr(llm.model_config, "enable_sleep_mode", False))
