@@ -109,9 +109,10 @@ class Server:
             self.process.wait()
 
 
-def place_model(setting: Setting, model: Path, destination: Path) -> Path:
-    """Copy a model without its archive, set its engine arguments, environment and instances; return the model store."""
+def place_model(setting: Setting, destination: Path) -> Path:
+    """Copy the model of this name without its archive and set what the benchmark asks for; return the model store."""
     shutil.rmtree(destination, ignore_errors=True)
+    model = setting.model_repository / destination.name
     shutil.copytree(model, destination, ignore=shutil.ignore_patterns("*.tar.gz", "*.tar", "__pycache__"))
     (destination / "vllm_engine_args.json").write_text(json.dumps(setting.arguments), encoding="utf-8")
     file = destination / "config.pbtxt"

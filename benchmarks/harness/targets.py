@@ -132,8 +132,7 @@ class TritonTarget(Server):
 
     def prepare(self) -> Path:
         """Copy the model beside the logs, with the benchmark's engine arguments and environment; return its store."""
-        model = self.setting.model_repository / self.model
-        return place_model(self.setting, model, self.setting.work / f"store-{self.name}" / self.model)
+        return place_model(self.setting, self.setting.work / f"store-{self.name}" / self.model)
 
     def measure(self, load: Load) -> Measurement:
         """See `Target`."""

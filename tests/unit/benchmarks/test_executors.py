@@ -66,3 +66,4 @@ def test_what_runs_is_read_from_the_processes(names: list[str], engine: dict[str
         processes.end_session(server.pid, patience_s=0)
         server.wait()
         server.stdout.close()
+    wait_for(lambda: not processes.session_of(server.pid), "the end of all that the server started")

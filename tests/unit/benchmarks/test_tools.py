@@ -56,7 +56,7 @@ def test_the_model_is_served_as_the_benchmark_wants_it(tmp_path: Path) -> None:
         work=tmp_path,
         instances=4,
     )
-    model = place_model(setting, source, tmp_path / "store" / "vllm") / "vllm"
+    model = place_model(setting, tmp_path / "store" / "vllm") / "vllm"
     config = parse_config(model / "config.pbtxt", (model / "config.pbtxt").read_text())
     expected = parse_config(source / "config.pbtxt", (source / "config.pbtxt").read_text())
     expected.parameters["EXECUTION_ENV_PATH"].string_value = str(tmp_path / "env")
