@@ -190,8 +190,9 @@ def become(folder: Path, arguments: list[str]) -> NoReturn:
     fcntl.flock(handle, fcntl.LOCK_SH)
     os.set_inheritable(handle, True)  # noqa: FBT003 - the standard library's order
     environment = {**os.environ, "PYTHONPATH": str(ENV)}
-    if os.geteuid() == 0 and owner_of(ENV).uid != 0:
-        environment["PYTHONDONTWRITEBYTECODE"] = "1"  # no __pycache__ of root's in a user's checkout
+    foreign = os.geteuid() == 0 and owner_of(ENV).uid != 0  # no __pycache__ of root's in a user's checkout
+    if foreign or "--dry-run" in arguments:
+        environment["PYTHONDONTWRITEBYTECODE"] = "1"
     python = str(folder / "bin" / "python")
     os.execve(python, [python, "-c", RUN, "vllm_env", *arguments], environment)  # noqa: S606 - no shell is the point
 

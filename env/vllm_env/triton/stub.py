@@ -38,12 +38,15 @@ class Stub:
 
 @dataclass(frozen=True)
 class StubPlan:
-    """Which stub will be used; ``python`` is the full version (``3.11.7``), ``prebuilt`` is None if one will be built."""
+    """Which stub will be used; ``python`` is the full version (``3.11.7``).
+
+    ``prebuilt`` is one of the Triton root's, which a dry run may know before it is there; it is None if one will be built.
+    """
 
     triton: TritonRoot
     python: str
     options: StubOptions
-    prebuilt: Stub | None = None
+    prebuilt: Path | None = None
 
     @property
     def minor(self) -> str:
@@ -54,7 +57,7 @@ class StubPlan:
     def identity(self) -> str:
         """What tells the stub from others: its digest, or the key under which it will be built."""
         if self.prebuilt:
-            return self.prebuilt.sha256
+            return file_sha256(self.prebuilt)
         return stub_source.source_key(self.triton.release, self.python, self.options)
 
 
@@ -63,7 +66,7 @@ def plan_stub(workspace: Workspace, triton: TritonRoot, python: str, mode: StubM
     plan = StubPlan(triton, python, options)
     path = triton.stubs.get(plan.minor) if mode != "source" else None
     if path:
-        return StubPlan(triton, python, options, describe(path, plan.minor, triton.release, "prebuilt"))
+        return StubPlan(triton, python, options, path)
     if mode == "prebuilt":
         raise VllmEnvError(
             f"--python {plan.minor}: the Triton {triton.release} in {triton.path} has no stub for it.",
@@ -85,17 +88,10 @@ def plan_stub(workspace: Workspace, triton: TritonRoot, python: str, mode: StubM
 
 def make_stub(workspace: Workspace, plan: StubPlan, prefix: Path) -> Stub:
     """Return the planned stub, or the one built from source, checked and started once in a prefix; VllmEnvError if it fails."""
-    stub = plan.prebuilt
-    if stub is None:
-        path = stub_source.build_stub(workspace, plan.triton, plan.python, prefix, plan.options)
-        stub = describe(path, plan.minor, plan.triton.release, "source")
-    check_stub(stub.path, plan.minor, plan.triton, prefix)
-    return stub
-
-
-def describe(path: Path, python: str, release: str, origin: str) -> Stub:
-    """Return a stub's record, with its digest and size; ``python`` is ``3.11``."""
-    return Stub(path, python, release, file_sha256(path), path.stat().st_size, origin)
+    path = plan.prebuilt or stub_source.build_stub(workspace, plan.triton, plan.python, prefix, plan.options)
+    check_stub(path, plan.minor, plan.triton, prefix)
+    origin = "prebuilt" if plan.prebuilt else "source"
+    return Stub(path, plan.minor, plan.triton.release, file_sha256(path), path.stat().st_size, origin)
 
 
 def _versions(triton: TritonRoot) -> str:
