@@ -150,6 +150,16 @@ def test_the_standin_stands_in_for_the_driver(environment: Path, workspace: Work
     assert "libcuda.so.1: cannot open" in without["text"]
 
 
+def test_what_is_broken_behind_the_driver_is_found(environment: Path, workspace: Workspace, tmp_path: Path) -> None:
+    """ld.so looks for libcuda.so.1 before it looks for symbols: without the stand-in this fault is taken for a missing driver."""
+    driver = make_library(tmp_path / "linker", "libcuda.so.1", symbol="cuInit")
+    make_library(environment / "lib", "extension.so", needs=(driver,), uses="of_another_wheel", symbol="own")
+    _add(environment, {"extension": "import ctypes, os\nctypes.CDLL('extension.so', os.RTLD_NOW)"})
+    failure = import_each(workspace, environment, ("extension",), CUDA, LONG)["extension"]
+    assert "undefined symbol: of_another_wheel" in failure["text"]
+    assert is_broken(failure, {})
+
+
 VLLM = {
     "vllm.__init__": "",
     "vllm.platforms.__init__": (
