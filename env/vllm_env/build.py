@@ -15,11 +15,11 @@ from vllm_env.plan import TEMPLATE, BuildRequest, Plan, has_gpu, make_plan, stan
 from vllm_env.prefix.prefix import Prefix, has_prefix, make_prefix
 from vllm_env.publish.model_folder import BuiltSet, stage_candidate, write_engine_args
 from vllm_env.publish.publish import publish
-from vllm_env.publish.without_hub import EXAMPLE_MODEL, is_fetchable, offer_standin, own_model
 from vllm_env.serve.leftovers import server_runs
 from vllm_env.serve.smoke import SmokeRequest, SmokeResult, smoke_run
 from vllm_env.serve.standin import FACTS, ensure_standin
 from vllm_env.serve.warm import Warmed, warm
+from vllm_env.serve.without_hub import EXAMPLE_MODEL, is_fetchable, offer_standin, own_model
 from vllm_env.triton.root import TritonRoot
 from vllm_env.triton.stub import Stub, make_stub
 from vllm_env.verify.tree_rules import Expected
