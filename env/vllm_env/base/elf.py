@@ -28,7 +28,6 @@ class DynamicSection:
     ``glibc`` is the newest version of the C library's symbols that it asks for, such as ``(2, 34)``, or ().
     """
 
-    soname: str
     needed: tuple[str, ...]
     rpath: tuple[str, ...]
     runpath: tuple[str, ...]
@@ -79,7 +78,6 @@ def _first(parts: Iterable[Any], kind: type[Any]) -> Any:
 def _read(elf: ELFFile, segment: DynamicSegment) -> DynamicSection:
     tags = list(segment.iter_tags())
     return DynamicSection(
-        soname=next((tag.soname for tag in tags if tag.entry.d_tag == "DT_SONAME"), ""),
         needed=tuple(tag.needed for tag in tags if tag.entry.d_tag == "DT_NEEDED"),
         rpath=_folders(tag.rpath for tag in tags if tag.entry.d_tag == "DT_RPATH"),
         runpath=_folders(tag.runpath for tag in tags if tag.entry.d_tag == "DT_RUNPATH"),
