@@ -213,23 +213,11 @@ def figure(runs: list[Run]) -> str:
     return svg.draw("Packing the same prefix", panels)
 
 
-def left_out(prefix: Path) -> str:
-    """Return what prune.py left out of this prefix, as the prefix's own record has it."""
-    record = prefix.parent / ".complete"
-    if not record.is_file():
-        return "not recorded"
-    rules = [line.split() for line in record.read_text().splitlines()]
-    total = sum(int(size) for _, _, size in rules)
-    return f"{total / 1e6:.0f} MB before packing (" + ", ".join(f"{n} {int(s) / 1e6:.0f}" for n, _, s in rules) + ")"
-
-
 def report(options: argparse.Namespace, arguments: list[str], here: machine.Machine, runs: list[Run]) -> str:
     """Return the report: the whole prefix with the most cores, and how that scales if there is more than one cell."""
-    prefix = options.prefix.expanduser().resolve()
     measured = list(dict.fromkeys(run.cell for run in runs))
     head = [
         *here.lines(),
-        f"- left out of the prefix: {left_out(prefix)}",
         f"- command: `python benchmarks/packing.py {shlex.join(arguments)}`",
         *(f"- {note}" for note in options.note),
     ]
