@@ -13,7 +13,7 @@ from elftools.elf.elffile import ELFFile
 from elftools.elf.gnuversions import GNUVerNeedSection
 
 # 64 bits, little-endian, and the machine field of the header (System V gABI 4.1): a GPU's code is in ELF files too. All that
-# is built here is for x86-64 (interpreter/local.py refuses another machine).
+# is built here is for x86-64 (interpreter/find.py refuses another machine).
 _IDENT, _X86_64 = b"\x7fELF\x02\x01", (62).to_bytes(2, "little")
 # Nine tenths of an environment; no ELF file has such a name, and to open 50,000 files takes longer than all the rest.
 _NEVER_ELF = (".py", ".pyc", ".pyi", ".h", ".hpp", ".cuh", ".hxx", ".json", ".txt", ".md", ".cu", ".pxd", ".pyx")

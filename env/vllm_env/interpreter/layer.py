@@ -20,7 +20,8 @@ from vllm_env.base.network import NetworkError
 from vllm_env.base.process import run
 from vllm_env.base.workspace import Workspace
 
-from .local import BUILD, find_interpreter, make_package
+from .find import find_interpreter
+from .package import BUILD, make_package
 
 LOCAL = "local"
 REMOTE = "conda-forge"
