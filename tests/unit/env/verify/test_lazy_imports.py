@@ -160,6 +160,17 @@ def test_what_is_broken_behind_the_driver_is_found(environment: Path, workspace:
     assert is_broken(failure, {})
 
 
+def test_without_a_compiler_what_needs_a_driver_is_not_imported(
+    environment: Path, workspace: Workspace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It could not be told from what is broken; the rest is imported, and the user is told how to have a compiler."""
+    monkeypatch.setattr("shutil.which", lambda *_: None)
+    _add(environment, {"flashinfer.__init__": "1 / 0", "llguidance": "1 / 0"})
+    with pytest.raises(VllmEnvError, match="import llguidance: ZeroDivisionError"):
+        check_lazy_imports(workspace, environment, CUDA)
+    assert "add ziglang to the spec" in capsys.readouterr().err
+
+
 VLLM = {
     "vllm.__init__": "",
     "vllm.platforms.__init__": (
