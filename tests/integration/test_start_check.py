@@ -100,14 +100,6 @@ def test_refuses_an_environment_without_its_hook(prefix: Path, workspace: Worksp
     assert any(path.endswith("/foreign") for path in started.path)
 
 
-def test_refuses_an_import_that_fails_for_want_of_setuptools(prefix: Path, workspace: Workspace) -> None:
-    """The remedy is the option that adds it, and the last lines of the traceback come with the error."""
-    shutil.rmtree(site_packages(prefix) / "setuptools")
-    with pytest.raises(CommandError, match="--with setuptools") as caught:
-        start(workspace, prefix, ("torch",), activates=False)
-    assert "No module named 'setuptools'" in caught.value.tail
-
-
 def test_refuses_another_version_than_the_locks(prefix: Path, workspace: Workspace) -> None:
     """What numpy says of itself must be what is locked, although its metadata is right."""
     (prefix / "bin" / "activate").touch()

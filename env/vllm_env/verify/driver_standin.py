@@ -14,8 +14,9 @@ from pathlib import Path
 from elftools.elf.elffile import ELFFile
 
 from vllm_env.base.elf import read_dynamic_section, walk
-from vllm_env.base.process import run
 from vllm_env.prefix.relocate import COMPILER
+
+from .compiler_check import compile_library
 
 LIBRARY = "libcuda.so.1"
 _DRIVER_FUNCTION = re.compile(r"cu[A-Z]\w*")
@@ -48,15 +49,9 @@ def write_driver_standin(environment: Path, folder: Path) -> bool:
     compiler = own if own.is_file() else shutil.which("cc")
     if compiler is None:
         return False
-    _compile(compiler, folder, LIBRARY, driver_functions(environment))
-    # where there is a driver, it must not find the GPU either
-    _compile(compiler, folder, "libnvidia-ml.so.1", ())
+    functions = driver_functions(environment)
+    # where there is a driver, an NVML without functions keeps it from finding the GPU
+    for library, names in ((LIBRARY, functions), ("libnvidia-ml.so.1", ())):
+        source = "".join(f"int {name}(void) {{ return {_NO_DEVICE}; }}\n" for name in names)
+        compile_library(Path(compiler), source, folder / library, "-nostdlib", f"-Wl,-soname,{library}")
     return True
-
-
-def _compile(compiler: Path | str, folder: Path, library: str, functions: tuple[str, ...]) -> None:
-    source = folder / "driver.c"
-    source.write_text("".join(f"int {name}(void) {{ return {_NO_DEVICE}; }}\n" for name in functions))
-    options = ["-shared", "-fPIC", "-nostdlib", f"-Wl,-soname,{library}", "-o", folder / library]
-    variables = {"ZIG_GLOBAL_CACHE_DIR": str(folder / "cache"), "CC": "", "CPATH": ""}
-    run([compiler, source, *options], what=f"compile a stand-in for {library}", env=variables)

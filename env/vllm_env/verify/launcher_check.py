@@ -104,7 +104,6 @@ def _command(environment: Path, variables: Mapping[str, str], program: list[str]
 
 def _explained(error: CommandError) -> CommandError:
     reasons = (
-        ("No module named 'setuptools'", "torch.utils.cpp_extension imports it.", "Add it: --with setuptools."),
         ("UnicodeDecodeError", "The embedded interpreter decodes files as ASCII: 00_vllm_env.pth did not run.", REBUILD),
         ("outside the environment", "PYTHONPATH or the user's site shadow it: 00_vllm_env.pth did not run.", REBUILD),
         ("GLIBC", "A library needs a newer C or C++ library than there is.", "Build it in the container that will serve it."),
