@@ -152,9 +152,11 @@ def _wheel_of_commit(workspace: Workspace, index: str, spec: Spec) -> Path | Non
     sha, pip = spec.pin.value, workspace.network.pip
     folder = workspace.cache.path("wheels", key_of(index, sha, spec.python, spec.torch_backend))
     known = _known(folder)
-    if known or workspace.network.offline:
+    if known:
         return known
     _refuse_in_dry_run(workspace, spec.pin)
+    if workspace.network.offline:
+        return None
     # the index keeps a folder per variant ("cpu", "cu129") beside the default build
     places = [f"{index}/{sha}/{spec.torch_backend}"] if spec.torch_backend else []
     with workspace.cache.staging() as staging:
