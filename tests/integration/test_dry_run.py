@@ -16,8 +16,13 @@ import pytest
 
 from support import small_build
 from support.namespaces import with_mounts
-from support.repositories import CHECKOUT
+from support.repositories import CHECKOUT, ensure_triton
+from support.small_fixtures import workspace_in
 from vllm_env.base.locks import locked
+from vllm_env.base.network import Network
+from vllm_env.plan import PROVISIONED
+from vllm_env.triton.provision import to_be_provisioned
+from vllm_env.triton.root import open_root
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -156,3 +161,11 @@ def test_a_cache_that_cannot_be_written_is_read(python: str, small_cache: Path, 
         timeout=300,
     )
     assert _shown(done)["python"].startswith(f"{python}.")
+
+
+def test_the_triton_that_is_not_there_yet_is_as_the_wheel_has_it(tmp_path: Path) -> None:
+    """Release, rules and stubs of the pinned wheel are written down; what is laid out of it must have the same."""
+    ensure_triton()
+    if not PROVISIONED.is_dir():
+        pytest.skip("this machine has a Triton, and none is provisioned")
+    assert to_be_provisioned(workspace_in(tmp_path, Network()), PROVISIONED) == open_root(PROVISIONED)

@@ -21,7 +21,7 @@ WHEEL = "nvidia-pytriton==0.7.0"
 _FILE = "nvidia_pytriton-0.7.0-*.whl"
 _RELEASE = "24.10"  # its tritonserver says 2.51.0
 _SERVER_VERSION = "2.51.0"
-_STUBS = ("3.8", "3.9", "3.10", "3.11", "3.12", "3.13")
+_STUBS = ("3.8", "3.9", "3.10", "3.11", "3.12")  # that of 3.13 asks for a libpython under a name of the wheel's own
 _PARTS = {
     "pytriton/tritonserver/bin/": "libexec/",
     "pytriton/tritonserver/backends/": "backends/",
