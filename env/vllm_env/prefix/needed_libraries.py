@@ -96,8 +96,6 @@ TOLERATED = (
 )
 """Files that fail to load in a bare container and are not loaded there; see each reason."""
 
-# Where neither Debian's rule for the names of packages nor the library's own name leads to the package.
-_CONDA = {"libgomp": "libgomp", "libavcodec": "ffmpeg", "libtbb": "tbb", "libmpi": "openmpi", "libibverbs": "rdma-core"}
 _SONAME = re.compile(r"(?P<name>.+?)\.so(?:\.(?P<version>\d+))?")
 
 
@@ -112,16 +110,16 @@ def tolerated(file: str, library: str, rules: tuple[Tolerated, ...] = TOLERATED)
     return any(fnmatch.fnmatchcase(library, pattern) for rule in covering for pattern in rule.libraries)
 
 
-def likely_packages(library: str) -> tuple[str, str]:
-    """Return the packages of Debian and of conda-forge that probably have a library.
+def likely_package(library: str) -> str:
+    """Return the package of Debian that probably has a library.
 
-    Debian names a package of a library after its soname, with a dash after a digit (Debian Policy 8.1): libnuma.so.1
-    is in libnuma1, libtbb2.so.1 would be in libtbb2-1.
+    It is named after the soname, with a dash after a digit (Debian Policy 8.1): libnuma.so.1 is in libnuma1, libtbb2.so.1
+    would be in libtbb2-1.
     """
     match = _SONAME.match(library)
     name, version = (match["name"], match["version"] or "") if match else (library, "")
     dash = "-" if name[-1:].isdigit() and version else ""
-    return f"{name}{dash}{version}".lower().replace("_", "-"), _CONDA.get(name, name.lower())
+    return f"{name}{dash}{version}".lower().replace("_", "-")
 
 
 _STUBS = f"{os.sep}stubs{os.sep}"  # for linkers only: the toolkit's stubs/libcuda.so has the driver's soname and no code
@@ -185,12 +183,11 @@ def check_missing_libraries(found: NeededLibraries) -> None:
         files[need.library].append(need.file)
     first = sorted(files)[:_LISTED]
     more = f" and {len(files) - _LISTED} more" if len(files) > _LISTED else ""
-    debian, conda = zip(*(likely_packages(library) for library in first), strict=True)
     raise VllmEnvError(
         f"The environment lacks shared libraries: {'; '.join(_line(name, files[name]) for name in first)}{more}.",
         cause="They are in no package, and a bare container does not have them.",
-        remedy=f"Install them on this machine, from which they are then packed (probably: apt-get install {' '.join(debian)}; "
-        f"on conda-forge: {', '.join(dict.fromkeys(conda))}), or leave out what needs them.",
+        remedy="Install them on this machine, from which they are then packed (probably: apt-get install "
+        f"{' '.join(likely_package(library) for library in first)}), or leave out what needs them.",
     )
 
 
