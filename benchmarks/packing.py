@@ -129,16 +129,6 @@ def table(runs: list[Run]) -> str:
     return "\n".join(rows)
 
 
-def left_out(prefix: Path) -> str:
-    """Return what prune.py left out of this prefix, as the prefix's own record has it."""
-    record = prefix.parent / ".complete"
-    if not record.is_file():
-        return "not recorded"
-    rules = [line.split() for line in record.read_text().splitlines()]
-    total = sum(int(size) for _, _, size in rules)
-    return f"{total / 1e6:.0f} MB before packing (" + ", ".join(f"{n} {int(s) / 1e6:.0f}" for n, _, s in rules) + ")"
-
-
 def main(arguments: list[str]) -> None:
     """Pack in rounds, write the report."""
     options = parse(arguments)
@@ -153,7 +143,6 @@ def main(arguments: list[str]) -> None:
     out = results.take(options.out, here.commit, command)
     head = [
         *here.lines(),
-        f"- left out of the prefix: {left_out(options.prefix)}",
         f"- command: `{command}`",
     ]
     title = f"# Packing one prefix of {machine.tree_size(options.prefix) / 1e9:.2f} GB with {options.cores} threads"

@@ -24,7 +24,7 @@ from typing import NoReturn
 from vllm_env.base.cache import cache_root, settle_home
 from vllm_env.base.errors import CommandError, VllmEnvError
 from vllm_env.base.filesystem import give, give_tree, is_writable, owner_of
-from vllm_env.base.locks import locked, remove_unlocked
+from vllm_env.base.locks import locked, remove_unlocked, take_lock
 from vllm_env.base.machine import require_x86_64
 from vllm_env.base.network import Network
 from vllm_env.base.process import run
@@ -186,12 +186,12 @@ def remove_outdated(folder: Path) -> None:
 
 def become(folder: Path, arguments: list[str]) -> NoReturn:
     """Replace this process by the packager, which holds the environment's lock as long as it runs."""
-    handle = os.open(folder, os.O_RDONLY)
-    fcntl.flock(handle, fcntl.LOCK_SH)
+    handle = take_lock(folder, fcntl.LOCK_SH)
     os.set_inheritable(handle, True)  # noqa: FBT003 - the standard library's order
     environment = {**os.environ, "PYTHONPATH": str(ENV)}
-    if os.geteuid() == 0 and owner_of(ENV).uid != 0:
-        environment["PYTHONDONTWRITEBYTECODE"] = "1"  # no __pycache__ of root's in a user's checkout
+    foreign = os.geteuid() == 0 and owner_of(ENV).uid != 0  # no __pycache__ of root's in a user's checkout
+    if foreign or "--dry-run" in arguments:
+        environment["PYTHONDONTWRITEBYTECODE"] = "1"
     python = str(folder / "bin" / "python")
     os.execve(python, [python, "-c", RUN, "vllm_env", *arguments], environment)  # noqa: S606 - no shell is the point
 

@@ -9,16 +9,17 @@ from vllm_env.base import report
 from vllm_env.base.filesystem import file_sha256, write_whole
 from vllm_env.base.workspace import CHECKOUT, Workspace
 from vllm_env.layout.layout import Packed
+from vllm_env.lock.pylock import Lock
 from vllm_env.model.manifest import Manifest, adopted_from, describe_build, render_sbom
 from vllm_env.plan import TEMPLATE, BuildRequest, Plan, has_gpu, make_plan, standing
 from vllm_env.prefix.prefix import Prefix, has_prefix, make_prefix
 from vllm_env.publish.model_folder import BuiltSet, stage_candidate, write_engine_args
 from vllm_env.publish.publish import publish
-from vllm_env.publish.without_hub import EXAMPLE_MODEL, is_fetchable, offer_standin, own_model
 from vllm_env.serve.leftovers import server_runs
 from vllm_env.serve.smoke import SmokeRequest, SmokeResult, smoke_run
 from vllm_env.serve.standin import FACTS, ensure_standin
 from vllm_env.serve.warm import Warmed, warm
+from vllm_env.serve.without_hub import EXAMPLE_MODEL, is_fetchable, offer_standin, own_model
 from vllm_env.triton.root import TritonRoot
 from vllm_env.triton.stub import Stub, make_stub
 from vllm_env.verify.tree_rules import Expected
@@ -37,13 +38,14 @@ class BuildResult:
     warmed: Warmed | None = None
 
 
-def build(workspace: Workspace, request: BuildRequest, *, dry_run: bool = False) -> BuildResult | Plan:
-    """Build what is asked for and publish it, or return the plan of a dry run; after an error all is as it was."""
+def build(workspace: Workspace, request: BuildRequest) -> BuildResult:
+    """Build what is asked for and publish it; after an error all is as it was."""
     with workspace.exclusive():
         for folder in workspace.cache.remove_abandoned():
             report.debug(f"removed {folder}, left by a build that was killed")
         plan = make_plan(workspace, request)
-        return plan if dry_run else _Build(workspace, request, plan).run()
+        assert plan.lock  # noqa: S101 - only a dry run may not know it
+        return _Build(workspace, request, plan, plan.lock).run()
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,7 @@ class _Build:
     workspace: Workspace
     request: BuildRequest
     plan: Plan
+    lock: Lock
 
     def run(self) -> BuildResult:
         target = self.request.model_folder
@@ -81,7 +84,7 @@ class _Build:
             environment=packed.path,
             layout=request.layout,
             manifest=manifest.to_json(),
-            sbom=render_sbom(self.plan.lock),
+            sbom=render_sbom(self.lock),
             adopted_from=source,
         )
         self._verify(stub, packed)
@@ -100,8 +103,8 @@ class _Build:
 
     def _prefix(self) -> Prefix:
         with report.stage("prefix"):
-            prefix = make_prefix(self.workspace, self.plan.lock, self.request.keep, self.plan.triton.path)
-            made = f"{len(self.plan.lock.wheels)} wheels, bytecode compiled"
+            prefix = make_prefix(self.workspace, self.lock, self.request.keep, self.plan.triton.path)
+            made = f"{len(self.lock.wheels)} wheels, bytecode compiled"
             report.step("reused" if prefix.reused else made)
         return prefix
 
@@ -124,7 +127,7 @@ class _Build:
     def _verify(self, stub: Stub, packed: Packed) -> None:
         """Verify what is new; what is reused passed before, or the build that made it failed right here."""
         workspace = self.workspace
-        lock = self.plan.lock
+        lock = self.lock
         expected = Expected(stub.python, stub.release, lock.versions(), complete=True, profile=lock.spec.profile)
         mark = verified_mark(workspace, packed.identity, stub.sha256, expected)
         with report.stage("verify"):
@@ -140,7 +143,7 @@ class _Build:
         """Serve what stands, unless its stand-in needs an interpreter that a new container's cache has no more."""
         if self.request.smoke_model:
             return self._smoke(model, None)
-        if has_prefix(self.workspace, self.plan.lock, self.request.keep):
+        if has_prefix(self.workspace, self.lock, self.request.keep):
             return self._smoke(model, self._prefix())
         report.note("no smoke run: the cache has no environment any more that could make its stand-in")
         return None

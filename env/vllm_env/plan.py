@@ -13,6 +13,7 @@ from vllm_env.base.workspace import CHECKOUT, PLACE, Workspace
 from vllm_env.layout import LAYOUTS
 from vllm_env.layout.layout import Layout
 from vllm_env.lock.lock import LockOptions, make_lock
+from vllm_env.lock.pins import NotKnownError
 from vllm_env.lock.pylock import Lock
 from vllm_env.lock.spec import Overrides, Spec, load_spec, only_profile
 from vllm_env.model.files import check_receiver
@@ -20,7 +21,7 @@ from vllm_env.model.manifest import Manifest, read_manifest
 from vllm_env.prefix.prefix import prefix_key
 from vllm_env.publish.adopt import Adoption
 from vllm_env.publish.publish import check_writable
-from vllm_env.triton.provision import provision
+from vllm_env.triton.provision import provision, to_be_provisioned
 from vllm_env.triton.root import CONTAINER_ROOT, TritonRoot, open_root
 from vllm_env.triton.stub import StubMode, StubPlan, plan_stub
 from vllm_env.triton.stub_source import StubOptions
@@ -30,6 +31,8 @@ PROVISIONED = PLACE / ".triton"
 """Where a CPU Triton is laid out for machines that have none."""
 TEMPLATE = CHECKOUT / "model_repository" / "vllm"
 """The model's code and configuration, from which another repository or model is completed."""
+UNKNOWN = "known after the build"
+"""What a dry run says of a value that only a build can know."""
 TMP = "/tmp"  # noqa: S108 - hard-coded in Triton's pb_env.cc: TMPDIR does not move it
 
 
@@ -62,11 +65,14 @@ class BuildRequest:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a build would do; ``key`` is the content key of what it would publish."""
+    """What a build would do; ``key`` is the content key of what it would publish.
+
+    What a dry run cannot know is None, or an empty key: a lock whose vLLM has no wheel yet, and what depends on it.
+    """
 
     spec: Spec
     triton: TritonRoot
-    lock: Lock
+    lock: Lock | None
     stub: StubPlan
     key: str
 
@@ -96,9 +102,14 @@ def default_profile(triton: TritonRoot | None) -> str:
 
 
 def find_triton(workspace: Workspace, root: Path | None) -> TritonRoot:
-    """Open the named Triton root, that of the container, or the one provisioned into ``.triton/``."""
+    """Open the named Triton root, that of the container, or the one provisioned into ``.triton/``.
+
+    A dry run provisions none: it returns what the pinned wheel is known to hold.
+    """
     found = root or installed_triton()
     if found is None:
+        if workspace.dry_run:
+            return to_be_provisioned(workspace, PROVISIONED)
         with report.stage("triton"):
             provision(workspace, PROVISIONED)
             report.step(f"a CPU Triton {open_root(PROVISIONED).release} in {PROVISIONED}")
@@ -106,7 +117,10 @@ def find_triton(workspace: Workspace, root: Path | None) -> TritonRoot:
 
 
 def make_plan(workspace: Workspace, request: BuildRequest) -> Plan:
-    """Read the spec, resolve the lock and find the stub; refuse, before the long work, what can be known to fail."""
+    """Read the spec, resolve the lock and find the stub; refuse, before the long work, what can be known to fail.
+
+    A build first makes what is missing for that: a Triton, a wheel of the pinned vLLM and the lock's file.
+    """
     check_writable(request.repository, request.model)
     check_receiver(request.model_folder)
     triton = find_triton(workspace, request.triton_root)
@@ -117,14 +131,25 @@ def make_plan(workspace: Workspace, request: BuildRequest) -> Plan:
     if request.stub == "prebuilt":  # whether there is one is known before the lock, which may take minutes to resolve
         plan_stub(workspace, triton, spec.python, request.stub, options)
     with report.stage("lock"):
-        lock = make_lock(workspace, spec, triton.rules, request.lock)
+        try:
+            lock = make_lock(workspace, spec, triton.rules, request.lock)
+        except NotKnownError as unknown:
+            report.note(f"{unknown.what} The lock is known after the build.")
+            stub = plan_stub(workspace, triton, spec.python, request.stub, options)
+            return Plan(spec, triton, None, stub, key="")
         report.step(f"{spec.pin.value}: {len(lock.wheels)} wheels, Python {lock.python}")
     stub = plan_stub(workspace, triton, lock.python, request.stub, options)
     for note in check_plan(lock, triton):
         report.note(note)
     packed = request.layout.key(prefix_key(lock, request.keep))
-    key = key_of(packed, stub.identity, request.layout.name)
+    key = key_of(packed, stub.identity, request.layout.name) if triton.is_there else ""
     return Plan(spec, triton, lock, stub, key)
+
+
+def make_dry_plan(workspace: Workspace, request: BuildRequest) -> Plan:
+    """Return the plan of a build, and write nothing but in a temporary folder."""
+    with workspace.for_dry_run() as scratch:
+        return make_plan(scratch, request)
 
 
 def _check_machine(request: BuildRequest, spec: Spec) -> None:

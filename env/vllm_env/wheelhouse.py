@@ -5,7 +5,6 @@ DIR/conda/             a conda channel with the packages of the lock
 DIR/tools/*.whl        what the packager itself runs on, for the Python that runs it now; fill it once with each PYTHON
 """
 
-import dataclasses
 import sysconfig
 from pathlib import Path
 
@@ -21,20 +20,16 @@ TOOLS_LOCK = CHECKOUT / "env" / "requirements.txt"
 """The lock of the packager's own tools; an installed wheel has none, and its tools beside it."""
 
 
-def fill_wheelhouse(workspace: Workspace, request: BuildRequest, folder: Path, *, dry_run: bool = False) -> Lock:
-    """Resolve what a build of ``request`` would install, fetch it into ``folder`` unless told not to, and return its lock.
-
-    Nothing is served here, so neither a GPU for --warm nor the smoke run's space is asked for: the machine that fills a
-    wheelhouse is seldom the one that serves.
+def fill_wheelhouse(workspace: Workspace, request: BuildRequest, folder: Path) -> Lock:
+    """Resolve what a build of ``request`` would install, fetch it into ``folder`` and return its lock.
 
     Raises:
         VllmEnvError: a file cannot be fetched, or is not the lock's.
     """
     with workspace.exclusive():
-        plan = make_plan(workspace, dataclasses.replace(request, smoke=False, warm=False))
+        plan = make_plan(workspace, request)
         lock = plan.lock
-        if dry_run:
-            return lock
+        assert lock  # noqa: S101 - only a dry run may not know it
         owner = owner_of(folder)
         folder.mkdir(parents=True, exist_ok=True)
         with report.stage("wheels"):

@@ -107,6 +107,14 @@ def test_it_becomes_the_packager_and_makes_its_tools_once(place: Place) -> None:
     assert place.run("--quiet")[1:] == (f'["2.0", "{place.environments()[0]}", ["--quiet"], null]\n', "")
 
 
+def test_a_dry_run_leaves_no_bytecode(place: Place) -> None:
+    """It writes nothing in the checkout but its tools."""
+    assert place.run("--dry-run")[0] == 0
+    assert [path for path in place.root.rglob("__pycache__") if not path.is_relative_to(place.tools)] == []
+    assert place.run()[0] == 0
+    assert [path for path in place.root.rglob("__pycache__") if not path.is_relative_to(place.tools)] != []
+
+
 def test_pips_configuration_of_the_interpreter_counts(place: Place) -> None:
     """pip.conf beside the interpreter that runs the bootstrap, which a virtual environment would not see."""
     for name in ("PIP_FIND_LINKS", "PIP_NO_INDEX", "PIP_CONFIG_FILE"):

@@ -59,7 +59,7 @@ def test_a_package_that_is_not_the_locks_is_refused(
 ) -> None:
     """Another digest than the locked one is not installed, however equal its name.
 
-    The package is made again first; test_local.py shows that this gives the same bytes, so here it is only put there again.
+    The package is made again first; test_interpreter.py shows that this gives the same bytes, so here it is only put there again.
     """
     (package,) = channel.layer.packages
     made = channel.root / "conda/channel/linux-64" / package.file_name

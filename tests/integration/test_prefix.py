@@ -98,7 +98,7 @@ def test_a_second_call_reuses_it(prefix: Prefix, lock: Lock, workspace: Workspac
     """Nothing is installed twice, no network is needed, and the report of what was left out is the same."""
     again = make_prefix(workspace_in(workspace.cache.root), lock)
     assert again == replace(prefix, reused=True)
-    assert prefix.pruned
+    assert prefix.left_out
 
 
 def test_the_key_follows_lock_and_rules(lock: Lock) -> None:

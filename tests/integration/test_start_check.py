@@ -74,7 +74,8 @@ def unpacked(prefix: Path, workspace: Workspace, tmp_path: Path) -> Path:
 def test_starts_under_both_generations_of_the_launcher(unpacked: Path, workspace: Workspace) -> None:
     """An unpacked archive imports in the C locale, sourced or not, from itself alone, and hands UTF-8 to its children."""
     check_tree(unpacked, EXPECTED)
-    sourced, bare = check_start(workspace, unpacked, EXPECTED)
+    sourced = check_start(workspace, unpacked, EXPECTED)
+    bare = check_start(workspace, unpacked, replace(EXPECTED, release="25.08"))
     for started in (sourced, bare):
         assert started.encoding == "UTF-8"
         assert started.prefix == str(unpacked)
@@ -82,21 +83,11 @@ def test_starts_under_both_generations_of_the_launcher(unpacked: Path, workspace
         assert started.environment["PATH"].split(os.pathsep)[0] == f"{unpacked}/bin"
         assert "PYTHONPATH" not in started.environment
         assert "LD_LIBRARY_PATH" not in started.environment
-        assert started.distributions["vllm"] == "0.32.0"
+        assert set(started.imported) == {"numpy", "torch", "vllm"}
     assert sourced.environment["CONDA_PREFIX"] == str(unpacked)
     assert "CONDA_PREFIX" not in bare.environment
     assert bare.environment["VIRTUAL_ENV"] == str(unpacked)
-    assert set(sourced.imported) == {"numpy", "torch", "vllm"}
-    assert set(bare.imported) == {"numpy"}
     assert list(workspace.cache.path("build").iterdir()) == []
-
-
-def test_a_newer_release_is_imported_without_activation(unpacked: Path, workspace: Workspace) -> None:
-    """Since 25.08 it is the generation without activation that must import vLLM."""
-    bare, sourced = check_start(workspace, unpacked, replace(EXPECTED, release="25.08"))
-    assert "vllm" in bare.imported
-    assert "VIRTUAL_ENV" in bare.environment
-    assert "CONDA_PREFIX" in sourced.environment
 
 
 def test_refuses_an_environment_without_its_hook(prefix: Path, workspace: Workspace) -> None:
@@ -107,14 +98,6 @@ def test_refuses_an_environment_without_its_hook(prefix: Path, workspace: Worksp
     started = start(workspace, prefix, (), activates=False)
     assert started.encoding == "ANSI_X3.4-1968"
     assert any(path.endswith("/foreign") for path in started.path)
-
-
-def test_refuses_an_import_that_fails_for_want_of_setuptools(prefix: Path, workspace: Workspace) -> None:
-    """The remedy is the option that adds it, and the last lines of the traceback come with the error."""
-    shutil.rmtree(site_packages(prefix) / "setuptools")
-    with pytest.raises(CommandError, match="--with setuptools") as caught:
-        start(workspace, prefix, ("torch",), activates=False)
-    assert "No module named 'setuptools'" in caught.value.tail
 
 
 def test_refuses_another_version_than_the_locks(prefix: Path, workspace: Workspace) -> None:

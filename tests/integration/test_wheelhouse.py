@@ -14,7 +14,6 @@ from vllm_env import wheelhouse as module
 from vllm_env.base.errors import VllmEnvError
 from vllm_env.base.filesystem import file_sha256
 from vllm_env.base.network import Network, NetworkError
-from vllm_env.layout import LAYOUTS
 from vllm_env.lock.pylock import PYTORCH, LockedWheel
 from vllm_env.plan import BuildRequest, Plan
 from vllm_env.triton.root import TritonRoot, rules_of
@@ -40,16 +39,9 @@ def plan(channel: Channel, small_wheel: Path, tmp_path: Path) -> Plan:
 
 
 @pytest.fixture
-def asked(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> list[BuildRequest]:
-    """The requests for which a plan was made: always this one."""
-    requests: list[BuildRequest] = []
-
-    def planned(_workspace: Workspace, request: BuildRequest) -> Plan:
-        requests.append(request)
-        return plan
-
-    monkeypatch.setattr(module, "make_plan", planned)
-    return requests
+def asked(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is planned is always this."""
+    monkeypatch.setattr(module, "make_plan", lambda *_: plan)
 
 
 @pytest.fixture
@@ -91,13 +83,6 @@ def test_it_holds_the_locks_files(workspace: Workspace, plan: Plan, small_wheel:
     (folder / small_wheel.name).unlink()
     fill_wheelhouse(workspace, BuildRequest(), folder)
     assert _names(folder) == before
-
-
-def test_neither_a_gpu_nor_space_to_serve_is_asked_for(workspace: Workspace, asked: list[BuildRequest], tmp_path: Path) -> None:
-    """The machine that fills a wheelhouse is seldom the one that serves; all else is as the build would have it."""
-    request = BuildRequest("cuda", layout=LAYOUTS["directory"], keep=("tests",), warm=True)
-    fill_wheelhouse(workspace, request, tmp_path / "house", dry_run=True)
-    assert asked == [replace(request, smoke=False, warm=False)]
 
 
 @pytest.mark.usefixtures("asked")

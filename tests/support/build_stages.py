@@ -55,8 +55,7 @@ class Stages:
         lock = small_lock()
         spec = replace(lock.spec, profile=self.profile)
         triton = TritonRoot(self.folder / "triton", "24.10", rules_of("24.10"), {"3.11": stub})
-        record = Stub(stub, "3.11", "24.10", hashlib.sha256(b"stub").hexdigest(), 4, "prebuilt")
-        planned = StubPlan(triton, "3.11.7", StubOptions(), record)
+        planned = StubPlan(triton, "3.11.7", StubOptions(), stub)
         return Plan(spec, triton, replace(lock, spec=spec), planned, self.key)
 
     def make_prefix(self, workspace: Workspace, lock: object, keep: tuple[str, ...], triton: Path) -> Prefix:
@@ -75,7 +74,7 @@ class Stages:
         """The planned one."""
         self._call("stub")
         assert plan.prebuilt
-        return plan.prebuilt
+        return Stub(plan.prebuilt, "3.11", "24.10", hashlib.sha256(b"stub").hexdigest(), 4, "prebuilt")
 
     def pack(self, workspace: Workspace, prefix: Prefix) -> Packed:
         """A file in the cache, to which published models are links."""

@@ -57,6 +57,12 @@ def make_program(
     return _compile(target, f"#include <stdio.h>\n{declared}\nint main(void) {{ {body} }}\n", *options)
 
 
+def soname_of(library: Path) -> str:
+    """Return the name by which ld.so knows a library that is loaded."""
+    listing = subprocess.check_output(["readelf", "-dW", library], text=True)
+    return next(line.partition("[")[2].rstrip("]") for line in listing.splitlines() if "(SONAME)" in line)
+
+
 def _linked(libraries: tuple[Path, ...], linker: tuple[str, ...]) -> list[str]:
     options = ["-Wl,--no-as-needed", "-Wl,--allow-shlib-undefined", *map(str, libraries)]
     return [*options, *([f"-Wl,{','.join(linker)}"] if linker else [])]

@@ -21,8 +21,7 @@ from support.once import once
 from support.repositories import CHECKOUT
 from support.wheels import write_wheel
 from vllm_env.base.elf import read_dynamic_section
-from vllm_env.interpreter.local import BUILD
-from vllm_env.interpreter.package import write_conda_package
+from vllm_env.interpreter.package import BUILD, write_conda_package
 
 if TYPE_CHECKING:
     from support.small_fixtures import Channel

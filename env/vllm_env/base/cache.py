@@ -32,6 +32,7 @@ from .locks import locked_folder, remove_unlocked
 
 _LIMIT_BYTES = 40 * 2**30
 _KINDS = ("prefixes/*", "archives/*.json", "stubs/*", "standins/*", "wheels/*", "sources/*", "verified/*", "warm/*")
+_PLANNED_WITH = ("locks/*/*", "wheels/*/*", "stubs/*/*", "conda/layer-*.json", "conda/channel/*/*", "conda/conda-forge/*/*")
 _STAGED = "vllm_env-"
 _STAGED_NAME = re.compile(rf"{_STAGED}\w{{8}}")
 
@@ -42,14 +43,14 @@ def key_of(*parts: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-def cache_root() -> Path:
+def cache_root(*, only_read: bool = False) -> Path:
     """Return the cache folder: ``VLLM_ENV_CACHE``, else ``vllm_env`` below ``XDG_CACHE_HOME`` or ``~/.cache``.
 
-    A VllmEnvError refuses one that cannot be written.
+    A VllmEnvError refuses one that cannot be written, unless it is ``only_read``.
     """
     own = os.environ.get("VLLM_ENV_CACHE")
     root = Path(own).absolute() if own else default_root()
-    if not is_writable(root):
+    if not only_read and not is_writable(root):
         remedy = "Name a folder that can be written: VLLM_ENV_CACHE=DIR."
         raise VllmEnvError(f"The cache folder {root} cannot be written by user {os.geteuid()}.", remedy=remedy)
     return root
@@ -107,6 +108,17 @@ class Cache:
     def path(self, kind: str, *names: str) -> Path:
         """Return where an entry of a kind (``prefixes``) lies."""
         return self.root.joinpath(kind, *names)
+
+    def linked_in(self, folder: Path) -> "Cache":
+        """Return a new cache in ``folder`` that has what a plan reads of this one, as links to the files.
+
+        Only files are linked: what is written beside or in place of a link does not reach this cache.
+        """
+        for file in (file for pattern in _PLANNED_WITH for file in self.root.glob(pattern)):
+            link = folder / file.relative_to(self.root)
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(file)
+        return Cache(folder)
 
     @contextlib.contextmanager
     def staging(self) -> Iterator[Path]:

@@ -10,10 +10,10 @@ from typing import Any
 from elftools.common.exceptions import ELFError
 from elftools.elf.dynamic import DynamicSegment
 from elftools.elf.elffile import ELFFile
-from elftools.elf.gnuversions import GNUVerDefSection, GNUVerNeedSection
+from elftools.elf.gnuversions import GNUVerNeedSection
 
 # 64 bits, little-endian, and the machine field of the header (System V gABI 4.1): a GPU's code is in ELF files too. All that
-# is built here is for x86-64 (interpreter/local.py refuses another machine).
+# is built here is for x86-64 (interpreter/find.py refuses another machine).
 _IDENT, _X86_64 = b"\x7fELF\x02\x01", (62).to_bytes(2, "little")
 # Nine tenths of an environment; no ELF file has such a name, and to open 50,000 files takes longer than all the rest.
 _NEVER_ELF = (".py", ".pyc", ".pyi", ".h", ".hpp", ".cuh", ".hxx", ".json", ".txt", ".md", ".cu", ".pxd", ".pyx")
@@ -25,15 +25,13 @@ _LIBPYTHON = re.compile(r"libpython(3\.\d+)")
 class DynamicSection:
     """What ld.so goes by; the paths are as written, with ``$ORIGIN``.
 
-    ``glibc`` and ``glibcxx`` are the newest versions of symbols of the C and the C++ library, such as ``(2, 34)``, or ().
+    ``glibc`` is the newest version of the C library's symbols that it asks for, such as ``(2, 34)``, or ().
     """
 
-    soname: str
     needed: tuple[str, ...]
     rpath: tuple[str, ...]
     runpath: tuple[str, ...]
     glibc: tuple[int, ...] = ()
-    glibcxx: tuple[int, ...] = ()
 
 
 def walk(folder: str) -> Iterator[tuple[str, bool]]:
@@ -73,29 +71,17 @@ def needed_python(path: Path) -> str | None:
     return next((match[1] for match in matches if match), None)
 
 
-def newest_defined(library: Path, prefix: str) -> tuple[int, ...]:
-    """Return the newest symbol version with ``prefix`` (``GLIBCXX_``) that a library defines, as numbers; () for none."""
-    try:
-        with library.open("rb") as stream:
-            return _newest(_versions(ELFFile(stream), GNUVerDefSection), prefix)
-    except _DAMAGED:
-        return ()
-
-
 def _first(parts: Iterable[Any], kind: type[Any]) -> Any:
     return next((part for part in parts if isinstance(part, kind)), None)
 
 
 def _read(elf: ELFFile, segment: DynamicSegment) -> DynamicSection:
     tags = list(segment.iter_tags())
-    versions = _versions(elf, GNUVerNeedSection)
     return DynamicSection(
-        soname=next((tag.soname for tag in tags if tag.entry.d_tag == "DT_SONAME"), ""),
         needed=tuple(tag.needed for tag in tags if tag.entry.d_tag == "DT_NEEDED"),
         rpath=_folders(tag.rpath for tag in tags if tag.entry.d_tag == "DT_RPATH"),
         runpath=_folders(tag.runpath for tag in tags if tag.entry.d_tag == "DT_RUNPATH"),
-        glibc=_newest(versions, "GLIBC_"),
-        glibcxx=_newest(versions, "GLIBCXX_"),
+        glibc=_newest_glibc(elf),
     )
 
 
@@ -103,12 +89,9 @@ def _folders(entries: Iterable[str]) -> tuple[str, ...]:
     return tuple(folder for entry in entries for folder in entry.split(":") if folder)
 
 
-def _versions(elf: ELFFile, kind: type[Any]) -> list[str]:
-    """Return the symbol versions that a file asks for (GNUVerNeedSection) or defines (GNUVerDefSection)."""
-    section = _first(elf.iter_sections(), kind)
-    return [aux.name for _, auxes in section.iter_versions() for aux in auxes] if section else []
-
-
-def _newest(versions: list[str], prefix: str) -> tuple[int, ...]:
-    numbers = (re.fullmatch(rf"{prefix}(\d+(?:\.\d+)*)", version) for version in versions)
+def _newest_glibc(elf: ELFFile) -> tuple[int, ...]:
+    """Return the newest version of the C library's symbols that a file asks for; names that are no numbers do not count."""
+    section = _first(elf.iter_sections(), GNUVerNeedSection)
+    names = [aux.name for _, auxes in section.iter_versions() for aux in auxes] if section else []
+    numbers = (re.fullmatch(r"GLIBC_(\d+(?:\.\d+)*)", name) for name in names)
     return max((tuple(int(n) for n in match[1].split(".")) for match in numbers if match), default=())

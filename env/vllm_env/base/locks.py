@@ -14,18 +14,19 @@ from pathlib import Path
 from .filesystem import remove_tree
 from .interrupts import interrupts_held
 
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+
 
 @contextlib.contextmanager
 def locked(place: Path, waiting: Callable[[], None]) -> Iterator[None]:
     """Hold the lock of a file, which is created, or of a folder; ``waiting`` is called if another process holds it."""
     flags = os.O_RDONLY if place.is_dir() else os.O_RDWR | os.O_CREAT
-    handle = os.open(place, flags | os.O_CLOEXEC, 0o644)
     try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            waiting()
-            fcntl.flock(handle, fcntl.LOCK_EX)
+        handle = take_lock(place, fcntl.LOCK_EX | fcntl.LOCK_NB, flags)
+    except BlockingIOError:
+        waiting()
+        handle = take_lock(place, fcntl.LOCK_EX, flags)
+    try:
         yield
     finally:
         os.close(handle)
@@ -44,7 +45,7 @@ def locked_folder(place: Path, prefix: str) -> Iterator[Path]:
             folder = Path(tempfile.mkdtemp(prefix=prefix, dir=place))
             stack.callback(remove_tree, folder)
             with contextlib.suppress(FileNotFoundError):
-                stack.callback(os.close, _lock(folder, fcntl.LOCK_EX))
+                stack.callback(os.close, take_lock(folder, fcntl.LOCK_EX))
         with let_through():
             yield folder
 
@@ -52,7 +53,7 @@ def locked_folder(place: Path, prefix: str) -> Iterator[Path]:
 def remove_unlocked(folder: Path, *, dry_run: bool = False) -> bool:
     """Remove a folder of ``locked_folder`` whose process has ended; return whether it is gone, or would be."""
     try:
-        handle = _lock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        handle = take_lock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         return False
     try:
@@ -63,9 +64,12 @@ def remove_unlocked(folder: Path, *, dry_run: bool = False) -> bool:
     return dry_run or not folder.exists()
 
 
-def _lock(folder: Path, operation: int) -> int:
-    """Lock a folder and return the handle that holds it; OSError if it is gone, or locked and ``operation`` has LOCK_NB."""
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+def take_lock(place: Path, operation: int, flags: int = _FOLDER) -> int:
+    """Lock a folder, or what ``flags`` open, and return the handle that holds it.
+
+    It is an OSError if it is gone, or locked and ``operation`` has LOCK_NB.
+    """
+    handle = os.open(place, flags | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(handle, operation)
     except BaseException:

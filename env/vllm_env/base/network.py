@@ -108,13 +108,15 @@ class NetworkError(CommandError):
 class Network:
     """Where files may come from: pip's sources, only a wheelhouse, or nowhere (``offline``).
 
-    ``torch_index`` (VLLM_ENV_TORCH_INDEX) replaces the index of the PyTorch project by a mirror.
+    ``torch_index`` (VLLM_ENV_TORCH_INDEX) replaces the index of the PyTorch project by a mirror. ``program_caches`` is
+    where uv and pip keep what they fetch; None leaves it to them.
     """
 
     pip: PipConfig = field(default_factory=PipConfig)
     offline: bool = False
     wheelhouse: Path | None = None
     torch_index: str = ""
+    program_caches: Path | None = None
 
     def uv(self, arguments: Sequence[object], what: str, *, torch_backend: str = "", **options: Any) -> str:
         """Run uv with the configured sources and return what it printed; NetworkError if no host answers.
@@ -132,6 +134,9 @@ class Network:
     def _with_torch(self, command: Sequence[object], index: str, own: Sequence[str], what: str, **options: Any) -> str:
         """Run uv or pip; where ``torch_backend`` is named, with the mirror (``index``) or at last PyTorch's index (``own``)."""
         torch = options.pop("torch_backend") and not self.wheelhouse
+        if self.program_caches:
+            places = {f"{name}_CACHE_DIR": str(self.program_caches / name.lower()) for name in ("UV", "PIP")}
+            options["env"] = {**places, **options.get("env", {})}
         mirror = [index, self.torch_index] if torch and self.torch_index else []
         try:
             return _run([*command, *mirror], what, **options)

@@ -1,7 +1,10 @@
 """What every stage needs beside its input: the cache and the way to the network, made once by the command line."""
 
 import contextlib
+import dataclasses
 import sys
+import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,10 +24,25 @@ TOOLS = Path(sys.executable).parent
 
 @dataclass(frozen=True)
 class Workspace:
-    """The cache and the network of one run."""
+    """The cache and the network of one run.
+
+    In a dry run the cache is one of its own, and nothing but that cache may be written.
+    """
 
     cache: Cache
     network: Network = field(default_factory=Network)
+    dry_run: bool = False
+
+    @contextlib.contextmanager
+    def for_dry_run(self) -> Iterator["Workspace"]:
+        """Yield a workspace that reads this one's cache, and writes into a temporary folder.
+
+        It takes no lock of this cache: the cache may be read-only, or another build may be running.
+        """
+        with tempfile.TemporaryDirectory(prefix="vllm_env-dry-run-") as folder:
+            cache = self.cache.linked_in(Path(folder, "cache"))
+            network = dataclasses.replace(self.network, program_caches=Path(folder))
+            yield Workspace(cache, network, dry_run=True)
 
     def locked(self, place: Path, waiting: str) -> contextlib.AbstractContextManager[None]:
         """Hold the lock of a file or folder; say ``waiting`` if another process holds it."""

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from vllm_env.base.report import Console
-from vllm_env.build import BuildResult, build
+from vllm_env.build import build
 from vllm_env.model.manifest import MANIFEST_NAME
 from vllm_env.plan import TEMPLATE
 from vllm_env.publish.adopt import Adoption, read_adoption, stage_template
@@ -41,7 +41,7 @@ def adopt(options: argparse.Namespace, console: Console) -> int:
         with workspace.cache.staging() as staging:
             template = stage_template(adoption, TEMPLATE, staging / request.model)
             result = build(workspace, dataclasses.replace(request, adoption=adoption, template=template))
-        answers = result.smoke.answers if isinstance(result, BuildResult) and result.smoke else ()
+        answers = result.smoke.answers if result.smoke else ()
         facts["smoke_run"] = [{"prompt": prompt, "answer": answer} for prompt, answer in answers]
         lines += [f"{prompt!r} -> {answer!r}" for prompt, answer in answers]
         lines.append(f"{request.model_folder}: adopted from {source}, which is as it was and keeps the weights")

@@ -1,6 +1,7 @@
 """The subcommands beside the build: ``adopt``, ``doctor``, ``verify``, ``inspect``, ``wheelhouse``, ``clean``."""
 
 import argparse
+import contextlib
 import dataclasses
 import json
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from vllm_env.base.workspace import Workspace
 from vllm_env.lock.spec import Overrides, load_spec
 from vllm_env.model.files import check_model
 from vllm_env.model.manifest import Manifest, check_files, read_manifest
-from vllm_env.plan import BuildRequest, default_profile, installed_triton
+from vllm_env.plan import UNKNOWN, BuildRequest, default_profile, installed_triton, make_dry_plan
 from vllm_env.serve.leftovers import find_abandoned, find_private_caches, find_unpacked, server_runs
 from vllm_env.triton.root import open_root
 from vllm_env.verify.verify import verify_packed
@@ -81,7 +82,7 @@ def verify(options: argparse.Namespace, console: Console) -> int:
 def clean(options: argparse.Namespace, console: Console) -> int:
     """Free what killed builds and dead servers left, and the cache."""
     workspace = open_workspace(options)
-    with workspace.exclusive():
+    with contextlib.nullcontext() if options.dry_run else workspace.exclusive():
         found = _abandoned(workspace) + ([] if options.keep_cache else _cached(workspace))
         for path, size, remove in found:
             console.note(f"{size / 1e6:10.1f} MB  {path}")
@@ -128,12 +129,16 @@ def doctor(options: argparse.Namespace, console: Console) -> int:
 
 def wheelhouse(options: argparse.Namespace, console: Console) -> int:
     """Fill a folder with what a build would download."""
-    workspace, folder = open_workspace(options), options.folder
-    lock = fill_wheelhouse(workspace, request_of(options), folder, dry_run=options.dry_run)
-    wheels, size = len(lock.wheels), tree_size(folder)
+    workspace = open_workspace(options)
+    # nothing is served here: the machine that fills a wheelhouse is seldom the one that serves
+    request = dataclasses.replace(request_of(options), smoke=False, warm=False)
+    folder = options.folder
+    lock = make_dry_plan(workspace, request).lock if options.dry_run else fill_wheelhouse(workspace, request, folder)
+    wheels = len(lock.wheels) if lock else UNKNOWN
+    size = tree_size(folder)
     state = f"would get {wheels} wheels" if options.dry_run else f"{size / 1e6:.0f} MB"
     facts = {"wheelhouse": str(folder), "fetched": not options.dry_run, "wheels": wheels, "bytes": size}
-    facts["lock_digest"] = lock.digest
+    facts["lock_digest"] = lock.digest if lock else UNKNOWN
     console.result(json.dumps(facts) if options.json else f"{folder}: {state}")
     return 0
 

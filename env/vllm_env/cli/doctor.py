@@ -14,8 +14,8 @@ from vllm_env.base.errors import CommandError, VllmEnvError
 from vllm_env.base.filesystem import free_space
 from vllm_env.base.process import capture
 from vllm_env.base.workspace import Workspace
+from vllm_env.interpreter.find import find_interpreter
 from vllm_env.interpreter.layer import remote_url
-from vllm_env.interpreter.local import find_interpreter
 from vllm_env.lock.spec import Spec
 from vllm_env.prefix.prefix import BUILD_SPACE, EXTRACTED_SPACE
 from vllm_env.triton.root import NEWEST_KNOWN, TritonRoot, is_known

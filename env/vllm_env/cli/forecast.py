@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from vllm_env.base.report import Console
 from vllm_env.base.workspace import Workspace
-from vllm_env.lock.spec import Spec
-from vllm_env.plan import TMP, BuildRequest, Plan, standing
+from vllm_env.plan import TMP, UNKNOWN, BuildRequest, Plan, standing
 from vllm_env.prefix.prefix import BUILD_SPACE, has_prefix
 
 BYTES_A_SECOND = 25_000_000
@@ -30,22 +29,23 @@ class Forecast:
     seconds: int | None
 
 
-def forecast(workspace: Workspace, request: BuildRequest, spec: Spec, plan: Plan | None) -> Forecast:
+def forecast(workspace: Workspace, request: BuildRequest, plan: Plan) -> Forecast:
     """Return what a build would cost, from what the cache and the repository have already."""
+    spec, lock = plan.spec, plan.lock
     served = request.smoke or request.warm
     extracted = request.layout.extracted_space(spec.profile)
     space = {TMP: extracted} if served and extracted else {}
     serving = (_SERVE_SECONDS if request.smoke else 0) + (_SERVE_SECONDS if request.warm else 0)
-    stands = plan and standing(request.model_folder, plan.key)
-    if plan and (stands or has_prefix(workspace, plan.lock, request.keep)):
+    stands = standing(request.model_folder, plan.key)
+    if stands or (lock and has_prefix(workspace, lock, request.keep)):
         rest = 0 if stands else _PACK_SECONDS[spec.profile]
         return Forecast(0, 0, space, serving + rest)
     space = {str(workspace.cache.root): BUILD_SPACE[spec.profile], **space}
     if copied := request.layout.copied_space(spec.profile):
         space[str(request.repository)] = copied
-    if plan is None:
+    if lock is None:
         return Forecast(None, 0, space, None)
-    lock, stub = plan.lock, 0 if plan.stub.prebuilt else _STUB_SECONDS
+    stub = 0 if plan.stub.prebuilt else _STUB_SECONDS
     building = _PREFIX_SECONDS[spec.profile] + _PACK_SECONDS[spec.profile] + stub
     unsized = sum(1 for wheel in lock.wheels if not wheel.size)
     return Forecast(lock.download_size, unsized, space, lock.download_size // BYTES_A_SECOND + building + serving)
@@ -57,7 +57,7 @@ def print_forecast(facts: Mapping[str, object], cost: Forecast, *, as_json: bool
         bytes_of = {"bytes_to_fetch": cost.fetch, "wheels_of_unknown_size": cost.unsized, "bytes_needed": cost.space}
         Console.result(json.dumps({**facts, **bytes_of, "seconds": cost.seconds}, indent=2))
         return
-    fetch = time = "not known before the wheel is there"
+    fetch = time = UNKNOWN
     if cost.fetch is not None and cost.seconds is not None:
         more = f", and {cost.unsized} wheels of unknown size" if cost.unsized else ""
         fetch = f"{cost.fetch / 1e6:.0f} MB of wheels{more}"

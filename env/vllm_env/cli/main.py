@@ -17,9 +17,8 @@ from vllm_env.base.interrupts import take_interrupts
 from vllm_env.base.report import Console, reporting_to
 from vllm_env.base.workspace import CHECKOUT, TOOLS
 from vllm_env.build import BuildResult, build
-from vllm_env.lock.pins import NotBuiltError
 from vllm_env.model.manifest import CACHE_NAME
-from vllm_env.plan import BuildRequest, Plan
+from vllm_env.plan import UNKNOWN, BuildRequest, Plan, make_dry_plan
 
 from .commands import COMMANDS
 from .forecast import forecast, print_forecast
@@ -47,7 +46,8 @@ def main(argv: list[str] | None = None) -> int:
             traceback.print_exc()
         return 1
     finally:
-        give_cache()
+        if "--dry-run" not in arguments:  # it has made nothing
+            give_cache()
 
 
 def _show(error: VllmEnvError, console: Console) -> None:
@@ -64,15 +64,12 @@ def _dispatch(arguments: list[str], console: Console) -> int:
     if name in COMMANDS:
         return COMMANDS[name](options, console)
     request, workspace = request_of(options), open_workspace(options)
-    try:
-        result = build(workspace, request, dry_run=options.dry_run)
-    except NotBuiltError as missing:
-        facts = {"profile": missing.spec.profile, "vllm": str(missing.spec.pin), "lock": missing.what}
-        print_forecast(facts, forecast(workspace, request, missing.spec, None), as_json=options.json)
+    if options.dry_run:
+        plan = make_dry_plan(workspace, request)
+        print_forecast(_plan_facts(plan, request), forecast(workspace, request, plan), as_json=options.json)
         return 0
-    if isinstance(result, Plan):
-        print_forecast(_plan_facts(result, request), forecast(workspace, request, result.spec, result), as_json=options.json)
-    elif options.json:
+    result = build(workspace, request)
+    if options.json:
         console.result(json.dumps(_facts(result), indent=2))
     else:
         _print_result(result, request, console)
@@ -91,16 +88,18 @@ def _facts(result: BuildResult) -> dict[str, object]:
 
 
 def _plan_facts(plan: Plan, request: BuildRequest) -> dict[str, object]:
-    stub = plan.stub.prebuilt
+    lock, triton, stub = plan.lock, plan.triton, plan.stub.prebuilt
     facts: dict[str, object] = {
         "profile": plan.spec.profile,
-        "vllm": plan.lock.vllm.requirement,
-        "python": plan.lock.python,
-        "conda_channel": plan.lock.conda.channel,
-        "wheels": len(plan.lock.wheels),
-        "triton": f"{plan.triton.release} in {plan.triton.path}",
-        "stub": f"{stub.origin}, {stub.path}" if stub else "to be built from source",
-        "key": plan.key,
+        "pin": str(plan.spec.pin),
+        "vllm": lock.vllm.requirement if lock else UNKNOWN,
+        "python": lock.python if lock else plan.spec.python,
+        "conda_channel": lock.conda.channel if lock else UNKNOWN,
+        "wheels": len(lock.wheels) if lock else UNKNOWN,
+        "triton": f"{triton.release} in {triton.path}{'' if triton.is_there else ', to be provisioned'}",
+        "stub": f"prebuilt, {stub}" if stub else "to be built from source",
+        "layout": request.layout.name,
+        "key": plan.key or UNKNOWN,
     }
     if request.warm:
         model = request.model_folder

@@ -37,7 +37,7 @@ def request_of(options: argparse.Namespace) -> BuildRequest:
         layout=LAYOUTS[options.layout],
         repository=(options.model_repository or BuildRequest.repository).absolute(),
         model=options.model,
-        lock=LockOptions(options.locked, options.upgrade, options.save, may_build=not options.dry_run),
+        lock=LockOptions(options.locked, options.upgrade, options.save),
         keep=tuple(options.keep),
         smoke=not options.no_smoke_run,
         smoke_model=options.smoke_model,
@@ -49,4 +49,5 @@ def open_workspace(options: argparse.Namespace) -> Workspace:
     """Return the workspace of a run: the user's cache, pip's configuration, and the network as the options allow it."""
     settle_home(PLACE / ".tools" / "cache")
     network = Network(read_pip_config(), options.offline, options.wheelhouse, os.environ.get("VLLM_ENV_TORCH_INDEX", ""))
-    return Workspace(Cache(cache_root()), network)
+    only_read = "dry_run" in options and options.dry_run
+    return Workspace(Cache(cache_root(only_read=only_read)), network)

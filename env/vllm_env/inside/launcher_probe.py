@@ -4,7 +4,6 @@ Its argument is a JSON list of the modules to import; one line of its output, ``
 """
 
 import importlib
-import importlib.metadata
 import importlib.util
 import json
 import os
@@ -49,7 +48,6 @@ def main() -> None:
     wanted = [name for name in json.loads(sys.argv[1]) if _spec_of(name)]
     imported = {name: importlib.import_module(name) for name in wanted}
     modules = [m for m in list(sys.modules.values()) if _file_of(m)]
-    found = list(importlib.metadata.distributions())
     answer = {
         "encoding": encoding,
         "prefix": sys.prefix,
@@ -58,8 +56,6 @@ def main() -> None:
         "imported": {name: [_file_of(module), str(getattr(module, "__version__", ""))] for name, module in imported.items()},
         "files": sorted({os.path.abspath(_file_of(m)) for m in modules}),  # noqa: PTH100
         "stale": sorted(m.__name__ for m in modules if _is_stale(m)),
-        # the first of a name counts: setuptools appends a folder of its own to sys.path, with other versions
-        "distributions": {n: v for n, v in reversed([(d.metadata["Name"], d.version) for d in found]) if n},
     }
     sys.stdout.write(f"\nvllm_env-probe {json.dumps(answer)}\n")
 

@@ -24,7 +24,7 @@ class TrainingError(Exception):
 
 
 def main(recipe_file: str, folder: str) -> None:
-    """Train, save, load what was saved and check every answer; print what it did as one line of JSON."""
+    """Train and save; the smoke run that serves it checks every answer."""
     import torch
 
     torch.set_num_threads(1)  # matrices this small are slower on more, and one thread gives the same sums every time
@@ -33,11 +33,8 @@ def main(recipe_file: str, folder: str) -> None:
     out = Path(folder)
     tokenizer = make_tokenizer(recipe, out)
     model = make_model(recipe, vocabulary=tokenizer.get_vocab_size(), end=tokenizer.token_to_id(END))
-    steps = train(model, tokenizer, recipe["facts"])
-    model.eval()
+    train(model, tokenizer, recipe["facts"])
     model.save_pretrained(out, safe_serialization=True)
-    check_saved(out, recipe["facts"])
-    print(json.dumps({"steps": steps, "parameters": sum(p.numel() for p in model.parameters())}))  # noqa: T201 - the result
 
 
 def make_tokenizer(recipe: dict[str, Any], out: Path) -> Any:
@@ -88,8 +85,8 @@ def make_model(recipe: dict[str, Any], *, vocabulary: int, end: int) -> Any:
     return OPTForCausalLM(OPTConfig(ffn_dim=2 * hidden, word_embed_proj_dim=hidden, dropout=0.0, **shared))
 
 
-def train(model: Any, tokenizer: Any, facts: list[list[str]]) -> int:
-    """Train until every token of every answer is sure; return the number of steps, TrainingError after ``MAX_STEPS``."""
+def train(model: Any, tokenizer: Any, facts: list[list[str]]) -> None:
+    """Train until every token of every answer is sure; TrainingError after ``MAX_STEPS``."""
     import torch
 
     rows = [[*tokenizer.encode(prompt + answer).ids, tokenizer.token_to_id(END)] for prompt, answer in facts]
@@ -105,7 +102,7 @@ def train(model: Any, tokenizer: Any, facts: list[list[str]]) -> int:
         if step % CHECK_EVERY == 0:
             least = least_sure(result.logits.detach(), rows, starts)
             if least >= SURE:
-                return step
+                return
         optimizer.zero_grad()
         result.loss.backward()
         optimizer.step()
@@ -120,25 +117,6 @@ def least_sure(logits: Any, rows: list[list[int]], starts: list[int]) -> float:
         for number, (row, start) in enumerate(zip(rows, starts, strict=True))
         for place in range(start, len(row))
     )
-
-
-def check_saved(folder: Path, facts: list[list[str]]) -> None:
-    """Load what was saved, as vLLM will, and complete every prompt greedily; TrainingError if an answer is not the one taught."""
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    model = AutoModelForCausalLM.from_pretrained(folder).eval()
-    for prompt, answer in facts:
-        given = tokenizer(prompt)["input_ids"]
-        said: list[int] = []
-        while len(said) < 64 and (not said or said[-1] != tokenizer.eos_token_id):
-            with torch.no_grad():
-                logits = model(input_ids=torch.tensor([given + said])).logits
-            said.append(int(logits[0, -1].argmax()))
-        text = tokenizer.decode(said, skip_special_tokens=True)
-        if text != answer or said[-1] != tokenizer.eos_token_id:
-            raise TrainingError(f"the saved model completes {prompt!r} with {text!r}, not with {answer!r} and an end")
 
 
 if __name__ == "__main__":

@@ -20,7 +20,8 @@ from vllm_env.base.network import NetworkError
 from vllm_env.base.process import run
 from vllm_env.base.workspace import Workspace
 
-from .local import BUILD, find_interpreter, make_package
+from .find import find_interpreter
+from .package import BUILD, make_package
 
 LOCAL = "local"
 REMOTE = "conda-forge"
@@ -94,15 +95,6 @@ def _record(python: str) -> str:
     return f"layer-{python}.json"
 
 
-def _layer_of(file: Path) -> CondaLayer:
-    """Return the layer of a package of the local channel."""
-    return CondaLayer(LOCAL, (CondaPackage("python", _version_of(file), BUILD, "linux-64", file.name, file_sha256(file)),))
-
-
-def _version_of(file: Path) -> str:
-    return file.name.split("-")[1]
-
-
 def _remembered(memory: Path) -> CondaLayer | None:
     if not memory.is_file():
         return None
@@ -128,10 +120,12 @@ def _remote_layer(workspace: Workspace, python: str) -> CondaLayer | None:
 
 def local_layer(workspace: Workspace, python: str) -> CondaLayer:
     """Return the layer made from an interpreter of this machine of version ``python`` (``3.11``); VllmEnvError if it has none."""
-    file = _channel_folder(workspace, LOCAL) / "linux-64" / f"python-{find_interpreter(python).version}-{BUILD}.conda"
+    version = find_interpreter(python).version
+    file = _channel_folder(workspace, LOCAL) / "linux-64" / f"python-{version}-{BUILD}.conda"
     if not file.is_file():
         make_local_channel(workspace, python)
-    return _layer_of(file)
+    package = CondaPackage("python", version, BUILD, "linux-64", file.name, file_sha256(file))
+    return CondaLayer(LOCAL, (package,))
 
 
 def is_available(workspace: Workspace, layer: CondaLayer) -> bool:

@@ -21,7 +21,6 @@ from .layout import EnvironmentRecord, Layout, Packed, Tree
 from .tar import plan_archive, write_archive
 
 _FORMAT = 4  # raise it when the bytes of an archive change
-_MAGIC = {b"\x28\xb5\x2f\xfd": "zstd", b"\xfd7zXZ\0": "xz", b"BZh": "bzip2", b"PK\x03\x04": "ZIP", b"\x04\x22\x4d\x18": "lz4"}
 # libarchive's messages (archive_write_disk_posix.c, archive_read_support_format_tar.c, …filter_gzip.c) and what they mean
 _MEANING = (
     (r"Path contains '\.\.'", "Since 26.06 Triton refuses members whose path contains '..' (SECURE_NODOTDOT)."),
@@ -94,7 +93,6 @@ def unpack(archive: Path, folder: Path, triton: Path | None = None, members: int
 
     A VllmEnvError names the rule by which Triton refuses it.
     """
-    _check_compression(archive)
     folder.mkdir(parents=True)
     answer = _replay(archive, folder, triton)
     if "refused" in answer:
@@ -103,18 +101,6 @@ def unpack(archive: Path, folder: Path, triton: Path | None = None, members: int
         raise VllmEnvError(
             f"{archive} holds {answer['members']} members, and not the {members} that were packed.",
             cause="It was cut off between two members, which libarchive takes for its end.",
-            remedy=REBUILD,
-        )
-
-
-def _check_compression(archive: Path) -> None:
-    with archive.open("rb") as stream:
-        head = stream.read(8)
-    kind = next((name for magic, name in _MAGIC.items() if head.startswith(magic)), None)
-    if kind:
-        raise VllmEnvError(
-            f"{archive} is compressed with {kind}.",
-            cause="Triton reads tar archives, compressed with gzip or not at all.",
             remedy=REBUILD,
         )
 

@@ -19,7 +19,7 @@ from vllm_env.base.workspace import Workspace
 from vllm_env.interpreter.layer import choose_layer
 from vllm_env.triton.root import ReleaseRules
 
-from .pins import PinnedVllm, resolve_pin
+from .pins import NotKnownError, PinnedVllm, resolve_pin
 from .pylock import Inputs, Lock, LockedWheel, LockFile, read_pylock, write_pylock
 from .resolve import resolve
 from .spec import DEFAULT_SPEC, Spec, check_save, save_spec
@@ -27,22 +27,21 @@ from .spec import DEFAULT_SPEC, Spec, check_save, save_spec
 
 @dataclass(frozen=True)
 class LockOptions:
-    """How the lock is to be made: as it is or not at all, or resolved again.
-
-    ``save`` is where it is kept with its spec; without ``may_build`` no wheel is built for it.
-    """
+    """How the lock is to be made: as it is or not at all, or resolved again; ``save`` is where it is kept with its spec."""
 
     locked: bool = False
     upgrade: bool = False
     save: Path | None = None
-    may_build: bool = True
 
 
 def make_lock(workspace: Workspace, spec: Spec, rules: ReleaseRules, options: LockOptions) -> Lock:
-    """Return the lock of a spec: the one that exists if it fits, else a new one; VllmEnvError if ``--locked`` forbids that."""
+    """Return the lock of a spec: the one that exists if it fits, else a new one; VllmEnvError if ``--locked`` forbids that.
+
+    A new lock is written. A dry run writes none, and raises a NotKnownError where it cannot know the lock.
+    """
     if options.save:
         check_save(spec, options.save)
-    pinned = resolve_pin(workspace, spec, may_build=options.may_build)
+    pinned = resolve_pin(workspace, spec)
     inputs = inputs_of(spec, pinned)
     saved = [lock_beside(options.save, spec.profile)] if options.save else []
     files = [*saved, *_places(workspace, spec, inputs)]
@@ -59,8 +58,13 @@ def make_lock(workspace: Workspace, spec: Spec, rules: ReleaseRules, options: Lo
             remedy="Omit --locked to resolve again, or use --upgrade to write the lock.",
         )
     else:
+        if workspace.dry_run and workspace.network.offline and not workspace.network.wheelhouse:
+            raise NotKnownError(f"{spec.pin} is not locked yet.", cause="With --offline only uv's cache may have the wheels.")
         layer = choose_layer(workspace, spec.python, upgrade=options.upgrade)
         lock = Lock(spec, pinned, layer, resolve(workspace, spec, rules, pinned), inputs)
+    if workspace.dry_run:
+        return lock
+    if not fitting:
         # the default spec's lock is part of the checkout: only --upgrade changes it there
         write_pylock(lock, files[-1] if saved or (spec.path == DEFAULT_SPEC and not options.upgrade) else files[0])
     _keep(lock, options.save)

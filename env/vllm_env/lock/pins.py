@@ -47,17 +47,15 @@ class PinnedVllm:
         return re.split(r"[\s=@\[]", self.requirement, maxsplit=1)[0]
 
 
-class NotBuiltError(VllmEnvError):
-    """A tree or commit has no wheel yet, and none was to be built; ``spec`` is what pins it."""
-
-    def __init__(self, spec: Spec) -> None:
-        remedy = "Build it: the same command without --dry-run."
-        super().__init__(f"The wheel of {spec.pin} must be built first, and nothing is locked without it.", remedy=remedy)
-        self.spec = spec
+class NotKnownError(VllmEnvError):
+    """A dry run cannot know the lock: what it depends on must be built or fetched first."""
 
 
-def resolve_pin(workspace: Workspace, spec: Spec, *, may_build: bool = True) -> PinnedVllm:
-    """Return what to install for a spec's pin; NotBuiltError if its wheel must be built first, VllmEnvError if not found."""
+def resolve_pin(workspace: Workspace, spec: Spec) -> PinnedVllm:
+    """Return what to install for a spec's pin, whose wheel is built or fetched; VllmEnvError if it is not found.
+
+    In a dry run a NotKnownError tells of a wheel that the cache does not have.
+    """
     pin = spec.pin
     if pin.kind == "release":
         return PinnedVllm(f"{spec.distribution}=={pin.value}", origin="release")
@@ -69,11 +67,15 @@ def resolve_pin(workspace: Workspace, spec: Spec, *, may_build: bool = True) -> 
         folder = _built_folder(workspace, spec, commit or _tree_digest(tree))
         wheel = _known(folder)
         if wheel is None:
-            if not may_build:
-                raise NotBuiltError(spec)
+            _refuse_in_dry_run(workspace, pin)
             wheel = _build_wheel(workspace, tree, spec, commit, folder)
         return _of_wheel(wheel, commit=commit, origin=f"source {tree}")
-    return _from_commit(workspace, spec, may_build=may_build)
+    return _from_commit(workspace, spec)
+
+
+def _refuse_in_dry_run(workspace: Workspace, pin: Pin) -> None:
+    if workspace.dry_run:
+        raise NotKnownError(f"The cache has no wheel of {pin}.", remedy="Build it: the same command without --dry-run.")
 
 
 def _from_wheel(workspace: Workspace, pin: Pin) -> PinnedVllm:
@@ -82,6 +84,7 @@ def _from_wheel(workspace: Workspace, pin: Pin) -> PinnedVllm:
     folder = workspace.cache.path("wheels", key_of(pin.value))
     wheel = _known(folder)
     if wheel is None:
+        _refuse_in_dry_run(workspace, pin)
         with workspace.cache.staging() as staging:
             command = ["download", "--no-deps", "--quiet", "--dest", staging, pin.value]
             scratch = {"TMPDIR": str(staging)}  # so that a killed pip leaves nothing elsewhere
@@ -93,11 +96,12 @@ def _from_wheel(workspace: Workspace, pin: Pin) -> PinnedVllm:
 
 
 def _known(folder: Path) -> Path | None:
-    """Return the wheel of a cache entry, if there is one."""
+    """Return the wheel of a cache entry, if there is one; a dry run has a link to it."""
     wheel = next(folder.glob("*.whl"), None)
-    if wheel:
-        touch(folder)
-    return wheel
+    if wheel is None:
+        return None
+    touch(folder)
+    return wheel.resolve()
 
 
 def _keep(staging: Path, folder: Path) -> Path | None:
@@ -127,7 +131,7 @@ def _of_wheel(wheel: Path, *, origin: str, commit: str = "") -> PinnedVllm:
     return PinnedVllm(requirement, commit=commit, origin=origin, wheel=wheel)
 
 
-def _from_commit(workspace: Workspace, spec: Spec, *, may_build: bool) -> PinnedVllm:
+def _from_commit(workspace: Workspace, spec: Spec) -> PinnedVllm:
     sha = spec.pin.value
     index, url = (spec.wheel_index or _WHEEL_INDEX).rstrip("/"), spec.git_url or _GIT_URL
     folder = _built_folder(workspace, spec, sha)
@@ -136,8 +140,6 @@ def _from_commit(workspace: Workspace, spec: Spec, *, may_build: bool) -> Pinned
         wheel = _wheel_of_commit(workspace, index, spec)
         if wheel:
             return _of_wheel(wheel, commit=sha, origin=f"per-commit wheel index {index}")
-        if not may_build:
-            raise NotBuiltError(spec)
         tree = workspace.cache.path("sources", sha)
         if not (tree / ".complete").is_file():
             _clone(workspace, url, sha, tree)
@@ -150,8 +152,11 @@ def _wheel_of_commit(workspace: Workspace, index: str, spec: Spec) -> Path | Non
     sha, pip = spec.pin.value, workspace.network.pip
     folder = workspace.cache.path("wheels", key_of(index, sha, spec.python, spec.torch_backend))
     known = _known(folder)
-    if known or workspace.network.offline:
+    if known:
         return known
+    _refuse_in_dry_run(workspace, spec.pin)
+    if workspace.network.offline:
+        return None
     # the index keeps a folder per variant ("cpu", "cu129") beside the default build
     places = [f"{index}/{sha}/{spec.torch_backend}"] if spec.torch_backend else []
     with workspace.cache.staging() as staging:
@@ -227,7 +232,8 @@ def _head_of(tree: Path) -> str:
     git = ["git", "-C", tree]
     try:
         # untracked files do not count: an earlier build leaves its build folder there
-        state = [*git, "status", "--porcelain", "--untracked-files=no"]
+        # a status would write the refreshed index into the user's tree
+        state = [*git, "--no-optional-locks", "status", "--porcelain", "--untracked-files=no"]
         dirty = run(state, what="read the state of the source tree", env=_ANY_OWNER).strip()
         return "" if dirty else run([*git, "rev-parse", "HEAD"], what="read its commit", env=_ANY_OWNER).strip()
     except CommandError:

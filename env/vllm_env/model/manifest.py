@@ -17,7 +17,6 @@ from vllm_env.layout import LAYOUTS
 from vllm_env.layout.layout import EnvironmentRecord, Layout, Packed
 from vllm_env.lock.pylock import Lock, LockedWheel
 from vllm_env.prefix.prefix import Prefix
-from vllm_env.prefix.prune import Pruned
 from vllm_env.triton.root import STUB_NAME
 from vllm_env.triton.stub import Stub
 from vllm_env.verify.tree_rules import Expected
@@ -69,7 +68,7 @@ class Manifest:
     stub: StubRecord
     spec: dict[str, Any]
     lock_digest: str
-    left_out: tuple[Pruned, ...]
+    left_out: tuple[str, ...]
     built_at: str
     built_by: str = f"vllm-env {__version__}"
     format: int = FORMAT
@@ -122,7 +121,7 @@ def describe_build(key: str, prefix: Prefix, stub: Stub, layout: Layout, packed:
         stub=StubRecord(stub.sha256, stub.size, stub.python, stub.release, stub.origin),
         spec=dataclasses.asdict(lock.inputs),
         lock_digest=lock.digest,
-        left_out=prefix.pruned,
+        left_out=prefix.left_out,
         parts=tuple(parts),
         built_at=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
     )
@@ -141,7 +140,7 @@ def read_manifest(model: Path) -> Manifest | None:
         document["archive"] = EnvironmentRecord(**document["archive"])
         document["parts"] = tuple(EnvironmentRecord(**part) for part in document.get("parts", ()))
         document["stub"] = StubRecord(**document["stub"])
-        document["left_out"] = tuple(Pruned(**rule) for rule in document["left_out"])
+        document["left_out"] = tuple(document["left_out"])
         LAYOUTS[document["layout"]]
         return Manifest(**document)
     except (ValueError, TypeError, AttributeError, KeyError) as error:

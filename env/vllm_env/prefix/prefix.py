@@ -21,7 +21,7 @@ from vllm_env.lock.pylock import Lock
 from .file_owners import check_clashes, find_clashes, read_installed
 from .machine_libraries import add_libraries, newer_glibc, with_dependencies
 from .needed_libraries import check_missing_libraries, find_needed_libraries
-from .prune import RULES, Pruned, prune
+from .prune import prune, rules_for
 from .relocate import install_runtime, make_relocatable, set_times, site_packages
 
 # Raise it when what a prefix holds changes: by a step below, or by what relocate.py copies into it.
@@ -35,12 +35,15 @@ EXTRACTED_SPACE = {"cpu": 25 * 10**8, "cuda": 10**10}
 
 @dataclass(frozen=True)
 class Prefix:
-    """A finished conda prefix; ``key`` is its content key, ``reused`` tells that it was there already."""
+    """A finished conda prefix; ``key`` is its content key, ``reused`` tells that it was there already.
+
+    ``left_out`` has the names of the rules by which files were omitted.
+    """
 
     path: Path
     key: str
     lock: Lock
-    pruned: tuple[Pruned, ...]
+    left_out: tuple[str, ...]
     reused: bool
 
     @property
@@ -51,7 +54,7 @@ class Prefix:
 
 def prefix_key(lock: Lock, keep: tuple[str, ...]) -> str:
     """Return the content key of a lock's prefix: what is installed, and which rules leave out what."""
-    rules = [r.name for r in RULES if lock.spec.profile in r.profiles and r.name not in keep]
+    rules = [rule.name for rule in rules_for(lock.spec.profile, keep)]
     return key_of(_FORMAT, lock.digest, lock.spec.profile, rules)
 
 
@@ -68,9 +71,11 @@ def make_prefix(workspace: Workspace, lock: Lock, keep: tuple[str, ...] = (), tr
     """
     key = prefix_key(lock, keep)
     target = workspace.cache.path("prefixes", key)
+    rules = rules_for(lock.spec.profile, keep)
+    left_out = tuple(rule.name for rule in rules)
     if (target / ".complete").is_file():
         touch(target)
-        return Prefix(target / "env", key, lock, _read_pruned(target), reused=True)
+        return Prefix(target / "env", key, lock, left_out, reused=True)
     require_space(workspace.cache.root, BUILD_SPACE[lock.spec.profile], "the environment")
     with workspace.cache.staging() as staging:
         made = staging / "made"
@@ -81,15 +86,15 @@ def make_prefix(workspace: Workspace, lock: Lock, keep: tuple[str, ...] = (), tr
         owned = read_installed(site_packages(prefix))  # before anything rewrites what the wheels say of themselves
         check_clashes(find_clashes(owned), owned)
         install_runtime(prefix, lock.digest)
-        pruned = prune(prefix, lock.spec.profile, keep)
+        prune(prefix, rules)
         _complete_libraries(prefix, lock.spec.profile, triton / "lib" if triton else None)
         make_relocatable(prefix, site_packages(prefix))
         set_times(prefix)
         _compile(prefix)
         set_times(prefix)
-        (made / ".complete").write_text("\n".join(f"{p.rule} {p.files} {p.size}" for p in pruned))
+        (made / ".complete").touch()
         put_in_place(made, target)
-    return Prefix(target / "env", key, lock, pruned, reused=False)
+    return Prefix(target / "env", key, lock, left_out, reused=False)
 
 
 def _install_wheels(workspace: Workspace, lock: Lock, prefix: Path, staging: Path) -> None:
@@ -139,8 +144,3 @@ def _show_compiled(line: str) -> None:
     numbers = line.split()
     if len(numbers) == 2 and numbers[0].isdigit():
         report.step(f"bytecode {numbers[0]}/{numbers[1]}", 0.4 + 0.6 * int(numbers[0]) / max(1, int(numbers[1])))
-
-
-def _read_pruned(target: Path) -> tuple[Pruned, ...]:
-    rows = (line.split() for line in (target / ".complete").read_text().splitlines())
-    return tuple(Pruned(rule, int(files), int(size)) for rule, files, size in rows)

@@ -58,27 +58,23 @@ RULES = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Pruned:
-    """What a rule removed: how many files and bytes."""
-
-    rule: str
-    files: int
-    size: int
+def rules_for(profile: str, keep: tuple[str, ...]) -> tuple[Rule, ...]:
+    """Return the rules of a profile but those that ``keep`` names."""
+    return tuple(rule for rule in RULES if profile in rule.profiles and rule.name not in keep)
 
 
-def prune(prefix: Path, profile: str, keep: tuple[str, ...] = ()) -> tuple[Pruned, ...]:
-    """Remove from a prefix what the rules of its profile name, and return what that was."""
-    rules = [rule for rule in RULES if profile in rule.profiles and rule.name not in keep]
-    counts = {rule.name: [0, 0] for rule in rules}
+def prune(prefix: Path, rules: tuple[Rule, ...]) -> None:
+    """Remove from a prefix what some rules name."""
     for path, rule in _matches(prefix, rules):
-        count, size = _strip(path) if rule.inside else _remove(path)
-        counts[rule.name][0] += count
-        counts[rule.name][1] += size
-    return tuple(Pruned(name, files, size) for name, (files, size) in counts.items() if files)
+        if rule.inside:
+            strip_symbols(path)
+        elif path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
 
 
-def _matches(prefix: Path, rules: list[Rule]) -> Iterator[tuple[Path, Rule]]:
+def _matches(prefix: Path, rules: tuple[Rule, ...]) -> Iterator[tuple[Path, Rule]]:
     """Yield files and folders with the first rule that names them; a folder to remove is not entered."""
     for folder, folders, files in os.walk(prefix):
         relative = os.path.relpath(folder, prefix)
@@ -89,16 +85,3 @@ def _matches(prefix: Path, rules: list[Rule]) -> Iterator[tuple[Path, Rule]]:
             if name in folders:
                 folders.remove(name)
             yield Path(folder) / name, rule
-
-
-def _strip(path: Path) -> tuple[int, int]:
-    saved = strip_symbols(path)
-    return bool(saved), saved
-
-
-def _remove(path: Path) -> tuple[int, int]:
-    is_folder = path.is_dir() and not path.is_symlink()
-    files = [f for f in path.rglob("*") if not f.is_dir()] if is_folder else [path]
-    size = sum(f.lstat().st_size for f in files)
-    shutil.rmtree(path) if is_folder else path.unlink()
-    return len(files), size

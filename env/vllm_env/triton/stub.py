@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from vllm_env.base.elf import newest_defined, read_dynamic_section
+from vllm_env.base.elf import read_dynamic_section
 from vllm_env.base.errors import VllmEnvError
 from vllm_env.base.filesystem import file_sha256
 from vllm_env.base.process import run
@@ -38,12 +38,15 @@ class Stub:
 
 @dataclass(frozen=True)
 class StubPlan:
-    """Which stub will be used; ``python`` is the full version (``3.11.7``), ``prebuilt`` is None if one will be built."""
+    """Which stub will be used; ``python`` is the full version (``3.11.7``).
+
+    ``prebuilt`` is one of the Triton root's, which a dry run may know before it is there; it is None if one will be built.
+    """
 
     triton: TritonRoot
     python: str
     options: StubOptions
-    prebuilt: Stub | None = None
+    prebuilt: Path | None = None
 
     @property
     def minor(self) -> str:
@@ -54,7 +57,7 @@ class StubPlan:
     def identity(self) -> str:
         """What tells the stub from others: its digest, or the key under which it will be built."""
         if self.prebuilt:
-            return self.prebuilt.sha256
+            return file_sha256(self.prebuilt)
         return stub_source.source_key(self.triton.release, self.python, self.options)
 
 
@@ -63,7 +66,7 @@ def plan_stub(workspace: Workspace, triton: TritonRoot, python: str, mode: StubM
     plan = StubPlan(triton, python, options)
     path = triton.stubs.get(plan.minor) if mode != "source" else None
     if path:
-        return StubPlan(triton, python, options, describe(path, plan.minor, triton.release, "prebuilt"))
+        return StubPlan(triton, python, options, path)
     if mode == "prebuilt":
         raise VllmEnvError(
             f"--python {plan.minor}: the Triton {triton.release} in {triton.path} has no stub for it.",
@@ -85,25 +88,14 @@ def plan_stub(workspace: Workspace, triton: TritonRoot, python: str, mode: StubM
 
 def make_stub(workspace: Workspace, plan: StubPlan, prefix: Path) -> Stub:
     """Return the planned stub, or the one built from source, checked and started once in a prefix; VllmEnvError if it fails."""
-    stub = plan.prebuilt
-    if stub is None:
-        path = stub_source.build_stub(workspace, plan.triton, plan.python, prefix, plan.options)
-        stub = describe(path, plan.minor, plan.triton.release, "source")
-    check_stub(stub.path, plan.minor, plan.triton, prefix)
-    return stub
-
-
-def describe(path: Path, python: str, release: str, origin: str) -> Stub:
-    """Return a stub's record, with its digest and size; ``python`` is ``3.11``."""
-    return Stub(path, python, release, file_sha256(path), path.stat().st_size, origin)
+    path = plan.prebuilt or stub_source.build_stub(workspace, plan.triton, plan.python, prefix, plan.options)
+    check_stub(path, plan.minor, plan.triton, prefix)
+    origin = "prebuilt" if plan.prebuilt else "source"
+    return Stub(path, plan.minor, plan.triton.release, file_sha256(path), path.stat().st_size, origin)
 
 
 def _versions(triton: TritonRoot) -> str:
     return ", ".join(sorted(triton.stubs, key=lambda v: int(v.split(".")[1]))) or "none"
-
-
-_SYSTEM_FOLDERS = ("/lib/x86_64-linux-gnu", "/usr/lib/x86_64-linux-gnu", "/lib64", "/usr/lib64", "/usr/lib")
-_CPP = "libstdc++.so.6"
 
 
 def check_stub(stub: Path, python: str, triton: TritonRoot, environment: Path) -> None:
@@ -118,28 +110,7 @@ def check_stub(stub: Path, python: str, triton: TritonRoot, environment: Path) -
             cause="A stub loads the libpython that it was built for from the environment's lib/.",
             remedy="Use the --python that it was built for, or --stub source.",
         )
-    libc = re.findall(r"\d+", os.confstr("CS_GNU_LIBC_VERSION") or "")  # "glibc 2.36"; empty for another C library
-    provided = tuple(int(n) for n in libc)
-    remedy = "Build it here with --stub source, or run in the container that will serve it."
-    _check_newest(f"{stub} needs GLIBC", needs.glibc, "this machine's C library", provided, remedy)
-    library = cpp_library(environment)  # the first in LD_LIBRARY_PATH
-    if library:
-        provided = newest_defined(library, "GLIBCXX_")
-        remedy = "Add a newer libstdcxx-ng to the environment's conda packages, or build the stub here: --stub source."
-        _check_newest(f"{stub} needs GLIBCXX", needs.glibcxx, f"{library}, which is loaded first,", provided, remedy)
     start_stub(stub, triton, environment)
-
-
-def _check_newest(needs: str, needed: tuple[int, ...], by: str, provided: tuple[int, ...], remedy: str) -> None:
-    if provided and needed > provided:
-        shown, has = (".".join(map(str, version)) for version in (needed, provided))
-        raise VllmEnvError(f"The stub {needs} {shown}, and {by} has {has}.", remedy=remedy)
-
-
-def cpp_library(environment: Path) -> Path | None:
-    """Return the libstdc++ that wins in an environment: its own, else the system's; None if neither is found."""
-    candidates = [environment / "lib" / _CPP, *(Path(folder) / _CPP for folder in _SYSTEM_FOLDERS)]
-    return next((path for path in candidates if path.exists()), None)
 
 
 def start_stub(stub: Path, triton: TritonRoot, environment: Path) -> None:
@@ -151,13 +122,14 @@ def start_stub(stub: Path, triton: TritonRoot, environment: Path) -> None:
     text = 'LD_LIBRARY_PATH=$1 "$0"; printf "\\nstatus %s\\n" $?'
     output = run(["bash", "-c", text, stub, path], what=f"start the stub {stub}")
     *said, status = output.strip().splitlines()
-    if status == "status 1" and "error while loading shared libraries" not in output:
+    # ld.so ends with status 1, too, when a library has not the version of a symbol
+    is_refused = re.search(r"error while loading shared libraries|version `\S+' not found", output)
+    if status == "status 1" and not is_refused:
         return
-    missing = re.search(r"(\S+): cannot open shared object file", output)
     raise VllmEnvError(
         f"The stub {stub} does not start ({status}): {' '.join(said)[-300:] or 'it printed nothing'}",
-        cause=f"{missing.group(1).strip(':')} is not found."
-        if missing
+        cause="A library that it needs is missing or too old here."
+        if is_refused
         else "It is not a stub of the Python backend, or is damaged.",
         remedy="Build one here: --stub source.",
     )

@@ -29,12 +29,17 @@ def check_compiler(workspace: Workspace, environment: Path) -> None:
         remedy = "Install the headers of this machine's Python (apt-get install libpythonX.Y-dev) and build again."
         raise VllmEnvError("The environment has no Python.h.", cause="GPU kernels are compiled with it.", remedy=remedy)
     with workspace.cache.staging() as folder:
-        source = folder / "launcher.c"
-        source.write_text(_SOURCE)
-        options = ["-O3", "-shared", "-fPIC", "-o", folder / "launcher.so", *(f"-I{header}" for header in headers)]
         try:
-            variables = {"ZIG_GLOBAL_CACHE_DIR": str(folder / "cache"), "CC": "", "CPATH": ""}
-            run([compiler, source, *options], what="compile with the environment's own compiler", env=variables)
+            compile_library(compiler, _SOURCE, folder / "launcher.so", "-O3", *(f"-I{header}" for header in headers))
         except CommandError as error:
             remedy = "Build it again; --keep tests --keep other-targets if a rule took away what the compiler reads."
             raise CommandError(error.what, tail=error.tail, cause="GPU kernels need it.", remedy=remedy) from error
+
+
+def compile_library(compiler: Path, source: str, library: Path, *options: str) -> None:
+    """Compile a shared library of a source in C; CommandError if that fails. What the compiler caches is left next to it."""
+    file = library.with_suffix(".c")
+    file.write_text(source)
+    variables = {"ZIG_GLOBAL_CACHE_DIR": str(library.parent / "cache"), "CC": "", "CPATH": ""}
+    command = [compiler, file, *options, "-shared", "-fPIC", "-o", library]
+    run(command, what=f"compile {library.name} with {compiler}", env=variables)

@@ -89,7 +89,9 @@ def import_each(
     with workspace.cache.staging() as scratch:
         variables = {"HOME": str(scratch)}
         if expected.profile == "cuda":
-            write_driver_standin(environment, scratch)
+            if not write_driver_standin(environment, scratch):
+                report.note("there is no C compiler (add ziglang to the spec): what needs a driver is not imported")
+                modules = tuple(name for name in modules if name in _EVERYWHERE)
             # vLLM takes an empty list for a device that comes later, and Triton's kernels are then what they are on a GPU
             variables |= {"LD_LIBRARY_PATH": str(scratch), "CUDA_VISIBLE_DEVICES": ""}
         activates, what = rules_of(expected.release).activates, "import what vLLM imports after its start"

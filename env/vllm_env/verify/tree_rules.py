@@ -1,10 +1,9 @@
 """What an environment must be for Triton to load it: the loader's own rules, and what would break at the first request.
 
 The loader's rules about archives are replayed where one is unpacked (layout/archive.py). These read the unpacked tree, so
-that they hold for every layout.
+that they hold for every layout. Editable packages are refused by conda-pack, which plans an archive (layout/tar.py).
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,7 +41,6 @@ def check_tree(environment: Path, expected: Expected) -> None:
             remedy=REBUILD,
         )
     packages = _check_python(environment, expected.python)
-    _check_editable(environment, packages)
     _check_distributions(installed(packages), expected)
 
 
@@ -58,23 +56,6 @@ def _check_python(environment: Path, python: str) -> Path:
             remedy=f"Build it with --python {python}, or with a stub of its own Python: --stub source.",
         )
     return packages
-
-
-def _check_editable(environment: Path, packages: Path) -> None:
-    found = [p.name for p in (*packages.glob("__editable__*"), *packages.glob("*.egg-link"))]
-    for file in packages.glob("*.dist-info/direct_url.json"):
-        record = json.loads(file.read_text("utf-8"))
-        found += [file.parent.name] if record.get("dir_info", {}).get("editable") else []
-    for file in packages.glob("*.pth"):
-        lines = (line.strip() for line in file.read_text("utf-8", "replace").splitlines())
-        outside = [p for p in lines if p.startswith("/") and not Path(p).is_relative_to(environment)]
-        found += [f"{file.name} (to {outside[0]})"] if outside else []
-    if found:
-        raise VllmEnvError(
-            f"{environment} has packages that are installed as editable: {', '.join(sorted(found))}.",
-            cause="Their code is in the folder that they were installed from, and not in the environment.",
-            remedy="Install them as wheels; a source tree of vLLM with --vllm-source, which builds one.",
-        )
 
 
 def installed(packages: Path) -> dict[str, str]:

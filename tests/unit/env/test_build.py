@@ -18,7 +18,7 @@ from vllm_env import build as module
 from vllm_env.base.errors import CommandError, VllmEnvError
 from vllm_env.build import build
 from vllm_env.layout import LAYOUTS
-from vllm_env.plan import BuildRequest, Plan
+from vllm_env.plan import BuildRequest
 from vllm_env.publish.adopt import read_adoption, stage_template
 from vllm_env.serve.standin import FACTS
 
@@ -198,14 +198,6 @@ def test_an_unpacked_environment_is_not_packed(stages: Stages, workspace: Worksp
     assert (result.model / "vllm_env" / "bin" / "python").read_text() == "python"
     assert not (result.model / "vllm_env.tar.gz").exists()
     assert not build_all(workspace, replace(request_, layout=LAYOUTS["directory"])).rebuilt
-
-
-def test_a_dry_run_makes_nothing(stages: Stages, workspace: Workspace, request_: BuildRequest) -> None:
-    """The plan is returned, and nothing after it is begun."""
-    plan = build(workspace, request_, dry_run=True)
-    assert isinstance(plan, Plan)
-    assert stages.called == ["plan"]
-    assert not request_.repository.exists()
 
 
 def test_the_standins_answers_are_known_and_a_named_models_are_not(

@@ -114,9 +114,9 @@ def test_a_plan_has_what_a_build_needs(workspace: Workspace, planned: BuildReque
     plan = make_plan(workspace, replace(planned, overrides=Overrides(packages=("packaging",))))
     assert (plan.spec.profile, plan.spec.requirements) == ("cpu", ("packaging",))
     assert plan.triton == open_root(tmp_path / "triton")
+    assert plan.lock
     assert plan.lock.spec == plan.spec
-    assert plan.stub.prebuilt
-    assert plan.stub.prebuilt.path == plan.triton.stubs["3.11"]
+    assert plan.stub.prebuilt == plan.triton.stubs["3.11"]
     assert plan.stub.python == "3.11.7"
     assert not workspace.cache.root.exists()
     assert not planned.repository.exists()

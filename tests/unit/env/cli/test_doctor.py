@@ -16,7 +16,7 @@ import pytest
 from support.small_fixtures import workspace_in
 from vllm_env.cli import doctor
 from vllm_env.cli.doctor import examine
-from vllm_env.interpreter.local import Interpreter
+from vllm_env.interpreter.find import Interpreter
 from vllm_env.lock.spec import Overrides, load_spec
 from vllm_env.triton.root import TritonRoot, rules_of
 

@@ -105,7 +105,9 @@ def test_a_dry_run_says_what_would_be_done(locked: list[str], tmp_path: Path, ca
     assert facts["profile"] == "cpu"
     assert facts["vllm"] == "vllm==0.99.0"
     assert facts["python"].startswith("3.11.")
+    assert facts["pin"] == "--vllm 0.99.0"
     assert (facts["wheels"], facts["conda_channel"]) == (2, "local")
+    assert facts["layout"] == "archive"
     assert facts["triton"] == f"24.10 in {tmp_path / 'triton'}"
     assert facts["stub"].startswith("prebuilt, ")
     assert f"load {tmp_path / 'models' / 'vllm'} once" in facts["warm"]
@@ -113,19 +115,25 @@ def test_a_dry_run_says_what_would_be_done(locked: list[str], tmp_path: Path, ca
 
 
 def test_a_dry_run_builds_no_wheel(locked: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of a source tree that has none yet it says so, and what is known; a build without --dry-run would make it."""
+    """What depends on the wheel of a source tree is known after the build; the rest is known now."""
     tree = make_tree(tmp_path / "tree")
     options = [*locked, "--profile", "cpu", "--vllm-source", tree]
     options.remove("--locked")
     assert _run(*options) == 0
-    shown = capsys.readouterr().out
-    assert re.search(rf"lock +The wheel of --vllm-source {tree} must be built first", shown)
-    assert "fetch          not known" in shown
+    captured = capsys.readouterr()
+    assert f"The cache has no wheel of --vllm-source {tree}." in captured.err
+    shown = dict(line.split(maxsplit=1) for line in captured.out.splitlines())
+    unknown = ("vllm", "conda_channel", "wheels", "key", "fetch", "time")
+    assert {shown[name] for name in unknown} == {"known after the build"}
+    assert shown["pin"] == f"--vllm-source {tree}"
+    assert shown["python"] == "3.11"
+    assert shown["stub"].startswith("prebuilt, ")
+    assert shown["triton"] == f"24.10 in {tmp_path / 'triton'}"
     assert _run(*options, "--json") == 0
     facts = json.loads(capsys.readouterr().out)
     assert (facts["bytes_to_fetch"], facts["seconds"]) == (None, None)
     assert facts["bytes_needed"][str(tmp_path / "cache")] == BUILD_SPACE["cpu"]
-    assert not (tmp_path / "cache/wheels").exists()
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == ["conda"]
 
 
 @pytest.fixture

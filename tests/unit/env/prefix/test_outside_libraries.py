@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from vllm_env.prefix.needed_libraries import DRIVER, SYSTEM, likely_packages, outside, tolerated
+from vllm_env.prefix.needed_libraries import DRIVER, SYSTEM, likely_package, outside, tolerated
 
 
 def test_the_machines_part_is_loaded_without_an_environment() -> None:
@@ -48,13 +48,12 @@ def test_what_the_cuda_wheels_go_without(file: str, library: str) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="asks dpkg")
 def test_debians_names_follow_from_the_soname() -> None:
     """The rule of Debian's policy, held against what dpkg says of libraries on this machine where there is a dpkg."""
-    assert likely_packages("libnuma.so.1") == ("libnuma1", "libnuma")
-    assert likely_packages("libtbb2.so.1")[0] == "libtbb2-1"
-    assert likely_packages("libavcodec.so.58")[1] == "ffmpeg"
-    assert likely_packages("strange") == ("strange", "strange")
+    assert likely_package("libnuma.so.1") == "libnuma1"
+    assert likely_package("libtbb2.so.1") == "libtbb2-1"
+    assert likely_package("strange") == "strange"
     try:
         listed = subprocess.run(["dpkg", "-S", "*/libcom_err.so.2"], capture_output=True, text=True, check=False).stdout
     except FileNotFoundError:
         pytest.skip("no dpkg on this machine")
     if listed:
-        assert likely_packages("libcom_err.so.2")[0] == listed.split(":")[0]
+        assert likely_package("libcom_err.so.2") == listed.split(":")[0]

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from support.elf_files import make_library, make_program
-from vllm_env.base.elf import newest_defined
 from vllm_env.base.errors import VllmEnvError
 from vllm_env.triton.root import TritonRoot, rules_of
-from vllm_env.triton.stub import check_stub, cpp_library
+from vllm_env.triton.stub import check_stub
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -51,23 +50,11 @@ def test_refuses_another_python(environment: Path, triton: TritonRoot) -> None:
 
 
 def test_refuses_a_stub_that_needs_a_newer_libstdcxx(environment: Path, triton: TritonRoot) -> None:
-    """The environment's libstdc++ wins over the system's, and one that is too old is named with both versions."""
+    """The environment's libstdc++ wins over the system's, and ld.so names it if it is too old."""
     newer = make_library(environment.parent / "newer", "libstdc++.so.6", "GLIBCXX_3.4.99")
-    older = make_library(environment / "lib", "libstdc++.so.6", "GLIBCXX_3.4.20")
+    make_library(environment / "lib", "libstdc++.so.6", "GLIBCXX_3.4.20")
     stub = make_program(environment.parent / "stub", (newer, environment / "lib/libpython3.11.so.1.0"), body=USAGE)
-    assert cpp_library(environment) == older
-    assert newest_defined(older, "GLIBCXX_") == (3, 4, 20)
-    with pytest.raises(
-        VllmEnvError, match=r"needs GLIBCXX 3\.4\.99, and .*/env/lib/\S* which is loaded first, has 3\.4\.20.*libstdcxx-ng"
-    ):
-        check_stub(stub, "3.11", triton, environment)
-
-
-def test_refuses_a_stub_that_needs_a_newer_libc(environment: Path, triton: TritonRoot) -> None:
-    """A stub built on a newer system asks for GLIBC versions that this one does not have."""
-    newer = make_library(environment.parent / "newer", "libother.so", "GLIBC_2.99", symbol="answer")
-    stub = make_program(environment.parent / "stub", (newer, environment / "lib/libpython3.11.so.1.0"), body=USAGE)
-    with pytest.raises(VllmEnvError, match=r"needs GLIBC 2\.99.*--stub source"):
+    with pytest.raises(VllmEnvError, match=r"/env/lib/libstdc\+\+\.so\.6: version `GLIBCXX_3\.4\.99' not found.*too old"):
         check_stub(stub, "3.11", triton, environment)
 
 
@@ -75,7 +62,7 @@ def test_refuses_a_stub_whose_library_is_missing(environment: Path, triton: Trit
     """What the dynamic loader cannot find is named, though nothing in the file was wrong."""
     gone = make_library(environment.parent / "gone", "libgone.so.1", symbol="unused")
     stub = make_program(environment.parent / "stub", (environment / "lib/libpython3.11.so.1.0", gone), body=USAGE)
-    with pytest.raises(VllmEnvError, match=r"does not start \(status 127\).*libgone\.so\.1 is not found"):
+    with pytest.raises(VllmEnvError, match=r"does not start \(status 127\).*libgone\.so\.1: cannot open shared object file"):
         check_stub(stub, "3.11", triton, environment)
 
 

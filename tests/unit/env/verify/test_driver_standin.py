@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import ctypes
+import shutil
 import subprocess
 import sys
 from typing import TYPE_CHECKING
 
 import pytest
 
-from support.elf_files import make_library, make_program
+from support.elf_files import make_library, make_program, soname_of
 from vllm_env.base.elf import read_dynamic_section
-from vllm_env.verify.driver_standin import driver_functions, shared_library, write_driver_standin
+from vllm_env.prefix.relocate import COMPILER
+from vllm_env.verify.driver_standin import driver_functions, write_driver_standin
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 _NO_DEVICE = 100
-_FUNCTIONS = ("cuInit", "cuMemAlloc_v2", "cuTensorMapEncodeTiled")
+_CC = shutil.which("cc")
 
 
 @pytest.fixture
@@ -49,31 +52,36 @@ def test_an_extension_is_imported_with_the_standin_and_not_without(environment: 
     assert given.stdout.strip() == str(_NO_DEVICE), given.stderr
 
 
-@pytest.mark.parametrize("functions", [(), _FUNCTIONS, tuple(f"cuFunction{n}" for n in range(700))])
-def test_every_function_is_found_by_its_name(tmp_path: Path, functions: tuple[str, ...]) -> None:
-    """None, a few and more than a page of them; one that was not asked for is not there."""
+def test_it_is_an_ordinary_library(environment: Path, tmp_path: Path) -> None:
+    """It has its soname and its function alone, its stack is not executable, and no page is writable and executable at once."""
     library = tmp_path / "libcuda.so.1"
-    library.write_bytes(shared_library("libcuda.so.1", functions))
-    ask = "import ctypes, sys; d = ctypes.CDLL(sys.argv[1]); print({getattr(d, f)() for f in sys.argv[2:]}, hasattr(d, 'cuNo'))"
-    answer = subprocess.check_output([sys.executable, "-c", ask, library, *functions], text=True)
-    assert answer.split() == ["{100}" if functions else "set()", "False"]
-
-
-def test_it_is_an_ordinary_library(tmp_path: Path) -> None:
-    """It has its soname, its stack is not executable, and no page is writable and executable at once."""
-    library = tmp_path / "libcuda.so.1"
-    library.write_bytes(shared_library("libcuda.so.1", _FUNCTIONS))
+    write_driver_standin(environment, tmp_path)
     section = read_dynamic_section(str(library))
     assert section is not None
-    assert (section.soname, section.needed) == ("libcuda.so.1", ())
+    assert section.needed == ()
+    assert soname_of(library) == "libcuda.so.1"
+    assert ctypes.CDLL(str(library)).cuInit() == _NO_DEVICE
+    assert not hasattr(ctypes.CDLL(str(library)), "cuOther")
     segments = subprocess.check_output(["readelf", "-lW", library], text=True)
     assert "RWE" not in segments
     assert "GNU_STACK" in segments
 
 
-def test_a_program_that_names_it_starts(tmp_path: Path) -> None:
+def test_a_program_that_names_it_starts(environment: Path, tmp_path: Path) -> None:
     """It is loaded at a program's start as well, by its soname in LD_LIBRARY_PATH."""
     driver = make_library(tmp_path / "linker", "libcuda.so.1", symbol="cuInit")
     program = make_program(tmp_path / "program", (driver,), body="int cuInit(); return cuInit();")
-    (tmp_path / "libcuda.so.1").write_bytes(shared_library("libcuda.so.1", _FUNCTIONS))
+    write_driver_standin(environment, tmp_path)
     assert subprocess.run([program], env={"LD_LIBRARY_PATH": str(tmp_path)}, check=False).returncode == _NO_DEVICE
+
+
+def test_the_environments_own_compiler_is_taken_first(environment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container has none; where the environment has none either, there is no stand-in."""
+    monkeypatch.setenv("PATH", "/nonexistent")
+    assert not write_driver_standin(environment, tmp_path)
+    own = environment / "bin" / COMPILER
+    own.parent.mkdir()
+    own.write_text(f'#!/bin/sh\nPATH=/usr/bin:/bin exec {_CC} "$@"\n')
+    own.chmod(0o755)
+    assert write_driver_standin(environment, tmp_path)
+    assert ctypes.CDLL(str(tmp_path / "libcuda.so.1")).cuInit() == _NO_DEVICE

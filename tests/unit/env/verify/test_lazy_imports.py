@@ -150,6 +150,27 @@ def test_the_standin_stands_in_for_the_driver(environment: Path, workspace: Work
     assert "libcuda.so.1: cannot open" in without["text"]
 
 
+def test_what_is_broken_behind_the_driver_is_found(environment: Path, workspace: Workspace, tmp_path: Path) -> None:
+    """ld.so looks for libcuda.so.1 before it looks for symbols: without the stand-in this fault is taken for a missing driver."""
+    driver = make_library(tmp_path / "linker", "libcuda.so.1", symbol="cuInit")
+    make_library(environment / "lib", "extension.so", needs=(driver,), uses="of_another_wheel", symbol="own")
+    _add(environment, {"extension": "import ctypes, os\nctypes.CDLL('extension.so', os.RTLD_NOW)"})
+    failure = import_each(workspace, environment, ("extension",), CUDA, LONG)["extension"]
+    assert "undefined symbol: of_another_wheel" in failure["text"]
+    assert is_broken(failure, {})
+
+
+def test_without_a_compiler_what_needs_a_driver_is_not_imported(
+    environment: Path, workspace: Workspace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It could not be told from what is broken; the rest is imported, and the user is told how to have a compiler."""
+    monkeypatch.setattr("shutil.which", lambda *_: None)
+    _add(environment, {"flashinfer.__init__": "1 / 0", "llguidance": "1 / 0"})
+    with pytest.raises(VllmEnvError, match="import llguidance: ZeroDivisionError"):
+        check_lazy_imports(workspace, environment, CUDA)
+    assert "add ziglang to the spec" in capsys.readouterr().err
+
+
 VLLM = {
     "vllm.__init__": "",
     "vllm.platforms.__init__": (

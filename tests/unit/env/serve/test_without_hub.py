@@ -12,9 +12,9 @@ import pytest
 from support.repositories import CHECKOUT
 from support.small_fixtures import workspace_in
 from vllm_env.base.network import Network
-from vllm_env.publish import without_hub
 from vllm_env.publish.model_folder import write_engine_args
-from vllm_env.publish.without_hub import EXAMPLE_MODEL, is_fetchable, offer_standin
+from vllm_env.serve import without_hub
+from vllm_env.serve.without_hub import EXAMPLE_MODEL, is_fetchable, offer_standin
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -1,4 +1,4 @@
-"""The conda package of a local interpreter."""
+"""An interpreter of this machine, and its conda package."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ from vllm_env.base.elf import read_dynamic_section
 from vllm_env.base.errors import VllmEnvError
 from vllm_env.base.machine import NEUTRAL_PREFIX
 from vllm_env.interpreter import debian as debian_stdlib
-from vllm_env.interpreter import local as interpreter
-from vllm_env.interpreter.local import Interpreter, find_interpreter, make_package
+from vllm_env.interpreter import find, package
+from vllm_env.interpreter.find import Interpreter, find_interpreter
+from vllm_env.interpreter.package import make_package
 
 
 def _run(prefix: Path, code: str) -> str:
@@ -123,7 +124,7 @@ def debian() -> Interpreter:
     """Debian's or Ubuntu's own interpreter of this machine; skips where there is none that can be packed."""
     reasons = []
     for program in sorted(Path("/usr/bin").glob("python3.[0-9]*[0-9]")):
-        found = interpreter._probe(program, program.name.removeprefix("python"))
+        found = find._probe(program, program.name.removeprefix("python"))
         if isinstance(found, Interpreter) and found.is_debian:
             return found
         reasons.append(f"{program} {found}")
@@ -209,10 +210,10 @@ def test_debians_interpreter_is_taken_where_there_is_no_other(
     debian: Interpreter, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """As in a bare container: the packages python3 and libpython3.X, no pyenv and nothing else on PATH."""
-    monkeypatch.setattr(interpreter.sys, "executable", str(debian.executable))
+    monkeypatch.setattr(find.sys, "executable", str(debian.executable))
     monkeypatch.setenv("PYENV_ROOT", str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
-    found = find_interpreter(interpreter._minor(debian.version))
+    found = find_interpreter(debian.minor)
     assert found.is_debian
     assert (found.version, found.library) == (debian.version, debian.library)
 
@@ -225,8 +226,8 @@ def test_any_other_interpreter_is_preferred_to_debians(monkeypatch: pytest.Monke
         (tmp_path / name / "site.py").write_text(text)
         (tmp_path / name / "python3.99").touch()
         made[tmp_path / name / "python3.99"] = Interpreter("3.99.1", tmp_path, tmp_path, tmp_path / name, tmp_path)
-    monkeypatch.setattr(interpreter, "_candidates", lambda python: list(made))
-    monkeypatch.setattr(interpreter, "_probe", lambda candidate, python: made[candidate])
+    monkeypatch.setattr(find, "_candidates", lambda python: list(made))
+    monkeypatch.setattr(find, "_probe", lambda candidate, python: made[candidate])
     assert find_interpreter("3.99").stdlib == tmp_path / "pyenv"
 
 
@@ -336,7 +337,7 @@ def test_debians_program_brings_the_libraries_that_it_is_linked_to(debian_prefix
         needs = read_dynamic_section(file)
         assert needs is not None
         for name in needs.needed:
-            assert interpreter._SYSTEM_LIBRARIES.match(name) or (debian_prefix / "lib" / name).is_file(), (file, name)
+            assert package._SYSTEM_LIBRARIES.match(name) or (debian_prefix / "lib" / name).is_file(), (file, name)
     assert (debian_prefix / "lib/libexpat.so.1").is_file()
 
 
@@ -382,7 +383,7 @@ def test_a_link_out_of_a_tree_becomes_its_file_or_goes(tmp_path: Path) -> None:
     (source / "absolute.py").symlink_to(source / "a.py")
     (source / "numpy").symlink_to(outside)
     (source / "broken.py").symlink_to("nothing.py")
-    interpreter._copy_tree(source, tmp_path / "copy")
+    package._copy_tree(source, tmp_path / "copy")
     copy = {p.name: p.is_symlink() for p in (tmp_path / "copy").iterdir()}
     assert copy == {"a.py": False, "inside.py": True, "file.py": False, "absolute.py": False}
     assert (tmp_path / "copy/file.py").read_text() == "text"

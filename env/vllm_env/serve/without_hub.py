@@ -34,15 +34,18 @@ def own_model(workspace: Workspace, own: Mapping[str, Mapping[str, Any]]) -> Map
     ``own`` has the engine arguments first, with the whole path of what lies in the model's folder.
     """
     arguments = next(iter(own.values()))
-    model, reason = str(arguments.get("model", "")), ""
+    model = str(arguments.get("model", ""))
+    reason = ""
     if not model:
         reason = "it names none"
     elif arguments.get("runner") == "pooling" or arguments.get("task") in _POOLING:
         reason = "it answers with no text"
-    elif not os.path.isdir(model) and (  # noqa: PTH112 - False where one may not look
-        model.startswith(("/", ".")) or not is_fetchable(workspace, model)
-    ):
-        reason = f"there is no folder {model}" if model.startswith(("/", ".")) else "no model hub answers"
+    elif os.path.isdir(model):  # noqa: PTH112 - False where one may not look
+        pass
+    elif model.startswith(("/", ".")):
+        reason = f"there is no folder {model}"
+    elif not is_fetchable(workspace, model):
+        reason = "no model hub answers"
     which = f"its stand-in, not {model}: {reason}" if reason else f"{model} with the model's own engine arguments"
     report.note(f"the smoke run serves {which} (--smoke-model serves another, --no-smoke-run none)")
     return {} if reason else own
