@@ -10,6 +10,7 @@ from typing import NoReturn
 
 from vllm_env import __version__
 from vllm_env.base.errors import UsageError, meant
+from vllm_env.layout import NAMES
 
 _DESCRIPTION = """\
 Pins a vLLM, packs it with conda-pack, adds the stub that fits, and places both in a Triton model repository that stock
@@ -79,7 +80,7 @@ def build_parser() -> CommandParser:
     triton.add_argument("--jobs", metavar="N", type=_count, default=0, help=jobs_help)
     place = parser.add_argument_group("where and how to place it")
     layout_help = "archive (default), one file; parts, which the first start unpacks on all cores; or directory, unpacked"
-    place.add_argument("--layout", choices=("parts", "archive", "directory"), default="archive", help=layout_help)
+    place.add_argument("--layout", choices=NAMES, default="archive", help=layout_help)
     place.add_argument("--model-repository", metavar="DIR", type=Path, help=_REPOSITORY)
     place.add_argument("--model", metavar="NAME", default="vllm", help="the model's folder in it (default: vllm)")
     lock = parser.add_argument_group("lock")

@@ -133,3 +133,6 @@ def _explained(archive: Path, refused: dict[str, Any]) -> VllmEnvError:
         cause=f"{meaning} {said}".strip(),
         remedy="Free some space, or point VLLM_ENV_CACHE to a larger file system." if full else REBUILD,
     )
+
+
+LAYOUT = Archive()

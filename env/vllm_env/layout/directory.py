@@ -52,3 +52,6 @@ class Directory(Layout):
     def copied_space(self, profile: str) -> int:
         """Return the size of an environment."""
         return EXTRACTED_SPACE[profile]
+
+
+LAYOUT = Directory()

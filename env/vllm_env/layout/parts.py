@@ -168,3 +168,6 @@ def _unpack_parts(small: Path, parts: Path, scratch: Path) -> Path:
     if not (whole / parts_unpack.MARK).is_file():
         raise VllmEnvError("The parts were not unpacked.", cause=output[-400:], remedy=REBUILD)
     return whole
+
+
+LAYOUT = Parts()

@@ -26,7 +26,7 @@ from vllm_env.base.filesystem import (
     sync,
     write_whole,
 )
-from vllm_env.layout import FILES, LAYOUTS
+from vllm_env.layout import LAYOUTS, files
 from vllm_env.layout.layout import Layout
 from vllm_env.model.files import CODE, CONFIG_NAME, ENGINE_ARGS_NAME, EXAMPLE_NAME, OFFICIAL_ARGS
 from vllm_env.model.manifest import CACHE_NAME, MANIFEST_NAME, SBOM_NAME
@@ -34,7 +34,7 @@ from vllm_env.triton.root import STUB_NAME
 
 from .exchange import STAGING, staging_in
 
-BUILT_NAMES = (STUB_NAME, *FILES, SBOM_NAME, MANIFEST_NAME)  # in the order of renaming
+BUILT_NAMES = (STUB_NAME, *files(), SBOM_NAME, MANIFEST_NAME)  # in the order of renaming
 CODE_NAMES = ("model.py", "triton_vllm")
 """This project's own code in the version folder."""
 WEIGHTS = (".safetensors", ".bin", ".gguf", ".pt", ".pth")

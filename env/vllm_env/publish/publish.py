@@ -15,7 +15,7 @@ from vllm_env.base.errors import VllmEnvError
 from vllm_env.base.filesystem import give, let_read, mounts_in, nearest, owner_of, remove_tree, require_space, sync
 from vllm_env.base.interrupts import interrupts_held
 from vllm_env.base.workspace import Workspace
-from vllm_env.layout import FILES
+from vllm_env.layout import files
 from vllm_env.model.files import CONFIG_NAME
 from vllm_env.model.manifest import MANIFEST_NAME
 
@@ -141,7 +141,7 @@ def _publish_in_place(built: BuiltSet, target: Path, template: Path) -> None:
                     _place(staging / name, target / name)
             place_missing(built, missing, target)
             set_environment_path(target, built.layout.environment)
-            for name in set(FILES).difference(built.layout.files):
+            for name in set(files()).difference(built.layout.files):
                 _remove(target / name)
             _place(staging / MANIFEST_NAME, target / MANIFEST_NAME)
             sync(target)
