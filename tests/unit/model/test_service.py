@@ -249,6 +249,31 @@ def test_a_dead_engine_may_have_the_model_unloaded(run):
     assert run(DEAD, model="echo") == [[told, ["mine"], True], [told, [], False]]
 
 
+PARSERS = """
+import triton_vllm.service as service
+assembler, broken = service.assembler, [KeyError("secret")]
+
+def fails_once(job):
+    if broken:
+        raise broken.pop()
+    return assembler(job)
+
+service.assembler = fails_once
+model.initialize(ARGS)
+first, second = request("a"), request("b")
+model.execute([first, second])
+answered(first, second)
+print(json.dumps([errors(first), pieces(second), any("KeyError" in text for _, text in log)]))
+model.finalize()
+"""
+
+
+def test_an_answer_that_cannot_be_prepared_is_refused_alone(run):
+    """vLLM's parsers are opened there; the next request of the batch is served."""
+    told = [["INTERNAL", "the answer could not be prepared; the server's log has the details"]]
+    assert run(PARSERS, model="echo") == [told, ["b"], True]
+
+
 UNLOADED = """
 ARGS["model_config"] = json.dumps({
     **COMPLETED, "parameters": {"UNLOAD_GRACE_SECONDS": {"string_value": "0.25"}},

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from triton_vllm.base import official, triton
+from triton_vllm.base.errors import InternalError
 from triton_vllm.engine.gate import Gate
 from triton_vllm.reply.response import assembler
 from triton_vllm.request.admit import Admission, Policy
@@ -45,11 +46,17 @@ class Service:
     def accept(self, request: TritonRequest) -> None:
         """Take one Triton request; it is answered later, or at once if it is wrong."""
         job = self._admission.admit(request)
-        if job is not None:
+        if job is None:
+            return
+        try:
             job.reply.assembler = assembler(job)
-            self._model.outbox.assign(job.reply)
-            self._model.engine.runner.submit(job)
-            self._model.watch.wake()
+        except Exception as error:  # noqa: BLE001 - vLLM's parsers are opened here; the others of the batch must be served
+            self._log.error(f"request refused: {type(error).__name__}: {error}")
+            job.reply.fail(InternalError("the answer could not be prepared; the server's log has the details"))
+            return
+        self._model.outbox.assign(job.reply)
+        self._model.engine.runner.submit(job)
+        self._model.watch.wake()
 
     def is_ready(self) -> bool:
         """Return whether requests can be served now."""

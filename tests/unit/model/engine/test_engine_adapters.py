@@ -8,10 +8,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from support.engine_parts import PROMISED, Llm, added, output
+from support.engine_parts import PROMISED, Llm, LoopClock, added, output
 from support.fake_reply import fake_job
 from support.patience import wait_for
 from triton_vllm.base.errors import InvalidRequestError
+from triton_vllm.engine import runner
 from triton_vllm.lora.store import Version
 
 
@@ -43,8 +44,9 @@ class Store:
 
 
 @pytest.fixture
-def engine(started):
+def engine(started, monkeypatch):
     """An engine with a store, and what it puts."""
+    monkeypatch.setattr(runner, "LINGER_S", 0.01)
     engine, got = started()
     engine.runner.store = Store()
     return engine, got
@@ -132,3 +134,20 @@ def test_a_dead_engine_ends_the_waits_for_it(engine):
     engine, _ = engine
     Llm.started[-1].errored = True
     wait_for(lambda: engine.runner.store.given_up)
+
+
+def test_an_adapter_lingers_after_its_request(started):
+    """EngineCore may be in a step with it, and has not been told yet."""
+    engine, got = started()
+    engine.runner.store = Store()
+    clock = LoopClock(engine)
+    llm, put = added(engine, j := job())
+    engine._loop.call_soon_threadsafe(put, output(finished=True))
+    got.get(timeout=PROMISED)
+    llm.collectors.clear()
+    del j, put
+    for passed, kept in ((runner.LINGER_S - 1, True), (2, False)):
+        clock.now += passed
+        engine._loop.call_soon_threadsafe(lambda: None)
+        wait_for(lambda kept=kept: engine.runner.store.is_in_use() is kept)
+    assert llm.aborted == []

@@ -230,6 +230,70 @@ def test_what_no_request_uses_makes_room(folders, monkeypatch):
     assert "LoRA b could not be copied" in folders.log.lines[-1]
 
 
+def test_one_that_can_never_fit_takes_no_other_ones_copy(folders, monkeypatch):
+    """Each client could have all adapters copied again, and fill the log."""
+    llm, room = Llm(), SPARE + 100
+    monkeypatch.setattr(
+        shutil, "disk_usage", lambda folder: SimpleNamespace(free=room - sum(p.stat().st_size for p in Path(folder).glob("*/*")))
+    )
+
+    async def use():
+        await folders.store.acquire(llm, "a")
+        folders.write("b", "x" * (5 << 20))
+        for _ in range(3):
+            with pytest.raises(UnavailableError, match="lacks 5 MiB"):
+                await folders.store.acquire(llm, "b")
+        await folders.store.acquire(llm, "a")
+
+    asyncio.run(use())
+    assert len(llm.loads) == 1
+    assert len([line for line in folders.log.lines if "could not be copied" in line]) == 1
+
+
+def test_a_shared_copy_needs_no_room_again(tmp_path, monkeypatch):
+    """It stays in the folder of all instances; an engine that was started again finds it there."""
+    (tmp_path / "shared").mkdir()
+    one = Folders(tmp_path, tmp_path / "shared")
+    first = asyncio.run(one.store.acquire(Llm(), "a"))
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=0))
+    again = asyncio.run(one.store.acquire(Llm(), "a"))
+    assert again.request == first.request
+    one.store.close()
+
+
+def test_a_hub_that_did_not_answer_is_asked_again(folders, monkeypatch):
+    """No file of ours tells that it answers now."""
+    llm = Llm()
+
+    async def fail(request):
+        raise ConnectionError("no hub") if request.lora_name == "hub" else AssertionError
+
+    monkeypatch.setattr(llm, "add_lora", fail)
+
+    async def use():
+        with pytest.raises(UnavailableError, match="LoRA hub could not be loaded"):
+            await folders.store.acquire(llm, "hub")
+        monkeypatch.undo()
+        return await folders.store.acquire(llm, "hub")
+
+    assert asyncio.run(use()).request.lora_path == "org/name"
+
+
+def test_who_waited_for_another_load_gets_what_the_folder_holds_then(folders):
+    """A folder that was replaced meanwhile is whole, and no reason for a refusal."""
+    llm = Llm()
+
+    async def use():
+        async with folders.store._lock:  # another adapter is being loaded
+            waiting = asyncio.ensure_future(folders.store.acquire(llm, "a"))
+            while not folders.store._lock._waiters:  # noqa: ASYNC110 - asyncio's lock tells nobody who waits
+                await asyncio.sleep(0)
+            folders.write("a", "newer")
+        return read(await waiting)
+
+    assert asyncio.run(use()) == "newer"
+
+
 def test_a_broken_adapter_is_refused_and_tried_once(folders):
     """The client hears no internals, the log has the reason; it is tried again when its files change, or an operator asks."""
     llm = Llm()
@@ -264,7 +328,7 @@ def test_an_engine_that_was_started_again_has_no_adapters(folders):
 
     first, second = Llm(), Llm()
     requests = [asyncio.run(use(llm)) for llm in (first, second)]
-    assert requests[0] == requests[1]
+    assert [(r.lora_name, r.lora_int_id) for r in requests] == [("a@3fea7f62fd6b7afe", requests[0].lora_int_id)] * 2
     assert first.held == second.held == {requests[0].lora_int_id: "first"}
 
 

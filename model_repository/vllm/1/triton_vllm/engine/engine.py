@@ -168,12 +168,12 @@ class Engine:
         return self._source.loss() or (_DIED if vllm_api.is_dead(self._llm) else None)
 
     def _bury(self, loss: Loss) -> None:
+        self.runner.lose()
         self._source.retire(hung=self._hung)
         if loss.in_order:
             self._log.info(f"the engine {loss.what}")
         else:
             self._log.error(f"the engine {loss.what}" + (", starting it again" if self._pace.restart else ""))
-        self.runner.lose()
 
     def _ask_now_and_then(self) -> None:
         """Ask EngineCore something while requests are open."""

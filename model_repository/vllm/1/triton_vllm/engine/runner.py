@@ -30,6 +30,10 @@ if TYPE_CHECKING:
     Put = Callable[[Reply, Item], None]
 
 
+LINGER_S = 30.0
+"""A replaced adapter stays for so long after its last request: EngineCore may be in a step, and may read it once more."""
+
+
 class Runner:
     """Runs jobs in vLLM.
 
@@ -228,6 +232,8 @@ class Runner:
         self.in_flight.leave(job, unwritten=job.reply.bulky and not isinstance(last, AdapterError))
         if job.deadline is not None:
             job.deadline.cancel()
+        if job.adapter is not None:  # its files must be there until EngineCore knows that the request has ended
+            self._loop.call_later(LINGER_S, lambda _: None, job.adapter)
         try:
             self._put(job.reply, last)
         except Exception as error:  # noqa: BLE001 - nothing else would answer it

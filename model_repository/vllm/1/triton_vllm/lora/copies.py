@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import itertools
 import os
 import shutil
 import stat
@@ -54,12 +55,14 @@ class Copy:
     """A private copy of an adapter.
 
     Attributes:
-        folder: with the files; it stays for as long as somebody has this object.
+        folder: with the files; it stays at least for as long as somebody has this object.
         digest: of the files.
+        removable: bytes that are free again once nobody has this object.
     """
 
     folder: Path
     digest: str
+    removable: int
 
 
 def look(folder: Path, within: Path | None = None) -> tuple[File, ...]:
@@ -91,9 +94,18 @@ class Copies:
             shared = Path(self._until_closed.enter_context(own))
         self._folder = shared
         self._made: MutableMapping[str, Copy] = weakref.WeakValueDictionary()
+        self._digests: dict[tuple[File, ...], str] = {}
+        self._numbers = itertools.count()
+
+    def known(self, files: tuple[File, ...]) -> Copy | None:
+        """Return the copy that this process has made of these files, if it is still there."""
+        digest = self._digests.get(files, "")
+        if self._is_shared and digest:
+            return Copy(self._folder / digest, digest, 0)
+        return self._made.get(digest)
 
     def missing(self, files: tuple[File, ...]) -> int:
-        """Return how many bytes of space are missing for a copy; 0 or less if there is room."""
+        """Return how many bytes of space are missing for a new copy; 0 or less if there is room."""
         return sum(file.size for file in files) + SPARE - shutil.disk_usage(self._folder).free
 
     async def make(self, files: tuple[File, ...]) -> Copy:
@@ -106,17 +118,22 @@ class Copies:
         with tempfile.TemporaryDirectory(prefix="new-", dir=self._folder) as staging:
             new = Path(staging, "adapter")
             digest = await asyncio.to_thread(_copy, files, new)
-            return self._made.get(digest) or self._keep(new, digest)
+            self._digests = {files: digest} | {
+                seen: old for seen, old in self._digests.items() if self._is_shared or old in self._made
+            }
+            return self._made.get(digest) or self._keep(new, digest, sum(file.size for file in files))
 
-    def _keep(self, new: Path, digest: str) -> Copy:
-        copy = self._made[digest] = Copy(self._folder / digest, digest)
+    def _keep(self, new: Path, digest: str, size: int) -> Copy:
+        # a name of its own: an earlier copy of the same contents may be on its way out
+        folder = self._folder / (digest if self._is_shared else f"{digest}-{next(self._numbers)}")
         try:
-            new.rename(copy.folder)
+            new.rename(folder)
         except OSError:
-            if not copy.folder.exists():  # else another instance was first
+            if not (self._is_shared and folder.exists()):  # else another instance was first
                 raise
+        copy = self._made[digest] = Copy(folder, digest, 0 if self._is_shared else size)
         if not self._is_shared:
-            weakref.finalize(copy, shutil.rmtree, copy.folder, ignore_errors=True)
+            weakref.finalize(copy, shutil.rmtree, folder, ignore_errors=True)
         return copy
 
     def close(self) -> None:
@@ -150,7 +167,7 @@ def _copy(files: tuple[File, ...], target: Path) -> str:
             while chunk := given.read(_CHUNK):
                 digest.update(chunk)
                 made.write(chunk)
-            if _seen(os.fstat(given.fileno())) != file.seen:
+            if _seen(os.fstat(given.fileno())) != file.seen or made.tell() != file.size:
                 raise UnavailableError(f"LoRA file {file.name} is being written; try again later")
     return digest.hexdigest()
 

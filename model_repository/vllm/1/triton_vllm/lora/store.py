@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from triton_vllm import vllm_api
 from triton_vllm.base.calls import Calls
-from triton_vllm.base.errors import AdapterError, InvalidRequestError, UnavailableError
+from triton_vllm.base.errors import DEAD, AdapterError, InvalidRequestError, UnavailableError
 from triton_vllm.lora.copies import CONFIG, look
 
 if TYPE_CHECKING:
@@ -25,13 +26,15 @@ if TYPE_CHECKING:
     from triton_vllm.lora.config import Adapters
     from triton_vllm.lora.copies import Copies, Copy, File
 
+LOOKS = 2
+"""Threads that look at folders. A file system that hangs keeps them, and no other thread."""
 DIGITS = 16
 """Of the digest, in vLLM's name for an adapter; `vllm:lora_requests_info` shows it."""
 
 
 @dataclass(frozen=True, eq=False)
 class Version:
-    """One content of an adapter.
+    """One content of an adapter, or that vLLM could not load it.
 
     Attributes:
         files: as they were when they were copied; nothing for an adapter of a model hub.
@@ -62,7 +65,9 @@ class AdapterStore:
         self._calls = Calls()
         self._lock = asyncio.Lock()  # one is loaded at a time, as in vLLM
         self._llm: EngineClient | None = None
-        self._known: dict[str, Version] = {}
+        self._looking = ThreadPoolExecutor(LOOKS, "lora-look")
+        self._known: dict[str, Version] = {}  # in the order of their loads
+        self._too_large: tuple[File, ...] = ()
         self._numbers: dict[int, str] = {}
 
     async def acquire(self, llm: EngineClient, name: str, *, afresh: bool = False) -> Version:
@@ -82,12 +87,11 @@ class AdapterStore:
             self._known.clear()
         place = self._adapters.find(name)
         files = await self._look(name, place)
-        if afresh:
-            self._known.pop(name, None)
-        if not self._is_known(name, files):
+        if afresh or not self._is_known(name, files):
             async with self._lock:
-                if not self._is_known(name, files):  # else another request has loaded it meanwhile
-                    self._known[name] = await self._load(llm, name, place, files)
+                files = await self._look(name, place)  # another request may have loaded it, or its files have changed
+                if afresh or not self._is_known(name, files):
+                    self._known[name] = await self._load(llm, name, place, files, afresh=afresh)
         version = self._known[name]
         if version.request is None:
             raise _failed(name)
@@ -99,6 +103,7 @@ class AdapterStore:
 
     def close(self) -> None:
         """Remove the copies; vLLM must have ended."""
+        self._looking.shutdown(wait=False, cancel_futures=True)
         self._copies.close()
 
     def _is_known(self, name: str, files: tuple[File, ...]) -> bool:
@@ -107,19 +112,20 @@ class AdapterStore:
     async def _look(self, name: str, place: Path | str) -> tuple[File, ...]:
         if isinstance(place, str):
             return ()
-        if name in self._adapters.listed:
-            return await asyncio.to_thread(look, place)  # the folder may be on another machine
-        files = await asyncio.to_thread(look, place, self._adapters.directory)
-        if not files:
+        within = None if name in self._adapters.listed else self._adapters.directory
+        files = await asyncio.get_running_loop().run_in_executor(self._looking, look, place, within)
+        if not files and within is not None:
             self._known.pop(name, None)
             raise InvalidRequestError(f"LoRA {name} is not supported")
         return files
 
-    async def _load(self, llm: EngineClient, name: str, place: Path | str, files: tuple[File, ...]) -> Version:
+    async def _load(self, llm: EngineClient, name: str, place: Path | str, files: tuple[File, ...], *, afresh: bool) -> Version:
         """Return an adapter, loaded; without a request if vLLM cannot load it, which is not tried again with these files."""
         began = time.monotonic()
         try:
-            version = await self._prepare(name, place, files)
+            version = await self._prepare(name, place, files, afresh=afresh)
+            if llm is not self._llm:
+                raise UnavailableError(DEAD)  # noqa: TRY301 - as what else is not the adapter's fault
             await self._calls.answer(llm.add_lora(version.request))
         except AdapterError:
             raise
@@ -127,25 +133,38 @@ class AdapterStore:
             if vllm_api.is_dead(llm):
                 raise
             self._log.error(f"LoRA adapter '{name}' could not be loaded: {type(error).__name__}: {error}")
-            if isinstance(error, OSError):  # a full disk is emptied without a change of the files
+            if isinstance(error, OSError) or isinstance(place, str):  # a full disk, or a hub, changes no file of ours
                 raise _failed(name) from None
             return Version(files)
         self._log.info(f"LoRA adapter {version.request.lora_name} was loaded in {time.monotonic() - began:.1f} s")
         return version
 
-    async def _prepare(self, name: str, place: Path | str, files: tuple[File, ...]) -> Version:
+    async def _prepare(self, name: str, place: Path | str, files: tuple[File, ...], *, afresh: bool) -> Version:
         if isinstance(place, str):
             return Version((), self._request(name, place))
         if not files:
             raise ValueError(f"{place} has no {CONFIG} or no weights")
-        if self._copies.missing(files) > 0:
-            self._known.clear()  # what no request uses goes, and is copied again at its next use
-        if (missing := self._copies.missing(files)) > 0:
-            text = f"LoRA {name} could not be copied: the server's folder for temporary files lacks {(missing >> 20) + 1} MiB"
-            self._log.error(text)
-            raise UnavailableError(text)
-        copy = await self._copies.make(files)
+        copy = None if afresh else self._copies.known(files)
+        if copy is None:
+            self._require_room(name, files)
+            copy = await self._copies.make(files)
         return Version(files, self._request(f"{name}@{copy.digest[:DIGITS]}", str(copy.folder)), copy)
+
+    def _require_room(self, name: str, files: tuple[File, ...]) -> None:
+        """Let copies go, those made first before others, where that makes room for another one; those in use stay."""
+        missing = self._copies.missing(files)
+        if 0 < missing <= sum(version.copy.removable for version in self._known.values() if version.copy):
+            for other in [*self._known]:
+                if self._copies.missing(files) > 0:
+                    del self._known[other]
+            missing = self._copies.missing(files)
+        if missing <= 0:
+            return
+        text = f"LoRA {name} could not be copied: the server's folder for temporary files lacks {(missing >> 20) + 1} MiB"
+        if files != self._too_large:  # clients must not fill the log
+            self._too_large = files
+            self._log.error(text)
+        raise UnavailableError(text)
 
     def _request(self, version: str, path: str) -> Any:
         """Return vLLM's LoRARequest, with a number that is the same in all instances that share an engine."""

@@ -82,5 +82,7 @@ def _remove(path: Path) -> None:
     """Remove a file whose lock nobody holds."""
     with contextlib.suppress(OSError):
         held = locks.take(path)
-        path.unlink()
-        locks.free(held)
+        try:
+            path.unlink()
+        finally:
+            locks.free(held)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from triton_vllm import vllm_api
 from triton_vllm.base.calls import Calls
 from triton_vllm.base.errors import UnavailableError, UnsupportedError
+from triton_vllm.base.official import NO_LORA
 from triton_vllm.base.protocols import Told
 from triton_vllm.operator.request import OperatorRequest
 
@@ -110,7 +111,7 @@ class Operator:
 
     async def _load_lora(self, llm: EngineClient, name: str) -> dict[str, Any]:
         if self.store is None:
-            raise UnsupportedError("LoRA feature is not enabled.")
+            raise UnsupportedError(NO_LORA)
         if self.asleep:
             raise UnavailableError(ASLEEP)
         version = await self.store.acquire(llm, name, afresh=True)
