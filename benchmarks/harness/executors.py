@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 ARGUMENT = "distributed_executor_backend"
 # On a CPU vLLM takes `mp` where `uni` is asked for, by engine and server alike; the path of the class stays.
-SPELLINGS = {"uni": "vllm.v1.executor.uniproc_executor.UniProcExecutor", "mp": "mp", "ray": "ray"}
+SPELLINGS = {"uni": "vllm.v1.executor.uniproc_executor.UniProcExecutor", "mp": "mp"}
 CHOICES = (*SPELLINGS, "default")
 _SIZES = ("tensor_parallel_size", "pipeline_parallel_size")
 
@@ -26,17 +26,14 @@ def asked(choice: str, engine: Mapping[str, Any]) -> dict[str, Any]:
     return {ARGUMENT: SPELLINGS["mp" if several and choice == "uni" else choice]}
 
 
-def running(roles: Mapping[str, float], engine: Mapping[str, Any]) -> str:
+def running(roles: Mapping[str, float]) -> str:
     """Return which executor a started target has, by its processes: `uni` runs the worker inside EngineCore.
-
-    Ray's workers are processes of Ray; an engine that was told to use it is taken at its word.
 
     Args:
         roles: how many processes the target has of each role.
-        engine: the engine arguments.
     """
     if workers := roles.get("worker"):
         return f"mp ({workers:.0f} worker process{'es' if workers > 1 else ''})"
     if "engine_core" not in roles:
         return "unknown (no EngineCore found)"
-    return "ray (as asked)" if engine.get(ARGUMENT) == "ray" else "uni (worker inside EngineCore)"
+    return "uni (worker inside EngineCore)"

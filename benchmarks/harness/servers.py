@@ -96,7 +96,7 @@ class Server:
     def executor(self) -> str:
         """Which executor the started engine has, as its processes show."""
         roles = processes.by_role(self.running().pid, lambda _: 1)
-        return executors.running(roles, self.setting.arguments)
+        return executors.running(roles)
 
     def resident(self) -> dict[str, float]:
         """Resident bytes, by role."""
