@@ -25,10 +25,7 @@ def test_a_forecast_is_of_what_is_left_to_do(workspace: Workspace, planned: Buil
     assert whole.fetch == plan.lock.download_size
     assert whole.space == {str(workspace.cache.root): BUILD_SPACE["cpu"], "/tmp": EXTRACTED_SPACE["cpu"]}
     unserved = forecast(workspace, planned, plan)
-    assert (unserved.seconds or 0) < (whole.seconds or 0)
     assert "/tmp" not in unserved.space
-    source = replace(plan, stub=replace(plan.stub, prebuilt=None))
-    assert (forecast(workspace, planned, source).seconds or 0) > (unserved.seconds or 0)
     unpacked = forecast(workspace, replace(planned, layout=LAYOUTS["directory"], smoke=True), plan)
     assert unpacked.space[str(planned.repository)] == EXTRACTED_SPACE["cpu"]
     made = workspace.cache.path("prefixes", prefix_key(plan.lock, ()))
@@ -36,4 +33,3 @@ def test_a_forecast_is_of_what_is_left_to_do(workspace: Workspace, planned: Buil
     (made / ".complete").touch()
     cached = forecast(workspace, planned, plan)
     assert (cached.fetch, cached.space) == (0, {})
-    assert 0 < (cached.seconds or 0) < (unserved.seconds or 0)
