@@ -94,15 +94,7 @@ class Copies:
             shared = Path(self._until_closed.enter_context(own))
         self._folder = shared
         self._made: MutableMapping[str, Copy] = weakref.WeakValueDictionary()
-        self._digests: dict[tuple[File, ...], str] = {}
         self._numbers = itertools.count()
-
-    def known(self, files: tuple[File, ...]) -> Copy | None:
-        """Return the copy that this process has made of these files, if it is still there."""
-        digest = self._digests.get(files, "")
-        if self._is_shared and digest:
-            return Copy(self._folder / digest, digest, 0)
-        return self._made.get(digest)
 
     def missing(self, files: tuple[File, ...]) -> int:
         """Return how many bytes of space are missing for a new copy; 0 or less if there is room."""
@@ -118,9 +110,6 @@ class Copies:
         with tempfile.TemporaryDirectory(prefix="new-", dir=self._folder) as staging:
             new = Path(staging, "adapter")
             digest = await asyncio.to_thread(_copy, files, new)
-            self._digests = {files: digest} | {
-                seen: old for seen, old in self._digests.items() if self._is_shared or old in self._made
-            }
             return self._made.get(digest) or self._keep(new, digest, sum(file.size for file in files))
 
     def _keep(self, new: Path, digest: str, size: int) -> Copy:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from triton_vllm import vllm_api
 from triton_vllm.base.calls import Calls
-from triton_vllm.base.errors import DEAD, AdapterError, InvalidRequestError, UnavailableError
+from triton_vllm.base.errors import AdapterError, InvalidRequestError, UnavailableError
 from triton_vllm.lora.copies import CONFIG, look
 
 if TYPE_CHECKING:
@@ -64,7 +64,6 @@ class AdapterStore:
         self._log = log
         self._calls = Calls()
         self._lock = asyncio.Lock()  # one is loaded at a time, as in vLLM
-        self._llm: EngineClient | None = None
         self._looking = ThreadPoolExecutor(LOOKS, "lora-look")
         self._known: dict[str, Version] = {}  # in the order of their loads
         self._too_large: tuple[File, ...] = ()
@@ -82,16 +81,13 @@ class AdapterStore:
             InvalidRequestError: there is no such adapter.
             UnavailableError: it cannot be loaded.
         """
-        if llm is not self._llm:  # it was started again, and has no adapters
-            self._llm = llm
-            self._known.clear()
         place = self._adapters.find(name)
         files = await self._look(name, place)
         if afresh or not self._is_known(name, files):
             async with self._lock:
                 files = await self._look(name, place)  # another request may have loaded it, or its files have changed
                 if afresh or not self._is_known(name, files):
-                    self._known[name] = await self._load(llm, name, place, files, afresh=afresh)
+                    self._known[name] = await self._load(llm, name, place, files)
         version = self._known[name]
         if version.request is None:
             raise _failed(name)
@@ -119,13 +115,11 @@ class AdapterStore:
             raise InvalidRequestError(f"LoRA {name} is not supported")
         return files
 
-    async def _load(self, llm: EngineClient, name: str, place: Path | str, files: tuple[File, ...], *, afresh: bool) -> Version:
+    async def _load(self, llm: EngineClient, name: str, place: Path | str, files: tuple[File, ...]) -> Version:
         """Return an adapter, loaded; without a request if vLLM cannot load it, which is not tried again with these files."""
         began = time.monotonic()
         try:
-            version = await self._prepare(name, place, files, afresh=afresh)
-            if llm is not self._llm:
-                raise UnavailableError(DEAD)  # noqa: TRY301 - as what else is not the adapter's fault
+            version = await self._prepare(name, place, files)
             await self._calls.answer(llm.add_lora(version.request))
         except AdapterError:
             raise
@@ -139,15 +133,13 @@ class AdapterStore:
         self._log.info(f"LoRA adapter {version.request.lora_name} was loaded in {time.monotonic() - began:.1f} s")
         return version
 
-    async def _prepare(self, name: str, place: Path | str, files: tuple[File, ...], *, afresh: bool) -> Version:
+    async def _prepare(self, name: str, place: Path | str, files: tuple[File, ...]) -> Version:
         if isinstance(place, str):
             return Version((), self._request(name, place))
         if not files:
             raise ValueError(f"{place} has no {CONFIG} or no weights")
-        copy = None if afresh else self._copies.known(files)
-        if copy is None:
-            self._require_room(name, files)
-            copy = await self._copies.make(files)
+        self._require_room(name, files)
+        copy = await self._copies.make(files)
         return Version(files, self._request(f"{name}@{copy.digest[:DIGITS]}", str(copy.folder)), copy)
 
     def _require_room(self, name: str, files: tuple[File, ...]) -> None:
