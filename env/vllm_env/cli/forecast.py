@@ -36,7 +36,7 @@ def forecast(workspace: Workspace, request: BuildRequest, plan: Plan) -> Forecas
         space[str(request.repository)] = copied
     if lock is None:
         return Forecast(None, 0, space)
-    unsized = sum(1 for wheel in lock.wheels if not wheel.size)
+    unsized = sum(not wheel.size for wheel in lock.wheels)
     return Forecast(lock.download_size, unsized, space)
 
 

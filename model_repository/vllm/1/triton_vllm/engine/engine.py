@@ -51,7 +51,6 @@ USUAL_PACE = Pace()
 _SHOWN = 20
 """Stuck requests in a line of the log; with a hung engine all are."""
 UNLOADED = "the model was unloaded before the request had finished"
-_DIED = Loss("has died")
 
 
 class Engine:
@@ -165,7 +164,7 @@ class Engine:
         """Return why the engine is to be given up, None if it is not."""
         if self._hung:
             return Loss(f"does not answer for {self._silence:.0f} s")
-        return self._source.loss() or (_DIED if vllm_api.is_dead(self._llm) else None)
+        return self._source.loss() or (Loss("has died") if vllm_api.is_dead(self._llm) else None)
 
     def _bury(self, loss: Loss) -> None:
         self.runner.lose()

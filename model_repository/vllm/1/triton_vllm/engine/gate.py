@@ -58,5 +58,4 @@ class Gate:
             return
         if inputs == 1:
             raise UnavailableError(f"{self._most} requests are in flight, and no more are taken: try again later")
-        text = f"with {inputs} inputs more than {self._most} requests would be in flight: try again later"
-        raise UnavailableError(text)
+        raise UnavailableError(f"with {inputs} inputs more than {self._most} requests would be in flight: try again later")

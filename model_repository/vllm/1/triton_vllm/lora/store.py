@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from triton_vllm.lora.config import Adapters
     from triton_vllm.lora.copies import Copies, Copy, File
 
-LOOKS = 2
-"""Threads that look at folders. A file system that hangs keeps them, and no other thread."""
 DIGITS = 16
 """Of the digest, in vLLM's name for an adapter; `vllm:lora_requests_info` shows it."""
 
@@ -64,7 +62,7 @@ class AdapterStore:
         self._log = log
         self._calls = Calls()
         self._lock = asyncio.Lock()  # one is loaded at a time, as in vLLM
-        self._looking = ThreadPoolExecutor(LOOKS, "lora-look")
+        self._looking = ThreadPoolExecutor(2, "lora-look")  # a file system that hangs keeps these threads, and no others
         self._known: dict[str, Version] = {}  # in the order of their loads
         self._too_large: tuple[File, ...] = ()
         self._numbers: dict[int, str] = {}
