@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from support import containers
+from support import containers, pages
 from support.patience import wait_for
 from support.repositories import BUILD_SECONDS, CHECKOUT
 from vllm_env.base.network import Network, read_pip_config
@@ -30,9 +30,6 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(3 * BUILD_S
 
 _READY_SECONDS = 600
 _OTHER = "12345:12345"  # a user whom neither this machine nor the image knows
-_BUILD = r"-w /work nvcr\S+ \./gen_vllm_env\.sh$"
-_SERVE = r"tritonserver --model-store="
-_CACHED = r"VLLM_ENV_CACHE=/cache.*\./gen_vllm_env\.sh$"
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +87,7 @@ def built(folder: Path, torch_index: str) -> Built:
     """README's first line in a fresh clone; the network is the host's because the index is on its 127.0.0.1."""
     clone = _clone(folder / "clone")
     variables = ["--env", torch_index, "--env", "HF_ENDPOINT=http://127.0.0.1:9"]  # no model hub: the stand-in is served next
-    done = containers.run_line(_line(_BUILD, clone, folder, "--network", "host", *variables))
+    done = containers.run_line(_line(pages.BUILD, clone, folder, "--network", "host", *variables))
     return Built(clone, done)
 
 
@@ -104,7 +101,7 @@ def test_the_first_line_builds_serves_and_asks(built: Built) -> None:
 def test_the_second_line_serves_as_another_user(built: Built, folder: Path) -> None:
     """A user without a home, from a repository that cannot be written; the client asks from outside the container."""
     ports = containers.host_ports()
-    line = containers.as_podman(containers.readme_line(_SERVE), {"PWD": str(built.clone)}, ports=ports)
+    line = containers.as_podman(containers.readme_line(pages.SERVE), {"PWD": str(built.clone)}, ports=ports)
     line[line.index(f"{built.clone}/model_repository:/models")] += ":ro"
     log = folder / "server.log"
     with containers.running(["--user", _OTHER, "--env", "HOME=/", *line], log) as server:
@@ -132,7 +129,7 @@ def test_with_a_mounted_cache_the_second_build_takes_nothing_from_the_network(fo
     """It has no network at all, and reuses the tools and the prefix of a container that is gone."""
     cache = folder / "home/.cache/vllm_env"
     cache.mkdir(parents=True)
-    line = _line(_CACHED, _clone(folder / "cached"), folder / "home")
+    line = _line(pages.BUILD_WITH_CACHE, _clone(folder / "cached"), folder / "home")
     first = containers.run_line(["--network", "host", "--env", torch_index, *line])
     assert first.returncode == 0, first.stderr
     made = _made(cache)
@@ -157,7 +154,7 @@ def test_another_user_builds_in_a_checkout_of_its_own(folder: Path, torch_index:
     given = containers.run_in(containers.image(), "chown", "-R", _OTHER, "/work", options=("--volume", f"{clone}:/work"))
     assert given.returncode == 0, given.stderr
     options = ["--network", "host", "--user", _OTHER, "--env", "HOME=/", "--env", torch_index]
-    done = containers.run_line([*_line(_BUILD, clone, folder, *options), "--no-smoke-run"])
+    done = containers.run_line([*_line(pages.BUILD, clone, folder, *options), "--no-smoke-run"])
     assert done.returncode == 0, done.stderr
     assert "Permission" not in done.stderr
     assert "vLLM 0." in done.stdout
@@ -170,11 +167,11 @@ def test_a_wheelhouse_is_enough_without_network(folder: Path, torch_index: str) 
     house, filler, fresh = folder / "house", _clone(folder / "filler"), _clone(folder / "fresh")
     house.mkdir()
     at = ("--volume", f"{house}:/house", "--workdir", "/work")
-    fill = shlex.split(containers.readme_line(r"sh wheelhouse DIR ").replace("DIR", "/house"), comments=True)
+    fill = shlex.split(containers.readme_line(pages.FILL).replace("DIR", "/house"), comments=True)
     options = ("--env", torch_index, "--volume", f"{filler}:/work", *at)
     filled = containers.run_in(containers.image(), *fill, options=options)
     assert filled.returncode == 0, filled.stderr
-    build = shlex.split(containers.readme_line(r"--offline --wheelhouse DIR ").replace("DIR", "/house"), comments=True)
+    build = shlex.split(containers.readme_line(pages.BUILD_OFFLINE).replace("DIR", "/house"), comments=True)
     done = containers.run_in(containers.image(), *build, options=("--volume", f"{fresh}:/work", *at), network="none")
     assert done.returncode == 0, done.stderr
     assert "PASS: vLLM example" in done.stdout.splitlines()

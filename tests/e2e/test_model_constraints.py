@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.e2e
 PROMPT, WORDS = FACTS[2]
-README = Path(__file__).parents[2] / "README.md"
+PARAMETERS = Path(__file__).parents[2] / "docs" / "parameters.md"
 GOOD = prompt(PROMPT, {"temperature": 0, "max_tokens": 64}, exclude_input_in_output=True)
 # all within the limits of size; vLLM 0.32 took from four seconds of a processor to more than a minute for each
 COSTLY: dict[str, dict[str, Any]] = {
@@ -46,8 +46,9 @@ def constrained(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_the_process_that_tries_constraints_is_as_large_as_documented(structured: TritonServer, parts: Parts) -> None:
-    """README has a figure for each kind of build: an operator counts it for each instance."""
-    row = next(line for line in README.read_text("utf-8").splitlines() if line.startswith("| `MAX_CONSTRAINT_SECONDS` |"))
+    """docs/parameters.md has a figure for each kind of build: an operator counts it for each instance."""
+    rows = PARAMETERS.read_text("utf-8").splitlines()
+    row = next(line for line in rows if line.startswith("| `MAX_CONSTRAINT_SECONDS` |"))
     ((on_cpu, on_cuda),) = re.findall(r"takes (\d+) MB \(CPU build\) or (\d+) MB \(CUDA build\)", row)
     documented = on_cuda if is_cuda(parts.environment) else on_cpu
     (worker,) = [one for one in structured.members() if any(part.endswith("trial_process.py") for part in one.cmdline())]

@@ -2,11 +2,52 @@
 
 from __future__ import annotations
 
+import re
 import shlex
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+BUILD = r"-w /work nvcr\S+ \./gen_vllm_env\.sh$"
+SERVE = r"tritonserver --model-store=/models"
+BUILD_WITH_CACHE = r"VLLM_ENV_CACHE=/cache.*\./gen_vllm_env\.sh$"
+FILL = r"sh wheelhouse DIR "
+BUILD_OFFLINE = r"--offline --wheelhouse DIR "
+IN_CONTAINERS = (BUILD, SERVE, BUILD_WITH_CACHE, FILL, BUILD_OFFLINE)
+"""Patterns of README's lines that tests/e2e/test_container.py runs; each has one."""
+TYPED = {
+    "git clone <URL of this repository> vllm-env && cd vllm-env": "test_container.py",
+    "./gen_vllm_env.sh": "test_published.py",
+    ".triton/bin/tritonserver --model-store=model_repository": "test_published.py",
+    "python3 client/client.py --iterations 10": "test_published.py",
+    "python3 client/client.py --iterations 10 --streaming-mode": "test_client.py",
+}
+"""README's other commands, and the test in tests/e2e that types the same for folders and ports of its own."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block of code on a page: its language, its text and, if no test runs it, the reason that the page gives."""
+
+    language: str
+    text: str
+    reason: str
+
+    @property
+    def commands(self) -> list[str]:
+        """The commands, each on one line, without comments."""
+        lines = self.text.replace("\\\n", " ").splitlines()
+        return [" ".join(line.split()) for line in lines if not line.startswith("#")]
+
+
+def blocks_in(page: Path) -> list[Block]:
+    """Return the blocks of code of a page; a comment `not run` directly before one has the reason."""
+    found = re.findall(
+        r"^(?:<!-- not run: ([^\n]+) -->\n)?```(\w*)\n(.*?)^```$", page.read_text("utf-8"), re.MULTILINE | re.DOTALL
+    )
+    return [Block(language, text, reason) for reason, language, text in found]
 
 
 def requests_in(page: Path) -> list[tuple[str, str]]:

@@ -4,22 +4,41 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import subprocess
 from dataclasses import fields
 from pathlib import Path
 from statistics import median
-from typing import Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
+import pytest
+
+from support.pages import IN_CONTAINERS, TYPED, blocks_in
 from triton_vllm.base.dialect import Dialect
 from triton_vllm.base.limits import Limits
 from triton_vllm.base.official import NAME
 from triton_vllm.startup.settings import Settings
 from vllm_env.cli.commands import COMMANDS
+from vllm_env.cli.main import _next_commands
 from vllm_env.cli.parser import build_parser
+from vllm_env.lock.pylock import read_pylock
+from vllm_env.plan import BuildRequest
+from vllm_env.prefix.prefix import BUILD_SPACE, EXTRACTED_SPACE
 from vllm_env.prefix.prune import RULES
+from vllm_env.serve.standin import FACTS
+from vllm_env.triton.root import TritonRoot, rules_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-# first words of a row of the README's tables -> the report with its figures, in benchmarks/results
+PAGES = (
+    *("README.md", "docs/README.md", "docs/command_line.md", "docs/first_start.md", "docs/how_it_works.md", "docs/parameters.md"),
+    *("docs/serving.md", "docs/several_machines.md", "docs/troubleshooting.md"),
+)
+"""Each block of code of these is run by a test, or the page says why not."""
+# first words of a row of the tables in docs/speed.md -> the report with its figures, in benchmarks/results
 SERVING = {
     "H200, Llama-7B": "serving_h200_llama-7b",
     "H200, OPT-125M": "serving_h200_opt-125m",
@@ -77,7 +96,7 @@ def cells_of(report: str) -> dict[tuple[int, ...], list[dict[str, Any]]]:
 
 
 def speed_cells(report: str, in_flight: int) -> list[str]:
-    """Return a row of the README's table: medians over rounds with the least and the most, and the gaps of streams."""
+    """Return a row of the table: medians over rounds with the least and the most, and the gaps of streams."""
     found = {load[-1]: rounds for load, rounds in cells_of(report).items() if load[0] == in_flight}
     speeds = [ratios(found[stream], to) for to in ("openai", "engine") for stream in (True, False)]
     gaps = [1000 * median(of_rounds(found[True], target, "itl_p99").values()) for target in ("triton", "openai")]
@@ -91,8 +110,8 @@ def ready_seconds(report: str, case: str, *, first: bool) -> str:
 
 
 def test_the_options_table_is_that_of_help():
-    """Every option of the parser stands in the README with its argument and its help text, and no other does."""
-    table = (ROOT / "README.md").read_text("utf-8").split("<!-- options")[1].split("<!-- end of options")[0]
+    """Every option of the parser is in docs/command_line.md with its argument and its help text, and no other is."""
+    table = (ROOT / "docs/command_line.md").read_text("utf-8").split("<!-- options")[1].split("<!-- end of options")[0]
     documented = dict(re.findall(r"^\| `(--.+?)` \| (.+) \|$", table, re.MULTILINE))
     declared = {}
     for action in build_parser()._actions:
@@ -111,11 +130,12 @@ def test_the_pinned_versions_of_the_readme_are_those_of_the_spec():
     shown = re.search(r"--vllm (\d+\.\d+\.\d+)", readme)
     assert shown
     assert f'vllm = "{shown[1]}"' in spec
+    assert f"built, vLLM {shown[1]} for Triton" in readme
 
 
 def test_the_parameters_table_is_that_of_the_adapter():
-    """Every parameter that the adapter reads from config.pbtxt stands in the README with its default, and no other."""
-    table = (ROOT / "README.md").read_text("utf-8").split("<!-- parameters")[1].split("<!-- end of parameters")[0]
+    """Every parameter that the adapter reads from config.pbtxt is in docs/parameters.md with its default, and no other."""
+    table = (ROOT / "docs/parameters.md").read_text("utf-8").split("<!-- parameters")[1].split("<!-- end of parameters")[0]
     documented = dict(re.findall(r"^\| `(\w+)` \| .*? \| (?:`(.*)`)? ?\|$", table, re.MULTILINE))
     source = (ROOT / "model_repository/vllm/1/triton_vllm/startup/settings.py").read_text("utf-8")
     read = dict(re.findall(r'value\("(\w+)", \w+, Settings\.(\w+)\)', source))
@@ -134,42 +154,42 @@ def _as_parameter(value: Any) -> str:
 
 
 def test_the_rules_table_is_that_of_the_program():
-    """Every rule by which something is left out stands in the README with its profiles and its reason, and no other."""
-    table = (ROOT / "README.md").read_text("utf-8").split("<!-- rules")[1].split("<!-- end of rules")[0]
+    """Every rule by which something is left out is in docs/command_line.md with its profiles and its reason, and no other."""
+    table = (ROOT / "docs/command_line.md").read_text("utf-8").split("<!-- rules")[1].split("<!-- end of rules")[0]
     documented = re.findall(r"^\| `(.+?)` \| (.+?) \| (.+) \|$", table, re.MULTILINE)
     assert documented == [(rule.name, ", ".join(rule.profiles), rule.reason) for rule in RULES]
 
 
 def test_every_subcommand_is_named():
-    """The README names each subcommand."""
-    readme = (ROOT / "README.md").read_text("utf-8")
-    section = readme.split("Subcommands:")[1].split("Exit codes")[0]
+    """docs/command_line.md names each subcommand."""
+    page = (ROOT / "docs/command_line.md").read_text("utf-8")
+    section = page.split("\n## Subcommands\n")[1].split("\n## ")[0]
     assert all(re.search(rf"`(\./gen_vllm_env\.sh )?{name}[ `]", section) for name in COMMANDS), COMMANDS
 
 
 def test_the_speed_table_is_that_of_the_benchmarks():
-    """Every ratio and gap in the README is that of the newest report, and every load of the report is in the README."""
+    """Every ratio and gap in docs/speed.md is that of the report, and every load of the report is there."""
     expected = {}
     for label, report in SERVING.items():
         for in_flight in {load[0] for load in cells_of(report)}:
             expected[f"{label}, {in_flight}"] = speed_cells(report, in_flight)
-    assert rows_of("README.md", "speed", 5) == expected
+    assert rows_of("docs/speed.md", "speed", 5) == expected
 
 
 def test_the_table_of_starts_is_that_of_the_benchmarks():
-    """Every launch to ready in the README is that of the newest report."""
-    assert rows_of("README.md", "speed", 2) == {
+    """Every launch to ready in docs/speed.md is that of the report."""
+    assert rows_of("docs/speed.md", "speed", 2) == {
         label: [ready_seconds(report, case, first=first) for first in (True, False)] for label, (report, case) in STARTS.items()
     }
 
 
-def test_the_readme_says_that_executors_differ_for_as_long_as_they_do():
-    """A worker of its own in vLLM's server and none in ours: the lead is not the model's, and the README must say so."""
+def test_the_page_says_that_executors_differ_for_as_long_as_they_do():
+    """A worker of its own in vLLM's server and none in ours: the lead is not the model's, and the page must say so."""
     used = {entry["target"]: entry["cpu_s"] for entry in measured("serving")["rounds"]}
     assert ("worker" in used["openai"], "worker" in used["triton"]) == (True, False), (
-        "now equal: README's words are no longer true"
+        "now equal: the words of docs/speed.md are no longer true"
     )
-    words = (ROOT / "README.md").read_text("utf-8").split("<!-- speed")[0].split("## How fast")[1]
+    words = (ROOT / "docs/speed.md").read_text("utf-8").split("<!-- speed")[0].split("## Each with its own executor")[1]
     assert "On two CPU cores the lead comes from the executor" in words
 
 
@@ -177,7 +197,7 @@ def test_tokens_of_a_response_are_those_of_the_benchmark():
     """With 32 streams on two cores."""
     (rounds,) = (rounds for load, rounds in cells_of("serving").items() if load[0] == 32 and load[-1])
     pieces = median(of_rounds(rounds, "triton", "pieces_per_answer").values())
-    said = re.search(r"with 32 in flight, (\d+) tokens", (ROOT / "README.md").read_text("utf-8"))
+    said = re.search(r"with 32 in flight, (\d+) tokens", (ROOT / "docs/speed.md").read_text("utf-8"))
     assert said
     assert float(said[1]) == round(rounds[0]["cell"]["answer_tokens"] / pieces)
 
@@ -214,8 +234,8 @@ def shown(values: list[float], digits: int, factor: float = 1.0) -> str:
     return f"{middle} ({least}-{most})"
 
 
-def test_the_table_of_the_newest_vllm_on_h200s():
-    """Every closed loop of its runs, and no other."""
+def h200_rows() -> dict[str, list[str]]:
+    """Return the rows of all closed loops of the runs on H200s."""
     expected = {}
     for label, report in H200.items():
         for load, rounds in cells_of(report).items():
@@ -229,8 +249,24 @@ def test_the_table_of_the_newest_vllm_on_h200s():
                 shown(gap["openai"], 1, 1000) if theirs else "-",
                 f"{pieces:.1f}",
             ]
-    assert rows_of("docs/speed.md", "h200", 5) == expected
-    assert len(expected) == 6
+    return expected
+
+
+def test_the_table_of_the_newest_vllm_on_h200s():
+    """Every closed loop of its runs, and no other."""
+    assert rows_of("docs/speed.md", "h200", 5) == h200_rows()
+    assert len(h200_rows()) == 6
+
+
+def test_the_readme_has_every_load_of_the_model_that_both_served():
+    """All rows of docs/speed.md with a figure of vLLM's server, and at most four."""
+    expected = {
+        load: [over_server, over_engine, gap, server_gap]
+        for load, (over_engine, over_server, gap, server_gap, _) in h200_rows().items()
+        if over_server != "-"
+    }
+    assert rows_of("README.md", "h200", 4) == expected
+    assert len(expected) <= 4
 
 
 def test_the_table_of_the_open_loop():
@@ -291,10 +327,92 @@ def is_there(page: Path, target: str) -> bool:
 
 
 def test_nothing_that_a_build_leaves_is_for_git():
-    """Each file and folder of README's table; an ignored file is not added by accident."""
-    section = (ROOT / "README.md").read_text("utf-8").split("## What a build leaves")[1].split("They are placed")[0]
+    """Each file and folder of the table in docs/command_line.md; an ignored file is not added by accident."""
+    section = (ROOT / "docs/command_line.md").read_text("utf-8").split("\n## What a build leaves\n")[1].split("\n## ")[0]
     names = re.findall(r"^\| `([\w.]+/?)` \|", section, re.MULTILINE)
     assert len(names) > 5
     for name in [*names, "vllm_env/", "vllm_engine_args.json"]:
         path = f"model_repository/vllm/{name}"
         assert subprocess.run(["git", "check-ignore", "--quiet", "--no-index", path], cwd=ROOT, check=False).returncode == 0, name
+
+
+def test_the_readme_is_short():
+    """What does not fit is for a page of docs."""
+    readme = (ROOT / "README.md").read_text("utf-8")
+    assert len(readme.splitlines()) <= 130
+    assert len(readme.split()) <= 1600
+
+
+def test_each_page_is_in_the_index():
+    """docs/README.md leads to all the others."""
+    index = set(re.findall(r"\]\((\w+\.md)\)", (ROOT / "docs/README.md").read_text("utf-8")))
+    assert index == {page.name for page in (ROOT / "docs").glob("*.md")} - {"README.md"}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_each_block_is_run_or_says_why_not(page):
+    """A command of README that no test runs has to get one, or a reason."""
+    blocks = [block for block in blocks_in(ROOT / page) if not block.reason]
+    assert {block.language for block in blocks} <= {"sh"}
+    assert [command for block in blocks for command in block.commands if not (page == "README.md" and is_run(command))] == []
+
+
+def is_run(command: str) -> bool:
+    """Return whether a test runs a command of README; `support.pages.requests_in` takes each of its `curl` lines."""
+    return command.startswith("curl ") or command in TYPED or any(re.search(line, command) for line in IN_CONTAINERS)
+
+
+def test_what_is_run_is_in_the_readme():
+    """Each command that a test is said to type is there, and so is the test."""
+    commands = [command for block in blocks_in(ROOT / "README.md") for command in block.commands]
+    assert set(TYPED) <= set(commands)
+    assert all((ROOT / "tests/e2e" / test).is_file() for test in TYPED.values())
+    assert all(any(re.search(line, command) for command in commands) for line in IN_CONTAINERS)
+
+
+def test_the_readme_types_what_a_build_names_next(monkeypatch):
+    """The commands after "Next:", which test_published.py runs."""
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr("vllm_env.cli.main.TOOLS", ROOT / ".tools/venv/bin")
+    built = SimpleNamespace(triton=TritonRoot(ROOT / ".triton", "24.10", rules_of("24.10")))
+    request = BuildRequest(repository=ROOT / "model_repository")
+    assert {shlex.join(command) for command in _next_commands(built, request)} <= set(TYPED)
+
+
+def test_the_readme_shows_real_answers():
+    """Those that the stand-in was taught, which the end-to-end tests receive."""
+    readme = (ROOT / "README.md").read_text("utf-8")
+    assert re.findall(r"^# ('.+' -> '.+')$", readme, re.MULTILINE) == [f"{prompt!r} -> {answer!r}" for prompt, answer in FACTS]
+    assert re.findall(r'"text_output":"(.+)"', readme) == ["".join(FACTS[2])]
+
+
+def test_the_price_is_that_of_locks_and_reports():
+    """Bytes by the locks, space as the build asks for it, and the starts of the report."""
+    table = (ROOT / "README.md").read_text("utf-8").split("\n## Price\n")[1].split("\n\n")[0]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
+    cost = {name: [cpu, cuda] for name, cpu, cuda in rows}
+    profiles = ("cpu", "cuda")
+    locks = [read_pylock(ROOT / f"env/pylock.vllm_env-{profile}.toml") for profile in profiles]
+    assert cost["wheels to download"] == [f"{sum(wheel.size for wheel in lock.wheels) / 1e6:,.0f} MB" for lock in locks]
+    space = [f"{BUILD_SPACE[profile] / 1e9:g} GB; {EXTRACTED_SPACE[profile] / 1e9:g} GB" for profile in profiles]
+    assert cost["free disk for the build; in the server's `/tmp` (one archive)"] == space
+    starts = [ready_seconds("cold_start", "archive", first=first) for first in (True, False)]
+    assert cost["launch to ready, first and later starts"][0].startswith(f"{' and '.join(starts)} on two cores")
+
+
+def test_messages_that_are_explained_exist():
+    """The pieces of each message in docs/troubleshooting.md are in the sources; Triton's own are in tests."""
+    sources = "\n".join(read_sources())
+    page = (ROOT / "docs/troubleshooting.md").read_text("utf-8")
+    cells = re.findall(r"^\| (.+?) \| ", page, re.MULTILINE)
+    messages = [message for cell in cells for message in re.findall(r"`(.+?)`", cell)]
+    assert len(messages) > 50
+    assert [message for message in messages if any(piece not in sources for piece in message.split("…"))] == []
+
+
+def read_sources() -> Iterator[str]:
+    """Yield the product's sources and one test's, with strings that go over several lines joined."""
+    folders = ("env/vllm_env", "model_repository/vllm/1", "client")
+    files = [file for folder in folders for file in (ROOT / folder).rglob("*.py")]
+    for file in (*files, ROOT / "gen_vllm_env.sh", ROOT / "tests/e2e/test_model_chat.py"):
+        yield re.sub(r'"\s*\n\s*f?"', "", file.read_text("utf-8"))

@@ -241,11 +241,11 @@ def test_an_adapter_is_loaded_ahead(started):
 
 
 def test_the_documentation_has_what_there_is():
-    """Every operation and every field, in the tables of docs/requests.md and of the README's parameters."""
+    """Every operation and every field, in the tables of docs/requests.md and docs/parameters.md."""
     root = Path(__file__).parents[4]
-    page, readme = ((root / name).read_text("utf-8") for name in ("docs/requests.md", "README.md"))
+    page, parameters = ((root / "docs" / name).read_text("utf-8") for name in ("requests.md", "parameters.md"))
     rows = {name for row in re.findall(r"^\| (`[^|]+?) \|", page, re.MULTILINE) for name in re.findall(r"`(\w+)`", row)}
     assert {*OPERATIONS, *ENGINE_FIELDS} <= rows
     for parameter, known in (("OPERATOR_REQUESTS", OPERATIONS), ("ALLOWED_REQUEST_FIELDS", ENGINE_FIELDS)):
-        row = next(line for line in readme.splitlines() if line.startswith(f"| `{parameter}` |"))
+        row = next(line for line in parameters.splitlines() if line.startswith(f"| `{parameter}` |"))
         assert all(f"`{name}`" in row for name in known)

@@ -361,7 +361,7 @@ def test_each_limit_has_its_requests():
 
 @pytest.mark.parametrize(("name", "given"), [(name, one) for name, several in ABOVE_ONE.items() for one in several])
 def test_what_is_above_a_limit_is_told_the_limit_and_zero_is_none(let, name, given):
-    """README says so of all; the other limits are off."""
+    """docs/parameters.md says so of all; the other limits are off."""
     asked = {"in_flight": 1, "multimodal": True, "tasks": ("generate", "embed", "classify"), "scores": "classify"}
     _, sent, _ = let(Request(given), limits=replace(NO_LIMITS, **{name: 1}), **asked)
     told = "100" if name == "max_characters_per_token" else "1"  # times the model's 100 tokens
