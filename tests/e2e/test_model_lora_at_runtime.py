@@ -154,7 +154,7 @@ def test_a_broken_adapter_hurts_nobody(llama_server: TritonServer, made_models: 
 def test_an_engine_that_comes_back_finds_its_adapters(
     llama_server: TritonServer, made_models: MadeModels, lora_directory: Path
 ) -> None:
-    """The new one has none; they are loaded at their next use."""
+    """The new one has none; vLLM reads their copies with the next request that names them."""
     place(made_models.adapters[1], lora_directory / "sql")
     before = text(llama_server, "sql")
     below = psutil.Process(llama_server.pid).children(recursive=True)
@@ -162,7 +162,5 @@ def test_an_engine_that_comes_back_finds_its_adapters(
     back = log(llama_server).count("the engine is back")
     engine.kill()
     wait_for(lambda: log(llama_server).count("the engine is back") > back)
-    told = log(llama_server).count("LoRA adapter sql@")
     assert text(llama_server, "sql") == before
-    wait_for(lambda: log(llama_server).count("LoRA adapter sql@") > told)
     shutil.rmtree(lora_directory / "sql")
