@@ -1,3 +1,3 @@
-"""Turns "this vLLM, at exactly this version or commit" into a Triton model repository (see DESIGN in the README)."""
+"""Build a Triton model repository for one exact version or commit of vLLM (see DESIGN in the README)."""
 
 __version__ = "0.1.0"
