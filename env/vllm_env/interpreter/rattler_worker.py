@@ -1,9 +1,10 @@
-"""Runs one py-rattler job and ends: ``python -m vllm_env.interpreter.rattler_worker JOB``.
+"""Run one py-rattler job and exit: ``python -m vllm_env.interpreter.rattler_worker JOB``.
 
-The job is JSON, and so is the answer, which is the last line on stdout.
+The job is JSON. The answer is JSON, too, on the last line of stdout.
 
-A process of its own, because rattler's runtime threads outlive asyncio.run() and abort an interpreter that shuts down
-under them ("PyGILState_Release: thread state must be current", py-rattler 0.28), and because a signal must end it.
+This is a process of its own, because a signal must end it, and because of the threads of rattler's runtime. They outlive
+asyncio.run() and abort an interpreter that shuts down meanwhile ("PyGILState_Release: thread state must be current",
+py-rattler 0.28).
 """
 
 import asyncio
@@ -64,7 +65,7 @@ _JOBS = {"index": lambda job: index_fs(Path(job["channel"])), "solve": _solve, "
 
 
 def main() -> None:
-    """Run the job and leave without unwinding rattler's threads."""
+    """Run the job and exit without waiting for rattler's threads."""
     job = json.loads(sys.argv[1])
     status = 0
     try:
