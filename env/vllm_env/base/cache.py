@@ -150,7 +150,7 @@ class Cache:
         """Return the entries, the least recently used first."""
         found = []
         for path in (p for kind in _KINDS for p in self.root.glob(kind)):
-            # The description of an archive (.json) has its archive or the archive's parts next to it: one entry.
+            # An archive's description (.json), the archive and its parts, if it has any, are one entry.
             paths = (path, *(path.with_suffix(s) for s in (".tar.gz", ".parts"))) if path.suffix == ".json" else (path,)
             found.append(Entry(paths, path.stat().st_mtime, sum(tree_size(p) for p in paths)))
         return sorted(found, key=lambda entry: entry.used)

@@ -15,7 +15,7 @@ from elftools.elf.gnuversions import GNUVerNeedSection
 # The class (64 bits), the byte order (little-endian) and the machine field of the ELF header (System V gABI 4.1). The machine
 # is compared because code for GPUs is in ELF files, too. Everything is built for x86-64 (interpreter/find.py refuses others).
 _IDENT, _X86_64 = b"\x7fELF\x02\x01", (62).to_bytes(2, "little")
-# Nine tenths of an environment's files have these endings, and no ELF file does. Opening all 50,000 would take longest.
+# Nine tenths of an environment's files have these endings, and no ELF file does. Opening these 50,000 takes longer than all else.
 _NEVER_ELF = (".py", ".pyc", ".pyi", ".h", ".hpp", ".cuh", ".hxx", ".json", ".txt", ".md", ".cu", ".pxd", ".pyx")
 _DAMAGED = (ELFError, OSError, ValueError, KeyError, AttributeError)  # pyelftools raises these for a damaged file
 _LIBPYTHON = re.compile(r"libpython(3\.\d+)")

@@ -113,7 +113,7 @@ class Network:
     Attributes:
         pip: pip's configuration.
         offline: whether nothing may be fetched from a network.
-        wheelhouse: a folder of wheels that replaces pip's sources for uv.
+        wheelhouse: a folder filled by ``wheelhouse``; uv then takes wheels from it only.
         torch_index: a mirror that replaces the PyTorch project's index (VLLM_ENV_TORCH_INDEX).
         program_caches: folder for the caches of uv and pip; None leaves their caches where they are.
     """
@@ -154,8 +154,8 @@ class Network:
                 raise
             try:
                 return _run([*command, *own], what, **options)
-            # Show the first error: it is about the sources that the user configured.
             except CommandError:
+                # Show the first error: it is about the sources that the user configured.
                 raise error from None
 
     def pip_command(self, arguments: Sequence[object], what: str, *, torch_backend: str = "", **options: Any) -> str:

@@ -84,7 +84,7 @@ def choose_layer(workspace: Workspace, python: str, recorded: CondaLayer | None 
         return known
     asked = not known and workspace.network.answers(remote_url())
     layer = (_remote_layer(workspace, python) if asked else None) or local_layer(workspace, python)
-    if not workspace.network.offline:  # without a network, this was not a choice
+    if not workspace.network.offline:  # offline, there was no choice to remember
         write_whole(memory, json.dumps(dataclasses.asdict(layer)))
     return layer
 

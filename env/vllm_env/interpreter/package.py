@@ -41,11 +41,12 @@ print(json.dumps({
     "sysconfig's purelib": sysconfig.get_path("purelib"), "sysconfig's platlib": sysconfig.get_path("platlib"),
 }))
 """
-# These libraries are part of the C library or of the compiler's run time, and every machine has them.
+# Not copied: parts of the C library and of the compiler's run time. The modules that need libnsl and libcrypt may fail
+# (TOLERATED in prefix/needed_libraries.py).
 _SYSTEM_LIBRARIES = re.compile(
     r"(ld-linux|libc|libm|libdl|libpthread|librt|libutil|libresolv|libnsl|libcrypt|libgcc_s|libstdc\+\+)[-.]"
 )
-# Left out of the standard library: bytecode, tests, Tk and its programs, and pip's installer. No server needs them.
+# Left out of the standard library: bytecode, packages, tests, Tk, lib2to3 and pip's installer. No server needs them.
 _LEFT_OUT = (
     "__pycache__", "site-packages", "dist-packages", "test", "tests", "idlelib", "idle_test", "turtledemo", "tkinter",
     "ensurepip", "lib2to3", "config-*", "_tkinter*", "_test*", "_xxtestfuzz*", "xxlimited*", "EXTERNALLY-MANAGED",

@@ -62,7 +62,7 @@ def install_runtime(prefix: Path, identity: str) -> None:
     (packages / "_vllm_env_variables.txt").write_text(f"TORCHINDUCTOR_CACHE_DIR={kernels}\n", "utf-8")
 
 
-# uv and pip write these; they say when and from where a wheel was installed.
+# uv and pip write these; they say how, when and from where a wheel was installed.
 _ACCIDENTS = ("uv_cache.json", "direct_url.json", "REQUESTED", "INSTALLER")
 _LOCAL_FIELDS = ("channel", "indexed_timestamp", "timestamp", "extracted_package_dir", "package_tarball_full_path")
 # A shell starts the interpreter next to the script, wherever the environment is. Python reads the second line as a string.

@@ -99,7 +99,7 @@ def read_adoption(source: Path, target: Path, template: Path, environment: str) 
     if again and os.path.lexists(target / CONFIG_NAME):
         documents = _documents(target)
         difference = _code_difference(target, template)
-    elif again:  # a later copy takes the missing files from source
+    elif again:  # the build will copy the missing files from source
         documents = _documents(target, source)
         difference = _unified(CONFIG_NAME, "", new) + _code_difference(target, template)
     else:

@@ -171,7 +171,7 @@ def _remove_new_model(target: Path, there: set[Path] | None, placed: list[Path])
             target.rmdir()
 
 
-# Missing files are skipped: a layout has not all of them.
+# A missing file is skipped: no layout has all of them.
 def _place(made: Path, place: Path) -> None:
     if made.is_dir():
         remove_tree(place)

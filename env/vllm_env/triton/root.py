@@ -92,7 +92,7 @@ def release_of_server(version: str) -> str:
     numbers = [int(n) for n in version.split(".")[:3]]
     minor = numbers[1]
     months = (_KNOWN_RELEASE[0] * 12 + _KNOWN_RELEASE[1] - 1) + (minor - _KNOWN_MINOR)
-    # 25.07 came as 2.59.1: from there on, versions are one month ahead.
+    # 25.06 and 25.07 share the minor version 59, so each later release is one month further on.
     if numbers > [2, 59, 0]:
         months += 1
     if minor < _OLDEST_MINOR:

@@ -196,7 +196,7 @@ def _definitions(build: _Build, prefix: Path, python: str) -> list[str]:
         "TRITON_ENABLE_GPU": "ON" if options.gpu else "OFF",
         "PYBIND11_PYTHON_VERSION": minor,
     }
-    # All three are necessary: the interpreter's own LIBDIR is the neutral prefix, where nothing exists.
+    # The paths are given because the interpreter's own LIBDIR is the neutral prefix, where nothing exists.
     for name in ("PYTHON", "Python", "Python3"):
         places = {"EXECUTABLE": interpreter, "LIBRARY": library, "INCLUDE_DIR": headers}
         definitions |= {f"{name}_{what}": place for what, place in places.items()}
