@@ -60,6 +60,7 @@ class _Build:
     def run(self) -> BuildResult:
         target = self.request.model_folder
         published = _published(target, self.plan.key)
+        # An adopted model with outdated code or configuration is built again, although its key is the same.
         if published and not (self.request.adoption and self.request.adoption.outdated):
             report.note(f"{target} is up to date; nothing to build")
             write_engine_args(TEMPLATE, target)
@@ -76,6 +77,7 @@ class _Build:
         stub = self._stub(prefix)
         packed = self._pack(prefix)
         source = request.adoption.source if request.adoption else None
+        # A build for a model that was adopted earlier keeps the record of its source.
         origin = str(source) if source else adopted_from(request.model_folder)
         described = describe_build(self.plan.key, prefix, stub, request.layout, packed)
         manifest = dataclasses.replace(described, adopted_from=origin)
@@ -155,6 +157,7 @@ class _Build:
             with report.stage("stand-in"):
                 standin = ensure_standin(workspace, prefix.python)
         log = workspace.cache.path("smoke-server.log")
+        # The server appends to its log.
         log.unlink(missing_ok=True)
         with report.stage("smoke run"):
             smoke = smoke_run(
@@ -204,5 +207,6 @@ def _published(target: Path, key: str) -> Manifest | None:
     if manifest is None:
         return None
     stub = target / manifest.stub.name
+    # Triton executes the stub, so it must be executable, too.
     stub_is_whole = stub.is_file() and file_sha256(stub) == manifest.stub.sha256 and os.access(stub, os.X_OK)
     return manifest if manifest.is_whole(target) and stub_is_whole else None

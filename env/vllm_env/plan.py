@@ -125,6 +125,7 @@ def make_plan(workspace: Workspace, request: BuildRequest) -> Plan:
     check_writable(request.repository, request.model)
     check_receiver(request.model_folder)
     triton = find_triton(workspace, request.triton_root)
+    # A spec that --save wrote has only one profile, so the user need not name it.
     alone = only_profile(request.spec_file) if request.spec_file else None
     spec = load_spec(request.profile or alone or default_profile(triton), request.overrides, request.spec_file)
     _check_machine(request, spec)
@@ -143,6 +144,7 @@ def make_plan(workspace: Workspace, request: BuildRequest) -> Plan:
     for note in check_plan(lock, triton):
         report.note(note)
     packed = request.layout.key(prefix_key(lock, request.keep))
+    # Before Triton is installed, its stub has no digest yet.
     key = key_of(packed, stub.identity, request.layout.name) if triton.is_there else ""
     return Plan(spec, triton, lock, stub, key)
 

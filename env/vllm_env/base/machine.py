@@ -17,6 +17,7 @@ Triton restores it when it unpacks, so compiled bytecode stays valid.
 
 def require_x86_64() -> None:
     """Raise a VllmEnvError that names this machine if it is not Linux on x86_64."""
+    # The processor alone on Linux; elsewhere, for example, "Darwin arm64".
     machine = " ".join(part for part in (platform.system().replace("Linux", ""), platform.machine()) if part)
     if machine != "x86_64":
         what = f"This machine is {machine}; environments are built on x86_64 Linux for x86_64 only."

@@ -150,6 +150,7 @@ class Network:
         try:
             return _run([*command, *mirror], what, **options)
         except CommandError as error:
+            # Only a failure about torch can be solved by PyTorch's index.
             if not torch or mirror or self.offline or "torch" not in error.tail:
                 raise
             try:

@@ -27,6 +27,7 @@ def adopt(options: argparse.Namespace, console: Console) -> int:
         environment=request.layout.environment,
     )
     for line in _shown(adoption, request.model_folder):
+        # The difference is the result of a dry run, so --quiet does not hide it.
         console.error(line) if options.dry_run else console.note(line)
     facts: dict[str, object] = {
         "source": str(source),

@@ -70,6 +70,7 @@ def verify(options: argparse.Namespace, console: Console) -> int:
     with console.stage("verify"):
         check_files(model, manifest)
         check_model(model, manifest)
+        # Without a Triton root, this machine's libarchive unpacks the archive.
         triton = open_root(root) if (root := installed_triton()) else None
         layout, packed = manifest.packed(model)
         for note in verify_packed(workspace, layout, packed, manifest.expected(), triton):
@@ -82,6 +83,7 @@ def verify(options: argparse.Namespace, console: Console) -> int:
 def clean(options: argparse.Namespace, console: Console) -> int:
     """Remove the leftovers of killed builds and dead servers, and the cache."""
     workspace = open_workspace(options)
+    # No build may run while its entries are removed.
     with contextlib.nullcontext() if options.dry_run else workspace.exclusive():
         found = _abandoned(workspace) + ([] if options.keep_cache else _cached(workspace))
         for path, size, remove in found:

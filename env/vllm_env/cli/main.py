@@ -29,6 +29,7 @@ from .parser import parse
 def main(argv: list[str] | None = None) -> int:
     """Run the command line and return the exit code."""
     arguments = sys.argv[1:] if argv is None else argv
+    # Before parsing, because errors of the parser are printed on it, too.
     console = Console(quiet="--quiet" in arguments, verbose="--verbose" in arguments)
     take_interrupts()
     try:

@@ -68,6 +68,7 @@ def find_interpreter(python: str) -> Interpreter:
     own = None
     for candidate in _candidates(python):
         real = candidate.resolve()
+        # Several names may lead to one interpreter.
         if real in seen or not candidate.is_file():
             continue
         seen.add(real)

@@ -38,6 +38,7 @@ async def _solve(job: dict[str, Any]) -> list[dict[str, str]]:
 async def _install(job: dict[str, Any]) -> None:
     records = await _solved(job)
     digests = {r.file_name: r.sha256.hex() if r.sha256 else "" for r in records}
+    # The channel may have changed since the lock was made.
     if digests != job["expected"]:
         raise RuntimeError(f"the channel has {digests}, the lock has {job['expected']}")
     await rattler.install(
@@ -46,6 +47,7 @@ async def _install(job: dict[str, Any]) -> None:
         cache_dir=Path(job["cache"]) / "packages",
         show_progress=False,
         execute_link_scripts=False,
+        # Files then contain the neutral prefix and not the folder of the build.
         alternative_target_prefix=NEUTRAL_PREFIX,
     )
 

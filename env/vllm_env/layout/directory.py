@@ -42,6 +42,7 @@ class Directory(Layout):
         target = folder / self.environment
         copy = link_or_copy if linked else shutil.copy2
         shutil.copytree(environment, target, symlinks=True, copy_function=copy)
+        # Hard links share their mode with the cache, which must not change.
         if not linked:
             make_readable(target)
 

@@ -54,6 +54,7 @@ def make_lock(workspace: Workspace, spec: Spec, rules: ReleaseRules, options: Lo
     pinned = resolve_pin(workspace, spec)
     inputs = inputs_of(spec, pinned)
     saved = [lock_beside(options.save, spec.profile)] if options.save else []
+    # Searched in this order: the lock next to --save's file, the one next to the default spec, the cache.
     files = [*saved, *_places(workspace, spec, inputs)]
     fitting, drift = (None, "") if options.upgrade else _find(files, inputs, rules)
     if fitting:

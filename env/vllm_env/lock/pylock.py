@@ -136,6 +136,7 @@ class LockFile:
 def write_pylock(lock: Lock, file: Path) -> None:
     """Write a lock; the file appears completely or not at all."""
     tool: dict[str, Any] = {"format": _FORMAT, "inputs": dataclasses.asdict(lock.inputs)}
+    # A package of the local channel exists only on this machine, so it is not locked.
     if lock.conda.channel == REMOTE:
         tool["conda"] = {REMOTE: [dataclasses.asdict(package) for package in lock.conda.packages]}
     document = {
@@ -146,6 +147,7 @@ def write_pylock(lock: Lock, file: Path) -> None:
         "tool": {_TOOL: tool},
     }
     Pylock.from_dict(document).validate()
+    # resolve(): if the file is a link, the link stays and its target is written.
     write_whole(file.resolve(), tomli_w.dumps(document))
 
 
@@ -153,6 +155,7 @@ def _package(wheel: LockedWheel) -> dict[str, Any]:
     place = {"path": f"{_WHEELHOUSE}/{wheel.file}", **({"size": wheel.size} if wheel.size else {})}
     record = place | {"hashes": {"sha256": wheel.sha256}}
     package: dict[str, Any] = {"name": wheel.name, "version": wheel.version}
+    # A wheel that no index has is under ``archive``, by which read_pylock() recognises it.
     package |= {"archive": record} if wheel.url else {"wheels": [record]}
     return package | ({"tool": {_TOOL: {"index": wheel.index}}} if wheel.index else {})
 

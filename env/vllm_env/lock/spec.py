@@ -22,6 +22,7 @@ else:
 
 PinKind = Literal["release", "commit", "wheel", "source"]
 DEFAULT_SPEC = CHECKOUT / "env" / "vllm_env.toml"
+# Key in the spec file -> kind of pin.
 _PIN_KEYS: dict[str, PinKind] = {"vllm": "release", "commit": "commit", "wheel": "wheel", "source": "source"}
 _LIST_KEYS = ("requirements", "drop", "overrides")
 _STRING_KEYS = ("distribution", "python", "torch_backend", "wheel_index", "git_url")
@@ -99,6 +100,7 @@ def load_spec(profile: str, overrides: Overrides, path: Path | None = None) -> S
     file = path or DEFAULT_SPEC
     table = _profile_table(file, profile)
     spec = _from_table(table, profile, file)
+    # --with adds packages to the profile's. Every other option replaces the profile's value.
     given: dict[str, Any] = {name: value for name, value in vars(overrides).items() if value and name != "packages"}
     requirements = spec.requirements + tuple(p for p in overrides.packages if p not in spec.requirements)
     changed = dataclasses.replace(spec, requirements=requirements, **given)
@@ -143,6 +145,7 @@ def save_spec(spec: Spec, file: Path) -> None:
         value = str(place.relative_to(folder) if place.is_relative_to(folder) else place)
     key = next(key for key, kind in _PIN_KEYS.items() if kind == spec.pin.kind)
     table = {key: value, **{name: getattr(spec, name) for name in (*_STRING_KEYS, *_LIST_KEYS)}}
+    # resolve(): if the file is a link, the link stays and its target is written.
     write_whole(file.resolve(), tomli_w.dumps({"profile": {spec.profile: table}}))
 
 

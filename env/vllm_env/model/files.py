@@ -98,6 +98,7 @@ def check_receiver(model: Path) -> None:
 def arguments_file(model: Path) -> str:
     """Return the path of the model's engine arguments, relative to its folder."""
     official = (model / OFFICIAL_ARGS).is_file() and not (model / ENGINE_ARGS_NAME).is_file()
+    # If both files exist, they are equal (check_engine_args).
     return OFFICIAL_ARGS if official else ENGINE_ARGS_NAME
 
 
@@ -122,6 +123,7 @@ def _differing(one: Path, other: Path) -> list[str]:
             return [f"{file.name} is not JSON"]
         if not isinstance(documents[-1], dict):
             return [f"{file.name} holds no JSON object"]
+    # An argument with the value null counts as different from a missing one.
     first, second = documents
     return sorted(
         name for name in first.keys() | second.keys() if (name in first, first.get(name)) != (name in second, second.get(name))

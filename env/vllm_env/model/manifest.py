@@ -120,6 +120,7 @@ class Manifest:
 
 
 def _has_size(file: Path, size: int) -> bool:
+    # A folder has no recorded size.
     return file.is_dir() or (file.is_file() and file.stat().st_size == size)
 
 
@@ -164,6 +165,7 @@ def read_manifest(model: Path) -> Manifest | None:
         document["parts"] = tuple(EnvironmentRecord(**part) for part in document.get("parts", ()))
         document["stub"] = StubRecord(**document["stub"])
         document["left_out"] = tuple(document["left_out"])
+        # A KeyError for a layout that this version does not have.
         LAYOUTS[document["layout"]]
         return Manifest(**document)
     except (ValueError, TypeError, AttributeError, KeyError) as error:

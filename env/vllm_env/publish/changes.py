@@ -31,6 +31,7 @@ def state_of(model: Path, left_out: Collection[str]) -> State:
         for path in (Path(folder, name) for name in (*names, *files)):
             with contextlib.suppress(FileNotFoundError):
                 status = path.lstat()
+                # Only a folder's existence counts: its time changes with each of its entries, which are compared themselves.
                 found[path] = () if stat.S_ISDIR(status.st_mode) else (status.st_size, status.st_mtime_ns)
     return found
 

@@ -29,6 +29,7 @@ def exchange(one: Path, other: Path) -> bool:
     if libc.renameat2(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0:
         return True
     code = ctypes.get_errno()
+    # EXDEV: two file systems. EBUSY: a mount point. The others: not supported by the kernel or the file system.
     if code in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EXDEV, errno.EBUSY):
         return False
     raise OSError(code, os.strerror(code), str(other))

@@ -20,6 +20,7 @@ _POOLING = ("embed", "embedding", "classify", "score", "reward")
 
 def is_fetchable(workspace: Workspace, model: str) -> bool:
     """Return whether vLLM would find a model by its name: in the hub's local cache, or because the hub answers."""
+    # The place of huggingface_hub's cache.
     home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"
     hub = Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub").expanduser()
     if any((hub / f"models--{model.replace('/', '--')}").glob("snapshots/*/config.json")):
