@@ -94,6 +94,7 @@ def pack_once(packer: str, prefix: Path, cores: int, folder: Path) -> Run:
         wall=wall,
         processor=after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime,
         size=target.stat().st_size,
+        # ru_maxrss is in KiB on Linux.
         memory=int(done.stdout.split()[-1]) * 1024,
         unpack=unpack(target, folder),
     )

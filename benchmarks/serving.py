@@ -137,6 +137,7 @@ def measure(target: Target, load: Load) -> tuple[Measurement, dict[str, float]]:
 def run_cell(targets: list[Target], cell: report.Cell, options: argparse.Namespace) -> list[report.Round]:
     """Measure one cell: a warm-up of each target, then rounds that begin with another target each time."""
     for target in targets:
+        # In open loop, in_flight is only an upper bound, too large for a warm-up.
         flying = min(cell.in_flight, 32) if cell.rate else cell.in_flight
         say(f"{cell.title}: warm-up of {target.name}")
         target.measure(replace(load_of(cell, options, seed=0), in_flight=flying, requests=flying, seconds=0.0, rate=0.0))
@@ -145,6 +146,7 @@ def run_cell(targets: list[Target], cell: report.Cell, options: argparse.Namespa
         first = number % len(targets)
         for target in targets[first:] + targets[:first]:
             say(f"{cell.title}: {target.name}, round {number + 1} of {options.rounds}, {options.seconds:g} s")
+            # vLLM spins for 1 s after its last request.
             time.sleep(options.settle)
             measured, used = measure(target, load_of(cell, options, seed=number + 1))
             rounds.append(report.Round(cell, target.name, number, measured, used))

@@ -14,6 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+# The environment's Python does not find the package harness by itself.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from harness.load import Client, run_load

@@ -63,6 +63,7 @@ class GrpcConnection(asyncio.Protocol):
         """Send the preface and set the windows to their largest size."""
         # Uvloop's transport has the same methods, but is not a subclass.
         self._transport = cast("asyncio.WriteTransport", transport)
+        # 4 is SETTINGS_INITIAL_WINDOW_SIZE, the window of each stream (RFC 9113, 6.5.2).
         settings = struct.pack(">HI", 4, _LARGEST_WINDOW)
         widen = struct.pack(">I", _LARGEST_WINDOW - _DEFAULT_WINDOW)
         preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -90,12 +91,14 @@ class GrpcConnection(asyncio.Protocol):
     def _take(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
         if kind == _DATA:
             self._take_data(stream, payload)
+            # The connection (number 0) and each stream have a window of their own.
             self._replenish(0, len(payload))
             self._replenish(stream, len(payload))
         elif kind == _SETTINGS and not flags & _ACK:
             self.write(_frame(_SETTINGS, _ACK, 0))
         elif kind == _PING and not flags & _ACK:
             self.write(_frame(_PING, _ACK, 0, payload))
+        # The last headers of a stream carry gRPC's status, which is not decoded.
         elif kind == _RESET or (kind == _HEADERS and flags & _END_STREAM):
             if stream in self._streams:
                 self._streams[stream].put_nowait(None)
@@ -128,6 +131,7 @@ class GrpcConnection(asyncio.Protocol):
 
     def start_stream(self, method: str) -> tuple[int, asyncio.Queue[bytes | None]]:
         """Start a call of `method`; return the stream's number and the queue for its messages."""
+        # A client's streams have odd numbers (RFC 9113, 5.1.1).
         stream, self._next = self._next, self._next + 2
         queue: asyncio.Queue[bytes | None] = asyncio.Queue()
         self._streams[stream], self._partial[stream] = queue, bytearray()
@@ -165,11 +169,13 @@ def build_request(model: str, asked: Request) -> bytes:
     request = service_pb2.ModelInferRequest(model_name=model)
     for name, data in (("text_input", asked.prompt), ("sampling_parameters", sampling)):
         request.inputs.add(name=name, datatype="BYTES", shape=[1])
+        # An element of type BYTES has its length in front, four bytes.
         request.raw_input_contents.append(struct.pack("<I", len(data)) + data.encode())
     for name, flag in (("stream", asked.stream), ("exclude_input_in_output", True)):
         request.inputs.add(name=name, datatype="BOOL", shape=[1])
         request.raw_input_contents.append(bytes((flag,)))
     request.outputs.add(name="text_output")
+    # Then the last response is marked even if it has no text.
     request.parameters["triton_enable_empty_final_response"].bool_param = True
     serialised: bytes = request.SerializeToString()
     return serialised
@@ -194,6 +200,7 @@ class TritonGrpcClient:
                 raise GrpcError(reply.error_message)
             response = reply.infer_response
             if response.raw_output_contents:
+                # The first four bytes are the text's length.
                 answer.add(response.raw_output_contents[0][4:].decode())
             if response.parameters["triton_final_response"].bool_param:
                 return

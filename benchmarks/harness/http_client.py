@@ -43,6 +43,7 @@ class HttpConnection:
 
     async def _chunked(self) -> AsyncIterator[bytes]:
         while size := int(await self._reader.readuntil(b"\r\n"), 16):
+            # Each chunk ends with a line end, which is not part of it.
             yield (await self._reader.readexactly(size + 2))[:-2]
         await self._reader.readuntil(b"\r\n")
 

@@ -54,6 +54,7 @@ async def run_load(clients: Sequence[Client], load: Load) -> Measurement:
         answers, unfinished = await (_open_loop if load.rate else _closed_loop)(clients, load, started)
     finally:
         gc.enable()
+    # A window of time sends as many requests as fit into it.
     wanted = 1 if load.seconds else load.requests
     if len(answers) < wanted:
         raise WrongAnswerError(f"{len(answers)} answers to {wanted} requests, {unfinished} unfinished")
@@ -71,6 +72,7 @@ async def _closed_loop(clients: Sequence[Client], load: Load, started: float) ->
             for turn in _before(until, iter(turns)):
                 request = Request(said + turn.text, turn.answer_tokens, load.stream)
                 answers.append(await _ask(client, request, time.perf_counter()))
+                # A later turn repeats the conversation so far, as chat clients do.
                 said = f"{request.prompt} {answers[-1].text} " if len(turns) > 1 else ""
 
     await asyncio.gather(*(work(client) for client in clients))
@@ -105,6 +107,7 @@ async def _open_loop(clients: Sequence[Client], load: Load, started: float) -> t
         await asyncio.sleep(max(0.0, started + at - time.perf_counter()))
         tasks.append(asyncio.create_task(answer(turn, started + at)))
     limit = started + 2 * (load.seconds or times[-1]) + 10 - time.perf_counter()
+    # A wrong answer ends the run at once.
     done, late = await asyncio.wait(tasks, timeout=max(0.0, limit), return_when=asyncio.FIRST_EXCEPTION)
     for task in late:
         task.cancel()

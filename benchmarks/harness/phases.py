@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from datetime import datetime
 
+# Lines of Triton's log (glog) and of vLLM's, each with its date, time and text.
 _TRITON = re.compile(r"^[IWE](\d\d)(\d\d) (\d\d:\d\d:\d\d\.\d{6}) \d+ \S+\] (.*)")
 _VLLM = re.compile(r"(?:INFO|WARNING|ERROR) (\d\d)-(\d\d) (\d\d:\d\d:\d\d) (.*)")
 

@@ -38,6 +38,7 @@ def session_of(leader: int) -> list[psutil.Process]:
 def role_of(process: psutil.Process) -> str:
     """Return the role of a process: a value of `_ROLES`, or other."""
     words = " ".join([process.name(), *process.cmdline()])
+    # The first match counts, so "VLLM::APIServer" comes before "VLLM::".
     return next((role for sign, role in _ROLES.items() if sign in words), "other")
 
 

@@ -20,6 +20,7 @@ def _claim(out: Path, commit: str) -> Path:
     for number in itertools.count(1):
         stem = out.with_name(name if number == 1 else f"{name}-{number}")
         try:
+            # Mode x fails if another run has taken the name meanwhile.
             stem.with_name(f"{stem.name}.md").open("x", encoding="utf-8").close()
         except FileExistsError:
             continue

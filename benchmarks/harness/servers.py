@@ -65,6 +65,7 @@ class Server:
 
     def launch(self, command: list[str], *, stdin: int | None = None, stdout: IO[bytes] | int | None = None) -> None:
         """Start the process; its output goes to the log."""
+        # No usage statistics and no access to the hub during a measurement.
         variables = {**os.environ, "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", **self.setting.variables}
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(

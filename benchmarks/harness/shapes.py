@@ -108,4 +108,5 @@ def write_checkpoint(shape: Shape, folder: Path) -> Path:
 
 def make_prompt(source: random.Random, tokens: int, vocabulary: int) -> str:
     """Return a prompt of exactly `tokens` tokens; it is random, so that no prefix cache holds it."""
+    # Numbers below 4 are left out: among them are the special tokens (padding, begin, end, unknown).
     return " ".join(f"{MARK}{number}" for number in source.choices(range(4, vocabulary), k=tokens))
