@@ -67,8 +67,8 @@ class BuildRequest:
 class Plan:
     """The plan of a build; ``key`` is the content key of the set that it would publish.
 
-    Values that a dry run cannot know are None, or an empty key: the lock if the pinned vLLM has no wheel yet, and everything
-    that depends on the lock.
+    Values that a dry run cannot know are None, or an empty key. If the pinned vLLM has no wheel yet, these are the lock and
+    everything that depends on it.
     """
 
     spec: Spec

@@ -79,8 +79,8 @@ def link_or_copy(source: str, target: str) -> None:
 def write_whole(file: Path, data: str | bytes) -> None:
     """Write a file that appears completely or not at all, and keep the mode and owner of the old file.
 
-    A new file gets the owner of its folder. The file is renamed into place and not written in place: the old one may be
-    a link to the user's file, or a hard link into a cache.
+    A new file gets the owner of its folder. The file is renamed into place, because the old one may be a link to the user's
+    file, or a hard link into a cache.
     """
     owner = owner_of(file)
     file.parent.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
 """Hold SIGINT and SIGTERM back while a new process or folder is not yet registered for clean-up.
 
-Without this, a program that started at the moment of a Ctrl-C was not ended. It wrote on until this process ended: in 15
-of 120 tries on a busy machine it filled a staging folder that had just been removed.
+Without this, a program that started at the moment of a Ctrl-C was not ended. It wrote on until this process ended. In 15
+of 120 tries on a busy machine, it filled a staging folder that had just been removed.
 
 The signals are not blocked: another thread, of OpenBLAS or gRPC, would receive them. Their handler only makes a note.
 A second signal is not held back, because the held block may hang in a driver or on a network file system.

@@ -36,7 +36,7 @@ def locked(place: Path, waiting: Callable[[], None]) -> Iterator[None]:
 def locked_folder(place: Path, prefix: str) -> Iterator[Path]:
     """Yield a new folder in ``place``. It is locked while the block runs, and removed afterwards.
 
-    The lock shows whether the owner is alive. A process id would not: two containers that share a repository or a cache do
+    The lock shows whether the owner is alive. A process id would not. Two containers that share a repository or a cache do
     not see each other's processes, and the builder is often process 1 in both.
     """
     with interrupts_held() as let_through, contextlib.ExitStack() as stack:

@@ -5,8 +5,8 @@ archives, with gzip or no compression. They change the working folder to the des
 status other than ARCHIVE_OK. The SECURE flags are those of 26.06. They are used for every release, because an archive that
 writes outside its folder must never be unpacked.
 
-This is a process of its own, because it changes the working folder and the locale. tritonserver runs in the C locale, in
-which libarchive cannot convert some names.
+This is a process of its own, because it changes the working folder and the locale. The locale is C, as in tritonserver:
+libarchive cannot convert some names in it.
 """
 
 import ctypes

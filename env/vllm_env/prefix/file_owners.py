@@ -1,7 +1,7 @@
 """Find files that two distributions own with different contents: the one installed last overwrites the other's file.
 
-The wheels' RECORD files list all files with digests. uv copies their rows unchanged when it installs, so the environment's
-RECORD files can be read until relocate.py rewrites them. Reading 57,000 rows takes 0.3 s.
+The RECORD files of wheels list all files with digests. When uv installs a wheel, it copies these rows unchanged. So the
+environment's RECORD files can be read until relocate.py rewrites them. Reading 57,000 rows takes 0.3 s.
 
 uv's preview feature ``detect-module-conflicts`` is not enough: it warns of modules that two wheels contain, but names
 neither files nor a remedy.

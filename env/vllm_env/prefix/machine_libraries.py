@@ -64,8 +64,8 @@ def with_dependencies(
 ) -> dict[str, Path]:
     """Return the files of libraries and of all their dependencies, by soname, in a fixed order; see `find_library`.
 
-    Three kinds are left out: libraries that every machine has (:data:`SYSTEM`), libraries that are already in the environment's
-    ``lib``, and libraries that this machine does not have either. The check of the finished environment names the last kind.
+    Libraries that every machine has (:data:`SYSTEM`) are left out, and those that are already in the environment's ``lib``.
+    So are libraries that this machine does not have, either: the check of the finished environment names them.
     """
     found: dict[str, Path] = {}
     waiting = sorted(sonames)

@@ -3,7 +3,7 @@
 This machine's folders do not count: their libraries may be missing on the machine where Triton serves.
 
 A library counts as present if any file of the environment, or a link to one, has its name. Run paths are not followed,
-because they do not decide it: ld.so finds a library that is already loaded by its name, and wheels rely on that. For
+because they do not decide it. If a library is already loaded, ld.so finds it by its name, and wheels rely on that. For
 example, vLLM's extensions name ``libtorch.so`` without a folder and are imported after torch. A file does not say whether
 the import comes first; ``verify`` therefore imports the extensions.
 
@@ -115,8 +115,8 @@ def tolerated(file: str, library: str, rules: tuple[Tolerated, ...] = TOLERATED)
 def likely_package(library: str) -> str:
     """Return the Debian package that probably contains a library.
 
-    The package's name is made from the soname, with a dash after a digit (Debian Policy 8.1): libnuma.so.1 is in libnuma1,
-    libtbb2.so.1 would be in libtbb2-1.
+    The package's name is made from the soname, with a dash after a digit (Debian Policy 8.1). For example, libnuma.so.1
+    is in libnuma1, and libtbb2.so.1 would be in libtbb2-1.
     """
     match = _SONAME.match(library)
     name, version = (match["name"], match["version"] or "") if match else (library, "")

@@ -55,8 +55,8 @@ def publish(workspace: Workspace, built: BuiltSet, repository: Path, model: str,
     config.pbtxt changes if the layout changes.
 
     Raises:
-        VllmEnvError: the repository cannot be written or is full, a volume is mounted over a file to replace, or the folder
-            is not free for an adopted model. Nothing has changed then.
+        VllmEnvError: the repository cannot be written or is full. Or a volume is mounted over a file to replace. Or the
+            folder is not free for an adopted model. In each case nothing has changed.
     """
     target = repository / model
     if target.is_symlink():  # the user keeps the model elsewhere: place it there and keep the link

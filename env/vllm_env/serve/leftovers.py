@@ -3,7 +3,7 @@
 Triton removes these only on a clean exit. A file that a running process has mapped is kept. So is everything younger than
 the oldest running tritonserver, which may be about to use it.
 
-The private copies of vLLM's caches that served models make (triton_vllm/startup/warm_cache.py) outlive their server on
+Served models make private copies of vLLM's caches (triton_vllm/startup/warm_cache.py). These outlive their server on
 purpose: another running server may read a file there at any time.
 """
 

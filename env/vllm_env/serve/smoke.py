@@ -135,7 +135,7 @@ def copy_model(folder: Path, copy: Path, arguments: Mapping[str, Any], own: Docu
 
     Only the code of the version folder is copied. The copy's ``config.pbtxt`` names the environment by its absolute path, for
     two reasons. Newer releases of Triton follow no symbolic link out of the model's folder. A hard link changes the archive's
-    ctime: a server that serves the original would load it again at its next `load` or poll (seen with 24.10).
+    ctime. A server that serves the original would then load it again at its next `load` or poll (seen with 24.10).
 
     Without ``own``, GPU_DEVICE_IDS in the copy keeps only its first GPU. The user's parallel sizes are among the replaced
     arguments, and the model refuses several GPUs for an engine that takes one.
