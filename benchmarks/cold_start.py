@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class BuiltTriton(TritonTarget):
-    """A server for a model repository that exists already."""
+    """A server for an existing model repository, which is served as it is."""
 
     def prepare(self) -> Path:
         """Return the repository."""
@@ -44,7 +44,7 @@ class BuiltTriton(TritonTarget):
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
-    """Return the options; `cases` is name -> repository."""
+    """Return the options; `cases` maps names to repositories."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("cases", nargs="+", type=_case, metavar="NAME=REPOSITORY", help="with the model vllm in it")
@@ -68,7 +68,7 @@ def _case(text: str) -> tuple[str, Path]:
 
 
 def versions_of(repository: Path) -> dict[str, str]:
-    """Return the versions that a built model's manifest names; none for a model that was made by other means."""
+    """Return the versions in a built model's manifest; an empty mapping for a model without a manifest."""
     manifest = repository / "vllm" / "vllm_env.json"
     if not manifest.is_file():
         return {}
@@ -77,8 +77,8 @@ def versions_of(repository: Path) -> dict[str, str]:
 
 
 def drop_page_cache(places: Iterable[Path]) -> None:
-    """Let the kernel forget the files below `places`, which any user may ask for."""
-    os.sync()  # only what is written can be dropped
+    """Make the kernel drop the files below `places` from its page cache; this needs no privilege."""
+    os.sync()  # only written-back pages can be dropped
     for place in places:
         for file in filter(Path.is_file, place.rglob("*")):
             with file.open("rb") as opened:
@@ -92,7 +92,7 @@ def fresh_home(folder: Path) -> None:
 
 
 async def ask(port: int) -> None:
-    """Ask for one token."""
+    """Send a request for one token."""
     connection = await GrpcConnection.open(port)
     try:
         request = Request("The capital of France is", answer_tokens=1, stream=False)
@@ -102,12 +102,12 @@ async def ask(port: int) -> None:
 
 
 def start_once(case: str, number: int, setting: Setting, *, first: bool) -> Start:
-    """Start the server, ask for one token, stop it."""
+    """Start the server, ask for one token, and stop it."""
     server = BuiltTriton(setting)
     server.log = setting.work / f"{case}-{number}.log"
     if first:
         fresh_home(Path(setting.variables["HOME"]))
-    os.sync()  # the gigabytes that the start before has extracted are not this one's to write
+    os.sync()  # otherwise this start would wait for gigabytes that the previous one has extracted
     launched, began = datetime.now(), time.monotonic()  # noqa: DTZ005 - compared with a log without zones
     try:
         ready = server.start()
@@ -120,10 +120,9 @@ def start_once(case: str, number: int, setting: Setting, *, first: bool) -> Star
 
 
 def start(case: str, number: int, setting: Setting, report: Report, *, first: bool) -> Start:
-    """Start once; a start that fails is repeated once, and noted.
+    """Start once. If the start fails, note it and start once again.
 
-    tritonserver 24.10 now and then hangs or aborts in its own start, before the model has any part in it
-    (env/vllm_env/serve/server.py).
+    tritonserver 24.10 sometimes hangs or aborts in its own start, before it loads the model (env/vllm_env/serve/server.py).
     """
     try:
         return start_once(case, number, setting, first=first)
@@ -135,7 +134,7 @@ def start(case: str, number: int, setting: Setting, report: Report, *, first: bo
 
 
 def start_all(options: argparse.Namespace, work: Path, report: Report) -> None:
-    """Start the cases in turns, first starts before later ones, and write the report after each turn."""
+    """Start the cases in turns, first starts before later ones; write the report after each turn."""
     total = options.first_starts + options.starts
     for number in range(total):
         first = number < options.first_starts
@@ -148,7 +147,7 @@ def start_all(options: argparse.Namespace, work: Path, report: Report) -> None:
             variables = {
                 "HOME": str(home),
                 "XDG_CACHE_HOME": str(home / ".cache"),
-                "PYTHONDONTWRITEBYTECODE": "",  # a server may write bytecode, whatever this shell is set to
+                "PYTHONDONTWRITEBYTECODE": "",  # the server may write bytecode, whatever this shell has set
             }
             setting = Setting(
                 environment=Path(),
@@ -165,7 +164,7 @@ def start_all(options: argparse.Namespace, work: Path, report: Report) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Start the cases, write the report."""
+    """Start the cases and write the report."""
     given = sys.argv[1:] if arguments is None else arguments
     options = parse(given)
     exit_on_sigterm()

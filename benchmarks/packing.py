@@ -36,7 +36,7 @@ _CODE = {
         "import conda_pack; conda_pack.pack(prefix={prefix!r}, output={target!r}, n_threads={threads}, ignore_missing_files=True)"
     ),
 }
-_COLUMNS = {  # field of a run -> head and unit
+_COLUMNS = {  # field of a run -> its heading and unit
     "wall": ("wall s", 1.0),
     "processor": ("processor s", 1.0),
     "size": ("MB", 1e6),
@@ -47,7 +47,7 @@ _COLUMNS = {  # field of a run -> head and unit
 
 @dataclass(frozen=True)
 class Run:
-    """One packing: seconds of wall and processor time, size in bytes, peak memory in bytes, seconds to unpack."""
+    """One packing: wall and processor time (s), size (bytes), peak memory (bytes), time to unpack (s)."""
 
     packer: str
     wall: float
@@ -77,12 +77,12 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 
 def pack_once(packer: str, prefix: Path, cores: int, folder: Path) -> Run:
-    """Pack in a process of its own, then unpack with the system's libarchive."""
+    """Pack in a process of its own; then unpack with the system's libarchive."""
     target = folder / f"{packer}.tar.gz"
     code = f"import os; os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[:cores]}); "
     code += _CODE[packer].format(prefix=str(prefix), target=str(target), threads=cores)
     code += "; from resource import *; print(sum(getrusage(w).ru_maxrss for w in (RUSAGE_SELF, RUSAGE_CHILDREN)))"
-    os.sync()  # vllm-env ends with fsync(), which would also wait for what the run before has left to be written
+    os.sync()  # vllm-env ends with fsync(), which would also wait for data of the previous run
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     began = time.monotonic()
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "env")}
@@ -94,6 +94,7 @@ def pack_once(packer: str, prefix: Path, cores: int, folder: Path) -> Run:
         wall=wall,
         processor=after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime,
         size=target.stat().st_size,
+        # ru_maxrss is in KiB on Linux.
         memory=int(done.stdout.split()[-1]) * 1024,
         unpack=unpack(target, folder),
     )
@@ -102,13 +103,13 @@ def pack_once(packer: str, prefix: Path, cores: int, folder: Path) -> Run:
 
 
 def unpack(archive: Path, folder: Path) -> float:
-    """Return the seconds that libarchive takes to unpack an archive."""
+    """Return the seconds that libarchive needs to unpack an archive."""
     place = folder / "unpacked"
     place.mkdir()
     os.sync()
     code = f"import os, libarchive; os.chdir({str(place)!r}); libarchive.extract_file({str(archive)!r})"
     began = time.monotonic()
-    # the C locale of a server's process cannot hold every name; as Triton, libarchive then keeps the bytes
+    # The C locale of a server's process cannot represent every name. With C.UTF-8, libarchive keeps the bytes, as in Triton.
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, env={**os.environ, "LC_ALL": "C.UTF-8"})
     seconds = time.monotonic() - began
     shutil.rmtree(place)
@@ -116,7 +117,7 @@ def unpack(archive: Path, folder: Path) -> float:
 
 
 def table(runs: list[Run]) -> str:
-    """Return medians with the least and the most, and the ratios of medians within this run."""
+    """Return the medians with minimum and maximum, and the ratios of the medians within this run."""
     heads = [head for head, _ in _COLUMNS.values()]
     rows = [f"| packer | {' | '.join(heads)} |", "|---" * (len(heads) + 1) + "|"]
     medians: dict[str, list[float]] = {}
@@ -130,7 +131,7 @@ def table(runs: list[Run]) -> str:
 
 
 def main(arguments: list[str]) -> None:
-    """Pack in rounds, write the report."""
+    """Pack in rounds and write the report."""
     options = parse(arguments)
     runs: list[Run] = []
     with tempfile.TemporaryDirectory(prefix="vllm_env_packing_", dir=options.work) as folder:

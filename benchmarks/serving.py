@@ -37,18 +37,27 @@ if TYPE_CHECKING:
     from harness.metrics import Measurement
 
 _CPU = {"dtype": "float32", "enforce_eager": True, "max_model_len": 2048}
-# By default vLLM pins its CPU worker to core 0 and spins there; on two cores whatever else the scheduler puts on that
-# core then stands still for seconds, with every target. Left to the scheduler, the same load is up to six times as fast.
+# By default, vLLM pins its CPU worker to core 0 and spins there. On two cores, every other process that the scheduler puts on
+# that core then stops for seconds, with every target. Without pinning, the same load is up to six times as fast.
 _CPU_VARIABLES = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
 _GPU = {"dtype": "float16", "max_model_len": 512}
-_GPU_MEMORY = 0.93  # of all engines together
-# vLLM chooses other limits for its server than for an engine; here all targets have the same.
+_GPU_MEMORY = 0.93  # for all engines together
+# vLLM's defaults differ between its server and an engine. Here, all targets have the same limits.
 _LIMITS = {"max_num_seqs": 512, "max_num_batched_tokens": 8192}
 
 
 @dataclass
 class Run:
-    """One run: its options, what has been measured so far, and where its report goes once there is something."""
+    """One run of the benchmark.
+
+    Attributes:
+        options: the command line's options.
+        command: the command line.
+        described: the machine.
+        notes: lines for the head of the report.
+        rounds: the measurements so far.
+        out: the report's path without suffix; None until there is a measurement.
+    """
 
     options: argparse.Namespace
     command: str
@@ -58,7 +67,7 @@ class Run:
     out: Path | None = None
 
     def add(self, cell: report.Cell, targets: list[Target]) -> None:
-        """Measure one cell on all targets, write the report, print the cell's table."""
+        """Measure one cell on all targets, write the report and print the cell's table."""
         measured = run_cell(targets, cell, self.options)
         self.out = self.out or results.take(self.options.out, self.described.commit, self.command)
         self.rounds += measured
@@ -68,7 +77,7 @@ class Run:
 
 
 def closed_cells(options: argparse.Namespace) -> list[report.Cell]:
-    """Return the closed loops to measure, light ones first."""
+    """Return the closed loops to measure, the lightest first."""
     return [
         report.Cell(mode == "stream", in_flight, tokens, prompt, options.workload)
         for prompt in options.prompt_tokens
@@ -79,7 +88,7 @@ def closed_cells(options: argparse.Namespace) -> list[report.Cell]:
 
 
 def capacity(rounds: list[report.Round], like: report.Cell) -> tuple[float, str]:
-    """Return the requests/s of the slowest target with the most in flight, streaming loads like `like`, and its name."""
+    """Return the requests/s and the name of the slowest target, at the most in flight, for streaming loads like `like`."""
     loads = [replace(entry.cell, in_flight=0) == replace(like, in_flight=0, rate=0.0) for entry in rounds]
     found = [entry for entry, same in zip(rounds, loads, strict=True) if same]
     most = max(entry.cell.in_flight for entry in found)
@@ -91,7 +100,7 @@ def capacity(rounds: list[report.Round], like: report.Cell) -> tuple[float, str]
 
 
 def open_cells(options: argparse.Namespace, rounds: list[report.Round], notes: list[str]) -> list[report.Cell]:
-    """Return the open loops to measure, low rates first; note the capacity that they are shares of."""
+    """Return the open loops to measure, the lowest rates first; note the capacity that shares refer to."""
     cells = []
     for prompt in options.prompt_tokens:
         for tokens in options.tokens:
@@ -115,7 +124,7 @@ def load_of(cell: report.Cell, options: argparse.Namespace, seed: int) -> Load:
 
 
 def measure(target: Target, load: Load) -> tuple[Measurement, dict[str, float]]:
-    """Return what a load gives and the CPU seconds each role used for it."""
+    """Return the measurement of a load and the CPU seconds that each role used for it."""
     before, mine = target.cpu(), resource.getrusage(resource.RUSAGE_SELF)
     with first_in_line():
         measured = target.measure(load)
@@ -126,8 +135,9 @@ def measure(target: Target, load: Load) -> tuple[Measurement, dict[str, float]]:
 
 
 def run_cell(targets: list[Target], cell: report.Cell, options: argparse.Namespace) -> list[report.Round]:
-    """Measure one cell: a warm-up of each target, then rounds, each beginning with another target."""
+    """Measure one cell: a warm-up of each target, then rounds that begin with another target each time."""
     for target in targets:
+        # In open loop, in_flight is only an upper bound, too large for a warm-up.
         flying = min(cell.in_flight, 32) if cell.rate else cell.in_flight
         say(f"{cell.title}: warm-up of {target.name}")
         target.measure(replace(load_of(cell, options, seed=0), in_flight=flying, requests=flying, seconds=0.0, rate=0.0))
@@ -136,6 +146,7 @@ def run_cell(targets: list[Target], cell: report.Cell, options: argparse.Namespa
         first = number % len(targets)
         for target in targets[first:] + targets[:first]:
             say(f"{cell.title}: {target.name}, round {number + 1} of {options.rounds}, {options.seconds:g} s")
+            # vLLM spins for 1 s after its last request.
             time.sleep(options.settle)
             measured, used = measure(target, load_of(cell, options, seed=number + 1))
             rounds.append(report.Round(cell, target.name, number, measured, used))
@@ -144,7 +155,7 @@ def run_cell(targets: list[Target], cell: report.Cell, options: argparse.Namespa
 
 
 def start(target: Target, notes: list[str]) -> None:
-    """Start a target; note how long that took and which executor it has."""
+    """Start a target; note the time that it took and its executor."""
     say(f"starting {target.name}")
     took = target.start()
     notes.append(f"{target.name} ready after {took:.1f} s, executor: {target.executor()}")
@@ -152,12 +163,12 @@ def start(target: Target, notes: list[str]) -> None:
 
 
 def say(text: str) -> None:
-    """Tell the user what goes on."""
+    """Print a line of progress."""
     print(text, file=sys.stderr, flush=True)
 
 
 def plan(options: argparse.Namespace, targets: int) -> str:
-    """Return what is going to be measured and about how long that takes, without the starts."""
+    """Return the number of measurements and about how long they take, without the starts."""
     opened = len(options.prompt_tokens) * len(options.tokens) * (len(options.rates) + len(options.shares))
     count = (len(closed_cells(options)) + opened) * targets * options.rounds
     return (
@@ -166,10 +177,10 @@ def plan(options: argparse.Namespace, targets: int) -> str:
 
 
 def prepare(options: argparse.Namespace, given: list[str]) -> tuple[Run, Setting]:
-    """Return the run with the head of its report, and what its targets share.
+    """Return the run with the head of its report, and the setting that all targets share.
 
     Raises:
-        SystemExit: the longest request does not fit into the model's length.
+        SystemExit: the longest request does not fit into the model's maximum length.
     """
     work = (options.work or Path(tempfile.mkdtemp(prefix="serving_"))).absolute()
     checkpoint = write_checkpoint(SHAPES[options.shape], work / options.shape)
@@ -202,7 +213,7 @@ def prepare(options: argparse.Namespace, given: list[str]) -> tuple[Run, Setting
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Start the targets, measure every cell, write the report after each."""
+    """Start the targets, measure every cell, and write the report after each cell."""
     given = sys.argv[1:] if arguments is None else arguments
     options = parse(given, __doc__)
     exit_on_sigterm()

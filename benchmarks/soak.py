@@ -22,6 +22,7 @@ from harness.shapes import SHAPES, write_checkpoint
 from harness.targets import TritonTarget
 from harness.workload import Load
 
+# A tiny model without real weights: the run measures the servers' memory, not the model's.
 _ENGINE = {"load_format": "dummy", "dtype": "float32", "enforce_eager": True, "max_model_len": 512}
 _VARIABLES = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
 
@@ -44,7 +45,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 
 def soak(server: TritonTarget, options: argparse.Namespace, vocabulary: int) -> list[tuple[int, dict[str, float]]]:
-    """Return (requests so far, resident bytes by role) after each step."""
+    """Return the requests so far and the resident bytes by role, after each step."""
     each = options.requests // options.steps
     seen = []
     for step in range(options.steps):
@@ -66,7 +67,7 @@ def write(out: Path, head: list[str], seen: list[tuple[int, dict[str, float]]], 
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Soak, report, judge."""
+    """Run the load, write the report and return 1 if the stub has grown too much."""
     given = sys.argv[1:] if arguments is None else arguments
     options = parse(given)
     work = options.work or Path(tempfile.mkdtemp(prefix="soak_"))

@@ -1,10 +1,10 @@
-"""Makes the packager's own virtual environment, once per lock and interpreter, and becomes the packager in it.
+"""Make the packager's own virtual environment, once per lock and interpreter; then run the packager in it.
 
-Standard library only. The environment lies in ``.tools/venv-X.Y-KEY`` of the checkout, or below the cache where that cannot
-be written. Its ``.stamp`` is written last; who runs in it holds a shared lock on its folder.
+This file uses only the standard library. The environment is in the checkout's ``.tools/venv-X.Y-KEY``, or below the cache if
+the checkout cannot be written. Its ``.stamp`` is written last. A packager that runs in it holds a shared lock on its folder.
 
     bootstrap.py ARGUMENT…                      the packager's command line, as gen_vllm_env.sh has it
-    bootstrap.py --environment FOLDER LOCK      only makes an environment, as tests/run.sh needs it
+    bootstrap.py --environment FOLDER LOCK      only make an environment, for tests/run.sh
 """
 
 import argparse
@@ -35,13 +35,14 @@ TOOLS = ENV.parent / ".tools"
 LOCK = ENV / "requirements.txt"
 VERSION = platform.python_version()
 PYTHON = ".".join(VERSION.split(".")[:2])
+# Settings of pip that would install to another place, or nothing.
 ASTRAY = ("PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PIP_DRY_RUN", "PIP_PYTHON", "PIP_CONSTRAINT")
-# ``python -m`` would search the current folder first, before it can be told not to (-P is newer than 3.10)
+# ``python -m`` would put the current folder first in sys.path; the option against that (-P) is newer than Python 3.10.
 RUN = "import sys; sys.path[:] = filter(None, sys.path); import runpy; runpy.run_module(sys.argv.pop(1), None, '__main__', 1)"
 
 
 def main(arguments: list[str]) -> int:
-    """Become the packager, or return an exit code."""
+    """Replace this process by the packager, or return an exit code."""
     try:
         if arguments[:1] == ["--environment"]:
             ensure(Path(arguments[1]).absolute(), Path(arguments[2]), argparse.Namespace(quiet=False))
@@ -65,7 +66,7 @@ def main(arguments: list[str]) -> int:
 
 
 def tools_folder() -> Path:
-    """Return where this interpreter's tools are, or can be made.
+    """Return the folder of this interpreter's tools, which may not exist yet.
 
     Raises:
         VllmEnvError: neither the checkout nor the cache can be written.
@@ -77,7 +78,7 @@ def tools_folder() -> Path:
 
 
 def ensure(folder: Path, lock: Path, options: argparse.Namespace) -> bool:
-    """Make an environment unless it is there, and return whether it was made; two builds at once make it once.
+    """Make an environment if it is missing; return whether it was made. Of two builds at once, only one makes it.
 
     Raises:
         VllmEnvError: it cannot be made, or --offline forbids it.
@@ -106,19 +107,19 @@ def ensure(folder: Path, lock: Path, options: argparse.Namespace) -> bool:
 
 
 def stamp_of(lock: Path) -> str:
-    """Return what tells an environment from those of other interpreters and locks."""
+    """Return the stamp of an environment: it identifies the interpreter and the lock."""
     return f"{sys.executable} {VERSION} {hashlib.sha256(lock.read_bytes()).hexdigest()}\n"
 
 
 def is_made(folder: Path, lock: Path) -> bool:
-    """Tell whether an environment is there and whole, for this interpreter and lock."""
+    """Return whether an environment is complete, for this interpreter and lock."""
     stamp = folder / ".stamp"
     readable = os.access(folder / "bin" / "python", os.X_OK) and os.access(stamp, os.R_OK)
     return readable and stamp.read_text("utf-8") == stamp_of(lock)
 
 
 def sources_of(options: argparse.Namespace) -> list[str]:
-    """Return pip's options for where wheels come from: the wheelhouse if it has tools, else as pip is configured.
+    """Return pip's options for the source of wheels: the wheelhouse if it has tools, else none, as pip is configured.
 
     Raises:
         VllmEnvError: --offline was given and the wheelhouse, if any, has no tools.
@@ -136,17 +137,18 @@ def sources_of(options: argparse.Namespace) -> list[str]:
 
 
 def install(folder: Path, lock: Path, sources: list[str], *, live: bool) -> None:
-    """Make the virtual environment and let this interpreter's pip, or the one of its ensurepip, install the lock into it."""
+    """Make the virtual environment and install the lock into it, with this interpreter's pip or the one from ensurepip."""
     (folder / ".stamp").unlink(missing_ok=True)
     apt = f"Install Python's venv module (apt-get install python{PYTHON}-venv)."
     run([sys.executable, "-I", "-m", "venv", "--clear", "--without-pip", folder], what="make a virtual environment", remedy=apt)
     (folder / ".stamp").write_text(f"{sys.executable} {VERSION} unfinished\n", "utf-8")
-    (folder / "pip.conf").symlink_to(Path(sys.prefix) / "pip.conf")  # so that what pip is configured with here counts there
+    (folder / "pip.conf").symlink_to(Path(sys.prefix) / "pip.conf")  # pip's configuration of this interpreter applies there, too
     python, alone = folder / "bin" / "python", folder / "host"
     pip = importlib.util.find_spec("pip")
-    if pip and pip.submodule_search_locations:  # a pip older than 22.3 has no --python, and Debian's ensurepip is a package
+    # The host's pip is linked alone: a pip older than 22.3 has no --python, and Debian packages ensurepip separately.
+    if pip and pip.submodule_search_locations:
         alone.mkdir()
-        (alone / "pip").symlink_to(pip.submodule_search_locations[0])  # and none of the packages beside it
+        (alone / "pip").symlink_to(pip.submodule_search_locations[0])  # without the packages next to it
     else:
         run([python, "-m", "ensurepip"], what="get a pip", remedy="Install pip (apt-get install python3-pip).", cwd=folder)
     changes = dict.fromkeys(ASTRAY, "") | {"PYTHONPATH": str(alone), **({"PIP_CONFIG_FILE": os.devnull} if sources else {})}
@@ -163,7 +165,7 @@ def install(folder: Path, lock: Path, sources: list[str], *, live: bool) -> None
 
 
 def require_installed(folder: Path, lock: Path) -> None:
-    """Require the distributions that a lock has for every machine: pip can be configured to install nothing, or elsewhere."""
+    """Check that the lock's distributions are installed: pip's configuration may redirect them, or install nothing."""
     packages = folder / "lib" / f"python{PYTHON}" / "site-packages"
     there = {re.sub(r"[-_.]+", "-", d.metadata["Name"]).lower() for d in importlib.metadata.distributions(path=[str(packages)])}
     missing = sorted(set(re.findall(r"^([\w.-]+)==\S+ (?!;)", lock.read_text("utf-8"), re.MULTILINE)) - there)
@@ -176,7 +178,7 @@ def require_installed(folder: Path, lock: Path) -> None:
 
 
 def remove_outdated(folder: Path) -> None:
-    """Remove this interpreter's environments of other locks, but none in which somebody runs."""
+    """Remove this interpreter's environments of other locks, except those in which a packager runs."""
     with locked(folder.parent, lambda: None):
         for other in folder.parent.glob("venv*"):
             stamp = other / ".stamp"
@@ -185,15 +187,15 @@ def remove_outdated(folder: Path) -> None:
 
 
 def become(folder: Path, arguments: list[str]) -> NoReturn:
-    """Replace this process by the packager, which holds the environment's lock as long as it runs."""
+    """Replace this process by the packager, which holds the environment's lock while it runs."""
     handle = take_lock(folder, fcntl.LOCK_SH)
     os.set_inheritable(handle, True)  # noqa: FBT003 - the standard library's order
     environment = {**os.environ, "PYTHONPATH": str(ENV)}
-    foreign = os.geteuid() == 0 and owner_of(ENV).uid != 0  # no __pycache__ of root's in a user's checkout
+    foreign = os.geteuid() == 0 and owner_of(ENV).uid != 0  # root must leave no __pycache__ in a user's checkout
     if foreign or "--dry-run" in arguments:
         environment["PYTHONDONTWRITEBYTECODE"] = "1"
     python = str(folder / "bin" / "python")
-    os.execve(python, [python, "-c", RUN, "vllm_env", *arguments], environment)  # noqa: S606 - no shell is the point
+    os.execve(python, [python, "-c", RUN, "vllm_env", *arguments], environment)  # noqa: S606 - no shell is wanted
 
 
 def say(text: str) -> None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from api_contract.describe import Difference
 
+# The contract of the pinned vLLM, written by --record.
 RECORD = Path(__file__).with_name("api_contract") / "pinned.json"
 EPILOG = "Exit code: 0 nothing that the adapter needs is gone or changed, 1 something is, 2 wrong usage, or no such vLLM."
 

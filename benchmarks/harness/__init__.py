@@ -1,6 +1,6 @@
-"""What the benchmarks share: shapes without weights, servers, load generators, process accounting, reports.
+"""Shared by the benchmarks: model shapes without weights, servers, load generators, process accounting and reports.
 
-Any `python3` starts a benchmark: one that lacks tritonclient is replaced by a Python that gen_vllm_env.sh has made for itself.
+A benchmark can be started with any `python3`. If it lacks tritonclient, a Python that gen_vllm_env.sh has made takes over.
 """
 
 import contextlib
@@ -10,11 +10,12 @@ import sys
 from pathlib import Path
 
 _BENCHMARKS = Path(__file__).resolve().parents[1]
+# Names the Pythons that were tried already, so that each one is started at most once.
 _TRIED = "VLLM_ENV_BENCHMARK_TRIED"
 
 
 def _use_tools_environment() -> None:
-    """Start the benchmark again, under each of the project's own Pythons once, the newest first."""
+    """Start the benchmark again with the project's own Pythons, each at most once, the newest first."""
     found = _BENCHMARKS.parent.glob(".tools/venv*/bin/python")
     tried = os.environ.get(_TRIED, "").split(os.pathsep)
     for python in map(str, sorted(found, key=lambda p: p.lstat().st_mtime, reverse=True)):

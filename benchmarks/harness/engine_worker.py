@@ -1,6 +1,7 @@
-"""The baseline without any server: vLLM's AsyncLLM, with the load generator in the same process.
+"""The baseline without a server: vLLM's AsyncLLM, with the load generator in the same process.
 
-Run by the environment's Python; reads one load (JSON) a line from stdin, writes one measurement a line to stdout.
+The environment's Python runs this file. It reads one load (JSON) per line from stdin and writes one measurement per line to
+stdout.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+# The environment's Python does not find the package harness by itself.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from harness.load import Client, run_load
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class EngineClient:
-    """Calls the engine directly."""
+    """A client that calls the engine directly."""
 
     def __init__(self, engine: Any, name: str) -> None:
         self._engine, self._name, self._asked = engine, name, 0
@@ -37,7 +39,7 @@ class EngineClient:
         kind = RequestOutputKind.DELTA if request.stream else RequestOutputKind.FINAL_ONLY
         sampling = SamplingParams(max_tokens=request.answer_tokens, ignore_eos=True, temperature=0, output_kind=kind)
         self._asked += 1
-        # A plain string is deprecated since 0.20 (a warning a request); a dictionary is taken by all.
+        # vLLM has deprecated plain strings since 0.20 and logs a warning for each request. All versions accept a dictionary.
         async for output in self._engine.generate({"prompt": request.prompt}, sampling, f"{self._name}-{self._asked}"):
             answer.add(output.outputs[0].text)
 
@@ -46,7 +48,7 @@ class EngineClient:
 
 
 async def serve(arguments: dict[str, Any], replies: int) -> None:
-    """Start the engine, then answer loads until stdin ends."""
+    """Start the engine; then answer loads until stdin ends."""
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -62,7 +64,7 @@ async def serve(arguments: dict[str, Any], replies: int) -> None:
 
 
 def main() -> None:
-    """Keep stdout for replies only: what vLLM prints goes to stderr."""
+    """Run the worker. stdout is only for replies, so vLLM's own output is sent to stderr."""
     replies = os.dup(1)
     os.dup2(2, 1)
     work = serve(json.loads(sys.argv[1]), replies)

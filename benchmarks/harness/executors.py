@@ -1,4 +1,4 @@
-"""Which of vLLM's executors the targets have: what to ask for, and what runs in the end."""
+"""The executor of the targets: the engine argument to set, and the executor that runs in the end."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 ARGUMENT = "distributed_executor_backend"
-# On a CPU vLLM takes `mp` where `uni` is asked for, by engine and server alike; the path of the class stays.
+# On a CPU, vLLM replaces `uni` by `mp`, in its engine and its server. It keeps the path of the class.
 SPELLINGS = {"uni": "vllm.v1.executor.uniproc_executor.UniProcExecutor", "mp": "mp"}
 CHOICES = (*SPELLINGS, "default")
 _SIZES = ("tensor_parallel_size", "pipeline_parallel_size")
@@ -17,8 +17,8 @@ _SIZES = ("tensor_parallel_size", "pipeline_parallel_size")
 def asked(choice: str, engine: Mapping[str, Any]) -> dict[str, Any]:
     """Return the engine argument that gives all targets the executor `choice`.
 
-    Nothing for `default`, which leaves each target its own, and where `engine` names one. An engine of several workers
-    has `mp` instead of `uni`, which runs one.
+    The result is empty for `default`, which leaves each target its own executor, and if `engine` already names one. An engine
+    with several workers gets `mp` instead of `uni`, which can run only one.
     """
     if choice == "default" or ARGUMENT in engine:
         return {}
@@ -27,10 +27,10 @@ def asked(choice: str, engine: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def running(roles: Mapping[str, float]) -> str:
-    """Return which executor a started target has, by its processes: `uni` runs the worker inside EngineCore.
+    """Return the executor of a started target, judged by its processes: with `uni`, the worker is inside EngineCore.
 
     Args:
-        roles: how many processes the target has of each role.
+        roles: number of the target's processes by role.
     """
     if workers := roles.get("worker"):
         return f"mp ({workers:.0f} worker process{'es' if workers > 1 else ''})"

@@ -1,8 +1,10 @@
-"""ModelStreamInfer over a raw HTTP/2 connection in asyncio.
+"""A client for ModelStreamInfer over a raw HTTP/2 connection in asyncio.
 
-grpc.aio spends 50-100 us of a core on each message received; on two cores that would measure the load generator. This
-reader costs about what the HTTP/1.1 one does, so that all targets meet the same load. It speaks as much of HTTP/2
-(RFC 9113) and of gRPC's framing as a client needs that trusts its server: no header decoding, no windows to run out of.
+grpc.aio needs 50-100 us of a core for each received message. On two cores, that would measure the load generator. This
+reader costs about as much as the HTTP/1.1 one, so all targets get the same load.
+
+It implements only the parts of HTTP/2 (RFC 9113) and gRPC's framing that a client of a trusted server needs. It does not
+decode headers, and its flow-control windows never run out.
 """
 
 from __future__ import annotations
@@ -18,12 +20,13 @@ if TYPE_CHECKING:
     from harness.load import Request
     from harness.metrics import Answer
 
+# Frame types, flags and the window sizes of HTTP/2 (RFC 9113, 6 and 6.9).
 _DATA, _HEADERS, _RESET, _SETTINGS, _PING, _GOAWAY, _WINDOW_UPDATE = 0, 1, 3, 4, 6, 7, 8
 _ACK = _END_STREAM = 1
 _END_HEADERS = 4
 _LARGEST_WINDOW = (1 << 31) - 1
 _DEFAULT_WINDOW = (1 << 16) - 1
-_REPLENISH = 1 << 24  # bytes received before the windows are opened again
+_REPLENISH = 1 << 24  # bytes received before the windows are extended again
 
 
 def _frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
@@ -31,16 +34,16 @@ def _frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
 
 
 def _header(name: str, value: str) -> bytes:
-    """Encode one header: literal, not indexed, no Huffman (RFC 7541, 6.2.2); both parts under 127 bytes."""
+    """Encode one header as literal, not indexed, without Huffman (RFC 7541, 6.2.2); both parts are under 127 bytes."""
     return b"\x00" + bytes((len(name),)) + name.encode() + bytes((len(value),)) + value.encode()
 
 
 class GrpcError(Exception):
-    """The server ended a stream or answered a request with an error."""
+    """The server ended a stream, or answered a request with an error."""
 
 
 class GrpcConnection(asyncio.Protocol):
-    """One HTTP/2 connection that carries any number of ModelStreamInfer streams."""
+    """One HTTP/2 connection for any number of ModelStreamInfer streams."""
 
     def __init__(self) -> None:
         self._transport: asyncio.WriteTransport | None = None
@@ -57,20 +60,22 @@ class GrpcConnection(asyncio.Protocol):
         return protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Send the preface and open the windows as wide as they go."""
-        self._transport = cast("asyncio.WriteTransport", transport)  # uvloop's is one in all but name
+        """Send the preface and set the windows to their largest size."""
+        # Uvloop's transport has the same methods, but is not a subclass.
+        self._transport = cast("asyncio.WriteTransport", transport)
+        # 4 is SETTINGS_INITIAL_WINDOW_SIZE, the window of each stream (RFC 9113, 6.5.2).
         settings = struct.pack(">HI", 4, _LARGEST_WINDOW)
         widen = struct.pack(">I", _LARGEST_WINDOW - _DEFAULT_WINDOW)
         preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
         self._transport.write(preface + _frame(_SETTINGS, 0, 0, settings) + _frame(_WINDOW_UPDATE, 0, 0, widen))
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
-        """Wake everyone who waits."""
+        """Wake all waiting streams."""
         for queue in self._streams.values():
             queue.put_nowait(None)
 
     def data_received(self, data: bytes) -> None:
-        """Take whole frames off the buffer."""
+        """Take complete frames off the buffer."""
         buffer = self._buffer
         buffer += data
         at, end = 0, len(buffer)
@@ -86,12 +91,14 @@ class GrpcConnection(asyncio.Protocol):
     def _take(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
         if kind == _DATA:
             self._take_data(stream, payload)
+            # The connection (number 0) and each stream have a window of their own.
             self._replenish(0, len(payload))
             self._replenish(stream, len(payload))
         elif kind == _SETTINGS and not flags & _ACK:
             self.write(_frame(_SETTINGS, _ACK, 0))
         elif kind == _PING and not flags & _ACK:
             self.write(_frame(_PING, _ACK, 0, payload))
+        # The last headers of a stream carry gRPC's status, which is not decoded.
         elif kind == _RESET or (kind == _HEADERS and flags & _END_STREAM):
             if stream in self._streams:
                 self._streams[stream].put_nowait(None)
@@ -99,7 +106,7 @@ class GrpcConnection(asyncio.Protocol):
             self.connection_lost(None)
 
     def _take_data(self, stream: int, payload: bytes) -> None:
-        """Cut gRPC messages (flag, length, message) out of the stream's bytes."""
+        """Cut gRPC messages (flag, length, message) out of a stream's bytes."""
         partial = self._partial[stream]
         partial += payload
         while len(partial) >= 5:
@@ -117,13 +124,14 @@ class GrpcConnection(asyncio.Protocol):
         self._received[stream] = received
 
     def write(self, data: bytes) -> None:
-        """Send bytes; the requests are small, so asyncio's buffer is all the flow control they need."""
+        """Send bytes. The requests are small, so asyncio's buffer is enough flow control."""
         if self._transport is None:
             raise GrpcError("the connection is closed")
         self._transport.write(data)
 
     def start_stream(self, method: str) -> tuple[int, asyncio.Queue[bytes | None]]:
-        """Start a call of `method`; return the stream's number and the queue its messages arrive in."""
+        """Start a call of `method`; return the stream's number and the queue for its messages."""
+        # A client's streams have odd numbers (RFC 9113, 5.1.1).
         stream, self._next = self._next, self._next + 2
         queue: asyncio.Queue[bytes | None] = asyncio.Queue()
         self._streams[stream], self._partial[stream] = queue, bytearray()
@@ -140,13 +148,13 @@ class GrpcConnection(asyncio.Protocol):
         return stream, queue
 
     def send(self, stream: int, message: bytes) -> None:
-        """Send one gRPC message, uncompressed."""
+        """Send one gRPC message without compression."""
         body = b"\x00" + struct.pack(">I", len(message)) + message
-        for at in range(0, len(body), 16384):  # the largest frame a peer must take
+        for at in range(0, len(body), 16384):  # the largest frame that every peer must accept
             self.write(_frame(_DATA, 0, stream, body[at : at + 16384]))
 
     def end(self, stream: int) -> None:
-        """Close the sending side of a stream and forget it."""
+        """Close the sending side of a stream."""
         self.write(_frame(_DATA, _END_STREAM, stream))
 
     def close(self) -> None:
@@ -156,23 +164,25 @@ class GrpcConnection(asyncio.Protocol):
 
 
 def build_request(model: str, asked: Request) -> bytes:
-    """Return a serialised ModelInferRequest with the tensors of the official backend's contract."""
+    """Return a serialised ModelInferRequest with the official backend's tensors."""
     sampling = json.dumps({"max_tokens": asked.answer_tokens, "ignore_eos": True, "temperature": 0})
     request = service_pb2.ModelInferRequest(model_name=model)
     for name, data in (("text_input", asked.prompt), ("sampling_parameters", sampling)):
         request.inputs.add(name=name, datatype="BYTES", shape=[1])
+        # An element of type BYTES has its length in front, four bytes.
         request.raw_input_contents.append(struct.pack("<I", len(data)) + data.encode())
     for name, flag in (("stream", asked.stream), ("exclude_input_in_output", True)):
         request.inputs.add(name=name, datatype="BOOL", shape=[1])
         request.raw_input_contents.append(bytes((flag,)))
     request.outputs.add(name="text_output")
+    # Then the last response is marked even if it has no text.
     request.parameters["triton_enable_empty_final_response"].bool_param = True
     serialised: bytes = request.SerializeToString()
     return serialised
 
 
 class TritonGrpcClient:
-    """One ModelStreamInfer stream, kept open from request to request as tritonclient does."""
+    """A client with one ModelStreamInfer stream, which stays open between requests as tritonclient's does."""
 
     def __init__(self, connection: GrpcConnection, model: str) -> None:
         self._connection, self._model = connection, model
@@ -190,6 +200,7 @@ class TritonGrpcClient:
                 raise GrpcError(reply.error_message)
             response = reply.infer_response
             if response.raw_output_contents:
+                # The first four bytes are the text's length.
                 answer.add(response.raw_output_contents[0][4:].decode())
             if response.parameters["triton_final_response"].bool_param:
                 return

@@ -1,7 +1,4 @@
-"""HTTP/1.1 over one kept-alive connection, at the least cost asyncio allows.
-
-The load generator must not be the bottleneck.
-"""
+"""HTTP/1.1 over one kept-alive connection, as cheap as asyncio allows: the load generator must not be the bottleneck."""
 
 from __future__ import annotations
 
@@ -17,11 +14,11 @@ if TYPE_CHECKING:
 
 
 class HttpError(Exception):
-    """A server answered with another status than 200."""
+    """A server answered with a status other than 200."""
 
 
 class HttpConnection:
-    """One connection, one request at a time."""
+    """One connection, which handles one request at a time."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, host: str) -> None:
         self._reader, self._writer, self._host = reader, writer, host
@@ -46,6 +43,7 @@ class HttpConnection:
 
     async def _chunked(self) -> AsyncIterator[bytes]:
         while size := int(await self._reader.readuntil(b"\r\n"), 16):
+            # Each chunk ends with a line end, which is not part of it.
             yield (await self._reader.readexactly(size + 2))[:-2]
         await self._reader.readuntil(b"\r\n")
 
@@ -69,7 +67,7 @@ async def events(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
 
 
 class OpenAIClient:
-    """The completions endpoint of vLLM's own server."""
+    """A client for the completions endpoint of vLLM's own server."""
 
     def __init__(self, connection: HttpConnection, model: str) -> None:
         self._connection, self._model = connection, model

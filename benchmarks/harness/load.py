@@ -1,4 +1,4 @@
-"""Requests put on a target: a closed loop of workers, or open-loop Poisson arrivals, through the same clients."""
+"""Send requests to a target: a closed loop of workers, or open-loop Poisson arrivals, with the same clients."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Request:
-    """One request."""
+    """One request to a target."""
 
     prompt: str
     answer_tokens: int
@@ -31,29 +31,30 @@ class Client(Protocol):
     """A connection that answers one request at a time."""
 
     async def ask(self, request: Request, answer: Answer) -> None:
-        """Send the prompt, call `answer.add` for each piece of text that arrives, return after the last."""
+        """Send the prompt, call `answer.add` for each piece of text that arrives, and return after the last piece."""
 
     async def close(self) -> None:
         """Release the connection."""
 
 
 class WrongAnswerError(Exception):
-    """A target sent fewer or more tokens than it was asked for, or answered fewer requests."""
+    """A target sent another number of tokens than requested, or too few answers."""
 
 
 async def run_load(clients: Sequence[Client], load: Load) -> Measurement:
-    """Put `load` on one target through `clients`.
+    """Send `load` to one target through `clients`.
 
     Raises:
-        WrongAnswerError: an answer did not have exactly the tokens that it was to have, or there are too few answers.
+        WrongAnswerError: an answer has another number of tokens than requested, or there are too few answers.
     """
     gc.collect()
-    gc.disable()  # a full collection in the load generator would be counted as the target's pause
+    gc.disable()  # a full collection in the load generator would count as a pause of the target
     started = time.perf_counter()
     try:
         answers, unfinished = await (_open_loop if load.rate else _closed_loop)(clients, load, started)
     finally:
         gc.enable()
+    # A window of time sends as many requests as fit into it.
     wanted = 1 if load.seconds else load.requests
     if len(answers) < wanted:
         raise WrongAnswerError(f"{len(answers)} answers to {wanted} requests, {unfinished} unfinished")
@@ -71,6 +72,7 @@ async def _closed_loop(clients: Sequence[Client], load: Load, started: float) ->
             for turn in _before(until, iter(turns)):
                 request = Request(said + turn.text, turn.answer_tokens, load.stream)
                 answers.append(await _ask(client, request, time.perf_counter()))
+                # A later turn repeats the conversation so far, as chat clients do.
                 said = f"{request.prompt} {answers[-1].text} " if len(turns) > 1 else ""
 
     await asyncio.gather(*(work(client) for client in clients))
@@ -78,9 +80,9 @@ async def _closed_loop(clients: Sequence[Client], load: Load, started: float) ->
 
 
 def arrival_times(load: Load) -> list[float]:
-    """Return when requests are due, in seconds: rate * seconds of them, the same for every target of a seed.
+    """Return the times at which requests are due (s): rate * seconds of them, equal for every target with the same seed.
 
-    Given their number, the arrivals of a Poisson process are independent and uniform; so each seed has the same mean rate.
+    For a given number, the arrivals of a Poisson process are independent and uniform. So each seed has the same mean rate.
     """
     source = random.Random(load.seed)
     window = load.seconds or load.requests / load.rate
@@ -88,7 +90,7 @@ def arrival_times(load: Load) -> list[float]:
 
 
 async def _open_loop(clients: Sequence[Client], load: Load, started: float) -> tuple[list[Answer], int]:
-    """Send each request when it is due; what has not ended after twice the window and ten seconds is left unfinished."""
+    """Send each request when it is due; cancel those that have not ended after twice the window and ten seconds."""
     times = arrival_times(load)
     free: asyncio.LifoQueue[Client] = asyncio.LifoQueue()
     for client in clients:
@@ -105,6 +107,7 @@ async def _open_loop(clients: Sequence[Client], load: Load, started: float) -> t
         await asyncio.sleep(max(0.0, started + at - time.perf_counter()))
         tasks.append(asyncio.create_task(answer(turn, started + at)))
     limit = started + 2 * (load.seconds or times[-1]) + 10 - time.perf_counter()
+    # A wrong answer ends the run at once.
     done, late = await asyncio.wait(tasks, timeout=max(0.0, limit), return_when=asyncio.FIRST_EXCEPTION)
     for task in late:
         task.cancel()

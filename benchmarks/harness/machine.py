@@ -1,4 +1,4 @@
-"""What a figure was measured on: machine, versions, commit."""
+"""The conditions of a measurement: machine, versions, commit."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PROBE = "import torch, vllm; print(vllm.__version__, torch.__version__)"
 
 @dataclass(frozen=True)
 class Machine:
-    """One line each in the head of a report."""
+    """The facts for the head of a report, each as one text."""
 
     processor: str
     memory: str
@@ -34,7 +34,7 @@ class Machine:
     when: str
 
     def lines(self) -> list[str]:
-        """Return the report's head."""
+        """Return the lines for the head of a report."""
         versions = f"vLLM {self.vllm}, torch {self.torch}, tritonserver {self.triton}, load generator Python {self.python}"
         hardware = f"{self.processor}, {self.memory}{f', {self.gpus}' if self.gpus else ''}, {self.system}"
         return [f"- machine: {hardware}", f"- versions: {versions}", f"- commit {self.commit}, {self.when}"]
@@ -42,13 +42,19 @@ class Machine:
 
 def versions_of(environment: Path) -> dict[str, str]:
     """Return the versions of vLLM and torch in an unpacked environment."""
-    # -B: this must leave no bytecode in an environment that is packed or started later
+    # -B: write no bytecode into an environment that may be packed or started later.
     vllm, torch = [*_output([str(environment / "bin" / "python"), "-B", "-c", _PROBE]).split()[-2:], "?", "?"][:2]
     return {"vllm": vllm, "torch": torch}
 
 
 def describe(versions: Mapping[str, str], triton_root: Path, *, commit: str = "") -> Machine:
-    """Read the machine's names; `versions` are those of vLLM and torch, `commit` is for a copy that has no git history."""
+    """Read the facts of this machine.
+
+    Args:
+        versions: those of vLLM and torch.
+        triton_root: the Triton root.
+        commit: for a copy of the project without git history.
+    """
     return Machine(
         processor=f"{os.cpu_count()} cores of {_processor()}",
         memory=f"{psutil.virtual_memory().total / 2**30:.0f} GiB",
@@ -71,7 +77,7 @@ def _processor() -> str:
 
 
 def _triton_version(root: Path) -> str:
-    """Return what the root's own files say; RELEASE is in one that gen_vllm_env.sh has provisioned."""
+    """Return the version from the root's own files; RELEASE exists in a root that gen_vllm_env.sh has made."""
     for name in ("TRITON_VERSION", "RELEASE"):
         if (root / name).is_file():
             return (root / name).read_text(encoding="utf-8").strip()

@@ -1,4 +1,4 @@
-"""The figures of serving, under the names and by the definitions of `vllm bench serve` (vllm/benchmarks/serve.py)."""
+"""The figures of serving, with the names and definitions of `vllm bench serve` (vllm/benchmarks/serve.py)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from harness.shapes import MARK
 
 @dataclass
 class Answer:
-    """When the pieces of one answer arrived, in seconds of `time.perf_counter`."""
+    """The arrival times of the pieces of one answer, in seconds of `time.perf_counter`."""
 
     started: float
     sent_late: float = 0.0
@@ -22,28 +22,29 @@ class Answer:
     pieces: list[str] = field(default_factory=list)
 
     def add(self, text: str) -> None:
-        """Note that `text` has arrived now; an empty piece, as some targets send last, is none."""
+        """Note that `text` has arrived now. Ignore an empty piece, which some targets send last."""
         if not text:
             return
         self.times.append(time.perf_counter())
+        # Every token is one word that begins with MARK (shapes.py).
         self.tokens += text.count(MARK)
         self.pieces.append(text)
 
     @property
     def text(self) -> str:
-        """All of its text so far."""
+        """Return all of its text so far."""
         return "".join(self.pieces)
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """What one load gave, times in seconds, percentiles interpolated as `numpy.percentile` does.
+    """The figures of one load. Times are in seconds; percentiles are interpolated as by `numpy.percentile`.
 
-    - request and output throughput: complete answers, and their tokens, over the seconds from the first request to the last
-      answer's end
-    - TTFT: from a request's start to its first piece; in open loop it starts when it is due
-    - TPOT: of each answer (last - first piece) / (tokens - 1); answers of one token have none
-    - ITL: from a piece to the next of the same answer, over all answers together: the gap that a reader sees
+    - request and output throughput: complete answers, and their tokens, per second. The time counts from the first request to
+      the end of the last answer.
+    - TTFT: from a request's start to its first piece; in open loop the start is the time when the request is due
+    - TPOT: for each answer (last - first piece) / (tokens - 1); answers of one token do not count
+    - ITL: from one piece to the next of the same answer, over all answers together: the gap that a reader sees
     - E2EL: from a request's start to its last piece
     """
 
@@ -67,7 +68,7 @@ class Measurement:
 
 
 def summarize(answers: list[Answer], duration_s: float, unfinished: int = 0) -> Measurement:
-    """Reduce the arrival times of complete answers, of which there must be one at least."""
+    """Compute the figures from the arrival times of complete answers, at least one."""
     ttft = [answer.times[0] - answer.started for answer in answers]
     e2el = [answer.times[-1] - answer.started for answer in answers]
     tpot = [(answer.times[-1] - answer.times[0]) / (answer.tokens - 1) for answer in answers if answer.tokens > 1]
@@ -95,5 +96,5 @@ def summarize(answers: list[Answer], duration_s: float, unfinished: int = 0) -> 
 
 
 def percentile(values: list[float], percent: float) -> float:
-    """Return the interpolated percentile of `values`, 0 of none."""
+    """Return the interpolated percentile of `values`; 0 if there are no values."""
     return float(np.percentile(values or [0.0], percent))

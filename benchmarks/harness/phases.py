@@ -1,4 +1,4 @@
-"""Where a start's time goes, read from the timestamps in the server's own log."""
+"""Find where the time of a start goes, from the timestamps in the server's own log."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import re
 from dataclasses import dataclass
 from datetime import datetime
 
+# Lines of Triton's log (glog) and of vLLM's, each with its date, time and text.
 _TRITON = re.compile(r"^[IWE](\d\d)(\d\d) (\d\d:\d\d:\d\d\.\d{6}) \d+ \S+\] (.*)")
 _VLLM = re.compile(r"(?:INFO|WARNING|ERROR) (\d\d)-(\d\d) (\d\d:\d\d:\d\d) (.*)")
 
-# (phase, pattern that ends it); a phase lasts from the end of the one before it that the log has.
+# (phase, pattern at its end). A phase lasts from the end of the previous phase that the log shows.
 _ENDS = (
     ("server", r'"Using Python execution env '),
     ("extraction, auto-complete stub", r'"TRITONBACKEND_ModelInstanceInitialize: '),
@@ -26,14 +27,14 @@ _ENDS = (
 
 @dataclass(frozen=True)
 class Phase:
-    """A stretch of a start, in seconds; lines of vLLM have whole seconds only."""
+    """A phase of a start, in seconds; vLLM's lines have whole seconds only."""
 
     name: str
     seconds: float
 
 
 def parse(log: str, launched: datetime) -> list[Phase]:
-    """Return the phases of a start, in order, those that the log does not show left out.
+    """Return the phases of a start in their order, without those that the log does not show.
 
     Args:
         log: the text of the server's log.
@@ -47,7 +48,7 @@ def parse(log: str, launched: datetime) -> list[Phase]:
         match = next((i for i in range(at, len(lines)) if pattern.search(lines[i][1])), None)
         if match is None:
             continue
-        when = max(last, lines[match][0])  # whole seconds may lie before the microseconds of the line before
+        when = max(last, lines[match][0])  # vLLM's whole seconds may be earlier than the microseconds of the previous line
         phases.append(Phase(name, (when - last).total_seconds()))
         at, last = match + 1, when
     return phases

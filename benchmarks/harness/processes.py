@@ -1,4 +1,4 @@
-"""Who uses the processor: CPU seconds and memory of a server's processes."""
+"""Measure the CPU seconds and the memory of a server's processes by role."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import psutil
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-# what a process has in its name or command line -> its role
+# Text in a process's name or command line -> its role.
 _ROLES = {
     "EngineCore": "engine_core",
     "VLLM::APIServer": "api_server",
@@ -26,7 +26,7 @@ _ROLES = {
 
 
 def session_of(leader: int) -> list[psutil.Process]:
-    """Return the living processes of the session that `leader` leads (a server started with its own session)."""
+    """Return the living processes of the session that `leader` leads (the server's own session)."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):
@@ -36,13 +36,14 @@ def session_of(leader: int) -> list[psutil.Process]:
 
 
 def role_of(process: psutil.Process) -> str:
-    """Return what a process is to the benchmark: a value of `_ROLES`, or other."""
+    """Return the role of a process: a value of `_ROLES`, or other."""
     words = " ".join([process.name(), *process.cmdline()])
+    # The first match counts, so "VLLM::APIServer" comes before "VLLM::".
     return next((role for sign, role in _ROLES.items() if sign in words), "other")
 
 
 def by_role(leader: int, amount: Callable[[psutil.Process], float]) -> dict[str, float]:
-    """Return an amount in the session of `leader`, added up by role."""
+    """Return the sum of an amount over the session of `leader`, by role."""
     used: dict[str, float] = {}
     for process in session_of(leader):
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -52,22 +53,22 @@ def by_role(leader: int, amount: Callable[[psutil.Process], float]) -> dict[str,
 
 
 def cpu_seconds(process: psutil.Process) -> float:
-    """Return the processor time that a process has used."""
+    """Return the processor time that a process has used (s)."""
     used = process.cpu_times()
     return used.user + used.system
 
 
 def resident(process: psutil.Process) -> int:
-    """Return the bytes of memory that a process holds."""
+    """Return the resident memory of a process in bytes."""
     return process.memory_info().rss
 
 
 @contextlib.contextmanager
 def first_in_line() -> Iterator[bool]:
-    """Let this thread run before the servers within, if it may (root, CAP_SYS_NICE); yield whether it does.
+    """Let this thread run before the servers, if that is allowed (root, CAP_SYS_NICE); yield whether it is.
 
-    A load generator that waits for a core reads many pieces at once and takes them for one burst. By a real-time policy:
-    where the kernel groups processes by session, as it does by default, nice counts within a session only.
+    A load generator that waits for a core later reads many pieces at once and records them as one burst. A real-time policy is
+    necessary: by default the kernel groups processes by session, and then nice counts only within a session.
     """
     policy, parameters, allowed = os.sched_getscheduler(0), os.sched_getparam(0), True
     try:
@@ -82,7 +83,7 @@ def first_in_line() -> Iterator[bool]:
 
 
 def exit_on_sigterm() -> None:
-    """Leave by SystemExit at the first SIGTERM, so that servers are stopped; a second one, as `timeout` sends, is ignored."""
+    """Exit at the first SIGTERM, so that the servers are stopped; ignore a second one, which `timeout` sends."""
 
     def leave(*_: object) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -92,7 +93,7 @@ def exit_on_sigterm() -> None:
 
 
 def end_session(leader: int, patience_s: float = 30) -> None:
-    """End the session of `leader`: SIGTERM to the leader, SIGKILL to what is left after `patience_s`."""
+    """End the session of `leader`: SIGTERM to the leader, then SIGKILL to the processes left after `patience_s`."""
     with contextlib.suppress(psutil.NoSuchProcess):
         psutil.Process(leader).terminate()
     psutil.wait_procs(session_of(leader), timeout=patience_s)

@@ -1,4 +1,4 @@
-"""Rounds into medians, ranges and ratios; those into tables."""
+"""Turn rounds into medians, ranges and ratios, and these into tables."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _RATIOS_TO = ("engine", "openai")
 
 @dataclass(frozen=True)
 class Cell:
-    """One load: what is the same for all targets in one row group of the table.
+    """One load, which is the same for all targets in one table.
 
-    `rate` (requests/s) makes it an open loop, which has `in_flight` as its bound.
+    With a `rate` (requests/s) it is an open loop, and `in_flight` is its upper bound.
     """
 
     stream: bool
@@ -37,7 +37,7 @@ class Cell:
 
     @property
     def title(self) -> str:
-        """The heading of the cell's table."""
+        """Return the heading of the cell's table."""
         mode = "streaming" if self.stream else "whole answers"
         load = f"open loop, {self.rate:.4g} requests/s" if self.rate else f"{self.in_flight} in flight"
         workload = "" if self.workload == "fixed" else f"{self.workload}, "
@@ -57,7 +57,7 @@ class Round:
 
 @dataclass(frozen=True)
 class Column:
-    """One figure of the table: `name` of Measurement, shown `factor` times with `digits` after the point."""
+    """One column of the table: the field `name` of Measurement times `factor`, with `digits` after the point."""
 
     head: str
     name: str
@@ -85,26 +85,26 @@ _COLUMNS = (
 
 
 def shown(values: list[float], digits: int) -> str:
-    """Return the median, with the least and the most where they are of several rounds."""
+    """Return the median; for several rounds, also minimum and maximum."""
     text = f"{median(values):,.{digits}f}"
     return text if len(values) == 1 else f"{text} ({min(values):,.{digits}f}-{max(values):,.{digits}f})"
 
 
 def ratios(rounds: list[Round], target: str, to: str) -> list[float]:
-    """Return output tokens/s of `target` over those of `to` within each round that has both."""
+    """Return the output tokens/s of `target` divided by those of `to`, for each round that has both."""
     speed = {(entry.target, entry.number): entry.measured.output_throughput for entry in rounds}
     pairs = [(speed.get((target, n)), speed.get((to, n))) for n in sorted({entry.number for entry in rounds})]
     return [a / b for a, b in pairs if a and b]
 
 
 def per_thousand(rounds: list[Round]) -> dict[str, float]:
-    """Return median CPU seconds per 1000 output tokens by role."""
+    """Return the median CPU seconds per 1000 output tokens, by role."""
     roles = sorted({role for entry in rounds for role in entry.cpu_s})
     return {role: median(e.cpu_s.get(role, 0.0) / e.measured.output_tokens * 1000 for e in rounds) for role in roles}
 
 
 def table(rounds: list[Round]) -> str:
-    """Return the markdown of one cell."""
+    """Return the table of one cell as Markdown."""
     cell = rounds[0].cell
     columns = [c for c in _COLUMNS if (cell.stream or not c.streaming) and (cell.rate or not c.open_loop)]
     targets = list(dict.fromkeys(entry.target for entry in rounds))
@@ -121,7 +121,7 @@ def table(rounds: list[Round]) -> str:
 
 
 def by_cell(rounds: list[Round]) -> dict[Cell, list[Round]]:
-    """Group rounds, cells in the order in which they were measured."""
+    """Group rounds by cell; the cells keep the order in which they were measured."""
     cells: dict[Cell, list[Round]] = {}
     for entry in rounds:
         cells.setdefault(entry.cell, []).append(entry)
@@ -129,7 +129,7 @@ def by_cell(rounds: list[Round]) -> dict[Cell, list[Round]]:
 
 
 def write(out: Path, title: str, machine: Machine, notes: list[str], rounds: list[Round]) -> None:
-    """Write `out`.md and .json."""
+    """Write the report to `out`.md and `out`.json."""
     parts = [f"# {title}", "\n".join([*machine.lines(), *(f"- {note}" for note in [*notes, LEGEND])])]
     for cell, entries in by_cell(rounds).items():
         parts.append(f"## {cell.title}\n\n{table(entries)}")

@@ -1,4 +1,4 @@
-"""Reports are added, never replaced: each run has a name of its own, with its time and commit, and a row in `runs.md`."""
+"""Name reports so that none is replaced: each run adds a file with its time and commit, and a row in `runs.md`."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ _HEAD = "| when | report | commit | command |\n|---|---|---|---|\n"
 
 
 def _claim(out: Path, commit: str) -> Path:
-    """Return a stem beside `out` that no report has: the time and commit are added to its name, which an empty `.md` takes."""
+    """Return a new stem next to `out`, made of its name, the time and the commit; an empty `.md` file reserves it."""
     out.parent.mkdir(parents=True, exist_ok=True)
     name = f"{out.name}-{datetime.now(timezone.utc):%Y%m%d-%H%M}-{re.sub(r'[^A-Za-z0-9_]+', '-', commit)}"
     for number in itertools.count(1):
         stem = out.with_name(name if number == 1 else f"{name}-{number}")
         try:
+            # Mode x fails if another run has taken the name meanwhile.
             stem.with_name(f"{stem.name}.md").open("x", encoding="utf-8").close()
         except FileExistsError:
             continue
@@ -28,7 +29,7 @@ def _claim(out: Path, commit: str) -> Path:
 
 
 def _record(stem: Path, commit: str, command: str) -> None:
-    """Add the row of a run to `runs.md` beside its report."""
+    """Add a row for a run to `runs.md` next to its report."""
     runs = stem.with_name("runs.md")
     head = "" if runs.exists() else _HEAD
     escaped = command.replace("|", r"\|")
@@ -38,7 +39,7 @@ def _record(stem: Path, commit: str, command: str) -> None:
 
 
 def take(out: Path, commit: str, command: str) -> Path:
-    """Return the stem of a run that has measured something already, and add its row."""
+    """Return the stem for a run's report, and add its row; call this only when there is a measurement."""
     stem = _claim(out, commit)
     _record(stem, commit, command)
     return stem

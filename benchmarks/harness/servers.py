@@ -1,4 +1,4 @@
-"""Server processes: start one in a session of its own, wait until it is ready, account for it, end all of it."""
+"""Server processes: start one in a session of its own, wait until it is ready, measure it, and end its session."""
 
 from __future__ import annotations
 
@@ -26,9 +26,16 @@ _START_LIMIT_S = 600
 
 @dataclass(frozen=True)
 class Setting:
-    """What all targets share: the environment, the checkpoint (inside the arguments), where logs go.
+    """The setting that all targets share.
 
-    `instances` is of Triton's model.
+    Attributes:
+        environment: the unpacked environment.
+        triton_root: the Triton root.
+        model_repository: where the model is copied from.
+        arguments: the engine arguments, with the checkpoint.
+        variables: environment variables of the servers.
+        work: folder for logs.
+        instances: number of instances of Triton's model.
     """
 
     environment: Path
@@ -49,7 +56,7 @@ class Server:
 
     name = ""
     stall_limit_s: float = _START_LIMIT_S
-    """Seconds without a line in the log after which a start counts as stuck."""
+    """A start counts as stuck after this many seconds without a line in the log."""
 
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
@@ -58,6 +65,7 @@ class Server:
 
     def launch(self, command: list[str], *, stdin: int | None = None, stdout: IO[bytes] | int | None = None) -> None:
         """Start the process; its output goes to the log."""
+        # No usage statistics and no access to the hub during a measurement.
         variables = {**os.environ, "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", **self.setting.variables}
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
@@ -65,7 +73,11 @@ class Server:
             )
 
     def wait_for(self, url: str) -> None:
-        """Return when `url` answers 200."""
+        """Wait until `url` answers with status 200.
+
+        Raises:
+            StartFailedError: the server ends, is silent too long, or takes too long.
+        """
         limit = time.monotonic() + _START_LIMIT_S
         while not (why := self._failed(limit)):
             try:
@@ -90,27 +102,27 @@ class Server:
         return self.process
 
     def cpu(self) -> dict[str, float]:
-        """CPU seconds used so far, by role."""
+        """Return the CPU seconds used so far, by role."""
         return processes.by_role(self.running().pid, processes.cpu_seconds)
 
     def executor(self) -> str:
-        """Which executor the started engine has, as its processes show."""
+        """Return the executor of the started engine, judged by its processes."""
         roles = processes.by_role(self.running().pid, lambda _: 1)
         return executors.running(roles)
 
     def resident(self) -> dict[str, float]:
-        """Resident bytes, by role."""
+        """Return the resident bytes, by role."""
         return processes.by_role(self.running().pid, processes.resident)
 
     def stop(self) -> None:
-        """End every process of it."""
+        """End every process of the server."""
         if self.process is not None:
             processes.end_session(self.process.pid)
             self.process.wait()
 
 
 def place_model(setting: Setting, destination: Path) -> Path:
-    """Copy the model of this name without its archive and set what the benchmark asks for; return the model store."""
+    """Copy the model without its archive and configure it for the benchmark; return the new model repository."""
     shutil.rmtree(destination, ignore_errors=True)
     model = setting.model_repository / destination.name
     shutil.copytree(model, destination, ignore=shutil.ignore_patterns("*.tar.gz", "*.tar", "__pycache__"))
@@ -125,7 +137,7 @@ def place_model(setting: Setting, destination: Path) -> Path:
 
 
 def place_stub(destination: Path, setting: Setting) -> None:
-    """Give a model without a stub the Triton root's prebuilt one for the environment's Python, where there is one."""
+    """Copy the Triton root's prebuilt stub for the environment's Python into a model without a stub, if there is one."""
     pythons = sorted((setting.environment / "bin").glob("python3.*[0-9]"))
     stub = "triton_python_backend_stub"
     prebuilt = [setting.triton_root / "python_backend_stubs" / python.name.removeprefix("python") / stub for python in pythons]
@@ -135,7 +147,7 @@ def place_stub(destination: Path, setting: Setting) -> None:
 
 
 def as_flags(arguments: dict[str, object]) -> list[str]:
-    """Return engine arguments as the command line of vLLM's server has them."""
+    """Return engine arguments as flags of vLLM's server."""
     flags = []
     for key, value in arguments.items():
         name = key.replace("_", "-")
@@ -147,7 +159,7 @@ def as_flags(arguments: dict[str, object]) -> list[str]:
 
 
 def free_port() -> int:
-    """Return a port that is free now, below those that the system hands out: nobody else takes it by chance."""
+    """Return a free port below the ephemeral ports, so that no other program gets it by chance."""
     while True:
         port = random.randrange(20000, 32000)
         with socket.socket() as probe, contextlib.suppress(OSError):

@@ -1,7 +1,7 @@
-"""Checkpoints of a given shape without weights, for engines that load dummy ones.
+"""Make checkpoints of a given shape without weights, for engines that load dummy weights.
 
-A checkpoint is `config.json` plus a WordLevel tokenizer whose every token is one word that starts with `MARK`. So the
-number of tokens in any text is the number of marks in it, whichever target wrote the text and however it was cut up.
+A checkpoint is a `config.json` and a WordLevel tokenizer. Each token is one word that starts with `MARK`. So the number of
+tokens in a text is the number of marks in it, whichever target wrote the text and however it was split.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MARK = "w"
 
 @dataclass(frozen=True)
 class Shape:
-    """A model's architecture: what vLLM needs to make dummy weights of it."""
+    """A model's architecture, from which vLLM makes dummy weights."""
 
     name: str
     vocabulary: int
@@ -95,7 +95,7 @@ def write_checkpoint(shape: Shape, folder: Path) -> Path:
         "decoder": None,
         "model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": f"{MARK}3"},
     }
-    # PreTrainedTokenizerFast is the one class name that transformers 4 and 5 both know.
+    # transformers 4 and 5 both know only this class name.
     about = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": shape.positions}
     for name, content in (
         ("config.json", shape.config),
@@ -107,5 +107,6 @@ def write_checkpoint(shape: Shape, folder: Path) -> Path:
 
 
 def make_prompt(source: random.Random, tokens: int, vocabulary: int) -> str:
-    """Return a prompt of exactly `tokens` tokens; random, so that no prefix cache answers for the model."""
+    """Return a prompt of exactly `tokens` tokens; it is random, so that no prefix cache holds it."""
+    # Numbers below 4 are left out: among them are the special tokens (padding, begin, end, unknown).
     return " ".join(f"{MARK}{number}" for number in source.choices(range(4, vocabulary), k=tokens))

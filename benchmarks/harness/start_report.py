@@ -1,4 +1,4 @@
-"""Starts into tables by case and phase."""
+"""Turn starts into tables by case and phase."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Start:
 
 
 def table(starts: list[Start]) -> str:
-    """Return launch to ready and to the first token of each case, first and later starts, and the ratio to the first case's."""
+    """Return times to ready and to the first token by case, for first and later starts, with ratios to the first case."""
     base = starts[0].case
     lines = [f"| case | start | ready s | first token s | ready / {base} |", "|---|---|---|---|---|"]
     for case in dict.fromkeys(entry.case for entry in starts):
@@ -59,7 +59,7 @@ def phase_table(starts: list[Start]) -> str:
 
 @dataclass
 class Report:
-    """What has been seen so far, and where it is written once there is something."""
+    """The starts so far and their report, which is first written when there is a start."""
 
     out: Path
     described: Machine
@@ -69,7 +69,7 @@ class Report:
     stem: Path | None = None
 
     def write(self) -> None:
-        """Write the .md and .json."""
+        """Write the report as Markdown and JSON."""
         self.stem = out = self.stem or results.take(self.out, self.described.commit, self.command)
         head = "\n".join([*self.described.lines(), *(f"- {note}" for note in self.notes)])
         heading = "## By phase, median seconds"

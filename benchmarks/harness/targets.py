@@ -1,4 +1,4 @@
-"""The ways to serve one model that are compared, each behind the same methods."""
+"""The compared ways to serve one model, all with the same methods."""
 
 from __future__ import annotations
 
@@ -22,32 +22,32 @@ if TYPE_CHECKING:
 
 
 _OPENED_S = 0.2
-"""Time for the servers to take the connections and streams, which clients keep open from load to load, s."""
+"""Time for the servers to accept the connections and streams, which clients keep open between loads (s)."""
 
 
 class Target(Protocol):
-    """Something that serves."""
+    """A way to serve the model."""
 
     name: str
 
     def start(self) -> float:
-        """Start it, wait until it is ready, and return the seconds that took."""
+        """Start it, wait until it is ready, and return the seconds that this took."""
 
     def measure(self, load: Load) -> Measurement:
-        """Put a load on it."""
+        """Send a load to it and return the figures."""
 
     def executor(self) -> str:
-        """Which executor its engine has."""
+        """Return the executor of its engine."""
 
     def cpu(self) -> dict[str, float]:
-        """CPU seconds used so far, by role."""
+        """Return the CPU seconds used so far, by role."""
 
     def stop(self) -> None:
         """End every process of it."""
 
 
 class EngineTarget(Server):
-    """AsyncLLM in process: no server, no wire."""
+    """vLLM's AsyncLLM in one process with the load generator: no server, no network."""
 
     name = "engine"
 
@@ -79,7 +79,7 @@ class EngineTarget(Server):
 
 
 class OpenAITarget(Server):
-    """vLLM's own server, completions endpoint, without a line in the log for each request."""
+    """vLLM's own server with its completions endpoint, without a log line for each request."""
 
     name = "openai"
 
@@ -104,11 +104,11 @@ class OpenAITarget(Server):
 
 
 class TritonTarget(Server):
-    """This project's model under the real tritonserver, the environment given as EXECUTION_ENV_PATH."""
+    """This project's model in the real tritonserver; EXECUTION_ENV_PATH names the environment."""
 
     name = "triton"
     model = "vllm"
-    stall_limit_s = 150.0  # as vllm_env's smoke run: extraction and the import of vLLM are silent for tens of seconds each
+    stall_limit_s = 150.0  # as in vllm_env's smoke run: extraction and vLLM's import are each silent for tens of seconds
 
     def start(self) -> float:
         """See `Target`."""
@@ -131,7 +131,7 @@ class TritonTarget(Server):
         return time.monotonic() - started
 
     def prepare(self) -> Path:
-        """Copy the model beside the logs, with the benchmark's engine arguments and environment; return its store."""
+        """Copy the model next to the logs, with the benchmark's engine arguments and environment; return its repository."""
         return place_model(self.setting, self.setting.work / f"store-{self.name}" / self.model)
 
     def measure(self, load: Load) -> Measurement:
@@ -151,7 +151,7 @@ TARGETS: dict[str, Callable[[Setting], Target]] = {"engine": EngineTarget, "open
 
 
 async def measure_and_close(clients: Sequence[Client], load: Load) -> Measurement:
-    """Run the load, then close the clients whatever happened."""
+    """Run the load; close the clients in any case."""
     await asyncio.sleep(_OPENED_S)
     try:
         return await run_load(clients, load)
@@ -161,7 +161,7 @@ async def measure_and_close(clients: Sequence[Client], load: Load) -> Measuremen
 
 
 def run(work: Coroutine[None, None, Measurement]) -> Measurement:
-    """Run a coroutine, on uvloop where the benchmark's Python has it."""
+    """Run a coroutine, on uvloop if this Python has it."""
     try:
         import uvloop
     except ImportError:

@@ -1,4 +1,4 @@
-"""What is asked: conversations of one or several turns, the same for every target that gets the same seed."""
+"""The questions of a load: conversations of one or several turns, equal for every target with the same seed."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 KINDS = ("fixed", "mixed", "multi-turn")
+# Sigma of the log-normal lengths, and the largest factor by which they may differ from the typical length.
 _SPREAD = 0.7
 _WIDEST = 4
 
 
 @dataclass(frozen=True)
 class Load:
-    """One cell of the benchmark: what is asked of a target.
+    """One cell of the benchmark: the questions for a target.
 
     Attributes:
-        in_flight: clients, each with one request at a time.
-        requests: at most.
-        seconds: no request starts later than this; 0 is no limit, for exactly `requests`.
-        rate: requests a second, which arrive as a Poisson process does; 0 is the closed loop, where each client sends its
-            next request when its last answer is complete.
+        in_flight: number of clients, each with one request at a time.
+        requests: the largest number of requests.
+        seconds: no request starts later than this; 0 sets no limit and sends exactly `requests`.
+        rate: requests per second in a Poisson process (open loop). 0 is a closed loop: each client sends its next request
+            when its last answer is complete.
         workload: one of `KINDS`.
     """
 
@@ -44,18 +45,18 @@ class Load:
 
 @dataclass(frozen=True)
 class Turn:
-    """One question: its own text, and how many tokens the answer is to have."""
+    """One question: its text, and the number of tokens of the answer."""
 
     text: str
     answer_tokens: int
 
 
 def conversations(load: Load) -> Iterator[list[Turn]]:
-    """Yield conversations of `load.requests` turns together.
+    """Yield conversations that have `load.requests` turns in total.
 
-    `fixed` has one turn of `prompt_tokens` and `answer_tokens` each; `mixed` draws both from a log-normal distribution with
-    these as medians (sigma 0.7), between a quarter and four times them; `multi-turn` has `turns` of the fixed lengths, each
-    asked with everything said before it, which a prefix cache has.
+    - `fixed`: one turn of `prompt_tokens` and `answer_tokens`.
+    - `mixed`: one turn; both lengths are log-normal (sigma 0.7) with these medians, from a quarter to four times the median.
+    - `multi-turn`: `turns` turns of the fixed lengths. Each prompt repeats the whole conversation, which a prefix cache holds.
     """
     source = random.Random(load.seed)
     left = load.requests
@@ -66,7 +67,7 @@ def conversations(load: Load) -> Iterator[list[Turn]]:
 
 
 def most_tokens(load: Load) -> int:
-    """Return the most tokens that a prompt and its answer may have together."""
+    """Return the most tokens that a prompt and its answer can have together."""
     factor = {"fixed": 1, "mixed": _WIDEST, "multi-turn": load.turns}[load.workload]
     return factor * (load.prompt_tokens + load.answer_tokens)
 

@@ -1,3 +1,3 @@
-"""Turns "this vLLM, at exactly this version or commit" into a Triton model repository (docs/how_it_works.md)."""
+"""Build a Triton model repository for one exact version or commit of vLLM (docs/how_it_works.md)."""
 
 __version__ = "0.1.0"

@@ -7,7 +7,8 @@ from vllm_env.cli.main import main
 
 try:
     status = main()
-    for number in (signal.SIGINT, signal.SIGTERM):  # the work is done; the interpreter's end would let them kill it
+    # The work is done: a signal during the interpreter's exit must not change the status.
+    for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
 except KeyboardInterrupt:
     status = 130

@@ -1,4 +1,4 @@
-"""The build: the stages in their order, each with the value that the one before it returned."""
+"""The build: its stages in their order. Each stage takes the value that the previous one returned."""
 
 import dataclasses
 import os
@@ -28,7 +28,7 @@ from vllm_env.verify.verify import verified_mark, verify_packed
 
 @dataclass(frozen=True)
 class BuildResult:
-    """What a build left: the model's folder and manifest, the smoke run's answers and vLLM's caches if asked for."""
+    """The result of a build: the model's folder and manifest; if requested, the smoke run's result and vLLM's caches."""
 
     model: Path
     manifest: Manifest
@@ -39,7 +39,7 @@ class BuildResult:
 
 
 def build(workspace: Workspace, request: BuildRequest) -> BuildResult:
-    """Build what is asked for and publish it; after an error all is as it was."""
+    """Build and publish the request. After an error, the model repository is unchanged."""
     with workspace.exclusive():
         for folder in workspace.cache.remove_abandoned():
             report.debug(f"removed {folder}, left by a build that was killed")
@@ -50,7 +50,7 @@ def build(workspace: Workspace, request: BuildRequest) -> BuildResult:
 
 @dataclass(frozen=True)
 class _Build:
-    """One build under way."""
+    """One running build."""
 
     workspace: Workspace
     request: BuildRequest
@@ -60,6 +60,7 @@ class _Build:
     def run(self) -> BuildResult:
         target = self.request.model_folder
         published = _published(target, self.plan.key)
+        # An adopted model with outdated code or configuration is built again, although its key is the same.
         if published and not (self.request.adoption and self.request.adoption.outdated):
             report.note(f"{target} is up to date; nothing to build")
             write_engine_args(TEMPLATE, target)
@@ -76,6 +77,7 @@ class _Build:
         stub = self._stub(prefix)
         packed = self._pack(prefix)
         source = request.adoption.source if request.adoption else None
+        # A build for a model that was adopted earlier keeps the record of its source.
         origin = str(source) if source else adopted_from(request.model_folder)
         described = describe_build(self.plan.key, prefix, stub, request.layout, packed)
         manifest = dataclasses.replace(described, adopted_from=origin)
@@ -125,7 +127,7 @@ class _Build:
         return packed
 
     def _verify(self, stub: Stub, packed: Packed) -> None:
-        """Verify what is new; what is reused passed before, or the build that made it failed right here."""
+        """Verify a new environment. A reused one has passed before, or its first build failed at this point."""
         workspace = self.workspace
         lock = self.lock
         expected = Expected(stub.python, stub.release, lock.versions(), complete=True, profile=lock.spec.profile)
@@ -140,7 +142,7 @@ class _Build:
             report.step("loader rules, no path of the build, imports without activation")
 
     def _smoke_again(self, model: Path) -> SmokeResult | None:
-        """Serve what stands, unless its stand-in needs an interpreter that a new container's cache has no more."""
+        """Serve the published model again; skip it if the cache no longer has the environment that makes the stand-in."""
         if self.request.smoke_model:
             return self._smoke(model, None)
         if has_prefix(self.workspace, self.lock, self.request.keep):
@@ -155,6 +157,7 @@ class _Build:
             with report.stage("stand-in"):
                 standin = ensure_standin(workspace, prefix.python)
         log = workspace.cache.path("smoke-server.log")
+        # The server appends to its log.
         log.unlink(missing_ok=True)
         with report.stage("smoke run"):
             smoke = smoke_run(
@@ -175,7 +178,7 @@ class _Build:
         return smoke
 
     def _offer_standin(self, model: Path, smoke: SmokeResult | None) -> None:
-        """Where no model hub answers, let engine arguments that nobody has edited name what the smoke run has served."""
+        """If no model hub answers, put the served stand-in into engine arguments that the user has not edited."""
         if smoke is None or self.request.smoke_model or is_fetchable(self.workspace, EXAMPLE_MODEL):
             return
         if offer_standin(TEMPLATE, model, Path(smoke.engine_args["model"]), smoke.engine_args):
@@ -190,19 +193,20 @@ class _Build:
         return done
 
     def _evict(self, keep: set[Path]) -> None:
-        """Bound the cache; the private copies of vLLM's caches stay while a server runs in this container.
+        """Bound the cache's size; keep the private copies of vLLM's caches while a server runs in this container.
 
-        They are marked as used at its start only.
+        They are marked as used only when the server starts.
         """
         cache = self.workspace.cache
         cache.evict(keep.union(cache.path("warm").glob("*") if server_runs() else ()))
 
 
 def _published(target: Path, key: str) -> Manifest | None:
-    """Return the manifest of what stands in the repository if it is what would be built; sizes tell a cut-off file."""
+    """Return the manifest of the published model if a build would give the same and no file is truncated, else None."""
     manifest = standing(target, key)
     if manifest is None:
         return None
     stub = target / manifest.stub.name
+    # Triton executes the stub, so it must be executable, too.
     stub_is_whole = stub.is_file() and file_sha256(stub) == manifest.stub.sha256 and os.access(stub, os.X_OK)
     return manifest if manifest.is_whole(target) and stub_is_whole else None

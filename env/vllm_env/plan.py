@@ -1,4 +1,4 @@
-"""What a build would do, known before anything long starts."""
+"""The plan of a build, known before anything slow starts."""
 
 import dataclasses
 import shutil
@@ -28,17 +28,17 @@ from vllm_env.triton.stub_source import StubOptions
 from vllm_env.verify.verify import check_plan
 
 PROVISIONED = PLACE / ".triton"
-"""Where a CPU Triton is laid out for machines that have none."""
+"""The folder of the CPU Triton that is made for machines without a Triton."""
 TEMPLATE = CHECKOUT / "model_repository" / "vllm"
 """The model's code and configuration, from which another repository or model is completed."""
 UNKNOWN = "known after the build"
-"""What a dry run says of a value that only a build can know."""
-TMP = "/tmp"  # noqa: S108 - hard-coded in Triton's pb_env.cc: TMPDIR does not move it
+"""A dry run prints this for a value that only a build can know."""
+TMP = "/tmp"  # noqa: S108 - hard-coded in Triton's pb_env.cc: TMPDIR does not change it
 
 
 @dataclass(frozen=True)
 class BuildRequest:
-    """What the command line asks for."""
+    """The request of the command line."""
 
     profile: str | None = None
     overrides: Overrides = field(default_factory=Overrides)
@@ -59,15 +59,16 @@ class BuildRequest:
 
     @property
     def model_folder(self) -> Path:
-        """The folder that the build publishes."""
+        """Return the folder that the build publishes."""
         return self.repository / self.model
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a build would do; ``key`` is the content key of what it would publish.
+    """The plan of a build; ``key`` is the content key of the set that it would publish.
 
-    What a dry run cannot know is None, or an empty key: a lock whose vLLM has no wheel yet, and what depends on it.
+    Values that a dry run cannot know are None, or an empty key. If the pinned vLLM has no wheel yet, these are the lock and
+    everything that depends on it.
     """
 
     spec: Spec
@@ -78,16 +79,16 @@ class Plan:
 
 
 def standing(model: Path, key: str) -> Manifest | None:
-    """Return the manifest of what stands in the repository if it has this content key."""
+    """Return the manifest of the published model if it has this content key, else None."""
     try:
         manifest = read_manifest(model)
-    except VllmEnvError:  # damaged, or of another version of this tool: the remedy is to build it again
+    except VllmEnvError:  # damaged, or of another version of this tool: building again repairs it
         return None
     return manifest if manifest and manifest.key == key else None
 
 
 def has_gpu() -> bool:
-    """Tell whether this machine has an NVIDIA GPU that programs here can use."""
+    """Return whether this machine has an NVIDIA GPU that programs can use."""
     return Path("/dev/nvidiactl").exists() or bool(shutil.which("nvidia-smi") and any(Path("/dev").glob("nvidia[0-9]*")))
 
 
@@ -102,9 +103,9 @@ def default_profile(triton: TritonRoot | None) -> str:
 
 
 def find_triton(workspace: Workspace, root: Path | None) -> TritonRoot:
-    """Open the named Triton root, that of the container, or the one provisioned into ``.triton/``.
+    """Open the named Triton root, else the container's, else the one in ``.triton/``, which is made if necessary.
 
-    A dry run provisions none: it returns what the pinned wheel is known to hold.
+    A dry run does not make it. It returns a root from the known content of the pinned wheel.
     """
     found = root or installed_triton()
     if found is None:
@@ -117,18 +118,19 @@ def find_triton(workspace: Workspace, root: Path | None) -> TritonRoot:
 
 
 def make_plan(workspace: Workspace, request: BuildRequest) -> Plan:
-    """Read the spec, resolve the lock and find the stub; refuse, before the long work, what can be known to fail.
+    """Read the spec, resolve the lock and choose the stub; raise an error now for everything that is known to fail later.
 
-    A build first makes what is missing for that: a Triton, a wheel of the pinned vLLM and the lock's file.
+    A build first makes missing inputs: a Triton, a wheel of the pinned vLLM and the lock's file.
     """
     check_writable(request.repository, request.model)
     check_receiver(request.model_folder)
     triton = find_triton(workspace, request.triton_root)
+    # A spec that --save wrote has only one profile, so the user need not name it.
     alone = only_profile(request.spec_file) if request.spec_file else None
     spec = load_spec(request.profile or alone or default_profile(triton), request.overrides, request.spec_file)
     _check_machine(request, spec)
     options = dataclasses.replace(request.stub_options, gpu=spec.profile == "cuda")
-    if request.stub == "prebuilt":  # whether there is one is known before the lock, which may take minutes to resolve
+    if request.stub == "prebuilt":  # checked before the lock, which may take minutes to resolve
         plan_stub(workspace, triton, spec.python, request.stub, options)
     with report.stage("lock"):
         try:
@@ -142,12 +144,13 @@ def make_plan(workspace: Workspace, request: BuildRequest) -> Plan:
     for note in check_plan(lock, triton):
         report.note(note)
     packed = request.layout.key(prefix_key(lock, request.keep))
+    # Before Triton is installed, its stub has no digest yet.
     key = key_of(packed, stub.identity, request.layout.name) if triton.is_there else ""
     return Plan(spec, triton, lock, stub, key)
 
 
 def make_dry_plan(workspace: Workspace, request: BuildRequest) -> Plan:
-    """Return the plan of a build, and write nothing but in a temporary folder."""
+    """Return the plan of a build; write only into a temporary folder."""
     with workspace.for_dry_run() as scratch:
         return make_plan(scratch, request)
 

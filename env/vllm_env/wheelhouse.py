@@ -1,8 +1,8 @@
-"""Fills a folder with all that a build downloads, for machines without network.
+"""Fill a folder with everything that a build downloads, for machines without network.
 
-DIR/*.whl              the wheels of the lock, verified against its hashes; that of the CPU Triton where none is installed
+DIR/*.whl              the wheels of the lock, verified by its hashes; the CPU Triton's wheel if no Triton is installed
 DIR/conda/             a conda channel with the packages of the lock
-DIR/tools/*.whl        what the packager itself runs on, for the Python that runs it now; fill it once with each PYTHON
+DIR/tools/*.whl        the packager's own tools, for the Python that runs it now; fill it once with each PYTHON
 """
 
 import sysconfig
@@ -17,14 +17,14 @@ from vllm_env.plan import PROVISIONED, BuildRequest, make_plan
 from vllm_env.triton.provision import fetch
 
 TOOLS_LOCK = CHECKOUT / "env" / "requirements.txt"
-"""The lock of the packager's own tools; an installed wheel has none, and its tools beside it."""
+"""The lock of the packager's own tools. An installed wheel has no such lock: its tools are installed with it."""
 
 
 def fill_wheelhouse(workspace: Workspace, request: BuildRequest, folder: Path) -> Lock:
     """Resolve what a build of ``request`` would install, fetch it into ``folder`` and return its lock.
 
     Raises:
-        VllmEnvError: a file cannot be fetched, or is not the lock's.
+        VllmEnvError: a file cannot be fetched, or does not match the lock.
     """
     with workspace.exclusive():
         plan = make_plan(workspace, request)
@@ -38,7 +38,7 @@ def fill_wheelhouse(workspace: Workspace, request: BuildRequest, folder: Path) -
         with report.stage("conda"):
             copy_layer(workspace, lock.conda, folder)
             report.step(f"{len(lock.conda.packages)} packages from {lock.conda.channel}")
-        if plan.triton.path == PROVISIONED:  # the other machine may have none either
+        if plan.triton.path == PROVISIONED:  # the other machine may have no Triton, either
             with report.stage("triton"):
                 fetch(workspace, folder)
         if TOOLS_LOCK.is_file():
@@ -50,7 +50,7 @@ def fill_wheelhouse(workspace: Workspace, request: BuildRequest, folder: Path) -
 
 
 def _fetch_wheels(workspace: Workspace, lock: Lock, folder: Path) -> None:
-    """Fetch those of the registries, then those that only the PyTorch project's index has, which is asked for nothing else."""
+    """Fetch the registries' wheels; then those that only PyTorch's index has, which is not asked for others."""
     with workspace.cache.staging() as staging:
         for index, backend in (("", ""), (PYTORCH, lock.spec.torch_backend)):
             requirements = staging / f"{index}requirements.txt"

@@ -1,4 +1,4 @@
-"""What the adapter needs of vLLM: what its own sources say, read with `ast`, and what `needs` adds."""
+"""The adapter's needs of vLLM: those that its own sources state, read with `ast`, and those that `needs` adds."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 VERSION_FOLDER = Path(__file__).resolve().parents[2] / "model_repository" / "vllm" / "1"
+# The adapter's protocols name vLLM's class, and the first version that has a member, in their docstrings.
 _CLASS = re.compile(r"`(vllm(?:\.\w+)+)`")
 _SINCE = re.compile(r"\bsince (0\.\d+)")
 _VARIABLE = re.compile(r"VLLM_[A-Z0-9_]+")
@@ -24,14 +25,14 @@ _VARIABLE = re.compile(r"VLLM_[A-Z0-9_]+")
 
 @dataclass(frozen=True)
 class Needs:
-    """All that the adapter needs.
+    """All needs of the adapter.
 
     Attributes:
-        places: name -> the modules that it may be in.
+        places: name -> the modules that may define it.
         since: name -> the first version that must have it.
-        classes: class -> what is used of it.
-        variables: environment variable -> the first version that must know it.
-        token_ids: the sampling parameters whose token ids are known to be checked.
+        classes: class -> the members of it that are used.
+        variables: environment variable -> the first version that must read it.
+        token_ids: the sampling parameters whose token ids are checked, here or by vLLM.
     """
 
     places: Mapping[str, tuple[str, ...]]
@@ -42,7 +43,7 @@ class Needs:
 
 
 def read(folder: Path = VERSION_FOLDER) -> Needs:
-    """Return the needs of the adapter in a version folder of the model."""
+    """Return the adapter's needs, read from a version folder of the model."""
     places, required = _places(folder)
     classes: dict[str, dict[str, Member]] = defaultdict(dict)
     for table in (_declared(folder / "triton_vllm" / "base" / "protocols.py"), needs.STATED):
@@ -63,7 +64,7 @@ def _places(folder: Path) -> tuple[dict[str, tuple[str, ...]], set[str]]:
 
 
 def _literal(path: Path, name: str) -> Any:
-    """Return the value of a module's constant that is written as a literal."""
+    """Return the value of a module's constant, which must be a literal."""
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.Assign | ast.AnnAssign) and node.value and name in targets(node):
             return ast.literal_eval(node.value)
@@ -71,7 +72,7 @@ def _literal(path: Path, name: str) -> Any:
 
 
 def _declared(protocols: Path) -> dict[str, dict[str, Member]]:
-    """Return what the protocols of vLLM's classes have; mypy holds the adapter to them."""
+    """Return the members that the protocols of vLLM's classes declare; mypy checks the adapter against them."""
     found: dict[str, dict[str, Member]] = {}
     for node in ast.parse(protocols.read_text(encoding="utf-8")).body:
         said = (ast.get_docstring(node) or "") if isinstance(node, ast.ClassDef) else ""
@@ -92,20 +93,20 @@ def _member(node: Function, of_class: re.Match[str] | None) -> Member:
 
 
 def is_awaited(node: Function) -> bool:
-    """Return whether what a function returns is to be awaited."""
+    """Return whether the caller must await the result of a function."""
     returns = ast.unparse(node.returns) if node.returns else ""
-    generates = any(isinstance(inner, ast.Yield) for inner in ast.walk(node))  # one that is asynchronous is called without await
+    generates = any(isinstance(inner, ast.Yield) for inner in ast.walk(node))  # an asynchronous generator is called without await
     return (isinstance(node, ast.AsyncFunctionDef) and not generates) or returns.startswith(("Awaitable[", "Coroutine["))
 
 
 def trees(folder: Path) -> Iterator[tuple[str, ast.Module]]:
-    """Yield the modules of the adapter with their paths."""
+    """Yield the adapter's modules with their paths."""
     for path in sorted((folder / "triton_vllm").rglob("*.py")):
         yield path.relative_to(folder).as_posix(), ast.parse(path.read_text(encoding="utf-8"))
 
 
 def texts(folder: Path) -> Iterator[tuple[str, str]]:
-    """Yield the strings in the adapter's sources with the paths of their modules."""
+    """Yield the strings in the adapter's sources, each with the path of its module."""
     for where, tree in trees(folder):
         for node in ast.walk(tree):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):

@@ -1,4 +1,4 @@
-"""The contract of one vLLM as a record: what of it the adapter touches, as text, and how two of them differ."""
+"""Record the contract of one vLLM as text, for what the adapter uses of it, and compare two records."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from api_contract.sources import Sources
 
 Record = dict[str, str]
-"""Name -> what the sources say of it. `version` is vLLM's."""
+"""Name -> its definition in the sources as text. `version` is vLLM's version."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Lines that name what is new, gone and changed; a changed one gives both texts."""
+    """Lines for new, removed and changed names; a line for a changed name has both texts."""
 
     new: list[str]
     gone: list[str]
@@ -27,7 +27,7 @@ class Difference:
 
 
 def describe(sources: Sources, wanted: Needs) -> Record:
-    """Return the record: where names are found, what classes and their members are, and which errors there are."""
+    """Return the record: the places of names, the definitions of classes and members, and the existing errors."""
     record = {"version": sources.version}
     for name, places in wanted.places.items():
         record[f"place of {name}"] = _place(sources, name, places)
@@ -47,7 +47,7 @@ def describe(sources: Sources, wanted: Needs) -> Record:
 
 
 def compare(before: Record, after: Record) -> Difference:
-    """Return the difference of two records; their versions are left out."""
+    """Return the difference between two records, without their versions."""
     both = sorted(before.keys() & after.keys() - {"version"})
     return Difference(
         new=[f"{name}: {after[name]}" for name in sorted(after.keys() - before.keys())],
@@ -57,7 +57,7 @@ def compare(before: Record, after: Record) -> Difference:
 
 
 def _place(sources: Sources, name: str, places: tuple[str, ...]) -> str:
-    """Return the module in which a name is found, and the one that defines it if that is another."""
+    """Return the module where a name is found, and the module that defines it if that is another one."""
     for module in places:
         found = sources.find(module, name)
         if found is not None:
@@ -70,7 +70,7 @@ def _is_recorded(owner: str, name: str, node: ast.AST) -> bool:
 
 
 def text_of(node: ast.AST) -> str:
-    """Return what a definition says, without its body: a signature, a type with its default, bases."""
+    """Return a definition as text without its body: a signature, a type with its default, or bases."""
     if isinstance(node, ast.ClassDef):
         decorators = [f"@{ast.unparse(d)}" for d in node.decorator_list]
         return " ".join([*decorators, f"({', '.join(ast.unparse(b) for b in node.bases)})"])

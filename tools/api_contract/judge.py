@@ -1,4 +1,4 @@
-"""What of the adapter's needs a vLLM does not meet."""
+"""Find the adapter's needs that a vLLM does not meet."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
     from api_contract.sources import Sources
 
 _STATE = re.compile(r"\breq(uest)?_states?\b|\bstate\.queue$|[Cc]ollector")
-"""What holds a request's collector, or is one."""
+"""Matches expressions that name a request's collector, or an object that holds it."""
 
 
 def problems(sources: Sources, wanted: Needs, version: str) -> list[str]:
-    """Return a line for each need that is not met.
+    """Return a line for each need that the vLLM does not meet.
 
     Args:
-        sources: the vLLM.
-        wanted: what the adapter needs.
-        version: of the vLLM; one that is no number is taken for the newest.
+        sources: the sources of the vLLM.
+        wanted: the adapter's needs.
+        version: vLLM's version; one without a number counts as the newest.
     """
     if not _reached(version, needs.OLDEST):
         return [f"vLLM {version}: older than {needs.OLDEST}, the oldest that the adapter takes"]
@@ -43,10 +43,11 @@ def problems(sources: Sources, wanted: Needs, version: str) -> list[str]:
 
 
 def order(version: str) -> tuple[int, ...]:
-    """Return what versions are compared by: the release's numbers."""
+    """Return the numbers of a release, by which versions are compared."""
     release = re.match(r"\d+(?:\.\d+)*", version)
     numbers = tuple(int(part) for part in release[0].split(".")) if release else (9999,)
-    return (9999,) if "dev" in version and numbers < (0, 11) else numbers  # 0.1.dev…: built from a clone without tags
+    # 0.1.dev…: built from a clone without tags, so probably new.
+    return (9999,) if "dev" in version and numbers < (0, 11) else numbers
 
 
 def _reached(version: str, since: str) -> bool:
@@ -96,7 +97,7 @@ def _method(node: ast.AST, member: Member) -> Iterator[str]:
 
 
 def default_of(node: ast.AST) -> str | None:
-    """Return a field's default as written, None if it has none."""
+    """Return a field's default as written in the source; None if it has none."""
     value = node.value if isinstance(node, ast.AnnAssign | ast.Assign) else None
     if isinstance(value, ast.Call):
         given = {keyword.arg: keyword.value for keyword in value.keywords}
@@ -137,17 +138,18 @@ def _answers(sources: Sources, version: str) -> Iterator[str]:
 
 
 def _finish_reasons(sources: Sources) -> list[str]:
-    """Return what a completion's `finish_reason` may be."""
+    """Return the possible values of a completion's `finish_reason`."""
     found = sources.find("vllm.v1.engine", "FINISH_REASON_STRINGS")
     value = found[1].value if found and isinstance(found[1], ast.Assign) else None
     return [str(ast.literal_eval(item)) for item in value.elts] if isinstance(value, ast.Tuple) else []
 
 
-@functools.cache  # it reads many modules
+@functools.cache  # reads many modules
 def _put_calls(sources: Sources) -> list[str]:
-    """Return the functions that call `put` of a RequestOutputCollector, each with what it puts: `module.Class.method(argument)`.
+    """Return the calls of `RequestOutputCollector.put`, each with its argument: `module.Class.method(argument)`.
 
-    In a module that knows the class each call counts; elsewhere only the words tell, for nothing says the types.
+    In a module that names the class, each call of `put` counts. Elsewhere, only the object's name tells (`_STATE`), because the
+    sources do not state its type.
     """
     knowing = set(sources.modules_with(".put", needs.COLLECTOR))
     found: set[str] = set()
@@ -159,7 +161,7 @@ def _put_calls(sources: Sources) -> list[str]:
 
 
 def _callers(sources: Sources, module: str, method: str) -> list[str]:
-    """Return the functions of a module that call a method, whatever the object."""
+    """Return the functions of a module that call a method of this name, on any object."""
     tree = sources.module(module)
     return sorted({f"{module}.{call.where}" for call in calls_of(tree, method)}) if tree else []
 
@@ -175,9 +177,9 @@ def _refusals(sources: Sources, wanted: Needs) -> Iterator[str]:
 
 
 def _raised(sources: Sources) -> dict[str, list[str]]:
-    """Return the classes that each module for requests raises; a variable's name says nothing and is left out.
+    """Return the classes that each module for requests raises, without re-raised variables: their names say nothing.
 
-    What a module's own `__getattr__` raises is Python's, for names that it does not have.
+    A module's own `__getattr__` is left out. It raises Python's error for a missing name.
     """
     found: dict[str, list[str]] = {}
     for module in needs.REFUSING:

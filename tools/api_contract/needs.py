@@ -1,4 +1,4 @@
-"""What the adapter needs of vLLM that its own sources do not say by a type; `adapter` reads the rest there."""
+"""The needs of the adapter that its own sources do not state by types; `adapter` reads the other ones there."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ OLDEST = "0.11"
 
 @dataclass(frozen=True)
 class Member:
-    """What is used of a class.
+    """The use of one member of a class.
 
     Attributes:
-        parameters: of a method, those that are passed; None for an attribute, a field or an enum's member.
-        awaited: whether the method is to be awaited; None where either will do.
-        since: the first version of which it is required.
-        default: a field's default, where the adapter counts on it.
+        parameters: for a method, the parameters that are passed; None for an attribute, a field or an enum's member.
+        awaited: whether the adapter awaits the method; None if both kinds work.
+        since: the first version that must have it.
+        default: a field's default, if the adapter relies on it.
     """
 
     parameters: tuple[str, ...] | None = None
@@ -31,14 +31,14 @@ class Member:
 _CHAT = "vllm.entrypoints.openai.chat_completion.protocol"
 PARSERS = "0.28"
 MEDIA = "0.20"
-"""Before, the classes had other places; the names are looked for in all of them."""
+"""Before this version the classes were elsewhere; the names are searched in all places."""
 
 
 def _fields(*names: str, since: str = OLDEST) -> dict[str, Member]:
     return {name: Member(since=since) for name in names}
 
 
-# optional name (`vllm_api.OPTIONAL_PLACES`) -> the first version that must have it
+# Optional name (`vllm_api.OPTIONAL_PLACES`) -> the first version that must have it.
 SINCE: Mapping[str, str] = {
     "parse_model_prompt": "0.20",
     "VLLMClientError": "0.28",
@@ -57,11 +57,11 @@ SINCE: Mapping[str, str] = {
     "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": OLDEST,
     "DEFAULT_LOGGING_CONFIG": OLDEST,
 }
-# class -> what is used of it, beside what triton_vllm.base.protocols declares
+# Class -> its used members, in addition to those that triton_vllm.base.protocols declares.
 STATED: Mapping[str, Mapping[str, Member]] = {
     "vllm.v1.engine.async_llm.AsyncLLM": {
         "from_engine_args": Member(("engine_args", "usage_context"), awaited=False),
-        # of a model with several instances; where it lacks something that is refused (`vllm_api.lacking`)
+        # For a model with several instances. If a vLLM lacks it, such a model is refused (`vllm_api.lacking`).
         "from_vllm_config": Member(
             (
                 *("vllm_config", "usage_context", "enable_log_requests", "disable_log_stats"),
@@ -75,11 +75,11 @@ STATED: Mapping[str, Mapping[str, Member]] = {
         **_fields("errored", "output_processor", "vllm_config"),
         **_fields("renderer", since="0.20"),
     },
-    # which instance of several has the last step's figures
+    # Tells which of several instances has the last step's figures.
     "vllm.v1.engine.core_client.AsyncMPClient": {"get_output_async": Member((), awaited=True, since="0.28")},
     "vllm.v1.engine.EngineCoreOutputs": _fields("timestamp", since="0.28"),
     "vllm.v1.engine.output_processor.RequestOutputCollector": {"put": Member(("output",), awaited=False)},
-    # who waits in vLLM's queue; without them only a stream's first output tells
+    # Tells which requests wait in vLLM's queue. Without them, only a stream's first output shows that it has left the queue.
     "vllm.v1.engine.output_processor.OutputProcessor": {
         **_fields("request_states", "parent_requests"),
         **_fields("external_req_ids", since="0.14"),
@@ -115,7 +115,7 @@ STATED: Mapping[str, Mapping[str, Member]] = {
     "vllm.engine.arg_utils.AsyncEngineArgs": {
         **_fields("model", "tokenizer", "disable_log_stats", "enable_lora", "media_io_kwargs", "distributed_executor_backend"),
         **_fields("otlp_traces_endpoint", "worker_extension_cls"),
-        # of a model with several instances, as `launch_core_engines`
+        # For a model with several instances, as for `launch_core_engines`.
         **_fields("_api_process_count", "_api_process_rank", since="0.28"),
         "create_engine_config": Member(("usage_context",), awaited=False),
     },
@@ -125,7 +125,7 @@ STATED: Mapping[str, Mapping[str, Member]] = {
     "vllm.outputs.PoolingRequestOutput": _fields("error", since="0.32"),
     "vllm.outputs.RequestError": _fields("retryable", since="0.32"),
     "vllm.renderers.base.BaseRenderer": _fields("tokenizer", since="0.20"),
-    # what reads a chat's answer (`vllm_api.parsers`); an older vLLM has no parsers that do so by themselves
+    # Parse a chat's answer (`vllm_api.parsers`). An older vLLM has no parsers that do so by themselves.
     f"{_CHAT}.ChatCompletionRequest": {
         "build_chat_params": Member(("default_template", "default_template_content_format"), awaited=False, since=PARSERS),
         "extract_structured_outputs": Member((), awaited=False, since=PARSERS),
@@ -160,7 +160,7 @@ STATED: Mapping[str, Mapping[str, Member]] = {
         "list_registered": Member((), awaited=False, since=PARSERS),
         "import_reasoning_parser": Member(("plugin_path",), awaited=False, since=PARSERS),
     },
-    # what puts pairs together for a cross-encoder
+    # Builds the pairs of texts for a cross-encoder.
     "vllm.entrypoints.pooling.scoring.protocol.ScoreTextRequest": {
         "build_tok_params": Member(("model_config",), awaited=False, since=PARSERS),
         **_fields("text_1", "text_2", since=PARSERS),
@@ -168,12 +168,12 @@ STATED: Mapping[str, Mapping[str, Member]] = {
     "vllm.entrypoints.pooling.scoring.io_processor.ScoringIOProcessor": {
         "render_async": Member(None, since=PARSERS),
     },
-    # of a model with several instances: where the front ends listen, and whose figures each is given
+    # For a model with several instances: the addresses of the front ends, and which figures each one gets.
     "vllm.v1.engine.utils.EngineZmqAddresses": _fields("inputs", "outputs", "frontend_stats_publish_address", since="0.28"),
     "vllm.v1.metrics.loggers.StatLoggerManager": {
         "record": Member(("scheduler_stats", "iteration_stats", "mm_cache_stats", "engine_idx"), awaited=False, since="0.28"),
     },
-    # what decodes pictures, audio and video
+    # Decode pictures, audio and video.
     "vllm.multimodal.media.ImageMediaIO": {"load_bytes": Member(("data",), awaited=False, since=MEDIA)},
     "vllm.multimodal.media.AudioMediaIO": {"load_bytes": Member(("data",), awaited=False, since=MEDIA)},
     "vllm.multimodal.media.VideoMediaIO": {
@@ -182,7 +182,7 @@ STATED: Mapping[str, Mapping[str, Member]] = {
     },
     "vllm.platforms.interface.Platform": {"is_cpu": Member((), awaited=False), **_fields("ray_device_key")},
 }
-# class -> what its constructor is given; whatever else it requires would be missing
+# Class -> the arguments that its constructor gets. If it requires any other argument, calls fail.
 MADE: Mapping[str, tuple[str, ...]] = {
     "vllm.sampling_params.SamplingParams": ("max_tokens", "temperature", "logprobs", "output_kind"),
     "vllm.pooling_params.PoolingParams": ("task",),
@@ -192,50 +192,50 @@ MADE: Mapping[str, tuple[str, ...]] = {
     "vllm.renderers.params.ChatParams": ("chat_template_kwargs",),
 }
 POSITIONAL = ("vllm.lora.request.LoRARequest",)
-"""Of these classes' constructors the arguments are passed by place."""
-# classes of which all fields are recorded: clients name them, or they hold an answer
+"""The adapter passes the arguments of these classes' constructors by position."""
+# All fields of these classes are recorded: clients name them, or they are part of an answer.
 RECORDED = (
     *("vllm.outputs.RequestOutput", "vllm.outputs.CompletionOutput", "vllm.outputs.PoolingRequestOutput"),
     *("vllm.outputs.PoolingOutput", "vllm.outputs.RequestError", "vllm.logprobs.Logprob"),
     *("vllm.v1.engine.FinishReason", "vllm.v1.engine.EngineCoreOutput", *MADE),
 )
-# where the adapter looks beside PLACES: module -> names
+# Names that the adapter uses in addition to PLACES: module -> names.
 MODULES: Mapping[str, tuple[str, ...]] = {
     "vllm.envs": ("environment_variables",),
     "vllm.v1.engine.core_client": ("launch_core_engines",),
-    # only where a parser is chosen, which an older vLLM refuses
+    # Used only if a parser is configured, which the adapter refuses with an older vLLM.
     "vllm.entrypoints.openai.chat_completion.protocol": (),
     "vllm.parser": (),
     "vllm.parser.abstract_parser": (),
     "vllm.reasoning": (),
     "vllm.tool_parsers": (),
-    "vllm.platforms": (),  # current_platform is made when it is asked for
+    "vllm.platforms": (),  # current_platform is created at its first use
     "vllm.model_executor.models.registry": (),
-    # what puts pairs together for a cross-encoder, where there is such a class
+    # Builds the pairs of texts for a cross-encoder, in versions that have such a class.
     "vllm.entrypoints.pooling.scoring": (),
     "vllm.entrypoints.chat_utils": (),
     "vllm.renderers.chat_utils": (),
 }
-# variable that the adapter reads or sets -> the first vLLM that knows it, if that is not the oldest
+# Variable that the adapter reads or sets -> the first vLLM that reads it, if that is not the oldest.
 VARIABLES: Mapping[str, str] = {
     "VLLM_CPU_NUM_OF_RESERVED_CPU": "0.11",
     "VLLM_ENGINE_READY_TIMEOUT_S": "0.14",
     "VLLM_MAX_AUDIO_DECODE_DURATION_S": "0.24",
 }
-# what a completion ends with; `engine.outcome` takes "error" for a failure and hands the others on
+# The ends of a completion. `engine.outcome` treats "error" as a failure and passes the others on.
 FINISH_REASONS = frozenset({"stop", "length", "abort", "error", "repetition"})
-# parameters of SamplingParams with token ids: `request.fit.TOKEN_IDS` are checked there, these by vLLM
+# Parameters of SamplingParams with token ids. The adapter checks `request.fit.TOKEN_IDS`, vLLM checks these.
 CHECKED_BY_VLLM = frozenset({"prompt_logprob_token_ids"})
 COLLECTOR = "RequestOutputCollector"
 _PROCESSOR, _ENGINE = "vllm.v1.engine.output_processor", "vllm.v1.engine.async_llm"
-# `vllm_api.attach` replaces `put`: it must be called in the event loop, by the output handler or in a method of AsyncLLM
+# `vllm_api.attach` replaces `put`. It must be called in the event loop: by the output handler or in a method of AsyncLLM.
 PUT_BY = frozenset(
     {
         f"{_PROCESSOR}.OutputProcessor.process_outputs(request_output)",  # by the output handler
         f"{_PROCESSOR}.OutputProcessor.process_outputs(error.to_exception())",  # one request's own exception, since 0.33
         f"{_PROCESSOR}.OutputProcessor.propagate_error(e)",  # by the output handler, at its end
         f"{_PROCESSOR}.OutputProcessor.abort_requests(request_output)",  # by AsyncLLM.abort
-        # of prompts that come in pieces, which we do not send
+        # For prompts that arrive in pieces, which the adapter does not send.
         f"{_PROCESSOR}.OutputProcessor._update_streaming_request_state(STREAM_FINISHED)",
         f"{_PROCESSOR}.StreamingInputOutputCollector.put(output)",
         f"{_ENGINE}.AsyncLLM._add_streaming_input_request.handle_inputs(InputStreamError(error))",
@@ -243,22 +243,23 @@ PUT_BY = frozenset(
     }
 )
 PUT_ALWAYS = tuple(f"{_PROCESSOR}.OutputProcessor.{name}(request_output)" for name in ("process_outputs", "abort_requests"))
-"""What brings answers, and the end of a cancelled request."""
+"""These calls deliver the answers, and the end of a cancelled request."""
 HANDLER = f"{_ENGINE}.AsyncLLM._run_output_handler.output_handler"
-"""What alone calls `process_outputs` in AsyncLLM's module."""
-# modules that say what is wrong with a request; not all versions have each
+"""The only function that may call `process_outputs` in AsyncLLM's module."""
+# Modules that report errors in a request. Not all versions have all of them.
 REFUSING = (
     *("vllm.sampling_params", "vllm.pooling_params", "vllm.inputs.preprocess", "vllm.inputs.parse"),
     *("vllm.v1.engine.processor", "vllm.v1.engine.input_processor", "vllm.v1.structured_output.utils"),
     *("vllm.v1.structured_output.backend_xgrammar", "vllm.renderers.base", "vllm.renderers.params", "vllm.renderers.hf"),
     *("vllm.renderers.inputs.preprocess", "vllm.tokenizers.hf"),
 )
-# what they raise: refusals (`vllm_api.Vllm.client_errors`), and what is answered as a fault
+# The errors that these modules raise: refusals (`vllm_api.Vllm.client_errors`), and errors that are answered as faults.
 REFUSALS = frozenset({"VLLMClientError", "VLLMValidationError", "ValueError", "TypeError", "OverflowError"})
 FAULTS = frozenset({"RuntimeError", "NotImplementedError", "TimeoutError", "ImportError", "KeyError", "AssertionError"})
 ERRORS = ("vllm.exceptions", "vllm.v1.engine.exceptions")
-# What `triton_vllm.startup.inspector` counts on; without it a first start is only slower. What keeps long audio from being
-# decoded (`triton_vllm.media.audio`), and how vLLM's refusal is known (`vllm_api.too_large`). module -> (since, statements)
+# Statements in vLLM's sources that the adapter relies on: module -> (since, statements).
+# - registry: `triton_vllm.startup.inspector` uses them; without them, only a first start is slower.
+# - audio: keep long audio from being decoded (`triton_vllm.media.audio`), and identify vLLM's refusal (`vllm_api.too_large`).
 STATEMENTS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "vllm.model_executor.models.registry": (
         OLDEST,
@@ -268,7 +269,7 @@ STATEMENTS: Mapping[str, tuple[str, tuple[str, ...]]] = {
             "/ 'modelinfos'",
         ),
     ),
-    # `vllm_api.cpu_worker`: by which name its generators are made, and that they are wound back
+    # `vllm_api.cpu_worker` relies on the name by which generators are made, and on their being wound back.
     "vllm.v1.worker.gpu_model_runner": (
         "0.28",
         ("generator = torch.Generator(device=self.device)", "gen.set_offset(gen.get_offset() - 4)"),

@@ -1,4 +1,4 @@
-"""The sources of one vLLM, unpacked: which module defines a name, what a class has, who calls what."""
+"""Read the sources of one vLLM: which module defines a name, what members a class has, and which functions call a method."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _VERSION = re.compile(r"^__version__\b.*?['\"]([^'\"]+)['\"]", re.MULTILINE)
 
 
 class SourceError(Exception):
-    """The sources cannot be had or read; the text says why."""
+    """The sources are not found or cannot be read; the text gives the reason."""
 
 
 class Sources:
-    """Read the modules below a folder that holds the package `vllm`.
+    """Read the modules below a folder with the package `vllm`.
 
     Args:
         root: the folder, such as `site-packages`.
@@ -32,13 +32,13 @@ class Sources:
 
     @property
     def version(self) -> str:
-        """The version that the package says it has, "unknown" if it does not."""
+        """Return the version that the package states, or "unknown"."""
         path = self.root / "vllm" / "_version.py"
         found = _VERSION.search(path.read_text(encoding="utf-8")) if path.is_file() else None
         return found[1] if found else "unknown"
 
     def module(self, name: str) -> ast.Module | None:
-        """Return the parsed module, None if there is none of this name."""
+        """Return the parsed module; None if there is no module of this name."""
         base = self.root.joinpath(*name.split("."))
         for path in (base.with_suffix(".py"), base / "__init__.py"):
             if path.is_file():
@@ -50,14 +50,14 @@ class Sources:
         return None
 
     def modules_with(self, *words: str) -> Iterator[str]:
-        """Yield the modules whose text has all the words; only these need to be parsed."""
+        """Yield the modules whose text contains all the words, so that only these need to be parsed."""
         for path in sorted(self.root.joinpath("vllm").rglob("*.py")):
             text = path.read_text(encoding="utf-8", errors="replace")
             if all(word in text for word in words):
                 yield ".".join(path.relative_to(self.root).with_suffix("").parts).removesuffix(".__init__")
 
     def find(self, module: str, name: str) -> tuple[str, ast.AST] | None:
-        """Return the module and node that define a name, following re-exports."""
+        """Return the module and the node that define a name; follow re-exports."""
         tree = self.module(module)
         for node in _statements(tree.body if tree else []):
             if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and node.name == name:
@@ -79,7 +79,7 @@ class Sources:
         return ".".join([*package[: len(package) - node.level + 1], *([node.module] if node.module else [])])
 
     def lineage(self, qualified: str) -> list[tuple[str, ast.ClassDef]]:
-        """Return a class and the bases of it that are vLLM's own, with their modules; the class itself comes last."""
+        """Return a class and its bases that are defined in vLLM, with their modules; the class itself comes last."""
         module, _, name = qualified.rpartition(".")
         found = self.find(module, name)
         if found is None or not isinstance(found[1], ast.ClassDef):
@@ -92,12 +92,12 @@ class Sources:
         return [*made, (where, node)]
 
     def ancestors(self, module: str, name: str) -> set[str]:
-        """Return the names of a class and of all its bases, Python's own included."""
+        """Return the names of a class and of all its bases, including Python's own."""
         found = self.lineage(f"{module}.{name}")
         return {name} | {node.name for _, node in found} | {ast.unparse(base) for _, node in found for base in node.bases}
 
     def members(self, qualified: str) -> dict[str, ast.AST]:
-        """Return what a class and its bases define: methods, fields, enum members and attributes set in __init__."""
+        """Return the members of a class and its bases: methods, fields, enum members and attributes set in __init__."""
         made: dict[str, ast.AST] = {}
         for _, node in self.lineage(qualified):
             for item in node.body:
@@ -118,7 +118,7 @@ def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
 
 
 def targets(node: ast.Assign | ast.AnnAssign) -> list[str]:
-    """Return the names that an assignment is to."""
+    """Return the names that an assignment sets."""
     left = node.targets if isinstance(node, ast.Assign) else [node.target]
     return [target.id for target in left if isinstance(target, ast.Name)]
 
@@ -133,7 +133,7 @@ def _parsed(text: str) -> ast.Module:
 
 
 class CallSite(NamedTuple):
-    """A call of a method: the function that it stands in, the object and the arguments, as written."""
+    """A call of a method: the enclosing function, the object and the arguments, as written."""
 
     where: str
     owner: str
@@ -141,7 +141,7 @@ class CallSite(NamedTuple):
 
 
 def calls_of(tree: ast.Module, *methods: str) -> Iterator[CallSite]:
-    """Yield the calls of methods; one that is only named, to be called elsewhere, has `by reference` for its arguments."""
+    """Yield the calls of methods. A method that is passed on without a call has the arguments `by reference`."""
 
     def walk(node: ast.AST, path: tuple[str, ...]) -> Iterator[CallSite]:
         called = node.func if isinstance(node, ast.Call) else None

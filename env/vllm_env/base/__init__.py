@@ -1,4 +1,4 @@
-"""What every room needs: the workspace (cache, network), reports, errors, programs, files and locks.
+"""Shared by every room: the workspace (cache, network), reports, errors, programs, files and locks.
 
-Nothing here knows of vLLM, Triton or a stage; ``process`` alone starts programs and ``network`` alone reaches a network.
+Nothing here knows vLLM, Triton or a stage. Only ``process`` starts programs, and only ``network`` reaches a network.
 """

@@ -1,4 +1,4 @@
-"""What ELF files ask for and offer, as ld.so goes by it, read with pyelftools: names, search paths, symbol versions."""
+"""Read from ELF files, with pyelftools, the fields that ld.so uses: library names, search paths, symbol versions."""
 
 import os
 import re
@@ -12,20 +12,24 @@ from elftools.elf.dynamic import DynamicSegment
 from elftools.elf.elffile import ELFFile
 from elftools.elf.gnuversions import GNUVerNeedSection
 
-# 64 bits, little-endian, and the machine field of the header (System V gABI 4.1): a GPU's code is in ELF files too. All that
-# is built here is for x86-64 (interpreter/find.py refuses another machine).
+# The class (64 bits), the byte order (little-endian) and the machine field of the ELF header (System V gABI 4.1). The machine
+# is compared because code for GPUs is in ELF files, too. Everything is built for x86-64 (interpreter/find.py refuses others).
 _IDENT, _X86_64 = b"\x7fELF\x02\x01", (62).to_bytes(2, "little")
-# Nine tenths of an environment; no ELF file has such a name, and to open 50,000 files takes longer than all the rest.
+# Nine tenths of an environment's files have these endings, and no ELF file does. Opening these 50,000 takes longer than all else.
 _NEVER_ELF = (".py", ".pyc", ".pyi", ".h", ".hpp", ".cuh", ".hxx", ".json", ".txt", ".md", ".cu", ".pxd", ".pyx")
-_DAMAGED = (ELFError, OSError, ValueError, KeyError, AttributeError)  # what pyelftools makes of a damaged file
+_DAMAGED = (ELFError, OSError, ValueError, KeyError, AttributeError)  # pyelftools raises these for a damaged file
 _LIBPYTHON = re.compile(r"libpython(3\.\d+)")
 
 
 @dataclass(frozen=True)
 class DynamicSection:
-    """What ld.so goes by; the paths are as written, with ``$ORIGIN``.
+    """The fields of a dynamic section that ld.so uses.
 
-    ``glibc`` is the newest version of the C library's symbols that it asks for, such as ``(2, 34)``, or ().
+    Attributes:
+        needed: names of the libraries that the file needs.
+        rpath: folders of DT_RPATH as written, with ``$ORIGIN``.
+        runpath: folders of DT_RUNPATH as written, with ``$ORIGIN``.
+        glibc: the newest version of glibc's symbols that the file needs, such as ``(2, 34)``, or ``()``.
     """
 
     needed: tuple[str, ...]
@@ -35,9 +39,9 @@ class DynamicSection:
 
 
 def walk(folder: str) -> Iterator[tuple[str, bool]]:
-    """Yield each file of a folder and of those in it that may be an ELF file, and whether it is a symbolic link.
+    """Yield each file below a folder that may be an ELF file, and whether it is a symbolic link.
 
-    Links to folders are not followed; they are not yielded either.
+    Links to folders are neither followed nor yielded.
     """
     with os.scandir(folder) as entries:
         for entry in entries:
@@ -51,7 +55,7 @@ def walk(folder: str) -> Iterator[tuple[str, bool]]:
 
 
 def read_dynamic_section(path: str | Path) -> DynamicSection | None:
-    """Return the dynamic section of a program or library for x86-64, or None for any other file."""
+    """Return the dynamic section of a program or library for x86-64; None for any other file."""
     try:
         with open(path, "rb") as stream:
             head = stream.read(20)
@@ -65,7 +69,7 @@ def read_dynamic_section(path: str | Path) -> DynamicSection | None:
 
 
 def needed_python(path: Path) -> str | None:
-    """Return the Python version (``3.11``) whose libpython an ELF file needs, or None."""
+    """Return the Python version (``3.11``) whose libpython an ELF file needs; None if it needs no libpython."""
     section = read_dynamic_section(path)
     matches = (_LIBPYTHON.match(library) for library in section.needed) if section else ()
     return next((match[1] for match in matches if match), None)
@@ -90,7 +94,7 @@ def _folders(entries: Iterable[str]) -> tuple[str, ...]:
 
 
 def _newest_glibc(elf: ELFFile) -> tuple[int, ...]:
-    """Return the newest version of the C library's symbols that a file asks for; names that are no numbers do not count."""
+    """Return the newest version of glibc's symbols that a file needs; ignore names without a version number."""
     section = _first(elf.iter_sections(), GNUVerNeedSection)
     names = [aux.name for _, auxes in section.iter_versions() for aux in auxes] if section else []
     numbers = (re.fullmatch(r"GLIBC_(\d+(?:\.\d+)*)", name) for name in names)

@@ -4,7 +4,7 @@
     ├── UsageError          exit 2: the command line or the spec is wrong
     └── CommandError        exit 1: a program that a stage ran failed
 
-Every message gives what failed; ``cause`` and ``remedy`` give the likely reason and the next step.
+Each error has three texts: ``what`` failed, the likely ``cause`` and the next step (``remedy``).
 """
 
 import difflib
@@ -15,7 +15,7 @@ REBUILD = "Build it again: ./gen_vllm_env.sh."
 
 
 class VllmEnvError(Exception):
-    """A build or a check failed; the command-line module prints the three parts and exits with ``exit_code``."""
+    """A build or a check failed. The command line prints the three texts and exits with ``exit_code``."""
 
     exit_code = 1
 
@@ -29,19 +29,19 @@ class VllmEnvError(Exception):
         return " ".join(part for part in (self.what, self.cause, self.remedy) if part)
 
     def lines(self) -> list[str]:
-        """Return the parts as a user reads them, one a line."""
+        """Return the three texts as the user reads them, one per line."""
         parts = {"error": self.what, "  why": self.cause, "  fix": self.remedy}
         return [f"{name}: {part}" for name, part in parts.items() if part]
 
 
 class UsageError(VllmEnvError):
-    """An option, an argument or the spec file is wrong; nothing was begun."""
+    """An option, an argument or the spec file is wrong. No work has begun."""
 
     exit_code = 2
 
 
 class CommandError(VllmEnvError):
-    """A program ended with a non-zero status; ``tail`` holds the last lines that it printed."""
+    """A program failed or did not start; ``tail`` holds the last lines that it printed."""
 
     def __init__(self, what: str, *, tail: str = "", cause: str = "", remedy: str = "") -> None:
         super().__init__(what, cause=cause, remedy=remedy)
@@ -49,7 +49,7 @@ class CommandError(VllmEnvError):
 
 
 def meant(given: str, known: Iterable[str]) -> str:
-    """Return a remedy that names the known word next to a given one, or all of them."""
+    """Return a remedy that names the known word most similar to the given one, or lists all known words."""
     words = list(known)
     near = difflib.get_close_matches(given, words, 1)
     return f"Did you mean {near[0]}?" if near else f"There are: {', '.join(words)}."

@@ -1,9 +1,10 @@
-"""SIGINT and SIGTERM wait while something has been made that nothing would undo yet.
+"""Hold SIGINT and SIGTERM back while a new process or folder is not yet registered for clean-up.
 
-A program that was started in the moment of a Ctrl-C was known to nobody and wrote on for as long as this process took to
-end (in 15 of 120 tries on a busy machine it filled a staging folder that had just been removed). The signals are not
-blocked, as another thread, of OpenBLAS or gRPC, would take them; their handler makes a note. One that comes while another
-waits does not: what is waited for may hang, in a driver or on a network's file system.
+Without this, a program that started at the moment of a Ctrl-C was not ended. It wrote on until this process ended. In 15
+of 120 tries on a busy machine, it filled a staging folder that had just been removed.
+
+The signals are not blocked: another thread, of OpenBLAS or gRPC, would receive them. Their handler only makes a note.
+A second signal is not held back, because the held block may hang in a driver or on a network file system.
 """
 
 import contextlib
@@ -13,12 +14,14 @@ from functools import partial
 
 
 class _State:
+    """Whether signals are held back, and whether one has arrived meanwhile; process-wide, as signal handlers are."""
+
     held = False
     waiting = False
 
 
 def take_interrupts() -> None:
-    """Let SIGINT, unless it is ignored, and SIGTERM raise KeyboardInterrupt, at once or when they are no longer held."""
+    """Let SIGINT (unless it is ignored) and SIGTERM raise KeyboardInterrupt, at once or when they are no longer held back."""
     _State.held = _State.waiting = False
     signal.signal(signal.SIGTERM, _interrupt)
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
@@ -27,7 +30,7 @@ def take_interrupts() -> None:
 
 @contextlib.contextmanager
 def interrupts_held() -> Iterator[Callable[[], contextlib.AbstractContextManager[None]]]:
-    """Let interrupts wait until the block ends; what is yielded lets them through in a block within: ``with let_through():``."""
+    """Hold interrupts back until the block ends; an inner ``with`` on the yielded function lets them through."""
     before = _State.held
     with _held(held=True):
         yield partial(_held, held=before)

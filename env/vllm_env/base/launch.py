@@ -1,11 +1,14 @@
-"""Becomes a program that gets a signal when the process that started it ends (PR_SET_PDEATHSIG, prctl(2)).
+"""Run a program that receives a signal when the process that started it ends (PR_SET_PDEATHSIG, prctl(2)).
 
-A program of its own and no ``preexec_fn``: what runs between fork and exec may abort in a process with threads, and
-gRPC's and py-rattler's fork handlers did (seen: a child ended by SIGABRT before it ever was the program).
+This is a program of its own and not a ``preexec_fn``: code between fork and exec may abort in a process with threads.
+The fork handlers of gRPC and py-rattler did (seen: SIGABRT ended a child before it became the program).
 
-Started by :func:`vllm_env.base.process.start` as ``python -I -S launch.py PARENT SIGNAL PIPE CHANGES PROGRAM ARGUMENT...``:
-the process id of the parent, the signal's number, a file descriptor that receives the error number if the program does
-not start, and the changes to the environment as a JSON object, where null removes a variable.
+:func:`vllm_env.base.process.start` runs ``python -I -S launch.py PARENT SIGNAL PIPE CHANGES PROGRAM ARGUMENT...``:
+
+    PARENT    the process id of the parent
+    SIGNAL    the number of the signal
+    PIPE      a file descriptor that receives the error number if the program does not start
+    CHANGES   the changes to the environment as a JSON object; null removes a variable
 """
 
 import ctypes
@@ -21,9 +24,10 @@ def main() -> None:
     """Tie this process to its parent, then become the program."""
     parent, number, pipe, changes, *program = sys.argv[1:]
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0)
+    # The parent ended before prctl() took effect, so no signal would come.
     if os.getppid() != int(parent):
         sys.exit(1)
-    for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and an ignored signal outlives exec
+    for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores these signals, and exec would pass that on to the program
         signal.signal(ignored, signal.SIG_DFL)
     os.set_inheritable(int(pipe), False)  # noqa: FBT003 - the standard library's order
     for name, value in json.loads(changes).items():

@@ -1,7 +1,7 @@
-"""Advisory locks (flock(2)) on files and folders; the kernel releases a lock when its process ends, however it ends.
+"""Advisory locks (flock(2)) on files and folders. The kernel releases a lock when its process ends, for whatever reason.
 
-filelock locks files that it creates. What is locked here are folders: the model repository, which is the user's, and
-staging folders, beside which a killed build would leave a lock file for each.
+filelock is not used: it locks files that it creates. We lock folders, namely the user's model repository and staging
+folders. A killed build would leave one lock file per staging folder.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 
 @contextlib.contextmanager
 def locked(place: Path, waiting: Callable[[], None]) -> Iterator[None]:
-    """Hold the lock of a file, which is created, or of a folder; ``waiting`` is called if another process holds it."""
+    """Hold the lock of a folder, or of a file, which is created; call ``waiting`` if another process holds the lock."""
     flags = os.O_RDONLY if place.is_dir() else os.O_RDWR | os.O_CREAT
     try:
         handle = take_lock(place, fcntl.LOCK_EX | fcntl.LOCK_NB, flags)
@@ -34,14 +34,14 @@ def locked(place: Path, waiting: Callable[[], None]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def locked_folder(place: Path, prefix: str) -> Iterator[Path]:
-    """Yield a new folder in ``place`` that is locked while it is used and removed afterwards.
+    """Yield a new folder in ``place``. It is locked while the block runs, and removed afterwards.
 
-    The lock tells a living owner from a dead one. The id of its process would not: two containers that share a repository
-    or a cache do not see each other's processes, and the builder is often process 1 in both.
+    The lock shows whether the owner is alive. A process id would not. Two containers that share a repository or a cache do
+    not see each other's processes, and the builder is often process 1 in both.
     """
     with interrupts_held() as let_through, contextlib.ExitStack() as stack:
         folder = place
-        while folder == place or not folder.exists():  # until it is locked, another build may take it for abandoned
+        while folder == place or not folder.exists():  # before it is locked, another build may remove it as abandoned
             folder = Path(tempfile.mkdtemp(prefix=prefix, dir=place))
             stack.callback(remove_tree, folder)
             with contextlib.suppress(FileNotFoundError):
@@ -51,10 +51,10 @@ def locked_folder(place: Path, prefix: str) -> Iterator[Path]:
 
 
 def remove_unlocked(folder: Path, *, dry_run: bool = False) -> bool:
-    """Remove a folder of ``locked_folder`` whose process has ended; return whether it is gone, or would be."""
+    """Remove a folder of ``locked_folder`` whose process has ended; return whether it is gone (dry run: would be gone)."""
     try:
         handle = take_lock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    except OSError:  # the folder is gone, or its process still holds the lock
         return False
     try:
         if not dry_run:
@@ -65,9 +65,10 @@ def remove_unlocked(folder: Path, *, dry_run: bool = False) -> bool:
 
 
 def take_lock(place: Path, operation: int, flags: int = _FOLDER) -> int:
-    """Lock a folder, or what ``flags`` open, and return the handle that holds it.
+    """Lock a folder, or the file that ``flags`` open, and return the handle that holds the lock.
 
-    It is an OSError if it is gone, or locked and ``operation`` has LOCK_NB.
+    Raises:
+        OSError: the path does not exist, or ``operation`` has LOCK_NB and another process holds the lock.
     """
     handle = os.open(place, flags | os.O_CLOEXEC, 0o644)
     try:

@@ -1,4 +1,4 @@
-"""What environments are built on and for: x86-64 Linux, and no folder or time of the machine that built them."""
+"""The machines that environments are built on and for: x86-64 Linux. The files do not depend on the building machine."""
 
 import os
 import platform
@@ -6,14 +6,18 @@ import platform
 from .errors import VllmEnvError
 
 NEUTRAL_PREFIX = "/opt/vllm_env"
-"""Replaces the folder of the build; nothing exists there."""
+"""Replaces the path of the build folder in files; nothing exists there."""
 
 EPOCH = 1_577_836_800
-"""Time of every file in an environment, s since 1970 (2020-01-01): bytecode stays valid because Triton restores it."""
+"""Modification time of every file in an environment, s since 1970 (2020-01-01).
+
+Triton restores it when it unpacks, so compiled bytecode stays valid.
+"""
 
 
 def require_x86_64() -> None:
-    """Refuse a machine that is no Linux on x86_64 with a VllmEnvError that names it."""
+    """Raise a VllmEnvError that names this machine if it is not Linux on x86_64."""
+    # The processor alone on Linux; elsewhere, for example, "Darwin arm64".
     machine = " ".join(part for part in (platform.system().replace("Linux", ""), platform.machine()) if part)
     if machine != "x86_64":
         what = f"This machine is {machine}; environments are built on x86_64 Linux for x86_64 only."
@@ -21,7 +25,7 @@ def require_x86_64() -> None:
 
 
 def require_glibc(minor: int, what: str, remedy: str) -> None:
-    """Refuse a machine whose C library is older than glibc 2.``minor`` with a VllmEnvError that names ``what`` needs it."""
+    """Raise a VllmEnvError that names ``what`` if the C library of this machine is older than glibc 2.``minor``."""
     library = os.confstr("CS_GNU_LIBC_VERSION") or "another than glibc"
     if not library.startswith("glibc 2.") or int(library.split(".")[1]) < minor:
         raise VllmEnvError(f"{what} needs glibc 2.{minor} or newer, and this machine's C library is {library}.", remedy=remedy)

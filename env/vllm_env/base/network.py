@@ -1,8 +1,10 @@
-"""The only way to a network: every program and call that may fetch something starts here, and none of them with --offline.
+"""The only way to a network: every program and call that may fetch something starts here. ``--offline`` forbids them all.
 
-uv takes what it needs from the wheelhouse or its own cache when it is offline; all others are refused by the name of what
-they would have fetched. ``options`` are those of ``base.process.run``: ``env``, ``on_line`` and ``remedy``. uv does not
-read pip's configuration, so its indexes, find-links folders, certificates and trusted hosts are handed to it.
+When it is offline, uv uses the wheelhouse or its own cache. Everything else is refused with an error that names the
+missing item. ``options`` are the parameters ``env``, ``on_line`` and ``remedy`` of ``base.process.run``.
+
+uv does not read pip's configuration. It therefore gets pip's indexes, find-links folders, certificates and trusted hosts
+as arguments.
 """
 
 import ast
@@ -30,7 +32,7 @@ _NAMES = ("index-url", "extra-index-url", "find-links", "cert", "trusted-host", 
 
 @dataclass(frozen=True)
 class PipConfig:
-    """What pip is configured with on this machine; every field may be empty."""
+    """The configuration of pip on this machine; every field may be empty."""
 
     index_url: str = ""
     extra_index_urls: tuple[str, ...] = ()
@@ -50,22 +52,22 @@ class PipConfig:
             arguments += ["--find-links", place]
         for host in self.trusted_hosts:
             arguments += ["--allow-insecure-host", host]
-        # pip takes the best version of all indexes; uv would stop at the first index that has the name
+        # pip takes the best version of all indexes. By default uv stops at the first index that has the package.
         return [*arguments, "--index-strategy", "unsafe-best-match"]
 
     def uv_environment(self) -> dict[str, str]:
-        """Return the variables that uv needs in addition."""
+        """Return the environment variables that uv needs in addition: pip's certificate, unless SSL_CERT_FILE is set."""
         return {"SSL_CERT_FILE": self.cert} if self.cert and not os.environ.get("SSL_CERT_FILE") else {}
 
 
 def read_pip_config(python: str = sys.executable) -> PipConfig:
-    """Read what ``pip config list`` prints: files and ``PIP_*`` variables, the variables winning."""
-    status, listing = capture([python, "-I", "-m", "pip", "config", "list"])  # -I: nothing of the current folder
+    """Read pip's configuration from ``pip config list``: files and ``PIP_*`` variables; the variables win."""
+    status, listing = capture([python, "-I", "-m", "pip", "config", "list"])  # -I: import nothing from the current folder
     return parse_pip_config(listing if status == 0 else "")
 
 
 def parse_pip_config(listing: str) -> PipConfig:
-    """Parse lines like ``global.index-url='…'``; sections for other pip commands are ignored."""
+    """Parse lines like ``global.index-url='…'``; ignore sections for pip commands other than ``install``."""
     values: dict[str, str] = {}
     for rank in ("global", "install", ":env:"):  # the later ones win, as in pip
         for line in listing.splitlines():
@@ -83,12 +85,12 @@ def parse_pip_config(listing: str) -> PipConfig:
     )
 
 
-_CONNECT_TIMEOUT = 3.0  # s; a machine without access must not make a user wait
+_CONNECT_TIMEOUT = 3.0  # s; without network access a user must not wait long
 _READ_TIMEOUT = 60.0  # s between two parts of a file
-_PYTORCH = "https://download.pytorch.org/whl"  # uv knows it by itself, pip does not
-_NO_PROMPT = {"GIT_TERMINAL_PROMPT": "0"}  # a private mirror without credentials is to fail, not to wait
+_PYTORCH = "https://download.pytorch.org/whl"  # uv knows this index, pip does not
+_NO_PROMPT = {"GIT_TERMINAL_PROMPT": "0"}  # a private mirror without credentials must fail and not wait for a password
 _REMEDY = "Check the network, the proxy (HTTPS_PROXY, NO_PROXY) and the registries that pip is configured with (pip config list)."
-# What uv, pip, git, cmake and rattler print when no answer came, and what that means.
+# Patterns in the output of uv, pip, git, cmake and rattler when no host answered, and their meaning.
 _FAILURES = {
     r"dns error|ould not resolve|ame resolution|ame or service not known|getaddrinfo": "A host's name is not resolved.",
     r"onnection refused|onnection reset|Failed to connect|NewConnectionError|tcp connect error": "No connection.",
@@ -101,15 +103,19 @@ _FAILURES = {
 
 
 class NetworkError(CommandError):
-    """A host did not answer, or --offline forbids asking it."""
+    """A host did not answer, or ``--offline`` forbids the request."""
 
 
 @dataclass(frozen=True)
 class Network:
-    """Where files may come from: pip's sources, only a wheelhouse, or nowhere (``offline``).
+    """The allowed sources of files: pip's sources, only a wheelhouse, or no source (``offline``).
 
-    ``torch_index`` (VLLM_ENV_TORCH_INDEX) replaces the index of the PyTorch project by a mirror. ``program_caches`` is
-    where uv and pip keep what they fetch; None leaves it to them.
+    Attributes:
+        pip: pip's configuration.
+        offline: whether nothing may be fetched from a network.
+        wheelhouse: a folder filled by ``wheelhouse``; uv then takes wheels from it only.
+        torch_index: a mirror that replaces the PyTorch project's index (VLLM_ENV_TORCH_INDEX).
+        program_caches: folder for the caches of uv and pip; None leaves their caches where they are.
     """
 
     pip: PipConfig = field(default_factory=PipConfig)
@@ -119,9 +125,12 @@ class Network:
     program_caches: Path | None = None
 
     def uv(self, arguments: Sequence[object], what: str, *, torch_backend: str = "", **options: Any) -> str:
-        """Run uv with the configured sources and return what it printed; NetworkError if no host answers.
+        """Run uv with the configured sources and return what it printed.
 
-        Where they lack a torch build (``torch_backend``, such as ``cpu``), the PyTorch project's index is asked as well.
+        If these sources lack a torch build (``torch_backend``, such as ``cpu``), ask the PyTorch project's index, too.
+
+        Raises:
+            NetworkError: no host answers.
         """
         sources = [*(["--offline"] if self.offline else []), *self.pip.uv_arguments()]
         if self.wheelhouse:
@@ -132,7 +141,7 @@ class Network:
         return self._with_torch(command, "--index", own, what, torch_backend=torch_backend, **options)
 
     def _with_torch(self, command: Sequence[object], index: str, own: Sequence[str], what: str, **options: Any) -> str:
-        """Run uv or pip; where ``torch_backend`` is named, with the mirror (``index``) or at last PyTorch's index (``own``)."""
+        """Run uv or pip; for ``torch_backend`` with the mirror (``index``), or after a failure with PyTorch's index (``own``)."""
         torch = options.pop("torch_backend") and not self.wheelhouse
         if self.program_caches:
             places = {f"{name}_CACHE_DIR": str(self.program_caches / name.lower()) for name in ("UV", "PIP")}
@@ -141,33 +150,39 @@ class Network:
         try:
             return _run([*command, *mirror], what, **options)
         except CommandError as error:
+            # Only a failure about torch can be solved by PyTorch's index.
             if not torch or mirror or self.offline or "torch" not in error.tail:
                 raise
             try:
                 return _run([*command, *own], what, **options)
             except CommandError:
-                raise error from None  # the first error is about the sources that the user configured
+                # Show the first error: it is about the sources that the user configured.
+                raise error from None
 
     def pip_command(self, arguments: Sequence[object], what: str, *, torch_backend: str = "", **options: Any) -> str:
-        """Run the packager's own pip, which reads its configuration itself, as :meth:`program` does; torch as in :meth:`uv`."""
+        """Run the packager's own pip, which reads its own configuration. Errors as in :meth:`program`, torch as in :meth:`uv`."""
         self.require(what)
         own = ["--extra-index-url", f"{_PYTORCH}/{torch_backend}"]
         command = [sys.executable, "-I", "-m", "pip", *arguments]
         return self._with_torch(command, "--extra-index-url", own, what, torch_backend=torch_backend, **options)
 
     def git(self, arguments: Sequence[object], what: str, **options: Any) -> str:
-        """Run git, which asks for no password, as :meth:`program` does; a repository in a folder needs no network."""
+        """Run git without password prompts; errors as in :meth:`program`. A repository in a folder needs no network."""
         if any(str(argument).startswith("file:") for argument in arguments):
             return _run(["git", *arguments], what, **options)
         return self.program(["git", *arguments], what, **options)
 
     def program(self, argv: Sequence[object], what: str, **options: Any) -> str:
-        """Run a program that fetches something and return what it printed; NetworkError if no host answers, or with --offline."""
+        """Run a program that fetches something and return what it printed.
+
+        Raises:
+            NetworkError: no host answers, or ``--offline`` is set.
+        """
         self.require(what)
         return _run(argv, what, **options)
 
     def require(self, what: str) -> None:
-        """Refuse what needs a network: with --offline a NetworkError names what was wanted."""
+        """Raise a NetworkError that names ``what`` was needed if ``--offline`` is set."""
         if self.offline:
             raise NetworkError(
                 f"--offline: cannot {what}.",
@@ -176,13 +191,17 @@ class Network:
             )
 
     def download(self, url: str, sha256: str, target: Path) -> None:
-        """Fetch a file, which appears whole or not at all; VllmEnvError if it cannot be fetched, or is not that of the digest."""
+        """Fetch a file that appears completely or not at all.
+
+        Raises:
+            VllmEnvError: the file cannot be fetched, or its SHA-256 differs.
+        """
         if not url.startswith("file:"):
             self.require(f"fetch {target.name}")
         try:
             trust = ssl.create_default_context(cafile=self.pip.cert or None)
             with urllib.request.urlopen(url, timeout=_READ_TIMEOUT, context=trust) as source:  # noqa: S310 - a channel's address
-                data = source.read()  # at once, because a read of a given size does not tell a reply that is cut off
+                data = source.read()  # in one read: reads of a given size do not notice a truncated reply
             if hashlib.sha256(data).hexdigest() != sha256:
                 raise VllmEnvError(f"{url} is not the lock's file: its SHA-256 differs.", remedy="Resolve again with --upgrade.")
             write_whole(target, data)
@@ -190,17 +209,17 @@ class Network:
             raise NetworkError(f"{url} cannot be fetched: {error}.", remedy=_REMEDY) from error
 
     def answers(self, url: str) -> bool:
-        """Tell within 3 s whether the host of a URL, or the proxy that leads to it, can be connected to."""
+        """Return whether the host of a URL, or the proxy in front of it, accepts a connection within 3 s."""
         try:
             parts = urllib.parse.urlsplit(url)
             is_folder = parts.scheme == "file" and Path(parts.path).is_dir()
             return is_folder or (parts.scheme != "file" and not self.offline and _connects(*_first_hop(parts)))
-        except ValueError:  # the host's or the proxy's address is none
+        except ValueError:  # the address of the host or the proxy is not valid
             return False
 
 
 def _first_hop(parts: urllib.parse.SplitResult) -> tuple[str, int]:
-    """Return host and port to connect to: the proxy's, which may be written without a scheme, or the host's own."""
+    """Return the host and port to connect to: the proxy's (its URL may lack a scheme) or the URL's own."""
     proxy = urllib.request.getproxies().get(parts.scheme, "")
     if proxy and not urllib.request.proxy_bypass(parts.hostname or ""):
         parts = urllib.parse.urlsplit(proxy if "://" in proxy else f"http://{proxy}")

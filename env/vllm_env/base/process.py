@@ -1,7 +1,7 @@
-"""The one place that runs other programs.
+"""The only place that runs other programs.
 
-Each program gets a session of its own, so that an interrupted build can end it together with everything that it
-started, and dies with the packager even when that is killed with SIGKILL (see ``launch.py``).
+Each program gets a session of its own: an interrupted build ends the program with everything that it started. The program
+also dies with the packager, even if SIGKILL ends the packager (see ``launch.py``).
 """
 
 import contextlib
@@ -35,13 +35,21 @@ def run(
     on_line: Callable[[str], None] | None = None,
     remedy: str = "",
 ) -> str:
-    """Run a program and return what it printed on stdout and stderr; CommandError if it is missing or fails.
+    """Run a program and return what it printed on stdout and stderr.
 
-    ``what`` says what it does for us, for the error message ("resolve the requirements"); ``env`` is added to this
-    process's variables, an empty value removes one; ``on_line`` is called with each line as it is printed.
+    Args:
+        argv: program and arguments.
+        what: purpose of the program for the error message, such as "resolve the requirements".
+        env: added to this process's variables; an empty value removes a variable.
+        cwd: working folder.
+        on_line: called with each line as it is printed.
+        remedy: next step for the error message.
+
+    Raises:
+        CommandError: the program is missing or fails.
     """
     arguments = [str(a) for a in argv]
-    with interrupts_held() as let_through:  # from before there is a child until it has been ended
+    with interrupts_held() as let_through:  # held from before the child starts until it has been ended
         try:
             child = start(arguments, env=env, cwd=cwd, stdout=subprocess.PIPE)
         except OSError as error:
@@ -68,10 +76,15 @@ def run(
 
 
 def capture(argv: Sequence[object], *, env: Mapping[str, str] | None = None, seconds: float | None = None) -> tuple[int, str]:
-    """Run a short program that may fail, and return its status and output; CommandError if it does not start, or end in time.
+    """Run a short program that may fail, and return its status and output.
 
-    ``env`` are all of its variables, None gives this process's own; ``seconds`` is how long it may take. One that waits
-    inside a driver does not end when it is killed: it is left behind.
+    Args:
+        argv: program and arguments.
+        env: all variables of the program; None passes this process's own.
+        seconds: the longest time it may take. A program that hangs in a driver cannot be killed; it is left behind.
+
+    Raises:
+        CommandError: the program does not start, or does not end in time.
     """
     program = str(argv[0])
     try:
@@ -96,11 +109,19 @@ def start(
     cwd: Path | None = None,
     when_parent_ends: signal.Signals = signal.SIGKILL,
 ) -> Child:
-    """Start a program in a session of its own, which ends with the thread that has started it; OSError if it cannot be.
+    """Start a program in a session of its own. It ends with the thread that started it.
 
-    To be called while interrupts are held: until the caller has the child, nobody would end it.
-    ``stdout`` receives stderr as well, ``subprocess.PIPE`` gives UTF-8 text; ``env`` is added to this process's variables,
-    an empty value removes one; ``when_parent_ends`` is the signal that the program gets when this process ends.
+    Call this while interrupts are held: until the caller has the child, no code would end it.
+
+    Args:
+        argv: program and arguments.
+        stdout: receives stderr as well; ``subprocess.PIPE`` gives UTF-8 text.
+        env: added to this process's variables; an empty value removes a variable.
+        cwd: working folder.
+        when_parent_ends: the signal that the program gets when this process ends.
+
+    Raises:
+        OSError: the program cannot be started.
     """
     reader, writer = os.pipe()
     changes = json.dumps({name: value or None for name, value in (env or {}).items()})
@@ -111,7 +132,7 @@ def start(
             child = subprocess.Popen([str(part) for part in (*head, *argv)], stdout=stdout, **options)
         finally:
             os.close(writer)
-        failure = pipe.read()  # ends when the launcher has become the program
+        failure = pipe.read()  # ends when exec replaces the launcher: the pipe is then closed
     if failure:
         child.communicate()
         raise OSError(int(failure), os.strerror(int(failure)))
@@ -119,8 +140,8 @@ def start(
 
 
 def _read(child: Child, on_line: Callable[[str], None] | None) -> str:
-    """Read what a program prints until it ends."""
-    lines: deque[str] = deque(maxlen=100_000)
+    """Read the output of a program until it ends."""
+    lines: deque[str] = deque(maxlen=100_000)  # lines; bounds the memory for a program that prints a lot
     for line in child.stdout or ():
         lines.append(line)
         if on_line:
@@ -130,14 +151,14 @@ def _read(child: Child, on_line: Callable[[str], None] | None) -> str:
 
 
 def has_ended(child: Child, seconds: float) -> bool:
-    """Wait for a program for some seconds and tell whether it has ended."""
+    """Wait at most ``seconds`` for a program and return whether it has ended."""
     with contextlib.suppress(subprocess.TimeoutExpired):
         child.wait(timeout=seconds)
     return child.returncode is not None
 
 
 def end_session(child: Child, grace: float = 3.0) -> None:
-    """End a program that :func:`run` started and everything in its session: SIGTERM, then SIGKILL after ``grace`` s."""
+    """End a program of :func:`run` and its whole session: SIGTERM, then SIGKILL after ``grace`` seconds."""
     _signal_session(child, signal.SIGTERM)
     has_ended(child, grace)
     _signal_session(child, signal.SIGKILL)

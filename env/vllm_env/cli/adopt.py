@@ -1,4 +1,4 @@
-"""``adopt``: makes a model of this project from a model folder of the official backend, and shows first what changes."""
+"""``adopt``: make a model of this project from the official backend's model folder; show the changes first."""
 
 import argparse
 import dataclasses
@@ -16,8 +16,8 @@ from .options import open_workspace, request_of
 
 
 def adopt(options: argparse.Namespace, console: Console) -> int:
-    """Build a model from ``SOURCE``; with ``--dry-run`` only show what would be made of it."""
-    source = Path(os.path.realpath(options.folder))  # Path.resolve() raises at a loop of links
+    """Build a model from ``SOURCE``; with ``--dry-run``, only show the changes."""
+    source = Path(os.path.realpath(options.folder))  # Path.resolve() raises an error for a loop of links
     options.model = options.model or source.name
     request = request_of(options)
     adoption = read_adoption(
@@ -27,6 +27,7 @@ def adopt(options: argparse.Namespace, console: Console) -> int:
         environment=request.layout.environment,
     )
     for line in _shown(adoption, request.model_folder):
+        # The difference is the result of a dry run, so --quiet does not hide it.
         console.error(line) if options.dry_run else console.note(line)
     facts: dict[str, object] = {
         "source": str(source),
@@ -51,7 +52,7 @@ def adopt(options: argparse.Namespace, console: Console) -> int:
 
 
 def _shown(adoption: Adoption, target: Path) -> list[str]:
-    """Return the lines that a user sees before the build."""
+    """Return the lines that the user sees before the build."""
     lines = adoption.difference.splitlines()
     lines += [f"stays where it is: {path}" for path in adoption.left]
     if (target / MANIFEST_NAME).is_file():

@@ -1,4 +1,4 @@
-"""The subcommands beside the build: ``adopt``, ``doctor``, ``verify``, ``inspect``, ``wheelhouse``, ``clean``."""
+"""The subcommands other than the build: ``adopt``, ``doctor``, ``verify``, ``inspect``, ``wheelhouse``, ``clean``."""
 
 import argparse
 import contextlib
@@ -70,6 +70,7 @@ def verify(options: argparse.Namespace, console: Console) -> int:
     with console.stage("verify"):
         check_files(model, manifest)
         check_model(model, manifest)
+        # Without a Triton root, this machine's libarchive unpacks the archive.
         triton = open_root(root) if (root := installed_triton()) else None
         layout, packed = manifest.packed(model)
         for note in verify_packed(workspace, layout, packed, manifest.expected(), triton):
@@ -80,8 +81,9 @@ def verify(options: argparse.Namespace, console: Console) -> int:
 
 
 def clean(options: argparse.Namespace, console: Console) -> int:
-    """Free what killed builds and dead servers left, and the cache."""
+    """Remove the leftovers of killed builds and dead servers, and the cache."""
     workspace = open_workspace(options)
+    # No build may run while its entries are removed.
     with contextlib.nullcontext() if options.dry_run else workspace.exclusive():
         found = _abandoned(workspace) + ([] if options.keep_cache else _cached(workspace))
         for path, size, remove in found:
@@ -100,7 +102,7 @@ def _abandoned(workspace: Workspace) -> list[_Removable]:
 
 
 def _cached(workspace: Workspace) -> list[_Removable]:
-    """Return what the cache holds, and the private copies of vLLM's caches if no server may read them."""
+    """Return the cache's entries, and the private copies of vLLM's caches unless a server may read them."""
     cache = workspace.cache
     entries = [entry for entry in cache.entries() if entry.paths[0].parent != cache.path("warm")]
     found: list[_Removable] = [*((entry.paths[0], entry.size, entry.remove) for entry in entries), *find_unpacked()]
@@ -112,7 +114,7 @@ def _cached(workspace: Workspace) -> list[_Removable]:
 
 
 def doctor(options: argparse.Namespace, console: Console) -> int:
-    """Print what this machine and its Triton can do; exit code 1 if something is a problem."""
+    """Print what this machine and its Triton can do; return 1 if there is a problem."""
     path = options.triton_root or installed_triton()
     triton = open_root(path) if path else None
     spec = load_spec(options.profile or default_profile(triton), Overrides())
@@ -128,9 +130,9 @@ def doctor(options: argparse.Namespace, console: Console) -> int:
 
 
 def wheelhouse(options: argparse.Namespace, console: Console) -> int:
-    """Fill a folder with what a build would download."""
+    """Fill a folder with everything that a build would download."""
     workspace = open_workspace(options)
-    # nothing is served here: the machine that fills a wheelhouse is seldom the one that serves
+    # Serve nothing here: the machine that fills a wheelhouse is seldom the one that serves.
     request = dataclasses.replace(request_of(options), smoke=False, warm=False)
     folder = options.folder
     lock = make_dry_plan(workspace, request).lock if options.dry_run else fill_wheelhouse(workspace, request, folder)

@@ -1,4 +1,4 @@
-"""``doctor``: what this machine and its Triton can do, each problem with its remedy."""
+"""``doctor``: report what this machine and its Triton can do, and a remedy for each problem."""
 
 import os
 import re
@@ -21,14 +21,14 @@ from vllm_env.prefix.prefix import BUILD_SPACE, EXTRACTED_SPACE
 from vllm_env.triton.root import NEWEST_KNOWN, TritonRoot, is_known
 
 _GB = 10**9
-# First driver that runs CUDA 13 without a compatibility package (NVIDIA's CUDA toolkit release notes, Linux).
+# The first driver that runs CUDA 13 without a compatibility package (NVIDIA's CUDA toolkit release notes, Linux).
 _DRIVER = (580, 65)
-_SMI_SECONDS = 30.0  # nvidia-smi wakes each GPU where no persistence daemon runs, and never ends if the driver hangs
+_SMI_SECONDS = 30.0  # without a persistence daemon, nvidia-smi wakes each GPU; if the driver hangs, it never ends
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at: ``state`` is ``ok``, ``warning`` or ``problem``."""
+    """The result of one check: ``state`` is ``ok``, ``warning`` or ``problem``."""
 
     name: str
     state: str
@@ -37,7 +37,7 @@ class Finding:
 
 
 def examine(workspace: Workspace, triton: TritonRoot | None, spec: Spec) -> list[Finding]:
-    """Look at everything that a build and a server need and return what was found, in the order of importance."""
+    """Check everything that a build and a server need; return the findings, the most important first."""
     return [
         _triton(triton),
         _stub(triton, spec),
@@ -117,7 +117,11 @@ def _gpu(spec: Spec) -> Finding:
 
 
 def _first_gpu(program: str) -> list[str]:
-    """Return name, driver, compute capability and memory of the first GPU as nvidia-smi prints them."""
+    """Return name, driver, compute capability and memory of the first GPU as nvidia-smi prints them.
+
+    Raises:
+        VllmEnvError: nvidia-smi fails, hangs or names no GPU.
+    """
     query = [program, "--query-gpu=name,driver_version,compute_cap,memory.total", "--format=csv,noheader"]
     try:
         status, output = capture(query, seconds=_SMI_SECONDS)
@@ -133,7 +137,7 @@ def _first_gpu(program: str) -> list[str]:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """Return a version's first two numbers, or nothing for a string such as "[N/A]"."""
+    """Return a version's first two numbers; an empty tuple for a string such as "[N/A]"."""
     return tuple(int(n) for n in version.split(".")[:2]) if re.fullmatch(r"\d+(\.\d+)+", version) else ()
 
 
@@ -177,7 +181,7 @@ def _hub() -> Finding:
 
 
 def _compiler(spec: Spec) -> Finding:
-    """Tell what compiles at run time: launchers of GPU kernels, in C; on a CPU what torch.compile writes, in C++."""
+    """Check the compiler used at run time: C for launchers of GPU kernels; on a CPU, C++ for torch.compile's code."""
     if spec.profile == "cuda":
         program = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
         own = any(Requirement(text).name == "ziglang" for text in spec.requirements)

@@ -1,4 +1,4 @@
-"""What a build would cost in bytes to fetch and in space, for ``--dry-run``."""
+"""The cost of a build in bytes to fetch and in disk space, for ``--dry-run``."""
 
 import json
 from collections.abc import Mapping
@@ -12,10 +12,12 @@ from vllm_env.prefix.prefix import BUILD_SPACE, has_prefix
 
 @dataclass(frozen=True)
 class Forecast:
-    """What a build would cost.
+    """The cost of a build.
 
-    ``fetch`` is in bytes, None where the lock is not known yet. ``unsized`` counts the wheels whose size the lock does not
-    have. ``space`` has the bytes that each folder must take.
+    Attributes:
+        fetch: bytes to fetch; None if the lock is not known yet.
+        unsized: number of wheels without a size in the lock.
+        space: bytes needed, by folder.
     """
 
     fetch: int | None
@@ -24,7 +26,7 @@ class Forecast:
 
 
 def forecast(workspace: Workspace, request: BuildRequest, plan: Plan) -> Forecast:
-    """Return what a build would cost, from what the cache and the repository have already."""
+    """Return the cost of a build; files that the cache or the repository already has cost nothing."""
     spec, lock = plan.spec, plan.lock
     served = request.smoke or request.warm
     extracted = request.layout.extracted_space(spec.profile)
@@ -41,7 +43,7 @@ def forecast(workspace: Workspace, request: BuildRequest, plan: Plan) -> Forecas
 
 
 def print_forecast(facts: Mapping[str, object], cost: Forecast, *, as_json: bool) -> None:
-    """Print what a build would do and what it would cost, as JSON or for a reader."""
+    """Print the plan of a build and its cost, as JSON or as text."""
     if as_json:
         bytes_of = {"bytes_to_fetch": cost.fetch, "wheels_of_unknown_size": cost.unsized, "bytes_needed": cost.space}
         Console.result(json.dumps({**facts, **bytes_of}, indent=2))

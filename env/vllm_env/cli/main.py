@@ -1,4 +1,4 @@
-"""The command line: dispatches, prints results and turns errors into messages and exit codes; nothing else does.
+"""The command line: call a command, print its result, and turn errors into messages and exit codes.
 
 Exit codes: 0 done, 1 the build or a check failed, 2 wrong usage, 130 interrupted.
 """
@@ -29,6 +29,7 @@ from .parser import parse
 def main(argv: list[str] | None = None) -> int:
     """Run the command line and return the exit code."""
     arguments = sys.argv[1:] if argv is None else argv
+    # Before parsing, because errors of the parser are printed on it, too.
     console = Console(quiet="--quiet" in arguments, verbose="--verbose" in arguments)
     take_interrupts()
     try:
@@ -46,7 +47,7 @@ def main(argv: list[str] | None = None) -> int:
             traceback.print_exc()
         return 1
     finally:
-        if "--dry-run" not in arguments:  # it has made nothing
+        if "--dry-run" not in arguments:  # a dry run has written nothing to the cache
             give_cache()
 
 
@@ -123,8 +124,8 @@ def _print_result(result: BuildResult, request: BuildRequest, console: Console) 
 
 
 def _next_commands(result: BuildResult, request: BuildRequest) -> tuple[list[str], list[str]]:
-    """Return what serves the model and what asks it, as they work in this folder."""
-    # the client finds the tools of its checkout by itself; an installed wheel has this interpreter only
+    """Return the commands that start the server and ask the model, for the current folder."""
+    # The client finds its checkout's tools by itself. An installed wheel has only this interpreter.
     python = "python3" if TOOLS.is_relative_to(CHECKOUT) and shutil.which("python3") else sys.executable
     ask = [python, _here(CHECKOUT / "client" / "client.py"), "--iterations", "10"]
     if request.model != "vllm":
@@ -135,5 +136,5 @@ def _next_commands(result: BuildResult, request: BuildRequest) -> tuple[list[str
 
 
 def _here(path: Path) -> str:
-    """Return a path as it is shortest here."""
+    """Return a path relative to the current folder if it is below it, else the path itself."""
     return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)

@@ -1,4 +1,4 @@
-"""The options: what they ask for as a request and a workspace."""
+"""Turn the options into a request and a workspace."""
 
 import argparse
 import os
@@ -16,7 +16,7 @@ from vllm_env.triton.stub_source import StubOptions
 
 
 def request_of(options: argparse.Namespace) -> BuildRequest:
-    """Return what the options ask for, checked as far as they alone can tell."""
+    """Return the request of the options; check what the options alone can tell."""
     named = {kind: getattr(options, option[2:].replace("-", "_")) for kind, option in PIN_OPTIONS.items()}
     if options.wheelhouse and not options.wheelhouse.is_dir():
         remedy = "Fill one: ./gen_vllm_env.sh wheelhouse DIR."
@@ -46,7 +46,7 @@ def request_of(options: argparse.Namespace) -> BuildRequest:
 
 
 def open_workspace(options: argparse.Namespace) -> Workspace:
-    """Return the workspace of a run: the user's cache, pip's configuration, and the network as the options allow it."""
+    """Return the workspace of a run: the user's cache, pip's configuration, and the network that the options allow."""
     settle_home(PLACE / ".tools" / "cache")
     network = Network(read_pip_config(), options.offline, options.wheelhouse, os.environ.get("VLLM_ENV_TORCH_INDEX", ""))
     only_read = "dry_run" in options and options.dry_run

@@ -1,4 +1,4 @@
-"""The parsers of the command line, on the standard library alone: --help and a misspelt option need nothing installed."""
+"""The parsers of the command line. They use only the standard library: ``--help`` works without installed tools."""
 
 import argparse
 import difflib
@@ -26,23 +26,27 @@ _FILLS = "Fills DIR with all that a build with the same options downloads, for -
 
 
 class CommandParser(argparse.ArgumentParser):
-    """Turns usage errors into ours, so that they read alike."""
+    """Turn argparse's usage errors into ours, so that all errors look alike."""
 
     def error(self, message: str) -> NoReturn:
-        """Raise what argparse would print, with the option that an unknown one may have meant."""
+        """Raise argparse's message as a UsageError; for an unknown option, suggest the most similar one."""
         unknown = re.match(r"unrecognized arguments: (--[\w-]+)", message)
         near = difflib.get_close_matches(unknown[1], self._option_string_actions, 1) if unknown else []
         remedy = f"Did you mean {near[0]}? See {self.prog} --help." if near else f"See {self.prog} --help."
         raise UsageError(f"{message[:1].upper()}{message[1:]}.", remedy=remedy)
 
     def say(self, helps: dict[str, str]) -> None:
-        """Give options, by their destination, another help; SUPPRESS leaves one out of it."""
+        """Replace the help of options, by destination; SUPPRESS hides an option."""
         for action in self._actions:
             action.help = helps.get(action.dest, action.help)
 
 
 def parse(arguments: list[str]) -> tuple[str, argparse.Namespace]:
-    """Return the subcommand and its options; --help and --version print and end the program, a UsageError has the near word."""
+    """Return the subcommand and its options. ``--help`` and ``--version`` print and end the program.
+
+    Raises:
+        UsageError: an option or subcommand is wrong; the remedy names a similar one.
+    """
     if not arguments or arguments[0].startswith("-"):
         return "build", build_parser().parse_args(arguments)
     name = arguments[0]
@@ -52,7 +56,7 @@ def parse(arguments: list[str]) -> tuple[str, argparse.Namespace]:
 
 
 def build_parser() -> CommandParser:
-    """Return the parser of the build, which is what runs without a subcommand."""
+    """Return the parser of the build, the default subcommand."""
     parser = CommandParser(prog="gen_vllm_env.sh", allow_abbrev=False, description=_DESCRIPTION, epilog=_EPILOG)
     pin = parser.add_argument_group("what to pin (one; default: the profile's)").add_mutually_exclusive_group()
     pin.add_argument("--vllm", metavar="X.Y.Z", help="a release")

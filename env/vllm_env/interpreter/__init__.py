@@ -1,4 +1,4 @@
-"""A Python version comes in; the exact conda packages of the interpreter, or a prefix with them, go out.
+"""Choose the exact conda packages of an interpreter for a Python version, and install them into a prefix.
 
-They come from conda-forge where it answers, else from an interpreter of this machine; only the cache is written.
+They come from conda-forge if it answers, else from an interpreter of this machine. This room writes only to the cache.
 """

@@ -1,10 +1,11 @@
-"""Undoes what Debian and Ubuntu change in Python's standard library, in a copy of it.
+"""Undo, in a copy, the changes of Debian and Ubuntu to Python's standard library.
 
-Their interpreters look for packages in ``dist-packages`` and install into ``local/``, unless they run from a virtual
-environment. Read in Ubuntu 22.04 (3.10), Debian 12 (3.11), Ubuntu 24.04 (3.12) and Debian 13 (3.13): the changed lines
-are the same in all four. Most is undone without a change: some files are left out, and ``site`` is corrected at start by
-``debian_site.py``, because the program and libpython hold a frozen copy of it since 3.11. Two files have to change; one
-that is not as those releases have it is refused rather than guessed at.
+Their interpreters search for packages in ``dist-packages`` and install into ``local/``, except in a virtual environment.
+The changed lines are the same in Ubuntu 22.04 (3.10), Debian 12 (3.11), Ubuntu 24.04 (3.12) and Debian 13 (3.13).
+
+Most changes need no edit. Some files are left out. ``site`` is corrected at start by ``debian_site.py``, because the
+program and libpython contain a frozen copy of it since 3.11. Only two files must be edited. If one of them differs from
+these releases, it is refused: a guess could be wrong.
 """
 
 import re
@@ -16,8 +17,11 @@ from vllm_env import inside
 from vllm_env.base.errors import VllmEnvError
 
 LEFT_OUT = ("sitecustomize.py", "_distutils_system_mod.py", "nis.*")
-"""Names in Debian's standard library that are not copied: a link to ``/etc``, which belongs to the machine's
-administrator; a module that makes setuptools install into ``dist-packages``; one that needs the NIS library."""
+"""Names in Debian's standard library that are not copied.
+
+A link to ``/etc``, which belongs to the machine's administrator; a module that makes setuptools install into
+``dist-packages``; a module that needs the NIS library.
+"""
 
 _MULTIARCH = "x86_64-linux-gnu"
 _SITE_HOOK = inside.FOLDER / "debian_site.py"
@@ -33,9 +37,9 @@ class _Edit(NamedTuple):
 
 
 _EDITS = (
-    # the scheme by which pip and uv choose where to install, which DEB_PYTHON_INSTALL_LAYOUT changes too
+    # The scheme that tells pip and uv where to install; DEB_PYTHON_INSTALL_LAYOUT changes it, too.
     _Edit(("sysconfig.py", "sysconfig/__init__.py"), r"^( +'prefix': )prefix_scheme,$", r"\1'posix_prefix',"),
-    # up to 3.11, from the package python3-distutils: as in a virtual environment, whose scheme is that of CPython
+    # Up to 3.11, from the package python3-distutils: behave as in a virtual environment, which uses CPython's scheme.
     _Edit(
         ("distutils/sysconfig.py",),
         r"^(def is_virtual_environment\(\):\n    return )sys\.base_prefix != .*$",
@@ -46,16 +50,16 @@ _EDITS = (
 
 
 def is_debian(stdlib: Path) -> bool:
-    """Tell whether a standard library is one of Debian or Ubuntu."""
+    """Return whether a standard library is Debian's or Ubuntu's."""
     site = stdlib / "site.py"
     return (stdlib / LEFT_OUT[1]).exists() or (site.is_file() and "dist-packages" in site.read_text("utf-8"))
 
 
 def restore_site_packages(stdlib: Path) -> None:
-    """Make a copy of Debian's standard library look for packages in ``site-packages`` and install them there.
+    """Make a copy of Debian's standard library use ``site-packages`` for installing and importing packages.
 
     Raises:
-        VllmEnvError: a file is not as in the known releases.
+        VllmEnvError: a file differs from the known releases.
     """
     for edit in _EDITS:
         file = next((stdlib / name for name in edit.files if (stdlib / name).is_file()), None)
@@ -73,7 +77,7 @@ def restore_site_packages(stdlib: Path) -> None:
                 "or pick another version with --python.",
             )
         file.write_text(new, "utf-8")
-    # the last of the folders that Debian's site looks into; nothing else will lie there
+    # Debian's site reads this folder last. No other file will be in it.
     folder = stdlib / "dist-packages"
     folder.mkdir()
     shutil.copyfile(_SITE_HOOK, folder / "vllm_env_site.py")
@@ -81,7 +85,7 @@ def restore_site_packages(stdlib: Path) -> None:
 
 
 def restore_config_header(headers: Path, copy: Path) -> None:
-    """Put the ``pyconfig.h`` of this architecture into a copy of ``/usr/include/python3.11``, whose own only includes it."""
+    """Copy the ``pyconfig.h`` of this architecture into a copy of ``/usr/include/python3.11``, which only includes it."""
     real = headers.parent / _MULTIARCH / headers.name / "pyconfig.h"
     if real.is_file():
         shutil.copy(real, copy / "pyconfig.h")

@@ -1,7 +1,7 @@
-"""Finds an interpreter of this machine that can be packed, for machines that cannot reach conda-forge.
+"""Find an interpreter of this machine that can be packed, if the machine cannot reach conda-forge.
 
-It must have a shared libpython, because the stub embeds it. Debian's and Ubuntu's own interpreters will do where there is
-no other; see ``debian.py``.
+It must have a shared libpython, because the stub embeds it. The interpreters of Debian and Ubuntu are used only if there is
+no other one; see ``debian.py``.
 """
 
 import json
@@ -31,7 +31,7 @@ print(json.dumps({
 
 @dataclass(frozen=True)
 class Interpreter:
-    """A CPython of this machine with a shared libpython; ``version`` is the full one, such as ``3.11.7``."""
+    """A CPython of this machine with a shared libpython; ``version`` is the full version, such as ``3.11.7``."""
 
     version: str
     executable: Path
@@ -42,31 +42,33 @@ class Interpreter:
 
     @property
     def minor(self) -> str:
-        """The version that its folders are named by, such as ``3.11``."""
+        """Return the version in the names of its folders, such as ``3.11``."""
         return ".".join(self.version.split(".")[:2])
 
     @property
     def is_debian(self) -> bool:
-        """Whether it is the one of Debian or Ubuntu."""
+        """Return whether it is the interpreter of Debian or Ubuntu."""
         return debian.is_debian(self.stdlib)
 
     @property
     def headers(self) -> Path | None:
-        """The folder with ``Python.h``, or None: torch.compile then has none to compile against (libpython3.11-dev)."""
+        """Return the folder with ``Python.h``; None if torch.compile would lack it (install libpython3.11-dev)."""
         folder = self.prefix / "include" / f"python{self.minor}"
         return folder if (folder / "Python.h").is_file() else None
 
 
 def find_interpreter(python: str) -> Interpreter:
-    """Return an interpreter of this machine of version ``python`` (``3.11``), Debian's or Ubuntu's own if there is no other.
+    """Return an interpreter of this machine with version ``python`` (``3.11``); Debian's or Ubuntu's only as a last choice.
 
-    A VllmEnvError tells that none has a shared libpython, or that this machine is not an x86_64.
+    Raises:
+        VllmEnvError: no interpreter has a shared libpython, or this machine is not an x86_64.
     """
     require_x86_64()
     rejected, seen = [], set()
     own = None
     for candidate in _candidates(python):
         real = candidate.resolve()
+        # Several names may lead to one interpreter.
         if real in seen or not candidate.is_file():
             continue
         seen.add(real)
@@ -90,10 +92,11 @@ def find_interpreter(python: str) -> Interpreter:
 
 
 def _library_command(python: str) -> str:
-    """Return the command that installs Debian's or Ubuntu's shared libpython (24.04's libpython3.12t64 provides it too)."""
+    """Return the command that installs Debian's or Ubuntu's shared libpython; 24.04's libpython3.12t64 provides it, too."""
     return f"apt-get install libpython{python}"
 
 
+# Shims of pyenv are skipped: they start another program than their path names.
 def _candidates(python: str) -> list[Path]:
     name = f"python{python}"
     pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv")

@@ -1,6 +1,6 @@
-"""The conda layer of an environment: the interpreter and what belongs to it, solved and installed by py-rattler.
+"""The conda layer of an environment: the interpreter and its conda packages, solved and installed by py-rattler.
 
-From conda-forge where it answers, else from a local channel with one package that is made from an interpreter of this
+The packages come from conda-forge if it answers. Otherwise a local channel has one package, made from an interpreter of this
 machine. The same code solves and installs both.
 """
 
@@ -25,12 +25,13 @@ from .package import BUILD, make_package
 
 LOCAL = "local"
 REMOTE = "conda-forge"
-_PACKAGES = Path(__file__).resolve().parents[2]  # where ``python -m vllm_env.…`` finds this package, and nothing of the user's
+# ``python -m vllm_env.…`` runs here: it finds this package, and nothing of the user's.
+_PACKAGES = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True)
 class CondaPackage:
-    """One exact conda package; ``sha256`` is that of its file."""
+    """One exact conda package; ``sha256`` is the digest of its file."""
 
     name: str
     version: str
@@ -49,7 +50,7 @@ class CondaLayer:
 
     @property
     def python(self) -> str:
-        """The interpreter's full version, such as ``3.11.7``."""
+        """Return the interpreter's full version, such as ``3.11.7``."""
         return next(p.version for p in self.packages if p.name == "python")
 
     def __str__(self) -> str:
@@ -58,16 +59,19 @@ class CondaLayer:
 
 
 def remote_url() -> str:
-    """Return the URL of conda-forge or of the mirror that ``VLLM_ENV_CONDA_CHANNEL`` names."""
+    """Return the URL of conda-forge, or of the mirror in ``VLLM_ENV_CONDA_CHANNEL``."""
     return os.environ.get("VLLM_ENV_CONDA_CHANNEL") or "https://conda.anaconda.org/conda-forge"
 
 
 def choose_layer(workspace: Workspace, python: str, recorded: CondaLayer | None = None, *, upgrade: bool = False) -> CondaLayer:
-    """Return the layer for a Python version (``3.11``) that this machine installs; VllmEnvError if neither channel has one.
+    """Return the layer for a Python version (``3.11``) that this machine installs.
 
-    The one recorded in a lock where it is available; else the one in the wheelhouse; else from conda-forge where that answers,
-    else from an interpreter of this machine. What was chosen first is kept, so that a second build is the same,
-    until ``upgrade``.
+    The layer recorded in the lock is preferred if it is available, then the one in the wheelhouse. Otherwise conda-forge's is
+    taken if it answers, else one from an interpreter of this machine. This choice is remembered until ``upgrade``, so a second
+    build is the same.
+
+    Raises:
+        VllmEnvError: no channel has the Python version.
     """
     if recorded and is_available(workspace, recorded):
         return recorded
@@ -80,13 +84,13 @@ def choose_layer(workspace: Workspace, python: str, recorded: CondaLayer | None 
         return known
     asked = not known and workspace.network.answers(remote_url())
     layer = (_remote_layer(workspace, python) if asked else None) or local_layer(workspace, python)
-    if not workspace.network.offline:  # without a network nothing was chosen
+    if not workspace.network.offline:  # offline, there was no choice to remember
         write_whole(memory, json.dumps(dataclasses.asdict(layer)))
     return layer
 
 
 def _brought_layer(workspace: Workspace, python: str) -> CondaLayer | None:
-    """Return the layer of the interpreter that another machine has put into the wheelhouse."""
+    """Return the interpreter's layer that another machine has put into the wheelhouse, or None."""
     wheelhouse = workspace.network.wheelhouse
     return _remembered(wheelhouse.absolute() / "conda" / _record(python)) if wheelhouse else None
 
@@ -106,7 +110,7 @@ def _remote_layer(workspace: Workspace, python: str) -> CondaLayer | None:
     specs = [f"python {python}.*", "libstdcxx"]
     try:
         records = _work(workspace, _job(workspace, "solve", remote_url(), specs), f"resolve {', '.join(specs)} from conda-forge")
-    except NetworkError as error:  # a proxy may take the connection and refuse the rest
+    except NetworkError as error:  # a proxy may accept the connection and refuse the request
         report.note(f"{error.what} {error.cause} This machine's Python is taken")
         return None
     except CommandError as error:
@@ -119,7 +123,11 @@ def _remote_layer(workspace: Workspace, python: str) -> CondaLayer | None:
 
 
 def local_layer(workspace: Workspace, python: str) -> CondaLayer:
-    """Return the layer made from an interpreter of this machine of version ``python`` (``3.11``); VllmEnvError if it has none."""
+    """Return the layer made from this machine's interpreter of version ``python`` (``3.11``).
+
+    Raises:
+        VllmEnvError: the machine has no such interpreter.
+    """
     version = find_interpreter(python).version
     file = _channel_folder(workspace, LOCAL) / "linux-64" / f"python-{version}-{BUILD}.conda"
     if not file.is_file():
@@ -129,7 +137,7 @@ def local_layer(workspace: Workspace, python: str) -> CondaLayer:
 
 
 def is_available(workspace: Workspace, layer: CondaLayer) -> bool:
-    """Tell whether this machine can install a layer: from the wheelhouse, its cache, or a channel that answers."""
+    """Return whether this machine can install a layer from the wheelhouse, its cache, or a channel that answers."""
     if any(_holds(channel, layer) for channel in _channels(workspace, layer)):
         return True
     return layer.channel == REMOTE and workspace.network.answers(remote_url())
@@ -143,7 +151,7 @@ def make_local_channel(workspace: Workspace, python: str) -> None:
         new = staging / "channel"
         make_package(interpreter, new / "linux-64", staging)
         (new / "noarch").mkdir()
-        # packages of other Python versions stay
+        # Keep the packages of other Python versions.
         for file in sorted(channel.glob("linux-64/python-*.conda")):
             if not (new / "linux-64" / file.name).exists():
                 os.link(file, new / "linux-64" / file.name)
@@ -152,7 +160,11 @@ def make_local_channel(workspace: Workspace, python: str) -> None:
 
 
 def install_layer(workspace: Workspace, layer: CondaLayer, prefix: Path) -> None:
-    """Install the packages of a layer into a new prefix; VllmEnvError if neither wheelhouse nor channel has these very ones."""
+    """Install the packages of a layer into a new prefix.
+
+    Raises:
+        VllmEnvError: neither the wheelhouse nor the channel has exactly these packages.
+    """
     channel = next((c for c in _channels(workspace, layer) if _holds(c, layer)), None)
     if channel is None:
         channel = _channel_folder(workspace, layer.channel)
@@ -163,7 +175,11 @@ def install_layer(workspace: Workspace, layer: CondaLayer, prefix: Path) -> None
 
 
 def copy_layer(workspace: Workspace, layer: CondaLayer, folder: Path) -> None:
-    """Make ``folder/conda`` a conda channel with a layer's packages; VllmEnvError if one cannot be fetched, or is another."""
+    """Make ``folder/conda`` a conda channel with a layer's packages.
+
+    Raises:
+        VllmEnvError: a package cannot be fetched, or its digest differs.
+    """
     channel = folder.absolute() / "conda"
     if not _holds(channel, layer):
         _fill(workspace, layer, channel)
@@ -171,7 +187,7 @@ def copy_layer(workspace: Workspace, layer: CondaLayer, folder: Path) -> None:
 
 
 def _fill(workspace: Workspace, layer: CondaLayer, channel: Path) -> None:
-    """Put the packages of a layer into a channel: those of conda-forge are fetched, this machine's is made."""
+    """Put the packages of a layer into a channel: fetch those of conda-forge, make this machine's own."""
     own = _channel_folder(workspace, LOCAL)
     if layer.channel == LOCAL and not _holds(own, layer):
         make_local_channel(workspace, ".".join(layer.python.split(".")[:2]))
@@ -186,7 +202,7 @@ def _fill(workspace: Workspace, layer: CondaLayer, channel: Path) -> None:
 
 
 def _channels(workspace: Workspace, layer: CondaLayer) -> list[Path]:
-    """Return the folders that may hold the packages of a layer, the wheelhouse's first."""
+    """Return the folders that may have the packages of a layer, the wheelhouse's first."""
     wheelhouse = workspace.network.wheelhouse
     own = _channel_folder(workspace, layer.channel)
     return [wheelhouse.absolute() / "conda", own] if wheelhouse else [own]
@@ -206,7 +222,7 @@ def _job(workspace: Workspace, kind: str, channel: str, specs: Sequence[str]) ->
 
 
 def _work(workspace: Workspace, job: dict[str, Any], what: str) -> Any:
-    """Run a job of rattler_worker.py; solving asks the channel, everything else reads folders."""
+    """Run a job of rattler_worker.py. Only solving may ask a channel over the network; other jobs read folders."""
     command = [sys.executable, "-m", "vllm_env.interpreter.rattler_worker", json.dumps(job)]
     variables = {"PYTHONPATH": str(_PACKAGES)}
     if job["kind"] == "solve" and not job["channel_url"].startswith("file:"):

@@ -1,8 +1,8 @@
-"""Makes a conda package (the ``.conda`` format: a ZIP of two zstd tars) from an interpreter of this machine.
+"""Make a conda package (the ``.conda`` format: a ZIP with two zstd tars) from an interpreter of this machine.
 
-The package carries the standard library, the program, libpython and the libraries that its extension modules need beyond
-those of the C library, so that the environment also works in a container that lacks them. Equal interpreters give equal
-packages, byte by byte; the library conda-package-streaming would write the time of packing into the ZIP.
+The package has the standard library, the program and libpython. It also has the libraries that the extension modules need in
+addition to the C library: a container may lack them. Equal interpreters give equal packages, byte by byte. The library
+conda-package-streaming is not used, because it writes the packing time into the ZIP.
 """
 
 import hashlib
@@ -29,9 +29,9 @@ from . import debian
 from .find import Interpreter
 
 BUILD = "local_1"
-"""Build string of the package; its number rises when what is packed changes."""
+"""Build string of the package. Raise its number when the packed content changes."""
 
-_EPOCH = (1980, 1, 1, 0, 0, 0)  # the oldest time that ZIP can hold
+_EPOCH = (1980, 1, 1, 0, 0, 0)  # the oldest time that a ZIP can store
 _CHECK = """
 import json, site, sys, sysconfig
 import ctypes, sqlite3, ssl, zlib
@@ -41,10 +41,12 @@ print(json.dumps({
     "sysconfig's purelib": sysconfig.get_path("purelib"), "sysconfig's platlib": sysconfig.get_path("platlib"),
 }))
 """
-# Parts of the C library, which every machine has, and of the X11 and Tk stack, which no server needs.
+# Not copied: parts of the C library and of the compiler's run time. The modules that need libnsl and libcrypt may fail
+# (TOLERATED in prefix/needed_libraries.py).
 _SYSTEM_LIBRARIES = re.compile(
     r"(ld-linux|libc|libm|libdl|libpthread|librt|libutil|libresolv|libnsl|libcrypt|libgcc_s|libstdc\+\+)[-.]"
 )
+# Left out of the standard library: bytecode, packages, tests, Tk, lib2to3 and pip's installer. No server needs them.
 _LEFT_OUT = (
     "__pycache__", "site-packages", "dist-packages", "test", "tests", "idlelib", "idle_test", "turtledemo", "tkinter",
     "ensurepip", "lib2to3", "config-*", "_tkinter*", "_test*", "_xxtestfuzz*", "xxlimited*", "EXTERNALLY-MANAGED",
@@ -55,11 +57,11 @@ _SYSTEM_PREFIXES = (Path("/usr"), Path("/usr/local"), Path("/"))
 def make_package(interpreter: Interpreter, folder: Path, staging: Path) -> Path:
     """Write a conda package of an interpreter into ``folder`` and return its path.
 
-    The file's name carries the version; the build string begins with ``local``, so that it cannot pass for one of
+    The file's name has the version. The build string begins with ``local``, so the package cannot be confused with one of
     conda-forge.
 
     Raises:
-        VllmEnvError: the interpreter is Debian's but not as known, or this machine is not an x86_64.
+        VllmEnvError: the interpreter is Debian's but differs from the known ones, or this machine is not an x86_64.
         CommandError: the packed interpreter does not start.
     """
     require_x86_64()
@@ -98,7 +100,7 @@ def _copy_stdlib(interpreter: Interpreter, stdlib: Path) -> None:
 
 
 def _copy_tree(source: Path, target: Path, *left_out: str) -> None:
-    """Copy a folder; a link that leads out of it becomes the file that it leads to, or goes if that is none."""
+    """Copy a folder. A link that leads out of it becomes a copy of its file, or is removed if there is no such file."""
     shutil.copytree(source, target, symlinks=True, ignore=shutil.ignore_patterns(*left_out))
     for link in [p for p in target.rglob("*") if p.is_symlink()]:
         if link.exists() and link.resolve().is_relative_to(target.resolve()):
@@ -110,7 +112,7 @@ def _copy_tree(source: Path, target: Path, *left_out: str) -> None:
 
 
 def _check_start(program: Path, packages: Path) -> None:
-    """Start the packed interpreter and refuse one that looks for packages, or installs them, outside its tree."""
+    """Start the packed interpreter; raise an error if it installs or imports packages outside its tree."""
     output = run([program, "-I", "-B", "-c", _CHECK], what="start the packed interpreter")
     for name, value in json.loads(output.splitlines()[-1]).items():
         expected = packages.parents[2] if name == "sys.prefix" else packages
@@ -123,7 +125,7 @@ def _check_start(program: Path, packages: Path) -> None:
 
 
 def _bundle_libraries(tree: Path, files: Sequence[Path]) -> None:
-    """Copy into ``lib/`` what programs, libpython and the extension modules load and the C library does not bring."""
+    """Copy the libraries that the files load, and that are not part of the C library, into ``lib/``."""
     for file in files:
         _, output = capture(["ldd", file])
         for name, source in re.findall(r"^\s*(\S+) => (/\S+)", output, re.MULTILINE):
@@ -133,7 +135,7 @@ def _bundle_libraries(tree: Path, files: Sequence[Path]) -> None:
 
 
 def _set_run_paths(tree: Path, program: Path, modules: Path) -> None:
-    """Make every program and library look into the environment's own ``lib/`` and not where it was built."""
+    """Make every program and library search the environment's own ``lib/``, not the folder of its build."""
     _patch(program, "$ORIGIN/../lib")
     for library in (tree / "lib").glob("lib*.so*"):
         if not library.is_symlink():
@@ -150,10 +152,10 @@ def _patch(file: Path, run_path: str) -> None:
 
 
 def _neutralise(tree: Path, prefix: Path) -> None:
-    """Replace the folder that the interpreter came from in its text files, such as _sysconfigdata.
+    """Replace the interpreter's original folder in its text files, such as _sysconfigdata.
 
-    libpython keeps it as a fallback that is never reached here. It cannot be patched in the binary: the linker merges
-    strings with equal tails, and ``3.11.7`` of sys.version may be the end of ``…/versions/3.11.7``.
+    libpython also contains the folder, as a fallback that is never reached here. It cannot be replaced in the binary: the linker
+    merges strings with equal ends, so ``3.11.7`` of sys.version may be the end of ``…/versions/3.11.7``.
     """
     if prefix in _SYSTEM_PREFIXES:
         for file in tree.glob("lib/python3.*/_sysconfigdata*.py"):
@@ -170,10 +172,10 @@ def _neutralise(tree: Path, prefix: Path) -> None:
 
 
 def _neutral_places(text: str, prefix: Path) -> str:
-    """Return a _sysconfigdata whose folders of the installation are below the neutral one.
+    """Return the text of _sysconfigdata with the installation's folders below the neutral prefix.
 
-    Debian's libpython lies in a folder of the architecture, the packed one in ``lib/``. Programs (``/usr/bin/install``)
-    and the places of time zones stay: they are the machine's.
+    Debian's libpython is in a folder of the architecture, the packed one is in ``lib/``. Programs (``/usr/bin/install``) and the
+    folders of time zones stay: they belong to the machine.
     """
     text = re.sub(rf"(?<=[' ]){prefix}/lib/x86_64-linux-gnu(?=[/' ])", f"{NEUTRAL_PREFIX}/lib", text)
     return re.sub(rf"(?<=[' ]){prefix}(?=[/' ])(?!/bin/|/share/zoneinfo)", NEUTRAL_PREFIX, text)

@@ -1,9 +1,10 @@
-"""Runs one py-rattler job and ends: ``python -m vllm_env.interpreter.rattler_worker JOB``.
+"""Run one py-rattler job and exit: ``python -m vllm_env.interpreter.rattler_worker JOB``.
 
-The job is JSON, and so is the answer, which is the last line on stdout.
+The job is JSON. The answer is JSON, too, on the last line of stdout.
 
-A process of its own, because rattler's runtime threads outlive asyncio.run() and abort an interpreter that shuts down
-under them ("PyGILState_Release: thread state must be current", py-rattler 0.28), and because a signal must end it.
+This is a process of its own, because a signal must end it, and because of the threads of rattler's runtime. They outlive
+asyncio.run() and abort an interpreter that shuts down meanwhile ("PyGILState_Release: thread state must be current",
+py-rattler 0.28).
 """
 
 import asyncio
@@ -37,6 +38,7 @@ async def _solve(job: dict[str, Any]) -> list[dict[str, str]]:
 async def _install(job: dict[str, Any]) -> None:
     records = await _solved(job)
     digests = {r.file_name: r.sha256.hex() if r.sha256 else "" for r in records}
+    # The channel may have changed since the lock was made.
     if digests != job["expected"]:
         raise RuntimeError(f"the channel has {digests}, the lock has {job['expected']}")
     await rattler.install(
@@ -45,6 +47,7 @@ async def _install(job: dict[str, Any]) -> None:
         cache_dir=Path(job["cache"]) / "packages",
         show_progress=False,
         execute_link_scripts=False,
+        # Files then contain the neutral prefix and not the folder of the build.
         alternative_target_prefix=NEUTRAL_PREFIX,
     )
 
@@ -64,7 +67,7 @@ _JOBS = {"index": lambda job: index_fs(Path(job["channel"])), "solve": _solve, "
 
 
 def main() -> None:
-    """Run the job and leave without unwinding rattler's threads."""
+    """Run the job and exit without waiting for rattler's threads."""
     job = json.loads(sys.argv[1])
     status = 0
     try:

@@ -1,7 +1,7 @@
-"""A finished prefix comes in; what a model's folder holds of it goes out, the same bytes for the same prefix.
+"""Store a finished prefix in the form that a model's folder holds; the same prefix gives the same bytes.
 
-A layout packs a prefix into the cache, opens it again as a server does, and places it in a folder that it is given. It
-touches neither the network nor, by itself, a model repository. A new layout is a module with a ``LAYOUT``, and its name here.
+A layout packs a prefix into the cache, opens it again as a server does, and places it in a given folder. It does not use
+the network, and it writes to no model repository by itself. A new layout is a module with a ``LAYOUT``, and its name here.
 """
 
 from collections.abc import Iterator, Mapping
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from .layout import Layout
 
 NAMES = ("parts", "archive", "directory")
-"""The command line checks them before the tool's libraries are there, so that nothing is imported here."""
+"""The names of the layouts. The command line checks them before the packages are installed, so nothing is imported here."""
 
 
 class _Layouts(Mapping[str, "Layout"]):
@@ -31,10 +31,10 @@ class _Layouts(Mapping[str, "Layout"]):
 
 
 LAYOUTS = _Layouts()
-"""The layouts by their names; each is imported when it is asked for."""
+"""The layouts by name; each is imported at its first use."""
 
 
 @cache
 def files() -> tuple[str, ...]:
-    """Return the names of all that any layout places in a model's folder, in the order of renaming."""
+    """Return the names of all files and folders that any layout places in a model's folder, in the order of renaming."""
     return tuple(dict.fromkeys(file for layout in LAYOUTS.values() for file in layout.files))

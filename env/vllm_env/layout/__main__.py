@@ -1,4 +1,4 @@
-"""``python -m vllm_env.layout PREFIX FILE.tar.gz``: packs a conda prefix as the build does, and prints the archive's SHA-256."""
+"""``python -m vllm_env.layout PREFIX FILE.tar.gz``: pack a conda prefix as the build does; print the archive's SHA-256."""
 
 import sys
 from pathlib import Path

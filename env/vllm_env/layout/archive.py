@@ -1,4 +1,4 @@
-"""The layout ``archive``: one ``vllm_env.tar.gz``, which Triton extracts to /tmp each time that it loads the model."""
+"""The layout ``archive``: one ``vllm_env.tar.gz``, which Triton extracts to /tmp each time it loads the model."""
 
 import ctypes.util
 import json
@@ -21,7 +21,7 @@ from .layout import EnvironmentRecord, Layout, Packed, Tree
 from .tar import plan_archive, write_archive
 
 _FORMAT = 4  # raise it when the bytes of an archive change
-# libarchive's messages (archive_write_disk_posix.c, archive_read_support_format_tar.c, …filter_gzip.c) and what they mean
+# Messages of libarchive (archive_write_disk_posix.c, archive_read_support_format_tar.c, …filter_gzip.c) and their meaning.
 _MEANING = (
     (r"Path contains '\.\.'", "Since 26.06 Triton refuses members whose path contains '..' (SECURE_NODOTDOT)."),
     (r"Path is absolute", "Since 26.06 Triton refuses members with an absolute path (SECURE_NOABSOLUTEPATHS)."),
@@ -41,11 +41,11 @@ class Archive(Layout):
     files: ClassVar[tuple[str, ...]] = (environment,)
 
     def key(self, prefix_key: str) -> str:
-        """Return the content key of the archive of a prefix with this key."""
+        """Return the content key of a prefix's archive."""
         return key_of(_FORMAT, prefix_key)
 
     def pack(self, workspace: Workspace, prefix: Prefix) -> Packed:
-        """Return the archive of a prefix from the cache, or pack it."""
+        """Return a prefix's archive from the cache, or pack it."""
         key = self.key(prefix.key)
         known = find_packed(workspace.cache, key, self.files)
         if known:
@@ -64,34 +64,37 @@ class Archive(Layout):
         unpacked = packed.environment.unpacked or 5 * size
         require_space(workspace.cache.root, unpacked * 11 // 10, "unpacking the archive to verify it")
         report.step("unpacked with libarchive")
-        environment = scratch / "0"  # as Triton names it
+        environment = scratch / "0"  # Triton's name for it
         unpack(packed.path, environment, triton, packed.environment.members)
         yield Tree(environment)
 
     def place(self, environment: Path, folder: Path, *, linked: bool = False) -> None:
-        """Link the archive, or copy it to another file system."""
+        """Link the archive, or copy it if it is on another file system."""
         place_file(environment, folder / self.environment)
 
     def bytes_to_copy(self, environment: Path, receiver: Path) -> int:
-        """Return 0 where the archive can be a link to the cache's."""
+        """Return 0 if the archive can be a link to the cache's file."""
         return 0 if environment.stat().st_dev == receiver.stat().st_dev else tree_size(environment)
 
     def extracted_space(self, profile: str) -> int:
-        """Return the size of an environment."""
+        """Return the size of an extracted environment."""
         return EXTRACTED_SPACE[profile]
 
 
 def place_file(source: Path, target: Path) -> None:
-    """Link or copy a file, for the server's user to read: it may be another one, whatever the umask is here."""
+    """Link or copy a file, readable for every user whatever the umask: the server may run as another user."""
     link_or_copy(str(source), str(target))
     target.chmod(0o644)
     sync(target)
 
 
 def unpack(archive: Path, folder: Path, triton: Path | None = None, members: int = 0) -> None:
-    """Unpack an archive of so many members (0: not known) as Triton would, by its own libarchive if its root brings one.
+    """Unpack an archive as Triton would, with the Triton root's own libarchive if it has one.
 
-    A VllmEnvError names the rule by which Triton refuses it.
+    ``members`` is the expected number of members; 0 means unknown.
+
+    Raises:
+        VllmEnvError: names the rule by which Triton would refuse the archive, or the archive is cut off.
     """
     folder.mkdir(parents=True)
     answer = _replay(archive, folder, triton)

@@ -1,4 +1,4 @@
-"""What packed layouts have in the cache: ``KEY.tar.gz``, its parts in ``KEY.parts``, and ``KEY.json`` with their facts."""
+"""The packed layouts in the cache: ``KEY.tar.gz``, its parts in ``KEY.parts``, and their sizes and digests in ``KEY.json``."""
 
 import dataclasses
 import json
@@ -12,19 +12,19 @@ from .layout import EnvironmentRecord, Packed
 
 
 def parts_folder(archive: Path) -> Path:
-    """Return the folder of an archive's parts: both have the same name, in the cache as in a model's folder."""
+    """Return the folder of an archive's parts. It has the archive's name, in the cache and in a model's folder."""
     return archive.with_name(archive.name.removesuffix(".tar.gz") + ".parts")
 
 
 def facts_of(record: EnvironmentRecord) -> dict[str, Any]:
-    """Return what is written down of a packed file, by the names that the environment's own code reads."""
+    """Return the facts to record about a packed file, under the names that the environment's own code reads."""
     return {field: value for field, value in dataclasses.asdict(record).items() if field not in ("name", "key")}
 
 
 def find_packed(cache: Cache, key: str, files: tuple[str, ...]) -> Packed | None:
-    """Return what the cache has under a key if every file has its size; ``files`` are a layout's names, the archive last."""
+    """Return a key's entry if all its files have the recorded size; ``files`` are the layout's names, the archive last."""
     target = cache.path("archives", f"{key}.tar.gz")
-    facts = target.with_name(f"{key}.json")  # the name by which the cache finds the files
+    facts = target.with_name(f"{key}.json")  # the cache finds an entry's files by this name
     if not facts.is_file():
         return None
     document = json.loads(facts.read_text())
@@ -32,14 +32,14 @@ def find_packed(cache: Cache, key: str, files: tuple[str, ...]) -> Packed | None
     sizes = {target: document["size"], **{parts_folder(target) / part["name"]: part["size"] for part in parts}}
     if not all(file.is_file() and file.stat().st_size == size for file, size in sizes.items()):
         return None
-    # not the archive: repositories hold links to it, and Triton extracts again when its time changes
+    # Do not touch the archive: repositories have links to it, and Triton extracts it again when its time changes.
     touch(facts)
     records = [EnvironmentRecord(**{**part, "name": f"{files[0]}/{part['name']}"}) for part in parts]
     return Packed(target, (EnvironmentRecord(files[-1], **document), *records), reused=True)
 
 
 def keep_packed(cache: Cache, file: Path, records: tuple[EnvironmentRecord, ...]) -> Packed:
-    """Move a staged archive and its parts into the cache, the facts last: without them nothing is taken for whole."""
+    """Move a staged archive and its parts into the cache. The facts go last: an entry without them counts as incomplete."""
     first, *parts = records
     document = facts_of(first)
     if parts:

@@ -1,4 +1,4 @@
-"""The layout ``directory``: the prefix as it is; Triton loads it without unpacking anything."""
+"""The layout ``directory``: the prefix itself. Triton uses it without unpacking."""
 
 import shutil
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ class Directory(Layout):
     files = (environment,)
 
     def key(self, prefix_key: str) -> str:
-        """Return the prefix's own key: nothing is made of it."""
+        """Return the prefix's own key: packing changes nothing."""
         return prefix_key
 
     def pack(self, workspace: Workspace, prefix: Prefix) -> Packed:
@@ -38,10 +38,11 @@ class Directory(Layout):
         yield Tree(packed.path)
 
     def place(self, environment: Path, folder: Path, *, linked: bool = False) -> None:
-        """Copy the folder: a user may edit what lies in theirs, and the cache must not change with it."""
+        """Copy the folder. A user may edit the copy, and the cache must not change with it."""
         target = folder / self.environment
         copy = link_or_copy if linked else shutil.copy2
         shutil.copytree(environment, target, symlinks=True, copy_function=copy)
+        # Hard links share their mode with the cache, which must not change.
         if not linked:
             make_readable(target)
 

@@ -1,4 +1,4 @@
-"""What a layout is: how an environment is stored in a model's folder. One class for each, chosen once, by its name."""
+"""The interface of a layout: how an environment is stored in a model's folder. Each layout is one class, chosen by name."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -12,7 +12,16 @@ from vllm_env.prefix.prefix import Prefix
 
 @dataclass(frozen=True)
 class EnvironmentRecord:
-    """A file of an environment: digest, size, and the members and bytes that it unpacks to; a folder has its ``key`` only."""
+    """A file or folder of an environment. A folder has only a ``name`` and a ``key``.
+
+    Attributes:
+        name: path in the model's folder.
+        sha256: hexadecimal digest.
+        size: bytes.
+        members: members of the archive.
+        unpacked: bytes after unpacking.
+        key: content key of a folder.
+    """
 
     name: str
     sha256: str = ""
@@ -26,7 +35,7 @@ class EnvironmentRecord:
 class Packed:
     """An environment as its layout stores it, in the cache or in a model's folder.
 
-    ``records`` begin with what ``path`` is, which is what Triton is told of; its ``unpacked`` is the whole environment's.
+    The first record describes ``path``, which config.pbtxt names. Its ``unpacked`` is the size of the whole environment.
     """
 
     path: Path
@@ -35,67 +44,74 @@ class Packed:
 
     @property
     def environment(self) -> EnvironmentRecord:
-        """The record of ``path``."""
+        """Return the record of ``path``."""
         return self.records[0]
 
     @property
     def identity(self) -> str:
-        """What tells the environment from others: its digest, or the key of its folder."""
+        """Return what identifies the environment: its digest, or the key of its folder."""
         return self.environment.sha256 or self.environment.key
 
 
 @dataclass(frozen=True)
 class Tree:
-    """An unpacked environment; one that is not ``complete`` has an interpreter and nothing of vLLM."""
+    """An unpacked environment. If it is not ``complete``, it has an interpreter but nothing of vLLM."""
 
     path: Path
     complete: bool = True
 
 
 class Layout(ABC):
-    """How an environment is stored."""
+    """One way to store an environment."""
 
     name: ClassVar[str]
-    """As the user gives it and as the manifest has it."""
+    """The name on the command line and in the manifest."""
     environment: ClassVar[str]
-    """The name that config.pbtxt gives to Triton."""
+    """The file or folder that config.pbtxt names."""
     files: ClassVar[tuple[str, ...]]
-    """All that it places in a model's folder, in the order of renaming."""
+    """All files and folders that it places in a model's folder, in the order of renaming."""
 
     @abstractmethod
     def key(self, prefix_key: str) -> str:
-        """Return the content key of what :meth:`pack` makes of the prefix with this key."""
+        """Return the content key of the result of :meth:`pack` for the prefix with this key."""
 
     @abstractmethod
     def pack(self, workspace: Workspace, prefix: Prefix) -> Packed:
-        """Return what the cache has of a prefix, or make it; VllmEnvError if there is too little space for it."""
+        """Return the packed prefix from the cache, or pack it.
+
+        Raises:
+            VllmEnvError: too little space is free.
+        """
 
     def load(self, model: Path, records: tuple[EnvironmentRecord, ...]) -> Packed:
-        """Return what a model's folder holds, by the records of its manifest."""
+        """Return the packed environment in a model's folder, described by the records of its manifest."""
         return Packed(model / self.environment, records)
 
     @abstractmethod
     def open(self, workspace: Workspace, packed: Packed, triton: Path | None, scratch: Path) -> Iterator[Tree]:
-        """Unpack as a server does and yield each tree as soon as it is there, so that it can be checked.
+        """Unpack as a server does, and yield each tree as soon as it exists, so that it can be checked.
 
-        The libarchive of the Triton root is used if it brings one. VllmEnvError if Triton would refuse what is packed.
+        The Triton root's own libarchive is used if it has one.
+
+        Raises:
+            VllmEnvError: Triton would refuse the packed environment.
         """
 
     @abstractmethod
     def place(self, environment: Path, folder: Path, *, linked: bool = False) -> None:
         """Write an environment of the cache into a model's folder, readable for the server's user.
 
-        ``linked`` allows hard links everywhere, for a folder that nobody will edit.
+        ``linked`` allows hard links for all files. Use it only for a folder that no user will edit.
         """
 
     @abstractmethod
     def bytes_to_copy(self, environment: Path, receiver: Path) -> int:
-        """Return what :meth:`place` takes of the receiving folder's file system."""
+        """Return the bytes that :meth:`place` needs on the file system of ``receiver``."""
 
     def extracted_space(self, profile: str) -> int:
         """Return the bytes that Triton extracts to /tmp when it loads a model."""
         return 0
 
     def copied_space(self, profile: str) -> int:
-        """Return the bytes that a model's folder takes for certain, as far as they are known before anything is made."""
+        """Return the bytes that a model's folder certainly needs, as far as they are known before the build."""
         return 0

@@ -1,12 +1,12 @@
-"""Unpacks an archive as Triton's Python backend does: ``python -m vllm_env.layout.libarchive_worker ARCHIVE FOLDER``.
+"""Unpack an archive as Triton's Python backend does: ``python -m vllm_env.layout.libarchive_worker ARCHIVE FOLDER``.
 
-The same libarchive calls in the same order as src/pb_env.cc of python_backend: gzip or no compression, tar, the working
-folder changed to the destination, times restored, and any status other than ARCHIVE_OK the end. The SECURE flags are
-those of 26.06; they are used for every release, because an archive that writes outside its folder is not to be unpacked
-here at all.
+It makes the same libarchive calls in the same order as python_backend's src/pb_env.cc. They accept tar
+archives, with gzip or no compression. They change the working folder to the destination, restore times, and stop at any
+status other than ARCHIVE_OK. The SECURE flags are those of 26.06. They are used for every release, because an archive that
+writes outside its folder must never be unpacked.
 
-A process of its own, because it changes the working folder and the locale: tritonserver runs in the C locale, in which
-libarchive cannot convert some names.
+This is a process of its own, because it changes the working folder and the locale. The locale is C, as in tritonserver:
+libarchive cannot convert some names in it.
 """
 
 import ctypes
@@ -18,31 +18,35 @@ from typing import Any
 
 from libarchive import ffi
 
-# archive.h
+# Constants of archive.h.
 _EXTRACT_TIME = 0x0004
 _EXTRACT_SECURE_SYMLINKS = 0x0100
 _EXTRACT_SECURE_NODOTDOT = 0x0200
 _EXTRACT_SECURE_NOABSOLUTEPATHS = 0x10000
 _FLAGS = _EXTRACT_TIME | _EXTRACT_SECURE_SYMLINKS | _EXTRACT_SECURE_NODOTDOT | _EXTRACT_SECURE_NOABSOLUTEPATHS
 _OK, _EOF = 0, 1
-_BLOCK = 10240  # bytes; what Triton reads at once
+_BLOCK = 10240  # bytes that Triton reads at once
 
 
-class Refused(Exception):  # noqa: N818 - it is what libarchive did
-    """libarchive did not answer ARCHIVE_OK: the call, its status and message, and the member it was at."""
+class Refused(Exception):  # noqa: N818 - says what libarchive did
+    """libarchive did not return ARCHIVE_OK; ``answer`` has the call, its status, its message and the current member."""
 
     def __init__(self, call: str, status: int, message: str, member: str) -> None:
         super().__init__(message)
         self.answer = {"call": call, "status": status, "message": message, "member": member}
 
 
-# the binding turns warnings into log lines and errors into exceptions; Triton compares with ARCHIVE_OK
+# Let the functions return the status, as Triton sees it. The binding would log warnings and raise exceptions for errors.
 for _function in ("read_next_header", "read_data_block", "write_header", "write_data_block", "write_finish_entry"):
     getattr(ffi, _function).errcheck = lambda status, *_: status
 
 
 def _check(call: str, status: int, handle: int, member: str) -> bool:
-    """Return whether there is more after a call with this status; Refused if it is neither ARCHIVE_OK nor ARCHIVE_EOF."""
+    """Return whether more data follows after a call with this status.
+
+    Raises:
+        Refused: the status is neither ARCHIVE_OK nor ARCHIVE_EOF.
+    """
     if status not in (_OK, _EOF):
         message = ffi.error_string(handle) or b""
         raise Refused(f"archive_{call}", status, message.decode("utf-8", "replace"), member)
@@ -50,7 +54,11 @@ def _check(call: str, status: int, handle: int, member: str) -> bool:
 
 
 def unpack(archive: str, folder: str) -> int:
-    """Unpack an archive into an existing folder and return its number of members; Refused where Triton would stop."""
+    """Unpack an archive into an existing folder and return its number of members.
+
+    Raises:
+        Refused: Triton would stop here.
+    """
     source, sink = ffi.read_new(), ffi.write_disk_new()
     ffi.write_disk_set_options(sink, _FLAGS)
     ffi.get_read_filter_function("gzip")(source)
@@ -78,7 +86,7 @@ def _copy_data(source: int, sink: int, name: str) -> None:
 
 
 def main() -> None:
-    """Unpack and print what came of it as a line of JSON."""
+    """Unpack, and print the result as one line of JSON."""
     locale.setlocale(locale.LC_ALL, "C")
     answer: dict[str, Any]
     try:

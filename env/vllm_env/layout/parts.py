@@ -1,7 +1,7 @@
-"""The layout ``parts``: a small archive, which Triton extracts in a second, and what its start unpacks on all cores.
+"""The layout ``parts``: a small archive, which Triton extracts in a second, and parts, which the start unpacks on all cores.
 
-The small archive has the interpreter, its standard library and NumPy, which is what a stub imports before it calls the
-model; the parts have the other packages (parts_unpack.py says how they are used).
+The small archive has the interpreter, its standard library and NumPy: a stub imports these before it calls the model. The
+parts have the other packages (parts_unpack.py says how they are used).
 """
 
 import json
@@ -28,8 +28,9 @@ from .layout import EnvironmentRecord, Packed, Tree
 from .tar import LEFT_OUT, TarPlan, plan_archive, write_archive
 
 _FORMAT = 1  # raise it when the bytes of a part change
-_PART_BYTES = 128 * 2**20  # unpacked; a larger file is a part of its own. 60 parts of 8 GB keep 16 cores busy to the end
-_IN_BASE = ("00_vllm_env.pth", "_vllm_env_", "numpy")  # beginnings of names in site-packages
+# Unpacked bytes; a larger file is a part of its own. 60 parts of 8 GB keep 16 cores busy until the end.
+_PART_BYTES = 128 * 2**20
+_IN_BASE = ("00_vllm_env.pth", "_vllm_env_", "numpy")  # the names in site-packages that begin so are in the small archive
 _PACKED_AS = {"parts_finder.py": "_vllm_env_parts.py", "parts_unpack.py": "_vllm_env_unpack.py"}
 _SOURCES = {name: inside.FOLDER / name for name in _PACKED_AS}
 _UNPACK = """
@@ -48,7 +49,7 @@ class Parts(Archive):
     files = (parts_unpack.FOLDER, Archive.environment)
 
     def key(self, prefix_key: str) -> str:
-        """Return the content key of the small archive and the parts, which hold the code that unpacks them."""
+        """Return the content key of the small archive and the parts. It includes the code that unpacks them."""
         return key_of(_FORMAT, super().key(prefix_key), [file_sha256(source) for source in _SOURCES.values()])
 
     def pack(self, workspace: Workspace, prefix: Prefix) -> Packed:
@@ -70,7 +71,7 @@ class Parts(Archive):
             return keep_packed(workspace.cache, file, (first, *parts))
 
     def open(self, workspace: Workspace, packed: Packed, triton: Path | None, scratch: Path) -> Iterator[Tree]:
-        """Unpack the small archive as Triton does, then the parts by the code that it holds, as a model's start does."""
+        """Unpack the small archive as Triton does; then unpack the parts with its own code, as a model's start does."""
         parts = parts_folder(packed.path)
         needed = 6 * (tree_size(packed.path) + tree_size(parts))
         require_space(workspace.cache.root, needed, "unpacking the parts to verify them")
@@ -82,7 +83,7 @@ class Parts(Archive):
         yield Tree(_unpack_parts(small, parts, scratch))
 
     def place(self, environment: Path, folder: Path, *, linked: bool = False) -> None:
-        """Link the small archive and the parts, or copy them to another file system."""
+        """Link the small archive and the parts, or copy them if they are on another file system."""
         super().place(environment, folder, linked=linked)
         target = folder / parts_unpack.FOLDER
         target.mkdir()
@@ -91,18 +92,18 @@ class Parts(Archive):
         shutil.copystat(parts_folder(environment), target)
 
     def bytes_to_copy(self, environment: Path, receiver: Path) -> int:
-        """Return 0 where all can be links to the cache's."""
+        """Return 0 if all files can be links to the cache's files."""
         archive = super().bytes_to_copy(environment, receiver)
         return archive and archive + tree_size(parts_folder(environment))
 
     def extracted_space(self, profile: str) -> int:
-        """Return 0: a start looks for a place that takes the environment, and says so if there is none."""
+        """Return 0: the start itself searches for a place with enough space, and reports an error if it finds none."""
         return 0
 
 
 @dataclass
 class PartsPlan(TarPlan):
-    """Plans the small archive and the parts at once; has the methods that conda-pack's ``Packer`` calls on its archives."""
+    """Plan the small archive and the parts together. The class has the methods that conda-pack's ``Packer`` calls."""
 
     base: TarPlan = field(default_factory=lambda: TarPlan(LEFT_OUT))
     parts: list[TarPlan] = field(default_factory=list)
@@ -116,6 +117,7 @@ class PartsPlan(TarPlan):
         """Add ``data`` as ``target``, executable if ``source`` is."""
         self._plan_for(target, len(data)).add_bytes(source, data, target)
 
+    # Packages go into parts in conda-pack's order; a top-level module's name is noted for the finder that unpacks them.
     def _plan_for(self, target: str, size: int) -> TarPlan:
         _, _, inside = target.partition("/site-packages/")
         name = inside.partition("/")[0]
@@ -144,7 +146,7 @@ def _write_parts(plan: PartsPlan, folder: Path) -> tuple[EnvironmentRecord, ...]
 
 
 def _describe(plan: PartsPlan, prefix: Prefix, parts: tuple[EnvironmentRecord, ...], unpacked: int) -> None:
-    """Add to the small archive what unpacks the parts; the folder's name is a digest of everything that it will hold."""
+    """Add the code that unpacks the parts to the small archive; the unpacked folder's name is a digest of its content."""
     packages = site_packages(prefix.path).relative_to(prefix.path)
     key = key_of(prefix.key, [part.sha256 for part in parts], plan.base.members, plan.base.size)
     listed = [{"name": Path(part.name).name, **facts_of(part)} for part in parts]
@@ -157,12 +159,12 @@ def _describe(plan: PartsPlan, prefix: Prefix, parts: tuple[EnvironmentRecord, .
 
 
 def _unpack_parts(small: Path, parts: Path, scratch: Path) -> Path:
-    """Let the small archive's own code unpack the parts; return the folder with the whole environment."""
+    """Let the small archive's own code unpack the parts; return the folder of the whole environment."""
     model = scratch / "model"
     model.mkdir()
     (model / parts_unpack.FOLDER).symlink_to(parts.resolve())
     variables = {"PATH": os.defpath, "HOME": str(scratch / "home"), parts_unpack.VARIABLE: str(scratch / "unpacked")}
-    # -B: bytecode that is written here names this machine's folders, and becomes a part of the whole
+    # -B: bytecode written here would name this machine's folders and become a part of the whole environment.
     output = run([small / "bin" / "python", "-B", "-c", _UNPACK, model], what="unpack the parts", env=variables, remedy=REBUILD)
     whole = Path(output.splitlines()[-1])
     if not (whole / parts_unpack.MARK).is_file():

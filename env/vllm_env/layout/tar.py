@@ -1,12 +1,11 @@
-"""Packs a prefix as a tar archive that is planned before it is written, so that several threads can write it at once.
+"""Pack a prefix as a tar archive. The archive is planned before it is written, so several threads can write it.
 
-conda-pack decides what goes into the archive and checks that the prefix can be packed at all (no editable installs, no
-files missing). A plan is the archive's bytes as a list of pieces: headers and small files' bytes as they are, and ranges
-of files. It is cut into chunks at fixed places; each worker reads and compresses whole chunks to gzip members, which one
-after the other are the archive (RFC 1952, 2.2). The result depends on the plan alone, not on the number of workers.
+conda-pack chooses the files, and checks that the prefix can be packed (no editable installs, no missing files). A plan is
+the archive's bytes as a list of pieces: headers and small files as bytes, and ranges of files. It is cut into chunks at
+fixed positions. Each worker reads whole chunks and compresses each one to a gzip member. The members in their order are the
+archive (RFC 1952, 2.2). The result depends only on the plan, not on the number of workers.
 
-Workers are threads: reading, libdeflate and SHA-256 all run without the interpreter's lock, and nothing is copied from
-one process to another.
+The workers are threads: reading, libdeflate and SHA-256 release the interpreter's lock. Nothing is copied between processes.
 """
 
 import concurrent.futures
@@ -26,28 +25,28 @@ from conda_pack.core import CondaPackException, Packer
 from vllm_env.base.errors import VllmEnvError
 from vllm_env.base.machine import EPOCH
 
-_CHUNK = 4 * 2**20  # bytes; compression gains no more from larger ones
-# libdeflate's level 2 writes the size of zlib's level 4, which conda-pack uses, in 0.4 of the processor time; level 1
-# takes 0.75 of that again. What level 2 gains is 4.5 % on libraries, and 2-3 % on Python's sources and bytecode. All
-# unpack in the same time.
+_CHUNK = 4 * 2**20  # bytes; larger chunks do not compress better
+# libdeflate's level 2 reaches the size of zlib's level 4, which conda-pack uses, in 0.4 of the processor time. Level 1 needs
+# 0.75 of that. Level 2 saves 4.5 % on libraries (chunks inside one file), but only 2-3 % on Python's sources and bytecode.
+# All of them unpack in the same time.
 _LEVEL, _LEVEL_INSIDE_A_FILE = 1, 2
-# A third of the bytes of torch, cuBLAS and cuDNN are kernels that are compressed already. Deflated they take a third of the
-# time for unpacking, on one core of the server; stored they unpack four times as fast, and make the archive 0.5 % larger.
+# A third of the bytes of torch, cuBLAS and cuDNN are kernels that are already compressed. If deflated, they take a third of
+# the unpacking time, on one core of the server. If stored, they unpack four times as fast; the archive grows by 0.5 %.
 _STORED, _WORTH_ITS_TIME = 0, 0.9
 
-_MOST_WORKERS = 16  # each has a chunk in memory and two on their way; the disk is the limit before that
-# Nobody runs conda-unpack under Triton, and there is nothing for it to do: no file holds the prefix's place.
+_MOST_WORKERS = 16  # each has one chunk in memory and two on their way; with more, the disk is the limit
+# No program runs conda-unpack under Triton, and it would have nothing to do: no file contains the prefix's path.
 LEFT_OUT = frozenset({"bin/conda-unpack", "bin/conda_unpack_progress.py"})
 
 _local = threading.local()
 
 Piece = bytes | tuple[str, int, int]
-"""Bytes, or a file's path with the offset and the length of a range of it."""
+"""Bytes, or a range of a file: path, offset and length."""
 
 
 @dataclass
 class TarPlan:
-    """Collects the members of an archive; has the methods that conda-pack's ``Packer`` calls on its archives."""
+    """Collect the members of an archive. The class has the methods that conda-pack's ``Packer`` calls on its archives."""
 
     left_out: frozenset[str] = frozenset()
     pieces: list[Piece] = field(default_factory=list)
@@ -77,7 +76,7 @@ class TarPlan:
         self._append(data + b"\0" * (-len(data) % tarfile.BLOCKSIZE))
 
     def _header(self, name: str, kind: bytes, mode: int, size: int, link: str = "") -> None:
-        member = tarfile.TarInfo(name)  # of no owner
+        member = tarfile.TarInfo(name)  # without an owner
         member.type, member.mode, member.size, member.linkname, member.mtime = kind, mode, size, link, EPOCH
         self._append(member.tobuf(tarfile.GNU_FORMAT, "utf-8", "surrogateescape"))
         self.members += 1
@@ -88,7 +87,7 @@ class TarPlan:
             self.size += len(piece) if length is None else length
 
     def chunks(self) -> list[list[Piece]]:
-        """Return the archive's bytes cut into chunks of 4 MiB; the last one closes the archive."""
+        """Return the archive's bytes in chunks of 4 MiB; the last one ends with the end-of-archive blocks."""
         chunks: list[list[Piece]] = [[]]
         room = _CHUNK
         for piece in [*self.pieces, b"\0" * (2 * tarfile.BLOCKSIZE)]:
@@ -117,8 +116,12 @@ def _cut(piece: Piece, room: int) -> tuple[Piece, Piece, int]:
 
 
 def compress_chunk(chunk: list[Piece]) -> bytearray:
-    """Return a chunk as one gzip member; OSError if a file has changed or gone since the plan was made."""
-    if not hasattr(_local, "buffer"):  # kept by each thread: new memory costs as much as reading into it
+    """Return a chunk as one gzip member.
+
+    Raises:
+        OSError: a file has changed or been removed since the plan was made.
+    """
+    if not hasattr(_local, "buffer"):  # one buffer per thread: allocating memory costs as much as reading into it
         _local.buffer = memoryview(bytearray(_CHUNK))
     position = 0
     for piece in chunk:
@@ -150,13 +153,17 @@ def _read(path: str, offset: int, place: memoryview) -> None:
 
 
 def plan_archive(prefix: Path, into: TarPlan | None = None) -> TarPlan:
-    """Let conda-pack name the members of a prefix's archive; VllmEnvError if it refuses, as it does an editable package."""
+    """Let conda-pack choose the members of a prefix's archive, and return the plan.
+
+    Raises:
+        VllmEnvError: conda-pack refuses the prefix, for example because of an editable package.
+    """
     plan = into or TarPlan(left_out=LEFT_OUT)
     try:
         environment = CondaEnv.from_prefix(str(prefix), on_missing_cache="ignore")
         packer = Packer(str(prefix), plan)
         for file in environment:
-            # relocate.py has taken the prefix out of the files, so conda-pack need not read each one to look for it
+            # relocate.py has removed the prefix from the files, so conda-pack need not read each file to search for it.
             file.source = os.path.join(prefix, file.target)  # noqa: PTH118 - not the package cache's copy
             if not file.target.startswith("conda-meta/"):
                 file.file_mode = None
@@ -171,10 +178,10 @@ def plan_archive(prefix: Path, into: TarPlan | None = None) -> TarPlan:
 
 
 def _unlisted_bytecode(prefix: Path, listed: set[str]) -> list[str]:
-    """Return the bytecode that conda-pack leaves out, relative to the prefix.
+    """Return the bytecode that conda-pack omits, relative to the prefix.
 
-    It takes bytecode beside a conda package's sources for conda's own, which is made when a package is installed, and
-    drops it (core.py, ``find_py_source``); the standard library would be compiled again at every start.
+    conda-pack takes bytecode next to a conda package's sources as conda's own, which conda makes at installation, and omits it
+    (core.py, ``find_py_source``). Without it, each start would compile the standard library again.
     """
     found: set[str] = set()
     for folder, _, files in os.walk(prefix / "lib"):
@@ -184,7 +191,7 @@ def _unlisted_bytecode(prefix: Path, listed: set[str]) -> list[str]:
 
 
 def write_archive(plan: TarPlan, target: Path, step: Callable[[str, float], None] = lambda _text, _done: None) -> str:
-    """Write a planned archive and return its SHA-256; all cores compress."""
+    """Write a planned archive with all cores and return its SHA-256."""
     chunks = plan.chunks()
     digest = hashlib.sha256()
     workers = min(_MOST_WORKERS, len(os.sched_getaffinity(0)))
@@ -195,7 +202,7 @@ def write_archive(plan: TarPlan, target: Path, step: Callable[[str, float], None
                 digest.update(member)
                 step(f"{sink.tell() / 1e6:.0f} MB", number / len(chunks))
         except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)  # nobody wants what is still in the queue
+            pool.shutdown(wait=False, cancel_futures=True)  # the waiting chunks are no longer needed
             raise
         sink.flush()
         os.fsync(sink.fileno())
@@ -203,7 +210,7 @@ def write_archive(plan: TarPlan, target: Path, step: Callable[[str, float], None
 
 
 def _in_order(pool: concurrent.futures.Executor, chunks: list[list[Piece]], ahead: int) -> Iterator[bytearray]:
-    """Yield the compressed chunks in order, with no more than ``ahead`` of them waiting in memory."""
+    """Yield the compressed chunks in their order; at most ``ahead`` of them are in memory."""
     pending = []
     for chunk in chunks:
         pending.append(pool.submit(compress_chunk, chunk))

@@ -1,7 +1,7 @@
-"""The lock: the exact conda packages and wheels, with their SHA-256, that a spec comes to for one Triton release.
+"""Find or make the lock of a spec: its exact conda packages and wheels, with SHA-256, for one Triton release.
 
-It lies beside the spec (``pylock.vllm_env-cpu.toml``); a spec changed on the command line has its lock in the cache, and
-beside the spec that ``--save`` writes.
+The lock lies next to the spec (``pylock.vllm_env-cpu.toml``). If the command line changes the spec, the lock is in the
+cache, and next to the spec that ``--save`` writes.
 """
 
 import dataclasses
@@ -27,7 +27,13 @@ from .spec import DEFAULT_SPEC, Spec, check_save, save_spec
 
 @dataclass(frozen=True)
 class LockOptions:
-    """How the lock is to be made: as it is or not at all, or resolved again; ``save`` is where it is kept with its spec."""
+    """How to make the lock.
+
+    Attributes:
+        locked: use the existing lock or fail (``--locked``).
+        upgrade: resolve again even if a lock fits.
+        save: file for the spec; its lock is written next to it.
+    """
 
     locked: bool = False
     upgrade: bool = False
@@ -35,15 +41,20 @@ class LockOptions:
 
 
 def make_lock(workspace: Workspace, spec: Spec, rules: ReleaseRules, options: LockOptions) -> Lock:
-    """Return the lock of a spec: the one that exists if it fits, else a new one; VllmEnvError if ``--locked`` forbids that.
+    """Return the existing lock of a spec if it fits, else make a new one and write it.
 
-    A new lock is written. A dry run writes none, and raises a NotKnownError where it cannot know the lock.
+    A dry run does not write it.
+
+    Raises:
+        VllmEnvError: no lock fits, and ``--locked`` forbids a new one.
+        NotKnownError: a dry run cannot know the lock.
     """
     if options.save:
         check_save(spec, options.save)
     pinned = resolve_pin(workspace, spec)
     inputs = inputs_of(spec, pinned)
     saved = [lock_beside(options.save, spec.profile)] if options.save else []
+    # Searched in this order: the lock next to --save's file, the one next to the default spec, the cache.
     files = [*saved, *_places(workspace, spec, inputs)]
     fitting, drift = (None, "") if options.upgrade else _find(files, inputs, rules)
     if fitting:
@@ -65,14 +76,14 @@ def make_lock(workspace: Workspace, spec: Spec, rules: ReleaseRules, options: Lo
     if workspace.dry_run:
         return lock
     if not fitting:
-        # the default spec's lock is part of the checkout: only --upgrade changes it there
+        # The default spec's lock is part of the checkout: only --upgrade changes it there.
         write_pylock(lock, files[-1] if saved or (spec.path == DEFAULT_SPEC and not options.upgrade) else files[0])
     _keep(lock, options.save)
     return lock
 
 
 def _keep(lock: Lock, save: Path | None) -> None:
-    """Write spec and lock where ``--save`` wants them, and say where the lock of a pin is that no file has."""
+    """Write the spec and its lock for ``--save``; without it, report that a changed spec's lock is only in the cache."""
     spec = lock.spec
     if save:
         save_spec(spec, save)
@@ -83,26 +94,26 @@ def _keep(lock: Lock, save: Path | None) -> None:
 
 
 def lock_beside(spec: Path, profile: str) -> Path:
-    """Return where the lock of a spec's profile lies."""
+    """Return the path of the lock for one profile of a spec."""
     stem = f"{spec.stem}-{profile}".replace(".", "-")
     return spec.with_name(f"pylock.{stem}.toml")
 
 
 def inputs_of(spec: Spec, pinned: PinnedVllm) -> Inputs:
-    """Return what the lock of a spec depends on; a pinned file is known by its name and hash, wherever it lies."""
+    """Return the values that a spec's lock depends on. A pinned file counts by name and hash, not by its folder."""
     names = {field.name for field in dataclasses.fields(Inputs)} - {"pin"}
     pin = re.sub(r"@ \S*/", "@ ", pinned.requirement)
     return Inputs(pin=pin, **{name: getattr(spec, name) for name in names})
 
 
 def _places(workspace: Workspace, spec: Spec, inputs: Inputs) -> list[Path]:
-    """Return where a spec's lock may lie, in the order of looking."""
+    """Return the places of a spec's lock, in the order in which they are searched."""
     cached = workspace.cache.path("locks", key_of(dataclasses.asdict(inputs)), "pylock.toml")
     return [lock_beside(spec.path, spec.profile), cached] if spec.is_default else [cached]
 
 
 def _find(files: list[Path], inputs: Inputs, rules: ReleaseRules) -> tuple[LockFile | None, str]:
-    """Return the first lock that fits, or None and what differs in the one that was looked at first."""
+    """Return the first lock that fits; or None, and how the first one found differs."""
     drift = ""
     for file in (f for f in files if f.is_file()):
         found = read_pylock(file)
@@ -114,7 +125,7 @@ def _find(files: list[Path], inputs: Inputs, rules: ReleaseRules) -> tuple[LockF
 
 
 def _breaks(found: LockFile, rules: ReleaseRules) -> str:
-    """Return how a lock breaks the rules of a Triton release; one made for an older release often fits a newer one."""
+    """Return how a lock breaks the rules of a Triton release, or "". A lock for an older release often fits a newer one."""
     version = next((wheel.version for wheel in found.wheels if wheel.name == "numpy"), "")
     if not version or not rules.numpy_bound or Requirement(rules.numpy_bound).specifier.contains(version):
         return ""
@@ -122,7 +133,7 @@ def _breaks(found: LockFile, rules: ReleaseRules) -> str:
 
 
 def _with_pinned_file(wheels: tuple[LockedWheel, ...], pinned: PinnedVllm) -> tuple[LockedWheel, ...]:
-    """Name the pinned file where it lies now: the lock may have been written on another machine."""
+    """Set the present path of the pinned file: the lock may have been written on another machine."""
     if pinned.wheel is None:
         return wheels
     name, url = canonicalize_name(pinned.name), pinned.wheel.as_uri()

@@ -1,8 +1,8 @@
-"""Turns a pin into the one requirement that names this very vLLM.
+"""Turn a pin into the one requirement that names exactly this vLLM.
 
-A release is ``distribution==X.Y.Z``. A commit is looked for in the vLLM project's per-commit wheel index and else built
-from git. A wheel is taken as it is. A source tree is built into a wheel, because an editable install only points to the
-tree and cannot be packed. What is fetched or built is cached by what was pinned: URL, commit or the tree's content.
+A release becomes ``distribution==X.Y.Z``. A commit is searched in the vLLM project's per-commit wheel index; if it is not
+there, it is built from git. A wheel is used as it is. A source tree is built into a wheel: an editable install only points
+to the tree and cannot be packed. Fetched and built wheels are cached by URL, commit or the tree's content.
 """
 
 import hashlib
@@ -27,14 +27,14 @@ from .spec import Pin, Spec
 
 _WHEEL_INDEX = "https://wheels.vllm.ai"
 _GIT_URL = "https://github.com/vllm-project/vllm.git"
-# git refuses a tree of another owner, and in a container the mounted tree is always one
+# git refuses a tree of another owner. In a container, the mounted tree always has another owner.
 _ANY_OWNER = {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "safe.directory", "GIT_CONFIG_VALUE_0": "*"}
 _NOT_SOURCES = frozenset({".git", "build", "dist", "__pycache__", ".venv"})
 
 
 @dataclass(frozen=True)
 class PinnedVllm:
-    """The requirement of the pinned vLLM, and what is known of where it comes from."""
+    """The requirement of the pinned vLLM, and its known origin."""
 
     requirement: str
     commit: str = ""
@@ -43,18 +43,20 @@ class PinnedVllm:
 
     @property
     def name(self) -> str:
-        """The distribution's name, which in a wheel may be another than the profile's."""
+        """Return the distribution's name; a wheel may have another one than the profile."""
         return re.split(r"[\s=@\[]", self.requirement, maxsplit=1)[0]
 
 
 class NotKnownError(VllmEnvError):
-    """A dry run cannot know the lock: what it depends on must be built or fetched first."""
+    """A dry run cannot know the lock, because a wheel that it depends on must be built or fetched first."""
 
 
 def resolve_pin(workspace: Workspace, spec: Spec) -> PinnedVllm:
-    """Return what to install for a spec's pin, whose wheel is built or fetched; VllmEnvError if it is not found.
+    """Return the requirement for a spec's pin; build or fetch its wheel if necessary.
 
-    In a dry run a NotKnownError tells of a wheel that the cache does not have.
+    Raises:
+        VllmEnvError: the pinned vLLM is not found or cannot be built.
+        NotKnownError: in a dry run, the cache does not have the wheel.
     """
     pin = spec.pin
     if pin.kind == "release":
@@ -87,7 +89,7 @@ def _from_wheel(workspace: Workspace, pin: Pin) -> PinnedVllm:
         _refuse_in_dry_run(workspace, pin)
         with workspace.cache.staging() as staging:
             command = ["download", "--no-deps", "--quiet", "--dest", staging, pin.value]
-            scratch = {"TMPDIR": str(staging)}  # so that a killed pip leaves nothing elsewhere
+            scratch = {"TMPDIR": str(staging)}  # a killed pip then leaves nothing in other folders
             workspace.network.pip_command(command, f"download {pin.value}", env=scratch, remedy="Check the URL of the wheel.")
             wheel = _keep(staging, folder)
         if wheel is None:
@@ -96,7 +98,7 @@ def _from_wheel(workspace: Workspace, pin: Pin) -> PinnedVllm:
 
 
 def _known(folder: Path) -> Path | None:
-    """Return the wheel of a cache entry, if there is one; a dry run has a link to it."""
+    """Return the wheel of a cache entry, or None. In a dry run, the cache has a link to it, which is resolved."""
     wheel = next(folder.glob("*.whl"), None)
     if wheel is None:
         return None
@@ -105,7 +107,7 @@ def _known(folder: Path) -> Path | None:
 
 
 def _keep(staging: Path, folder: Path) -> Path | None:
-    """Move the wheel that was fetched or built into the cache, if there is one."""
+    """Move the fetched or built wheel into the cache and return it; None if there is no wheel."""
     found = next(staging.glob("*.whl"), None)
     if found:
         folder.mkdir(parents=True, exist_ok=True)
@@ -114,7 +116,7 @@ def _keep(staging: Path, folder: Path) -> Path | None:
 
 
 def _of_wheel(wheel: Path, *, origin: str, commit: str = "") -> PinnedVllm:
-    """Check that a file is a whole wheel and name it as a requirement with its digest."""
+    """Check that a file is a complete wheel of vLLM; return it as a requirement with its digest."""
     try:
         parse_wheel_filename(wheel.name)
         with zipfile.ZipFile(wheel) as archive:
@@ -148,7 +150,7 @@ def _from_commit(workspace: Workspace, spec: Spec) -> PinnedVllm:
 
 
 def _wheel_of_commit(workspace: Workspace, index: str, spec: Spec) -> Path | None:
-    """Fetch the wheel of a commit from the per-commit index, or return None if that has none."""
+    """Fetch the wheel of a commit from the per-commit index; return None if the index does not have it."""
     sha, pip = spec.pin.value, workspace.network.pip
     folder = workspace.cache.path("wheels", key_of(index, sha, spec.python, spec.torch_backend))
     known = _known(folder)
@@ -157,11 +159,11 @@ def _wheel_of_commit(workspace: Workspace, index: str, spec: Spec) -> Path | Non
     _refuse_in_dry_run(workspace, spec.pin)
     if workspace.network.offline:
         return None
-    # the index keeps a folder per variant ("cpu", "cu129") beside the default build
+    # The index has a folder for each variant ("cpu", "cu129") next to the default build.
     places = [f"{index}/{sha}/{spec.torch_backend}"] if spec.torch_backend else []
     with workspace.cache.staging() as staging:
         for place in (*places, f"{index}/{sha}"):
-            # pip's own index would answer with the newest release for a commit that has no wheel: leave it out
+            # --isolated: pip's configured index would answer with the newest release for a commit that has no wheel.
             command = [
                 "download", "--isolated", "--no-deps", "--quiet", "--pre", "--dest", staging,
                 "--python-version", spec.python, "--only-binary", ":all:", "--retries", "1",
@@ -188,18 +190,18 @@ def _clone(workspace: Workspace, url: str, sha: str, tree: Path) -> None:
 
 
 def _built_folder(workspace: Workspace, spec: Spec, identity: str) -> Path:
-    """Return where the wheel lies that was built from a commit or from a tree of this content, for a Python and a torch."""
+    """Return the cache folder of a wheel built from a commit or tree; it depends on Python, torch and build variables, too."""
     precompiled = bool(os.environ.get("VLLM_USE_PRECOMPILED"))
     device = os.environ.get("VLLM_TARGET_DEVICE", "")
     return workspace.cache.path("wheels", key_of("built", identity, spec.python, spec.torch_backend, precompiled, device))
 
 
 def _build_wheel(workspace: Workspace, tree: Path, spec: Spec, commit: str, folder: Path) -> Path:
-    """Build a wheel of a source tree with the requested Python, into a folder of the cache."""
+    """Build a wheel of a source tree with the requested Python into a folder of the cache."""
     with workspace.cache.staging() as staging:
-        # the times in the wheel's ZIP: without it each build of the same tree would have a digest of its own
+        # Sets the times in the wheel's ZIP. Without it, each build of the same tree would have another digest.
         environment = {"SOURCE_DATE_EPOCH": str(EPOCH), "TMPDIR": str(staging), **_ANY_OWNER}
-        if commit:  # let vLLM's build take the compiled parts of this very commit instead of compiling them
+        if commit:  # vLLM's build then uses the compiled parts of this commit and does not compile them
             environment |= {"VLLM_PRECOMPILED_WHEEL_COMMIT": commit}
         workspace.network.uv(
             ["build", "--wheel", "--python", spec.python, "--out-dir", staging, tree],
@@ -214,7 +216,7 @@ def _build_wheel(workspace: Workspace, tree: Path, spec: Spec, commit: str, fold
 
 
 def _tree_digest(tree: Path) -> str:
-    """Return the SHA-256 of the content of a source tree; what builds leave in it does not count."""
+    """Return the SHA-256 of a source tree's content, without the files that builds leave in it."""
     digest = hashlib.sha256()
     for folder, folders, files in os.walk(tree):
         folders[:] = sorted(f for f in folders if f not in _NOT_SOURCES and not f.endswith(".egg-info"))
@@ -226,13 +228,13 @@ def _tree_digest(tree: Path) -> str:
 
 
 def _head_of(tree: Path) -> str:
-    """Return the commit that a source tree stands at, or nothing if it is no clean git checkout."""
+    """Return the commit of a source tree; "" if the tree is not a clean git checkout."""
     if not (tree / ".git").exists():
         return ""
     git = ["git", "-C", tree]
     try:
-        # untracked files do not count: an earlier build leaves its build folder there
-        # a status would write the refreshed index into the user's tree
+        # Untracked files do not count: an earlier build leaves its build folder there.
+        # --no-optional-locks: git status would otherwise write the refreshed index into the user's tree.
         state = [*git, "--no-optional-locks", "status", "--porcelain", "--untracked-files=no"]
         dirty = run(state, what="read the state of the source tree", env=_ANY_OWNER).strip()
         return "" if dirty else run([*git, "rev-parse", "HEAD"], what="read its commit", env=_ANY_OWNER).strip()

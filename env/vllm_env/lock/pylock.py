@@ -1,8 +1,8 @@
-"""A lock: what it was resolved from and the exact files that it came to, read from and written to ``pylock.toml`` (PEP 751).
+"""A lock: its inputs and the exact files, read from and written to ``pylock.toml`` (PEP 751).
 
-Wheels are named by file, as in a wheelhouse beside the lock, and by hash, not by a registry's URL, so that any mirror may
-serve them. What the standard has no place for is in ``[tool.vllm-env]``: the inputs, and the interpreter for each
-channel that packages can be locked of (conda-forge; the local channel is made by each machine from its own interpreter).
+Wheels are named by file, as in a wheelhouse next to the lock, and by hash. They have no URL of a registry, so any mirror
+may serve them. ``[tool.vllm-env]`` has what the standard does not cover: the inputs and the interpreter's conda packages.
+Only packages of conda-forge are locked. The local channel cannot be: each machine makes it from its own interpreter.
 """
 
 import dataclasses
@@ -24,15 +24,21 @@ from .pins import PinnedVllm
 from .spec import Spec, read_toml
 
 PYTORCH = "pytorch"
-"""``LockedWheel.index`` of a build that only the PyTorch project's own index has, such as ``torch==2.13.0+cpu``."""
+"""The value of ``LockedWheel.index`` for a build that only PyTorch's own index has, such as ``torch==2.13.0+cpu``."""
 
 
 @dataclass(frozen=True)
 class LockedWheel:
-    """One wheel: normalised name, version, file name, SHA-256 and size in bytes (0 if unknown).
+    """One wheel.
 
-    ``index`` is ``pytorch`` or empty for the registries that pip is configured with; ``url`` is where a file lies that no
-    index has, such as a pinned wheel.
+    Attributes:
+        name: normalised name.
+        version: its version.
+        file: file name.
+        sha256: hexadecimal digest.
+        size: bytes; 0 if unknown.
+        index: ``pytorch``, or "" for the registries that pip is configured with.
+        url: place of a file that no index has, such as a pinned wheel; else "".
     """
 
     name: str
@@ -45,14 +51,14 @@ class LockedWheel:
 
     @property
     def requirement(self) -> str:
-        """The wheel as a line of a requirements file with its hash."""
+        """Return the wheel as a line of a requirements file, with its hash."""
         what = f"{self.name} @ {self.url}" if self.url else f"{self.name}=={self.version}"
         return f"{what} --hash=sha256:{self.sha256}"
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a lock was resolved from, as in ``Spec``; ``pin`` is the pinned vLLM's requirement, a file's without its folder."""
+    """The values that a lock was resolved from, as in ``Spec``; ``pin`` is a requirement without the pinned file's folder."""
 
     profile: str
     pin: str
@@ -66,7 +72,7 @@ class Inputs:
     git_url: str = ""
 
     def drift(self, now: "Inputs") -> str:
-        """Return what differs from other inputs, with both values, or nothing."""
+        """Return how these inputs differ from ``now``, with both values; "" if they are equal."""
         pairs = ((f.name, getattr(self, f.name), getattr(now, f.name)) for f in dataclasses.fields(self))
         return "; ".join(f"{name} was {_shown(old)} and is {_shown(new)}" for name, old, new in pairs if old != new)
 
@@ -87,24 +93,24 @@ class Lock:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of what is locked, in hexadecimal; where the files come from does not count."""
+        """Return the SHA-256 of the locked packages in hexadecimal. The places of the files do not count."""
         packages = [dataclasses.asdict(p) for p in self.conda.packages]
         wheels = sorted((w.name, w.version, w.sha256) for w in self.wheels)
         return hashlib.sha256(json.dumps([packages, wheels], sort_keys=True).encode()).hexdigest()
 
     @property
     def python(self) -> str:
-        """The interpreter's full version, such as ``3.11.7``."""
+        """Return the interpreter's full version, such as ``3.11.7``."""
         return self.conda.python
 
     @property
     def download_size(self) -> int:
-        """Bytes of all wheels whose size is known."""
+        """Return the bytes of all wheels whose size is known."""
         return sum(wheel.size for wheel in self.wheels)
 
     @property
     def requirements(self) -> str:
-        """The wheels as a requirements file with hashes, which uv and pip read."""
+        """Return the wheels as a requirements file with hashes, for uv and pip."""
         return "".join(f"{wheel.requirement}\n" for wheel in self.wheels)
 
     def versions(self) -> dict[str, str]:
@@ -120,7 +126,7 @@ _UPGRADE = "Resolve again with --upgrade, or restore the file from git."
 
 @dataclasses.dataclass(frozen=True)
 class LockFile:
-    """What a lock file holds; ``layer`` is the interpreter of conda-forge, if it was locked."""
+    """The content of a lock file; ``layer`` is the interpreter from conda-forge if that was locked, else None."""
 
     inputs: Inputs
     wheels: tuple[LockedWheel, ...]
@@ -128,8 +134,9 @@ class LockFile:
 
 
 def write_pylock(lock: Lock, file: Path) -> None:
-    """Write a lock; the file appears whole or not at all."""
+    """Write a lock; the file appears completely or not at all."""
     tool: dict[str, Any] = {"format": _FORMAT, "inputs": dataclasses.asdict(lock.inputs)}
+    # A package of the local channel exists only on this machine, so it is not locked.
     if lock.conda.channel == REMOTE:
         tool["conda"] = {REMOTE: [dataclasses.asdict(package) for package in lock.conda.packages]}
     document = {
@@ -140,6 +147,7 @@ def write_pylock(lock: Lock, file: Path) -> None:
         "tool": {_TOOL: tool},
     }
     Pylock.from_dict(document).validate()
+    # resolve(): if the file is a link, the link stays and its target is written.
     write_whole(file.resolve(), tomli_w.dumps(document))
 
 
@@ -147,12 +155,17 @@ def _package(wheel: LockedWheel) -> dict[str, Any]:
     place = {"path": f"{_WHEELHOUSE}/{wheel.file}", **({"size": wheel.size} if wheel.size else {})}
     record = place | {"hashes": {"sha256": wheel.sha256}}
     package: dict[str, Any] = {"name": wheel.name, "version": wheel.version}
+    # A wheel that no index has is under ``archive``, by which read_pylock() recognises it.
     package |= {"archive": record} if wheel.url else {"wheels": [record]}
     return package | ({"tool": {_TOOL: {"index": wheel.index}}} if wheel.index else {})
 
 
 def read_pylock(file: Path) -> LockFile:
-    """Read a lock; VllmEnvError if the file is damaged, or of another format."""
+    """Read a lock.
+
+    Raises:
+        VllmEnvError: the file is damaged or has another format.
+    """
     try:
         document = read_toml(file)
         packages = Pylock.from_dict(document).packages
@@ -169,7 +182,7 @@ def read_pylock(file: Path) -> LockFile:
 
 
 def _wheel(package: Package) -> LockedWheel:
-    """Return the one wheel of a package that this tool has locked."""
+    """Return the one wheel that a lock of this tool has for a package."""
     places = [package.archive] if package.archive else [*(package.wheels or ())]
     place = places[0] if places else None
     if place is None or not place.path:

@@ -1,4 +1,4 @@
-"""Resolves a spec to exact wheels with uv, for one platform: Linux on x86-64 with the C library of the Triton release."""
+"""Resolve a spec to exact wheels with uv, for one platform: Linux on x86-64 with the Triton release's C library."""
 
 import re
 import urllib.parse
@@ -23,9 +23,13 @@ _OLDEST = 5  # manylinux_2_5 is manylinux1, the oldest platform that wheels name
 
 
 def resolve(workspace: Workspace, spec: Spec, rules: ReleaseRules, pinned: PinnedVllm) -> tuple[LockedWheel, ...]:
-    """Return a spec's wheels for one Triton release; VllmEnvError if there is no solution, or no host answered."""
+    """Return a spec's wheels for one Triton release.
+
+    Raises:
+        VllmEnvError: there is no solution, or no host answered.
+    """
     numpy = [rules.numpy_bound] if rules.numpy_bound else []
-    # a marker that is never true drops a requirement; an override of NumPy wins over packages that declare numpy>=2
+    # A marker that is never true drops a requirement. NumPy's bound must be an override: some packages declare numpy>=2.
     overrides = [*spec.overrides, *numpy, *(f'{name}; sys_platform == "never"' for name in spec.drop)]
     with workspace.cache.staging() as folder:
         (folder / "in.txt").write_text("\n".join([pinned.requirement, *spec.requirements, *numpy]) + "\n")
@@ -54,7 +58,7 @@ def resolve(workspace: Workspace, spec: Spec, rules: ReleaseRules, pinned: Pinne
 
 
 def _tags(python: str, glibc: int) -> list[Tag]:
-    """Return the tags of wheels that fit, in the order in which pip prefers them."""
+    """Return the tags of compatible wheels, in pip's order of preference."""
     version = tuple(int(n) for n in python.split("."))
     platforms = [f"manylinux_2_{minor}_x86_64" for minor in range(glibc, _OLDEST - 1, -1)]
     platforms += ["manylinux2014_x86_64", "manylinux2010_x86_64", "manylinux1_x86_64", "linux_x86_64"]
@@ -67,7 +71,7 @@ def _locked(package: Package, file: object, pinned: PinnedVllm, spec: Spec) -> L
         return _from_archive(package, file, pinned)
     assert isinstance(file, PackageWheel)  # noqa: S101 - --only-binary leaves nothing else
     version, name = str(package.version), urllib.parse.unquote(file.filename)
-    # a local version such as 2.13.0+cpu is on no public registry, wherever this machine has it from
+    # No public registry has a local version such as 2.13.0+cpu, even if this machine got it from somewhere else.
     index = PYTORCH if spec.torch_backend and "+" in version else ""
     return LockedWheel(str(package.name), version, name, file.hashes["sha256"], file.size or _size_of(file), index)
 
@@ -78,7 +82,7 @@ def _size_of(wheel: PackageWheel) -> int:
 
 
 def _from_archive(package: Package, archive: PackageArchive, pinned: PinnedVllm) -> LockedWheel:
-    """Return a wheel that is named by path or URL: the pinned one, or one of ``--with 'NAME @ URL'``."""
+    """Return a wheel that is named by path or URL: the pinned one, or one from ``--with 'NAME @ URL'``."""
     place = archive.url or Path(archive.path or "").as_uri()
     if pinned.wheel and canonicalize_name(pinned.name) == package.name:
         place = pinned.wheel.as_uri()

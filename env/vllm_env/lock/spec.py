@@ -1,4 +1,4 @@
-"""The spec: what to pin and pack, as read from a TOML file and the command line."""
+"""The spec: what to pin and pack, read from a TOML file and the command line."""
 
 import dataclasses
 import re
@@ -22,6 +22,7 @@ else:
 
 PinKind = Literal["release", "commit", "wheel", "source"]
 DEFAULT_SPEC = CHECKOUT / "env" / "vllm_env.toml"
+# Key in the spec file -> kind of pin.
 _PIN_KEYS: dict[str, PinKind] = {"vllm": "release", "commit": "commit", "wheel": "wheel", "source": "source"}
 _LIST_KEYS = ("requirements", "drop", "overrides")
 _STRING_KEYS = ("distribution", "python", "torch_backend", "wheel_index", "git_url")
@@ -31,12 +32,12 @@ PIN_OPTIONS: dict[PinKind, str] = {
     "wheel": "--vllm-wheel",
     "source": "--vllm-source",
 }
-"""The option that pins in each way."""
+"""The command-line option for each kind of pin."""
 
 
 @dataclass(frozen=True)
 class Pin:
-    """Which vLLM: a release number, a commit's full SHA, a wheel's path or URL, or a source folder."""
+    """Which vLLM to install: a release number, a commit's full SHA, a wheel's path or URL, or a source folder."""
 
     kind: PinKind
     value: str
@@ -47,11 +48,21 @@ class Pin:
 
 @dataclass(frozen=True)
 class Spec:
-    """Everything that decides what gets into the environment, before it is resolved.
+    """Everything that determines the environment before it is resolved.
 
-    ``python`` is a version such as ``3.11``. ``drop`` names distributions that are never installed, ``overrides`` are
-    requirements that win over what packages ask for, ``torch_backend`` is uv's name of a torch build ("cpu") or empty for
-    the registry's. Where the spec was read from does not make it another one.
+    Attributes:
+        profile: ``cpu`` or ``cuda``.
+        pin: which vLLM.
+        distribution: vLLM's name in the registry.
+        python: a version such as ``3.11``.
+        torch_backend: uv's name of a torch build ("cpu"); "" takes the registry's build.
+        requirements: further requirements.
+        drop: distributions that are never installed.
+        overrides: requirements that replace those of packages.
+        wheel_index: the per-commit wheel index; "" takes vLLM's.
+        git_url: vLLM's repository; "" takes vLLM's own.
+        path: the file that the spec was read from; it does not count in comparisons.
+        is_default: whether the command line changed nothing; it does not count either.
     """
 
     profile: str
@@ -70,7 +81,7 @@ class Spec:
 
 @dataclass(frozen=True)
 class Overrides:
-    """What the command line changes in a profile; ``None`` and ``()`` leave it as it is."""
+    """The command line's changes to a profile; ``None`` and ``()`` change nothing."""
 
     pin: Pin | None = None
     python: str | None = None
@@ -81,10 +92,15 @@ class Overrides:
 
 
 def load_spec(profile: str, overrides: Overrides, path: Path | None = None) -> Spec:
-    """Read a profile's table and apply the command line's overrides; UsageError if one of them is not as it must be."""
+    """Read a profile's table and apply the command line's changes.
+
+    Raises:
+        UsageError: a value is missing or not valid.
+    """
     file = path or DEFAULT_SPEC
     table = _profile_table(file, profile)
     spec = _from_table(table, profile, file)
+    # --with adds packages to the profile's. Every other option replaces the profile's value.
     given: dict[str, Any] = {name: value for name, value in vars(overrides).items() if value and name != "packages"}
     requirements = spec.requirements + tuple(p for p in overrides.packages if p not in spec.requirements)
     changed = dataclasses.replace(spec, requirements=requirements, **given)
@@ -93,12 +109,16 @@ def load_spec(profile: str, overrides: Overrides, path: Path | None = None) -> S
 
 
 def read_toml(file: Path) -> dict[str, Any]:
-    """Return a TOML file's tables; ValueError if it is none."""
+    """Return the tables of a TOML file.
+
+    Raises:
+        ValueError: the file is not valid TOML.
+    """
     return tomllib.loads(file.read_text("utf-8"))
 
 
 def only_profile(path: Path) -> str | None:
-    """Return the profile of a spec that has just one, as ``--save`` writes them; what is wrong is told by ``load_spec``."""
+    """Return the profile of a spec that has only one, as ``--save`` writes them; else None. ``load_spec`` reports errors."""
     try:
         profiles = read_toml(path)["profile"]
         return str(next(iter(profiles))) if len(profiles) == 1 else None
@@ -107,7 +127,7 @@ def only_profile(path: Path) -> str | None:
 
 
 def check_save(spec: Spec, file: Path) -> None:
-    """Refuse, with a UsageError, to write over the spec that is read, or over what is no spec of this profile alone."""
+    """Raise a UsageError if ``--save`` would replace the spec that is read, or a file that is not a spec of only this profile."""
     if file.suffix != ".toml":
         raise UsageError(f"--save {file}: a spec is a .toml file.", remedy=f"Write {file.name}.toml.")
     if file.exists() and (file.resolve() == spec.path.resolve() or only_profile(file) != spec.profile):
@@ -118,13 +138,14 @@ def check_save(spec: Spec, file: Path) -> None:
 
 
 def save_spec(spec: Spec, file: Path) -> None:
-    """Write a spec as one profile's table; a pinned file or folder below ``file``'s own is named relative to it."""
+    """Write a spec as the table of one profile. A pinned file or folder below ``file``'s folder gets a relative path."""
     folder, value = file.parent.absolute(), spec.pin.value
     if spec.pin.kind == "source" or (spec.pin.kind == "wheel" and "://" not in value):
         place = Path(value).absolute()
         value = str(place.relative_to(folder) if place.is_relative_to(folder) else place)
     key = next(key for key, kind in _PIN_KEYS.items() if kind == spec.pin.kind)
     table = {key: value, **{name: getattr(spec, name) for name in (*_STRING_KEYS, *_LIST_KEYS)}}
+    # resolve(): if the file is a link, the link stays and its target is written.
     write_whole(file.resolve(), tomli_w.dumps({"profile": {spec.profile: table}}))
 
 
@@ -166,7 +187,7 @@ def _from_table(table: dict[str, Any], profile: str, file: Path) -> Spec:
 
 
 def _placed(value: str, kind: PinKind, file: Path) -> str:
-    """Return a pin's value; a path in a spec is relative to the spec, wherever the build is started from."""
+    """Return a pin's value. A path in a spec is relative to the spec's folder, not to the working folder."""
     is_path = kind == "source" or (kind == "wheel" and "://" not in value)
     return str(file.parent.absolute() / value) if is_path else value
 

@@ -1,1 +1,1 @@
-"""A model's folder as it is found: the manifest of what was built for it, and the files that are the user's. It only reads."""
+"""Read a model's folder: the manifest of its built files, and the files that are the user's. This room writes nothing."""

@@ -1,4 +1,4 @@
-"""Checks what stands around the environment in a model's folder: ``config.pbtxt`` and ``1/model.py``, which are the user's."""
+"""Check the user's files in a model's folder: ``config.pbtxt`` and ``1/model.py``."""
 
 import ast
 import json
@@ -14,9 +14,9 @@ from .manifest import Manifest
 CONFIG_NAME = "config.pbtxt"
 ENGINE_ARGS_NAME, EXAMPLE_NAME = "vllm_engine_args.json", "vllm_engine_args.example.json"
 CODE = "1"
-"""The model's version folder, with ``model.py`` and what it imports."""
+"""The model's version folder, with ``model.py`` and the modules that it imports."""
 OFFICIAL_ARGS = f"{CODE}/model.json"
-"""Where the official backend, and Triton's OpenAI frontend, have the engine arguments."""
+"""The file of engine arguments for the official backend and for Triton's OpenAI frontend."""
 
 ENVIRONMENT = "EXECUTION_ENV_PATH"
 MODEL_DIRECTORY = "$$TRITON_MODEL_DIRECTORY"
@@ -25,16 +25,20 @@ _COPY = "Copy it from this checkout's model_repository/vllm."
 
 
 def read_config(model: Path) -> ModelConfig:
-    """Return a model's configuration; VllmEnvError if there is none or Triton could not read it."""
+    """Return a model's configuration.
+
+    Raises:
+        VllmEnvError: the file is missing, or Triton could not read it.
+    """
     file = model / CONFIG_NAME
     return parse_config(file, _read(file))
 
 
 def parse_config(file: Path, text: str) -> ModelConfig:
-    """Return a configuration that stands in ``file``; fields that only a newer Triton knows are passed over.
+    """Parse a configuration; ``file`` is its path, for messages. Fields that only a newer Triton knows are ignored.
 
     Raises:
-        VllmEnvError: it is none; the message has the line.
+        VllmEnvError: the text is not a model configuration; the message has the line.
     """
     config = ModelConfig()
     try:
@@ -51,10 +55,10 @@ def environment_of(model: Path) -> str:
 
 
 def check_model(model: Path, manifest: Manifest) -> None:
-    """Refuse a model whose configuration does not lead Triton to the manifest's environment, or whose code does not parse.
+    """Check that a model's configuration names the manifest's environment, and that its code parses.
 
     Raises:
-        VllmEnvError: naming the file and what must stand there.
+        VllmEnvError: names the file and its required content.
     """
     check_engine_args(model)
     file, code = model / CONFIG_NAME, model / CODE / "model.py"
@@ -76,7 +80,7 @@ def check_model(model: Path, manifest: Manifest) -> None:
 
 
 def check_receiver(model: Path) -> None:
-    """Refuse, before anything is built, a folder beside whose files the environment would not be served.
+    """Check, before anything is built, that Triton would use the environment in this folder.
 
     Raises:
         VllmEnvError: it is a model of the official backend, or has two files of engine arguments that differ.
@@ -92,13 +96,14 @@ def check_receiver(model: Path) -> None:
 
 
 def arguments_file(model: Path) -> str:
-    """Return the name of the file from which a model takes its engine arguments, from its folder on."""
+    """Return the path of the model's engine arguments, relative to its folder."""
     official = (model / OFFICIAL_ARGS).is_file() and not (model / ENGINE_ARGS_NAME).is_file()
+    # If both files exist, they are equal (check_engine_args).
     return OFFICIAL_ARGS if official else ENGINE_ARGS_NAME
 
 
 def check_engine_args(model: Path) -> None:
-    """Refuse, with a VllmEnvError, two files of engine arguments that differ, as the model does when it is loaded."""
+    """Raise a VllmEnvError if two files of engine arguments differ; the model does the same when it is loaded."""
     ours, official = model / ENGINE_ARGS_NAME, model / OFFICIAL_ARGS
     if ours.is_file() and official.is_file() and (differing := _differing(ours, official)):
         raise VllmEnvError(
@@ -109,7 +114,7 @@ def check_engine_args(model: Path) -> None:
 
 
 def _differing(one: Path, other: Path) -> list[str]:
-    """Return the names of the engine arguments in which two files differ, or what is wrong with one."""
+    """Return the names of the engine arguments that differ between two files, or the error in one of them."""
     documents: list[dict[str, object]] = []
     for file in (one, other):
         try:
@@ -118,6 +123,7 @@ def _differing(one: Path, other: Path) -> list[str]:
             return [f"{file.name} is not JSON"]
         if not isinstance(documents[-1], dict):
             return [f"{file.name} holds no JSON object"]
+    # An argument with the value null counts as different from a missing one.
     first, second = documents
     return sorted(
         name for name in first.keys() | second.keys() if (name in first, first.get(name)) != (name in second, second.get(name))

@@ -1,4 +1,7 @@
-"""The manifest ``vllm_env.json``, by which a built model is verified, reused and loaded, and its bill of materials."""
+"""The manifest ``vllm_env.json`` and the bill of materials of a built model.
+
+A built model is verified, reused and loaded by its manifest.
+"""
 
 import dataclasses
 import datetime
@@ -24,9 +27,9 @@ from vllm_env.verify.tree_rules import Expected
 MANIFEST_NAME = "vllm_env.json"
 SBOM_NAME = "vllm_env.cdx.json"
 CACHE_NAME = "vllm_cache"
-"""What ``--warm`` keeps beside the environment: the caches that vLLM fills."""
+"""The folder of vLLM's caches in the model's folder, which ``--warm`` fills."""
 FORMAT = 1
-_NAMED = ("torch", "numpy", "transformers", "setuptools", "triton")  # whose versions the manifest records
+_NAMED = ("torch", "numpy", "transformers", "setuptools", "triton")  # the manifest records their versions
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,7 @@ class VllmRecord:
 
 @dataclass(frozen=True)
 class StubRecord:
-    """The stub: its digest, its size in bytes, and the Python (``3.11``) and the Triton release (``24.10``) that it is for."""
+    """The stub: its digest, its size in bytes, and its Python (``3.11``) and Triton release (``24.10``)."""
 
     sha256: str
     size: int
@@ -53,9 +56,25 @@ class StubRecord:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What was built, from what, and for which Triton; ``python`` is the full version (``3.11.7``), ``spec`` the inputs.
+    """The built files, their sources and their Triton.
 
-    ``adopted_from`` is the absolute path of the official backend's model folder from which ``adopt`` made this one.
+    Attributes:
+        key: content key of the published set.
+        layout: name of the layout.
+        vllm: the packed vLLM.
+        python: the full version (``3.11.7``).
+        versions: versions of the most important distributions.
+        triton_release: the release that the model was built for.
+        archive: the file or folder that config.pbtxt names.
+        stub: the stub.
+        spec: the inputs of the lock.
+        lock_digest: the lock's digest.
+        left_out: names of the rules by which files were omitted.
+        built_at: time of the build (ISO 8601, UTC).
+        built_by: version of this tool.
+        format: version of this document.
+        parts: the parts, in the layout ``parts``.
+        adopted_from: absolute path of the official backend's model folder from which ``adopt`` made this model, or "".
     """
 
     key: str
@@ -81,31 +100,32 @@ class Manifest:
 
     @property
     def environment(self) -> tuple[EnvironmentRecord, ...]:
-        """The records of the environment as its layout has them: ``archive`` and ``parts``."""
+        """Return the records of the environment's files: ``archive`` and ``parts``."""
         return (self.archive, *self.parts)
 
     def packed(self, model: Path) -> tuple[Layout, Packed]:
-        """Return the environment in the model's folder, and its layout."""
+        """Return the layout and the environment in the model's folder."""
         layout = LAYOUTS[self.layout]
         return layout, layout.load(model, self.environment)
 
     def is_whole(self, model: Path) -> bool:
-        """Tell whether the environment's files have the sizes that are recorded: one that was cut off has another."""
+        """Return whether the environment's files have the recorded sizes; a truncated file has another size."""
         return all(_has_size(model / record.name, record.size) for record in self.environment)
 
     def expected(self) -> Expected:
-        """Return what the published environment must be; the manifest has the versions that matter most."""
+        """Return the expected properties of the published environment. The manifest has only the most important versions."""
         versions = {**self.versions, str(canonicalize_name(self.vllm.distribution)): self.vllm.version}
         profile = str(self.spec.get("profile", "cpu"))
         return Expected(self.stub.python, self.stub.release, versions, profile=profile)
 
 
 def _has_size(file: Path, size: int) -> bool:
+    # A folder has no recorded size.
     return file.is_dir() or (file.is_file() and file.stat().st_size == size)
 
 
 def describe_build(key: str, prefix: Prefix, stub: Stub, layout: Layout, packed: Packed) -> Manifest:
-    """Return the manifest of what was built."""
+    """Return the manifest of a build."""
     lock = prefix.lock
     versions = lock.versions()
     name = lock.vllm.name
@@ -128,7 +148,11 @@ def describe_build(key: str, prefix: Prefix, stub: Stub, layout: Layout, packed:
 
 
 def read_manifest(model: Path) -> Manifest | None:
-    """Return the manifest of a built model's folder, or None; VllmEnvError if it is damaged or of another format."""
+    """Return the manifest of a model's folder; None if it has none.
+
+    Raises:
+        VllmEnvError: the manifest is damaged or has another format.
+    """
     file = model / MANIFEST_NAME
     if not file.is_file():
         return None
@@ -141,6 +165,7 @@ def read_manifest(model: Path) -> Manifest | None:
         document["parts"] = tuple(EnvironmentRecord(**part) for part in document.get("parts", ()))
         document["stub"] = StubRecord(**document["stub"])
         document["left_out"] = tuple(document["left_out"])
+        # A KeyError for a layout that this version does not have.
         LAYOUTS[document["layout"]]
         return Manifest(**document)
     except (ValueError, TypeError, AttributeError, KeyError) as error:
@@ -148,16 +173,16 @@ def read_manifest(model: Path) -> Manifest | None:
 
 
 def adopted_from(model: Path) -> str:
-    """Return the folder from which a model was adopted, or an empty string; a damaged manifest names none."""
+    """Return the folder from which a model was adopted, or an empty string, also if the manifest is damaged."""
     try:
         manifest = read_manifest(model)
-    except VllmEnvError:  # the build that asks will replace it
+    except VllmEnvError:  # the build that asks will replace the damaged manifest
         return ""
     return manifest.adopted_from if manifest else ""
 
 
 def check_files(model: Path, manifest: Manifest) -> None:
-    """Refuse, with a VllmEnvError, a published model with a file that is missing or not as its manifest says."""
+    """Raise a VllmEnvError if a file of a published model is missing or differs from the manifest."""
     records: list[EnvironmentRecord | StubRecord] = [*manifest.environment, manifest.stub]
     for record in records:
         file = model / record.name

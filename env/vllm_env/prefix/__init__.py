@@ -1,4 +1,4 @@
-"""A lock comes in; a conda prefix goes out, with its wheels installed, pruned, free of the build's paths, and compiled.
+"""Make a conda prefix from a lock: install its wheels, prune it, remove the build's paths, and compile bytecode.
 
-It writes to the cache only, and takes from the network what the lock names.
+This room writes only to the cache. From the network it takes only what the lock names.
 """

@@ -1,8 +1,10 @@
-"""Finds files that two distributions own with different contents: the one that is installed last wins, for both.
+"""Find files that two distributions own with different contents: the one installed last overwrites the other's file.
 
-The wheels' own RECORD files tell it exactly. uv copies their rows as they are when it installs, so the environment's
-RECORD files can be read instead, up to the step that rewrites them (relocate.py): 57,000 rows take 0.3 s. uv's preview
-feature ``detect-module-conflicts`` warns of modules that two wheels have and names neither files nor remedy.
+The RECORD files of wheels list all files with digests. When uv installs a wheel, it copies these rows unchanged. So the
+environment's RECORD files can be read until relocate.py rewrites them. Reading 57,000 rows takes 0.3 s.
+
+uv's preview feature ``detect-module-conflicts`` is not enough: it warns of modules that two wheels contain, but names
+neither files nor a remedy.
 """
 
 import csv
@@ -22,7 +24,7 @@ from packaging.version import InvalidVersion, Version
 
 from vllm_env.base.errors import VllmEnvError
 
-# Nothing imports or reads these at run time; projects leave them in their wheels by mistake.
+# Nothing imports or reads these at run time; projects include them in their wheels by mistake.
 _HARMLESS = (
     "build_backend.py", "conftest.py", "setup.py", "tests/*", "test/*", "docs/*", "examples/*", "benchmarks/*",
     "LICENSE*", "NOTICE*", "README*", "CHANGELOG*", "CHANGES*",
@@ -51,14 +53,14 @@ class Clash:
 
 @dataclass(frozen=True)
 class Owned:
-    """What a distribution owns: digests by path, and what it requires, as its metadata says."""
+    """The files of a distribution (digests by path), and its requirements from its metadata."""
 
     files: Mapping[str, str]
     requires: tuple[str, ...] = ()
 
 
 def read_installed(packages: Path) -> dict[Distribution, Owned]:
-    """Read what the distributions in a ``site-packages`` folder own, before anything rewrites their RECORD files."""
+    """Return the files of each distribution in a ``site-packages`` folder; call it before RECORD files are rewritten."""
     owned = {}
     for found in importlib.metadata.distributions(path=[str(packages)]):
         metadata = found.metadata
@@ -68,13 +70,13 @@ def read_installed(packages: Path) -> dict[Distribution, Owned]:
 
 
 def _rows(record: str) -> dict[str, str]:
-    """Return the digests of a RECORD by path; files without one (RECORD itself, bytecode) cannot be compared."""
+    """Return the digests of a RECORD by path; omit files without one (RECORD itself, bytecode): they cannot be compared."""
     rows = (row for row in csv.reader(io.StringIO(record)) if len(row) > 1 and row[1])
     return {posixpath.normpath(row[0]): row[1] for row in rows}
 
 
 def find_clashes(owned: Mapping[Distribution, Owned]) -> tuple[Clash, ...]:
-    """Return the files that two distributions own with different contents; equal ones, as of namespaces, are fine."""
+    """Return the files that two distributions own with different contents. Equal files, as of namespaces, are harmless."""
     owners: dict[str, list[Distribution]] = defaultdict(list)
     for distribution in sorted(owned):
         for path in owned[distribution].files:
@@ -90,10 +92,10 @@ def find_clashes(owned: Mapping[Distribution, Owned]) -> tuple[Clash, ...]:
 
 
 def check_clashes(clashes: Iterable[Clash], owned: Mapping[Distribution, Owned]) -> None:
-    """Refuse clashes of files that something reads at run time.
+    """Raise an error if two distributions clash in files that are read at run time.
 
     Raises:
-        VllmEnvError: naming both distributions and the constraint that would help.
+        VllmEnvError: names both distributions and the constraint that would help.
     """
     pairs: dict[tuple[Distribution, Distribution], list[str]] = defaultdict(list)
     for clash in clashes:
@@ -112,7 +114,7 @@ def check_clashes(clashes: Iterable[Clash], owned: Mapping[Distribution, Owned])
 
 
 def _asked_by(wanted: Distribution, owned: Mapping[Distribution, Owned]) -> list[str]:
-    """Return one sentence on which distributions require ``wanted``, or none."""
+    """Return one sentence about the distributions that require ``wanted``; an empty list if no distribution does."""
     found = []
     for distribution, has in sorted(owned.items()):
         for text in has.requires:
@@ -129,9 +131,12 @@ def _asked_by(wanted: Distribution, owned: Mapping[Distribution, Owned]) -> list
 def _remedy(one: Distribution, other: Distribution, count: int, owned: Mapping[Distribution, Owned]) -> str:
     """Return the constraint that most probably helps.
 
-    Two releases of one family, such as cuda-python 12 beside cuda-bindings 13: the older package had what became a
-    package of its own, so a release of the newer's generation does not have the files. Two that share most of their
-    files are builds of one project, such as opencv-python and opencv-python-headless: one of them has to go.
+    There are two known cases:
+
+    - Two releases of one family, such as cuda-python 12 next to cuda-bindings 13. The older package contains files that later
+      became a package of their own. A release of the newer generation no longer has these files.
+    - Two builds of one project, such as opencv-python and opencv-python-headless. They share at least half of their files;
+      one of them has to be left out.
     """
     if 2 * count >= max(len(owned[d].files) for d in (one, other)):
         return f'They are two builds of one project: leave one out (drop = ["{other.name}"] in the spec).'

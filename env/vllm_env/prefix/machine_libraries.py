@@ -1,7 +1,8 @@
-"""Packs shared libraries that an environment lacks and no wheel brings, such as vLLM's libnuma.so.1.
+"""Pack shared libraries that an environment lacks and no wheel contains, such as vLLM's libnuma.so.1.
 
-They come from the Triton that will serve, if it brings its own (the wheel nvidia-pytriton does, and every server links
-libnuma), else from this machine. A copy differs from its original in run path and name alone, so equal ones give equal bytes.
+They come from the Triton root that will serve, if it has its own: the wheel nvidia-pytriton does, and every server links
+libnuma. Otherwise they come from this machine. A copy differs from its original only in run path and name, so equal
+originals give equal bytes.
 """
 
 import os
@@ -20,12 +21,13 @@ from .needed_libraries import DRIVER, SYSTEM, Need, NeededLibraries
 STANDARD_FOLDERS = tuple(
     map(Path, ("/lib/x86_64-linux-gnu", "/usr/lib/x86_64-linux-gnu", "/lib64", "/usr/lib64", "/lib", "/usr/lib"))
 )
+# A line of ``ldconfig -p``: name, kind in brackets, path.
 _LINE = re.compile(r"^\s*(\S+) \(([^)]*)\) => (/.*)$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class AddedLibrary:
-    """A library copied into an environment; ``glibc`` is the newest version of the C library that it asks for."""
+    """A library copied into an environment; ``glibc`` is the newest version of glibc's symbols that it needs."""
 
     soname: str
     source: Path
@@ -33,11 +35,11 @@ class AddedLibrary:
 
 
 def find_library(soname: str, vendored: Path | None = None, folders: tuple[Path, ...] = STANDARD_FOLDERS) -> Path | None:
-    """Return a library's file, of this machine's architecture, or None.
+    """Return the file of a library for this machine's architecture; None if it is not found.
 
-    Those in the folder ``vendored`` come first; auditwheel has put a digest into their names (``libnuma-3582bce9.so.1.0.0``).
-    Then ldconfig's cache, as for ld.so; its variants for newer processors are passed over, because the environment may run
-    on an older one. The driver's libraries are never this machine's to give.
+    The folder ``vendored`` comes first. There, auditwheel has added a digest to the names (``libnuma-3582bce9.so.1.0.0``).
+    ldconfig's cache is next, as for ld.so. Its variants for newer processors are skipped, because the environment may run on an
+    older one. The driver's libraries are never taken from this machine.
     """
     if soname in DRIVER or "/" in soname:
         return None
@@ -50,7 +52,7 @@ def find_library(soname: str, vendored: Path | None = None, folders: tuple[Path,
 
 
 def _cache_listing() -> str:
-    """Return what ``ldconfig -p`` prints, or an empty string where there is no ldconfig."""
+    """Return the output of ``ldconfig -p``; an empty string if there is no ldconfig."""
     program = shutil.which("ldconfig", path="/sbin:/usr/sbin:/bin:/usr/bin")
     if program is None:
         return ""
@@ -60,10 +62,10 @@ def _cache_listing() -> str:
 def with_dependencies(
     sonames: Iterable[str], environment: Path, vendored: Path | None = None, folders: tuple[Path, ...] = STANDARD_FOLDERS
 ) -> dict[str, Path]:
-    """Return the files of libraries and of all that these need, by their sonames, in a fixed order; see `find_library`.
+    """Return the files of libraries and of all their dependencies, by soname, in a fixed order; see `find_library`.
 
-    Left out is what every machine has (:data:`SYSTEM`), what lies in the environment's ``lib`` already, and what this
-    machine does not have either: the check of the finished environment names that.
+    Libraries that every machine has (:data:`SYSTEM`) are left out, and those that are already in the environment's ``lib``.
+    So are libraries that this machine does not have, either: the check of the finished environment names them.
     """
     found: dict[str, Path] = {}
     waiting = sorted(sonames)
@@ -80,17 +82,17 @@ def with_dependencies(
 
 
 def add_libraries(libraries: dict[str, Path], environment: Path, needs: Iterable[Need] = ()) -> tuple[AddedLibrary, ...]:
-    """Copy libraries into the environment's ``lib``, where they find each other, and lead there what needs them.
+    """Copy libraries into the environment's ``lib``, and set the run paths of the copies and of the files that need them.
 
-    The files get a run path: LD_LIBRARY_PATH, which Triton sets for the stub, is not passed on to vLLM's processes.
+    Run paths are necessary: LD_LIBRARY_PATH, which Triton sets for the stub, is not passed on to vLLM's processes.
 
     Args:
-        libraries: the files by the names under which they are asked for, as :func:`with_dependencies` gives them.
+        libraries: the files by the names that other files ask for, from :func:`with_dependencies`.
         environment: the folder that holds ``bin`` and ``lib``.
-        needs: what asks for libraries, of which those for others are passed over.
+        needs: the files that need libraries; those that need other libraries are ignored.
 
     Raises:
-        CommandError: patchelf cannot change one of them.
+        CommandError: patchelf cannot change a file.
     """
     added = []
     for soname, file in libraries.items():
@@ -102,13 +104,13 @@ def add_libraries(libraries: dict[str, Path], environment: Path, needs: Iterable
     for name in sorted({need.file for need in needs if need.library in libraries}):
         file = environment / name
         section = read_dynamic_section(str(file))
-        kind = ["--force-rpath"] if section and section.rpath else []  # else patchelf makes it a DT_RUNPATH
+        kind = ["--force-rpath"] if section and section.rpath else []  # otherwise patchelf would convert it to a DT_RUNPATH
         _patch(file, file, *kind, "--add-rpath", f"$ORIGIN/{os.path.relpath(environment / 'lib', file.parent)}")
     return tuple(added)
 
 
 def _patch(source: Path, target: Path, *options: str) -> None:
-    """Write a changed copy of a library; what ``target`` was may be a hard link into a cache."""
+    """Write a changed copy of a library and rename it to ``target``, which may be a hard link into a cache."""
     temporary = target.with_name(f".{target.name}.new")
     shutil.copyfile(source, temporary)
     temporary.chmod(0o755)
@@ -117,12 +119,12 @@ def _patch(source: Path, target: Path, *options: str) -> None:
 
 
 def newer_glibc(added: Iterable[AddedLibrary], found: NeededLibraries) -> tuple[AddedLibrary, ...]:
-    """Return the added libraries that ask for a newer C library than anything else in the environment does.
+    """Return the added libraries that need a newer glibc than all other files of the environment.
 
-    With them the environment no longer starts on some machine on which it would have started without.
+    With such a library, the environment no longer starts on machines with an older glibc.
 
     Args:
-        added: what was copied.
-        found: the environment as it was before.
+        added: the copied libraries.
+        found: the needs of the environment before the copying.
     """
     return tuple(library for library in added if library.glibc > found.glibc)

@@ -1,16 +1,18 @@
-"""Tells for every library that a file of an environment asks for whether the environment has it, or the machine must.
+"""Find the libraries that an environment's files need and that neither the environment nor the serving machine has.
 
-The machine's own folders do not count: what is in them here may be missing where Triton serves.
+This machine's folders do not count: their libraries may be missing on the machine where Triton serves.
 
-A library counts as there if any file of the environment, or a link to one, has its name. Run paths are not followed,
-because they do not decide it: ld.so takes a library that is loaded already by its name, and wheels rely on that. The
-extensions of vLLM name ``libtorch.so`` and no folder, and are imported after torch. Whether the import comes first cannot
-be read from a file; ``verify`` imports them. auditwheel renames a library for one wheel alone (torchvision's
-``libz.b9a71669.so.1``), so that nobody else finds it by its usual name.
+A library counts as present if any file of the environment, or a link to one, has its name. Run paths are not followed,
+because they do not decide it. If a library is already loaded, ld.so finds it by its name, and wheels rely on that. For
+example, vLLM's extensions name ``libtorch.so`` without a folder and are imported after torch. A file does not say whether
+the import comes first; ``verify`` therefore imports the extensions.
+
+auditwheel renames a library for one wheel (torchvision's ``libz.b9a71669.so.1``), so no other wheel finds it by its usual
+name.
 """
 
 # ruff: noqa: PTH119
-# thousands of paths, which os.path joins and splits several times faster than pathlib
+# os.path joins and splits thousands of paths several times faster than pathlib.
 
 import fnmatch
 import os
@@ -22,9 +24,9 @@ from pathlib import Path
 from vllm_env.base.elf import DynamicSection, read_dynamic_section, walk
 from vllm_env.base.errors import VllmEnvError
 
-# What an environment may leave to the machine that serves it, and which files may go without a library. Each entry was
-# decided on what CPU and CUDA environments of vLLM 0.32 and 0.33 ask for. libnsl and libcrypt are not among the C library's:
-# Debian has them in packages of their own, and images without them exist.
+# The tables say which libraries an environment may expect from the serving machine, and which files may lack a library.
+# Each entry was decided on what CPU and CUDA environments of vLLM 0.32 and 0.33 need. libnsl and libcrypt are not part of
+# the C library: Debian has them in packages of their own, and images without them exist.
 SYSTEM = {
     **dict.fromkeys(
         ("ld-linux-x86-64.so.2", "libc.so.6", "libm.so.6", "libmvec.so.1", "libdl.so.2",
@@ -33,7 +35,7 @@ SYSTEM = {
     ),
     **dict.fromkeys(("libgcc_s.so.1", "libstdc++.so.6"), "tritonserver and the stub need it themselves, so it is where they run"),
 }  # fmt: skip
-"""Libraries of every machine that runs tritonserver, with the reason."""
+"""Libraries that every machine with tritonserver has, with the reason."""
 
 DRIVER = {
     "libcuda.so.1": "the driver's; the container runtime mounts it",
@@ -45,12 +47,12 @@ DRIVER = {
     "libnvidia-encode.so.1": "the driver's video encoder",
     "libnvidia-opticalflow.so.1": "the driver's, for video",
 }
-"""Libraries that come with the NVIDIA driver and must be of its version, with the reason; the profile ``cuda`` only."""
+"""Libraries that come with the NVIDIA driver and must match its version, with the reason; only for the profile ``cuda``."""
 
 
 @dataclass(frozen=True)
 class Tolerated:
-    """Files that may go without some libraries: shell patterns of the path in the environment and of the libraries."""
+    """Files that may lack some libraries: shell patterns of the file's path in the environment and of the libraries."""
 
     file: str
     libraries: tuple[str, ...]
@@ -94,27 +96,27 @@ TOLERATED = (
     ),
     Tolerated("*/nvidia/*/lib/libcufile_rdma.so*", _RDMA, "opened by libcufile for storage over RDMA"),
 )
-"""Files that fail to load in a bare container and are not loaded there; see each reason."""
+"""Files that cannot be loaded in a bare container and that are not loaded there; see each reason."""
 
 _SONAME = re.compile(r"(?P<name>.+?)\.so(?:\.(?P<version>\d+))?")
 
 
 def outside(library: str, profile: str) -> bool:
-    """Tell whether a library is the machine's or, in the profile ``cuda``, the driver's."""
+    """Return whether a library comes from the machine or, for the profile ``cuda``, from the driver."""
     return library in SYSTEM or (profile == "cuda" and library in DRIVER)
 
 
 def tolerated(file: str, library: str, rules: tuple[Tolerated, ...] = TOLERATED) -> bool:
-    """Tell whether a file of the environment may go without a library."""
+    """Return whether a file of the environment may lack a library."""
     covering = (rule for rule in rules if fnmatch.fnmatchcase(file, rule.file))
     return any(fnmatch.fnmatchcase(library, pattern) for rule in covering for pattern in rule.libraries)
 
 
 def likely_package(library: str) -> str:
-    """Return the package of Debian that probably has a library.
+    """Return the Debian package that probably contains a library.
 
-    It is named after the soname, with a dash after a digit (Debian Policy 8.1): libnuma.so.1 is in libnuma1, libtbb2.so.1
-    would be in libtbb2-1.
+    The package's name is made from the soname, with a dash after a digit (Debian Policy 8.1). For example, libnuma.so.1
+    is in libnuma1, and libtbb2.so.1 would be in libtbb2-1.
     """
     match = _SONAME.match(library)
     name, version = (match["name"], match["version"] or "") if match else (library, "")
@@ -122,13 +124,14 @@ def likely_package(library: str) -> str:
     return f"{name}{dash}{version}".lower().replace("_", "-")
 
 
-_STUBS = f"{os.sep}stubs{os.sep}"  # for linkers only: the toolkit's stubs/libcuda.so has the driver's soname and no code
-_LISTED = 4  # libraries named in a message
+# For linkers only: the toolkit's stubs/libcuda.so has the soname of the driver's library, but no code.
+_STUBS = f"{os.sep}stubs{os.sep}"
+_LISTED = 4  # at most so many libraries are named in a message
 
 
 @dataclass(frozen=True, order=True)
 class Need:
-    """A library that a file asks for; ``file`` is relative to the environment."""
+    """A library that a file needs; ``file`` is relative to the environment."""
 
     file: str
     library: str
@@ -136,10 +139,11 @@ class Need:
 
 @dataclass(frozen=True)
 class NeededLibraries:
-    """What the ELF files of an environment ask of the machine that serves it.
+    """The needs of an environment's ELF files on the serving machine.
 
-    ``missing`` is what nobody brings: neither the environment nor every machine nor the driver. ``glibc`` is the newest
-    version of a symbol of the C library that is asked of the machine, such as ``(2, 34)``; () for none.
+    Attributes:
+        missing: libraries that come from neither the environment, nor every machine, nor the driver.
+        glibc: the newest version of glibc's symbols that is needed, such as ``(2, 34)``; ``()`` if none is.
     """
 
     missing: tuple[Need, ...]
@@ -147,12 +151,12 @@ class NeededLibraries:
 
     @property
     def missing_libraries(self) -> tuple[str, ...]:
-        """The names of the missing libraries, sorted."""
+        """Return the names of the missing libraries, sorted."""
         return tuple(sorted({need.library for need in self.missing}))
 
 
 def find_needed_libraries(environment: Path, profile: str, rules: tuple[Tolerated, ...] = TOLERATED) -> NeededLibraries:
-    """Look at every ELF file of an unpacked environment; the profile ``cuda`` leaves the driver's libraries to the machine."""
+    """Return the needs of all ELF files of an unpacked environment; with ``cuda``, the driver's libraries do not count."""
     root = os.path.realpath(environment)
     sections: dict[str, DynamicSection] = {}
     links = []
@@ -171,10 +175,10 @@ def find_needed_libraries(environment: Path, profile: str, rules: tuple[Tolerate
 
 
 def check_missing_libraries(found: NeededLibraries) -> None:
-    """Refuse an environment whose files ask for libraries that a bare container does not have.
+    """Raise an error if files need libraries that a bare container does not have.
 
     Raises:
-        VllmEnvError: naming the libraries, the files that need them and the packages that have them.
+        VllmEnvError: names the libraries, the files that need them and the packages that contain them.
     """
     if not found.missing:
         return

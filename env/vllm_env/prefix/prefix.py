@@ -1,7 +1,7 @@
-"""The prefix: a conda environment with the lock's interpreter and wheels, ready to be packed.
+"""Make the prefix: a conda environment with the lock's interpreter and wheels, ready to be packed.
 
-In the order of the steps: conda packages, wheels, what makes it work without activation, what is left out, what makes
-it independent of this build, bytecode.
+The steps, in this order: conda packages, wheels, the hook that replaces activation, omitted files, missing libraries,
+removal of this build's paths and times, bytecode.
 """
 
 import os
@@ -24,20 +24,25 @@ from .needed_libraries import check_missing_libraries, find_needed_libraries
 from .prune import prune, rules_for
 from .relocate import install_runtime, make_relocatable, set_times, site_packages
 
-# Raise it when what a prefix holds changes: by a step below, or by what relocate.py copies into it.
-# No digests of the sources: a new comment there would have every user build 2 to 8 GB again.
+# Raise it when the content of a prefix changes: through a step below, or through a file that relocate.py copies into it.
+# The key has no digests of the sources: a new comment there would make every user build 2 to 8 GB again.
 _FORMAT = 2
 BUILD_SPACE = {"cpu": 6 * 10**9, "cuda": 12 * 10**9}
-"""Bytes that making a prefix of each profile takes; unpacked they are about 3.3 and 8.2 GB."""
+"""Free bytes needed to make a prefix, by profile. An unpacked prefix has about 3.3 GB (cpu) or 8.2 GB (cuda)."""
 EXTRACTED_SPACE = {"cpu": 25 * 10**8, "cuda": 10**10}
-"""Bytes that Triton's extraction of an environment of each profile takes in /tmp."""
+"""Bytes in /tmp that Triton needs to extract an environment, by profile."""
 
 
 @dataclass(frozen=True)
 class Prefix:
-    """A finished conda prefix; ``key`` is its content key, ``reused`` tells that it was there already.
+    """A finished conda prefix.
 
-    ``left_out`` has the names of the rules by which files were omitted.
+    Attributes:
+        path: the prefix.
+        key: its content key.
+        lock: the lock that it was made from.
+        left_out: names of the rules by which files were omitted.
+        reused: whether the cache already had it.
     """
 
     path: Path
@@ -48,26 +53,32 @@ class Prefix:
 
     @property
     def python(self) -> Path:
-        """The environment's interpreter."""
+        """Return the environment's interpreter."""
         return self.path / "bin" / "python"
 
 
 def prefix_key(lock: Lock, keep: tuple[str, ...]) -> str:
-    """Return the content key of a lock's prefix: what is installed, and which rules leave out what."""
+    """Return the content key of a lock's prefix, made from the lock and the rules that omit files."""
     rules = [rule.name for rule in rules_for(lock.spec.profile, keep)]
     return key_of(_FORMAT, lock.digest, lock.spec.profile, rules)
 
 
 def has_prefix(workspace: Workspace, lock: Lock, keep: tuple[str, ...]) -> bool:
-    """Tell whether the cache has a lock's prefix."""
+    """Return whether the cache has a lock's prefix."""
     return workspace.cache.path("prefixes", prefix_key(lock, keep), ".complete").is_file()
 
 
 def make_prefix(workspace: Workspace, lock: Lock, keep: tuple[str, ...] = (), triton: Path | None = None) -> Prefix:
-    """Return the prefix of a lock from the cache, or make it; ``keep`` names the rules that leave nothing out.
+    """Return the prefix of a lock from the cache, or make it.
 
-    Libraries that no wheel brings are taken from the Triton root ``triton`` where it has its own, else from this machine.
-    A VllmEnvError tells of too little space, and of a wheel that is not found or is not the lock's.
+    Args:
+        workspace: the cache and the network.
+        lock: the packages to install.
+        keep: names of the rules that must not omit files.
+        triton: a Triton root. Libraries that no wheel contains are taken from it if it has its own, else from this machine.
+
+    Raises:
+        VllmEnvError: too little space is free, or a wheel is not found or does not match the lock.
     """
     key = prefix_key(lock, keep)
     target = workspace.cache.path("prefixes", key)
@@ -83,7 +94,7 @@ def make_prefix(workspace: Workspace, lock: Lock, keep: tuple[str, ...] = (), tr
         report.step(f"Python {lock.python}", 0.02)
         install_layer(workspace, lock.conda, prefix)
         _install_wheels(workspace, lock, prefix, staging)
-        owned = read_installed(site_packages(prefix))  # before anything rewrites what the wheels say of themselves
+        owned = read_installed(site_packages(prefix))  # before the wheels' RECORD files are rewritten
         check_clashes(find_clashes(owned), owned)
         install_runtime(prefix, lock.digest)
         prune(prefix, rules)
@@ -104,26 +115,27 @@ def _install_wheels(workspace: Workspace, lock: Lock, prefix: Path, staging: Pat
     command = [
         "pip", "install", "--python", prefix / "bin" / "python", "--no-deps",
         "--require-hashes", "--no-compile-bytecode", "--only-binary", ":all:", "--no-config",
-        # links into uv's cache: nothing here is written in place, and 3 GB need not be copied
+        # Hard links into uv's cache save copying 3 GB. They are safe because no step writes a file in place.
         "--link-mode", "hardlink", "--requirement", requirements,
     ]  # fmt: skip
     workspace.network.uv(
         command,
         "install the wheels of the lock",
         torch_backend=lock.spec.torch_backend,
-        # TMPDIR: uv leaves a lock file there for each environment that it has seen
+        # TMPDIR: uv leaves a lock file there for each environment that it has seen.
         env={"VIRTUAL_ENV": "", "CONDA_PREFIX": "", "TMPDIR": str(staging)},
         remedy="Check that the package registry answers; --upgrade if a locked wheel was withdrawn.",
     )
 
 
 def _complete_libraries(prefix: Path, profile: str, vendored: Path | None) -> None:
-    """Pack what files of the environment need, no wheel brings and a bare container lacks, such as vLLM's libnuma.so.1."""
+    """Pack libraries that the environment needs, but no wheel contains and a bare container lacks: vLLM's libnuma.so.1."""
     found = find_needed_libraries(prefix, profile)
     added = add_libraries(with_dependencies(found.missing_libraries, prefix, vendored), prefix, found.missing)
     for library in added:
         report.note(f"packed {library.source}, which the environment needs and a bare container lacks")
-    check_missing_libraries(find_needed_libraries(prefix, profile) if added else found)  # before it is kept for later builds
+    # Before the prefix is cached for later builds.
+    check_missing_libraries(find_needed_libraries(prefix, profile) if added else found)
     for library in newer_glibc(added, found):
         needed = ".".join(map(str, library.glibc))
         report.note(f"{library.soname} of this machine makes the environment need glibc {needed}")
@@ -134,7 +146,7 @@ def _compile(prefix: Path) -> None:
     run(
         [prefix / "bin" / "python", "-I", "-S", script, prefix, NEUTRAL_PREFIX, str(os.cpu_count() or 1)],
         what="compile the environment to bytecode",
-        # a fixed hash seed: the order of sets in constants would differ from build to build
+        # A fixed hash seed: otherwise the order of sets in constants would differ from build to build.
         env={"PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": ""},
         on_line=_show_compiled,
     )

@@ -1,6 +1,6 @@
-"""What is omitted from an environment because its profile cannot use it; each rule with its reason.
+"""Omit the files of an environment that its profile cannot use; each rule has its reason.
 
-A rule takes away whole files and folders, or part of what is in a file; ``--keep NAME`` turns it off.
+A rule removes whole files and folders, or parts of a file. ``--keep NAME`` turns a rule off.
 """
 
 import os
@@ -15,9 +15,14 @@ from .strip import strip_symbols
 
 @dataclass(frozen=True)
 class Rule:
-    """Files and folders to omit: ``pattern`` is matched against the whole path relative to the prefix.
+    """Files and folders to omit.
 
-    Of a rule with ``inside`` the files stay, without their symbol tables and debug information.
+    Attributes:
+        name: the rule's name for ``--keep``.
+        reason: why the files are not needed.
+        pattern: matched against the whole path relative to the prefix.
+        profiles: the profiles for which the rule applies.
+        inside: keep the files, but remove their symbol tables and debug information.
     """
 
     name: str
@@ -59,12 +64,12 @@ RULES = (
 
 
 def rules_for(profile: str, keep: tuple[str, ...]) -> tuple[Rule, ...]:
-    """Return the rules of a profile but those that ``keep`` names."""
+    """Return the rules of a profile except those named in ``keep``."""
     return tuple(rule for rule in RULES if profile in rule.profiles and rule.name not in keep)
 
 
 def prune(prefix: Path, rules: tuple[Rule, ...]) -> None:
-    """Remove from a prefix what some rules name."""
+    """Remove from a prefix the files that the rules name."""
     for path, rule in _matches(prefix, rules):
         if rule.inside:
             strip_symbols(path)
@@ -75,7 +80,7 @@ def prune(prefix: Path, rules: tuple[Rule, ...]) -> None:
 
 
 def _matches(prefix: Path, rules: tuple[Rule, ...]) -> Iterator[tuple[Path, Rule]]:
-    """Yield files and folders with the first rule that names them; a folder to remove is not entered."""
+    """Yield files and folders with the first rule that matches them; do not enter a folder that is to be removed."""
     for folder, folders, files in os.walk(prefix):
         relative = os.path.relpath(folder, prefix)
         for name in [*files, *folders]:

@@ -1,9 +1,10 @@
-"""Takes symbol tables and debug information out of ELF files, and moves nothing that is loaded.
+"""Remove symbol tables and debug information from ELF files without moving anything that is loaded.
 
-GNU strip changes the layout of a file, which breaks libraries that patchelf or auditwheel has changed ("ELF load command
-address/offset not properly aligned"), and binutils is not in every container. Here all bytes up to the end of what a
-loader maps stay where they are; behind them some sections go and the table of sections is written again. A file that is
-laid out in any other way stays as it is.
+GNU strip changes the layout of a file. That breaks libraries that patchelf or auditwheel has changed ("ELF load command
+address/offset not properly aligned"). Also, not every container has binutils.
+
+Here, all bytes up to the end of what a loader maps keep their place. Of the sections behind them some are removed, and the
+section table is written again. A file with another layout stays as it is.
 """
 
 import itertools
@@ -13,24 +14,25 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-_LEAST = 64 * 2**10  # bytes; below this a file is not worth rewriting
+_LEAST = 64 * 2**10  # bytes; saving less is not worth rewriting a file
 
-# ELF-64, little-endian: the file's header, a segment's and a section's (System V gABI 4.1, elf(5))
+# Headers of an ELF-64 file, of a segment and of a section, all little-endian (System V gABI 4.1, elf(5)).
 _FILE = struct.Struct("<16sHHIQQQIHHHHHH")
 _SEGMENT = struct.Struct("<IIQQQQQQ")
 _SECTION = struct.Struct("<IIQQQQIIQQ")
 _MAGIC = b"\x7fELF\x02\x01"  # 64 bits, little-endian
 _PROGRAM, _LIBRARY = 2, 3
-_MACHINES = (62, 183)  # x86-64 and AArch64; a GPU's code is an ELF file too, and its driver reads the symbols
+_MACHINES = (62, 183)  # x86-64 and AArch64. Code for GPUs is in ELF files, too, and their driver reads the symbols
+# Section types (SHT_SYMTAB, SHT_STRTAB, ...) and flags (SHF_ALLOC, SHF_INFO_LINK).
 _SYMBOLS, _STRINGS, _RELA, _NO_BITS, _REL, _GROUP, _SYMBOL_SECTIONS = 2, 3, 4, 8, 9, 17, 18
 _IS_LOADED, _INFO_IS_SECTION = 0x2, 0x40
-_PAGE = 4096  # bytes; nothing that is not loaded is aligned to more
-_RESERVED = 0xFF00  # from here on a count of sections or an index is an escape
+_PAGE = 4096  # bytes; a section that is not loaded has no larger alignment
+_RESERVED = 0xFF00  # from this value on, a section count or index has a special meaning
 _DEBUG = (".debug_", ".zdebug_", ".rela.debug_", ".gnu_debug", ".gdb_index")
 
 
 class _Section(NamedTuple):
-    """A section's header, field by field as in the file."""
+    """A section header; the fields have the same order as in the file."""
 
     name: int
     kind: int
@@ -54,7 +56,7 @@ class _Section(NamedTuple):
 
 @dataclass(frozen=True)
 class _Elf:
-    """A file's header, its sections with their names, and the offset up to which nothing may move."""
+    """An ELF file: its header, its sections with names, and the offset below which nothing may move (``fixed``)."""
 
     header: tuple[bytes | int, ...]
     sections: list[_Section]
@@ -66,13 +68,13 @@ class _Elf:
 
 
 class _UnusualError(Exception):
-    """The file is not laid out as compilers and linkers do it."""
+    """The file has another layout than compilers and linkers produce."""
 
 
 def strip_symbols(file: Path) -> int:
-    """Take the symbol table and debug information out of an ELF file and return the bytes saved; 0: it is as it was.
+    """Remove the symbol table and debug information of an ELF file; return the bytes saved, 0 if the file is unchanged.
 
-    The file is replaced by rename, with its mode and times: it may be a hard link into a cache.
+    The file is replaced by a rename, with its mode and times, because it may be a hard link into a cache.
     """
     if file.is_symlink() or file.stat().st_size < _LEAST:
         return 0
@@ -84,7 +86,8 @@ def strip_symbols(file: Path) -> int:
                 return 0
             _require_known(elf, stream)
             rest = _remaining(elf, dropped)
-        except (_UnusualError, IndexError, ValueError):  # the latter two: an index or a name that is not there
+        # An IndexError or ValueError means that an index or a name points to nothing.
+        except (_UnusualError, IndexError, ValueError):
             return 0
         temporary = file.with_name(f".{file.name}.new")
         with temporary.open("wb") as sink:
@@ -95,7 +98,7 @@ def strip_symbols(file: Path) -> int:
     return saved
 
 
-def _require(condition: bool) -> None:  # noqa: FBT001 - reads as the sentence that it is
+def _require(condition: bool) -> None:  # noqa: FBT001 - reads like a sentence
     if not condition:
         raise _UnusualError
 
@@ -123,7 +126,7 @@ def _at(stream: BinaryIO, offset: int, length: int) -> bytes:
 
 
 def _droppable(elf: _Elf) -> set[int]:
-    """Return the indices of symbol tables, of their strings and of debug information."""
+    """Return the indices of symbol tables, their string tables and debug sections."""
     sections = elf.sections
     free = {i for i, s in enumerate(sections) if i and not s.is_loaded}
     symbols = {i for i in free if sections[i].kind == _SYMBOLS}
@@ -134,9 +137,9 @@ def _droppable(elf: _Elf) -> set[int]:
 
 
 def _require_known(elf: _Elf, stream: BinaryIO) -> None:
-    """Make sure that behind what is loaded there are sections and their table, and nothing else.
+    """Check that only sections and the section table follow the loaded part.
 
-    Something else may be data that a program looks for at its own end.
+    Other bytes may be data that a program looks for at the end of its own file.
     """
     behind = [(s.offset, s.end, s.alignment) for s in elf.sections[1:] if s.kind != _NO_BITS and s.size and s.end > elf.fixed]
     behind.append((elf.table, elf.table + len(elf.sections) * _SECTION.size, 8))
@@ -149,9 +152,9 @@ def _require_known(elf: _Elf, stream: BinaryIO) -> None:
 
 
 def _remaining(elf: _Elf, dropped: set[int]) -> _Elf:
-    """Return what stays, with its references renumbered; nothing that stays may refer to what goes."""
+    """Return the remaining sections with new numbers; fail if a remaining section refers to a removed one."""
     _require(all(elf.sections[i].offset >= elf.fixed for i in dropped))
-    # symbols of the dynamic table name their section by its number, so the loaded sections keep theirs
+    # Symbols of the dynamic table name their section by number, so the loaded sections must keep theirs.
     _require(min(dropped) > max(i for i, s in enumerate(elf.sections) if s.is_loaded))
     kept = [i for i in range(len(elf.sections)) if i not in dropped]
     number = {old: new for new, old in enumerate(kept)}
@@ -166,7 +169,7 @@ def _remaining(elf: _Elf, dropped: set[int]) -> _Elf:
 
 
 def _write(elf: _Elf, source: BinaryIO, sink: BinaryIO) -> None:
-    """Write what is loaded as it was, the sections behind it in their order, and a new table of sections."""
+    """Write the loaded part unchanged, the sections behind it in their order, and a new section table."""
     source.seek(0)
     _copy(source, sink, elf.fixed)
     strings = b"".join(name + b"\0" for name in elf.names)
@@ -188,7 +191,7 @@ def _write(elf: _Elf, source: BinaryIO, sink: BinaryIO) -> None:
 
 
 def _pad(sink: BinaryIO, alignment: int) -> int:
-    """Write zeros up to a multiple of ``alignment`` and return the position."""
+    """Write zeros up to the next multiple of ``alignment`` and return the position."""
     sink.write(bytes(-sink.tell() % max(alignment, 1)))
     return sink.tell()
 

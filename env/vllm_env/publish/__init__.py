@@ -1,4 +1,4 @@
-"""What was built and verified comes in; the model's folder in the repository goes out, whole at every moment.
+"""Publish a built and verified set into the model's folder of a repository, which is complete at every moment.
 
-It writes to the user's model repository. So does ``--warm`` (``serve/warm.py``), by the exchange of this room.
+This room writes to the user's model repository. ``--warm`` (``serve/warm.py``) does so, too, with this room's exchange.
 """

@@ -1,7 +1,7 @@
-"""Makes a model of this project from a model folder of Triton's official vLLM backend, which is only read.
+"""Make a model of this project from a model folder of Triton's official vLLM backend, which is only read.
 
-Small files are copied, with ``config.pbtxt`` edited. Weights and adapters stay where they are. The engine arguments name
-them by absolute paths: links would break in a container that mounts one of the two folders, and hard links need one file
+Small files are copied, and ``config.pbtxt`` is edited. Weights and adapters stay where they are; the engine arguments name
+them by absolute paths. Links would break in a container that mounts only one of the two folders. Hard links need one file
 system and change the times of the old files.
 """
 
@@ -36,14 +36,14 @@ from .model_folder import BUILT_NAMES, CODE_NAMES, WEIGHTS, replace_code
 LORA_NAME = "multi_lora.json"
 _NOT_TAKEN = (*BUILT_NAMES, CACHE_NAME, *(f"{CODE}/{name}" for name in CODE_NAMES))
 _LARGE = 10_000_000
-"""A file of more bytes stays where it is. A tokenizer.json may have 30 MB, but lies beside weights."""
+"""A larger file (in bytes) stays where it is. A tokenizer.json may have 30 MB, but then it lies next to weights."""
 
 Documents = dict[str, dict[str, Any]]
 
 
 @dataclass(frozen=True)
 class Adoption:
-    """What adopting a folder makes of it, known before anything is built.
+    """The result of adopting a folder, known before anything is built.
 
     Attributes:
         source: the official backend's model folder.
@@ -52,8 +52,8 @@ class Adoption:
         left: the files and folders of ``source`` that stay where they are.
         rewritten: the JSON files in which a path becomes absolute, by their path in the folder.
         own: the JSON files with which the smoke run serves the model, the engine arguments first.
-        difference: what a reader should see before the build: a unified diff.
-        outdated: whether the target lacks its configuration or has other code than this project.
+        difference: a unified diff of what changes, for the user to read before the build.
+        outdated: whether the adopted target lacks its configuration, or its code differs from this project's.
     """
 
     source: Path
@@ -67,7 +67,7 @@ class Adoption:
 
 
 def read_adoption(source: Path, target: Path, template: Path, environment: str) -> Adoption:
-    """Return what adopting ``source`` as ``target`` would make; nothing is written.
+    """Return the result of adopting ``source`` as ``target``; write nothing.
 
     Args:
         source: the official backend's model folder, without links in its path.
@@ -99,7 +99,7 @@ def read_adoption(source: Path, target: Path, template: Path, environment: str) 
     if again and os.path.lexists(target / CONFIG_NAME):
         documents = _documents(target)
         difference = _code_difference(target, template)
-    elif again:  # it will get from source what it lacks
+    elif again:  # the build will copy the missing files from source
         documents = _documents(target, source)
         difference = _unified(CONFIG_NAME, "", new) + _code_difference(target, template)
     else:
@@ -117,14 +117,14 @@ def read_adoption(source: Path, target: Path, template: Path, environment: str) 
 
 
 def refuse_target(source: Path, target: Path) -> None:
-    """Refuse a folder that is not free for a model adopted from ``source``.
+    """Check that ``target`` is free for a model adopted from ``source``.
 
     Raises:
-        VllmEnvError: it is ``source``, lies inside it or contains it; or it was not adopted from ``source``; or its code
-            cannot be replaced.
+        VllmEnvError: ``target`` is ``source``, lies inside it or contains it; or it was not adopted from ``source``; or
+            its code cannot be replaced.
     """
     where = "Name another folder with --model-repository, or another name with --model."
-    # Not by name: a mount or a link may show one folder in two places.
+    # Compare the folders themselves, not their names: a mount or a link may show one folder in two places.
     resolved = Path(os.path.realpath(target))
     if _is_same_or_above(source, resolved) or _is_same_or_above(resolved, source):
         raise VllmEnvError(
@@ -132,7 +132,7 @@ def refuse_target(source: Path, target: Path) -> None:
             cause="adopt never writes into the folder that it reads.",
             remedy=where,
         )
-    # Publishing in place begins with such a folder.
+    # Publishing in place first makes a folder that holds only staging.
     is_empty = target.is_dir() and all(path.name.startswith(STAGING) for path in target.iterdir())
     if is_empty or not os.path.lexists(target):
         return
@@ -154,7 +154,7 @@ def refuse_target(source: Path, target: Path) -> None:
 
 
 def _refuse_template(target: Path, template: Path) -> None:
-    """Refuse this project's own model, which must not be removed: every new model is made from it."""
+    """Raise a VllmEnvError for this project's own model: it must stay, because every new model is made from it."""
     if target.exists() and target.samefile(template):
         raise VllmEnvError(
             f"{target} is this project's own model.",
@@ -164,7 +164,7 @@ def _refuse_template(target: Path, template: Path) -> None:
 
 
 def stage_template(adoption: Adoption, template: Path, folder: Path) -> Path:
-    """Write into the new ``folder`` what the adopted model has before it is built, and return the folder.
+    """Write the adopted model's files into the new ``folder``, without built files, and return the folder.
 
     Raises:
         VllmEnvError: a file cannot be read or copied.
@@ -201,7 +201,7 @@ def _divide(source: Path, documents: Documents) -> tuple[tuple[Path, ...], tuple
             name = path.relative_to(source).as_posix()
             if path.name == "__pycache__":
                 continue
-            if name == CODE:  # its small files are taken even if the arguments name it as the model
+            if name == CODE:  # copy its small files even if the engine arguments name this folder as the model
                 waiting.append(path)
             elif name in _NOT_TAKEN or path in named:
                 left.append(path)
@@ -236,7 +236,7 @@ def _require_folder(model: Path) -> None:
 
 def _read(file: Path) -> str:
     try:
-        return file.read_bytes().decode("utf-8")  # read_text() would change the ends of lines
+        return file.read_bytes().decode("utf-8")  # read_text() would change the line ends
     except FileNotFoundError as error:
         cause = "Every model of Triton's has one; without it the official backend's model is not served either."
         raise VllmEnvError(
@@ -247,8 +247,8 @@ def _read(file: Path) -> str:
 
 
 def _check_version(model: Path) -> None:
-    """Refuse a model that is not one folder ``1``, which is the version that a build completes."""
-    # Triton ignores names with leading zeros
+    """Check that the model has exactly one version, ``1``: a build completes only that one."""
+    # Triton ignores folder names with leading zeros.
     names = sorted(path.name for path in model.iterdir() if path.is_dir())
     versions = [name for name in names if re.fullmatch("0|[1-9][0-9]*", name)]
     if versions != [CODE]:
@@ -274,10 +274,10 @@ def _check_backend(model: Path, backend: str, environment: str) -> None:
 
 
 def _documents(*models: Path) -> Documents:
-    """Return the engine arguments, then the adapters, by file; folders in the model folder by their absolute path.
+    """Return the engine arguments, then the adapters, by file. A folder in the model folder gets its absolute path.
 
-    The model itself looks for these folders there; every other relative path starts where the server does, before and after.
-    Of several models the first that has a file counts.
+    The model looks for such folders in its own folder. Every other relative path starts at the server's working folder,
+    before and after adopting. If several ``models`` have a file, the first one counts.
     """
     model = next((model for model in models if (model / arguments_file(model)).is_file()), None)
     if model is None:
@@ -285,11 +285,11 @@ def _documents(*models: Path) -> Documents:
         raise VllmEnvError(what, cause="It holds the engine arguments.", remedy='Write it, e.g. {"model": "…"}.')
     first = arguments_file(model)
     documents = {}
-    for name in (first, OFFICIAL_ARGS):  # both may be there, with the same content
+    for name in (first, OFFICIAL_ARGS):  # both files may exist, with the same content
         if (model / name).is_file():
             arguments = _json_object(model / name)
             documents[name] = arguments | _whole_paths(model, {key: arguments.get(key) for key in ("model", "tokenizer")})
-    enabled = str(documents[first].get("enable_lora", "")).lower() == "true"  # else no backend reads the adapters' file
+    enabled = str(documents[first].get("enable_lora", "")).lower() == "true"  # without it, no backend reads the adapters' file
     for name in (f"{CODE}/{LORA_NAME}", LORA_NAME):
         place = next((model for model in models if (model / name).is_file()), None)
         if enabled and place:
@@ -298,9 +298,10 @@ def _documents(*models: Path) -> Documents:
     return documents
 
 
+# Values without a name of their own, such as "." or "/", are not looked up.
 def _whole_paths(model: Path, named: dict[str, Any]) -> dict[str, str]:
     strings = {key: model / value for key, value in named.items() if isinstance(value, str) and value.strip("./")}
-    return {key: str(path) for key, path in strings.items() if os.path.isdir(path)}  # noqa: PTH112 - False where one may not look
+    return {key: str(path) for key, path in strings.items() if os.path.isdir(path)}  # noqa: PTH112 - False if it may not be entered
 
 
 def _json_object(file: Path) -> dict[str, Any]:
@@ -319,7 +320,7 @@ def _json_text(document: dict[str, Any]) -> str:
 
 
 def _new_difference(source: Path, before: str, after: str, rewritten: Documents) -> str:
-    """Return the unified diff of the files that are not copied as they are."""
+    """Return the unified diff of the files that are changed while they are copied."""
     parts = [_unified(CONFIG_NAME, before, after)]
     for name, document in rewritten.items():
         parts.append(_unified(name, _text(source / name), _json_text(document)))
@@ -327,7 +328,7 @@ def _new_difference(source: Path, before: str, after: str, rewritten: Documents)
 
 
 def _code_difference(target: Path, template: Path) -> str:
-    """Return the unified diff of the code that a refresh replaces."""
+    """Return the unified diff of the code that adopting again replaces."""
     old = _code(target / CODE)
     new = _code(template / CODE)
     names = sorted(old.keys() | new.keys())
@@ -335,7 +336,7 @@ def _code_difference(target: Path, template: Path) -> str:
 
 
 def _code(folder: Path) -> dict[str, Path]:
-    """Return the model's code by its path in the version folder."""
+    """Return the files of the model's code by their path in the version folder."""
     files: Iterable[Path] = (folder / CODE_NAMES[0], *(folder / CODE_NAMES[1]).rglob("*.py"))
     return {file.relative_to(folder).as_posix(): file for file in files if file.is_file()}
 

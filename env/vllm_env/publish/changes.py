@@ -1,6 +1,7 @@
-"""Tells whether someone has worked in a model's folder while the one that will replace it was made.
+"""Detect changes in a model's folder while its replacement is being made.
 
-What is made, removed or replaced in the old folder then would go with it. That takes a moment, and minutes on a slow disk.
+The exchange would delete files that a user adds or edits meanwhile. Making the replacement takes a moment; on a slow disk
+it takes minutes.
 """
 
 import contextlib
@@ -17,9 +18,10 @@ State = dict[Path, tuple[int, ...]]
 
 
 def state_of(model: Path, left_out: Collection[str]) -> State:
-    """Return size (bytes) and time of change (ns) of the files, and the folders, of a model but what is staged and ``left_out``.
+    """Return the size (bytes) and mtime (ns) of a model's files, and its folders, without staging and ``left_out``.
 
-    No inodes: on an overlay a file's may change when it gets a hard link (overlayfs without xino, kernel documentation).
+    Inodes are not compared. On an overlay, a file's inode may change when the file gets a hard link (overlayfs without xino,
+    kernel documentation).
     """
     found: State = {}
     for folder, names, files in os.walk(model):
@@ -29,14 +31,15 @@ def state_of(model: Path, left_out: Collection[str]) -> State:
         for path in (Path(folder, name) for name in (*names, *files)):
             with contextlib.suppress(FileNotFoundError):
                 status = path.lstat()
+                # Only a folder's existence counts: its time changes with each of its entries, which are compared themselves.
                 found[path] = () if stat.S_ISDIR(status.st_mode) else (status.st_size, status.st_mtime_ns)
     return found
 
 
 def refuse_changes(model: Path, new: Path, before: State, left_out: Collection[str]) -> None:
-    """Refuse, with a VllmEnvError, to replace a folder in which something has come, gone or changed since `state_of` was asked.
+    """Raise a VllmEnvError if a file or folder was added, removed or changed since `state_of` returned ``before``.
 
-    What is written into a file of which ``new`` has a hard link is there, too.
+    A file that ``new`` shares by a hard link may change: the write is seen in both folders.
     """
     for path in sorted({path for path, _ in before.items() ^ state_of(model, left_out).items()}):
         with contextlib.suppress(FileNotFoundError):

@@ -1,4 +1,4 @@
-"""Staging folders beside what they will replace, and the one call that exchanges two folders."""
+"""Staging folders next to the folders that they replace, and the one call that exchanges two folders."""
 
 import contextlib
 import ctypes
@@ -13,24 +13,30 @@ from vllm_env.base.locks import locked_folder, remove_unlocked
 from vllm_env.base.workspace import Workspace
 
 STAGING = ".vllm_env.staging-"
-"""Followed by random letters and digits."""
+"""The start of a staging folder's name; random letters and digits follow."""
+# RENAME_EXCHANGE and AT_FDCWD of Linux; Python's os module does not offer renameat2.
 _RENAME_EXCHANGE = 2
 _AT_FDCWD = -100
 
 
 def exchange(one: Path, other: Path) -> bool:
-    """Exchange two folders by renameat2(2); False if this file system cannot, OSError if it may not move them."""
+    """Exchange two folders by renameat2(2); return False if the file system cannot.
+
+    Raises:
+        OSError: the folders may not be moved.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.renameat2(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0:
         return True
     code = ctypes.get_errno()
+    # EXDEV: two file systems. EBUSY: a mount point. The others: not supported by the kernel or the file system.
     if code in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EXDEV, errno.EBUSY):
         return False
     raise OSError(code, os.strerror(code), str(other))
 
 
 def refuse_mounts(folder: Path, names: Iterable[str]) -> None:
-    """Refuse, with a VllmEnvError, what can be neither replaced nor removed in a folder without emptying a volume."""
+    """Raise a VllmEnvError if a volume is mounted at or below one of the ``names``: replacing them would empty it."""
     for point in (p for name in names for p in mounts_in(folder / name)):
         raise VllmEnvError(
             f"{folder} cannot be filled again: {point} is a mount point.",
@@ -40,16 +46,16 @@ def refuse_mounts(folder: Path, names: Iterable[str]) -> None:
 
 
 def publishing(workspace: Workspace, repository: Path) -> contextlib.AbstractContextManager[None]:
-    """Hold the lock of publishing into a repository, which builds in other containers may share."""
+    """Hold the publishing lock of a repository, which builds in other containers may share."""
     return workspace.locked(repository, f"another build publishes in {repository}; waiting for it to end")
 
 
 def staging_in(place: Path) -> contextlib.AbstractContextManager[Path]:
-    """Yield a new staging folder, locked (flock) while it is used and removed afterwards."""
+    """Yield a new staging folder. It is locked (flock) while the block runs, and removed afterwards."""
     return locked_folder(place, STAGING)
 
 
 def remove_abandoned_staging(repository: Path) -> list[Path]:
-    """Remove the staging folders of dead builds beside and inside the repository; return what was removed."""
+    """Remove the staging folders of dead builds next to and inside the repository; return the removed ones."""
     candidates = [*repository.absolute().parent.glob(f"{STAGING}*"), *repository.glob(f"*/{STAGING}*")]
     return [folder for folder in candidates if remove_unlocked(folder)]

@@ -1,7 +1,7 @@
-"""Turns the official backend's ``config.pbtxt`` into one for this project's model; what else stands there stays.
+"""Edit the official backend's ``config.pbtxt`` for this project's model; keep everything else in it.
 
-The text is edited, so that comments and order stay, and protobuf reads it before and after: an edit that changed anything but
-what was meant is not made.
+The text itself is edited, so comments and order stay. protobuf parses it before and after each edit. An edit that changes
+anything but the intended field is discarded.
 """
 
 import contextlib
@@ -13,9 +13,9 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from vllm_env.base.errors import VllmEnvError
 from vllm_env.model.files import ENVIRONMENT, MODEL_DIRECTORY, parse_config
 
-_GAP = r"(?:\s|#[^\n]*\n)*"  # what may stand between the parts of a field, comments too
+_GAP = r"(?:\s|#[^\n]*\n)*"  # may stand between the parts of a field: white space and comments
 _STRING = r"""("[^"\n]*"|'[^'\n]*')"""
-# Triton completes the last two by the backend, and people write down what it then shows.
+# Triton fills in the last two fields from the backend, and users copy them from what Triton then shows.
 _FIELDS = {"backend": "python", "runtime": "libtriton_python.so", "default_model_filename": "model.py"}
 _ADDED = """\
 
@@ -28,15 +28,16 @@ parameters {{
 
 
 def rewrite_config(file: Path, text: str, environment: str) -> str:
-    """Return the configuration with the Python backend and the environment of this name.
+    """Return the configuration with the Python backend and the named environment.
 
     Args:
-        file: where it stands, for messages.
+        file: the configuration's path, for messages.
         text: the configuration.
         environment: the name of the environment in the model's folder.
 
     Raises:
-        VllmEnvError: it cannot be served so (the official backend refuses it as well), or no edit does what is meant.
+        VllmEnvError: the model cannot be served with it (the official backend refuses it, too), or no edit gives the
+            intended result.
     """
     wanted, place = parse_config(file, text), f"{MODEL_DIRECTORY}/{environment}"
     _refuse(file, wanted)
@@ -65,10 +66,10 @@ def _refuse(file: Path, config: ModelConfig) -> None:
 
 
 def _edited(file: Path, text: str, pattern: str, value: str, wanted: ModelConfig) -> str:
-    """Return the text with the string that ``pattern`` finds replaced, the first by which it means what is wanted."""
+    """Return the text after one edit: the first match of ``pattern`` whose replacement parses as ``wanted``."""
     for found in re.finditer(pattern, text):
         new = f'{text[: found.start(1)]}"{value}"{text[found.end(1) :]}'
-        with contextlib.suppress(VllmEnvError):  # it stood within another string
+        with contextlib.suppress(VllmEnvError):  # the match was inside another string
             if parse_config(file, new) == wanted:
                 return new
     raise VllmEnvError(

@@ -1,9 +1,10 @@
-"""A model's folder: what was built for it, its code and configuration, and what the user keeps there.
+"""A model's folder: the built files, its code and configuration, and the user's own files.
 
-Three folders are written: the published one, one staged beside it, and the candidate that the smoke run serves before
-anything is published. The candidate holds what tritonserver and ``1/model.py`` read. Weights, adapters and caches stay
-where they are: the smoke run serves another model, and in a container the cache is on another file system than the
-repository, where each would be a copy.
+This module writes three folders: the published one, its staged successor next to it, and the candidate. The smoke run
+serves the candidate before anything is published. The candidate holds the files that tritonserver and ``1/model.py`` read.
+
+It has no weights, adapters and caches, because the smoke run serves another model. In a container, the cache is on another
+file system than the repository, so each of them would be copied.
 """
 
 import os
@@ -34,7 +35,8 @@ from vllm_env.triton.root import STUB_NAME
 
 from .exchange import STAGING, staging_in
 
-BUILT_NAMES = (STUB_NAME, *files(), SBOM_NAME, MANIFEST_NAME)  # in the order of renaming
+# The order in which the files are renamed into place: the manifest last.
+BUILT_NAMES = (STUB_NAME, *files(), SBOM_NAME, MANIFEST_NAME)
 CODE_NAMES = ("model.py", "triton_vllm")
 """This project's own code in the version folder."""
 WEIGHTS = (".safetensors", ".bin", ".gguf", ".pt", ".pth")
@@ -44,9 +46,15 @@ _NOT_READ = (*_BYTECODE, *(f"*{suffix}" for suffix in WEIGHTS))
 
 @dataclass(frozen=True)
 class BuiltSet:
-    """What to place: the stub, the environment as its layout has it in the cache, and manifest and SBOM as JSON.
+    """The built files to place.
 
-    ``adopted_from`` is the official backend's model folder, if this model is adopted; the template is then made from it.
+    Attributes:
+        stub: the Python backend's stub.
+        environment: the environment in the cache, in the form of its layout.
+        layout: the layout.
+        manifest: the manifest as JSON.
+        sbom: the SBOM as JSON.
+        adopted_from: the official backend's model folder if the model is adopted. The template is then made from it.
     """
 
     stub: Path
@@ -58,7 +66,7 @@ class BuiltSet:
 
 
 def stage_model(built: BuiltSet, current: Path, template: Path, new: Path) -> None:
-    """Make ``new``, which holds the set already, what ``current`` will be once it is published."""
+    """Complete ``new``, which already holds the built set, so that it can replace ``current``."""
     if current.exists():
         _link_tree(current, new)
     complete(built, template, new)
@@ -66,7 +74,7 @@ def stage_model(built: BuiltSet, current: Path, template: Path, new: Path) -> No
 
 
 def _link_tree(source: Path, target: Path) -> None:
-    """Make ``target`` a copy of the folder ``source`` without what was built, its files as hard links."""
+    """Copy the folder ``source`` to ``target`` without the built files; its files become hard links."""
 
     def ignore(folder: str, names: list[str]) -> list[str]:
         return [n for n in names if Path(folder) == source and (n in BUILT_NAMES or n.startswith(STAGING))]
@@ -77,17 +85,17 @@ def _link_tree(source: Path, target: Path) -> None:
 
 
 def complete(built: BuiltSet, template: Path, target: Path) -> None:
-    """Complete a model's folder from ``template``; an adopted model always gets its code again."""
+    """Complete a model's folder from ``template``. An adopted model always gets the current code."""
     with staging_in(target) as staging:
         missing = stage_missing(built, template, target, staging / "missing")
         place_missing(built, missing, target)
 
 
 def stage_missing(built: BuiltSet, template: Path, target: Path, missing: Path) -> Path:
-    """Make the new folder ``missing`` with what `complete` puts into ``target``, and return it.
+    """Make the new folder ``missing`` with the files that `complete` adds to ``target``, and return it.
 
-    A model without config.pbtxt, the mark of a whole one, gets the template's files. An adopted one
-    gets those that it lacks, as its others are the user's. Placing them takes no more space.
+    A folder without config.pbtxt is not a complete model; it gets all files of the template. An adopted model gets only the
+    files that it lacks: the others are the user's. Placing the files later takes no more space.
     """
     missing.mkdir()
     adopted = built.adopted_from is not None
@@ -101,13 +109,14 @@ def stage_missing(built: BuiltSet, template: Path, target: Path, missing: Path) 
         shutil.copy2(template / CONFIG_NAME, missing / CONFIG_NAME)
         set_environment_path(missing, built.layout.environment)
         for folder in (missing, *(path for path in missing.rglob("*") if path.is_dir())):
-            # the template's may be read-only, and files are renamed out of it
+            # The template's folders may be read-only, and the files are renamed out of their copies.
             folder.chmod(stat.S_IMODE(folder.stat().st_mode) | 0o700)
     if not _has_engine_args(target) and not _has_engine_args(missing):
         shutil.copyfile(template / EXAMPLE_NAME, missing / ENGINE_ARGS_NAME)
     return missing
 
 
+# The returned function has the form that shutil.copytree() takes for ``ignore``.
 def _ignore_of_template(
     template: Path,
     target: Path,
@@ -118,7 +127,7 @@ def _ignore_of_template(
     patterns = shutil.ignore_patterns(*names_left)
     volumes = mounts_in(template)
     kept = {Path(CODE, name) for name in CODE_NAMES}
-    if _has_engine_args(target):  # one of its files is the truth; the other one is not missing
+    if _has_engine_args(target):  # either file holds the engine arguments; if one exists, the other is not missing
         kept |= {Path(ENGINE_ARGS_NAME), Path(OFFICIAL_ARGS)}
 
     def is_kept(path: Path) -> bool:
@@ -136,17 +145,17 @@ def _ignore_of_template(
 
 
 def place_missing(built: BuiltSet, missing: Path, target: Path) -> None:
-    """Put what `stage_missing` made into a model's folder; config.pbtxt, the mark of a whole, is last.
+    """Move the files that `stage_missing` made into a model's folder; config.pbtxt, which marks a complete model, is last.
 
-    What is placed belongs to the folder's owner. In an adopted model a file that not everybody may
-    read stays so: its engine arguments may hold a token.
+    Placed files belong to the folder's owner. In an adopted model, a file that not every user may read keeps its mode: the
+    engine arguments may hold a token.
     """
     owner, adopted = owner_of(target), built.adopted_from is not None
     config = missing / CONFIG_NAME
     if adopted:
         _place_folder(missing / CODE, target / CODE, owner)
         _place_code(missing / CODE, target / CODE, missing.parent)
-    if config.exists():  # else the folders' modes are the user's
+    if config.exists():  # without a new configuration the modes of the folders are the user's choice
         let_read(target)
     for path in sorted(missing.rglob("*"), key=lambda path: (path == config, path)):
         place = target / path.relative_to(missing)
@@ -171,7 +180,7 @@ def _place_folder(made: Path, place: Path, owner: Owner) -> None:
 
 
 def replace_code(source: Path, model: Path) -> None:
-    """Replace this project's code in a model's folder by that in the version folder ``source``."""
+    """Replace this project's code in a model's folder with the code of the version folder ``source``."""
     with staging_in(model) as staging:
         _copy_own_code(source, staging)
         _place_code(staging, model / CODE, staging)
@@ -187,7 +196,7 @@ def _copy_own_code(source: Path, folder: Path) -> None:
 
 
 def _place_code(made: Path, version: Path, aside: Path) -> None:
-    """Rename this project's code into its place; what is there may be a link to the user's file."""
+    """Rename this project's code into place. The old code is only renamed: it may be a link to the user's files."""
     for name in CODE_NAMES:
         give_tree(made / name, owner_of(version))
         if os.path.lexists(version / name):
@@ -196,13 +205,13 @@ def _place_code(made: Path, version: Path, aside: Path) -> None:
 
 
 def _replace(source: str, target: str) -> None:
-    """Copy a file over another one, which may be a hard link to the user's or not be writable."""
+    """Copy a file over another one, which may be a hard link to the user's file, or read-only."""
     Path(target).unlink(missing_ok=True)
     shutil.copy2(source, target)
 
 
 def write_engine_args(template: Path, model: Path) -> None:
-    """Give a model the example's engine arguments if it has none, nor the official backend's; then they are the user's."""
+    """Write the example's engine arguments if a model has none of its own and none of the official backend's."""
     arguments = model / ENGINE_ARGS_NAME
     if not _has_engine_args(model):
         shutil.copyfile(template / EXAMPLE_NAME, arguments)
@@ -215,9 +224,9 @@ def _has_engine_args(model: Path) -> bool:
 
 
 def write_set(built: BuiltSet, folder: Path, *, linked: bool = False) -> None:
-    """Write the set into a folder; it belongs to the folder's owner.
+    """Write the built set into a folder; the files belong to the folder's owner.
 
-    ``linked`` allows hard links in the environment, for a folder that nobody will edit.
+    ``linked`` allows hard links in the environment. Use it only for a folder that no user will edit.
     """
     folder.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(built.stub, folder / STUB_NAME)
@@ -226,7 +235,7 @@ def write_set(built: BuiltSet, folder: Path, *, linked: bool = False) -> None:
     built.layout.place(built.environment, folder, linked=linked)
     for name, text in ((SBOM_NAME, built.sbom), (MANIFEST_NAME, built.manifest)):
         (folder / name).write_text(text, "utf-8")
-        (folder / name).chmod(0o644)  # whatever the umask: the server may be another user's
+        (folder / name).chmod(0o644)  # whatever the umask: the server may run as another user
         sync(folder / name)
     for name in BUILT_NAMES:
         if (folder / name).exists():
@@ -234,9 +243,10 @@ def write_set(built: BuiltSet, folder: Path, *, linked: bool = False) -> None:
 
 
 def set_environment_path(model: Path, name: str, current: Path | None = None) -> None:
-    """Point EXECUTION_ENV_PATH to the layout's name; write nothing if it already does.
+    """Set EXECUTION_ENV_PATH to the layout's ``name``; write nothing if it is already set to it.
 
-    ``current`` is the folder in whose place ``model`` is staged: a relative link out of it leads nowhere from there.
+    ``current`` is the folder that ``model`` will replace. Its configuration is read if the one in ``model`` is a relative
+    link, which leads nowhere from the staging folder.
     """
     config = model / CONFIG_NAME
     text = (config if config.exists() else (current or model) / CONFIG_NAME).read_text("utf-8")
@@ -247,14 +257,14 @@ def set_environment_path(model: Path, name: str, current: Path | None = None) ->
 
 
 def stage_candidate(built: BuiltSet, current: Path, template: Path, new: Path) -> None:
-    """Make ``new`` a model folder with what was built, and with the code and configuration that ``current`` will have.
+    """Make ``new`` a model folder with the built files and the code and configuration that ``current`` will have.
 
     As in publishing, a model without ``config.pbtxt`` is completed from ``template``.
     """
     new.mkdir(parents=True)
     whole = (current / CONFIG_NAME).exists()
     codes = [current / CODE] if (current / CODE).is_dir() else []
-    if not whole:  # an adopted model only gets what it lacks
+    if not whole:  # an adopted model gets only the files that it lacks
         codes.insert(0 if built.adopted_from else len(codes), template / CODE)
     for code in codes:
         copy_code(code, new / CODE)
@@ -266,9 +276,9 @@ def stage_candidate(built: BuiltSet, current: Path, template: Path, new: Path) -
 
 
 def copy_code(source: Path, target: Path) -> None:
-    """Copy a version folder without bytecode and weights; links are followed, but none to a folder of data, and no volume.
+    """Copy a version folder without bytecode, weights, volumes and linked folders of data. Other links are followed.
 
-    Python files make a folder that is linked or mounted one of code.
+    A linked or mounted folder with Python files counts as code and is copied.
     """
     ignore = _ignore(mounts_in(source))
     shutil.copytree(source, target, ignore=ignore, dirs_exist_ok=True, copy_function=_replace)
@@ -280,7 +290,8 @@ def _ignore(volumes: list[Path]) -> Callable[[str, list[str]], Iterable[str]]:
     def ignore(folder: str, names: list[str]) -> set[str]:
         paths = [Path(folder, name) for name in names]
         elsewhere = [p for p in paths if p.is_dir() and (p.is_symlink() or p.resolve() in volumes)]
-        dangling = {p.name for p in paths if not p.exists()}  # copytree's own option takes every relative link for one
+        # copytree's ignore_dangling_symlinks would take every relative link as dangling.
+        dangling = {p.name for p in paths if not p.exists()}
         return patterns(folder, names) | dangling | {p.name for p in elsewhere if not any(p.glob("*.py"))}
 
     return ignore

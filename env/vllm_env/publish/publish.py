@@ -1,10 +1,12 @@
-"""Places what was built in the model repository, as one step that no crash can tear.
+"""Place the built files in the model repository in one step that a crash cannot interrupt half-way.
 
-The new model folder is staged beside the repository: links to what the user has there, and the new files. Then both
-folders are exchanged by one renameat2(2) call, so that a reader sees the old set or the new. Staging inside the repository
-is not possible, because Triton takes every folder in it for a model, hidden ones too (seen with 24.10). Where the folder
-beside it is on another file system, or the file system cannot exchange, the files are renamed one by one, the manifest
-last; and so where a volume is mounted inside the model's folder, because the volume would go with the old folder.
+The new model folder is staged next to the repository, with links to the user's files and with the new files. One
+renameat2(2) call then exchanges both folders, so a reader sees either the old set or the new one. Staging inside the
+repository is not possible: Triton takes every folder in it as a model, even hidden ones (seen with 24.10).
+
+In three cases the files are renamed one by one, the manifest last. The folder next to the repository is on another file
+system. The file system cannot exchange folders. Or a volume is mounted inside the model's folder: an exchange would move it
+away with the old folder.
 """
 
 import contextlib
@@ -34,7 +36,7 @@ from .model_folder import (
 
 
 def check_writable(repository: Path, model: str) -> None:
-    """Refuse early, with a VllmEnvError, a repository that cannot be written, or a model that a volume is mounted over."""
+    """Raise a VllmEnvError early if the repository cannot be written, or a volume is mounted over built files."""
     place = nearest(repository / model)
     if place.exists() and not place.is_dir():
         raise VllmEnvError(f"--model-repository {repository}: {place} is not a folder.", remedy="Name a folder.")
@@ -49,19 +51,22 @@ def check_writable(repository: Path, model: str) -> None:
 def publish(workspace: Workspace, built: BuiltSet, repository: Path, model: str, template: Path) -> Path:
     """Place a built set in ``repository/model`` and return that folder.
 
-    A repository without the model gets one from ``template``. What the user keeps there stays as it is, except
-    EXECUTION_ENV_PATH in config.pbtxt when the layout changes. After a VllmEnvError (the repository cannot be written, is
-    full, a volume is mounted over what is replaced, or the folder is not free for an adopted model) nothing has changed.
+    A repository without the model gets one from ``template``. The user's files stay as they are. Only EXECUTION_ENV_PATH in
+    config.pbtxt changes if the layout changes.
+
+    Raises:
+        VllmEnvError: the repository cannot be written or is full. Or a volume is mounted over a file to replace. Or the
+            folder is not free for an adopted model. In each case nothing has changed.
     """
     target = repository / model
-    if target.is_symlink():  # the user keeps the model elsewhere: it is placed there, and the link stays
+    if target.is_symlink():  # the user keeps the model elsewhere: place it there and keep the link
         repository, target = target.resolve().parent, target.resolve()
     try:
         _make_folder(repository)
         with publishing(workspace, repository):
             remove_abandoned_staging(repository)
             refuse_mounts(target, BUILT_NAMES)
-            if built.adopted_from:  # again: the build took minutes
+            if built.adopted_from:  # check again: the build took minutes
                 refuse_target(built.adopted_from, target)
             receiver = target if target.exists() else repository
             needed = built.layout.bytes_to_copy(built.environment, receiver)
@@ -81,7 +86,7 @@ def publish(workspace: Workspace, built: BuiltSet, repository: Path, model: str,
 
 
 def _make_folder(folder: Path) -> None:
-    """Make a folder and those above it, which belong to the owner of what was there."""
+    """Make a folder and the missing ones above it; they belong to the owner of the nearest existing folder."""
     owner, missing = owner_of(folder), [f for f in (folder, *folder.parents) if not f.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     for made in missing:
@@ -90,9 +95,10 @@ def _make_folder(folder: Path) -> None:
 
 
 def staging_place(target: Path) -> Path | None:
-    """Return the folder beside the repository if the model's folder can be exchanged with one there, else None.
+    """Return the folder that contains the repository if the model can be exchanged with a folder in it, else None.
 
-    What another process stages inside the model's folder, as --warm does for minutes, would go with the old one.
+    Return None also if another process has a staging folder inside the model's folder, as ``--warm`` does for minutes. An
+    exchange would take it away with the old folder.
     """
     repository, parent = target.parent, target.parent.absolute().parent
     if mounts_in(target) or repository.resolve() in mounts_in(repository) or any(target.glob(f"{STAGING}*")):
@@ -107,7 +113,7 @@ def _publish_by_exchange(built: BuiltSet, target: Path, template: Path, place: P
         new.mkdir()
         let_read(new)
         give(new, owner_of(target))
-        write_set(built, new)  # takes minutes for an unpacked environment; what people edit is looked at afterwards
+        write_set(built, new)  # minutes for an unpacked environment; therefore note the user's files afterwards
         before = state_of(target, BUILT_NAMES)
         stage_model(built, target, template, new)
         sync(new)
@@ -120,10 +126,10 @@ def _publish_by_exchange(built: BuiltSet, target: Path, template: Path, place: P
 
 
 def _publish_in_place(built: BuiltSet, target: Path, template: Path) -> None:
-    """Rename what is staged inside the model's folder into its place; a new model that fails goes.
+    """Rename files from a staging folder inside the model's folder into place; remove a new model if that fails.
 
-    The environment is first, then code and arguments, then config.pbtxt, and the manifest last: a
-    server that polls must not see the configuration before what it names.
+    The order is: environment, code and arguments, config.pbtxt, manifest. A server that polls must not see the configuration
+    before the files that it names.
     """
     there = set(target.iterdir()) if target.is_dir() else None
     _make_folder(target)
@@ -133,7 +139,7 @@ def _publish_in_place(built: BuiltSet, target: Path, template: Path) -> None:
             give(staging, owner_of(target))
             write_set(built, staging)
             missing = stage_missing(built, template, target, staging / "missing")
-            # from here on nothing takes space
+            # From here on, nothing takes more space on the disk.
             placed += [target / path.name for path in missing.iterdir()]
             placed += [target / name for name in BUILT_NAMES]
             for name in BUILT_NAMES:
@@ -152,19 +158,20 @@ def _publish_in_place(built: BuiltSet, target: Path, template: Path) -> None:
 
 
 def _remove_new_model(target: Path, there: set[Path] | None, placed: list[Path]) -> None:
-    """Remove what was placed if there was no model; ``there`` is what the folder held, or None."""
+    """Remove the placed files if there was no model before. ``there`` is the folder's old content, None for a new folder."""
     before = there or set()
     if before.intersection({target / CONFIG_NAME, target / MANIFEST_NAME}):
         return
-    # first the configuration, for a server that polls
+    # The configuration goes first, because a server may poll.
     for path in sorted(set(placed) - before, key=lambda path: path.name != CONFIG_NAME):
         with contextlib.suppress(OSError):
             _remove(path)
     if there is None:
-        with contextlib.suppress(OSError):  # somebody has put a file there
+        with contextlib.suppress(OSError):  # not empty: another program has put a file there
             target.rmdir()
 
 
+# A missing file is skipped: no layout has all of them.
 def _place(made: Path, place: Path) -> None:
     if made.is_dir():
         remove_tree(place)

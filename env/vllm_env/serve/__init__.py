@@ -1,4 +1,4 @@
-"""A model's folder and a Triton root come in; the answers of the smoke run, or the caches of ``--warm``, go out.
+"""Start stock tritonserver on a model's folder, for the answers of the smoke run or the caches of ``--warm``.
 
-It starts stock tritonserver on 127.0.0.1 and leaves no process, shared memory or extracted environment behind.
+The server listens on 127.0.0.1 and leaves no process, shared memory or extracted environment behind.
 """

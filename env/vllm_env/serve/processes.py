@@ -1,8 +1,8 @@
-"""Which processes belong to a server, also when their parents are gone, and how to end them.
+"""Find the processes of a server, also when their parents are gone, and end them.
 
-vLLM's ``EngineCore`` and ``Worker`` outlive a dead stub as orphans and hold memory, so the parent's id is no way to
-find them. Three things are: the session that the server leads and that its children inherit; a variable in the
-environment (which setproctitle may overwrite); and the process tree as it was at the last look.
+vLLM's ``EngineCore`` and ``Worker`` outlive a dead stub as orphans and hold memory. The parent's id does not find them.
+Three things do. The server leads a session, which its children inherit. A variable in the environment marks them, but
+setproctitle may overwrite it. And the last look noted the process tree.
 """
 
 import contextlib
@@ -16,16 +16,18 @@ import psutil
 
 MARKER = "VLLM_ENV_SERVER_ID"
 _PROC = Path("/proc")
-# Extracted environments (the path is hard-coded in python_backend's src/pb_env.cc), and the shared memory that
-# Python's multiprocessing makes for vLLM; a killed process removes neither.
+# Extracted environments (python_backend's src/pb_env.cc hard-codes the path), and the shared memory that Python's
+# multiprocessing makes for vLLM. A killed process removes neither.
 _TRACES = re.compile(rb"/tmp/python_env_\w+|/dev/shm/(?:psm_|sem\.mp-)\w+")
 
 
 def members(leader: int, marker: str, known: Iterable[psutil.Process] = ()) -> list[psutil.Process]:
     """Return the living processes of one server, except zombies and this process.
 
-    ``leader`` is the id of the server's process, which leads a session of its own, ``marker`` the value of the variable
-    ``VLLM_ENV_SERVER_ID`` in its environment; ``known`` were members before.
+    Args:
+        leader: the id of the server's process, which leads a session of its own.
+        marker: the value of the variable ``VLLM_ENV_SERVER_ID`` in the server's environment.
+        known: processes that were members before.
     """
     chosen = {p for p in known if is_alive(p)}
     chosen |= {p for p in psutil.process_iter() if _belongs(p, leader, marker)}
@@ -36,7 +38,7 @@ def members(leader: int, marker: str, known: Iterable[psutil.Process] = ()) -> l
 
 
 def is_alive(process: psutil.Process) -> bool:
-    """Tell whether a process runs and is no zombie; a later one with the same id is another process."""
+    """Return whether a process runs and is not a zombie. A later process with the same id does not count."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.Error:
@@ -53,16 +55,16 @@ def _belongs(process: psutil.Process, leader: int, marker: str) -> bool:
 
 
 def dead_children(parent: int) -> frozenset[int]:
-    """Return the ids of a process's children that have ended and that it has not asked for."""
+    """Return the ids of a process's children that have ended, but for which it has not waited."""
     with contextlib.suppress(psutil.Error):
         return frozenset(child.pid for child in psutil.Process(parent).children() if not is_alive(child))
     return frozenset()
 
 
 def traces(group: Iterable[psutil.Process]) -> set[Path]:
-    """Return the folders ``/tmp/python_env_XXXXXX`` and the shared memory that these processes use or are writing.
+    """Return the folders ``/tmp/python_env_XXXXXX`` and the shared memory that these processes use or write.
 
-    The kernel's files are read here: psutil reads the maps with their sizes, which takes a second for vLLM's processes.
+    This reads the kernel's files itself: psutil reads the sizes of all maps, which takes a second for vLLM's processes.
     """
     found: set[bytes] = set()
     for process in group:
@@ -70,13 +72,13 @@ def traces(group: Iterable[psutil.Process]) -> set[Path]:
         for source in ("environ", "maps", "cmdline"):
             with contextlib.suppress(OSError):
                 found |= set(_TRACES.findall((folder / source).read_bytes()))
-        with contextlib.suppress(OSError):  # while it extracts, the server works in the folder
+        with contextlib.suppress(OSError):  # during extraction, the folder is the server's working folder
             found |= set(_TRACES.findall(os.fsencode((folder / "cwd").readlink())))
     return {Path(os.fsdecode(path)) for path in found}
 
 
 def end(group: Iterable[psutil.Process], *, grace: float) -> None:
-    """End processes: SIGTERM, and SIGKILL to those that are still there after ``grace`` seconds."""
+    """End processes with SIGTERM; after ``grace`` seconds, send SIGKILL to the remaining ones."""
     left = list(group)
     for send in (psutil.Process.terminate, psutil.Process.kill):
         for process in left:
@@ -86,9 +88,9 @@ def end(group: Iterable[psutil.Process], *, grace: float) -> None:
 
 
 def wait_gone(group: Iterable[psutil.Process], *, timeout: float) -> list[psutil.Process]:
-    """Wait until the processes are gone; return those that are not after ``timeout`` seconds.
+    """Wait until the processes are gone; return those that still live after ``timeout`` seconds.
 
-    psutil.wait_procs() would wait for zombies too, whose parents may never ask for them.
+    psutil.wait_procs() would also wait for zombies, for which their parents may never wait.
     """
     deadline = time.monotonic() + timeout
     left = [process for process in group if is_alive(process)]

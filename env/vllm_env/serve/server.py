@@ -1,10 +1,10 @@
-"""The stock tritonserver, from start to the last of its processes.
+"""Run the stock tritonserver, from its start until its last process has ended.
 
     with TritonServer(binary, repository, log=Path("server.log")) as server:
         ask(server.grpc_url)
 
-It listens on free ports of 127.0.0.1 only. When the block ends, also by an exception or by Ctrl-C, every process that
-the server started is gone, and so are its shared memory and the environment that it extracted to ``/tmp``.
+The server listens only on free ports of 127.0.0.1. When the block ends, also by an exception or Ctrl-C, every process that
+the server started is ended. Its shared memory and the environment that it extracted to ``/tmp`` are removed.
 """
 
 import contextlib
@@ -31,17 +31,18 @@ from vllm_env.base.process import Child, has_ended, start
 
 from . import leftovers, processes, server_log
 
-_PORTS = range(10240, 32768)  # below Linux's ephemeral ports: no outgoing connection takes one while models load
+_PORTS = range(10240, 32768)  # below Linux's ephemeral ports: while models load, no outgoing connection takes one
 _POLL_SECONDS = 0.25
-_LOOK_SECONDS = 2.0  # how often the process tree is noted; a walk through /proc takes a few ms
+_LOOK_SECONDS = 2.0  # between two notes of the process tree; a walk through /proc takes a few ms
 _EXIT_SECONDS = 45.0  # tritonserver gives its models 30 s (--exit-timeout-secs)
 _LEAVE_SECONDS = 5.0  # stubs and engines notice within seconds that the server is gone
-_GRACE_SECONDS = 3.0  # between SIGTERM and SIGKILL for what has not left by then
-_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where POSIX shared memory lives on Linux
+_GRACE_SECONDS = 3.0  # between SIGTERM and SIGKILL
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - Linux keeps POSIX shared memory there
 _EXTRACTED = re.compile(r"python_env_\w{6}")
 _ATTEMPTS = 2
-# The stub's death at start-up, with which the server aborts: on a busy machine the Python backend of 24.10 now and then reads a
-# wrong handle from shared memory (server issues 5949, 8882). And a pause of the machine (triton_vllm/startup/abandoned.py).
+# Two log texts of a start that failed through no fault of the model. The first: on a busy machine, the Python backend of 24.10
+# sometimes reads a wrong handle from shared memory; the stub dies and the server aborts (server issues 5949, 8882).
+# The second: the machine paused (triton_vllm/startup/abandoned.py).
 _KNOWN_CRASH, _GIVEN_UP = "boost::interprocess::lock_exception", "the server has given this load up"
 
 
@@ -55,16 +56,18 @@ class Ports:
 
 
 class StuckStartError(CommandError):
-    """The server crashed or hung at start-up in a way that has nothing to do with the model; another start may work."""
+    """The server crashed or hung at its start, but not because of the model. Another start may work."""
 
 
 @dataclass(frozen=True)
 class Launch:
-    """How a server is started, beside what it serves.
+    """The options of a server's start.
 
-    ``environment`` is added to this process's own, where an empty value removes a variable; ``arguments`` are more arguments
-    for tritonserver; the models must be ready within ``ready_timeout`` seconds; a start whose log is silent for
-    ``stall_timeout`` seconds counts as stuck (None waits on).
+    Attributes:
+        environment: added to this process's variables; an empty value removes a variable.
+        arguments: further arguments for tritonserver.
+        ready_timeout: the models must be ready within this time (s).
+        stall_timeout: a start whose log is silent for this time (s) counts as stuck; None waits on.
     """
 
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -74,10 +77,15 @@ class Launch:
 
 
 class TritonServer:
-    """A running tritonserver; a context manager that is entered when the models are ready.
+    """A running tritonserver, as a context manager. The block begins when the models are ready.
 
-    A start that gets stuck through a known fault of the Python backend is tried once more. ``binary`` is the program of a
-    Triton root; what the server and its children print is appended to ``log``.
+    A start that gets stuck through a known fault of the Python backend is tried once again.
+
+    Args:
+        binary: the tritonserver program of a Triton root.
+        repository: the model repository.
+        log: receives the output of the server and its children, after its old content.
+        launch: options of the start.
     """
 
     def __init__(self, binary: Path, repository: Path, *, log: Path, launch: Launch | None = None) -> None:
@@ -86,7 +94,7 @@ class TritonServer:
         self.log = log
         self.ports = free_ports()
         self.leftovers: tuple[psutil.Process, ...] = ()
-        """After the stop: processes that had not left by themselves and had to be ended."""
+        """After the stop: processes that did not end by themselves and had to be ended."""
         self._id = uuid.uuid4().hex
         self._launch = launch or Launch()
         self._child: Child | None = None
@@ -101,22 +109,22 @@ class TritonServer:
 
     @property
     def http_url(self) -> str:
-        """``http://127.0.0.1:PORT`` of the HTTP frontend."""
+        """Return the address of the HTTP frontend, ``http://127.0.0.1:PORT``."""
         return f"http://127.0.0.1:{self.ports.http}"
 
     @property
     def grpc_url(self) -> str:
-        """``127.0.0.1:PORT`` of the gRPC frontend."""
+        """Return the address of the gRPC frontend, ``127.0.0.1:PORT``."""
         return f"127.0.0.1:{self.ports.grpc}"
 
     @property
     def pid(self) -> int:
-        """The server's process id; 0 before the start."""
+        """Return the server's process id; 0 before the start."""
         return self._child.pid if self._child else 0
 
     @property
     def running(self) -> bool:
-        """Whether the server's process lives."""
+        """Return whether the server's process is running."""
         return self._child is not None and self._child.poll() is None
 
     def __enter__(self) -> "TritonServer":  # noqa: PYI034 - Self is not in the typing of Python 3.10
@@ -135,8 +143,12 @@ class TritonServer:
         self.stop()
 
     def start(self) -> None:
-        """Start the program and return at once; CommandError if it cannot be started."""
-        # a folder for temporary files of its own: vLLM leaves sockets there, one for each engine that it starts
+        """Start the program and return at once.
+
+        Raises:
+            CommandError: the program cannot be started.
+        """
+        # The server gets its own folder for temporary files: vLLM leaves one socket there for each engine that it starts.
         self._started, self._failed, self._dead = time.time(), True, frozenset()
         self._scratch = Path(tempfile.mkdtemp(prefix="vllm_env_server_"))
         variables = {**self._launch.environment, "TMPDIR": str(self._scratch), processes.MARKER: self._id}
@@ -144,8 +156,8 @@ class TritonServer:
         with self.log.open("ab") as sink:
             self._log_start = sink.tell()
             try:
-                # SIGTERM and not SIGKILL: on a clean exit the server removes the environment that it extracted
-                with interrupts_held():  # until stop() knows it
+                # SIGTERM and not SIGKILL: on a clean exit, the server removes the environment that it extracted.
+                with interrupts_held():  # until stop() knows the child
                     self._child = start(self._command(), stdout=sink, env=variables, when_parent_ends=signal.SIGTERM)
             except OSError as error:
                 raise CommandError(
@@ -169,7 +181,11 @@ class TritonServer:
         return f"vllm_env_{self._id[:12]}_"
 
     def wait_ready(self) -> None:
-        """Wait until all models are ready; CommandError, with the log's telling lines, if the server ends or takes too long."""
+        """Wait until all models are ready.
+
+        Raises:
+            CommandError: the server ends or takes too long; ``tail`` has the log lines that say why.
+        """
         started = time.monotonic()
         while not self._is_ready():
             elapsed = time.monotonic() - started
@@ -209,10 +225,10 @@ class TritonServer:
         return text in server_log.read(self.log, start=self._log_start)
 
     def _has_dead_stub(self) -> bool:
-        """Tell whether a stub had ended at the last look already, and the server has still not asked for it.
+        """Return whether a stub had already ended at the last look, and the server has still not waited for it.
 
-        The server asks at once for a stub that it has ended or whose death it has noticed, but not for one that did not
-        come as far as its first message: whose libraries are missing, say (seen with 24.10).
+        The server waits at once for a stub that it ended or whose death it noticed. It does not notice a stub that dies
+        before its first message, for example because of missing libraries (seen with 24.10).
         """
         if time.monotonic() - self._looked < _LOOK_SECONDS:
             return False
@@ -223,7 +239,7 @@ class TritonServer:
         return kind(what, tail=server_log.telling_lines(self.log), remedy=f"The whole log is {self.log}.")
 
     def _look(self, *, now: bool = False) -> None:
-        """Note the processes and what they have in /tmp and /dev/shm, while their parents still live."""
+        """Note the processes and their files in /tmp and /dev/shm while their parents still live."""
         if not now and time.monotonic() - self._looked < _LOOK_SECONDS:
             return
         self._looked = time.monotonic()
@@ -232,13 +248,13 @@ class TritonServer:
         self._traces |= processes.traces(group)
 
     def members(self) -> list[psutil.Process]:
-        """Return the server's living processes: itself, stubs, vLLM's EngineCore and Workers, orphans included."""
+        """Return the server's living processes: itself, the stubs, vLLM's EngineCore and Workers; orphans, too."""
         return processes.members(self.pid, self._id, self._known) if self._child else []
 
     def stop(self) -> None:
-        """End the server and what it left behind.
+        """End the server and remove its leftovers.
 
-        A server that was not ended by this method (a crash, a kill) leaves its stubs a moment to notice.
+        After a crash or a kill, the stubs get a moment to notice that the server is gone.
         """
         if self._child is None:
             self._remove_traces()
@@ -256,7 +272,7 @@ class TritonServer:
             self._remove_traces()
 
     def _remove_traces(self) -> None:
-        if self._failed:  # a stub that dies at once is gone before anybody sees which environment it was given
+        if self._failed:  # a stub that dies at once is gone before a look finds the environment that it was given
             extracted = (Path("/tmp"), _EXTRACTED)  # noqa: S108 - hard-coded in Triton's pb_env.cc
             left = (entry.path for entry in leftovers.find_abandoned((extracted,)))
             self._traces |= {path for path in left if path.stat().st_ctime >= self._started}
@@ -266,7 +282,7 @@ class TritonServer:
 
 
 def free_ports() -> Ports:
-    """Return three ports of 127.0.0.1 on which nothing listens."""
+    """Return three ports of 127.0.0.1 on which no program listens."""
     chosen: list[int] = []
     for port in random.sample(_PORTS, len(_PORTS)):
         with socket.socket() as probe, contextlib.suppress(OSError):

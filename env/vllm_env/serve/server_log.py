@@ -1,4 +1,4 @@
-"""What a server's log tells: why it failed, and whether it still moves."""
+"""Read a server's log: why it failed, and when it last wrote."""
 
 import contextlib
 import re
@@ -6,22 +6,23 @@ import time
 from pathlib import Path
 
 _TAIL_LINES = 25
-# glog's E and F lines, vLLM's ERROR lines, the ends of Python tracebacks, and the loader's and bash's complaints
+# Lines of glog with level E or F, vLLM's ERROR lines, last lines of Python tracebacks, and errors of the loader and bash.
 _TELLING = re.compile(
     r"^[EF]\d{4} |\bERROR\b|^\w*(Error|Exception|Interrupt)\b|error while loading|^error: |cannot open|what\(\): "
 )
-_HARMLESS = re.compile(r"CudaDriverHelper has not been initialized|Failed to initialize NVML")  # any machine without a GPU
+# Every machine without a GPU logs these.
+_HARMLESS = re.compile(r"CudaDriverHelper has not been initialized|Failed to initialize NVML")
 
 
 def telling_lines(log: Path, *, limit: int = _TAIL_LINES) -> str:
-    """Return the last error lines of a server's log, or its last lines if none is an error."""
+    """Return the last error lines of a server's log, or its last lines if it has no error lines."""
     lines = read(log).splitlines()
     telling = [line for line in lines if _TELLING.search(line) and not _HARMLESS.search(line)]
     return "\n".join((telling or lines)[-limit:])
 
 
 def read(log: Path, *, start: int = 0) -> str:
-    """Return the log's text from byte ``start`` on, or nothing if it cannot be read."""
+    """Return the log's text from byte ``start`` on; an empty string if it cannot be read."""
     with contextlib.suppress(OSError), log.open("rb") as stream:
         stream.seek(start)
         return stream.read().decode("utf-8", errors="replace")
@@ -29,7 +30,7 @@ def read(log: Path, *, start: int = 0) -> str:
 
 
 def silent_seconds(log: Path) -> float:
-    """Return the seconds since the last line, or 0 if there is no log."""
+    """Return the seconds since the log was last written, or 0 if there is no log."""
     with contextlib.suppress(OSError):
         return time.time() - log.stat().st_mtime
     return 0.0

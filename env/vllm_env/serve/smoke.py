@@ -1,7 +1,7 @@
-"""The smoke run: stock tritonserver serves what was built, and the client asks it.
+"""The smoke run: stock tritonserver serves the built model, and the client sends it prompts.
 
-What it serves is a temporary copy of the model's folder with other engine arguments: those of a small model and of the
-machine at hand. The environment is named by its path, not copied or linked, and nothing in the published folder changes.
+The server gets a temporary copy of the model's folder. Its engine arguments name a small model and suit this machine. The
+copy names the environment by its path and does not copy or link it. The published folder does not change.
 """
 
 import json
@@ -23,7 +23,7 @@ from vllm_env.publish.model_folder import copy_code
 from .server import Launch, TritonServer
 from .server_log import telling_lines
 
-_GAP = r"(?:\s|,|;|#[^\n]*\n)*"  # what protobuf's text format allows between fields, comments too
+_GAP = r"(?:\s|,|;|#[^\n]*\n)*"  # protobuf's text format allows these between fields, comments too
 _GPU_IDS = re.compile(
     r"""(\bkey : (["'])GPU_DEVICE_IDS\2 value :? [{<] string_value : (["'])[^"',]*),[^"']*(?=\3)""".replace(" ", _GAP)
 )
@@ -32,18 +32,25 @@ Documents = Mapping[str, Mapping[str, Any]]
 _RESULTS = "results.txt"
 _SEPARATOR = "\n=========\n\n"  # between the answers in the client's results file
 _ANSWER_SECONDS = 120
-_STALL_SECONDS = 150.0  # extraction and the import of vLLM are silent for 25 s each, and longer on a busy machine
+_STALL_SECONDS = 150.0  # extraction and vLLM's import are silent for 25 s each, longer on a busy machine
 
 
 @dataclass(frozen=True)
 class SmokeRequest:
-    """What is served, with which model, and who asks.
+    """The model to serve and the client that asks.
 
-    ``binary`` is the Triton root's program; ``model_folder`` is the built model, whose name is the model's name;
-    ``engine_model`` is a folder in Hugging Face format, such as the stand-in's, or a name on the hub; ``log`` receives all
-    that the server prints; ``expected`` has how the answers to some prompts must begin, by prompt; the model must be ready
-    within ``ready_timeout`` seconds; ``own`` has JSON files of the model itself, by their path in its folder, the engine
-    arguments first, with which it is served in place of ``engine_model``.
+    Attributes:
+        binary: the tritonserver program of the Triton root.
+        model_folder: the built model; the folder's name is the model's name.
+        engine_model: a folder in Hugging Face format, such as the stand-in's, or a name on the hub.
+        client: the client's script.
+        prompts: a file with one prompt per line.
+        log: receives the output of the server.
+        gpu: whether the environment is for a GPU.
+        expected: how the answers to some prompts must begin, by prompt.
+        ready_timeout: the model must be ready within this time (s).
+        own: the model's own JSON files, by their path in its folder, the engine arguments first. If given, the model is
+            served with them and not with ``engine_model``.
     """
 
     binary: Path
@@ -60,10 +67,13 @@ class SmokeRequest:
 
 @dataclass(frozen=True)
 class SmokeResult:
-    """What the smoke run saw.
+    """The result of the smoke run.
 
-    ``client_lines`` end with ``PASS: vLLM example``; ``answers`` are pairs of prompt and answer, in the order of the prompts;
-    ``ready_seconds`` count from the server's launch; ``engine_args`` is what the engine was started with.
+    Attributes:
+        client_lines: the client's output; the last line is ``PASS: vLLM example``.
+        answers: pairs of prompt and answer, in the order of the prompts.
+        ready_seconds: time from the server's launch until it was ready.
+        engine_args: the arguments that the engine was started with.
     """
 
     client_lines: tuple[str, ...]
@@ -73,13 +83,13 @@ class SmokeResult:
 
 
 def smoke_run(workspace: Workspace, request: SmokeRequest) -> SmokeResult:
-    """Serve a copy of the model, ask every prompt and check the answers; nothing of it remains.
+    """Serve a copy of the model, ask every prompt, check the answers, and remove the copy.
 
     Raises:
-        CommandError: the server did not get ready, or a request failed; ``tail`` says why.
+        CommandError: the server did not become ready, or a request failed; ``tail`` says why.
         VllmEnvError: an answer is missing, empty or not the expected one.
     """
-    # a download is silent for long, the load of a local model is not
+    # A download is silent for a long time, loading a local model is not.
     stall_timeout = _STALL_SECONDS if Path(request.engine_model).is_dir() else None
     launch = Launch(server_environment(request), (), request.ready_timeout, stall_timeout)
     with workspace.cache.staging() as staged:
@@ -100,10 +110,10 @@ def smoke_run(workspace: Workspace, request: SmokeRequest) -> SmokeResult:
 
 
 def engine_args(request: SmokeRequest) -> dict[str, Any]:
-    """Return engine arguments for a short run: no compilation, short sequences, a small share of the machine."""
+    """Return engine arguments for a short run: no compilation, short sequences, a small share of the memory."""
     arguments: dict[str, Any] = {"model": request.engine_model, "enforce_eager": True, "max_model_len": 256}
     if Path(request.engine_model).is_dir():
-        # the stand-in is a few MB; on a GPU, or in the memory of a machine, that others use as well it must not ask for most
+        # The stand-in has a few MB. The GPU or the memory may be shared, so it must not take most of it, as vLLM does by default.
         arguments["gpu_memory_utilization"] = 0.2
     elif request.gpu:
         return arguments
@@ -111,7 +121,7 @@ def engine_args(request: SmokeRequest) -> dict[str, Any]:
 
 
 def server_environment(request: SmokeRequest) -> dict[str, str]:
-    """Return variables for the server: no usage statistics, no hub for a local model, 1 GiB of cache on CPU."""
+    """Return variables for the server: no usage statistics, no hub for a local model, 1 GiB of KV cache on CPU."""
     variables = {"VLLM_NO_USAGE_STATS": "1"}
     if not request.gpu:
         variables["VLLM_CPU_KVCACHE_SPACE"] = "1"
@@ -123,19 +133,20 @@ def server_environment(request: SmokeRequest) -> dict[str, str]:
 def copy_model(folder: Path, copy: Path, arguments: Mapping[str, Any], own: Documents | None = None) -> None:
     """Copy a built model's folder with other engine arguments, or with its ``own`` files.
 
-    Of the version folder only the code is taken. The copy's ``config.pbtxt`` names the environment by its absolute path: newer
-    releases of Triton follow no symbolic link out of the model's folder, and a hard link changes the archive's ctime, for
-    which a server that serves the original loads that once more at the next `load` or poll (seen with 24.10).
+    Only the code of the version folder is copied. The copy's ``config.pbtxt`` names the environment by its absolute path, for
+    two reasons. Newer releases of Triton follow no symbolic link out of the model's folder. A hard link changes the archive's
+    ctime. A server that serves the original would then load it again at its next `load` or poll (seen with 24.10).
 
-    Without ``own``, GPU_DEVICE_IDS is cut down to its first GPU in the copy: the user's parallel sizes are among the arguments
-    that are replaced, and the model refuses several GPUs for an engine that takes one.
+    Without ``own``, GPU_DEVICE_IDS in the copy keeps only its first GPU. The user's parallel sizes are among the replaced
+    arguments, and the model refuses several GPUs for an engine that takes one.
     """
     copy.mkdir(parents=True)
     for name in _COPIED:
         if (folder / name).is_file():
             shutil.copy2(folder / name, copy / name)
     copy_code(folder / CODE, copy / CODE)
-    name = OFFICIAL_ARGS if (copy / OFFICIAL_ARGS).is_file() else ENGINE_ARGS_NAME  # two that differ would be refused
+    # Write only one of the two files: the model refuses two that differ.
+    name = OFFICIAL_ARGS if (copy / OFFICIAL_ARGS).is_file() else ENGINE_ARGS_NAME
     for file, document in (own or {name: arguments}).items():
         (copy / file).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
     config = copy / "config.pbtxt"

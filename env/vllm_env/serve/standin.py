@@ -1,8 +1,7 @@
-"""A stand-in for a model from the hub: tiny, made in seconds, and right about the prompts of ``prompts.txt``.
+"""A tiny stand-in for a model from the hub, made in seconds, with right answers to the prompts of ``prompts.txt``.
 
-The smoke run needs a model on machines that reach no hub, and one that says something: " Paris" at the client's end
-shows that tokenizer, weights, engine, tensors and transport all work, where random weights would show only that text
-came back.
+The smoke run needs a model on machines that reach no hub. The answer must mean something: if the client receives " Paris",
+then tokenizer, weights, engine, tensors and transport all work. Random weights would only show that text came back.
 """
 
 import json
@@ -18,7 +17,7 @@ from vllm_env.base.process import run
 from vllm_env.base.workspace import Workspace
 
 _TRAINER = inside.FOLDER / "standin_train.py"
-# Small matrices on one thread; nothing of the machine's Python, hub or GPU may change what comes out.
+# One thread is enough for small matrices. The machine's Python, hub and GPU must not change the result.
 _ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
@@ -40,7 +39,7 @@ FACTS = (
 
 @dataclass(frozen=True)
 class Recipe:
-    """What the stand-in is; ``hidden / heads`` must be at least 32, which vLLM's attention on CPU asks for."""
+    """The size and content of the stand-in. ``hidden / heads`` must be at least 32: vLLM's attention on CPU requires it."""
 
     architecture: str = "opt"
     """``opt`` or ``llama``."""
@@ -49,17 +48,23 @@ class Recipe:
     heads: int = 2
     layers: int = 2
     vocabulary: int = 512
-    """Tokens of the byte-level tokenizer, at most: 256 bytes, two special ones and merges of the facts' text."""
+    """Most tokens of the byte-level tokenizer: 256 bytes, two special tokens, and merges of the facts' text."""
     positions: int = 2048
     """Longest sequence in tokens."""
     facts: tuple[tuple[str, str], ...] = FACTS
-    """Prompts and how greedy decoding continues each, before it ends."""
+    """Prompts, and the text with which greedy decoding continues each one before it ends."""
 
 
 def ensure_standin(workspace: Workspace, python: Path, recipe: Recipe | None = None) -> Path:
-    """Return the folder of a stand-in in Hugging Face format, made if the cache has none; VllmEnvError if it does not learn.
+    """Return the folder of a stand-in in Hugging Face format; make it if the cache has none.
 
-    ``python`` is an interpreter that has torch and transformers: that of the packed environment.
+    Args:
+        workspace: the cache.
+        python: an interpreter with torch and transformers: the packed environment's.
+        recipe: the size and content of the stand-in.
+
+    Raises:
+        CommandError: the model cannot be made, or it does not learn the answers.
     """
     recipe = recipe or Recipe()
     key = key_of(asdict(recipe), _TRAINER.read_text(encoding="utf-8"), _transformers_version(python))
@@ -74,7 +79,7 @@ def ensure_standin(workspace: Workspace, python: Path, recipe: Recipe | None = N
         recipe_file = staged / "recipe.json"
         recipe_file.write_text(json.dumps(asdict(recipe)), encoding="utf-8")
         _train(python, recipe_file, made)
-        make_readable(made)  # safetensors writes 0600
+        make_readable(made)  # safetensors writes files with mode 0600
         put_in_place(made, folder)
     return folder
 
@@ -92,6 +97,6 @@ def _train(python: Path, recipe_file: Path, folder: Path) -> None:
 
 
 def _transformers_version(python: Path) -> str:
-    # read from the folder's name: importing transformers would take as long as the training
+    # The folder's name has the version. Importing transformers would take as long as the training.
     site = python.parent.parent / "lib"
     return next((found.name for found in site.glob("python*/site-packages/transformers-*.dist-info")), "")

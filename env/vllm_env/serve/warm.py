@@ -1,7 +1,7 @@
-"""Warms a model: the stock tritonserver loads it once, and what vLLM compiled and cached stays beside it.
+"""Warm a model: the stock tritonserver loads it once, and the caches that vLLM fills stay in the model's folder.
 
-It takes any model folder that tritonserver can load, with or without a manifest. The model itself (triton_vllm's
-warm_cache.py) points vLLM at the folder to fill and writes there what the caches belong to.
+This works for any model folder that tritonserver can load, with or without a manifest. The model itself (triton_vllm's
+warm_cache.py) lets vLLM use the folder and records there for which versions and devices the caches are valid.
 """
 
 import contextlib
@@ -20,15 +20,15 @@ from vllm_env.publish.exchange import exchange, publishing, refuse_mounts, remov
 from .server import Launch, TritonServer
 
 RECORD_NAME = "warm.json"
-READY_SECONDS = 3600.0  # a model of hundreds of GB may have to be downloaded first
+READY_SECONDS = 3600.0  # s; a model of hundreds of GB may have to be downloaded first
 _VARIABLE = "TRITON_VLLM_WARM"  # read by triton_vllm/startup/warm_cache.py
-# Which GPUs of this very machine reach each other (vLLM's all_reduce_utils.py): another one may be wired otherwise.
+# Says which GPUs of this machine reach each other (vLLM's all_reduce_utils.py). Another machine may be wired differently.
 _OF_THIS_MACHINE = "gpu_p2p_access_cache_*.json"
 
 
 @dataclass(frozen=True)
 class Warmed:
-    """What a warm run left: the folder, its files and bytes, and the seconds from the server's launch to ready."""
+    """The result of a warm run: the folder, its number of files and bytes, and the time from launch to ready (s)."""
 
     folder: Path
     files: int
@@ -39,13 +39,19 @@ class Warmed:
 def warm(workspace: Workspace, binary: Path, model: Path, *, log: Path, ready_timeout: float = READY_SECONDS) -> Warmed:
     """Load a model once with its own engine arguments and keep the caches that vLLM filled, in ``model/vllm_cache``.
 
-    They are filled in a staging folder inside the model's folder and put in place in one step, once the server has ended
-    cleanly. The server (``binary``) loads no other model of the repository and replaces what ``log`` holds; the model must
-    be ready within ``ready_timeout`` seconds.
+    vLLM fills them in a staging folder inside the model's folder. After the server has ended cleanly, one step puts them in
+    place. The server loads no other model of the repository.
+
+    Args:
+        workspace: for the locks.
+        binary: the tritonserver program.
+        model: the model's folder.
+        log: receives the server's output; its old content is removed.
+        ready_timeout: the model must be ready within this time (s).
 
     Raises:
-        CommandError: the model did not load; ``tail`` says why. The caches are as they were.
-        VllmEnvError: the model left no caches, or they cannot be written. They are as they were.
+        CommandError: the model did not load; ``tail`` says why. Older caches are unchanged.
+        VllmEnvError: the model left no caches, or they cannot be written. Older caches are unchanged.
     """
     model = model.absolute()
     refuse_mounts(model, (CACHE_NAME,))
@@ -82,7 +88,7 @@ def _fill(workspace: Workspace, binary: Path, model: Path, log: Path, ready_time
 
 
 def _load(binary: Path, model: Path, filled: Path, log: Path, ready_timeout: float) -> float:
-    """Serve the model until it is ready, and return how many seconds that took."""
+    """Serve the model until it is ready; return the seconds that this took."""
     log.unlink(missing_ok=True)
     started = time.monotonic()
     launch = Launch({_VARIABLE: str(filled)}, ("--model-control-mode=explicit", f"--load-model={model.name}"), ready_timeout)
@@ -91,7 +97,7 @@ def _load(binary: Path, model: Path, filled: Path, log: Path, ready_timeout: flo
 
 
 def _finish(filled: Path, log: Path) -> tuple[int, int]:
-    """Leave what fits other machines with these devices, readable for the server's user; return files and bytes."""
+    """Remove files that are valid only on this machine, let the server's user read the rest; return files and bytes."""
     for file in filled.glob(_OF_THIS_MACHINE):
         file.unlink()
     files = [path for path in filled.rglob("*") if path.is_file()]
@@ -101,10 +107,11 @@ def _finish(filled: Path, log: Path) -> tuple[int, int]:
             cause="The model's folder has another 1/model.py than this project's, or an older one.",
             remedy=f"Copy 1/ from this checkout's model_repository/vllm. The server's log is {log}.",
         )
-    make_readable(filled)  # vLLM makes some of them 0600
+    make_readable(filled)  # vLLM creates some files with mode 0600
     return len(files), sum(path.stat().st_size for path in files)
 
 
+# exchange() fails on some file systems; then there is a moment without caches.
 def _place(filled: Path, target: Path) -> None:
     if not os.path.lexists(target):
         filled.rename(target)

@@ -1,4 +1,4 @@
-"""What a new model serves on a machine that no model hub answers: the stand-in of the smoke run, not the example's model."""
+"""Choose a model for a machine that reaches no model hub: the smoke run's stand-in instead of the example's model."""
 
 import json
 import os
@@ -13,13 +13,14 @@ from vllm_env.base.workspace import Workspace
 from vllm_env.model.files import ENGINE_ARGS_NAME, EXAMPLE_NAME
 
 EXAMPLE_MODEL = "facebook/opt-125m"
-"""What vllm_engine_args.example.json names."""
+"""The model that vllm_engine_args.example.json names."""
 STANDIN_NAME = "standin"
 _POOLING = ("embed", "embedding", "classify", "score", "reward")
 
 
 def is_fetchable(workspace: Workspace, model: str) -> bool:
-    """Tell whether vLLM would find a model by its name: in the local cache of the hub, or because the hub answers."""
+    """Return whether vLLM would find a model by its name: in the hub's local cache, or because the hub answers."""
+    # The place of huggingface_hub's cache.
     home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"
     hub = Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub").expanduser()
     if any((hub / f"models--{model.replace('/', '--')}").glob("snapshots/*/config.json")):
@@ -29,9 +30,9 @@ def is_fetchable(workspace: Workspace, model: str) -> bool:
 
 
 def own_model(workspace: Workspace, own: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Mapping[str, Any]]:
-    """Return a model's own files for the smoke run, nothing where this machine cannot serve it; say which it is.
+    """Return a model's own files for the smoke run, or an empty mapping if this machine cannot serve it; report the choice.
 
-    ``own`` has the engine arguments first, with the whole path of what lies in the model's folder.
+    The first entry of ``own`` holds the engine arguments. They name folders in the model's folder by absolute path.
     """
     arguments = next(iter(own.values()))
     model = str(arguments.get("model", ""))
@@ -40,7 +41,7 @@ def own_model(workspace: Workspace, own: Mapping[str, Mapping[str, Any]]) -> Map
         reason = "it names none"
     elif arguments.get("runner") == "pooling" or arguments.get("task") in _POOLING:
         reason = "it answers with no text"
-    elif os.path.isdir(model):  # noqa: PTH112 - False where one may not look
+    elif os.path.isdir(model):  # noqa: PTH112 - returns False if a folder may not be entered
         pass
     elif model.startswith(("/", ".")):
         reason = f"there is no folder {model}"
@@ -52,9 +53,9 @@ def own_model(workspace: Workspace, own: Mapping[str, Mapping[str, Any]]) -> Map
 
 
 def offer_standin(template: Path, model: Path, standin: Path, arguments: Mapping[str, Any]) -> bool:
-    """Let a model whose engine arguments are still the example's serve a copy of the stand-in; tell whether it does now.
+    """Let a model with the example's engine arguments serve a copy of the stand-in; return whether it does now.
 
-    A folder or link of the copy's name that is no such copy is the user's, and all stays as it is.
+    If a folder or link with the copy's name is not such a copy, it is the user's, and nothing changes.
     """
     file = model / ENGINE_ARGS_NAME
     if not file.is_file() or file.read_bytes() != (template / EXAMPLE_NAME).read_bytes():

@@ -1,4 +1,4 @@
-"""A Triton root, or the wheel that carries one, comes in; its release, its rules and a stub that fits go out.
+"""Read a Triton root, or make one from a wheel; find its release, its rules and a stub that fits.
 
-It may fetch the wheel and the stub's sources, and writes to the cache and to ``.triton/``.
+This room may fetch the wheel and the stub's sources. It writes to the cache and to ``.triton/``.
 """

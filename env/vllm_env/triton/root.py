@@ -1,4 +1,4 @@
-"""The Triton root: which release it is, which stubs it has and what its Python backend asks of an environment."""
+"""The Triton root: its release, its stubs, and the requirements of its Python backend on an environment."""
 
 import os
 import re
@@ -13,25 +13,25 @@ STUB_NAME = "triton_python_backend_stub"
 
 @dataclass(frozen=True)
 class ReleaseRules:
-    """What one Triton release asks of an environment.
+    """The requirements of one Triton release on an environment.
 
-    Sources: CMakeLists.txt, src/pb_env.cc and src/stub_launcher.cc of python_backend, a branch ``rYY.MM`` per release.
+    Sources: CMakeLists.txt, src/pb_env.cc and src/stub_launcher.cc of python_backend, which has a branch ``rYY.MM`` per release.
     """
 
     since: str
     glibc: int
-    """Minor version of the container's C library (Ubuntu 20.04 2.31, 22.04 2.35, 24.04 2.39), for which wheels are chosen."""
+    """Minor version of the container's glibc (Ubuntu 20.04 2.31, 22.04 2.35, 24.04 2.39); wheels are chosen for it."""
     numpy_bound: str
-    """Requirement that NumPy must meet: a stub with pybind11 2.10 cannot read arrays of NumPy 2."""
+    """The required NumPy, or "": a stub with pybind11 2.10 cannot read the arrays of NumPy 2."""
     activates: bool
-    """Whether ``bin/activate`` is sourced; since 25.08 only PATH, LD_LIBRARY_PATH and VIRTUAL_ENV are set."""
+    """Whether the launcher sources ``bin/activate``. Since 25.08 it only sets PATH, LD_LIBRARY_PATH and VIRTUAL_ENV."""
     secure_extraction: bool
-    """Whether the extraction refuses ``..``, absolute paths and writing through symlinks (26.06)."""
+    """Whether the extraction refuses ``..``, absolute paths and writing through symbolic links (26.06)."""
 
 
 CONTAINER_ROOT = Path("/opt/tritonserver")
 
-# Oldest first; a release takes the last row that is not newer than it.
+# Oldest first. For a release, the newest row that is not newer than the release applies.
 RELEASES = (
     ReleaseRules("23.01", 31, "numpy<2", activates=True, secure_extraction=False),
     ReleaseRules("23.05", 35, "numpy<2", activates=True, secure_extraction=False),
@@ -41,15 +41,15 @@ RELEASES = (
 )
 NEWEST_KNOWN = "26.07"
 
-# NVIDIA's release notes: server 2.51 is 24.10 and a minor version follows each month, but 25.07 came as 2.59.1, so that
-# 2.60 is 25.08 and 2.69 is 26.05.
+# From NVIDIA's release notes: server 2.51 is 24.10, and each month has a new minor version. But 25.07 came as 2.59.1, so 2.60
+# is 25.08 and 2.69 is 26.05.
 _KNOWN_MINOR, _KNOWN_RELEASE = 51, (24, 10)
 _OLDEST_MINOR = 30
 
 
 @dataclass(frozen=True)
 class TritonRoot:
-    """A Triton installation: ``bin/tritonserver``, ``backends/python`` and its release, such as ``24.10``."""
+    """A Triton installation with ``bin/tritonserver`` and ``backends/python``; its release is like ``24.10``."""
 
     path: Path
     release: str
@@ -59,22 +59,22 @@ class TritonRoot:
 
     @property
     def binary(self) -> Path:
-        """The server's program."""
+        """Return the path of the server's program."""
         return self.path / "bin" / "tritonserver"
 
     @property
     def is_there(self) -> bool:
-        """Whether it is installed; a dry run knows one that the build will provision."""
+        """Return whether it is installed. A dry run may know a root that a build would first make."""
         return self.binary.is_file()
 
 
 def rules_of(release: str) -> ReleaseRules:
-    """Return the newest row that is not newer than ``release`` (``YY.MM``); an older release takes the first row."""
+    """Return the newest row that is not newer than ``release`` (``YY.MM``); for an older release, the first row."""
     return next((row for row in reversed(RELEASES) if _ordinal(row.since) <= _ordinal(release)), RELEASES[0])
 
 
 def is_known(release: str) -> bool:
-    """Tell whether the table was checked against this release, or the newest row stands in for it."""
+    """Return whether the table was checked for this release; for a newer one, the newest row is only an assumption."""
     return _ordinal(RELEASES[0].since) <= _ordinal(release) <= _ordinal(NEWEST_KNOWN)
 
 
@@ -84,10 +84,15 @@ def _ordinal(release: str) -> tuple[int, int]:
 
 
 def release_of_server(version: str) -> str:
-    """Return the container release (``24.10``) of a server version (``2.51.0``); VllmEnvError if it is older than the table."""
+    """Return the container release (``24.10``) of a server version (``2.51.0``).
+
+    Raises:
+        VllmEnvError: the version is older than the table.
+    """
     numbers = [int(n) for n in version.split(".")[:3]]
     minor = numbers[1]
     months = (_KNOWN_RELEASE[0] * 12 + _KNOWN_RELEASE[1] - 1) + (minor - _KNOWN_MINOR)
+    # 25.06 and 25.07 share the minor version 59, so each later release is one month further on.
     if numbers > [2, 59, 0]:
         months += 1
     if minor < _OLDEST_MINOR:
@@ -96,7 +101,11 @@ def release_of_server(version: str) -> str:
 
 
 def open_root(path: Path) -> TritonRoot:
-    """Read a Triton root; UsageError if the folder holds no tritonserver with a Python backend."""
+    """Read a Triton root.
+
+    Raises:
+        UsageError: the folder has no tritonserver with a Python backend, or its release is unknown.
+    """
     for needed in ("bin/tritonserver", "backends/python/libtriton_python.so"):
         if not (path / needed).is_file():
             raise UsageError(
@@ -109,7 +118,7 @@ def open_root(path: Path) -> TritonRoot:
 
 
 def _release(path: Path) -> str:
-    """Return the release of a root, by its own files; the container's variables speak of the container's root alone."""
+    """Return the release of a root from its own files. The container's variables count only for the container's root."""
     in_container = path == CONTAINER_ROOT
     recorded = path / "RELEASE"  # written by provision.py
     variable = os.environ.get("NVIDIA_TRITON_SERVER_VERSION", "") if in_container else ""

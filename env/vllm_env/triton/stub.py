@@ -1,8 +1,8 @@
 """The stub: the program ``triton_python_backend_stub`` that embeds the environment's Python for one Triton release.
 
-It is tied to the Python version, whose libpython it loads, and to the Triton release, with which it shares memory whose
-layout changes between releases. The Triton root's own is taken where it fits, else one is built (stub_source.py). Either is
-checked before it is used: as an ELF file against the libraries that it will meet, and by starting it.
+A stub works with one Python version, whose libpython it loads, and with one Triton release: the layout of their shared
+memory changes between releases. The Triton root's own stub is used if it fits; otherwise one is built (stub_source.py).
+Both kinds are checked before use: as an ELF file against the libraries that it will load, and by starting it.
 """
 
 import os
@@ -38,9 +38,13 @@ class Stub:
 
 @dataclass(frozen=True)
 class StubPlan:
-    """Which stub will be used; ``python`` is the full version (``3.11.7``).
+    """The stub that will be used.
 
-    ``prebuilt`` is one of the Triton root's, which a dry run may know before it is there; it is None if one will be built.
+    Attributes:
+        triton: the Triton root.
+        python: the full version (``3.11.7``).
+        options: how to build it.
+        prebuilt: a stub of the Triton root, which in a dry run need not exist yet; None if one will be built.
     """
 
     triton: TritonRoot
@@ -50,19 +54,23 @@ class StubPlan:
 
     @property
     def minor(self) -> str:
-        """The Python version that the stub is tied to, such as ``3.11``."""
+        """Return the Python version that the stub works with, such as ``3.11``."""
         return ".".join(self.python.split(".")[:2])
 
     @property
     def identity(self) -> str:
-        """What tells the stub from others: its digest, or the key under which it will be built."""
+        """Return what identifies the stub: its digest, or the key under which it will be built."""
         if self.prebuilt:
             return file_sha256(self.prebuilt)
         return stub_source.source_key(self.triton.release, self.python, self.options)
 
 
 def plan_stub(workspace: Workspace, triton: TritonRoot, python: str, mode: StubMode, options: StubOptions) -> StubPlan:
-    """Choose the stub for a full Python version (``3.11.7``) before anything long starts; VllmEnvError if there can be none."""
+    """Choose the stub for a full Python version (``3.11.7``) before anything slow starts.
+
+    Raises:
+        VllmEnvError: no stub fits, and none can be built.
+    """
     plan = StubPlan(triton, python, options)
     path = triton.stubs.get(plan.minor) if mode != "source" else None
     if path:
@@ -87,7 +95,11 @@ def plan_stub(workspace: Workspace, triton: TritonRoot, python: str, mode: StubM
 
 
 def make_stub(workspace: Workspace, plan: StubPlan, prefix: Path) -> Stub:
-    """Return the planned stub, or the one built from source, checked and started once in a prefix; VllmEnvError if it fails."""
+    """Return the planned stub, which is built if necessary, checked and started once in a prefix.
+
+    Raises:
+        VllmEnvError: the stub cannot be built, or a check fails.
+    """
     path = plan.prebuilt or stub_source.build_stub(workspace, plan.triton, plan.python, prefix, plan.options)
     check_stub(path, plan.minor, plan.triton, prefix)
     origin = "prebuilt" if plan.prebuilt else "source"
@@ -99,7 +111,7 @@ def _versions(triton: TritonRoot) -> str:
 
 
 def check_stub(stub: Path, python: str, triton: TritonRoot, environment: Path) -> None:
-    """Refuse, with a VllmEnvError, a stub that would not start in a prefix or unpacked environment of this Python (``3.11``)."""
+    """Raise a VllmEnvError if a stub would not start in a prefix or environment with this Python (``3.11``)."""
     needs = read_dynamic_section(stub)
     if needs is None:
         raise VllmEnvError(f"The stub {stub} is not a dynamic ELF program.", remedy="Use --stub source.")
@@ -114,15 +126,19 @@ def check_stub(stub: Path, python: str, triton: TritonRoot, environment: Path) -
 
 
 def start_stub(stub: Path, triton: TritonRoot, environment: Path) -> None:
-    """Start a stub without arguments; VllmEnvError unless it says so and ends with status 1, as tritonserver expects."""
+    """Start a stub without arguments.
+
+    Raises:
+        VllmEnvError: it does not print its usage and end with status 1, as stubs do.
+    """
     inherited = os.environ.get("LD_LIBRARY_PATH", "")
     folders = [str(environment / "lib"), str(triton.path / "lib"), *inherited.split(":")]
     path = ":".join(dict.fromkeys(f for f in folders if f))
-    # bash itself runs without the environment's libraries, which may not fit it
+    # Only the stub gets the environment's libraries. They may not fit bash.
     text = 'LD_LIBRARY_PATH=$1 "$0"; printf "\\nstatus %s\\n" $?'
     output = run(["bash", "-c", text, stub, path], what=f"start the stub {stub}")
     *said, status = output.strip().splitlines()
-    # ld.so ends with status 1, too, when a library has not the version of a symbol
+    # ld.so, too, ends with status 1 if a library lacks the version of a symbol.
     is_refused = re.search(r"error while loading shared libraries|version `\S+' not found", output)
     if status == "status 1" and not is_refused:
         return

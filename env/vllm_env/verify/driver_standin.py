@@ -1,9 +1,10 @@
-"""Compiles a stand-in for the CUDA driver's library, so that a machine without a GPU can import what links against it.
+"""Compile a stand-in for the CUDA driver's library, so that a machine without a GPU can import modules that link to it.
 
-Without libcuda.so.1 an import fails before it tells anything: vLLM catches some of these errors and raises others ("requires
-the CUDA flash attention extensions"), so a missing driver and a broken package look the same. The stand-in has every
-function that the environment's files ask of the driver, and each answers CUDA_ERROR_NO_DEVICE. What then fails is broken,
-or says that there is no device.
+Without libcuda.so.1, imports fail early and say little. vLLM catches some of these errors and raises others ("requires the
+CUDA flash attention extensions"). A missing driver and a broken package then look the same.
+
+The stand-in has every driver function that the environment's files need. Each one returns CUDA_ERROR_NO_DEVICE. An import
+that still fails is broken, or it reports that there is no device.
 """
 
 import os
@@ -24,7 +25,7 @@ _NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE
 
 
 def driver_functions(environment: Path) -> tuple[str, ...]:
-    """Return the functions of the driver that the files of an environment ask for, sorted."""
+    """Return the driver functions that the files of an environment need, sorted."""
     found = set()
     for path, is_link in walk(os.path.realpath(environment)):
         section = None if is_link else read_dynamic_section(path)
@@ -41,16 +42,16 @@ def _undefined(path: str) -> set[str]:
 
 
 def write_driver_standin(environment: Path, folder: Path) -> bool:
-    """Compile ``libcuda.so.1`` for an environment into a folder, which goes into LD_LIBRARY_PATH.
+    """Compile ``libcuda.so.1`` for an environment into a folder, which the caller puts into LD_LIBRARY_PATH.
 
-    The compiler is the environment's own, else this machine's; return False if there is none.
+    The compiler is the environment's own, else this machine's. Return False if there is no compiler.
     """
     own = environment / "bin" / COMPILER
     compiler = own if own.is_file() else shutil.which("cc")
     if compiler is None:
         return False
     functions = driver_functions(environment)
-    # where there is a driver, an NVML without functions keeps it from finding the GPU
+    # If this machine has a driver, an NVML without functions keeps the driver from finding the GPU.
     for library, names in ((LIBRARY, functions), ("libnvidia-ml.so.1", ())):
         source = "".join(f"int {name}(void) {{ return {_NO_DEVICE}; }}\n" for name in names)
         compile_library(Path(compiler), source, folder / library, "-nostdlib", f"-Wl,-soname,{library}")

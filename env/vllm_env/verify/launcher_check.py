@@ -1,8 +1,8 @@
-"""Starts an environment's interpreter as Triton's launcher starts the stub, and looks at what it finds.
+"""Start an environment's interpreter as Triton's launcher starts the stub, and check where it finds its modules.
 
-Two generations of the launcher (src/stub_launcher.cc): up to 25.07 bash sources ``bin/activate``; since 25.08 PATH,
-LD_LIBRARY_PATH and VIRTUAL_ENV are all that an environment gets. The interpreter that the stub embeds does not configure
-the locale, which a stand-alone one does unless it is told not to.
+There are two generations of the launcher (src/stub_launcher.cc). Up to 25.07, bash sources ``bin/activate``. Since 25.08, an
+environment gets only PATH, LD_LIBRARY_PATH and VIRTUAL_ENV. The interpreter inside the stub does not configure the locale.
+A stand-alone interpreter does, unless an option forbids it.
 """
 
 import json
@@ -23,15 +23,15 @@ from .tree_rules import Expected, is_same_version
 _PROBE = inside.FOLDER / "launcher_probe.py"
 _MARK = "vllm_env-probe "
 _SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"
-# What initialising Python without a configured locale comes to (PEP 538 and 540 off, C locale).
+# These have the same effect as initialising Python without configuring the locale (PEP 538 and 540 off, C locale).
 _AS_EMBEDDED = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
-# The probe changes nothing in the environment, and sees the bytecode as it was packed.
+# The probe must not change the environment, and must see the bytecode as it was packed.
 _QUIET = {"PYTHONDONTWRITEBYTECODE": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
 
 
 @dataclass(frozen=True)
 class Started:
-    """What the probe found in an interpreter of the environment; ``imported`` has file and version by module name."""
+    """The probe's findings in an interpreter of the environment; ``imported`` has file and version by module name."""
 
     encoding: str
     prefix: str
@@ -43,12 +43,12 @@ class Started:
 
 
 def start(workspace: Workspace, environment: Path, modules: tuple[str, ...], *, activates: bool) -> Started:
-    """Start the environment's interpreter by one generation of the launcher and import modules in it.
+    """Start the environment's interpreter as one generation of the launcher does, and import modules in it.
 
-    A folder in PYTHONPATH and one in the user's site are laid out to see that neither is looked at.
+    A broken NumPy lies in a folder of PYTHONPATH and in the user's site, so an import from there is noticed.
 
     Raises:
-        VllmEnvError: it does not start, or an import fails; the last lines that it printed are in the error.
+        VllmEnvError: the interpreter does not start, or an import fails; the error has its last lines of output.
     """
     with workspace.cache.staging() as scratch:
         foreign, home = scratch / "foreign", scratch / "home"
@@ -67,12 +67,12 @@ def start(workspace: Workspace, environment: Path, modules: tuple[str, ...], *, 
 def ask(
     environment: Path, probe: Path, question: Any, variables: Mapping[str, str], *, activates: bool, what: str
 ) -> dict[str, Any]:
-    """Run a probe in the environment's interpreter as one generation of the launcher would start it; return its answer.
+    """Run a probe in the environment's interpreter, started as one generation of the launcher does; return its answer.
 
-    The probe gets ``question`` as JSON, no variable of this process and ``variables``, of which HOME is where it runs.
+    The probe gets ``question`` as JSON. Its variables are ``variables`` and none of this process; HOME is its working folder.
 
     Raises:
-        CommandError: it does not start, or fails; the last lines that it printed are in the error.
+        CommandError: the probe does not start, or fails; the error has its last lines of output.
     """
     program = ["python3", "-c", probe.read_text("utf-8"), json.dumps(question)]
     output = run(
@@ -89,7 +89,7 @@ def ask(
 
 
 def _command(environment: Path, variables: Mapping[str, str], program: list[str], *, activates: bool) -> list[str]:
-    """Return the command line that leaves no variable of this process; the program is found through PATH."""
+    """Return the command line that clears this process's variables; the program is found through PATH."""
     given = {"PATH": _SYSTEM_PATH, **_AS_EMBEDDED, **_QUIET, **variables}
     library = environment / "lib"
     if activates:
@@ -115,10 +115,10 @@ def _explained(error: CommandError) -> CommandError:
 
 
 def judge(started: Started, environment: Path, expected: Expected) -> None:
-    """Refuse what an interpreter found if it would go wrong under Triton.
+    """Check whether the findings in an interpreter would cause errors under Triton.
 
     Raises:
-        VllmEnvError: naming the rule and the remedy.
+        VllmEnvError: names the rule and the remedy.
     """
     if started.encoding.upper().replace("_", "-") != "UTF-8":
         raise VllmEnvError(
@@ -145,10 +145,10 @@ def _is_inside(path: str, environment: Path) -> bool:
 
 
 def check_start(workspace: Workspace, environment: Path, expected: Expected) -> Started:
-    """Import vLLM as the launcher of the stub's release would, and return what the interpreter found.
+    """Import vLLM as the release's launcher would, and return the findings.
 
     Raises:
-        VllmEnvError: an import fails, something comes from outside the environment or is not the lock's.
+        VllmEnvError: an import fails, or a module comes from outside the environment, or its version is not the lock's.
     """
     activates = rules_of(expected.release).activates
     asked = tuple(name for name in ("numpy", "torch") if name in expected.versions)

@@ -1,6 +1,6 @@
-"""Imports what vLLM imports only at its first request, or on a GPU, and tells a missing driver from what is broken.
+"""Import modules that vLLM imports only at its first request or on a GPU, and tell broken ones from missing drivers.
 
-Seen: files of two CUDA packages over each other, which nothing noticed before ``import flashinfer`` on the GPU.
+Seen: two CUDA packages had overwritten each other's files. Nothing noticed it before ``import flashinfer`` on the GPU.
 """
 
 import re
@@ -21,13 +21,13 @@ from .launcher_check import ask
 from .tree_rules import Expected
 
 _PROBE = inside.FOLDER / "lazy_probe.py"
-_SECONDS = 60.0  # the slowest one took 4 s on two cores
+_SECONDS = 60.0  # per module; the slowest one took 4 s on two cores
 _EVERYWHERE = (
     *("tokenizers", "transformers.modeling_utils", "xgrammar", "llguidance", "outlines_core"),
     *("vllm.v1.sample.*", "vllm.v1.sample.ops.*", "vllm.v1.structured_output.*"),
     *("vllm.lora.*", "vllm.lora.layers.*", "vllm.multimodal.*", "vllm.v1.attention.backends.flex_attention"),
 )
-# Those of other platforms are not asked for: they fail here, and are never imported. What this vLLM lacks is passed over.
+# Modules of other platforms are not listed: they would fail here, and vLLM never imports them. Missing modules are skipped.
 _MODULES = {
     "cpu": (
         *("vllm.v1.attention.backends.cpu_attn", "vllm.v1.attention.backends.mla.cpu_mla"),
@@ -42,7 +42,7 @@ _MODULES = {
         *("vllm.v1.worker.gpu_worker", "vllm.v1.worker.gpu_model_runner", "vllm.lora.punica_wrapper.punica_gpu"),
     ),
 }
-# What torch, Triton, NVML and cuda.bindings say without a driver or a device, also behind the stand-in.
+# Messages of torch, Triton, NVML and cuda.bindings without a driver or a device, also with the stand-in.
 _NO_DEVICE = re.compile(
     r"no NVIDIA driver|No CUDA GPUs|no CUDA-capable device|no NVIDIA GPU|CUDA driver version is insufficient|"
     r"cudaErrorNoDevice|CUDA_ERROR_NO_DEVICE|NVMLError_|NVML Shared Library Not Found|0 active drivers|"
@@ -52,13 +52,13 @@ _NO_DEVICE = re.compile(
 
 
 def check_lazy_imports(workspace: Workspace, environment: Path, expected: Expected, seconds: float = _SECONDS) -> tuple[str, ...]:
-    """Import what vLLM imports after its start on the profile's platform, as Triton starts it; each may take ``seconds``.
+    """Import the modules that vLLM imports after its start on the profile's platform, with Triton's way to start.
 
     Returns:
-        Notes for the user: which modules took too long to tell.
+        Notes for the user: modules that took longer than ``seconds``, so that the result is unknown.
 
     Raises:
-        VllmEnvError: a module is broken; one that lacks a driver, or a package that is not in the lock, is not.
+        VllmEnvError: a module is broken. A missing driver, or a missing package that is not in the lock, is not an error.
     """
     modules = (*_MODULES.get(expected.profile, ()), *_EVERYWHERE)
     failures = import_each(workspace, environment, modules, expected, seconds)
@@ -78,13 +78,13 @@ def check_lazy_imports(workspace: Workspace, environment: Path, expected: Expect
 def import_each(
     workspace: Workspace, environment: Path, modules: tuple[str, ...], expected: Expected, seconds: float
 ) -> dict[str, dict[str, Any]]:
-    """Import each of some modules in a process that may take ``seconds``; return the failures by module.
+    """Import modules one after another, each within ``seconds``, in forked processes; return the failures by module.
 
-    A failure has ``text``, ``place`` (file and line), ``absent`` (the module that there is not) and ``owners`` (distributions
-    that have such a module), or is only ``slow``.
+    A failure has ``text``, ``place`` (file and line), ``absent`` (the missing module) and ``owners`` (distributions that
+    have such a module), or only ``slow``.
 
     Raises:
-        CommandError: the interpreter does not start, or ends with what vLLM imports first.
+        CommandError: the interpreter does not start, or the modules that vLLM imports first end it.
     """
     with workspace.cache.staging() as scratch:
         variables = {"HOME": str(scratch)}
@@ -92,7 +92,7 @@ def import_each(
             if not write_driver_standin(environment, scratch):
                 report.note("there is no C compiler (add ziglang to the spec): what needs a driver is not imported")
                 modules = tuple(name for name in modules if name in _EVERYWHERE)
-            # vLLM takes an empty list for a device that comes later, and Triton's kernels are then what they are on a GPU
+            # vLLM takes an empty list as a device that comes later. Triton's kernels are then defined as on a GPU.
             variables |= {"LD_LIBRARY_PATH": str(scratch), "CUDA_VISIBLE_DEVICES": ""}
         activates, what = rules_of(expected.release).activates, "import what vLLM imports after its start"
         question = {"profile": expected.profile, "modules": modules, "seconds": seconds}
@@ -101,7 +101,7 @@ def import_each(
 
 
 def is_broken(failure: Mapping[str, Any], versions: Mapping[str, str]) -> bool:
-    """Tell whether a failed import would fail on a GPU as well, with what the lock has (``versions``)."""
+    """Return whether a failed import would also fail on a GPU with the locked packages (``versions``)."""
     if absent := failure["absent"]:
         return "." not in absent and any(canonicalize_name(owner) in versions for owner in failure["owners"])
     return not _NO_DEVICE.search(failure["text"])

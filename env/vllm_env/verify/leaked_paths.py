@@ -1,4 +1,4 @@
-"""Finds what a build left of its own folders in an environment: they do not exist where it will run."""
+"""Find paths of the build machine in an environment: they do not exist where the environment will run."""
 
 import os
 import re
@@ -11,20 +11,21 @@ from vllm_env.base.errors import VllmEnvError
 from vllm_env.base.workspace import CHECKOUT
 
 _ELF = b"\x7fELF"
-# Read at run time or by nothing at all: the records of what was installed name files, not places.
+# Records of installed packages. Their paths are names of files and are not used as places.
 _LEFT_OUT = ("RECORD", "SOURCES.txt")
-_NAME = rb"[\w.~+-]"  # a byte of a component of a path
-_FLAG = rb"(?<=\s-[IL])|(?<=[\"'=]-[IL])"  # compilers and linkers take a folder right after these
+_NAME = rb"[\w.~+-]"  # a byte in a component of a path
+_FLAG = rb"(?<=\s-[IL])|(?<=[\"'=]-[IL])"  # compilers and linkers take a folder directly after these
 _SYSTEM = ("/", "/root", "/usr", "/usr/local", "/opt", "/home", "/tmp", "/work", "/workspace")  # noqa: S108 - names only
-_HIDDEN = (".cache", ".config", ".local")  # where tools keep what they fetch and build
+_HIDDEN = (".cache", ".config", ".local")  # in a home; tools keep fetched and built files there
+# Homes that examples in third-party sources name.
 _EXAMPLES = re.compile(r"/home/(me|you|user|username|ubuntu|runner|vscode|jovyan|ec2-user|app)")
 
 
 def build_places(root: Path) -> tuple[str, ...]:
-    """Return the folders that a build on this machine uses: the cache, the tools, the interpreter's, the checkout, home's.
+    """Return the folders that a build on this machine uses: cache, tools, interpreter, checkout and hidden folders in the home.
 
-    A folder that many machines have is left out, as is home itself: third-party sources name ``/root`` or ``/home/alex`` in
-    their examples. So they do with a name as short as ``/src``: what lies in such a folder stands for it.
+    Folders that many machines have are left out, and the home itself, too: third-party sources name ``/root`` or ``/home/alex``
+    in examples. They also name short paths such as ``/src``; for such a folder, its content is returned.
     """
     pyenv, home = os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv", str(Path.home())
     hidden = [] if home in _SYSTEM or _EXAMPLES.fullmatch(home) else [f"{home}/{name}" for name in _HIDDEN]
@@ -34,10 +35,10 @@ def build_places(root: Path) -> tuple[str, ...]:
 
 
 def find_leaks(environment: Path, places: tuple[str, ...]) -> list[tuple[str, str]]:
-    """Return the files of an environment that name one of the places, and the place; paths are relative to it.
+    """Return the files of an environment that contain one of the places, with the place; paths are relative to it.
 
-    Text files and bytecode are searched as a whole, libraries and programs in their run path only: libpython keeps where it
-    was built as a fallback that is never reached.
+    Text files and bytecode are searched completely. In libraries and programs only the run path is searched: libpython contains
+    the folder of its build as a fallback that is never reached.
     """
     needles = {place: (_named(place), _named_in_bytecode(place)) for place in places}
     found = []
@@ -53,14 +54,14 @@ def find_leaks(environment: Path, places: tuple[str, ...]) -> list[tuple[str, st
 
 
 def _named(place: str) -> re.Pattern[bytes]:
-    """Return what finds a place as whole components: ``/src`` is in ``-I/src/include`` and not in ``/usr/src`` or ``/srcs``."""
+    """Return a pattern for a place as whole components: ``/src`` is found in ``-I/src/include``, not in ``/usr/src``."""
     return re.compile(rb"(?:(?<!%b)|%b)%b(?!%b*\w)" % (_NAME, _FLAG, re.escape(place.encode()), _NAME))
 
 
 def _named_in_bytecode(place: str) -> re.Pattern[bytes]:
-    """Return what finds a place at the begin of a marshalled string, whose length stands right before it in one byte or four.
+    """Return a pattern for a place at the beginning of a marshalled string, which follows its length in one or four bytes.
 
-    That byte may be any letter; and where the place is the whole string, so may be what follows it.
+    The length byte may be any letter. If the place is the whole string, any byte may follow it.
     """
     text = place.encode()
     whole = re.escape(len(text).to_bytes(4, "little")) + re.escape(text)
@@ -75,7 +76,7 @@ def _place_in(file: Path, needles: Mapping[str, tuple[re.Pattern[bytes], re.Patt
         data = b"" if head == _ELF else head + stream.read()
     if head == _ELF:
         needs = read_dynamic_section(file)
-        # without a library to look for, nothing reads the run path
+        # A file that needs no library has no use for its run path.
         data = "\n".join((*needs.rpath, *needs.runpath)).encode() if needs and needs.needed else b""
     for place, patterns in needles.items():
         if place.encode() in data and any(p.search(data) for p in patterns[: 1 + (file.suffix == ".pyc")]):
@@ -84,7 +85,7 @@ def _place_in(file: Path, needles: Mapping[str, tuple[re.Pattern[bytes], re.Patt
 
 
 def check_leaks(environment: Path, places: tuple[str, ...]) -> None:
-    """Refuse an environment that names a folder of its build; the VllmEnvError names the first files."""
+    """Raise a VllmEnvError that names the first files if an environment contains a path of its build."""
     found = find_leaks(environment, places)
     if found:
         listed = ", ".join(f"{file} ({place})" for file, place in found[:3])

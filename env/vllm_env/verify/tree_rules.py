@@ -1,7 +1,7 @@
-"""What an environment must be for Triton to load it: the loader's own rules, and what would break at the first request.
+"""The rules for an unpacked environment: the loader's own, and mistakes that would cause errors at the first request.
 
-The loader's rules about archives are replayed where one is unpacked (layout/archive.py). These read the unpacked tree, so
-that they hold for every layout. Editable packages are refused by conda-pack, which plans an archive (layout/tar.py).
+The loader's rules for archives are checked when one is unpacked (layout/archive.py). The rules here read the unpacked tree,
+so they apply to every layout. conda-pack refuses editable packages when it plans an archive (layout/tar.py).
 """
 
 from collections.abc import Mapping
@@ -14,15 +14,19 @@ from packaging.version import InvalidVersion, Version
 from vllm_env.base.errors import REBUILD, VllmEnvError
 from vllm_env.triton.root import rules_of
 
-_OF_PYTHON = ("pip", "setuptools", "wheel")  # an interpreter's conda package may bring them
+_OF_PYTHON = ("pip", "setuptools", "wheel")  # an interpreter's conda package may contain them
 
 
 @dataclass(frozen=True)
 class Expected:
-    """What an environment is to be, by its lock or its manifest.
+    """The expected properties of an environment, from its lock or its manifest.
 
-    ``python`` (``3.11``) and ``release`` (``24.10``) are the stub's, ``versions`` are those of distributions by their
-    normalised names (``complete``: of all that are installed).
+    Attributes:
+        python: the stub's Python (``3.11``).
+        release: the stub's Triton release (``24.10``).
+        versions: versions of distributions by normalised name.
+        complete: whether ``versions`` lists all installed distributions.
+        profile: ``cpu`` or ``cuda``.
     """
 
     python: str
@@ -33,7 +37,7 @@ class Expected:
 
 
 def check_tree(environment: Path, expected: Expected) -> None:
-    """Refuse, with a VllmEnvError, an unpacked environment that Triton refuses, or that would break at the first request."""
+    """Raise a VllmEnvError if Triton would refuse an unpacked environment, or its first request would fail."""
     if not (environment / "bin" / "activate").is_file():
         raise VllmEnvError(
             f"{environment} has no bin/activate.",
@@ -45,7 +49,7 @@ def check_tree(environment: Path, expected: Expected) -> None:
 
 
 def _check_python(environment: Path, python: str) -> Path:
-    """Return the folder of the packages of the stub's Python."""
+    """Return the ``site-packages`` of the stub's Python; raise a VllmEnvError if the environment lacks that Python."""
     packages = environment / "lib" / f"python{python}" / "site-packages"
     libraries = {p.name for p in environment.glob("lib/libpython3.*.so.*")}
     if not any(name.startswith(f"libpython{python}.so") for name in libraries) or not packages.is_dir():
@@ -59,7 +63,7 @@ def _check_python(environment: Path, python: str) -> Path:
 
 
 def installed(packages: Path) -> dict[str, str]:
-    """Return the versions of the distributions in a ``site-packages`` folder by their normalised names."""
+    """Return the versions of the distributions in a ``site-packages`` folder, by normalised name."""
     stems = (p.name.removesuffix(".dist-info").rpartition("-") for p in packages.glob("*.dist-info"))
     return {str(canonicalize_name(name)): version for name, _, version in stems if name}
 
@@ -78,7 +82,7 @@ def _check_distributions(found: dict[str, str], expected: Expected) -> None:
 
 
 def differing(found: Mapping[str, str], wanted: Mapping[str, str]) -> list[str]:
-    """Return a line for each distribution that is missing or has another version than is wanted; "" wants any."""
+    """Return a line for each distribution that is missing or has another version than wanted; "" accepts any version."""
     return [
         f"{name} is {found.get(name, 'missing')} and not {version}"
         for name, version in wanted.items()
@@ -87,9 +91,9 @@ def differing(found: Mapping[str, str], wanted: Mapping[str, str]) -> list[str]:
 
 
 def is_same_version(one: str, other: str) -> bool:
-    """Tell whether version ``one`` is what ``other`` asks for, as PEP 440 has it: without a local part, any matches.
+    """Return whether version ``one`` matches ``other`` by PEP 440: if ``other`` has no local part, any local part matches.
 
-    PyTorch's wheels on the registry are 2.13.0 by their metadata, and 2.13.0+cu130 by ``torch.__version__``.
+    PyTorch's wheels on the registry are 2.13.0 in their metadata and 2.13.0+cu130 in ``torch.__version__``.
     """
     try:
         found, wanted = Version(one), Version(other)
@@ -99,7 +103,7 @@ def is_same_version(one: str, other: str) -> bool:
 
 
 def check_versions(versions: Mapping[str, str], release: str) -> None:
-    """Refuse distributions without setuptools, or with a NumPy 2 whose arrays a stub of this release cannot read."""
+    """Raise a VllmEnvError if setuptools is missing, or a stub of this release cannot read the arrays of this NumPy."""
     if "setuptools" not in versions:
         raise VllmEnvError(
             "The environment has no setuptools.",

@@ -1,7 +1,8 @@
-"""Checks a finished set before it is published; ``gen_vllm_env.sh verify`` runs the same on any repository.
+"""Check a finished set before it is published. ``gen_vllm_env.sh verify`` does the same for any repository.
 
-In the order of the cost: the plan, before anything long starts; the files' digests; what is packed, opened as a server does;
-each tree that comes out; an interpreter of it, started as Triton's launcher starts the stub; what vLLM imports later.
+Cheap checks come first. The plan is checked before anything slow starts. Then follow the files' digests, the packed files
+(opened as a server does) and each unpacked tree. Last, its interpreter is started as Triton's launcher starts the stub, and
+imports the modules that vLLM imports later.
 """
 
 from pathlib import Path
@@ -23,13 +24,13 @@ _FORMAT = 3  # raise it when a check below becomes stricter
 
 
 def check_plan(lock: Lock, triton: TritonRoot) -> tuple[str, ...]:
-    """Refuse, before anything long starts, a lock with which the stub of a Triton would break at the first request.
+    """Raise an error, before anything slow starts, if the stub of this Triton would fail at the first request of a lock.
 
     Returns:
         Notes for the user, such as that the release is newer than the table of rules.
 
     Raises:
-        VllmEnvError: naming the rule and the remedy.
+        VllmEnvError: names the rule and the remedy.
     """
     tree_rules.check_versions(lock.versions(), triton.release)
     if is_known(triton.release):
@@ -41,13 +42,13 @@ def check_plan(lock: Lock, triton: TritonRoot) -> tuple[str, ...]:
 def verify_packed(
     workspace: Workspace, layout: Layout, packed: Packed, expected: Expected, triton: TritonRoot | None = None
 ) -> tuple[str, ...]:
-    """Open an environment as a server does, below the cache, and check what comes out, down to an import of vLLM.
+    """Open an environment as a server does, below the cache, and check every tree, up to an import of vLLM.
 
     Returns:
-        Notes for the user: what is not wrong, but costs time at each start.
+        Notes for the user: findings that are not wrong, but cost time at each start.
 
     Raises:
-        VllmEnvError: naming the rule and the remedy.
+        VllmEnvError: names the rule and the remedy.
     """
     notes: list[str] = []
     with workspace.cache.staging() as scratch:
@@ -60,7 +61,7 @@ def verify_packed(
 
 
 def _verify_interpreter(workspace: Workspace, environment: Path, expected: Expected) -> None:
-    """Check what a stub starts in before the rest of the environment is there."""
+    """Check the interpreter in which a stub starts before the other packages are unpacked."""
     leaked_paths.check_leaks(environment, leaked_paths.build_places(workspace.cache.root))
     activates = rules_of(expected.release).activates
     started = launcher_check.start(workspace, environment, ("numpy",), activates=activates)
@@ -68,10 +69,10 @@ def _verify_interpreter(workspace: Workspace, environment: Path, expected: Expec
 
 
 def verify_tree(workspace: Workspace, environment: Path, expected: Expected) -> tuple[str, ...]:
-    """Check an unpacked environment, down to an import of vLLM; return notes as ``verify_packed`` does.
+    """Check an unpacked environment, up to an import of vLLM; return notes as ``verify_packed`` does.
 
     Raises:
-        VllmEnvError: naming the rule and the remedy.
+        VllmEnvError: names the rule and the remedy.
     """
     report.step("rules of the loader")
     tree_rules.check_tree(environment, expected)
@@ -93,9 +94,9 @@ def verify_tree(workspace: Workspace, environment: Path, expected: Expected) -> 
 
 
 def verified_mark(workspace: Workspace, environment: str, stub_sha256: str, expected: Expected) -> Path:
-    """Return the file that says that an environment (by digest or key) passed on this machine, with which stub, against what.
+    """Return the file that records a passed check of an environment (digest or key) on this machine with a stub and versions.
 
-    One that was packed and never passed has none.
+    The file exists only if the environment has passed.
     """
     key = key_of(_FORMAT, environment, stub_sha256, expected.release, expected.python, expected.versions)
     return workspace.cache.path("verified", key)
