@@ -224,3 +224,12 @@ def test_the_default_pins_resolve(profile: str, release: str, pins_cache: Path, 
     assert {"torch", "transformers", "numpy", "setuptools"} <= set(lock.versions())
     again = make_lock(workspace, spec, rules_of(release), _LOCKED)
     assert again.wheels == lock.wheels
+
+
+def test_a_file_of_ones_own_is_found_again_by_its_lock(small_spec: Path, small_cache: Path, tmp_path: Path) -> None:
+    """The lock names it without its folder, which the spec has."""
+    file = tmp_path / write_wheel(tmp_path, "own", "1.0", {"own/__init__.py": b""}).file
+    overrides = Overrides(packages=(f"own @ {file.as_uri()}",))
+    made, read = (_make(small_spec, small_cache, overrides=overrides) for _ in range(2))
+    urls = [{wheel.name: wheel.url for wheel in lock.wheels}["own"] for lock in (made, read)]
+    assert urls == [file.as_uri()] * 2

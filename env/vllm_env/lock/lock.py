@@ -61,7 +61,7 @@ def make_lock(workspace: Workspace, spec: Spec, rules: ReleaseRules, options: Lo
         layer = choose_layer(workspace, spec.python, fitting.layer)
         if options.locked and layer != fitting.layer:
             report.note(f"the lock does not pin the interpreter of this machine: Python {layer} is taken")
-        lock = Lock(spec, pinned, layer, _with_pinned_file(fitting.wheels, pinned), inputs)
+        lock = Lock(spec, pinned, layer, _with_files(fitting.wheels, spec, pinned), inputs)
     elif options.locked:
         raise VllmEnvError(
             f"--locked: the lock {files[0]} does not fit what is asked for.",
@@ -132,9 +132,9 @@ def _breaks(found: LockFile, rules: ReleaseRules) -> str:
     return f"numpy is {version}, and Triton since {rules.since} needs {rules.numpy_bound}"
 
 
-def _with_pinned_file(wheels: tuple[LockedWheel, ...], pinned: PinnedVllm) -> tuple[LockedWheel, ...]:
-    """Set the present path of the pinned file: the lock may have been written on another machine."""
-    if pinned.wheel is None:
-        return wheels
-    name, url = canonicalize_name(pinned.name), pinned.wheel.as_uri()
-    return tuple(dataclasses.replace(wheel, url=url) if wheel.name == name else wheel for wheel in wheels)
+def _with_files(wheels: tuple[LockedWheel, ...], spec: Spec, pinned: PinnedVllm) -> tuple[LockedWheel, ...]:
+    """Set the places of the files that no index has: a lock names them without their folders or hosts."""
+    urls: dict[str, str | None] = {canonicalize_name(r.name): r.url for r in map(Requirement, spec.requirements)}
+    if pinned.wheel:
+        urls[canonicalize_name(pinned.name)] = pinned.wheel.as_uri()
+    return tuple(dataclasses.replace(wheel, url=urls.get(wheel.name) or wheel.url) for wheel in wheels)
