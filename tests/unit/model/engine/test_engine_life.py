@@ -27,6 +27,7 @@ from support.fake_reply import fake_job as job
 from support.patience import pause, wait_for
 from triton_vllm.answer import NOT_SENT
 from triton_vllm.base.errors import DEAD, UnavailableError
+from triton_vllm.base.limits import USUAL
 from triton_vllm.engine.engine import UNLOADED, Engine
 from triton_vllm.instances.source import Loss, Sole
 
@@ -223,7 +224,7 @@ def test_the_end_of_a_shared_engine_is_told_and_the_next_is_awaited():
     """Who shares it is told what this process has found."""
     source, got, log = Shared(), queue.Queue(), Log()
     vllm = SimpleNamespace(step_timeout_s=STEP)
-    engine = Engine(vllm, source, Prompter(), log=log, pace=PACE)
+    engine = Engine(vllm, source, Prompter(), log=log, limits=USUAL, pace=PACE)
     engine.start(lambda j, item: got.put((j, item)))
     for loss in (Loss("has died"), Loss("was unloaded", in_order=True)):
         added(engine, job())
@@ -319,7 +320,7 @@ def test_a_failed_start_is_raised_and_leaves_no_thread():
         disable_envs_cache=None,
         step_timeout_s=STEP,
     )
-    engine = Engine(vllm, Sole(vllm, {}), Prompter(), log=Log())
+    engine = Engine(vllm, Sole(vllm, {}), Prompter(), log=Log(), limits=USUAL, pace=PACE)
     with pytest.raises(RuntimeError, match="no memory"):
         engine.start(lambda *_: None)
     assert not engine._thread._thread.is_alive()

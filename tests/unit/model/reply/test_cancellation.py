@@ -18,6 +18,7 @@ from support.fake_log import FakeLog
 from support.fake_reply import FakeChannel, fake_job
 from support.patience import LIMIT, pause, wait_for
 from triton_vllm.base.errors import CancelledError
+from triton_vllm.base.limits import USUAL
 from triton_vllm.engine.engine import Engine, Pace
 from triton_vllm.instances.source import Sole
 from triton_vllm.reply.watch import CancellationWatch
@@ -72,7 +73,7 @@ def serving():
         disable_envs_cache=None,
         step_timeout_s=LIMIT,
     )
-    engine = Engine(vllm, Sole(vllm, {}), Slow(), log=FakeLog(), pace=Pace(restart=False))
+    engine = Engine(vllm, Sole(vllm, {}), Slow(), log=FakeLog(), limits=USUAL, pace=Pace(restart=False))
     engine.start(lambda job, item: got.put((job, item)))
     watch = CancellationWatch(engine.runner.in_flight.jobs, engine.runner.cancel, FakeLog())
     watch.start()

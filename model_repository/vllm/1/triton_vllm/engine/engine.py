@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from triton_vllm import vllm_api
-from triton_vllm.base.limits import USUAL
 from triton_vllm.engine.loop import LoopThread
 from triton_vllm.engine.outcome import Translator
 from triton_vllm.engine.runner import Runner
@@ -47,7 +46,6 @@ class Pace:
     backoff: tuple[float, ...] = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)
 
 
-USUAL_PACE = Pace()
 _SHOWN = 20
 """Stuck requests in a line of the log; with a hung engine all are."""
 UNLOADED = "the model was unloaded before the request had finished"
@@ -76,8 +74,8 @@ class Engine:
         prompter: Prompter,
         *,
         log: Log,
-        limits: Limits = USUAL,
-        pace: Pace = USUAL_PACE,
+        limits: Limits,
+        pace: Pace,
     ) -> None:
         self._source = source
         self._prompter = prompter

@@ -22,7 +22,7 @@ class Gate:
         when_dead: called for each request that finds the engine dead.
     """
 
-    def __init__(self, runner: Runner, most: int = 0, when_dead: Callable[[], None] | None = None) -> None:
+    def __init__(self, runner: Runner, most: int, when_dead: Callable[[], None] | None) -> None:
         self._runner = runner
         self._most = most
         self._when_dead = when_dead
