@@ -2,10 +2,11 @@
 
 Without this, the server waits for this process to end, and this process waits for a request.
 
-While a stub loads a model, Triton 24.10 checks every second whether the stub is alive. If the machine pauses for a
-second, the stub cannot answer, and Triton takes it for dead. Triton then waits for its end, without a limit and without
-ending it (python_backend, src/stub_launcher.cc: `Launch` and `WaitForStubProcess`). Newer releases wait five seconds.
-Once this process has ended, the server reports the failed load.
+While a stub loads a model, Triton 24.10 checks every second whether the stub is alive. If the
+machine pauses for a second, the stub cannot answer, and Triton takes it for dead. Triton then waits
+for its end, without a limit and without ending it (python_backend, src/stub_launcher.cc: `Launch`
+and `WaitForStubProcess`). Newer releases wait five seconds. Once this process has ended, the server
+reports the failed load.
 """
 
 from __future__ import annotations
@@ -77,8 +78,8 @@ class AbandonedLoad:
 def _tell() -> None:
     """Write the reason to stderr, and wait at most a second for that: the reader may be gone, or not read.
 
-    Triton's log cannot be used. For each line the server waits for an answer from the process that wrote it, even if
-    that process has ended.
+    Triton's log cannot be used. For each line the server waits for an answer from the process that
+    wrote it, even if that process has ended.
     """
 
     def write() -> None:
@@ -98,7 +99,8 @@ def _waits_for_this_process() -> bool:
 def waits(server: int, process: int) -> bool:
     """Return whether the thread of `server` that started `process` waits for a child to end.
 
-    While that thread loads a model, it has no other child to wait for. Return False if the kernel does not say.
+    While that thread loads a model, it has no other child to wait for. Return False if the kernel
+    does not say.
     """
     for thread in Path(f"/proc/{server}/task").glob("*"):  # empty if the server is gone
         if str(process) in _read(thread / "children").split():

@@ -27,12 +27,13 @@ _RAISED = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception|Interrupt|Exit)\b.*", re
 class Cause:
     """Collect the errors that vLLM's processes log while vLLM starts; a context manager.
 
-    A variable makes EngineCore and the workers log errors to a file as well; forked processes inherit a handler.
-    They keep the file open after it is removed. If the operator has configured vLLM's logging, this class changes
-    nothing and finds nothing.
+    A variable makes EngineCore and the workers log errors to a file as well; forked processes
+    inherit a handler. They keep the file open after it is removed. If the operator has configured
+    vLLM's logging, this class changes nothing and finds nothing.
 
     Args:
-        config: vLLM's own logging configuration. None if this vLLM has none, or if processes run on other machines.
+        config: vLLM's own logging configuration. None if this vLLM has none, or if processes run on
+            other machines.
         environment: the variables that vLLM's processes get.
     """
 

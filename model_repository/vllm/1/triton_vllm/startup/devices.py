@@ -20,7 +20,8 @@ def visible(
 
     Args:
         kind: Triton's instance kind. CPU, GPU or MODEL.
-        device_id: the GPU that Triton assigned to a KIND_GPU instance. Counted among those that the server sees.
+        device_id: the GPU that Triton assigned to a KIND_GPU instance. Counted among those that the
+            server sees.
         gpu_ids: GPU_DEVICE_IDS.
         engine_args: the tensor, pipeline and data parallel sizes are read.
         environment: the process's variables.

@@ -41,7 +41,8 @@ def _structured(name: str) -> Replacement:
     return lambda value: {"structured_outputs_config": {name: value}}
 
 
-# Arguments that vLLM removed, and their replacements today. Used only if the installed vLLM lacks the name.
+# Arguments that vLLM removed, and their replacements today. Used only if the installed vLLM lacks
+# the name.
 REPLACEMENTS: Mapping[str, Replacement] = {
     "disable_log_requests": lambda v: {} if to_bool(v) else {"enable_log_requests": True},
     "task": _task,
@@ -115,11 +116,12 @@ def place(model_dir: Path, version_dir: Path) -> Path:
 def read(model_dir: Path, version_dir: Path) -> Mapping[str, Any]:
     """Return the JSON object of `vllm_engine_args.json`, or of the official backend's `model.json`.
 
-    If `model` or `tokenizer` names a folder in the model's directory, it becomes that folder's path. The model
-    repository can then be anywhere.
+    If `model` or `tokenizer` names a folder in the model's directory, it becomes that folder's
+    path. The model repository can then be anywhere.
 
     Raises:
-        ConfigError: the file is missing, is not JSON or is not an object. Also if both files exist and differ.
+        ConfigError: the file is missing, is not JSON or is not an object. Also if both files exist
+            and differ.
     """
     values = _object(place(model_dir, version_dir))
     ours, official = model_dir / FILE_NAME, version_dir / ARGUMENTS_NAME
@@ -127,7 +129,8 @@ def read(model_dir: Path, version_dir: Path) -> Mapping[str, Any]:
         _refuse_difference(values, _object(official), f"{version_dir.name}/{ARGUMENTS_NAME}")
     names = {key: values[key] for key in ("model", "tokenizer") if isinstance(values.get(key), str)}
     own = {key: model_dir / name for key, name in names.items() if name.strip("./") and not name.startswith("/")}
-    # os.path returns False for a folder that may not be entered and for a name that is too long; Path.is_dir() raises
+    # os.path returns False for a folder that may not be entered and for a name that is too long;
+    # Path.is_dir() raises
     return values | {key: str(folder) for key, folder in own.items() if os.path.isdir(folder)}  # noqa: PTH112
 
 

@@ -14,9 +14,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 FEW_CORES = 2
-"""Up to this number of cores, EngineCore and its worker share one process.
-As two processes they spin while they wait for each other, and leave no core to the server. With 32 requests in flight on
-two cores, one process streamed 1.4 times as fast and never stalled. More cores were not measured."""
+"""Up to this number of cores, EngineCore and its worker share one process. As two processes they
+spin while they wait for each other, and leave no core to the server. With 32 requests in flight on
+two cores, one process streamed 1.4 times as fast and never stalled. More cores were not
+measured."""
 THREADS = "OMP_NUM_THREADS"
 BINDING = "VLLM_CPU_OMP_THREADS_BIND"
 EXECUTOR = "distributed_executor_backend"
@@ -40,17 +41,20 @@ class Processes:
 def choose(engine_args: Mapping[str, Any], environment: Mapping[str, str], cores: int, in_engine_core: Any) -> Processes:
     """Return the settings that put EngineCore and its worker into one process if vLLM runs on few CPU cores.
 
-    For a CPU engine, vLLM starts an additional process for its one worker, so that it can bind the worker's threads to
-    cores. It imports itself again in each process. With few cores the additional process gains nothing.
+    For a CPU engine, vLLM starts an additional process for its one worker, so that it can bind the
+    worker's threads to cores. It imports itself again in each process. With few cores the
+    additional process gains nothing.
 
-    EngineCore stays a fresh interpreter, as vLLM starts it on a CPU. Forked, it started 5 s sooner. But it hung at its
-    first request in 2 of 60 tries, in an OpenMP kernel.
+    EngineCore stays a fresh interpreter, as vLLM starts it on a CPU. Forked, it started 5 s sooner.
+    But it hung at its first request in 2 of 60 tries, in an OpenMP kernel.
 
     Args:
         engine_args: the operator's arguments. A chosen executor, parallel size or use of cores is kept.
-        environment: the process's variables. A chosen binding, reservation of cores or number of threads is kept.
+        environment: the process's variables. A chosen binding, reservation of cores or number of
+            threads is kept.
         cores: how many cores the process may use.
-        in_engine_core: vLLM's executor that runs the worker in EngineCore. None if vLLM does not run on a CPU.
+        in_engine_core: vLLM's executor that runs the worker in EngineCore. None if vLLM does not
+            run on a CPU.
     """
     alone = all(size == 1 for size in parallel_sizes(engine_args).values())
     alone = alone and all(str(engine_args.get(name) or 1) == "1" for name in _CONTEXT_PARALLEL)

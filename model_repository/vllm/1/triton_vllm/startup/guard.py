@@ -1,8 +1,9 @@
 """End vLLM's child processes when the process that owns them dies, and the owner when the server dies.
 
-Otherwise EngineCore and its worker outlive a killed stub and hold the GPU's memory. `own()` marks this process as the
-owner, and each child watches it. A forked child starts the watch in the hook registered here. A spawned child starts it
-through the packed environment: a `.pth` file there does so when the variable is set.
+Otherwise EngineCore and its worker outlive a killed stub and hold the GPU's memory. `own()` marks
+this process as the owner, and each child watches it. A forked child starts the watch in the hook
+registered here. A spawned child starts it through the packed environment: a `.pth` file there does
+so when the variable is set.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ def own() -> None:
 def follow_parent() -> None:
     """End this process when its parent is gone.
 
-    A stub notices that its server has died and exits by itself. But it hangs in that exit while other threads run.
+    A stub notices that its server has died and exits by itself. But it hangs in that exit while
+    other threads run.
     """
     _start(os.getppid())
 

@@ -1,8 +1,9 @@
 """Choose a place for caches where `~/.cache` cannot be written.
 
-That happens when the container does not know the user: the home is then `/`. The environment's start-up hook, vLLM,
-torch, Triton's compiler and FlashInfer all write to folders below the home. torch makes one when vLLM is imported.
-The load would fail there with `Permission denied: '/.cache'`.
+That happens when the container does not know the user: the home is then `/`. The environment's
+start-up hook, vLLM, torch, Triton's compiler and FlashInfer all write to folders below the home.
+torch makes one when vLLM is imported. The load would fail there with `Permission denied:
+'/.cache'`.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ _INDUCTOR = "TORCHINDUCTOR_CACHE_DIR"  # the start-up hook sets it first, below 
 def settle(environment: MutableMapping[str, str], log: Log) -> None:
     """If the home cannot hold caches, set the variables for all caches to a folder of this user's own.
 
-    Call it before vLLM is imported. Variables that are already set stay. A model hub's cache in the home is still used:
-    it may be mounted read-only.
+    Call it before vLLM is imported. Variables that are already set stay. A model hub's cache in the
+    home is still used: it may be mounted read-only.
 
     Args:
         environment: the process's variables; changed.
@@ -55,7 +56,8 @@ def private_folder() -> Path:
     It must be private because vLLM unpickles the files in it.
 
     Raises:
-        OSError: the folder cannot be made, or belongs to another user. `gen_vllm_env.sh clean` deletes the user's own.
+        OSError: the folder cannot be made, or belongs to another user. `gen_vllm_env.sh clean`
+            deletes the user's own.
     """
     place = Path(tempfile.gettempdir(), f"vllm_env_warm_{os.getuid()}")
     place.mkdir(mode=0o700, exist_ok=True)

@@ -1,14 +1,15 @@
 """Start the process in which vLLM inspects the model's class, while this process still imports vLLM.
 
-vLLM inspects a model's class in a new interpreter, so that its own process does not initialize CUDA. It keeps the answer
-among its caches. At the first start in a container, this costs one more import of vLLM.
+vLLM inspects a model's class in a new interpreter, so that its own process does not initialize
+CUDA. It keeps the answer among its caches. At the first start in a container, this costs one more
+import of vLLM.
 
-Starting that process ahead saves 7 to 8 s on an H200 with vLLM 0.22.1. On two CPU cores with 0.32 it saves 3.3 s (medians
-of 21.9 and 25.2 s, five and four starts in turn).
+Starting that process ahead saves 7 to 8 s on an H200 with vLLM 0.22.1. On two CPU cores with 0.32
+it saves 3.3 s (medians of 21.9 and 25.2 s, five and four starts in turn).
 
-The process runs vLLM's own command for an inspection and waits for its input. vLLM's call of `subprocess.run` then finds
-it. Every vLLM from 0.11 to 0.33 has these names (read in their registry.py). If a name is missing or the process fails,
-vLLM starts its own process.
+The process runs vLLM's own command for an inspection and waits for its input. vLLM's call of
+`subprocess.run` then finds it. Every vLLM from 0.11 to 0.33 has these names (read in their
+registry.py). If a name is missing or the process fails, vLLM starts its own process.
 """
 
 from __future__ import annotations
@@ -51,8 +52,8 @@ class Inspector:
     def run(self, command: list[str], **options: Any) -> subprocess.CompletedProcess[bytes]:
         """Behave like `subprocess.run`; the first call uses the process that was started ahead.
 
-        A fork of this process, such as EngineCore, must not use it. The fork could not close the process's standard
-        input, because this process holds it open, too.
+        A fork of this process, such as EngineCore, must not use it. The fork could not close the
+        process's standard input, because this process holds it open, too.
         """
         process = None
         if os.getpid() == self._owner:
@@ -88,7 +89,8 @@ class _Lender:
 def start(environment: Mapping[str, str]) -> Inspector | None:
     """Start a process ahead if vLLM's caches hold no answer yet; call it before vLLM is imported.
 
-    If they hold an answer, for this model or another, most starts need no process. It would only take processor time.
+    If they hold an answer, for this model or another, most starts need no process. It would only
+    take processor time.
 
     Args:
         environment: the process's variables.

@@ -17,9 +17,10 @@ SWITCH_INTERVAL_S = 0.001
 def import_nothing_of_the_working_directory() -> None:
     """Remove the server's working directory from the module search path, for vLLM's processes as well.
 
-    The stub's embedded interpreter has an empty entry first in `sys.path`. So have `python -c` and `python -m`, with
-    which vLLM starts processes. If the working directory contains a checkout of vLLM or a folder named `triton`, Python
-    would import that. Python 3.11 and later know the variable.
+    The stub's embedded interpreter has an empty entry first in `sys.path`. So have `python -c` and
+    `python -m`, with which vLLM starts processes. If the working directory contains a checkout of
+    vLLM or a folder named `triton`, Python would import that. Python 3.11 and later know the
+    variable.
     """
     sys.path[:] = [entry for entry in sys.path if entry]
     os.environ.setdefault("PYTHONSAFEPATH", "1")
@@ -36,8 +37,9 @@ def use_environment_python() -> None:
 def end_at_once() -> None:
     """End this process as soon as all exit handlers have run; call it before other exit handlers are registered.
 
-    Python would first take torch's modules apart, which takes 3 to 10 s on two busy cores. An unload and a stopping
-    server would wait for it. A stopping server waits for one instance after the other, and gives all of them 30 s.
+    Python would first take torch's modules apart, which takes 3 to 10 s on two busy cores. An
+    unload and a stopping server would wait for it. A stopping server waits for one instance after
+    the other, and gives all of them 30 s.
     """
     # Exit handlers run in reverse order, so the first one registered runs last.
     atexit.register(_end)

@@ -54,7 +54,8 @@ class Model:
         outbox: takes the jobs' outputs.
         watch: looks for cancelled requests.
         publisher: publishes metrics. None if metrics are off.
-        shared: this instance's part in an engine that several share. None if the instance is the only one.
+        shared: this instance's part in an engine that several share. None if the instance is the
+            only one.
         parsers: read the answers to chats. None if the operator has chosen none.
     """
 
@@ -131,7 +132,8 @@ def _start(prepared: Prepared, shared: Frontends | None, log: Log) -> tuple[Engi
     pacing = (CORES_TO_SPARE if many else FEW_CORES) if settings.dialect.merges_outputs else ONE_BY_ONE
     outbox = Outbox(partial(deliver, log), log, threads, pacing)
     outbox.start()
-    # Ray passes variables on to other machines. The file does not exist there, and vLLM would not start.
+    # Ray passes variables on to other machines. The file does not exist there, and vLLM would not
+    # start.
     uses_ray = "ray" in (values.get("distributed_executor_backend"), values.get("data_parallel_backend"))
     with Cause(None if uses_ray else vllm.logging_config, os.environ) as cause:
         try:

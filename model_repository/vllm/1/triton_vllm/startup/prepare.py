@@ -162,7 +162,8 @@ def _choose_processes(vllm: Vllm, values: Mapping[str, Any]) -> Mapping[str, Any
 def _choose_statistics(chosen: Settings, values: Mapping[str, Any], file_name: str) -> Mapping[str, Any]:
     """Return the engine argument that turns off unread statistics, which vLLM would record at each step of the model.
 
-    They stay on with traces, which are made of them: without statistics, the first traced request ends the engine.
+    They stay on with traces, which are made of them: without statistics, the first traced request
+    ends the engine.
     """
     traces = bool(values.get("otlp_traces_endpoint"))
     if traces and values.get("disable_log_stats"):

@@ -24,17 +24,22 @@ class Settings:
 
     Attributes:
         metrics: REPORT_CUSTOM_METRICS. Publish vLLM's metrics on Triton's endpoint.
-        dialect: COMPATIBILITY. With `official`, behave as the official backend where ours differs on purpose.
-        health_check: ENABLE_VLLM_HEALTH_CHECK. Matters only when `restart` is off: a dead engine then unloads the model.
-        restart: RESTART_DEAD_ENGINE. Start a dead engine again in the background. If the operator does not set it, it is off with
-            a health check or with the official backend's behaviour.
-        gpu_ids: GPU_DEVICE_IDS. The GPUs of a KIND_MODEL instance, in place of CUDA_VISIBLE_DEVICES. If empty, vLLM chooses.
-        unload_grace_s: UNLOAD_GRACE_SECONDS. How long requests in flight may go on when the server stops. While the server runs,
-            Triton unloads a model only after its last request.
-        engine_timeout_s: ENGINE_TIMEOUT_SECONDS. How long EngineCore may be silent, and a request may be without output. With 0,
-            vLLM's VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS holds.
-        senders: RESPONSE_SENDER_THREADS. Threads that send responses. With 0, the number of cores decides.
-        lora_directory: LORA_DIRECTORY. The folder that contains a folder for each LoRA adapter. Empty if there is no such folder.
+        dialect: COMPATIBILITY. With `official`, behave as the official backend where ours differs
+            on purpose.
+        health_check: ENABLE_VLLM_HEALTH_CHECK. Matters only when `restart` is off: a dead engine
+            then unloads the model.
+        restart: RESTART_DEAD_ENGINE. Start a dead engine again in the background. If the operator
+            does not set it, it is off with a health check or with the official backend's behaviour.
+        gpu_ids: GPU_DEVICE_IDS. The GPUs of a KIND_MODEL instance, in place of
+            CUDA_VISIBLE_DEVICES. If empty, vLLM chooses.
+        unload_grace_s: UNLOAD_GRACE_SECONDS. How long requests in flight may go on when the server
+            stops. While the server runs, Triton unloads a model only after its last request.
+        engine_timeout_s: ENGINE_TIMEOUT_SECONDS. How long EngineCore may be silent, and a request
+            may be without output. With 0, vLLM's VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS holds.
+        senders: RESPONSE_SENDER_THREADS. Threads that send responses. With 0, the number of cores
+            decides.
+        lora_directory: LORA_DIRECTORY. The folder that contains a folder for each LoRA adapter.
+            Empty if there is no such folder.
         limits: limits of requests. Each is a parameter with its name in capitals.
     """
 

@@ -1,16 +1,17 @@
 """Use vLLM's caches next to the model, which `gen_vllm_env.sh --warm` filled once, so that no start has to compile again.
 
-This module only reads `vllm_cache/`; vLLM gets a private copy. A model repository may be mounted read-only, and several
-servers may serve it at once.
+This module only reads `vllm_cache/`; vLLM gets a private copy. A model repository may be mounted
+read-only, and several servers may serve it at once.
 
-Some of the files contain the absolute path of the folder in which they were made. The copy needs its own path there.
-One kind is Triton's kernel groups, which are compiled again otherwise. The other is vLLM's index of compiled graphs.
-vLLM 0.22.1 opens the paths in it without a check (read in compilation/compiler_interface.py); 0.32 joins them with its
-own folder.
+Some of the files contain the absolute path of the folder in which they were made. The copy needs
+its own path there. One kind is Triton's kernel groups, which are compiled again otherwise. The
+other is vLLM's index of compiled graphs. vLLM 0.22.1 opens the paths in it without a check (read in
+compilation/compiler_interface.py); 0.32 joins them with its own folder.
 
-The record cannot promise a cache hit, because vLLM's own keys decide. Those of 0.22.1 contain paths below HOME and the
-environment's path. An environment in an archive gets a new path at each start. The caches of inductor and Triton
-hit all the same. On a CPU with 0.32 and an archive there were 22 libraries after the start; 16 came with the caches.
+The record cannot promise a cache hit, because vLLM's own keys decide. Those of 0.22.1 contain paths
+below HOME and the environment's path. An environment in an archive gets a new path at each start.
+The caches of inductor and Triton hit all the same. On a CPU with 0.32 and an archive there were 22
+libraries after the start; 16 came with the caches.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ RECORD = "warm.json"
 WARM = "TRITON_VLLM_WARM"
 """The variable that names the folder which this load must fill; set by `--warm`."""
 ROOT = "VLLM_CACHE_ROOT"
-# vLLM puts both below its cache root for torch.compile, but not for kernels that it launches itself (seen in 0.22.1)
+# vLLM puts both below its cache root for torch.compile, but not for kernels that it launches itself
+# (seen in 0.22.1)
 _BELOW = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
 _OURS = re.compile(r"/vllm_env/inductor/[0-9a-f]{16}$")  # the start-up hook sets such a path if the operator has not set one
 _GPUS = Path("/proc/driver/nvidia/gpus")
@@ -58,7 +60,8 @@ class Record:
     """The content of `warm.json`: the environment, vLLM and devices for which the caches were filled.
 
     Attributes:
-        environment: digest of the environment's lock, from the manifest. Empty for a model without a manifest.
+        environment: digest of the environment's lock, from the manifest. Empty for a model without
+            a manifest.
         vllm: vLLM's version.
         devices: names of the GPUs, or of the processor without a GPU.
         engine_args: SHA-256 of the file with the engine arguments.
@@ -77,12 +80,13 @@ class Record:
 def use(model_dir: Path, environment: MutableMapping[str, str], log: Log) -> None:
     """Set vLLM's cache variables to the model's filled caches, or to the folder to fill.
 
-    Call it before vLLM is imported. Nothing here fails a load: without the caches vLLM compiles what it needs, as it
-    does without `--warm`.
+    Call it before vLLM is imported. Nothing here fails a load: without the caches vLLM compiles
+    what it needs, as it does without `--warm`.
 
     Args:
         model_dir: the folder with `config.pbtxt`.
-        environment: the process's variables; changed. If the operator has set VLLM_CACHE_ROOT, it is kept.
+        environment: the process's variables; changed. If the operator has set VLLM_CACHE_ROOT, it
+            is kept.
         log: reports which caches are used, or why they are not.
     """
     filled = model_dir / FOLDER
@@ -174,8 +178,9 @@ def device_names() -> tuple[str, ...]:
 def private_copy(filled: Path, made: Record, environment: Mapping[str, str]) -> Path:
     """Return this user's copy of filled caches; the copy of an earlier start is used again.
 
-    The copy is in the user's cache folder. If that cannot be written, it is below the temporary folder. A rename
-    publishes it, so several models may start at once. `gen_vllm_env.sh clean` deletes it while no server of this user runs.
+    The copy is in the user's cache folder. If that cannot be written, it is below the temporary
+    folder. A rename publishes it, so several models may start at once. `gen_vllm_env.sh clean`
+    deletes it while no server of this user runs.
 
     Raises:
         OSError: no folder can be written, or the files cannot be read.
@@ -201,8 +206,8 @@ def private_copy(filled: Path, made: Record, environment: Mapping[str, str]) -> 
 def relocate(folder: Path, old: str, new: str) -> None:
     """Replace the path of the folder in which caches were filled, in files that refer to others by it.
 
-    These files are vLLM's index of compiled graphs, a Python literal, and Triton's groups of a kernel's files. An index
-    that cannot be read is removed, because vLLM would fail on it.
+    These files are vLLM's index of compiled graphs, a Python literal, and Triton's groups of a
+    kernel's files. An index that cannot be read is removed, because vLLM would fail on it.
     """
     for index in folder.rglob("vllm_compile_cache.py"):
         try:
