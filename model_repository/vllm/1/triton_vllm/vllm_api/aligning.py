@@ -28,9 +28,9 @@ class Fragment:
 class Aligner:
     """Hold back the tokens of a stream until their text has come.
 
-    With stop strings, vLLM holds back text that may be the beginning of a stop string, but not its tokens. Its parsers
-    look for a token in the text that comes with it. If the text is another token's, they miss the end of the reasoning
-    and pass its marks on as content.
+    With stop strings, vLLM holds back text that may be the beginning of a stop string, but not its
+    tokens. Its parsers look for a token in the text that comes with it. If the text is another
+    token's, they miss the end of the reasoning and pass its marks on as content.
 
     Args:
         held: characters that vLLM holds back until the completion ends.
@@ -52,7 +52,8 @@ class Aligner:
         ended = part.finish_reason is not None
         self._text += part.text
         self._come += len(part.text)
-        # vLLM holds back exactly `held` characters, so the received ones give the length of all text so far.
+        # vLLM holds back exactly `held` characters, so the received ones give the length of all
+        # text so far.
         length = self._come + (0 if ended else self._held)
         if self._first is None:
             self._waiting += self._measured(part.token_ids, length, self._length)

@@ -1,8 +1,9 @@
 """Give vLLM's worker on a CPU random numbers that can be wound back (engine argument `worker_extension_cls`).
 
-When vLLM has read a part of a prompt, it samples a token, discards it, and winds the request's generator back by an
-offset. PyTorch's generator for CPUs has no offset and raises. That ended EngineCore and all its requests at the first
-request with a `seed` whose prompt did not fit into one step (vLLM 0.28 to 0.32, torch 2.13).
+When vLLM has read a part of a prompt, it samples a token, discards it, and winds the request's
+generator back by an offset. PyTorch's generator for CPUs has no offset and raises. That ended
+EngineCore and all its requests at the first request with a `seed` whose prompt did not fit into one
+step (vLLM 0.28 to 0.32, torch 2.13).
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from typing import Any
 def make_generator(generator: Any) -> Any:
     """Return a class like PyTorch's `Generator` in which winding back, by any offset, starts from the beginning.
 
-    That is exact for a prompt that has not been read: vLLM discards everything drawn before. A preempted request is the
-    exception, because vLLM keeps its tokens: it continues with the first random numbers again.
+    That is exact for a prompt that has not been read: vLLM discards everything drawn before. A
+    preempted request is the exception, because vLLM keeps its tokens: it continues with the first
+    random numbers again.
     """
 
     def set_offset(self: Any, offset: int) -> None:

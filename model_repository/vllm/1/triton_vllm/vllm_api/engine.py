@@ -34,8 +34,9 @@ def created(vllm: Vllm, values: Mapping[str, Any], make: Callable[[Any], EngineC
     if vllm.disable_envs_cache is not None:
         vllm.disable_envs_cache()
     llm = make(args)
-    # vLLM looks up an environment variable for every token: a tenth of the event loop's time with 256 streams on an H200.
-    # vLLM itself turns this cache on where the model runs. Its variables must not change after that.
+    # vLLM looks up an environment variable for every token: a tenth of the event loop's time with
+    # 256 streams on an H200. vLLM itself turns this cache on where the model runs. Its variables
+    # must not change after that.
     if vllm.enable_envs_cache is not None:
         vllm.enable_envs_cache()
     return llm
@@ -44,9 +45,9 @@ def created(vllm: Vllm, values: Mapping[str, Any], make: Callable[[Any], EngineC
 async def sample_once(vllm: Vllm, llm: EngineClient) -> None:
     """Make the engine sample one token, so that no client waits for the sampler's compilation.
 
-    On a CPU, vLLM compiles its sampler for the first token. That takes 5 s if the compiler's cache is empty, even with
-    `enforce_eager`. Without compilation, each token would take twice as long to sample (32 of 50,000 tokens: 34 ms instead
-    of 15). On a GPU, vLLM samples while it starts.
+    On a CPU, vLLM compiles its sampler for the first token. That takes 5 s if the compiler's cache
+    is empty, even with `enforce_eager`. Without compilation, each token would take twice as long to
+    sample (32 of 50,000 tokens: 34 ms instead of 15). On a GPU, vLLM samples while it starts.
     """
     params = vllm.SamplingParams(max_tokens=1, temperature=1.0, logprobs=0, output_kind=vllm.RequestOutputKind.FINAL_ONLY)
     prompt: Any = {"prompt_token_ids": [0]}
@@ -60,7 +61,8 @@ async def sample_once(vllm: Vllm, llm: EngineClient) -> None:
 def attach(collector: Collector, put: Callable[[Output | Exception], None]) -> None:
     """Send everything that vLLM puts into a request's collector to `put`, outputs and exceptions in their order.
 
-    vLLM would otherwise wake a task for each request and token. Called in the engine's loop, this costs one call.
+    vLLM would otherwise wake a task for each request and token. Called in the engine's loop, this
+    costs one call.
     """
     collector.put = put
     early: Output | Exception | None
@@ -80,8 +82,8 @@ def is_dead(llm: EngineClient) -> bool:
 def has_begun(llm: EngineClient, request_id: str, count: int) -> bool | None:
     """Return whether vLLM has begun to work on a request that was added; None if this vLLM does not say.
 
-    vLLM's client process learns that with the first token. That holds for a whole answer, too, which is put into the
-    collector only at its end.
+    vLLM's client process learns that with the first token. That holds for a whole answer, too,
+    which is put into the collector only at its end.
 
     Args:
         llm: the engine.
@@ -107,8 +109,9 @@ def has_begun(llm: EngineClient, request_id: str, count: int) -> bool | None:
 def forget_parent(llm: EngineClient, request_id: str) -> None:
     """Delete vLLM's collector of the completions of an aborted request; `request_id` is the id that `add_request` got.
 
-    vLLM's `abort` removes the completions by that id, but not the object that collects them. That object would stay for
-    ever, and for a whole answer it holds all their texts (0.14 to 0.33, OutputProcessor.abort_requests).
+    vLLM's `abort` removes the completions by that id, but not the object that collects them. That
+    object would stay for ever, and for a whole answer it holds all their texts (0.14 to 0.33,
+    OutputProcessor.abort_requests).
     """
     parents = getattr(getattr(llm, "output_processor", None), "parent_requests", None) or {}
     for own, parent in list(parents.items()):
@@ -141,8 +144,9 @@ class Facts:
         vocabulary: all token ids are below it.
         multimodal: whether it takes more than text.
         traces: whether vLLM exports traces of requests.
-        prompt_logprobs: whether vLLM survives a request for the prompt's log probabilities. With LoRA its CPU build (0.32) does
-            not. It adds the adapters' share of the batch's last tokens to all of the prompt's. EngineCore ends with the mismatch.
+        prompt_logprobs: whether vLLM survives a request for the prompt's log probabilities. With
+            LoRA its CPU build (0.32) does not. It adds the adapters' share of the batch's last
+            tokens to all of the prompt's. EngineCore ends with the mismatch.
         scoring_task: the pooling task that scores pairs. Empty if the model cannot.
         chat: defaults for conversations.
     """

@@ -46,10 +46,12 @@ def launch(vllm: Vllm, values: Mapping[str, Any], others: Sequence[tuple[str, st
     Args:
         vllm: the loaded vLLM.
         values: engine arguments.
-        others: two addresses for each other front end: for its requests and for its outputs. It need not listen there yet.
+        others: two addresses for each other front end: for its requests and for its outputs. It
+            need not listen there yet.
 
     Returns:
-        The first client, and the address where data-parallel ranks publish their load (None with one rank).
+        The first client, and the address where data-parallel ranks publish their load (None with
+        one rank).
 
     Raises:
         ConfigError: a rank is on another machine, which cannot reach the front ends of this one.
@@ -70,7 +72,8 @@ def launch(vllm: Vllm, values: Mapping[str, Any], others: Sequence[tuple[str, st
             yield launched
             statistics.append(addresses.frontend_stats_publish_address)
 
-    # vLLM's client launches an engine only for itself. If it got addresses from outside, it would not supervise the engine.
+    # vLLM's client launches an engine only for itself. If it got addresses from outside, it would
+    # not supervise the engine.
     with _replaced(client, "launch_core_engines", for_all):
         llm = _client(vllm, values, 0, len(others) + 1, None)
     return llm, statistics[0]
@@ -82,7 +85,8 @@ def connect(vllm: Vllm, values: Mapping[str, Any], place: Mapping[str, str | Non
     Args:
         vllm: the loaded vLLM.
         values: engine arguments. The same as the engine's.
-        place: `input_address` and `output_address` as `launch` got them. Also its `stats_update_address`.
+        place: `input_address` and `output_address` as `launch` got them. Also its
+            `stats_update_address`.
         index: from 1 on. The front end that launched the engine is 0.
         count: how many front ends there are.
 
@@ -108,9 +112,9 @@ def _replaced(module: Any, name: str, value: Any) -> Iterator[None]:
 def note_statistics(llm: Any, note: Callable[[int, float], None]) -> None:
     """Call `note` whenever this front end has recorded figures. The engine gives each step's figures to one front end.
 
-    `note` gets the rank and the time when the engine made the figures (`time.monotonic`, s). The time of arrival would
-    mislead: a busy front end may receive an older step's figures after another one has received the newest. Call this
-    function before the first output is taken.
+    `note` gets the rank and the time when the engine made the figures (`time.monotonic`, s). The
+    time of arrival would mislead: a busy front end may receive an older step's figures after
+    another one has received the newest. Call this function before the first output is taken.
     """
     manager = getattr(llm, "logger_manager", None)
     if manager is None:  # statistics are off
@@ -135,7 +139,8 @@ def note_statistics(llm: Any, note: Callable[[int, float], None]) -> None:
 
 def _client(vllm: Vllm, values: Mapping[str, Any], index: int, count: int, addresses: Any) -> EngineClient:
     def make(args: Any) -> EngineClient:
-        # With these set, vLLM turns off its cache of pictures, on which only one front end and the engine would agree.
+        # With these set, vLLM turns off its cache of pictures, on which only one front end and the
+        # engine would agree.
         setattr(args, _COUNT, count)
         setattr(args, _RANK, index)
         llm: EngineClient = vllm.AsyncLLM.from_vllm_config(

@@ -9,7 +9,8 @@ from typing import Any
 def bound_minimum(params: Any, prompt: Any, most: int) -> None:
     """Lower `min_tokens` to the room that a prompt leaves.
 
-    In vLLM 0.28, an answer that is shorter than its minimum does not end at the model's length. It never ends.
+    In vLLM 0.28, an answer that is shorter than its minimum does not end at the model's length. It
+    never ends.
 
     Args:
         params: vLLM's SamplingParams or PoolingParams. Changed in place.

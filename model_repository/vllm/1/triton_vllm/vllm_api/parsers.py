@@ -84,7 +84,8 @@ class Piece:
     Attributes:
         content: the text that is neither reasoning nor a tool call.
         reasoning: the text of the reasoning.
-        tool_calls: as in the OpenAI protocol. Those of a stream have an index, and only the new part of the arguments.
+        tool_calls: as in the OpenAI protocol. Those of a stream have an index, and only the new
+            part of the arguments.
         finish_reason: None until the completion has ended.
     """
 
@@ -122,7 +123,8 @@ class Parsers:
         known = inspect.signature(get).parameters
         try:
             self._parser = get(**{name: value for name, value in wanted.items() if name in known})
-            # A parser looks for its tokens when it is made, so a tokenizer that lacks them fails the load here.
+            # A parser looks for its tokens when it is made, so a tokenizer that lacks them fails
+            # the load here.
             self._parser(self._tokenizer, None, model_config=self._config)
         except Exception as error:
             raise ParserError(f"the parsers do not fit the model: {str(error).strip()}") from error
@@ -131,7 +133,8 @@ class Parsers:
         """Return the reader of the answers to a conversation.
 
         Args:
-            chat: messages, tools, tool_choice, parallel_tool_calls and chat_template_kwargs of the OpenAI protocol.
+            chat: messages, tools, tool_choice, parallel_tool_calls and chat_template_kwargs of the
+                OpenAI protocol.
             structured: the request's own constraint. vLLM's StructuredOutputsParams or None.
             stream: whether the answer is streamed.
 
@@ -144,9 +147,10 @@ class Parsers:
         given: dict[str, Any] = {name: bool(kwargs.pop(name)) for name in flags if name in kwargs}
         if given.get("continue_final_message"):
             given["add_generation_prompt"] = False
-        # vLLM would compile the constraint right here, at any cost, to see whether it can be joined with the tools. So the
-        # constraint holds alone, as it does when vLLM cannot join them. If a tool is forced, the constraint is ignored, as
-        # vLLM ignores a `response_format`. Some of its parsers would refuse the constraint, or take it for the answer's.
+        # vLLM would compile the constraint right here, at any cost, to see whether it can be joined
+        # with the tools. So the constraint holds alone, as it does when vLLM cannot join them. If a
+        # tool is forced, the constraint is ignored, as vLLM ignores a `response_format`. Some of
+        # its parsers would refuse the constraint, or take it for the answer's.
         alone = structured if tools and choice in (None, "auto") else None
         forced = bool(tools) and choice not in (None, "auto", "none")
         optional = {

@@ -49,13 +49,14 @@ class Vllm:
     """The parts of the installed vLLM that the adapter uses, next to its version, its folder and vLLM's own names.
 
     Attributes:
-        refusals: the exceptions with which vLLM says that a request is wrong.
+        refusals: vLLM's exceptions for wrong requests.
         client_errors: `refusals`, and Python's exceptions for wrong values.
-        busy_errors: vLLM's queue is full.
+        busy_errors: exceptions of a full queue. Empty before 0.30.
         failures: one request has failed.
         passing_failures: one request has failed, and may be sent again.
         media_io: vLLM's decoder of each kind of media.
-        step_timeout_s: how many seconds vLLM waits for a worker's step before it takes the worker to be lost.
+        step_timeout_s: how many seconds vLLM waits for a worker's step before it takes the worker
+            to be lost.
         logging_config: vLLM's own logging configuration.
     """
 

@@ -20,11 +20,12 @@ def variables() -> Collection[str]:
 def child_environment() -> dict[str, str]:
     """Return variables that vLLM's processes need, unless the operator has set them.
 
-    On a CPU, vLLM compiles the ranks of log probabilities with a C++ compiler when a request first asks for them. Without a
-    compiler or torch's headers, the engine dies. With the first variable it continues without compiling.
+    On a CPU, vLLM compiles the ranks of log probabilities with a C++ compiler when a request first
+    asks for them. Without a compiler or torch's headers, the engine dies. With the first variable
+    it continues without compiling.
 
-    The second variable stops torch from compiling headers ahead. torch does that again in each container, even if all
-    that it compiles is cached. It took 6 s of a start of 20 s.
+    The second variable stops torch from compiling headers ahead. torch does that again in each
+    container, even if all that it compiles is cached. It took 6 s of a start of 20 s.
     """
     if not runs_on_cpu():
         return {}

@@ -30,9 +30,9 @@ def parse_prompt(vllm: Vllm, llm: EngineClient, prompt: Mapping[str, Any]) -> An
 def pooled_tokenizer(vllm: Vllm, renderer: Renderer) -> Any | None:
     """Return the tokenizer if any thread may use it while vLLM does, else None.
 
-    vLLM pools most tokenizers: each thread gets a copy. A tokenizer without a pool keeps the options of its last call, such as
-    truncation. It fails ("Already borrowed") if another thread calls it with other options at the same time. A tokenizer
-    written in Python is slow.
+    vLLM pools most tokenizers: each thread gets a copy. A tokenizer without a pool keeps the
+    options of its last call, such as truncation. It fails ("Already borrowed") if another thread
+    calls it with other options at the same time. A tokenizer written in Python is slow.
     """
     pooled = vllm.ThreadSafeHFTokenizerMixin
     tokenizer = getattr(renderer, "tokenizer", None)

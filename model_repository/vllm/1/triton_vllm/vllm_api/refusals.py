@@ -25,8 +25,9 @@ _RAISE = opcode.opmap["RAISE_VARARGS"]
 def is_refusal(vllm: Vllm, error: Exception) -> bool:
     """Return whether vLLM says by this exception that the request is wrong.
 
-    vLLM has classes for that. In some places, and everywhere before 0.20, it raises a plain ValueError or TypeError. Wrong calls
-    and faults of vLLM raise the same two. So a plain one is a refusal only if a `raise` in vLLM's code made it.
+    vLLM has classes for that. In some places, and everywhere before 0.20, it raises a plain
+    ValueError or TypeError. Wrong calls and faults of vLLM raise the same two. So a plain one is a
+    refusal only if a `raise` in vLLM's code made it.
     """
     if isinstance(error, vllm.refusals):
         return True
@@ -42,8 +43,8 @@ def is_refusal(vllm: Vllm, error: Exception) -> bool:
 def too_large(error: Exception) -> str | None:
     """Return vLLM's message about a file that decodes to more than its loaders take; None for any other error.
 
-    The error is a plain ValueError. Its advice to set an environment variable identifies it. That advice is for the
-    operator, so it is omitted.
+    The error is a plain ValueError. Its advice to set an environment variable identifies it. That
+    advice is for the operator, so it is omitted.
     """
     text = str(error)
     if text.startswith("Maximum file size exceeded"):
@@ -55,8 +56,9 @@ def too_large(error: Exception) -> str | None:
 def failure(item: Output) -> AdapterError | None:
     """Return the error that an output stands for, or None.
 
-    vLLM ends a request that failed in EngineCore with an ordinary output. Its own server raises an error then. A
-    completion's reason is "error"; a pooled output has an `error` (since 0.32) or no numbers.
+    vLLM ends a request that failed in EngineCore with an ordinary output. Its own server raises an
+    error then. A completion's reason is "error"; a pooled output has an `error` (since 0.32) or no
+    numbers.
     """
     outputs: Any = item.outputs
     if isinstance(item, Told):

@@ -19,8 +19,8 @@ _TEMPLATES = ("vllm.renderers.chat_utils", "vllm.entrypoints.chat_utils")  # 0.3
 def scoring_task(llm: EngineClient, tasks: Sequence[str]) -> str:
     """Return the pooling task with which a model scores pairs; empty if it cannot.
 
-    A cross-encoder returns one number for a pair ("classify" with one label). An embedding model returns a vector for each text
-    ("embed").
+    A cross-encoder returns one number for a pair ("classify" with one label). An embedding model
+    returns a vector for each text ("embed").
     """
     config = llm.model_config
     if "classify" in tasks and getattr(getattr(config, "hf_config", None), "num_labels", 0) == 1:
