@@ -1,7 +1,8 @@
 """Convert JSON values to the types that vLLM declares.
 
-Old files and clients such as genai-perf write numbers and booleans as strings ("100", "true"). vLLM would take "false"
-as true. This module refuses a value that does not fit. vLLM checks few types itself, and fails later and less clearly.
+Old files and clients such as genai-perf write numbers and booleans as strings ("100", "true"). vLLM
+would take "false" as true. This module refuses a value that does not fit. vLLM checks few types
+itself, and fails later and less clearly.
 """
 
 from __future__ import annotations
@@ -143,7 +144,8 @@ def _union(value: Any, members: tuple[Any, ...]) -> Any:
     if value is None and type(None) in members:
         return None
     candidates = [m for m in members if m is not type(None)]
-    # The type that the value already has goes first, so that e.g. a string stays one where a number would do, too.
+    # The type that the value already has goes first, so that e.g. a string stays one where a number
+    # would do, too.
     exact = [m for m in candidates if (typing.get_origin(m) or m) is type(value)]
     problems = []
     for member in [*exact, *(m for m in candidates if m not in exact)]:

@@ -1,7 +1,7 @@
 """COMPATIBILITY: the deliberate differences between us and the official vLLM backend, as one object chosen at load.
 
-The official behaviour was read in vllm_backend's src/model.py and src/utils/metrics.py (2026). docs/official_backend.md
-lists the differences.
+The official behaviour was read in vllm_backend's src/model.py and src/utils/metrics.py (2026).
+docs/official_backend.md lists the differences.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ class Dialect:
     Attributes:
         is_official: whether COMPATIBILITY asks for the official backend's behaviour.
         takes_empty_text: whether an empty `text_input` goes to vLLM. Otherwise it is refused.
-        takes_unknown_fields: whether unknown fields of an `embedding_request` are ignored. Otherwise they are refused.
+        takes_unknown_fields: whether unknown fields of an `embedding_request` are ignored.
+            Otherwise they are refused.
         reads_timeout: whether Triton's timeout of a request is obeyed.
         merges_outputs: whether a response may contain several outputs.
         metrics_period_s: seconds between two updates of the metrics.

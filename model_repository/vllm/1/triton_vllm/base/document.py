@@ -46,7 +46,8 @@ def json_value(text: str, name: str, depth: int) -> Any:
         raise InvalidRequestError(f"{name} is not valid JSON: {error}") from None
     except RecursionError:
         raise InvalidRequestError(f"{name} is nested too deeply") from None
-    # Most documents have fewer brackets than levels are allowed. Counting brackets is cheap, so it comes first.
+    # Most documents have fewer brackets than levels are allowed. Counting brackets is cheap, so it
+    # comes first.
     if 0 < depth < text.count("{") + text.count("[") and is_deeper(value, depth):
         raise InvalidRequestError(f"{name} is nested too deeply: at most {depth} levels are taken")
     return value

@@ -42,45 +42,57 @@ class Limits:
     """The limits of requests. Each field is the parameter of config.pbtxt with its name in capitals; 0 means no limit.
 
     Attributes:
-        max_requests_in_flight: requests whose answer is not complete. A further request is UNAVAILABLE at once.
+        max_requests_in_flight: requests whose answer is not complete. A further request is
+            UNAVAILABLE at once.
         max_request_bytes: all inputs and parameters of a request.
-        max_text_bytes: `text_input`, `prompt_token_ids`, `embedding_request`, and `messages` without their media.
-        max_parameter_bytes: each of `sampling_parameters`, `tools`, `tool_choice` and `chat_template_kwargs`.
-        max_characters_per_token: characters for each token of the model's length. A longer text is not tokenized.
+        max_text_bytes: `text_input`, `prompt_token_ids`, `embedding_request`, and `messages`
+            without their media.
+        max_parameter_bytes: each of `sampling_parameters`, `tools`, `tool_choice` and
+            `chat_template_kwargs`.
+        max_characters_per_token: characters for each token of the model's length. A longer text is
+            not tokenized.
         max_json_depth: levels of lists and objects.
         max_messages: messages of a conversation.
         max_parts: parts of the contents of all messages.
         max_tools: tools of a conversation.
         max_inputs: inputs of an `embedding_request`, or its pairs to score.
-        max_pooled_numbers: numbers in the answer to an `embedding_request`, for all inputs. Each takes 21 characters of JSON.
+        max_pooled_numbers: numbers in the answer to an `embedding_request`, for all inputs. Each
+            takes 21 characters of JSON.
         max_n: completions of a request.
         max_answer_tokens: `n` times `max_tokens`, if `n` is more than one.
         max_logprobs: `logprobs` and `prompt_logprobs`.
-        max_stream_interval: tokens that vLLM gathers for one response of a stream, if the client asks for that.
+        max_stream_interval: tokens that vLLM gathers for one response of a stream, if the client
+            asks for that.
         max_stop_strings: strings of `stop`, and of `bad_words`.
         max_constraint_bytes: a JSON schema, regular expression, grammar or structural tag.
         max_constraint_depth: levels of parentheses in a regular expression or grammar.
-        max_constraint_repeats: characters of a regular expression with its repetitions written out. Also each repetition or
-            length in a grammar or schema.
+        max_constraint_repeats: characters of a regular expression with its repetitions written out.
+            Also each repetition or length in a grammar or schema.
         max_choices: strings of `choice`, and of all enumerations of a schema.
         max_images: pictures of a request.
         max_image_bytes: a picture's file.
-        max_image_pixels: width times height of all pictures of a request. Read from the files' first bytes.
+        max_image_pixels: width times height of all pictures of a request. Read from the files'
+            first bytes.
         max_clips: audios and videos of a request.
         max_clip_bytes: the file of an audio or a video.
-        max_clip_seconds: the length of an audio or a video. vLLM measures an audio while it decodes; a video's header says it.
+        max_clip_seconds: the length of an audio or a video. vLLM measures an audio while it
+            decodes; a video's header says it.
         max_video_frames: frames of a video. Read from its header.
         max_frame_pixels: width times height of all videos of a request. Read from their headers.
-        allowed_media_domains: hosts from which vLLM may fetch media of `messages`. If empty, vLLM fetches nothing.
+        allowed_media_domains: hosts from which vLLM may fetch media of `messages`. If empty, vLLM
+            fetches nothing.
         allowed_chat_template_kwargs: names in `chat_template_kwargs`.
-        allowed_request_fields: fields of `sampling_parameters` for the engine that a request may have. If empty, none.
+        allowed_request_fields: fields of `sampling_parameters` for the engine that a request may
+            have. If empty, none.
         operator_requests: operations that an `operator_request` may ask for. If empty, none.
-        max_constraint_seconds: processor time for compiling a constraint. A process of its own tries it.
+        max_constraint_seconds: processor time for compiling a constraint. A process of its own
+            tries it.
         default_timeout_seconds: the timeout of a request that sets none.
-        max_queue_seconds: how long a request may wait until vLLM begins to work on it. After that it gets UNAVAILABLE.
-            The default is an hour. With 1,024 requests in flight, also the default, requests wait that long only if the server
-            answers fewer than one in 3.5 s. Ten minutes would end healthy batches: 1,024 answers of 8,000 tokens, 256 at a time
-            and 20 tokens/s each. The last of them begin after 20 minutes.
+        max_queue_seconds: how long a request may wait until vLLM begins to work on it. After that
+            it gets UNAVAILABLE. The default is an hour. With 1,024 requests in flight, also the
+            default, requests wait that long only if the server answers fewer than one in 3.5 s. Ten
+            minutes would end healthy batches: 1,024 answers of 8,000 tokens, 256 at a time and 20
+            tokens/s each. The last of them begin after 20 minutes.
     """
 
     max_requests_in_flight: int = 1024

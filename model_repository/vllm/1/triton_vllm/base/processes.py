@@ -8,7 +8,8 @@ from pathlib import Path
 def process_space() -> str:
     """Return the range in which a process id is unique: a machine's boot and a namespace of process ids.
 
-    vLLM gives its workers on other machines of a Ray cluster all variables of EngineCore. The owner's id means nothing there.
+    vLLM gives its workers on other machines of a Ray cluster all variables of EngineCore. The
+    owner's id means nothing there.
     """
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()

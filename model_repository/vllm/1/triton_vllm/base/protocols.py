@@ -1,11 +1,15 @@
 """Types of the objects of Triton, vLLM and Prometheus that cross modules, reduced to the members that are used.
 
-Read in these sources: python_backend's src/pb_stub.cc and src/resources/triton_python_backend_utils.py (branch r24.10).
-vLLM's outputs.py, logprobs.py, v1/engine/async_llm.py, v1/engine/output_processor.py and renderers/base.py (0.32.0).
-prometheus_client's metrics_core.py and samples.py.
+They were read in these sources:
 
-tools/vllm_contract.py looks in the sources of other versions for the members of vLLM's classes that are declared here. A
-docstring with "since 0.20" says that earlier versions need not have the member.
+- python_backend, branch r24.10: src/pb_stub.cc, src/resources/triton_python_backend_utils.py
+- vLLM 0.32.0: outputs.py, logprobs.py, v1/engine/async_llm.py, v1/engine/output_processor.py and
+  renderers/base.py
+- prometheus_client: metrics_core.py, samples.py
+
+tools/vllm_contract.py looks in the sources of other versions for the members of vLLM's classes that
+are declared here. A docstring with "since 0.20" says that earlier versions need not have the
+member.
 """
 
 from __future__ import annotations

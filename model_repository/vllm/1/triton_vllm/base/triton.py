@@ -47,7 +47,8 @@ def parameters(request: TritonRequest) -> str:
     """Return the request parameters as JSON text.
 
     Raises:
-        InvalidRequestError: they are not UTF-8. Triton passes on an HTTP body's bytes, and decodes them only here.
+        InvalidRequestError: they are not UTF-8. Triton passes on an HTTP body's bytes, and decodes
+            them only here.
     """
     try:
         return request.parameters()
@@ -58,8 +59,9 @@ def parameters(request: TritonRequest) -> str:
 def trace_headers(request: TritonRequest) -> dict[str, str]:
     """Return the request's trace as HTTP headers of W3C's trace context; empty if there is no trace.
 
-    The server's own trace comes first (`--trace-config mode=opentelemetry`). Otherwise it is the headers that the frontends
-    forward as parameters (`--http-header-forward-pattern`, `--grpc-header-forward-pattern`).
+    The server's own trace comes first (`--trace-config mode=opentelemetry`). Otherwise it is the
+    headers that the frontends forward as parameters (`--http-header-forward-pattern`,
+    `--grpc-header-forward-pattern`).
     """
     context = request.trace().get_context() if hasattr(request, "trace") else None
     try:
@@ -83,15 +85,17 @@ def unload(name: str) -> None:
 def is_ending(name: str) -> bool:
     """Return whether the server is stopping; a round trip.
 
-    This asks the server for an answer of the model itself. The server refuses before the model sees the request: a decoupled
-    model does not answer in this way. Since 26.03 the server may ask the model's `is_ready` first. A stopping server answers
-    nothing about its models, and its error says so.
+    This asks the server for an answer of the model itself. The server refuses before the model sees
+    the request: a decoupled model does not answer in this way. Since 26.03 the server may ask the
+    model's `is_ready` first. A stopping server answers nothing about its models, and its error says
+    so.
 
-    `is_model_ready` would be a smaller question. But a stopping server answers it with an error. The stub reads that error's
-    text after it has let the server free it (24.10, and in the sources of 2025). On a busy machine one stub in eighteen died
-    of that, and its requests waited for ever.
+    `is_model_ready` would be a smaller question. But a stopping server answers it with an error.
+    The stub reads that error's text after it has let the server free it (24.10, and in the sources
+    of 2025). On a busy machine one stub in eighteen died of that, and its requests waited for ever.
 
-    If shared memory is short, nothing is asked: a question that finds no room there ends the stub as well.
+    If shared memory is short, nothing is asked: a question that finds no room there ends the stub
+    as well.
     """
     if not room.fits(0):
         return False
@@ -115,8 +119,8 @@ def shared_memory_free() -> int:
 class Room:
     """Decides whether a response fits in shared memory.
 
-    The system call releases Python's lock. Getting it back took a tenth of a sender's time with 128 requests in flight. So
-    there is no system call if `PLENTY` was free a moment ago.
+    The system call releases Python's lock. Getting it back took a tenth of a sender's time with 128
+    requests in flight. So there is no system call if `PLENTY` was free a moment ago.
 
     Args:
         free: returns the free bytes.
@@ -164,9 +168,10 @@ class Channel:
     def send(self, tensors: Tensors, *, final: bool) -> None:
         """Send one response; blocks until the server has confirmed it.
 
-        Triton's sender closes before it places a final response in shared memory, and takes nothing after it. If that answer
-        did not fit, its client would wait for ever. So where it might not fit, the end is sent alone, after the content. It
-        fits in the memory that the content has left.
+        Triton's sender closes before it places a final response in shared memory, and takes nothing
+        after it. If that answer did not fit, its client would wait for ever. So where it might not
+        fit, the end is sent alone, after the content. It fits in the memory that the content has
+        left.
         """
         response = pb_utils.InferenceResponse([pb_utils.Tensor(name, array) for name, array in tensors])
         if not final:
