@@ -35,8 +35,9 @@ class Pace:
         restart: whether a dead engine is started again.
         health_period: between two checks.
         question_period: between two questions to EngineCore.
-        silence: EngineCore hangs if it does not answer for this time. A request is stuck if it has no output for this time.
-            With 0, it is the time that vLLM itself waits for a worker's step.
+        silence: EngineCore hangs if it does not answer for this time. A request is stuck if it has
+            no output for this time. With 0, it is the time that vLLM itself waits for a worker's
+            step.
         backoff: seconds before each attempt to start a dead engine again.
     """
 
@@ -98,7 +99,8 @@ class Engine:
         """Start the loop and load the model; return when requests can be taken.
 
         Args:
-            put: takes each output of a job. The last may be an exception. Called in the event loop's thread.
+            put: takes each output of a job. The last may be an exception. Called in the event
+                loop's thread.
             store: the LoRA adapters, if the model has any.
 
         Raises:

@@ -19,8 +19,8 @@ BEGUN = math.inf
 class InFlight:
     """The jobs in flight.
 
-    Any thread may read. One thread adds jobs, and the event loop's thread removes them. Each number is written by only one
-    thread, so no lock is needed.
+    Any thread may read. One thread adds jobs, and the event loop's thread removes them. Each number
+    is written by only one thread, so no lock is needed.
     """
 
     def __init__(self) -> None:

@@ -46,8 +46,8 @@ class Translator:
     def own(self, error: Exception) -> AdapterError | None:
         """Return the error for a request that alone ended with this exception; None if all requests in flight ended (`loss`).
 
-        Since 0.33, vLLM puts such an exception into the collector if EngineCore has not taken a request: its grammar does not
-        compile, or the engine sleeps.
+        Since 0.33, vLLM puts such an exception into the collector if EngineCore has not taken a
+        request: its grammar does not compile, or the engine sleeps.
         """
         if isinstance(error, self._vllm.passing_failures):
             return UnavailableError(RETRY)

@@ -33,7 +33,8 @@ class Prompter:
         vllm: the loaded vLLM.
         loaders: decoders of media by kind.
         check: refuses videos that cost too much to decode.
-        samples_ahead: whether to sample a token while the model is loaded. The first request then need not wait.
+        samples_ahead: whether to sample a token while the model is loaded. The first request then
+            need not wait.
     """
 
     def __init__(
@@ -67,7 +68,8 @@ class Prompter:
         """Return the prompt for `add_request`; runs in the engine's event loop.
 
         Raises:
-            AdapterError: the media cannot be decoded, the chat template refuses the messages, or the constraint costs too much.
+            AdapterError: the media cannot be decoded, the chat template refuses the messages, or
+                the constraint costs too much.
         """
         if isinstance(request, GenerateRequest):
             if request.constraint is not None:

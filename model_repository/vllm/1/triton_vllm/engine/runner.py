@@ -37,8 +37,8 @@ LINGER_S = 30.0
 class Runner:
     """Runs jobs in vLLM.
 
-    `submit` and `cancel` are for other threads. All other methods are called in the event loop, unless their docstring
-    says otherwise.
+    `submit` and `cancel` are for other threads. All other methods are called in the event loop,
+    unless their docstring says otherwise.
 
     Args:
         loop: vLLM's event loop.
@@ -98,7 +98,8 @@ class Runner:
     def submit(self, job: Job) -> None:
         """Take a job from another thread; its outputs go to `put`."""
         job.moved = job.waiting_since = self._loop.time()
-        # Done here, not in the loop: the watch is woken next. It would find nothing in flight and sleep again.
+        # Done here, not in the loop: the watch is woken next. It would find nothing in flight and
+        # sleep again.
         self.in_flight.enter(job)
         self._loop.call_soon_threadsafe(self._begin, job)
 

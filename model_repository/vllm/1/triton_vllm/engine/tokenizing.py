@@ -1,7 +1,7 @@
 """Decide where and when prompts are tokenized.
 
-Tokenizing a short prompt costs less than handing it to another thread. Tokenizing a long prompt in the loop, or many
-short ones at once, delays the outputs of all other requests.
+Tokenizing a short prompt costs less than handing it to another thread. Tokenizing a long prompt in
+the loop, or many short ones at once, delays the outputs of all other requests.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from triton_vllm.engine.turns import Turns
 
 LONGEST_IN_LOOP = 16384
-"""The longest prompt, in characters, that is tokenized in the event loop; that takes about 5 ms for English.
-Another thread costs two hand-overs of Python's lock for each request. With 256 requests arriving at once, that was a fifth
-of the whole cost of taking them in."""
+"""The longest prompt, in characters, that is tokenized in the event loop; that takes about 5 ms for
+English. Another thread costs two hand-overs of Python's lock for each request. With 256 requests
+arriving at once, that was a fifth of the whole cost of taking them in."""
 
 USUAL_CHARACTERS = 8
 """Characters for each token of the model's length.
@@ -68,7 +68,8 @@ async def tokenize(vllm: vllm_api.Vllm, llm: EngineClient, prompt: Mapping[str, 
 async def _refuse_long(tokenizer: Any, text: str, most: int, turns: Turns) -> None:
     """Refuse a text with far more tokens than the model takes, without counting all of them.
 
-    Each cut between pieces may add a token or two, so the limit is a quarter higher. One piece of one text is counted at a time.
+    Each cut between pieces may add a token or two, so the limit is a quarter higher. One piece of
+    one text is counted at a time.
     """
     if len(text) <= most * USUAL_CHARACTERS or most <= 0:
         return

@@ -11,8 +11,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 BUDGET_S = 0.02
-"""Seconds of one round of the event loop for taking in requests. A streamed token may be that late, plus the time for the last
-of these requests. In rounds of 5 ms, 128 requests at once cost EngineCore 2 % more, for steps that began with some of them."""
+"""Seconds of one round of the event loop for taking in requests. A streamed token may be that late,
+plus the time for the last of these requests. In rounds of 5 ms, 128 requests at once cost
+EngineCore 2 % more, for steps that began with some of them."""
 MOST = 64
 """The most requests that are woken for a round; those that find its budget used up return to their places in the queue."""
 
@@ -20,7 +21,8 @@ MOST = 64
 class Turns:
     """Lets requests work in each round of the event loop until its budget is used up, in their order of arrival.
 
-    The last request in a round exceeds the budget by its work up to its next suspension. All methods are called in the loop.
+    The last request in a round exceeds the budget by its work up to its next suspension. All
+    methods are called in the loop.
 
     Args:
         budget: seconds of a round.
