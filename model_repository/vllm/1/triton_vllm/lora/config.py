@@ -37,9 +37,11 @@ class Adapters:
 
     Attributes:
         enabled: the engine argument enable_lora.
-        listed: the entries of `multi_lora.json`. Each is the adapter's folder, or its name on a model hub (a string).
+        listed: the entries of `multi_lora.json`. Each is the adapter's folder, or its name on a
+            model hub (a string).
         directory: LORA_DIRECTORY. None if it is not set.
-        official: whether an error lists all names, as the official backend's does. The names may be other tenants'.
+        official: whether an error lists all names, as the official backend's does. The names may be
+            other tenants'.
     """
 
     enabled: bool = False
@@ -68,13 +70,16 @@ def read(model_dir: Path, version_dir: Path, *, enabled: bool, log: Log, directo
     """Read which adapters there are; the file in the version's directory comes first, as in the official backend.
 
     Args:
-        model_dir: the model's directory. Relative paths of adapters start there, or in the server's working directory.
+        model_dir: the model's directory. Relative paths of adapters start there, or in the server's
+            working directory.
         version_dir: the version's directory.
         enabled: the engine argument enable_lora.
         log: reports problems that do not prevent loading the model.
-        directory: LORA_DIRECTORY, relative to the model's directory. If it is set, the file may be missing.
-        official: whether COMPATIBILITY is `official`. Then the server's working directory comes first and errors list all names.
-            A path without an adapter does not prevent loading the model.
+        directory: LORA_DIRECTORY, relative to the model's directory. If it is set, the file may be
+            missing.
+        official: whether COMPATIBILITY is `official`. Then the server's working directory comes
+            first and errors list all names. A path without an adapter does not prevent loading the
+            model.
 
     Raises:
         ConfigError: the file is missing or malformed, or a directory does not exist.

@@ -1,7 +1,8 @@
 """Look at the files of a LoRA adapter, and copy them: a private copy cannot change while vLLM reads it.
 
-vLLM maps the weights into memory; if a mapped file becomes shorter, vLLM's process ends. vLLM may also drop an adapter from
-memory. When a request needs it again, vLLM reads the files in the middle of a step, and ends if they are missing.
+vLLM maps the weights into memory; if a mapped file becomes shorter, vLLM's process ends. vLLM may
+also drop an adapter from memory. When a request needs it again, vLLM reads the files in the middle
+of a step, and ends if they are missing.
 """
 
 from __future__ import annotations
@@ -40,8 +41,9 @@ class File:
         path: the path without links.
         name: the file's name in the adapter's folder.
         size: bytes.
-        seen: device, inode, and the times in ns when the contents and the inode changed. The contents' time alone is not enough:
-            archives and images set it. Nor is the inode: a new file may get the inode of the file that it replaces.
+        seen: device, inode, and the times in ns when the contents and the inode changed. The
+            contents' time alone is not enough: archives and images set it. Nor is the inode: a new
+            file may get the inode of the file that it replaces.
     """
 
     path: Path
@@ -81,8 +83,9 @@ class Copies:
     """The copies of adapters that vLLM may read, one for each content.
 
     Args:
-        shared: the folder of all instances that share an engine. If None, this process has its own folder. Instances share one
-            because vLLM takes different paths for different adapters. Copies in it stay: another instance may use them.
+        shared: the folder of all instances that share an engine. If None, this process has its own
+            folder. Instances share one because vLLM takes different paths for different adapters.
+            Copies in it stay: another instance may use them.
     """
 
     def __init__(self, shared: Path | None = None) -> None:

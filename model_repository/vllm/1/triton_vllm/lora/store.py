@@ -1,8 +1,9 @@
 """Find the LoRA adapter that a request names, and load the current contents of its folder.
 
-A name means its folder's contents, wherever the name comes from. vLLM loads a private copy, under a name and a number that
-belong only to these contents. So vLLM takes a changed adapter for another one, and requests in flight keep the old one.
-vLLM itself drops the least recently used adapters (`max_cpu_loras`). It reads one again from the copy when a request needs it.
+A name means its folder's contents, wherever the name comes from. vLLM loads a private copy, under a
+name and a number that belong only to these contents. So vLLM takes a changed adapter for another
+one, and requests in flight keep the old one. vLLM itself drops the least recently used adapters
+(`max_cpu_loras`). It reads one again from the copy when a request needs it.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ class Version:
     Attributes:
         files: the files at the time of copying. Empty for an adapter on a model hub.
         request: vLLM's LoRARequest. None if vLLM could not load the adapter.
-        copy: the copy that vLLM reads. It exists as long as this object. None for an adapter on a model hub.
+        copy: the copy that vLLM reads. It exists as long as this object. None for an adapter on a
+            model hub.
     """
 
     files: tuple[File, ...]
