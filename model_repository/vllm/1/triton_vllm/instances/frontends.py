@@ -1,6 +1,7 @@
 """One engine for all instances of a model: one instance launches it, and the others are further front ends of it.
 
-Tokenizing, detokenizing and sending are then spread over as many interpreters. `rendezvous` says how instances find each other.
+Tokenizing, detokenizing and sending are then spread over as many interpreters. `rendezvous` says
+how instances find each other.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The place where the instances of one load of a model meet: a private folder with their messages to each other.
 
-Triton starts each instance of a model as its own process, all at the same time and in any order. It tells no instance
-about the others. There is a folder for the server, the model, its version and the group of instances; each load has a
-folder in it:
+Triton starts each instance of a model as its own process, all at the same time and in any order. It
+tells no instance about the others. There is a folder for the server, the model, its version and the
+group of instances; each load has a folder in it:
 
     seat-N    locked by instance N as long as it lives; a seat that was left is not taken again
     lead      locked by the instance that has launched the engine
@@ -13,7 +13,8 @@ folder in it:
     figures   when each of the engine's ranks made the figures that each instance has (doubles)
     adapters  the copies of LoRA adapters that the engine reads; see `lora.copies`
 
-The kernel frees the locks of a process that dies, so nothing here depends on an orderly end of a process.
+The kernel frees the locks of a process that dies, so nothing here depends on an orderly end of a
+process.
 """
 
 from __future__ import annotations
@@ -43,8 +44,9 @@ _NAME = "vllm_env_frontends_"
 LONGEST_ADDRESS = 107
 """The most bytes of a Unix socket's path (sun_path without its final zero)."""
 DEPARTURE_S = 30.0
-"""After the leading instance was unloaded, how many seconds each other instance counts as about to be unloaded, too. Triton ends
-the instances one after the other, which took up to 10 s each on two busy cores."""
+"""After the leading instance was unloaded, how many seconds each other instance counts as about to
+be unloaded, too. Triton ends the instances one after the other, which took up to 10 s each on two
+busy cores."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,8 @@ class Seat:
     Attributes:
         index: the instance's number in its group on its device, from 0 on.
         count: the number of these instances.
-        key: digest of the server, the model, its version, the group, its count and the device. All instances of a load share it.
+        key: digest of the server, the model, its version, the group, its count and the device. All
+            instances of a load share it.
     """
 
     index: int
@@ -101,8 +104,8 @@ def seat(args: Mapping[str, str], server: int) -> Seat | None:
             "instance_group: an instance cannot be added to a model that is loaded; unload the model, then load it again"
         )
     model = [args[name] for name in ("model_repository", "model_name", "model_version", "model_instance_device_id")]
-    # The key contains `count`: after a reload with more instances, the last one would otherwise join an older load that
-    # lacks just its seat.
+    # The key contains `count`: after a reload with more instances, the last one would otherwise
+    # join an older load that lacks just its seat.
     said = json.dumps([process_space(), server, start_time(server), *model, group, count])
     return Seat(int(index), count, hashlib.sha256(said.encode()).hexdigest()[:12])
 
