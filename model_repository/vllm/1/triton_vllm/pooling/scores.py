@@ -1,4 +1,4 @@
-"""Turn what a model has pooled into scores of pairs, as vLLM's own server does."""
+"""Turn a model's pooled numbers into scores of pairs, as vLLM's own server does."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ if TYPE_CHECKING:
 
 
 def answer(scoring: Scoring, values: Sequence[Any]) -> list[Any]:
-    """Return the scores in the order of the pairs, or, if ranks were asked for, objects of index and score, best first.
+    """Return the scores in the order of the pairs; if ranked, return objects of index and score, the best first.
 
     Args:
-        scoring: what was asked for.
-        values: what the model has pooled: a number for each pair, or a vector for each query and then for each document.
+        scoring: the pairs.
+        values: the model's pooled numbers. One number for each pair, or a vector for each query and
+            then for each document.
     """
     found = _numbers(values) if len(values) == len(scoring.documents) else _cosines(scoring, values)
     if not scoring.ranked:
