@@ -27,6 +27,8 @@ class Calls:
         task = asyncio.ensure_future(call)
         self._open.add(task)
         try:
+            # `wait` does not raise if the call is cancelled, so that differs from a cancelled
+            # caller.
             await asyncio.wait({task})
         finally:
             self._open.discard(task)

@@ -158,6 +158,7 @@ def _union(value: Any, members: tuple[Any, ...]) -> Any:
 
 def _literal(value: Any, choices: tuple[Any, ...]) -> Any:
     for choice in choices:
+        # The type must match as well: in Python, True equals 1.
         if value == choice and type(value) is type(choice):
             return choice
     for choice in choices:  # also take "1" for 1

@@ -111,6 +111,7 @@ class OfficialDialect(Dialect):
             return None
         name, bounds = HISTOGRAMS[family]
         bound = labels.get("le")
+        # A bucket's count includes all smaller ones, so leaving buckets out keeps the rest right.
         if bound is not None and bounds and float(bound) not in (*bounds, math.inf):
             return None
         return f"{name}_{suffix}"

@@ -38,6 +38,7 @@ def json_value(text: str, name: str, depth: int) -> Any:
     """
     try:
         value = json.loads(text, parse_constant=_no_constant)
+        # Only such an escape can make half a character. Encoding the value finds it.
         if "\\ud" in text or "\\uD" in text:
             json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:
@@ -55,6 +56,7 @@ def json_value(text: str, name: str, depth: int) -> Any:
 
 def is_deeper(value: Any, depth: int) -> bool:
     """Return whether lists and objects are nested more than `depth` levels deep."""
+    # level by level, without recursion: a deep document must not exhaust the stack
     level = [value] if isinstance(value, list | dict) else []
     for _ in range(depth):
         inner = [child for node in level for child in (node.values() if isinstance(node, dict) else node)]

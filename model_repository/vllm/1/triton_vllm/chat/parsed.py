@@ -68,6 +68,7 @@ class AnswerReader:
             try:
                 return reader.read(part, prompt)
             except Exception as error:  # noqa: BLE001 - a parser may raise anything about the model's text
+                # the rest of this completion is plain text
                 self._readers[index] = None
                 _note(error)
         return Piece(part.text, finish_reason=part.finish_reason)

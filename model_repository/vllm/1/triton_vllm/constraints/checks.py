@@ -80,11 +80,14 @@ def to_compile(limits: Limits, params: Any) -> Constraint | None:
 
 def expansion(pattern: str) -> tuple[int, int]:
     """Return the length of a regular expression with its repetitions written out, and the depth of its parentheses."""
+    # `sizes` has an entry for each open parenthesis. `last` is the size of what a repetition
+    # repeats.
     sizes, deepest, last, position = [0], 0, 0, 0
     while position < len(pattern):
         char = pattern[position]
         repeat = _REPEATS.match(pattern, position) if char == "{" else None
         if repeat and any(repeat.groups()):
+            # 12 digits exceed any useful limit, and int() refuses very long numbers.
             times = max(int(text[:12]) for text in repeat.groups() if text)
             sizes[-1] += last * max(times - 1, 0)
             last *= max(times, 1)
@@ -111,6 +114,7 @@ def _atom_end(pattern: str, position: int) -> int:
     if pattern[position] == "\\":
         return position + 2
     if pattern[position] == "[":
+        # directly after "[", a "]" is an ordinary character
         end = pattern.find("]", position + 2)
         while end > 0 and pattern[end - 1] == "\\" and pattern[end - 2] != "\\":
             end = pattern.find("]", end + 1)

@@ -62,8 +62,10 @@ def _attempt(xgrammar: Any, tokenizer: Any, task: Mapping[str, Any]) -> None:
         MemoryError: compiling takes too much memory.
     """
     used = int(re.findall(r"VmData:\s*(\d+)", Path("/proc/self/status").read_text("utf-8"))[0]) << 10
+    # The limit is for the whole process, so its present size is added.
     resource.setrlimit(resource.RLIMIT_DATA, (used + task["bytes"],) * 2)
     read, compile_ = COMPILERS[task["kind"]]
+    # The signal's default action ends the process.
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_PROF, task["read_s"])  # counts the processor time of all threads
     try:

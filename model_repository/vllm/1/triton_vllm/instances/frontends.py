@@ -101,9 +101,11 @@ class Frontends:
         """
         until = time.monotonic() + FIRST_S
         while True:
+            # Only an instance that has had an engine may take the lead. At first, instance 0 leads.
             if self._meeting.leads or (self._engine and self._meeting.lead()):
                 return self._noting(self._launch())
             address = self._meeting.address()
+            # After a loss, the address of the old engine may still be there.
             if address is not None and address.engine != self._engine:
                 return self._noting(self._connect(address))
             if not self._engine:

@@ -139,6 +139,7 @@ class Rendezvous:
                 made = cls(own, base, load, locks.take(load / f"seat-{own.index}"))
         except OSError as error:
             raise ConfigError(f"instance_group: the instances have no folder to meet in: {error}; set TMPDIR") from None
+        # the longest address that can occur: an engine's name has 6 digits
         if len(made._wires("f" * 6, own.count)[1]) - len("ipc://") > LONGEST_ADDRESS:
             made.leave()
             raise ConfigError("instance_group: the folder for temporary files has too long a name for sockets; set TMPDIR")
@@ -170,6 +171,7 @@ class Rendezvous:
         ]
         new = self._load / "engine.new"
         new.write_text(json.dumps(said), encoding="utf-8")
+        # renamed, so that no instance reads half of the file
         new.rename(self._load / "engine")
 
     def address(self) -> Address | None:
@@ -225,6 +227,8 @@ class Rendezvous:
         """
         size = struct.calcsize(f"{ranks * self._own.count}d")
         with (self._load / "figures").open("a+b") as file:
+            # Reserved now: if the disk were full later, a write to the mapping would end the
+            # process.
             os.posix_fallocate(file.fileno(), 0, size)
             return mmap.mmap(file.fileno(), size)
 

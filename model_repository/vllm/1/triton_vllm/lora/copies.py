@@ -125,6 +125,7 @@ class Copies:
                 raise
         copy = self._made[digest] = Copy(folder, digest, 0 if self._is_shared else size)
         if not self._is_shared:
+            # The folder is removed when no code holds the copy any more.
             weakref.finalize(copy, shutil.rmtree, folder, ignore_errors=True)
         return copy
 

@@ -83,6 +83,7 @@ def samples(families: Iterable[PrometheusFamily]) -> list[Sample]:
     for family in families:
         if not family.name.startswith(PREFIX):
             continue
+        # In these three kinds, every sample only grows.
         counter = family.type in ("counter", "histogram", "summary")
         for sample in family.samples:
             if sample.name.endswith("_created"):  # a time stamp that prometheus_client adds for each counter
@@ -132,6 +133,7 @@ class Mirror:
         if key not in self._metrics:
             labels = {**self._dialect.metric_labels(dict(sample.labels)), **self._labels}
             self._metrics[key] = self._sink.create(name, sample.help or name, labels, counter=sample.counter)
+            # `skip` may have set another start.
             self._last.setdefault(key, 0.0)
         last = self._last[key]
         again = self._others and not sample.counter

@@ -73,6 +73,7 @@ def parts(limits: Limits, values: Mapping[str, Any], *, takes_unknown_fields: bo
         _check_names(values)
     if not any(name in values for name in PAIRS):
         source = values.get("input")
+        # A list of integers is one input, given as token ids.
         several = isinstance(source, list) and bool(source) and isinstance(source[0], str | list)
         made = tuple(_part(item) for item in (source if several and isinstance(source, list) else [source]))
         refuse_above(limits.max_inputs, len(made), f"{NAME}.input has", "inputs")
@@ -101,6 +102,7 @@ def scoring(limits: Limits, values: Mapping[str, Any]) -> Scoring | None:
         raise InvalidRequestError(f"{NAME}.{first} must be one text or as many as {second}: {len(documents)}, not {len(queries)}")
     refuse_above(limits.max_inputs, len(documents), f"{NAME}.{second} has", "texts")
     top = 0 if values.get("top_n") is None else values["top_n"]
+    # In Python, a boolean is an integer.
     if isinstance(top, bool) or not isinstance(top, int) or top < 0 or (top and not ranked):
         raise InvalidRequestError(f"{NAME}.top_n must be a number of documents, 0 for all, and goes with query")
     return Scoring(queries, documents, ranked, top)

@@ -31,6 +31,7 @@ class Gathering:
 
     def take(self, number: int, item: Any) -> None:
         """Take the output or the exception of a part."""
+        # With `_missing` at 0, the outputs of other parts are ignored from here on.
         if isinstance(item, Exception) or failure(item) is not None:
             self._missing = 0
             self._done(item)

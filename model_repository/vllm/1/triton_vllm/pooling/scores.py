@@ -20,6 +20,7 @@ def answer(scoring: Scoring, values: Sequence[Any]) -> list[Any]:
         values: the model's pooled numbers. One number for each pair, or a vector for each query and
             then for each document.
     """
+    # Vectors are as many as queries and documents together, so always more than the documents.
     found = _numbers(values) if len(values) == len(scoring.documents) else _cosines(scoring, values)
     if not scoring.ranked:
         return found
@@ -28,11 +29,14 @@ def answer(scoring: Scoring, values: Sequence[Any]) -> list[Any]:
 
 
 def _numbers(values: Sequence[Any]) -> list[float]:
+    # The model has one label, so there is one number.
     return [float(np.asarray(value).reshape(-1)[0]) for value in values]
 
 
 def _cosines(scoring: Scoring, values: Sequence[Any]) -> list[float]:
     count = len(scoring.queries)
     vectors = np.asarray(values, np.float64)
+    # The minimum avoids a division by zero.
     vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-8)
+    # A single query is multiplied with every document.
     return [float(number) for number in (vectors[:count] * vectors[count:]).sum(axis=1)]

@@ -226,6 +226,7 @@ class _Lane:
         except BaseException:
             reply.give_up()
             raise
+        # a moving average
         self._cost += _LEARNING * (self._clock() - began - self._cost)
         if reply.closed:
             self._streams -= not is_first

@@ -81,6 +81,7 @@ class Assembler:
 
     def build(self, outputs: Sequence[RequestOutput]) -> Tensors:
         """Return the tensors (name, array) of one response from consecutive RequestOutputs."""
+        # The usual case needs only the text.
         if self._plain:
             return [("text_output", string_tensor("".join(c.text for o in outputs for c in o.outputs)))]
         completions = [Completion(self._cumulative[i]) for i in range(self._n)]
@@ -224,6 +225,7 @@ def string_tensor(*values: str) -> np.ndarray[Any, Any]:
     """Return a string tensor of shape [len(values)]."""
     array = np.empty(len(values), np.object_)
     for i, value in enumerate(values):
+        # "replace", because a lone surrogate has no UTF-8.
         array[i] = value.encode("utf-8", "replace")
     return array
 

@@ -181,6 +181,7 @@ class Admission:
     def _pairs(self, scoring: Scoring) -> dict[str, Any]:
         """Return the task and the parts of a request for scores; both depend on the model."""
         task = self._facts.scoring_task
+        # A single query is repeated for every document.
         queries = scoring.queries * (1 if len(scoring.queries) > 1 else len(scoring.documents))
         if task == "classify":
             parts = tuple(Part(text=q, second=d) for q, d in zip(queries, scoring.documents, strict=True))

@@ -112,5 +112,6 @@ def complete(config: ModelConfig) -> ModelConfig:
         if tensor.name not in given[1]:
             config.add_output({"name": tensor.name, "data_type": tensor.data_type, "dims": list(tensor.dims)})
     config.set_model_transaction_policy({"decoupled": True})
+    # The declared shapes have no batch dimension.
     config.set_max_batch_size(0)
     return config

@@ -66,6 +66,7 @@ def build(
         values["max_tokens"] = _coerced(schema, "max_completion_tokens", newer, schema.types["max_tokens"])
     made = {name: _checked(schema, name, value) for name, value in values.items()}
     if chat is not None:
+        # The request's values take precedence over the model's defaults.
         made = {"max_tokens": None, **chat.values, **made}
         if chat.most is not None:
             asked = made["max_tokens"]

@@ -128,6 +128,7 @@ def read(model_dir: Path, version_dir: Path) -> Mapping[str, Any]:
     if ours.is_file() and official.is_file():
         _refuse_difference(values, _object(official), f"{version_dir.name}/{ARGUMENTS_NAME}")
     names = {key: values[key] for key in ("model", "tokenizer") if isinstance(values.get(key), str)}
+    # `strip` leaves nothing of "", "." and "..", which name no folder of the model's.
     own = {key: model_dir / name for key, name in names.items() if name.strip("./") and not name.startswith("/")}
     # os.path returns False for a folder that may not be entered and for a name that is too long;
     # Path.is_dir() raises

@@ -236,6 +236,7 @@ def _point(environment: MutableMapping[str, str], root: Path, *, replace: bool) 
     environment[ROOT] = str(root)
     for name, folder in _BELOW.items():
         given = environment.get(name, "")
+        # A path that the operator has set stays.
         if replace or not given or _OURS.search(given):
             environment[name] = str(root / folder)
 

@@ -78,6 +78,7 @@ def _types(cls: Any, names: list[str]) -> dict[str, Any]:
     """Map public field names to types; a type that cannot be resolved becomes Any, which is not checked."""
     hints: dict[str, Any] = {}
     for base in reversed(cls.__mro__):
+        # An annotation is resolved in the module of the class that declares it.
         module = vars(sys.modules.get(base.__module__, typing))
         for name, hint in inspect.get_annotations(base).items():
             hints[name] = _resolve(hint, module)
