@@ -84,7 +84,7 @@ class OfficialDialect(Dialect):
     metrics_period_s = 0.05
 
     def error(self, error: AdapterError) -> tuple[str, str]:
-        """See `Dialect`. The official backend reports nearly all errors as internal, and all with the same prefix."""
+        """See `Dialect`. The official backend reports nearly all errors as internal ones, with the same prefix."""
         text = str(error)
         if isinstance(error, CancelledError) or text == DEAD:
             return text, error.code

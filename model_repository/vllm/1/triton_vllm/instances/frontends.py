@@ -86,7 +86,7 @@ class Frontends:
 
     @property
     def leads(self) -> bool:
-        """Whether this instance has launched the engine."""
+        """Whether this instance has launched the engine, or must launch it."""
         return self._meeting.leads
 
     def adapters(self) -> Path:

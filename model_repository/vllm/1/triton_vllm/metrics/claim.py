@@ -28,7 +28,7 @@ _NAME = "vllm_env_{}_metrics"  # `gen_vllm_env.sh clean` knows such names
 
 
 class Claim:
-    """A lock on the metrics of a model in a server; instances of a model with several all get it at the same time.
+    """A lock on the metrics of a model in a server; if the model has several instances, all share it.
 
     Args:
         args: the arguments that Triton passes to `initialize`.

@@ -1,8 +1,8 @@
 """Publish vLLM's Prometheus metrics on Triton's metrics endpoint.
 
-vLLM keeps its metrics in a registry of this process. Once a second, a thread copies the changes (20
-times a second with the official backend's behaviour, whose clients look right after an answer). So
-the token path pays nothing, and metrics that a new vLLM adds appear without a change here.
+vLLM keeps its metrics in a registry of this process. A thread copies the changes once a second. With
+the official backend's behaviour it does so 20 times a second, because its clients look right after an
+answer. So the token path pays nothing, and metrics that a new vLLM adds appear without a change here.
 
 A histogram's samples (`…_bucket{le=…}`, `…_sum`, `…_count`) are published as counters. Triton's own
 histogram takes one observation per call, and no counts: 256 streams at 40 tokens/s would make

@@ -26,7 +26,7 @@ OPERATIONS: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class OperatorRequest:
-    """One of `OPERATIONS`, for the engine itself."""
+    """A request for one of the `OPERATIONS`."""
 
     operation: str
     arguments: Mapping[str, Any]

@@ -125,7 +125,7 @@ def _texts(name: str, value: Any, *, one: bool = False) -> tuple[str, ...]:
 
 
 def _check_names(values: Mapping[str, Any]) -> None:
-    """Refuse unknown fields: ignoring one could silently change the answer, or with whom the request shares a cache."""
+    """Refuse unknown fields: ignoring one could silently change the answer, or share a cache with the wrong requests."""
     unknown = next((name for name in values if name not in KNOWN), None)
     if unknown is not None:
         raise InvalidRequestError(f"{NAME} has no field '{shown(unknown)}'; vLLM's pooling parameters go into pooling_params")

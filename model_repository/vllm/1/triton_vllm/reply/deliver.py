@@ -58,5 +58,5 @@ def _fail(log: Log, reply: Reply, error: AdapterError) -> None:
 
 
 def _refusal(reply: Reply) -> AdapterError | None:
-    """Return the error to send in place of a bulky answer, or None; writing such an answer would take seconds."""
+    """Return the error to send in place of a bulky answer, or None; the answer may have waited, and takes seconds to write."""
     return reply.refusal or (CancelledError("Request was cancelled") if reply.is_cancelled() else None)

@@ -20,9 +20,9 @@ from triton_vllm.base.protocols import Item, Log
 Deliver = Callable[[Reply, list[Item]], None]
 
 MANY = 48
-"""Streams per sender thread from which on a pause may be the longest. With half as many or fewer it
-is at most half as long. The server needs two writes to find out that a client has closed an HTTP
-connection, so noticing that takes two pauses."""
+"""With this many streams per sender thread, a pause may be as long as `Pacing.longest`. With half as
+many or fewer it is at most half as long. The server needs two writes to find out that a client has
+closed an HTTP connection, so noticing that takes two pauses."""
 
 
 @dataclass(frozen=True)
@@ -47,10 +47,10 @@ to 70 us each, whatever it carries. With 32 streams and one token per send, this
 away from the engine. A send is timed by the clock on purpose. It takes longer when the engine needs
 the cores, and then fewer sends are right. To a reader, twelve responses a second are smooth.
 
-Measured with vLLM 0.32 in four rounds, in alternation with vLLM's own server, for 8, 32 and 128
-streams. These pauses gave 1.05, 0.94 and 0.94 of its tokens a second. With half of the time in
-sends it was 0.98, 0.87 and 0.89; without a pause 0.83, 0.79 and 0.73. The gaps of 8 streams were
-24, 12 and 6 ms, and 3 ms with vLLM's server."""
+Measured with vLLM 0.32 in four rounds, next to vLLM's own server, for 8, 32 and 128 streams. With
+these pauses we had 1.05, 0.94 and 0.94 times the tokens a second of vLLM's server. With half of the
+time in sends it was 0.98, 0.87 and 0.89 times; without a pause 0.83, 0.79 and 0.73 times. The gaps
+of 8 streams were 24, 12 and 6 ms, and 3 ms with vLLM's server."""
 CORES_TO_SPARE = Pacing(1.0, 0.0)
 """No pause: a response carries the outputs that were queued while its thread sent others. On an
 H200 with 16 cores, pauses did not raise the tokens a second of a Llama-7B. With 256 streams the gap
@@ -59,7 +59,7 @@ at the 99th percentile was 48 to 60 ms with pauses and 37 to 39 ms without
 interpreter's core, at 62 ms."""
 ONE_BY_ONE = Pacing(1.0, 0.0, merges=False)
 """One output per response, as the official backend sends them."""
-_LEARNING = 0.05
+_LEARNING = 0.05  # the weight of the newest send in the average cost
 _FIRST_COST_S = 1e-4
 _AWAKE = -math.inf
 

@@ -19,16 +19,16 @@ PERIOD_S = 0.05
 LONGEST_S = 1.0
 """The longest pause, s."""
 MAX_SHARE = 0.05
-"""The share of the thread's time that may go into questions; a question costs 60 us. At a quarter
-of the time, with 256 requests in flight on an H200, the questions were two thirds of the stub's
-cost of a whole answer beyond the engine's own work."""
+"""The share of the thread's time that may go into questions; a question costs 60 us. A quarter was
+too much. With 256 requests in flight on an H200, the questions were then two thirds of the stub's
+cost of a whole answer, without the engine's own work."""
 QUESTION_S = 6e-5
 """The cost of a question, s, where nothing else runs."""
 DEAREST_S = 8 * QUESTION_S
 """The highest cost of a question that the watch assumes. On a busy machine the rest is waiting, which takes no processor time."""
 FEW = 24
-"""About so many requests the watch asks in each period, whatever it costs. So none of a few
-requests waits for long. That takes 3 % of a core where a question has its usual cost."""
+"""The watch asks about this many requests in each period, whatever that costs. So with few requests
+in flight, none waits for long. At a question's usual cost, that takes 3 % of a core."""
 LEAST_S = 0.01
 """The shortest pause, s: a machine on which a look takes longer than a period has other work as well."""
 _GROWTH = 1.25

@@ -1,4 +1,4 @@
-"""The tensors of the model: those of the official vLLM backend, and our optional additions.
+"""The tensors of the model: the official vLLM backend's, and our optional additions.
 
 `complete` adds them to a model's configuration, so that `config.pbtxt` need not list them.
 """

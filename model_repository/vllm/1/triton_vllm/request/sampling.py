@@ -24,7 +24,7 @@ USUAL_TOKENS = 16
 """vLLM's `max_tokens` for a request that has none."""
 LONGEST_STOP_STRING = 1024
 _COUNTED = re.compile(r"\d+ validation errors? for \w+\n")
-"""The first line of pydantic's errors; the reason is in the lines after it."""
+"""Matches the first line of pydantic's errors, which only counts them; the reasons follow."""
 # The names of the official backend, of older vLLM and of the OpenAI protocol for the same constraint.
 GUIDED = {
     "guided_json": "json",

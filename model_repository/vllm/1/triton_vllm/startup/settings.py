@@ -59,7 +59,7 @@ TO_TOKENIZER = frozenset({
     "chat_template", "max_length", "padding", "padding_side", "processor_kwargs", "return_assistant_tokens_mask", "return_dict",
     "return_tensors", "tokenize", "tokenizer_kwargs", "truncation",
 })  # fmt: skip
-"""Template arguments that transformers takes for itself: each lets a request set a program or a length."""
+"""Arguments of a template that transformers itself interprets; each would let a request set a program or a length."""
 
 
 def read(model_config: Mapping[str, Any]) -> Settings:

@@ -2,8 +2,8 @@
 
 When vLLM has read a part of a prompt, it samples a token, discards it, and winds the request's
 generator back by an offset. PyTorch's generator for CPUs has no offset and raises. That ended
-EngineCore and all its requests at the first request with a `seed` whose prompt did not fit into one
-step (vLLM 0.28 to 0.32, torch 2.13).
+EngineCore with all its requests (vLLM 0.28 to 0.32, torch 2.13). It took one request with a `seed`
+and a prompt that did not fit into one step.
 """
 
 from __future__ import annotations

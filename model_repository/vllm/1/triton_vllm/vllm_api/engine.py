@@ -31,7 +31,7 @@ def start(vllm: Vllm, values: Mapping[str, Any]) -> EngineClient:
 def created(vllm: Vllm, values: Mapping[str, Any], make: Callable[[Any], EngineClient]) -> EngineClient:
     """Return the client that `make` starts from vLLM's object of the engine arguments."""
     args = vllm.AsyncEngineArgs(**values)
-    # An earlier start may have turned the cache on, and the variables may have changed since.
+    # An earlier start may have turned the cache on; this start must read the variables again.
     if vllm.disable_envs_cache is not None:
         vllm.disable_envs_cache()
     llm = make(args)

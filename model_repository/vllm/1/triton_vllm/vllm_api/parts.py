@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-# (attribute, modules in the order tried: newest place first)
+# Each name with the modules that may contain it. They are tried in this order, the newest first.
 PLACES: Mapping[str, tuple[str, ...]] = {
     "AsyncEngineArgs": ("vllm.engine.arg_utils",),
     "AsyncLLM": ("vllm.v1.engine.async_llm",),
@@ -46,7 +46,7 @@ OPTIONAL_PLACES: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Vllm:
-    """The parts of the installed vLLM that the adapter uses, next to its version, its folder and vLLM's own names.
+    """The parts of the installed vLLM that the adapter uses; fields without an entry below have vLLM's own names.
 
     Attributes:
         refusals: vLLM's exceptions for wrong requests.
