@@ -86,6 +86,7 @@ def to_int(value: Any) -> int:
     """Return a 64-bit integer from an integer, an integral float or a string of one; refuse a boolean."""
     if isinstance(value, str):
         try:
+            # "100.0" and "1e3" are integers as well.
             value = int(value) if not set(value) & set(".eE") else float(value)
         except ValueError:
             raise _wrong(value, int) from None
@@ -137,6 +138,7 @@ def _wrong(value: Any, kind: type) -> ValueError:
 
 
 def _json(value: Any) -> str:
+    # Shortened before it is written as JSON, because a client's value may be huge.
     return shown(json.dumps(value[:LONG_NAME] if isinstance(value, str | list) else value, default=str))
 
 
@@ -153,6 +155,7 @@ def _union(value: Any, members: tuple[Any, ...]) -> Any:
             return coerce(value, member)
         except ValueError as error:
             problems.append(error)
+    # the error of the type that fits best
     raise problems[0]
 
 

@@ -188,6 +188,7 @@ class Channel:
         text, name = self._dialect.error(error)
         with contextlib.suppress(Exception):  # the log goes through the shared memory that may be full
             self._dialect.log_error(self._log, text)
+        # A code that this Triton does not have becomes UNKNOWN.
         code = getattr(pb_utils.TritonError, name, pb_utils.TritonError.UNKNOWN)
         self._sender.send(pb_utils.InferenceResponse(error=pb_utils.TritonError(text, code)), FINAL)
 

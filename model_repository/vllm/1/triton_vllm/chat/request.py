@@ -90,6 +90,7 @@ def _messages(limits: Limits, text: str) -> tuple[list[Mapping[str, Any]], list[
     if 0 < limits.max_text_bytes < len(text):
         rest = len(text) - sum(len(found) for found in _DATA.findall(text))
         refuse_above(limits.max_text_bytes, rest, "messages have, without pictures, audios and videos,", "characters")
+    # a cheap check before the text is parsed
     refuse_above(limits.max_messages, text.count('"role"'), "messages have", "roles")
     messages = json_value(text, "messages", limits.max_json_depth)
     if not isinstance(messages, list) or not messages or not all(isinstance(m, dict) and "role" in m for m in messages):

@@ -172,6 +172,7 @@ def _document(limits: Limits, value: Any, where: str) -> None:
         for name in _BOUNDS:
             bound = node.get(name)
             if isinstance(bound, int | float):
+                # 1e999 in JSON becomes infinity, which int() refuses.
                 size = int(bound) if abs(bound) < MANY else MANY
                 refuse_above(limits.max_constraint_repeats, size, f"{where} has a {name} of")
     refuse_above(limits.max_choices, choices, f"{where} has", "entries of enumerations")

@@ -95,6 +95,7 @@ class Trials:
 
     async def _attempt(self, llm: EngineClient, constraint: Constraint) -> bool:
         worker = await self._running(llm)
+        # Constraints cannot be tried here, so vLLM compiles them untried.
         if worker is None:
             return True
         try:
@@ -192,4 +193,5 @@ class Worker:
             ours.settimeout(PATIENCE_S)
             ours.sendall(text.encode())
             ours.shutdown(socket.SHUT_WR)
+            # Empty if the fork has ended without an answer.
             return ours.recv(len(DONE))

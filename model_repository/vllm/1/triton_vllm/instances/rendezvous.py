@@ -211,6 +211,7 @@ class Rendezvous:
     def failure(self) -> str:
         """Return why the load cannot succeed: an instance's reason, or that the first instance is dead. Otherwise empty."""
         with contextlib.suppress(OSError):
+            # The file exists before its text is written.
             return (self._load / "failed").read_text(encoding="utf-8") or "another instance has failed"
         first = self._load / "seat-0"
         return "the first instance of the model ended while it was loaded" if first.exists() and not _is_held(first) else ""
@@ -260,12 +261,14 @@ class Rendezvous:
 
 def _waits_for(load: Path, own: Seat) -> bool:
     seats = list(load.glob("seat-*"))
+    # A load waits if it has not ended, all its instances live, and this seat is free.
     over = any((load / name).exists() for name in ("failed", "closed", f"seat-{own.index}"))
     return bool(seats) and not over and all(map(_is_held, seats))
 
 
 def _is_held(path: Path) -> bool:
     try:
+        # A lock that can be taken is held by no process.
         locks.free(locks.take(path))
     except OSError:
         return True

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from triton_vllm.base.protocols import Log
 
 PLACE = Path("/dev/shm")  # noqa: S108 - the same for all instances, and no stub runs without it
-_NAME = "vllm_env_{}_metrics"  # `gen_vllm_env.sh clean` knows such names
+_NAME = "vllm_env_{}_metrics"  # `gen_vllm_env.sh clean` removes files with such names
 
 
 class Claim:

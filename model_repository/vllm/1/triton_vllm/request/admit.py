@@ -191,6 +191,7 @@ class Admission:
 
     def _check_room(self, parsed: Request) -> None:
         count = len(getattr(parsed, "parts", (None,)))
+        # The gate has already counted one; more inputs need more room.
         if count > 1:
             refuse_above(self._limits.max_requests_in_flight, count, "embedding_request has", "inputs")
             self._gate.require_room(count)

@@ -87,6 +87,7 @@ def _check_amounts(limits: Limits, made: Mapping[str, Any], usual: int) -> None:
         refuse_above(limits.max_answer_tokens, tokens, "sampling parameters: n times max_tokens are", "tokens")
     for name in ("logprobs", "prompt_logprobs"):
         count = made.get(name) or 0
+        # -1 asks vLLM for all tokens of the vocabulary.
         if count == -1 and limits.max_logprobs:
             raise InvalidRequestError(f"sampling parameters: {name} must be at most {limits.max_logprobs}, not -1 for all")
         refuse_above(limits.max_logprobs, count, f"sampling parameters: {name} must be smaller, it is")

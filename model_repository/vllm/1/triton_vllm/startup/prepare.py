@@ -106,6 +106,7 @@ def prepare(args: Mapping[str, str], log: Log, progress: Progress, until_loaded:
     )
     defaults = {**_choose_compilers(values, log), **_choose_processes(vllm, values)}
     defaults |= _choose_statistics(chosen, values, file_name)
+    # The operator's arguments take precedence.
     return Prepared(chosen, vllm, {**defaults, **values}, adapters, file_name, names)
 
 

@@ -73,6 +73,7 @@ def read(model_config: Mapping[str, Any]) -> Settings:
     given = {name: entry.get("string_value", "") for name, entry in (model_config.get("parameters") or {}).items()}
 
     def value(name: str, convert: Callable[[Any], Any], default: Any) -> Any:
+        # An empty value counts as not set.
         if not given.get(name):
             return default
         try:

@@ -295,6 +295,7 @@ class _StreamReader(Reader):
 
     def read(self, part: CompletionOutput | Fragment, prompt: Sequence[int] | None) -> Piece:
         ended = part.finish_reason is not None
+        # The completion ended before its first token, so there is nothing to parse.
         if not part.text and not part.token_ids and not self._begun:
             return Piece(finish_reason=part.finish_reason)
         self._begun = True
@@ -309,6 +310,7 @@ class _StreamReader(Reader):
         piece = Piece()
         if delta is not None:
             self._called |= bool(delta.tool_calls)
+            # With parallel_tool_calls false, only the first call is returned.
             calls = [call for call in delta.tool_calls or () if call.index == 0 or not self._one]
             dumped = [call.model_dump(exclude_unset=True, exclude_none=True) for call in calls]
             piece = Piece(delta.content or "", delta.reasoning or "", dumped)

@@ -37,6 +37,7 @@ def is_refusal(vllm: Vllm, error: Exception) -> bool:
     while last.tb_next is not None:  # the last frame is the one that raised
         last = last.tb_next
     module = str(last.tb_frame.f_globals.get("__name__", ""))
+    # The last instruction of the frame tells a `raise` from a failing call.
     return module.partition(".")[0] == "vllm" and last.tb_frame.f_code.co_code[last.tb_lasti] == _RAISE
 
 
