@@ -1,6 +1,6 @@
 """Use vLLM's caches next to the model, which `gen_vllm_env.sh --warm` filled once, so that no start has to compile again.
 
-This module only reads `vllm_cache/`; vLLM gets a private copy. A model repository may be mounted
+Serving only reads `vllm_cache/`: vLLM gets a private copy. A model repository may be mounted
 read-only, and several servers may serve it at once.
 
 Some of the files contain the absolute path of the folder in which they were made. The copy needs
