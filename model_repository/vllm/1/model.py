@@ -11,28 +11,28 @@ if TYPE_CHECKING:
 
 
 class TritonPythonModel:
-    """Triton's Python backend makes one of these per instance and calls its methods from one thread."""
+    """The model class; Triton makes one object for each instance and calls its methods from one thread."""
 
     @staticmethod
     def auto_complete_config(auto_complete_model_config: ModelConfig) -> ModelConfig:
-        """Complete the model configuration. Runs in a process of its own, so vLLM is not imported here."""
+        """Complete the model configuration. This runs in its own process, so it does not import vLLM."""
         return contract.complete(auto_complete_model_config)
 
     def initialize(self, args: dict[str, str]) -> None:
-        """Import vLLM and load the model; what is raised here becomes Triton's reason for the failed load."""
+        """Import vLLM and load the model; Triton reports an exception here as the reason for the failed load."""
         from triton_vllm.service import Service
 
         self._service = Service(args)
 
     def execute(self, requests: list[TritonRequest]) -> None:
-        """Take requests; each is answered through its response sender, now or later."""
+        """Take requests; each is answered through its response sender, at once or later."""
         for request in requests:
             self._service.accept(request)
 
     def is_ready(self) -> bool:
-        """Tell Triton (26.03 and later) whether the engine can serve."""
+        """Return whether the engine can serve; Triton asks since 26.03."""
         return self._service.is_ready()
 
     def finalize(self) -> None:
-        """End the engine and every process and thread of it."""
+        """End the engine with all its processes and threads."""
         self._service.close()

@@ -1,4 +1,4 @@
-"""The answer to one request: what waits to be sent, and what may still be sent or asked about it."""
+"""The answer to one request: the items that wait to be sent, and the rules for sending and asking."""
 
 from __future__ import annotations
 
@@ -31,33 +31,38 @@ class Channel(Protocol):
 
 
 class ResponseBuilder(Protocol):
-    """Make the responses of one request."""
+    """Makes the responses of one request."""
 
     def build(self, outputs: Sequence[Any]) -> Tensors:
-        """Return the tensors of one response from the outputs since the one before."""
+        """Return the tensors of one response from the outputs since the previous one."""
 
 
 class Reply:
-    """A request's answer: open at first, possibly cancelled by the client, closed at the end.
+    """A request's answer: open at first, possibly cancelled by the client, and closed at the end.
 
-    Exactly one final response goes out. With it the server frees what it knows of the request; asking it whether the
-    request is cancelled after that, or at that moment, crashes it. So a reply closes before it sends its final response,
-    closing waits for a running question, and a closed reply asks nothing.
+    Each request gets exactly one final response. With it, the server frees its state of the
+    request. The server crashes if it is asked at that moment or later whether the request is
+    cancelled. So a reply closes before it sends its final response, closing waits for a running
+    question, and a closed reply asks nothing.
 
-    One thread at a time sends; any thread may ask. The event loop fills `pending` and the one sender thread drains it: both ends
-    of a deque are atomic, so no lock is needed.
+    One thread at a time sends; any thread may ask. The event loop fills `pending` and the one
+    sender thread drains it. Both ends of a deque are atomic, so no lock is needed.
 
     Attributes:
-        closed: the final response is on its way or out; read-only for others.
-        cancelled: the server has said that the client gave the request up; read-only for others.
-        assembler: makes responses from outputs; set by the service.
-        bulky: its response may take long to write, so that others should not wait for it; set by `request`.
-        pending: items that have not been sent.
-        complete: the last item is among them, or has been sent; set by the event loop, before it adds that item.
-        refusal: what is sent in place of a bulky answer that has not been written yet; set by the event loop.
+        closed: the final response is on its way or sent. Read-only for other classes.
+        cancelled: the server has said that the client cancelled the request. Read-only for other
+            classes.
+        assembler: makes responses from outputs. Set by the service.
+        bulky: whether its response may take long to write, so that others should not wait for it.
+            Set by `request`.
+        pending: the items that have not been sent.
+        complete: whether the last item is in `pending` or has been sent. Set by the event loop,
+            before it adds that item.
+        refusal: the error to send in place of a bulky answer that has not been written yet. Set by
+            the event loop.
         lane: the number of its sender thread.
-        queued: it waits in the sender's queue.
-        due: the outbox's time before which the next response is not sent; set by the sender thread.
+        queued: whether the reply waits in the sender's queue.
+        due: the outbox's time before which the next response is not sent. Set by the sender thread.
     """
 
     __slots__ = (
@@ -90,10 +95,10 @@ class Reply:
         self.due = 0.0
 
     def send(self, tensors: Tensors, *, final: bool) -> None:
-        """Send one response, unless the reply is closed; blocks for a handshake with the server.
+        """Send one response, unless the reply is closed; blocks until the server has confirmed it.
 
         Raises:
-            Exception: whatever the server raised; call `give_up` then.
+            Exception: the server's own exception. Call `give_up` then.
         """
         if self.closed:
             return
@@ -105,7 +110,7 @@ class Reply:
         """Send an error as the final response, unless the reply is closed.
 
         Raises:
-            Exception: whatever the server raised; call `give_up` then.
+            Exception: the server's own exception. Call `give_up` then.
         """
         if self.closed:
             return
@@ -113,13 +118,13 @@ class Reply:
         self._channel.send_error(error)
 
     def give_up(self) -> None:
-        """Close after a response could not be built or sent, and tell the client, if the server still takes that."""
+        """Close after a response could not be built or sent, and send the client an error if the server still takes it."""
         self._close()
-        with contextlib.suppress(Exception):  # refused where the final response was on its way already
+        with contextlib.suppress(Exception):  # the server refuses it if the final response was already on its way
             self._channel.send_error(InternalError(NOT_SENT))
 
     def is_cancelled(self) -> bool:
-        """Ask the server whether the client has cancelled the request; a round trip, and False once closed."""
+        """Return whether the client has cancelled the request; a round trip to the server. False for a closed reply."""
         with self._asking:
             if not self.closed and not self.cancelled:
                 self.cancelled = self._channel.is_cancelled()

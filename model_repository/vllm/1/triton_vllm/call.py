@@ -1,4 +1,4 @@
-"""What a request asks for: made by `request`, read by `engine` and `reply`."""
+"""The content of a request: `request` makes it, `engine` and `reply` read it."""
 
 from __future__ import annotations
 
@@ -17,11 +17,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class GenerateRequest:
-    """One prompt to complete; exactly one of text, token_ids and chat is set.
+    """One prompt to complete; exactly one of `text`, `token_ids` and `chat` is set.
 
-    `media` maps a modality to base64 strings, `parameters` are the sampling parameters as JSON gave them,
-    `timeout` is in microseconds as everywhere in Triton (0 = none), `cache_salt` keeps cached prefixes apart, and
-    `engine_fields` are those of `ENGINE_FIELDS`.
+    Attributes:
+        media: base64 strings for each kind of media.
+        parameters: the sampling parameters, as JSON has them.
+        timeout: microseconds, as everywhere in Triton. With 0 there is no timeout.
+        cache_salt: requests with different salts share no cached prefixes.
+        engine_fields: the fields that are in `ENGINE_FIELDS`.
     """
 
     text: str | None

@@ -1,4 +1,4 @@
-"""One request on its way: what was asked, and how far vLLM is with it."""
+"""A request on its way through the adapter: its content, and its state in the engine."""
 
 from __future__ import annotations
 
@@ -20,25 +20,27 @@ _PREFIX = f"triton-{os.getpid()}"
 
 
 class Job:
-    """A request, and its state in the engine; what is sent for it is in `reply`.
+    """A request, and its state in the engine; `reply` holds the state of its answer.
 
     Attributes:
-        id: by which vLLM knows the request.
-        ids: the same for each part of a pooling request; the first is `id`.
-        request: what was asked, set by `request`, as is `params`.
+        id: the request's id in vLLM.
+        ids: an id for each part of a pooling request. The first is `id`.
+        request: the parsed request. Set by `request`, like `params`.
         params: vLLM's SamplingParams or PoolingParams.
-        conversation: what the parsers of a chat need of the engine, where the model has parsers; else None.
+        conversation: the chat for the parsers, if the model has parsers. Otherwise None.
         several: whether there is more than one completion.
         reply: the answer.
-        task: adds the request to the engine; set by the event loop, as are `deadline` and `ended`.
+        task: adds the request to vLLM. Set by the event loop, like `deadline` and `ended`.
         deadline: ends the request when its timeout has expired.
-        ended: the last item has been put.
-        added: vLLM has the request.
-        waiting_since: the event loop's time of its coming; infinity once vLLM is known to have begun to work on it.
-        options: further keyword arguments of vLLM's `add_request`.
-        moved: the event loop's time of its last output, or of its coming; infinity once it has been logged as stuck.
-        adapter: its LoRA adapter; the files stay for as long as somebody works on the job.
-        most_numbers: that a pooling request's answer may have; 0 is no limit.
+        ended: whether the last item has been put.
+        added: whether vLLM has the request.
+        waiting_since: when the request came, in the event loop's time. Infinity once vLLM is known
+            to have begun to work on it.
+        options: additional keyword arguments of vLLM's `add_request`.
+        moved: when its last output or the request itself came, in the event loop's time. Infinity
+            once it has been logged as stuck.
+        adapter: its LoRA adapter. Its files exist as long as some code holds this object.
+        most_numbers: the most numbers in a pooling request's answer. 0 means no limit.
     """
 
     __slots__ = (

@@ -1,4 +1,4 @@
-"""Connect the rooms: load the model, then pass each request from `request` to the engine. Only `model.py` uses this."""
+"""Connect the rooms: load the model, then pass each request from `request` to the engine. Only `model.py` imports this."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Service:
     """A loaded model.
 
     Args:
-        args: what Triton hands to `initialize`.
+        args: the arguments that Triton passes to `initialize`.
 
     Raises:
         ConfigError: the model's files are wrong.
@@ -44,13 +44,13 @@ class Service:
         )
 
     def accept(self, request: TritonRequest) -> None:
-        """Take one Triton request; it is answered later, or at once if it is wrong."""
+        """Take one Triton request; it is answered later, or at once if it is refused."""
         job = self._admission.admit(request)
         if job is None:
             return
         try:
             job.reply.assembler = assembler(job)
-        except Exception as error:  # noqa: BLE001 - vLLM's parsers are opened here; the others of the batch must be served
+        except Exception as error:  # noqa: BLE001 - this opens vLLM's parsers, and the batch's other requests must be served
             self._log.error(f"request refused: {type(error).__name__}: {error}")
             job.reply.fail(InternalError("the answer could not be prepared; the server's log has the details"))
             return
@@ -63,12 +63,12 @@ class Service:
         return self._model.engine.runner.is_up()
 
     def close(self) -> None:
-        """Finish what is in flight within a bound, cancel the rest and end every process and thread."""
+        """Let requests in flight finish within a time limit, cancel the rest, and end every process and thread."""
         self._log.info(f"unloading, {len(self._model.engine.runner.in_flight.jobs())} requests in flight")
         self._model.close()
         self._log.info("unloaded")
 
     def _unload(self) -> None:
-        """Have the server unload the model: its engine is dead and is not started again."""
+        """Ask the server to unload the model: its engine is dead and is not started again."""
         self._log.error(official.UNLOADING)
         triton.unload(self._name)

@@ -1,4 +1,5 @@
-"""What all rooms share: errors, limits, values of JSON, Triton's objects. Nothing comes in from another room.
+"""Code that all rooms share: errors, limits, JSON values, Triton's objects. It imports no other room.
 
-`triton` alone calls Triton. No module here starts a process, opens a socket or knows what a request is for.
+Only `triton` calls Triton. No module here starts a process, opens a socket or knows the purpose of
+a request.
 """

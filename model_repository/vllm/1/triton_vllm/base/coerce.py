@@ -1,7 +1,8 @@
-"""Turn JSON values into the types that vLLM declares.
+"""Convert JSON values to the types that vLLM declares.
 
-Old files and clients such as genai-perf write numbers and booleans as strings ("100", "true"); vLLM would take "false"
-for true. A value that does not fit is refused here: vLLM checks few types itself, and fails later and less clearly.
+Old files and clients such as genai-perf write numbers and booleans as strings ("100", "true"). vLLM
+would take "false" as true. This module refuses a value that does not fit. vLLM checks few types
+itself, and fails later and less clearly.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Union
 
 LONG_NAME = 60
-"""Characters of a client's value that an error repeats; a name with more is no misspelt one of ours."""
+"""Characters of a client's value that an error repeats; a longer name is not a misspelt one of ours."""
 _TRUE, _FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
 _NAMES = {
     bool: "true or false",
@@ -33,7 +34,7 @@ def coerce(value: Any, hint: Any) -> Any:  # noqa: PLR0911 - a table of cases re
     """Return `value` as the type `hint`.
 
     Raises:
-        ValueError: it does not fit; the text completes the sentence "name must be …".
+        ValueError: the value does not fit. The text completes the sentence "name must be …".
     """
     origin = typing.get_origin(hint)
     if origin is typing.Annotated:
@@ -57,20 +58,20 @@ def coerce(value: Any, hint: Any) -> Any:  # noqa: PLR0911 - a table of cases re
 
 
 def closest(name: str, known: Iterable[str]) -> str:
-    """Return ", did you mean 'x'?" for the known name most like `name`, or nothing."""
-    if len(name) > LONG_NAME:  # the search takes longer than linearly
+    """Return ", did you mean 'x'?" for the known name most like `name`, or an empty string."""
+    if len(name) > LONG_NAME:  # the search takes more than linear time
         return ""
     found = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     return f", did you mean '{found[0]}'?" if found else ""
 
 
 def shown(value: str) -> str:
-    """Return a text, or the beginning of a long one, for an error."""
+    """Return a text, shortened if it is long, for an error."""
     return value if len(value) <= LONG_NAME else value[: LONG_NAME - 3] + "..."
 
 
 def to_bool(value: Any) -> bool:
-    """Return a boolean from true, false, 1, 0 or their spellings as strings."""
+    """Return a boolean from true, false, 1, 0 or a string that spells one."""
     if isinstance(value, bool):
         return value
     word = str(value).strip().lower() if isinstance(value, str | int) else ""
@@ -82,23 +83,24 @@ def to_bool(value: Any) -> bool:
 
 
 def to_int(value: Any) -> int:
-    """Return an integer of 64 bits from an integer, an integral float or a string of one; a boolean is not an integer."""
+    """Return a 64-bit integer from an integer, an integral float or a string of one; refuse a boolean."""
     if isinstance(value, str):
         try:
+            # "100.0" and "1e3" are integers as well.
             value = int(value) if not set(value) & set(".eE") else float(value)
         except ValueError:
             raise _wrong(value, int) from None
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise _wrong(value, int)
-    if isinstance(value, float) and not value.is_integer():  # NaN and infinity are not integers either
+    if isinstance(value, float) and not value.is_integer():  # also true for NaN and infinity
         raise _wrong(value, int)
-    if not -(2**63) <= value < 2**63:  # msgpack, by which vLLM's processes talk, has no larger ones
+    if not -(2**63) <= value < 2**63:  # vLLM's processes talk by msgpack, which has no larger integers
         raise ValueError("must be an integer of 64 bits")
     return int(value)
 
 
 def to_float(value: Any) -> float:
-    """Return a finite float from a number or a string of one; a boolean is not a number."""
+    """Return a finite float from a number or a string of one; refuse a boolean."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise _wrong(value, float)
     try:
@@ -111,7 +113,7 @@ def to_float(value: Any) -> float:
 
 
 def to_str(value: Any) -> str:
-    """Return a string; anything else is refused."""
+    """Return a string; refuse anything else."""
     if not isinstance(value, str):
         raise _wrong(value, str)
     return value
@@ -136,6 +138,7 @@ def _wrong(value: Any, kind: type) -> ValueError:
 
 
 def _json(value: Any) -> str:
+    # Shortened before it is written as JSON, because a client's value may be huge.
     return shown(json.dumps(value[:LONG_NAME] if isinstance(value, str | list) else value, default=str))
 
 
@@ -143,6 +146,8 @@ def _union(value: Any, members: tuple[Any, ...]) -> Any:
     if value is None and type(None) in members:
         return None
     candidates = [m for m in members if m is not type(None)]
+    # The type that the value already has goes first, so that e.g. a string stays one where a number
+    # would do, too.
     exact = [m for m in candidates if (typing.get_origin(m) or m) is type(value)]
     problems = []
     for member in [*exact, *(m for m in candidates if m not in exact)]:
@@ -150,14 +155,16 @@ def _union(value: Any, members: tuple[Any, ...]) -> Any:
             return coerce(value, member)
         except ValueError as error:
             problems.append(error)
+    # the error of the type that fits best
     raise problems[0]
 
 
 def _literal(value: Any, choices: tuple[Any, ...]) -> Any:
     for choice in choices:
+        # The type must match as well: in Python, True equals 1.
         if value == choice and type(value) is type(choice):
             return choice
-    for choice in choices:  # "1" for 1
+    for choice in choices:  # also take "1" for 1
         if str(value) == str(choice):
             return choice
     allowed = ", ".join(str(c) for c in choices)

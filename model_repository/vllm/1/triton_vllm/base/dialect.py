@@ -1,6 +1,7 @@
-"""COMPATIBILITY: what differs on purpose between us and the official vLLM backend. One object, chosen once at load.
+"""COMPATIBILITY: the deliberate differences between us and the official vLLM backend, as one object chosen at load.
 
-The official behaviour was read in vllm_backend's src/model.py and src/utils/metrics.py (2026); docs/official_backend.md lists it.
+The official behaviour was read in vllm_backend's src/model.py and src/utils/metrics.py (2026).
+docs/official_backend.md lists the differences.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ _LATENCY = (1.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0)
 HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
     "vllm:time_to_first_token_seconds": ("vllm:time_to_first_token_seconds", _TTFT),
     "vllm:time_per_output_token_seconds": ("vllm:time_per_output_token_seconds", _PER_TOKEN),
-    "vllm:inter_token_latency_seconds": ("vllm:time_per_output_token_seconds", _PER_TOKEN),  # vLLM's name for it since 0.11
+    "vllm:inter_token_latency_seconds": ("vllm:time_per_output_token_seconds", _PER_TOKEN),  # vLLM's name since 0.11
     "vllm:e2e_request_latency_seconds": ("vllm:e2e_request_latency_seconds", _LATENCY),
     "vllm:request_prompt_tokens": ("vllm:request_prompt_tokens", ()),
     "vllm:request_generation_tokens": ("vllm:request_generation_tokens", ()),
     "vllm:request_params_n": ("vllm:request_params_n", ()),
 }
-"""Name and buckets of what the official backend makes of each of vLLM's histograms; without buckets it has vLLM's."""
+"""For each of vLLM's histograms, the official backend's name and buckets; without buckets vLLM's are used."""
 
 
 class Dialect:
@@ -40,11 +41,12 @@ class Dialect:
 
     Attributes:
         is_official: whether COMPATIBILITY asks for the official backend's behaviour.
-        takes_empty_text: an empty `text_input` is left to vLLM, not refused.
-        takes_unknown_fields: fields of an `embedding_request` that nobody knows are left out, not refused.
-        reads_timeout: Triton's timeout of a request counts.
-        merges_outputs: a response may carry several outputs.
-        metrics_period_s: between two updates of the metrics.
+        takes_empty_text: whether an empty `text_input` goes to vLLM. Otherwise it is refused.
+        takes_unknown_fields: whether unknown fields of an `embedding_request` are ignored.
+            Otherwise they are refused.
+        reads_timeout: whether Triton's timeout of a request is obeyed.
+        merges_outputs: whether a response may contain several outputs.
+        metrics_period_s: seconds between two updates of the metrics.
     """
 
     is_official = False
@@ -55,19 +57,19 @@ class Dialect:
     metrics_period_s = 1.0
 
     def error(self, error: AdapterError) -> tuple[str, str]:
-        """Return the text and the name of the `TritonError` code with which a request is refused."""
+        """Return the text and the name of the `TritonError` code for a failed request."""
         return str(error), error.code
 
     def log_error(self, log: Log, text: str) -> None:
-        """Log the text of a refusal; ours is for the client alone."""
+        """Log the text of an error. Our own dialect logs nothing: the text is for the client only."""
 
     def metric_name(self, sample: str, labels: Mapping[str, str]) -> str | None:
-        """Return the name under which one of vLLM's samples is published, None if it is not."""
+        """Return the name under which one of vLLM's samples is published, or None to leave it out."""
         del labels
         return sample
 
     def metric_labels(self, labels: Mapping[str, str]) -> dict[str, str]:
-        """Return the labels of a sample that are published."""
+        """Return the labels with which a sample is published."""
         return dict(labels)
 
 
@@ -82,11 +84,12 @@ class OfficialDialect(Dialect):
     metrics_period_s = 0.05
 
     def error(self, error: AdapterError) -> tuple[str, str]:
-        """See `Dialect`: nearly all of its errors are internal ones with the same words in front."""
+        """See `Dialect`. The official backend reports nearly all errors as internal ones, with the same prefix."""
         text = str(error)
         if isinstance(error, CancelledError) or text == DEAD:
             return text, error.code
-        known = text.startswith((FAILED, "LoRA "))  # adapters are looked up before anything else, and without those words
+        # adapters are looked up first, so their errors have no prefix
+        known = text.startswith((FAILED, "LoRA "))
         return text if known else cut(FAILED + text), "INTERNAL"
 
     def log_error(self, log: Log, text: str) -> None:
@@ -108,12 +111,13 @@ class OfficialDialect(Dialect):
             return None
         name, bounds = HISTOGRAMS[family]
         bound = labels.get("le")
+        # A bucket's count includes all smaller ones, so leaving buckets out keeps the rest right.
         if bound is not None and bounds and float(bound) not in (*bounds, math.inf):
             return None
         return f"{name}_{suffix}"
 
     def metric_labels(self, labels: Mapping[str, str]) -> dict[str, str]:
-        """See `Dialect`: a bucket's bound as Triton writes it, `1` where Python's client has `1.0`."""
+        """See `Dialect`. Write a bucket's bound as Triton does: `1` where Python's client has `1.0`."""
         bound = labels.get("le")
         if bound is None:
             return {}

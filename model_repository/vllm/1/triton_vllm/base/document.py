@@ -1,4 +1,4 @@
-"""Read a JSON document of a request within bounds."""
+"""Read a JSON document of a request within limits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _JSON_NAMES = {
 
 
 def json_object(text: str, name: str, depth: int) -> dict[str, Any]:
-    """Return the JSON object in `text`; `name` is the input that an error names, `depth` the most levels."""
+    """Return the JSON object in `text`; `name` is the input for errors, `depth` the most levels."""
     value = json_value(text, name, depth)
     if not isinstance(value, dict):
         raise InvalidRequestError(f"{name} must be a JSON object, not {_JSON_NAMES[type(value)]}")
@@ -30,14 +30,15 @@ def json_value(text: str, name: str, depth: int) -> Any:
 
     Args:
         text: the document.
-        name: the input that an error names.
-        depth: how many lists and objects may lie within each other; 0 for no limit.
+        name: the input's name for errors.
+        depth: the most levels of lists and objects. 0 means no limit.
 
     Raises:
-        InvalidRequestError: it is no JSON, too deep, or has half of a character that needs two ("\ud800").
+        InvalidRequestError: not valid JSON, too deep, or half of a character that needs two ("\ud800").
     """
     try:
         value = json.loads(text, parse_constant=_no_constant)
+        # Only such an escape can make half a character. Encoding the value finds it.
         if "\\ud" in text or "\\uD" in text:
             json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:
@@ -46,14 +47,16 @@ def json_value(text: str, name: str, depth: int) -> Any:
         raise InvalidRequestError(f"{name} is not valid JSON: {error}") from None
     except RecursionError:
         raise InvalidRequestError(f"{name} is nested too deeply") from None
-    # Most documents have fewer brackets than levels are allowed, and counting those costs nothing.
+    # Most documents have fewer brackets than levels are allowed. Counting brackets is cheap, so it
+    # comes first.
     if 0 < depth < text.count("{") + text.count("[") and is_deeper(value, depth):
         raise InvalidRequestError(f"{name} is nested too deeply: at most {depth} levels are taken")
     return value
 
 
 def is_deeper(value: Any, depth: int) -> bool:
-    """Return whether more than `depth` lists and objects lie within each other."""
+    """Return whether lists and objects are nested more than `depth` levels deep."""
+    # level by level, without recursion: a deep document must not exhaust the stack
     level = [value] if isinstance(value, list | dict) else []
     for _ in range(depth):
         inner = [child for node in level for child in (node.values() if isinstance(node, dict) else node)]
@@ -64,14 +67,16 @@ def is_deeper(value: Any, depth: int) -> bool:
 
 
 def check_integers(value: Any, what: str) -> None:
-    """Refuse integers at any depth that msgpack, by which vLLM's processes talk, or a grammar's compiler cannot hold.
+    """Refuse integers of more than 64 bits, at any depth.
+
+    Neither msgpack, by which vLLM's processes talk, nor a grammar's compiler can hold them.
 
     Args:
-        value: as JSON gave it.
+        value: a value from JSON.
         what: begins the sentence "… holds an integer of more than 64 bits".
 
     Raises:
-        InvalidRequestError: there is one.
+        InvalidRequestError: there is such an integer.
     """
     level = [value]
     while level:

@@ -1,4 +1,4 @@
-"""What can go wrong with a request, and the Triton status code each becomes.
+"""The errors of requests, and the Triton status code of each.
 
 AdapterError
 ├── InvalidRequestError   INVALID_ARG    the request itself is wrong
@@ -14,23 +14,23 @@ import re
 from typing import ClassVar
 
 LONGEST = 500
-"""Characters of an error's text; vLLM's repeat what they were given, however long that is."""
+"""Characters of an error's text; vLLM's errors repeat their input, however long it is."""
 _PLACE = re.compile(r"(?<![\w:/.])/(?:[\w.+~-]+/)+[\w.+~-]*|\b0x[0-9a-fA-F]{6,}")
-"""A path of this machine, or an address in its memory."""
+"""Matches a path of this machine, or an address in its memory; clients must not see them."""
 
 DEAD = "Model is unavailable due to unhealthy vLLM engine"
 """The answer to every request while the engine is dead; the official backend uses the same text."""
 
 
 def cut(text: str) -> str:
-    """Return a text, or its beginning, as an error's."""
+    """Return an error's text, shortened to `LONGEST` characters."""
     return text if len(text) <= LONGEST else text[: LONGEST - 3] + "..."
 
 
 class AdapterError(Exception):
     """An error with a text for the client and the name of a `TritonError` code.
 
-    The text is cut to 500 characters, and without paths and addresses of the server.
+    The text is cut to 500 characters, and the server's paths and addresses are removed.
     """
 
     code: ClassVar[str] = "INTERNAL"
@@ -41,13 +41,13 @@ class AdapterError(Exception):
 
 
 class InvalidRequestError(AdapterError):
-    """The request is malformed; the text says which input, why, and what would be right."""
+    """The request is malformed; the text names the input, the reason and a correct value."""
 
     code = "INVALID_ARG"
 
 
 class UnsupportedError(AdapterError):
-    """The request is well formed but this model or vLLM cannot do it."""
+    """The request is well formed, but this model or this vLLM cannot do it."""
 
     code = "UNSUPPORTED"
 
@@ -65,8 +65,8 @@ class CancelledError(AdapterError):
 
 
 class InternalError(AdapterError):
-    """Something unexpected; carries no internals to the client."""
+    """Something unexpected; the text gives the client no internals."""
 
 
 class ConfigError(Exception):
-    """The model's configuration is wrong: load fails with this text as Triton's reason."""
+    """The model's configuration is wrong; the load fails, and Triton reports this text as the reason."""

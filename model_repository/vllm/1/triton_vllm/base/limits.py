@@ -1,4 +1,4 @@
-"""How much one request may ask for: what is larger is refused before anything is spent on it."""
+"""Limit how much one request may ask for; a larger request is refused before it costs anything."""
 
 from __future__ import annotations
 
@@ -34,53 +34,65 @@ TEMPLATE_KWARGS = (
     "tools_in_user_message",
     "xml_tools",
 )
-"""What the templates of public models read."""
+"""The variables that the chat templates of public models read."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """The limits of requests; each field is the parameter of config.pbtxt of its name in capitals, and 0 is no limit.
+    """The limits of requests. Each field is the parameter of config.pbtxt with its name in capitals; 0 means no limit.
 
     Attributes:
-        max_requests_in_flight: requests that have not been answered to the end; a further one is UNAVAILABLE at once.
+        max_requests_in_flight: requests whose answer is not complete. A further request is
+            UNAVAILABLE at once.
         max_request_bytes: all inputs and parameters of a request.
-        max_text_bytes: `text_input`, `prompt_token_ids`, `embedding_request`, and of `messages` what is no medium.
-        max_parameter_bytes: each of `sampling_parameters`, `tools`, `tool_choice` and `chat_template_kwargs`.
-        max_characters_per_token: a text with more characters than this for each token of the model's length is not tokenized.
-        max_json_depth: lists and objects within each other.
+        max_text_bytes: `text_input`, `prompt_token_ids`, `embedding_request`, and `messages`
+            without their media.
+        max_parameter_bytes: each of `sampling_parameters`, `tools`, `tool_choice` and
+            `chat_template_kwargs`.
+        max_characters_per_token: characters for each token of the model's length. A longer text is
+            not tokenized.
+        max_json_depth: levels of lists and objects.
         max_messages: messages of a conversation.
         max_parts: parts of the contents of all messages.
         max_tools: tools of a conversation.
         max_inputs: inputs of an `embedding_request`, or its pairs to score.
-        max_pooled_numbers: numbers in the answer to an `embedding_request`, of all its inputs; one takes 21 characters of JSON.
+        max_pooled_numbers: numbers in the answer to an `embedding_request`, for all inputs. Each
+            takes 21 characters of JSON.
         max_n: completions of a request.
-        max_answer_tokens: `n` times `max_tokens`, where `n` is more than one.
+        max_answer_tokens: `n` times `max_tokens`, if `n` is more than one.
         max_logprobs: `logprobs` and `prompt_logprobs`.
-        max_stream_interval: tokens that a client may have vLLM gather for a response of a stream.
+        max_stream_interval: tokens that vLLM gathers for one response of a stream, if the client
+            asks for that.
         max_stop_strings: strings of `stop`, and of `bad_words`.
         max_constraint_bytes: a JSON schema, regular expression, grammar or structural tag.
-        max_constraint_depth: parentheses within each other in a regular expression or grammar.
-        max_constraint_repeats: characters of a regular expression with its repetitions written out, and each repetition or
-            length in a grammar or schema.
+        max_constraint_depth: levels of parentheses in a regular expression or grammar.
+        max_constraint_repeats: characters of a regular expression with its repetitions written out.
+            Also each repetition or length in a grammar or schema.
         max_choices: strings of `choice`, and of all enumerations of a schema.
         max_images: pictures of a request.
         max_image_bytes: a picture's file.
-        max_image_pixels: width times height of all pictures of a request, read from their first bytes.
+        max_image_pixels: width times height of all pictures of a request. Read from the files'
+            first bytes.
         max_clips: audios and videos of a request.
         max_clip_bytes: the file of an audio or a video.
-        max_clip_seconds: an audio, which vLLM measures while it decodes, or a video, by its header.
-        max_video_frames: of a video, by its header.
-        max_frame_pixels: width times height of all videos of a request, by their headers.
-        allowed_media_domains: hosts from which vLLM may fetch what `messages` refer to; empty: nothing is fetched.
+        max_clip_seconds: the length of an audio or a video. vLLM measures an audio while it
+            decodes; a video's header says it.
+        max_video_frames: frames of a video. Read from its header.
+        max_frame_pixels: width times height of all videos of a request. Read from their headers.
+        allowed_media_domains: hosts from which vLLM may fetch media of `messages`. If empty, vLLM
+            fetches nothing.
         allowed_chat_template_kwargs: names in `chat_template_kwargs`.
-        allowed_request_fields: fields of `sampling_parameters` for the engine that a request may have; empty: none.
-        operator_requests: operations that an `operator_request` may ask for; empty: none.
-        max_constraint_seconds: a processor's, of compiling a constraint, which is tried in a process of its own.
-        default_timeout_seconds: the timeout of a request that gives none.
-        max_queue_seconds: how long a request may wait until vLLM begins to work on it; a longer wait ends in UNAVAILABLE.
-            An hour: 1,024 requests in flight, the default, wait that long only where fewer than one in 3.5 s is answered. Ten
-            minutes would end batches that do well: of 1,024 answers of 8,000 tokens, 256 at a time and each with 20 tokens/s, the
-            last begin after 20 minutes.
+        allowed_request_fields: fields of `sampling_parameters` for the engine that a request may
+            have. If empty, none.
+        operator_requests: operations that an `operator_request` may ask for. If empty, none.
+        max_constraint_seconds: processor time for compiling a constraint. A process of its own
+            tries it.
+        default_timeout_seconds: the timeout of a request that sets none.
+        max_queue_seconds: how long a request may wait until vLLM begins to work on it. After that
+            it gets UNAVAILABLE. The default is an hour. With 1,024 requests in flight, also the
+            default, requests wait that long only if the server answers fewer than one in 3.5 s. Ten
+            minutes would end healthy batches: 1,024 answers of 8,000 tokens, 256 at a time and 20
+            tokens/s each. The last of them begin after 20 minutes.
     """
 
     max_requests_in_flight: int = 1024
@@ -131,16 +143,16 @@ _SIZE = {
 
 
 def refuse_above(limit: int, found: int, what: str, unit: str = "") -> None:
-    """Refuse a request in which there is more than `limit` of something; a limit of 0 refuses nothing.
+    """Refuse a request that has more than `limit` of something; a limit of 0 refuses nothing.
 
     Args:
         limit: the limit.
-        found: how much there is.
+        found: how much the request has.
         what: the beginning of the sentence "messages has … messages".
-        unit: of what.
+        unit: the unit of `found`.
 
     Raises:
-        InvalidRequestError: says what, how much and the limit.
+        InvalidRequestError: there is more. The text has the amount and the limit.
     """
     if 0 < limit < found:
         raise InvalidRequestError(f"{what} {found}{unit and ' '}{unit}; this model takes at most {limit}")
@@ -150,12 +162,12 @@ def check_sizes(limits: Limits, inputs: Mapping[str, np.ndarray[Any, Any]], para
     """Refuse a request whose inputs are too large, before they are decoded.
 
     Args:
-        limits: the model's.
+        limits: the model's limits.
         inputs: the tensors by name.
         parameters: the request parameters as JSON text.
 
     Raises:
-        InvalidRequestError: an input, or all of them, are too large.
+        InvalidRequestError: one input is too large, or all together are.
     """
     total = len(parameters)
     for name, array in inputs.items():
@@ -171,7 +183,7 @@ def check_sizes(limits: Limits, inputs: Mapping[str, np.ndarray[Any, Any]], para
 
 def _bytes(array: np.ndarray[Any, Any]) -> int:
     if array.dtype.kind == "i":
-        return 4 * array.size  # what a token id needs; they come in 64 bits so that none is cut
+        return 4 * array.size  # a token id needs 4 bytes; ids arrive with 64 bits so that none is cut
     if array.dtype.kind != "O":
         return int(array.nbytes)
     if array.size == 1:

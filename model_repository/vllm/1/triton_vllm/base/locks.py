@@ -1,6 +1,6 @@
-"""Locks of files (flock): the kernel frees those of a process that dies, so nothing depends on an orderly end.
+"""Lock files with flock. The kernel frees the locks of a process that dies, so nothing depends on an orderly end.
 
-A process that was forked holds them, too, until it ends or `free` is called.
+A forked process holds its parent's locks, too, until it ends or `free` is called.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
 
 
 def take(path: Path, *, shared: bool = False, waits: bool = False) -> int:
-    """Return the descriptor that holds the lock of a file, which is made if it is not there.
+    """Return the descriptor that holds the lock of a file; the file is made if it is missing.
 
     Args:
-        path: the file; whoever holds it may remove it.
-        shared: whether others may hold it at the same time, who say the same.
-        waits: whether to wait for others.
+        path: the file. The process that holds the lock may remove it.
+        shared: whether other shared holders are allowed at the same time.
+        waits: whether to wait for other holders.
 
     Raises:
-        BlockingIOError: another process holds it.
+        BlockingIOError: another process holds the lock.
         OSError: the file cannot be made.
     """
     kind = (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if waits else fcntl.LOCK_NB)
@@ -30,7 +30,7 @@ def take(path: Path, *, shared: bool = False, waits: bool = False) -> int:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             fcntl.flock(descriptor, kind)
-            if os.fstat(descriptor).st_nlink:  # else whoever held it has just removed it
+            if os.fstat(descriptor).st_nlink:  # 0 if the previous holder has just removed the file
                 return descriptor
         except BaseException:
             os.close(descriptor)
@@ -39,6 +39,6 @@ def take(path: Path, *, shared: bool = False, waits: bool = False) -> int:
 
 
 def free(descriptor: int) -> None:
-    """Give a lock up, also for children that have it."""
+    """Free a lock, for children that inherited it as well."""
     fcntl.flock(descriptor, fcntl.LOCK_UN)
     os.close(descriptor)

@@ -1,4 +1,4 @@
-"""Which process is which."""
+"""Tell processes apart."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from pathlib import Path
 
 
 def process_space() -> str:
-    """Return where a process id means the same process: a boot of a machine and a namespace of process ids.
+    """Return the range in which a process id is unique: a machine's boot and a namespace of process ids.
 
-    vLLM gives its workers on other machines of a Ray cluster all variables of EngineCore, where no process has the owner's id.
+    vLLM gives its workers on other machines of a Ray cluster all variables of EngineCore. The
+    owner's id means nothing there.
     """
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
@@ -18,8 +19,9 @@ def process_space() -> str:
 
 
 def start_time(process: int) -> str:
-    """Return when a process was started, for its id may be another's later."""
+    """Return when a process was started; its id alone may belong to another process later."""
     try:
+        # Field 22 of proc(5), counted after the name, which may contain spaces and parentheses.
         return Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]
     except (OSError, IndexError):
         return ""

@@ -1,9 +1,15 @@
-"""Types of the objects of Triton, vLLM and Prometheus that cross modules, reduced to what is used of them.
+"""Types of the objects of Triton, vLLM and Prometheus that cross modules, reduced to the members that are used.
 
-Read in python_backend's src/pb_stub.cc and src/resources/triton_python_backend_utils.py (branch r24.10), in vLLM's outputs.py,
-logprobs.py, v1/engine/async_llm.py, v1/engine/output_processor.py and renderers/base.py (0.32.0), and in prometheus_client's
-metrics_core.py and samples.py. tools/vllm_contract.py looks for what is declared here of
-vLLM's classes in the sources of other versions: "since 0.20" in a docstring says of which it is not required.
+They were read in these sources:
+
+- python_backend, branch r24.10: src/pb_stub.cc, src/resources/triton_python_backend_utils.py
+- vLLM 0.32.0: outputs.py, logprobs.py, v1/engine/async_llm.py, v1/engine/output_processor.py and
+  renderers/base.py
+- prometheus_client: metrics_core.py, samples.py
+
+tools/vllm_contract.py looks in the sources of other versions for the members of vLLM's classes that
+are declared here. A docstring with "since 0.20" says that earlier versions need not have the
+member.
 """
 
 from __future__ import annotations
@@ -18,16 +24,16 @@ if TYPE_CHECKING:
 
 
 class Log(Protocol):
-    """Take log lines; `base.triton.Log` in the server."""
+    """Takes log lines; `base.triton.Log` in the server."""
 
     def info(self, text: str) -> None:
-        """Log what happens in normal running."""
+        """Log an event of normal operation."""
 
     def warning(self, text: str) -> None:
-        """Log what an operator should look at."""
+        """Log something that an operator should look at."""
 
     def error(self, text: str) -> None:
-        """Log what has failed."""
+        """Log a failure."""
 
 
 class TritonTensor(Protocol):
@@ -44,10 +50,10 @@ class ResponseSender(Protocol):
     """`pb_utils.InferenceResponseSender`; only `base.triton.Channel` has one."""
 
     def send(self, response: object = None, flags: int = 0) -> None:
-        """Send a response; blocks for a handshake with the server."""
+        """Send a response; blocks until the server has confirmed it."""
 
     def is_cancelled(self) -> bool:
-        """Ask the server; crashes it once the final response is on its way."""
+        """Ask the server whether the request is cancelled; this crashes the server once the final response is on its way."""
 
 
 class TritonRequest(Protocol):
@@ -66,14 +72,14 @@ class TritonRequest(Protocol):
         """Return the timeout in microseconds."""
 
     def get_response_sender(self) -> ResponseSender:
-        """Return what the request is answered through."""
+        """Return the sender for the request's responses."""
 
 
 class ModelConfig(Protocol):
     """`pb_utils.ModelConfig`."""
 
     def as_dict(self) -> Mapping[str, Any]:
-        """Return config.pbtxt as it would be in JSON."""
+        """Return config.pbtxt as a JSON object."""
 
     def add_input(self, input: Mapping[str, Any]) -> None:  # noqa: A002 - Triton's name
         """Declare an input."""
@@ -155,11 +161,11 @@ Positions = Iterable["Mapping[int, Logprob] | None"]
 
 
 class CompletionOutput(Protocol):
-    """`vllm.outputs.CompletionOutput`: what is new of one of a request's completions."""
+    """`vllm.outputs.CompletionOutput`: the new part of one of a request's completions."""
 
     @property
     def index(self) -> int:
-        """Which of the `n` completions."""
+        """The number of the completion, below `n`."""
 
     @property
     def text(self) -> str:
@@ -175,7 +181,7 @@ class CompletionOutput(Protocol):
 
     @property
     def cumulative_logprob(self) -> float | None:
-        """The sum of all tokens' log probabilities, if asked for."""
+        """The sum of the log probabilities of all tokens, if asked for."""
 
     @property
     def finish_reason(self) -> str | None:
@@ -191,11 +197,11 @@ class RequestOutput(Protocol):
 
     @property
     def outputs(self) -> Sequence[CompletionOutput]:
-        """The completions that have something new."""
+        """The completions that have a new part."""
 
     @property
     def finished(self) -> bool:
-        """Whether it is the request's last one."""
+        """Whether this is the request's last output."""
 
     @property
     def prompt_token_ids(self) -> Sequence[int] | None:
@@ -214,10 +220,10 @@ class Pooled(Protocol):
     """A `torch.Tensor` of pooled numbers."""
 
     def numel(self) -> int:
-        """Return how many there are."""
+        """Return how many numbers there are."""
 
     def tolist(self) -> Any:
-        """Return the numbers in lists, nested as its shape says."""
+        """Return the numbers in lists that are nested as the tensor's shape."""
 
 
 class PoolingOutput(Protocol):
@@ -237,7 +243,7 @@ class PoolingRequestOutput(Protocol):
 
     @property
     def finished(self) -> bool:
-        """Whether it is the request's last one; always true."""
+        """Whether this is the request's last output; always true."""
 
     @property
     def prompt_token_ids(self) -> Sequence[int]:
@@ -245,7 +251,7 @@ class PoolingRequestOutput(Protocol):
 
 
 class Gathered:
-    """The outputs of a pooling request's parts, in the order of the parts: our own, and the request's one output."""
+    """The outputs of a pooling request's parts, in the order of the parts; our own class, the request's only output."""
 
     finished = True
 
@@ -254,7 +260,7 @@ class Gathered:
 
 
 class Told:
-    """What an operator is told: our own, and the request's one output."""
+    """The answer to an operator request; our own class, the request's only output."""
 
     finished = True
 
@@ -268,7 +274,7 @@ Tensors = list[tuple[str, "np.ndarray[Any, Any]"]]
 """A response's tensors with their names."""
 Output = RequestOutput | PoolingRequestOutput | Gathered | Told
 Item = Output | AdapterError
-"""What a job's answer is made of: outputs, of which the last is finished, or an error at the end."""
+"""An item of a job's answer: an output, of which the last is finished, or an error at the end."""
 
 
 class Collector(Protocol):
@@ -277,7 +283,7 @@ class Collector(Protocol):
     put: Callable[[Output | Exception], None]
 
     def get_nowait(self) -> Output | None:
-        """Return what was put so far; raise it if it was an exception."""
+        """Return the outputs so far; if an exception was put, raise it."""
 
 
 class Renderer(Protocol):
@@ -287,7 +293,7 @@ class Renderer(Protocol):
         """Tokenize in this thread."""
 
     def render_cmpl_async(self, prompts: Sequence[Any]) -> Awaitable[Sequence[Any]]:
-        """Tokenize in a thread of vLLM's."""
+        """Tokenize in one of vLLM's threads."""
 
     def render_chat_async(self, conversations: Sequence[Any], chat_params: Any) -> Awaitable[tuple[Any, Sequence[Any]]]:
         """Apply the chat template, then tokenize."""
@@ -298,10 +304,10 @@ class EngineClient(Protocol):
 
     @property
     def model_config(self) -> Any:
-        """What vLLM knows of the model."""
+        """The model as vLLM describes it."""
 
     async def get_supported_tasks(self) -> Sequence[str]:
-        """Return what the model can do: generate, embed and others."""
+        """Return what the model can do: "generate", "embed" and others."""
 
     def generate(self, prompt: Any, sampling_params: Any, request_id: str) -> AsyncIterator[Any]:
         """Add a request and return its outputs."""
@@ -315,22 +321,22 @@ class EngineClient(Protocol):
         """Begin a request; its outputs are put into the collector."""
 
     async def abort(self, request_id: str) -> None:
-        """Stop a request; one that is unknown is ignored."""
+        """Stop a request; an unknown id is ignored."""
 
     async def is_sleeping(self) -> bool:
-        """Ask EngineCore whether it is asleep."""
+        """Ask EngineCore whether it sleeps."""
 
     async def sleep(self, level: int) -> None:
-        """Pause EngineCore; from level 1 on it frees the memory of its devices."""
+        """Pause EngineCore; from level 1 on this frees its devices' memory."""
 
     async def wake_up(self) -> object:
-        """Undo that."""
+        """End the sleep."""
 
     async def reset_prefix_cache(self) -> object:
-        """Forget cached prefixes; return whether that was possible."""
+        """Drop cached prefixes; return whether that was possible."""
 
     def get_tokenizer(self) -> Any:
-        """Return the tokenizer; to be awaited before 0.20."""
+        """Return the tokenizer; it must be awaited before 0.20."""
 
     def shutdown(self) -> None:
         """End vLLM's processes."""

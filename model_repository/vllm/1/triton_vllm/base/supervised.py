@@ -1,4 +1,4 @@
-"""A thread of the adapter that an exception does not end."""
+"""Run a thread of the adapter that survives exceptions."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from triton_vllm.base.protocols import Log
 
 PAUSE_S = 0.1
-"""Between an exception and the next attempt: one that comes back at once must not take a core."""
+"""Seconds between an exception and the next attempt: an exception that is raised again at once must not take a core."""
 
 
 def thread(name: str, work: Callable[[], None], log: Log) -> threading.Thread:
     """Return a thread, not yet started, that calls `work` until it returns.
 
-    After an exception `work` is called again, so it must find its way from where it was. The log has an exception once,
-    however often it is raised in a row.
+    After an exception, `work` is called again, so it must be able to continue. An exception that is
+    raised several times in a row is logged once.
     """
 
     def run() -> None:
@@ -35,7 +35,7 @@ def thread(name: str, work: Callable[[], None], log: Log) -> threading.Thread:
                     said = line
                     text = "".join(traceback.format_exception(error))
                     with contextlib.suppress(Exception):
-                        log.error(f"thread {name} failed and goes on:\n{text}")  # noqa: TRY400 - Triton's log knows no exceptions
+                        log.error(f"thread {name} failed and goes on:\n{text}")  # noqa: TRY400 - Triton's log has no exception()
                 time.sleep(PAUSE_S)
             else:
                 return

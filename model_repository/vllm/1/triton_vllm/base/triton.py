@@ -23,19 +23,19 @@ if TYPE_CHECKING:
 
 TRACE = ("traceparent", "tracestate")
 LONGEST_HEADER = 512
-"""Characters of a `tracestate`, which W3C allows to cut to that."""
+"""Characters of a `tracestate`; W3C allows shortening it to that."""
 SHARED_MEMORY = "/dev/shm"  # noqa: S108 - where POSIX shared memory lives on Linux
 MARGIN = 8 << 20
-"""Bytes of shared memory beyond a response for what is sent at the same time, and for the region's growth by a step."""
+"""Bytes of shared memory that a response must leave free: for other responses, and for one step of the region's growth."""
 PLENTY = 1 << 30
-"""Bytes of free shared memory that nothing uses up in a moment: it would take 50 GB/s."""
+"""Bytes of free shared memory that cannot be used up in `MOMENT_S`: that would take 50 GB/s."""
 MOMENT_S = 0.02
-"""How long what was seen of shared memory is taken to be so, s."""
+"""How many seconds a measurement of free shared memory is used."""
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 ENDING = "Server not ready"
-"""What an ending server says of each of its models; one that is not ready is called by its name."""
+"""A stopping server's error about each of its models; the error about a model that is not ready has the model's name."""
 NO_OUTPUT = "server_ends"
-"""No output of a model has this name, so that no server hands the question to the model."""
+"""An output name that no model has, so that no server passes the question on to the model."""
 
 
 def inputs(request: TritonRequest) -> Inputs:
@@ -47,7 +47,8 @@ def parameters(request: TritonRequest) -> str:
     """Return the request parameters as JSON text.
 
     Raises:
-        InvalidRequestError: they are no text: Triton hands on what an HTTP body holds, and decodes it here.
+        InvalidRequestError: they are not UTF-8. Triton passes on an HTTP body's bytes, and decodes
+            them only here.
     """
     try:
         return request.parameters()
@@ -56,10 +57,11 @@ def parameters(request: TritonRequest) -> str:
 
 
 def trace_headers(request: TritonRequest) -> dict[str, str]:
-    """Return the trace that a request belongs to, as HTTP headers of W3C's trace context; nothing if there is none.
+    """Return the request's trace as HTTP headers of W3C's trace context; empty if there is no trace.
 
-    The server's own trace is the one (`--trace-config mode=opentelemetry`), else the headers that its frontends forward as
-    parameters (`--http-header-forward-pattern`, `--grpc-header-forward-pattern`).
+    The server's own trace comes first (`--trace-config mode=opentelemetry`). Otherwise it is the
+    headers that the frontends forward as parameters (`--http-header-forward-pattern`,
+    `--grpc-header-forward-pattern`).
     """
     context = request.trace().get_context() if hasattr(request, "trace") else None
     try:
@@ -71,7 +73,7 @@ def trace_headers(request: TritonRequest) -> dict[str, str]:
 
 
 def timeout_us(request: TritonRequest) -> int:
-    """Return the request's `timeout` parameter in microseconds; Triton keeps it apart from the other parameters."""
+    """Return the request's `timeout` parameter in microseconds; Triton keeps it separate from the other parameters."""
     return int(request.timeout()) if hasattr(request, "timeout") else 0
 
 
@@ -81,26 +83,32 @@ def unload(name: str) -> None:
 
 
 def is_ending(name: str) -> bool:
-    """Return whether the server is about to end; a round trip.
+    """Return whether the server is stopping; a round trip.
 
-    It is asked for an answer of the model itself, which it refuses before the model sees the request (since 26.03 it may ask the
-    model's `is_ready` first): a decoupled model's answers cannot be had in this way, and once it ends it answers nothing about
-    its models. `is_model_ready` would ask less, but at the end its answer is an error, whose text the stub reads after it has let
-    the server free it (24.10, and in the sources of 2025): on a busy machine one stub in eighteen died of that, and its requests
-    waited for ever. Where shared memory is short nothing is asked: a question that finds no room there ends the stub as well.
+    This asks the server for an answer of the model itself. The server refuses before the model sees
+    the request: a decoupled model does not answer in this way. Since 26.03 the server may ask the
+    model's `is_ready` first. A stopping server answers nothing about its models, and its error says
+    so.
+
+    `is_model_ready` would be a smaller question. But a stopping server answers it with an error.
+    The stub reads that error's text after it has let the server free it (24.10, and in the sources
+    of 2025). On a busy machine one stub in eighteen died of that, and its requests waited for ever.
+
+    If shared memory is short, nothing is asked: a question that finds no room there ends the stub
+    as well.
     """
     if not room.fits(0):
         return False
     request = pb_utils.InferenceRequest(model_name=name, requested_output_names=[NO_OUTPUT], inputs=[])
     try:
         error = request.exec().error()
-    except pb_utils.TritonModelException:  # nothing may be asked while the model is being unloaded
+    except pb_utils.TritonModelException:  # no questions are allowed while the model is being unloaded
         return False
     return error is not None and ENDING in error.message()
 
 
 def shared_memory_free() -> int:
-    """Return how many bytes Triton's region of shared memory can grow by; a system call of a microsecond."""
+    """Return by how many bytes Triton's region of shared memory can grow; a system call of a microsecond."""
     try:
         found = os.statvfs(SHARED_MEMORY)
     except OSError:
@@ -109,14 +117,14 @@ def shared_memory_free() -> int:
 
 
 class Room:
-    """Whether a response fits in shared memory.
+    """Decides whether a response fits in shared memory.
 
-    The system call gives Python's lock away, and to get it back took a tenth of a sender's time with 128 in flight. So where
-    `PLENTY` was free a moment ago it is not made.
+    The system call releases Python's lock. Getting it back took a tenth of a sender's time with 128
+    requests in flight. So there is no system call if `PLENTY` was free a moment ago.
 
     Args:
-        free: returns the bytes that are free.
-        clock: seconds.
+        free: returns the free bytes.
+        clock: returns seconds.
     """
 
     def __init__(self, free: Callable[[], int] = shared_memory_free, clock: Callable[[], float] = time.monotonic) -> None:
@@ -142,12 +150,12 @@ def _size(tensors: Tensors) -> int:
 
 
 class Channel:
-    """The response sender of one request; `answer` knows when each of these may be called.
+    """The response sender of one request; `answer` knows when each method may be called.
 
     Args:
-        request: Triton's.
-        dialect: gives errors their words and code, and logs them.
-        log: the model's.
+        request: Triton's request.
+        dialect: determines the text and code of errors, and logs them.
+        log: the model's log.
     """
 
     __slots__ = ("_dialect", "_log", "_sender")
@@ -158,11 +166,12 @@ class Channel:
         self._log = log
 
     def send(self, tensors: Tensors, *, final: bool) -> None:
-        """Send one response; blocks for a handshake with the server.
+        """Send one response; blocks until the server has confirmed it.
 
-        Triton's sender closes before it places a final response in shared memory, and takes nothing after it: a client whose
-        answer did not fit would wait for ever. So where that might happen the end goes out by itself, after the content: it
-        fits in what the content has left.
+        Triton's sender closes before it places a final response in shared memory, and takes nothing
+        after it. If that answer did not fit, its client would wait for ever. So where it might not
+        fit, the end is sent alone, after the content. It fits in the memory that the content has
+        left.
         """
         response = pb_utils.InferenceResponse([pb_utils.Tensor(name, array) for name, array in tensors])
         if not final:
@@ -171,7 +180,7 @@ class Channel:
             self._sender.send(response, FINAL)
         else:
             self._sender.send(response, 0)
-            del response  # its shared memory with it
+            del response  # frees its shared memory, which the end then uses
             self._sender.send(flags=FINAL)
 
     def send_error(self, error: AdapterError) -> None:
@@ -179,22 +188,23 @@ class Channel:
         text, name = self._dialect.error(error)
         with contextlib.suppress(Exception):  # the log goes through the shared memory that may be full
             self._dialect.log_error(self._log, text)
+        # A code that this Triton does not have becomes UNKNOWN.
         code = getattr(pb_utils.TritonError, name, pb_utils.TritonError.UNKNOWN)
         self._sender.send(pb_utils.InferenceResponse(error=pb_utils.TritonError(text, code)), FINAL)
 
     def is_cancelled(self) -> bool:
-        """Ask whether the client has cancelled the request or gone away; a round trip to the server."""
+        """Return whether the client has cancelled the request or gone away; a round trip to the server."""
         return bool(self._sender.is_cancelled())
 
 
 class TritonMetrics:
-    """Make metrics in the server; `create` raises TritonModelException where the server has none."""
+    """Creates metrics in the server; `create` raises TritonModelException if the server has none."""
 
     def __init__(self) -> None:
         self._families: dict[str, Any] = {}
 
     def create(self, name: str, description: str, labels: Mapping[str, str], *, counter: bool) -> Metric:
-        """Return a new metric of the family of that name."""
+        """Return a new metric in the family `name`."""
         if name not in self._families:
             kind = pb_utils.MetricFamily.COUNTER if counter else pb_utils.MetricFamily.GAUGE
             self._families[name] = pb_utils.MetricFamily(name=name, description=description, kind=kind)
@@ -210,7 +220,7 @@ class TritonMetrics:
         metric.set(value)
 
     def clear(self) -> None:
-        """Drop the families: each holds its metrics, and the server shows them for as long."""
+        """Drop the families. The server shows their metrics as long as they exist."""
         self._families.clear()
 
 
@@ -221,13 +231,13 @@ class Log:
         self._prefix = f"[{name}] "
 
     def info(self, text: str) -> None:
-        """Log what happens in normal running."""
+        """Log an event of normal operation."""
         pb_utils.Logger.log_info(self._prefix + text)
 
     def warning(self, text: str) -> None:
-        """Log what an operator should look at."""
+        """Log something that an operator should look at."""
         pb_utils.Logger.log_warn(self._prefix + text)
 
     def error(self, text: str) -> None:
-        """Log what has failed."""
+        """Log a failure."""
         pb_utils.Logger.log_error(self._prefix + text)

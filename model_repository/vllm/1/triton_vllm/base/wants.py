@@ -1,4 +1,4 @@
-"""Which optional outputs a request asks for."""
+"""The optional outputs that a request asks for."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Wants:
-    """Which optional outputs the request asks for; with `no_logprobs` its `logprobs` is null, for vLLM was asked for none."""
+    """The optional outputs that a request asks for. With `no_logprobs` vLLM computes none, and the output `logprobs` is null."""
 
     finish_reason: bool = False
     cumulative_logprob: bool = False

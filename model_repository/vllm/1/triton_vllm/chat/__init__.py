@@ -1,4 +1,4 @@
-"""Chats: in come a request's messages and tools, out go what vLLM is asked, and the parts of its answer.
+"""Chats: turn a request's messages and tools into a prompt's parts, and read the parts of the answer.
 
-It uses the checks of `media` and `constraints`. It touches no file and starts no thread.
+This room uses the checks of `media` and `constraints`. It touches no file and starts no thread.
 """

@@ -1,4 +1,4 @@
-"""Open conversations with the model's parsers, and have their constraints checked as a request's own."""
+"""Open conversations with the model's parsers, and check the constraints that vLLM makes from their tools."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ if TYPE_CHECKING:
 def begin(
     parsers: Parsers | None, chat: Chat, params: Any, refusals: tuple[type[Exception], ...], limits: Limits, *, stream: bool
 ) -> Conversation | None:
-    """Return what reads the answers to a chat, or None: the model has no parsers.
+    """Return the conversation that reads the answers to a chat; None if the model has no parsers.
 
     Args:
-        parsers: the model's.
-        chat: what was asked.
-        params: its SamplingParams, which get what the parsers need.
-        refusals: the exceptions by which vLLM says that a request is wrong.
-        limits: the model's.
+        parsers: the model's parsers.
+        chat: the parsed chat.
+        params: its SamplingParams. The parsers' settings are written into them.
+        refusals: vLLM's exceptions for wrong requests.
+        limits: the model's limits.
         stream: whether the answer is streamed.
 
     Raises:
-        UnsupportedError: a tool choice, and no parser of tool calls.
+        UnsupportedError: the request has a tool choice, and the model no parser of tool calls.
         InvalidRequestError: vLLM refuses messages, tools or the tool choice.
     """
     if chat.tool_choice not in (None, "none") and (parsers is None or not parsers.names.tool):
@@ -40,7 +40,7 @@ def begin(
         constraint = conversation.structured()
     except refusals as error:
         raise InvalidRequestError(f"messages, tools or tool_choice: {_reason(error)}") from None
-    if constraint is not given:
+    if constraint is not given:  # made from the tools, so its size has not been checked
         names = ("json", "regex", "grammar", "structural_tag", "choice")
         try:
             constraints.check(limits, {name: getattr(constraint, name, None) for name in names})
@@ -54,7 +54,7 @@ def begin(
 
 
 def _reason(error: Exception) -> str:
-    """Return the first thing that vLLM says is wrong, with its place in the request."""
+    """Return vLLM's first complaint, with its place in the request."""
     errors = getattr(error, "errors", None)
     if callable(errors) and (found := errors()):
         place = ".".join(str(part) for part in found[0]["loc"][:4])

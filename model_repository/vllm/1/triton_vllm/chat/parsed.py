@@ -15,23 +15,25 @@ if TYPE_CHECKING:
     from triton_vllm.vllm_api import Conversation, Reader
 
 READ_S = 0.005
-"""For as long a response's outputs are read one by one, s of a processor; the rest as one, which takes as long as a single
-one. Some of vLLM's parsers read the whole answer again with each token, 6 ms at 8,000 tokens of tool calls: a lane that fell
-behind would never catch up, and its other streams wait. Read as one all the time they come out otherwise: a "<think>" stays."""
+"""For how many processor seconds a response's outputs are read one by one. The rest is read as one
+output, which takes as long as a single one. Some of vLLM's parsers read the whole answer again with
+each token: 6 ms at 8,000 tokens of tool calls. A lane that fell behind would never catch up, and
+its other streams would wait. Always reading them as one changes the result: a "<think>" stays in
+the text."""
 _log = logging.getLogger(__name__)
 _noted: set[tuple[Any, ...]] = set()
 
 
 class AnswerReader:
-    """Read the answers to one chat with the model's parsers; it runs in the chat's sender thread.
+    """Reads the answers to one chat with the model's parsers; it runs in the chat's sender thread.
 
-    What a parser raises about is answered as plain text from there on: the tokens have been paid for, and vLLM's own server
-    would throw them away.
+    If a parser raises, the rest of the completion is answered as plain text. The tokens have been
+    paid for, and vLLM's own server would throw them away.
 
     Args:
-        conversation: gives the parsers.
-        n: completions of the request.
-        clock: seconds of a processor: a busy machine makes no parser slow.
+        conversation: makes the parsers.
+        n: the request's completions.
+        clock: returns processor seconds, because a busy machine does not make a parser slow.
     """
 
     def __init__(self, conversation: Conversation, n: int, clock: Callable[[], float] = time.thread_time) -> None:
@@ -41,7 +43,7 @@ class AnswerReader:
         self._readers: list[Reader | None] = [*readers]
 
     def read(self, outputs: Sequence[RequestOutput]) -> list[list[Piece]]:
-        """Return what is new of each completion in consecutive outputs."""
+        """Return the new pieces of each completion in consecutive outputs."""
         parts: list[list[CompletionOutput | Fragment]] = [[] for _ in self._readers]
         for output in outputs:
             for part in output.outputs:
@@ -55,7 +57,7 @@ class AnswerReader:
     ) -> list[Piece]:
         pieces: list[Piece] = []
         for number, part in enumerate(parts):
-            if 0 < number < len(parts) - 1 and self._clock() > until:  # the first may be a mark that parsers want alone
+            if 0 < number < len(parts) - 1 and self._clock() > until:  # a parser may need the first part, such as a mark, alone
                 return [*pieces, self._read(index, _joined(parts[number:]), prompt)]
             pieces.append(self._read(index, part, prompt))
         return pieces
@@ -65,7 +67,8 @@ class AnswerReader:
         if reader is not None:
             try:
                 return reader.read(part, prompt)
-            except Exception as error:  # noqa: BLE001 - a parser raises what it likes about what a model has written
+            except Exception as error:  # noqa: BLE001 - a parser may raise anything about the model's text
+                # the rest of this completion is plain text
                 self._readers[index] = None
                 _note(error)
         return Piece(part.text, finish_reason=part.finish_reason)

@@ -1,4 +1,4 @@
-"""Take the names of the parsers of chat answers out of the engine arguments."""
+"""Take the names of the parsers of chat answers from the engine arguments."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 TOOL = ("tool_parser", "tool_call_parser")
-"""Ours, and the name of the option of vLLM's server; neither is an argument of its engine."""
+"""Our name, and the name of the option of vLLM's server; neither is an argument of its engine."""
 
 
 def split(given: Mapping[str, Any], file: str) -> tuple[Mapping[str, Any], str]:
-    """Return the engine arguments without the parser of tool calls, and its name or nothing.
+    """Return the engine arguments without the parser of tool calls, and that parser's name (may be empty).
 
     Raises:
-        ConfigError: it is no string, or there are two.
+        ConfigError: the name is not a string, or there are two different names.
     """
     found = {name: given[name] for name in TOOL if given.get(name) not in (None, "")}
     for name, value in found.items():
@@ -30,15 +30,18 @@ def split(given: Mapping[str, Any], file: str) -> tuple[Mapping[str, Any], str]:
 
 
 def choose(tool: str, values: Mapping[str, Any], file: str) -> vllm_api.ParserNames:
-    """Return the names of the parsers; none where vLLM takes the reasoning's for where a constraint begins only (before 0.26).
+    """Return the names of the parsers.
+
+    They are empty if this vLLM uses its parser of reasoning only to find where a constraint begins
+    (before 0.26).
 
     Args:
         tool: the parser of tool calls.
-        values: the engine arguments, of which `reasoning_parser` is one.
-        file: where they were read.
+        values: the engine arguments. `reasoning_parser` is one of them.
+        file: the file with the arguments.
 
     Raises:
-        ConfigError: this vLLM has no such parser.
+        ConfigError: this vLLM does not have such a parser.
     """
     if not tool and not vllm_api.has_parsers():
         return vllm_api.ParserNames()

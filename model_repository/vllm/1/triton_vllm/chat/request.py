@@ -1,4 +1,4 @@
-"""Parse a conversation: messages, tools and what goes to the model's chat template besides."""
+"""Parse a conversation: messages, tools and the other inputs of the model's chat template."""
 
 from __future__ import annotations
 
@@ -22,15 +22,22 @@ INPUTS = ("tools", "tool_choice", "chat_template_kwargs")
 CHOICES = ("none", "auto", "required")
 NAMED = '{"type": "function", "function": {"name": "…"}}'
 _DATA = re.compile(r'"(?i:data):[^"]*|"data" *: *"[^"]*')
-"""A picture, audio or video in JSON."""
+"""Matches a picture, audio or video in JSON."""
 
 
 @dataclass(frozen=True)
 class Chat:
     """A conversation for the model's chat template.
 
-    `characters` counts those of messages and tools in JSON, without the pictures, audios and videos that `media` tells of;
-    `tool_choice` is none, auto, required or an object that names a function, as in the OpenAI protocol.
+    Attributes:
+        messages: the messages.
+        tools: the tools. None for a chat without tools.
+        template_kwargs: additional arguments of the template.
+        characters: the length of messages and tools as JSON. Pictures, audios and videos do not count.
+        media: whether the messages contain pictures, audios or videos.
+        tool_choice: none, auto, required, or an object that names a function, as in the OpenAI
+            protocol.
+        parallel_tool_calls: the OpenAI protocol's field.
     """
 
     messages: tuple[Mapping[str, Any], ...]
@@ -42,7 +49,7 @@ class Chat:
     parallel_tool_calls: bool | None = None
 
     def fields(self) -> dict[str, Any]:
-        """Return it as the fields of a chat request in the OpenAI protocol, as vLLM's server knows it."""
+        """Return the conversation as the fields of a chat request in the OpenAI protocol, as vLLM's server takes them."""
         return {
             "messages": [dict(message) for message in self.messages],
             "tools": [dict(tool) for tool in self.tools] if self.tools else None,
@@ -53,14 +60,14 @@ class Chat:
 
 
 def parse(limits: Limits, texts: Mapping[str, str]) -> Chat:
-    """Return a conversation.
+    """Return the conversation of a request.
 
     Args:
-        limits: the model's.
-        texts: its inputs as JSON.
+        limits: the model's limits.
+        texts: the conversation's inputs as JSON.
 
     Raises:
-        InvalidRequestError: with the name of the input, the reason and what is expected.
+        InvalidRequestError: the text has the name of the input, the reason and the expected value.
     """
     messages, media = _messages(limits, texts["messages"])
     tools = _tools(limits, texts["tools"]) if "tools" in texts else None
@@ -71,17 +78,19 @@ def parse(limits: Limits, texts: Mapping[str, str]) -> Chat:
 
 
 def joined(texts: Sequence[str]) -> str:
-    """Return the JSON list of a conversation: from one text with the list or an object, or from a text for each message."""
+    """Return a conversation's JSON list, from one text with the list or an object, or from one text for each message."""
     if len(texts) == 1 and not texts[0].lstrip().startswith("{"):
         return texts[0]
     return f"[{','.join(texts)}]"
 
 
 def _messages(limits: Limits, text: str) -> tuple[list[Mapping[str, Any]], list[int]]:
-    """Return the messages, and the characters of each picture, audio and video in them."""
+    """Return the messages, and the length of each picture, audio and video in them."""
+    # Media are left out of the count. This is done before parsing, so that a huge text is never parsed.
     if 0 < limits.max_text_bytes < len(text):
         rest = len(text) - sum(len(found) for found in _DATA.findall(text))
         refuse_above(limits.max_text_bytes, rest, "messages have, without pictures, audios and videos,", "characters")
+    # a cheap check before the text is parsed
     refuse_above(limits.max_messages, text.count('"role"'), "messages have", "roles")
     messages = json_value(text, "messages", limits.max_json_depth)
     if not isinstance(messages, list) or not messages or not all(isinstance(m, dict) and "role" in m for m in messages):
@@ -93,7 +102,7 @@ def _messages(limits: Limits, text: str) -> tuple[list[Mapping[str, Any]], list[
     for message in messages:
         if (
             message.get("reasoning") is None and "reasoning_content" in message
-        ):  # its older name, which vLLM's renderer passes over
+        ):  # the older name of the field, which vLLM's renderer ignores
             message["reasoning"] = message["reasoning_content"]
     return messages, media
 
@@ -109,7 +118,7 @@ def _tools(limits: Limits, text: str) -> list[Mapping[str, Any]] | None:
 
 
 def _choice(limits: Limits, text: str, tools: Sequence[Mapping[str, Any]]) -> str | Mapping[str, Any] | None:
-    """Return the tool choice: a plain word, or JSON."""
+    """Return the tool choice, from a plain word or JSON."""
     choice = text if text in CHOICES else json_value(text, "tool_choice", limits.max_json_depth)
     if choice is None:
         return None
@@ -134,13 +143,13 @@ def _function_name(value: Any) -> str | None:
 
 def _kwargs(limits: Limits, text: str) -> dict[str, Any]:
     kwargs = json_object(text, "chat_template_kwargs", limits.max_json_depth)
-    check_integers(kwargs, "chat_template_kwargs")  # they go to EngineCore too, for its parser of reasoning
+    check_integers(kwargs, "chat_template_kwargs")  # EngineCore gets them too, for its parser of reasoning
     known = limits.allowed_chat_template_kwargs
     if kwargs.get("continue_final_message") and kwargs.get("add_generation_prompt"):
         raise InvalidRequestError("chat_template_kwargs: continue_final_message and add_generation_prompt exclude each other")
     for name in kwargs:
-        if name == "chat_template":  # a program, which would run in the server for as long as it likes
+        if name == "chat_template":  # a template is a program, which could run in the server for any time
             raise InvalidRequestError("chat_template_kwargs cannot hold a chat_template; the model's own is used")
-        if name not in known:  # vLLM hands some of them to the tokenizer, which then pads to any length
+        if name not in known:  # vLLM passes some of them to the tokenizer, which then pads to any length
             raise InvalidRequestError(f"chat_template_kwargs cannot hold '{shown(name)}'{closest(name, known)}")
     return kwargs

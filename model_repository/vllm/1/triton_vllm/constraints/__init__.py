@@ -1,5 +1,5 @@
-"""Constraints on the text of an answer: in comes a schema, regex or grammar, out goes a refusal if it is bad.
+"""Constraints on the text of an answer: check a schema, regular expression or grammar, and refuse a bad one.
 
-A process of its own tries each new constraint, since one may take for ever or crash.
+A separate process tries each new constraint, because compiling it may take for ever or crash.
 No other room starts a process for a request.
 """

@@ -1,4 +1,4 @@
-"""Check the size of structured-output constraints, from which vLLM compiles automata that grow faster than their texts."""
+"""Check the size of structured-output constraints: vLLM compiles them to automata that grow faster than their texts."""
 
 from __future__ import annotations
 
@@ -18,17 +18,20 @@ if TYPE_CHECKING:
 _REPEATS = re.compile(r"\{\s*(\d*)\s*(?:,\s*(\d*)\s*)?\}")
 _BOUNDS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties", "minContains", "maxContains")
 _EBNF = re.compile(r"^(?:(?!#|//).)*?::=", re.MULTILINE)
-"""A rule of a grammar for xgrammar, outside comments; vLLM takes a grammar without any for one in Lark's syntax."""
+"""A rule of a grammar for xgrammar, outside comments. vLLM takes a grammar without such a rule for one in Lark's syntax."""
 MANY = 1 << 40
-"""Larger sizes are not told apart."""
+"""Sizes above this one are treated as equal to it."""
 
 
 @dataclass(frozen=True)
 class Constraint:
-    """What the answer must match, as it is compiled.
+    """A constraint of the answer, as it is compiled.
 
-    `name` is the request's field, `kind` one of json, regex, grammar, lark and structural_tag; `seconds` of a processor are the
-    most that compiling may take.
+    Attributes:
+        name: the request's field.
+        kind: json, regex, grammar, lark or structural_tag.
+        text: the constraint itself.
+        seconds: the most processor time that compiling may take.
     """
 
     name: str
@@ -38,10 +41,10 @@ class Constraint:
 
 
 def check(limits: Limits, fields: Mapping[str, Any]) -> None:
-    """Check the fields of vLLM's StructuredOutputsParams as a request gave them.
+    """Check the fields of vLLM's StructuredOutputsParams as the request has them.
 
     Raises:
-        InvalidRequestError: one of them is empty, or too large in one of its measures.
+        InvalidRequestError: a field is empty, or exceeds one of the limits.
     """
     for name in ("json", "regex", "grammar", "structural_tag", "whitespace_pattern", "choice"):
         value = fields.get(name)
@@ -61,9 +64,10 @@ def check(limits: Limits, fields: Mapping[str, Any]) -> None:
 
 
 def to_compile(limits: Limits, params: Any) -> Constraint | None:
-    """Return the constraint in vLLM's StructuredOutputsParams, or None: there is none, or its size bounds what it costs.
+    """Return the constraint in vLLM's StructuredOutputsParams that must be tried, or None.
 
-    A `choice` costs half a second at most (65,536 characters, 32,000 tokens).
+    A `choice` need not be tried, because its size limits its cost: at most half a second (65,536
+    characters, 32,000 tokens).
     """
     for name in ("json", "regex", "grammar", "structural_tag"):
         value = getattr(params, name, None)
@@ -75,12 +79,15 @@ def to_compile(limits: Limits, params: Any) -> Constraint | None:
 
 
 def expansion(pattern: str) -> tuple[int, int]:
-    """Return how long a regular expression is with its repetitions written out, and the depth of its parentheses."""
+    """Return the length of a regular expression with its repetitions written out, and the depth of its parentheses."""
+    # `sizes` has an entry for each open parenthesis. `last` is the size of what a repetition
+    # repeats.
     sizes, deepest, last, position = [0], 0, 0, 0
     while position < len(pattern):
         char = pattern[position]
         repeat = _REPEATS.match(pattern, position) if char == "{" else None
         if repeat and any(repeat.groups()):
+            # 12 digits exceed any useful limit, and int() refuses very long numbers.
             times = max(int(text[:12]) for text in repeat.groups() if text)
             sizes[-1] += last * max(times - 1, 0)
             last *= max(times, 1)
@@ -107,6 +114,7 @@ def _atom_end(pattern: str, position: int) -> int:
     if pattern[position] == "\\":
         return position + 2
     if pattern[position] == "[":
+        # directly after "[", a "]" is an ordinary character
         end = pattern.find("]", position + 2)
         while end > 0 and pattern[end - 1] == "\\" and pattern[end - 2] != "\\":
             end = pattern.find("]", end + 1)
@@ -116,7 +124,7 @@ def _atom_end(pattern: str, position: int) -> int:
 
 def _pattern(limits: Limits, value: Any, where: str) -> None:
     if not isinstance(value, str):
-        return  # its type is refused where all types are
+        return  # types are checked elsewhere, for all fields
     refuse_above(limits.max_constraint_bytes, len(value), f"{where} has", "characters")
     size, depth = expansion(value)
     refuse_above(limits.max_constraint_repeats, size, f"{where} has, with its repetitions written out,", "characters")
@@ -164,6 +172,7 @@ def _document(limits: Limits, value: Any, where: str) -> None:
         for name in _BOUNDS:
             bound = node.get(name)
             if isinstance(bound, int | float):
+                # 1e999 in JSON becomes infinity, which int() refuses.
                 size = int(bound) if abs(bound) < MANY else MANY
                 refuse_above(limits.max_constraint_repeats, size, f"{where} has a {name} of")
     refuse_above(limits.max_choices, choices, f"{where} has", "entries of enumerations")

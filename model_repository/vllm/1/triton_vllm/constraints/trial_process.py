@@ -1,8 +1,9 @@
-"""A process of its own in which constraints of requests are compiled once, to see what that costs.
+"""A separate process that compiles constraints of requests once, to see what that costs.
 
-Run as a script by the environment's interpreter. Over its standard input, a Unix socket, it gets connections: from the first it
-reads the tokenizer, and every further one is a constraint, for which it forks. What runs out of processor time or memory
-there ends without a word, and takes nothing else with it.
+The environment's interpreter runs this file as a script. Its standard input is a Unix socket that
+delivers connections. It reads the tokenizer from the first connection. Each further connection is a
+constraint, for which it forks. A fork that exceeds its processor time or memory ends without an
+answer, and nothing else ends with it.
 """
 
 from __future__ import annotations
@@ -27,17 +28,18 @@ COMPILERS: Mapping[str, tuple[str, str]] = {
     "lark": ("from_lark", "compile_lark"),
     "structural_tag": ("from_structural_tag", "compile_structural_tag"),
 }
-"""xgrammar's functions that read a constraint, as vLLM does in the event loop, and compile it, as EngineCore does."""
+"""xgrammar's functions to read a constraint, as vLLM does in the event loop, and to compile it, as EngineCore does."""
 
 
 TOKENS = 16
-"""Of an answer that are tried as well: of a grammar that can be read in many ways each takes long, and delays everybody's."""
+"""How many tokens of an answer are tried as well. If a grammar can be read in many ways, each token
+takes long and delays all other requests."""
 DONE = b"done"
 
 
 def serve(control: socket.socket) -> None:
     """Take connections until the other end is closed."""
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # forks that end leave nothing behind
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel then removes forks that have ended
     xgrammar = importlib.import_module("xgrammar")
     tokenizer = None
     while (connection := _receive(control)) is not None:
@@ -54,16 +56,18 @@ def serve(control: socket.socket) -> None:
 
 
 def _attempt(xgrammar: Any, tokenizer: Any, task: Mapping[str, Any]) -> None:
-    """Compile a constraint; end the process where that takes too long.
+    """Compile a constraint; the kernel ends the process if that takes too long.
 
     Raises:
-        MemoryError: it takes too much memory.
+        MemoryError: compiling takes too much memory.
     """
     used = int(re.findall(r"VmData:\s*(\d+)", Path("/proc/self/status").read_text("utf-8"))[0]) << 10
+    # The limit is for the whole process, so its present size is added.
     resource.setrlimit(resource.RLIMIT_DATA, (used + task["bytes"],) * 2)
     read, compile_ = COMPILERS[task["kind"]]
+    # The signal's default action ends the process.
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
-    signal.setitimer(signal.ITIMER_PROF, task["read_s"])  # counts all threads
+    signal.setitimer(signal.ITIMER_PROF, task["read_s"])  # counts the processor time of all threads
     try:
         what = _arguments(xgrammar, task["kind"], task["text"])
         getattr(xgrammar.Grammar, read)(*what)
@@ -72,7 +76,7 @@ def _attempt(xgrammar: Any, tokenizer: Any, task: Mapping[str, Any]) -> None:
         _answer(xgrammar, tokenizer, compiled)
     except MemoryError:
         raise
-    except Exception:  # noqa: BLE001, S110 - malformed, or beyond this compiler: vLLM says so, or has another one
+    except Exception:  # noqa: BLE001, S110 - malformed, or not for xgrammar: vLLM reports it, or uses another compiler
         pass
     signal.setitimer(signal.ITIMER_PROF, 0)
 
@@ -89,7 +93,7 @@ def _arguments(xgrammar: Any, kind: str, text: str) -> tuple[Any, ...]:
 
 
 def _answer(xgrammar: Any, tokenizer: Any, compiled: Any) -> None:
-    """Go the way of an answer of a few tokens, each the first that the grammar allows."""
+    """Walk through an answer of a few tokens; each is the first token that the grammar allows."""
     matcher = xgrammar.GrammarMatcher(compiled)
     mask = xgrammar.allocate_token_bitmask(1, tokenizer.vocab_size)
     for _ in range(TOKENS):

@@ -1,8 +1,11 @@
-"""Refuse constraints that cost too much to compile: each is tried within bounds of time and memory before vLLM gets it.
+"""Refuse constraints that cost too much to compile: each is tried with limits of time and memory before vLLM gets it.
 
-How long xgrammar takes cannot be told from a constraint's size: `.?` 64 times takes more than four seconds of a processor, `a?`
-64 times 0.2 s and `a{0,10000}` nothing (xgrammar 0.2.8, 32,000 tokens). vLLM would read it in the event loop, and compile it in
-the one or few threads of EngineCore that all constraints share, for as long as it takes.
+A constraint's size does not tell how long xgrammar takes. `.?` 64 times takes more than four
+processor seconds. `a?` 64 times takes 0.2 s, and `a{0,10000}` almost none (xgrammar 0.2.8, 32,000
+tokens).
+
+vLLM reads a constraint in the event loop. It compiles it in the one or few threads of EngineCore
+that all constraints share. It sets no limit of time.
 """
 
 from __future__ import annotations
@@ -27,31 +30,32 @@ if TYPE_CHECKING:
     from triton_vllm.constraints.checks import Constraint
 
 READ_S = 0.25
-"""Processor time of reading a constraint, which vLLM does in the event loop, s."""
+"""The most processor seconds for reading a constraint, which vLLM does in the event loop."""
 MEMORY = 1 << 29
-"""Bytes that compiling may take."""
+"""The most bytes that compiling may take."""
 AT_ONCE = 2
-"""Constraints that are tried at the same time."""
+"""How many constraints are tried at the same time."""
 PATIENCE_S = 60.0
-"""Seconds for an answer on the clock: on a busy machine a second of a processor takes several."""
+"""How many seconds of the clock to wait for an answer: on a busy machine, a processor second takes several."""
 IDLE_S = 300.0
-"""Seconds without a constraint after which the worker ends. It takes 300 MB, with CUDA 590 MB, as xgrammar imports torch."""
+"""After how many seconds without a constraint the worker ends. It takes 300 MB, with CUDA 590 MB,
+because xgrammar imports torch."""
 REMEMBERED = 1024
-"""Constraints that need not be tried again."""
+"""How many constraints that passed are remembered, so that they are not tried again."""
 SCRIPT = Path(__file__).with_name("trial_process.py")
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-"""A process that forks should have one thread, and needs no GPU."""
+"""The worker forks, so it should have one thread; it needs no GPU."""
 DONE = b"done"
 ENDS_S = 10.0
-"""Seconds after which a worker that was told to end is killed."""
+"""After how many seconds a worker is killed if it does not end on request."""
 _log = logging.getLogger(__name__)
 
 
 class Trials:
     """Tries constraints in a worker process.
 
-    The first constraint starts the worker and waits a second or two for it. The worker ends after some idle minutes, and with
-    this process.
+    The first constraint starts the worker and waits a second or two for it. The worker ends after
+    some idle minutes, and with this process.
     """
 
     def __init__(self) -> None:
@@ -68,8 +72,8 @@ class Trials:
         """Return if vLLM may compile a constraint.
 
         Raises:
-            InvalidRequestError: it takes too long or too much memory.
-            UnavailableError: the machine is too busy to tell, or the worker has been killed.
+            InvalidRequestError: compiling takes too long or too much memory.
+            UnavailableError: the machine is too busy to find out, or the worker has been killed.
         """
         key = (constraint.kind, constraint.text)
         if key in self._passed or not vllm_api.compiles_with_xgrammar(llm):
@@ -91,12 +95,13 @@ class Trials:
 
     async def _attempt(self, llm: EngineClient, constraint: Constraint) -> bool:
         worker = await self._running(llm)
+        # Constraints cannot be tried here, so vLLM compiles them untried.
         if worker is None:
             return True
         try:
             return await asyncio.to_thread(worker.attempt, constraint)
         except OSError:
-            self._end_worker()  # the next request starts another
+            self._end_worker()  # the next request starts a new worker
             raise UnavailableError(f"structured_outputs.{constraint.name} could not be compiled in time: try again") from None
 
     def _begin(self) -> None:
@@ -124,7 +129,7 @@ class Trials:
                 except OSError:
                     raise UnavailableError("structured_outputs could not be tried, the machine is too busy: try again") from None
                 except Exception as error:  # an older xgrammar, or a tokenizer that it does not know
-                    if self._has_worked:  # then neither is the reason
+                    if self._has_worked:  # then neither can be the cause
                         raise UnavailableError("structured_outputs could not be tried: try again") from error
                     self._possible = False
                     _log.warning("Constraints are not tried before vLLM compiles them", exc_info=True)
@@ -135,11 +140,11 @@ class Worker:
     """The process of `trial_process.py`; its methods block.
 
     Args:
-        tokenizer: as xgrammar has written it.
+        tokenizer: the tokenizer as xgrammar has serialized it.
 
     Raises:
-        OSError: it could not be started in time, or was killed.
-        RuntimeError: it cannot read the tokenizer.
+        OSError: the process could not be started in time, or was killed.
+        RuntimeError: the process cannot read the tokenizer.
     """
 
     def __init__(self, tokenizer: str) -> None:
@@ -150,29 +155,29 @@ class Worker:
         try:
             ready = self._ask(tokenizer) == DONE
         except TimeoutError:
-            self.end()  # it may end with a traceback now, which says nothing
+            self.end()  # from here on it may end with a traceback, which would mean nothing
             raise
         except OSError:
             ready = False
         if not ready:
             self.end()
-            if self._process.returncode > 0:  # it has ended by itself, with a traceback
+            if self._process.returncode > 0:  # it has ended on its own, with a traceback
                 raise RuntimeError("xgrammar's worker cannot read the tokenizer")
             raise ConnectionError("xgrammar's worker was killed")
 
     def attempt(self, constraint: Constraint) -> bool:
-        """Return whether a constraint is compiled within the bounds.
+        """Return whether compiling a constraint stays within the limits.
 
         Raises:
-            OSError: the worker is gone, or the machine very busy.
+            OSError: the worker has ended, or the machine is very busy.
         """
         limits = {"bytes": MEMORY, "read_s": READ_S, "compile_s": constraint.seconds}
         return self._ask(json.dumps({"kind": constraint.kind, "text": constraint.text, **limits})) == DONE
 
     def end(self) -> None:
-        """End the process. A constraint under way is still answered: it has a process of its own."""
-        with suppress(OSError):  # it has ended
-            self._control.shutdown(socket.SHUT_RDWR)  # as a forked EngineCore has a copy of the socket
+        """End the process. A constraint that is being tried is still answered: it has its own process."""
+        with suppress(OSError):  # the process has already ended
+            self._control.shutdown(socket.SHUT_RDWR)  # not just closed: a forked EngineCore has a copy of the socket
         self._control.close()
         try:
             self._process.wait(ENDS_S)
@@ -188,4 +193,5 @@ class Worker:
             ours.settimeout(PATIENCE_S)
             ours.sendall(text.encode())
             ours.shutdown(socket.SHUT_WR)
+            # Empty if the fork has ended without an answer.
             return ours.recv(len(DONE))

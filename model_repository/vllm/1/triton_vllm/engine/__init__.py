@@ -1,4 +1,5 @@
-"""Run vLLM: in come jobs, out go their outputs, each handed to `put`, the last one finished or an exception.
+"""Run vLLM: take jobs, and pass each output to `put`. A job's last output is finished or an exception.
 
-It owns the event loop and its thread; it knows nothing of Triton, of tensors or of how an answer is sent.
+This room owns the event loop and its thread. It knows nothing about Triton, tensors or how an
+answer is sent.
 """

@@ -1,4 +1,4 @@
-"""The life of vLLM's engine: start it, watch it, start it again when it dies, and end it."""
+"""Start vLLM's engine, watch it, start it again when it dies, and end it."""
 
 from __future__ import annotations
 
@@ -28,15 +28,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Pace:
-    """When the engine is looked at, in seconds.
+    """How often the engine is checked, in seconds.
 
     Attributes:
         restart: whether a dead engine is started again.
         health_period: between two checks.
         question_period: between two questions to EngineCore.
-        silence: EngineCore hangs if it does not answer for so long, and a request is stuck if it has no output for so long;
-            0 is as long as vLLM itself waits for a worker's step.
-        backoff: before each attempt to start a dead engine again.
+        silence: EngineCore hangs if it does not answer for this time. A request is stuck if it has
+            no output for this time. With 0, it is the time that vLLM itself waits for a worker's
+            step.
+        backoff: seconds before each attempt to start a dead engine again.
     """
 
     restart: bool = True
@@ -47,24 +48,24 @@ class Pace:
 
 
 _SHOWN = 20
-"""Stuck requests in a line of the log; with a hung engine all are."""
+"""The most stuck requests in a line of the log; if the engine hangs, all requests are stuck."""
 UNLOADED = "the model was unloaded before the request had finished"
 
 
 class Engine:
-    """vLLM's engine, in an event loop on a thread of its own. Public methods are called from other threads.
+    """vLLM's engine, in an event loop on its own thread. Public methods are called from other threads.
 
     Args:
         vllm: the loaded vLLM.
-        source: where the engine comes from.
+        source: starts the engine, or connects to it.
         prompter: makes prompts from requests.
-        log: logs what happens.
+        log: logs events.
         limits: how long a request may take and wait.
-        pace: how often the engine is checked and started again.
+        pace: when the engine is checked and started again.
 
     Attributes:
         runner: takes the requests.
-        facts: what the model can do and take; an engine that was started again has the same model.
+        facts: what the model can do and take. They stay the same when the engine is started again.
     """
 
     def __init__(
@@ -96,11 +97,12 @@ class Engine:
         """Start the loop and load the model; return when requests can be taken.
 
         Args:
-            put: takes each output of a job, an exception as its last one; called in the event loop's thread.
+            put: takes each output of a job. The last may be an exception. Called in the event
+                loop's thread.
             store: the LoRA adapters, if the model has any.
 
         Raises:
-            Exception: whatever vLLM raised.
+            Exception: vLLM's own exception.
         """
         self.runner.deliver_to(put, store)
         self._thread.start()
@@ -112,15 +114,15 @@ class Engine:
         self._loop.call_soon_threadsafe(self._check)
 
     def parsers(self, names: vllm_api.ParserNames) -> vllm_api.Parsers:
-        """Return the parsers of these names for the engine's model."""
+        """Return the parsers with these names for the engine's model."""
         return vllm_api.Parsers(self._llm, names)
 
     def leave(self, grace_s: float) -> None:
-        """Let requests in flight go on for `grace_s` seconds, then cancel them: the server ends, and waits for them no longer."""
+        """Let requests in flight continue for `grace_s` seconds, then cancel them; for a server that is stopping."""
         self._loop.call_soon_threadsafe(self._loop.call_later, grace_s, self._keep_refusing)
 
     def stop(self, grace_s: float) -> None:
-        """Finish what is in flight within `grace_s` seconds, cancel the rest and shut vLLM down; a second call does nothing."""
+        """Let requests finish within `grace_s` seconds, cancel the rest and shut vLLM down; a second call does nothing."""
         if self._loop.is_closed():
             return
         self._ending.set()
@@ -139,7 +141,7 @@ class Engine:
         self.runner.use(self._llm, self.facts)
 
     def _check(self) -> None:
-        """Check regularly whether the engine is alive: an idle one dies without an error in any request."""
+        """Check regularly whether the engine is alive: if it dies while idle, no request gets an error."""
         if self._ending.is_set():
             return
         try:
@@ -159,7 +161,7 @@ class Engine:
         self._loop.call_later(self._pace.health_period, self._check)
 
     def _loss(self) -> Loss | None:
-        """Return why the engine is to be given up, None if it is not."""
+        """Return why the engine must be abandoned, or None."""
         if self._hung:
             return Loss(f"does not answer for {self._silence:.0f} s")
         return self._source.loss() or (Loss("has died") if vllm_api.is_dead(self._llm) else None)
@@ -173,29 +175,29 @@ class Engine:
             self._log.error(f"the engine {loss.what}" + (", starting it again" if self._pace.restart else ""))
 
     def _ask_now_and_then(self) -> None:
-        """Ask EngineCore something while requests are open."""
+        """Ask EngineCore a question from time to time while requests are open."""
         if self.runner.in_flight.jobs() and self._loop.time() - self._asked_at > self._pace.question_period:
             self._asked_at = math.inf
             self._loop.create_task(self._ask())
 
     async def _ask(self) -> None:
-        """Find out whether EngineCore hangs: vLLM takes one that does for healthy, and its requests would wait for ever.
+        """Find out whether EngineCore hangs. vLLM takes a hanging one for healthy, and its requests would wait for ever.
 
-        It answers between two steps of the model, so it may take as long as a step may.
+        EngineCore answers between two steps of the model, so an answer may take as long as a step may.
         """
         llm = self._llm
         try:
             await asyncio.wait_for(llm.is_sleeping(), self._silence)
         except asyncio.TimeoutError:
-            self._hung = llm is self._llm
-        except Exception as error:  # noqa: BLE001 - `is_dead` tells a dead one, and no request is at fault
+            self._hung = llm is self._llm  # a lost engine's answer says nothing about the new one
+        except Exception as error:  # noqa: BLE001 - `is_dead` finds a dead engine, and no request is at fault
             if not vllm_api.is_dead(llm):
                 self._translator.note("the engine could not be asked", error)
         finally:
             self._asked_at = self._loop.time()
 
     def _note_stuck(self) -> None:
-        """Log the requests that have had no output for long, with their state; a whole answer that takes its time is one, too."""
+        """Log the requests without an output for long, with their state; a long whole answer is among them."""
         stuck = self.runner.in_flight.stuck(self._loop.time() - self._silence)
         if not stuck:
             return
@@ -203,14 +205,14 @@ class Engine:
         self._log.warning(f"{len(stuck)} requests have had no output for {self._silence:.0f} s: {shown}")
 
     async def _revive(self) -> None:
-        """Start the engine again, as often as it takes."""
+        """Try to start the engine until it runs."""
         attempt = 0
         while not self._ending.is_set():
             began = time.monotonic()
             try:
                 self._llm.shutdown()
                 await self._load()
-            except Exception as error:  # noqa: BLE001 - out of memory, say, until the dead engine's is free again
+            except Exception as error:  # noqa: BLE001 - e.g. out of memory, until the dead engine's memory is free
                 delay = self._pace.backoff[min(attempt, len(self._pace.backoff) - 1)]
                 attempt += 1
                 self._log.error(f"restart {attempt} failed, next one in {delay:.0f} s: {type(error).__name__}: {error}")
@@ -221,7 +223,7 @@ class Engine:
                 return
 
     def _keep_refusing(self) -> None:
-        """Cancel what is in flight, now and whenever more has come."""
+        """Cancel the requests in flight, now and again after each period, because more may arrive."""
         self.runner.refuse_all(UNLOADED)
         self._loop.call_later(self._pace.health_period, self._keep_refusing)
 
@@ -229,10 +231,11 @@ class Engine:
         """Wait for the requests in flight, then end vLLM and everything else in the loop."""
         end = self._loop.time() + grace_s
         in_flight = self.runner.in_flight
-        while in_flight.count() and self._loop.time() < end:  # noqa: ASYNC110 - once per unload; an event would be set per request
+        # Polled once per unload, because an event would have to be set for each request.
+        while in_flight.count() and self._loop.time() < end:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
         self.runner.refuse_all(UNLOADED)
-        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # lets the tasks begin that stop the refused requests
         self._source.close()
         self._llm.shutdown()
         if self.runner.store is not None:

@@ -1,4 +1,4 @@
-"""Let requests in, or say why not: every request passes here, whichever way it came."""
+"""Admit requests or refuse them; every request passes here, by whichever way it came."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 
 class Gate:
-    """What a request needs of the engine before it is read; no question costs a round trip.
+    """Checks the engine's state for a request, before the request is read; no check needs a round trip.
 
     Args:
         runner: runs the requests.
-        most: requests in flight; 0 is no limit.
+        most: the most requests in flight. 0 means no limit.
         when_dead: called for each request that finds the engine dead.
     """
 
@@ -28,10 +28,10 @@ class Gate:
         self._when_dead = when_dead
 
     def require_alive(self) -> None:
-        """Refuse where there is no engine.
+        """Refuse the request if there is no engine.
 
         Raises:
-            UnavailableError: it is dead.
+            UnavailableError: the engine is dead.
         """
         if self._runner.is_up():
             return
@@ -40,7 +40,7 @@ class Gate:
         raise UnavailableError(DEAD)
 
     def require_awake(self) -> None:
-        """Refuse where only operator requests are taken.
+        """Refuse the request if only operator requests are taken.
 
         Raises:
             UnavailableError: the model is asleep.
@@ -49,7 +49,7 @@ class Gate:
             raise UnavailableError(ASLEEP)
 
     def require_room(self, inputs: int = 1) -> None:
-        """Refuse where more requests than the limit would be in flight; each input of a pooling request is one.
+        """Refuse the request if it would exceed the limit of requests in flight; each input of a pooling request counts.
 
         Raises:
             UnavailableError: there is no room now.

@@ -1,4 +1,4 @@
-"""The requests that vLLM works on, and which of them have waited for too long."""
+"""Keep the requests that vLLM works on, and find those that have waited for too long."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from triton_vllm.job import Job
 
 BEGUN = math.inf
-"""`Job.waiting_since` of a job that waits no more."""
+"""`Job.waiting_since` of a job that no longer waits."""
 
 
 class InFlight:
     """The jobs in flight.
 
-    Any thread may read. One thread enters jobs, and the event loop's takes them out: each number is written by one thread
-    only, so no lock is needed.
+    Any thread may read. One thread adds jobs, and the event loop's thread removes them. Each number
+    is written by only one thread, so no lock is needed.
     """
 
     def __init__(self) -> None:
@@ -34,44 +34,44 @@ class InFlight:
         return list(self._jobs.values())  # one C call, so no other thread can change the dict meanwhile
 
     def unwritten(self) -> list[Job]:
-        """Return the ended jobs whose bulky answers wait to be written."""
+        """Return the ended jobs whose bulky answers are not written yet."""
         return [job for job in self._unwritten if not job.reply.closed]
 
     def tidy(self) -> None:
-        """Forget the jobs whose answers have been written, and what these hold."""
+        """Forget the jobs whose answers have been written, and free their memory."""
         self._unwritten = self.unwritten()
 
     def count(self) -> int:
-        """Return how many requests these are; each part of a pooling request is one."""
+        """Return the number of requests; each part of a pooling request counts."""
         unwritten = sum(len(job.ids) for job in self._unwritten if not job.reply.closed)
         return self._entered - self._left + unwritten
 
     def is_busy(self) -> bool:
-        """Return whether there are other requests than an operator's."""
+        """Return whether there are requests other than an operator's."""
         return any(not isinstance(job.request, OperatorRequest) for job in self.jobs())
 
     def enter(self, job: Job) -> None:
-        """Take a job in."""
+        """Add a job."""
         self._jobs[job.id] = job
         self._entered += len(job.ids)
 
     def leave(self, job: Job, *, unwritten: bool = False) -> None:
-        """Let a job go, if it is here; `unwritten` keeps it until its reply is closed."""
+        """Remove a job, if it is here; `unwritten` keeps it until its reply is closed."""
         if unwritten:
-            self._unwritten = [*self._unwritten, job]  # first, so that it is counted all the time
+            self._unwritten = [*self._unwritten, job]  # before the removal, so that the job always counts
         if self._jobs.pop(job.id, None) is not None:
             self._left += len(job.ids)
 
     def overdue(self, came: float, llm: EngineClient) -> list[Job]:
-        """Return the jobs that have waited since before `came`, in the event loop's time; vLLM is asked about no others.
+        """Return the jobs that have waited since before `came`, in the event loop's time; vLLM is asked only about these.
 
-        An operator's sleep does not count: it waits for the requests in flight, not in vLLM's queue.
+        An operator's sleep is left out: it waits for the requests in flight, not in vLLM's queue.
         """
         waiting = [job for job in self.jobs() if job.waiting_since < came and not isinstance(job.request, OperatorRequest)]
         return [job for job in waiting if _waits(job, llm)]
 
     def stuck(self, moved: float) -> list[Job]:
-        """Return the jobs without an output since `moved`, in the event loop's time, each job once."""
+        """Return the jobs without an output since `moved`, in the event loop's time; each job is returned only once."""
         stuck = [job for job in self.jobs() if job.moved < moved]
         for job in stuck:
             job.moved = math.inf
@@ -79,11 +79,11 @@ class InFlight:
 
 
 def _waits(job: Job, llm: EngineClient) -> bool:
-    """Return whether vLLM has not begun to work on a job; one that is still being added waits, too."""
+    """Return whether vLLM has not begun to work on a job; a job that is still being added waits, too."""
     if not job.added:
         return True
     begun = vllm_api.has_begun(llm, job.id, getattr(job.params, "n", 1))
-    if begun is None:  # then only a stream shows it, by its first output
+    if begun is None:  # then only a stream shows it, with its first output
         begun = not getattr(job.request, "stream", False)
     if begun:
         job.waiting_since = BEGUN

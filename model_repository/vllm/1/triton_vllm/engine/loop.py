@@ -1,4 +1,4 @@
-"""The event loop that vLLM runs in, on a thread of its own."""
+"""The event loop that vLLM runs in, on its own thread."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class LoopThread:
     """An event loop and its thread.
 
     Args:
-        note: logs an exception that nothing in the loop has caught, with the place that it comes from.
-        log: logs what ended the thread's work, which then goes on.
+        note: logs an exception that nothing in the loop has caught, with its origin.
+        log: logs an exception that ended the thread's work. The work then continues.
 
     Attributes:
-        loop: uvloop's where it is installed.
+        loop: uvloop's event loop if uvloop is installed. Otherwise asyncio's.
     """
 
     def __init__(self, note: Callable[[str, Exception], None], log: Log) -> None:
@@ -35,10 +35,10 @@ class LoopThread:
         self._thread.start()
 
     def run(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        """Run a coroutine in the loop, and wait for its end.
+        """Run a coroutine in the loop and wait for its end.
 
         Raises:
-            Exception: whatever it raised.
+            Exception: the coroutine's own exception.
         """
         asyncio.run_coroutine_threadsafe(coroutine, self.loop).result()
 

@@ -1,4 +1,4 @@
-"""What a client is told about what vLLM raised, or put where an answer was to be."""
+"""Turn vLLM's exceptions and error outputs into errors for clients."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ LONGEST = 500
 
 
 class Translator:
-    """Turn vLLM's exceptions into what clients are told; log those that are no client's fault.
+    """Turns vLLM's exceptions into errors for clients, and logs those that are not a client's fault.
 
     Args:
-        vllm: the loaded vLLM; says which exceptions are its refusals.
-        log: has the traceback of each kind of failure once, and a line for each time after that.
+        vllm: the loaded vLLM. It says which exceptions are refusals.
+        log: gets the traceback of each kind of failure once. After that it gets one line each time.
     """
 
     def __init__(self, vllm: vllm_api.Vllm, log: Log) -> None:
@@ -31,7 +31,7 @@ class Translator:
         self._last: Exception | None = None
 
     def refusal(self, error: Exception) -> AdapterError:
-        """Return the answer to a request that could not be added to the engine."""
+        """Return the error for a request that could not be added to the engine."""
         if isinstance(error, AdapterError):
             return error
         if isinstance(error, self._vllm.EngineDeadError):
@@ -44,9 +44,10 @@ class Translator:
         return InternalError("the engine failed on this request; the server's log has the details")
 
     def own(self, error: Exception) -> AdapterError | None:
-        """Return the answer to a request that alone ended with this exception; None if it is `loss`, which all in flight share.
+        """Return the error for a request that alone ended with this exception; None if all requests in flight ended (`loss`).
 
-        Since 0.33 vLLM puts one where EngineCore has not taken a request: its grammar does not compile, or the engine sleeps.
+        Since 0.33, vLLM puts such an exception into the collector if EngineCore has not taken a
+        request: its grammar does not compile, or the engine sleeps.
         """
         if isinstance(error, self._vllm.passing_failures):
             return UnavailableError(RETRY)
@@ -55,9 +56,9 @@ class Translator:
         return self.refusal(error) if isinstance(error, (*self._vllm.refusals, *self._vllm.busy_errors)) else None
 
     def loss(self, error: Exception) -> AdapterError:
-        """Return the answer to a request that was in flight when vLLM's output handler failed: no request's fault.
+        """Return the error for a request that was in flight when vLLM's output handler failed, which is no request's fault.
 
-        The handler gives its exception to everyone in flight and ends, which is vLLM's way to be dead.
+        The handler gives its exception to all requests in flight and ends. vLLM is dead after that.
         """
         if not isinstance(error, self._vllm.EngineDeadError) and error is not self._last:
             self._last = error
@@ -65,7 +66,7 @@ class Translator:
         return UnavailableError(DEAD)
 
     def note(self, what: str, error: Exception) -> None:
-        """Log an exception, with its traceback the first time that it comes from its place."""
+        """Log an exception; the first one from a place in the code is logged with its traceback."""
         places = traceback.extract_tb(error.__traceback__)
         kind = (what, type(error), *((p.filename, p.lineno) for p in places[-1:]))
         line = f"{what}: {type(error).__name__}: {error}"

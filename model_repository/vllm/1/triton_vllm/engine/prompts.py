@@ -23,17 +23,18 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 DECODED_AT_ONCE = 4
-"""Requests whose pictures are decoded at the same time: each may take three times the bytes of its pixels."""
+"""The most requests whose pictures are decoded at the same time: each may take three times the bytes of its pixels."""
 
 
 class Prompter:
-    """Turn requests into prompts of the installed vLLM.
+    """Turns requests into prompts of the installed vLLM.
 
     Args:
         vllm: the loaded vLLM.
-        loaders: decoders of media by modality.
-        check: refuses videos that would take too much to decode.
-        samples_ahead: have the engine sample a token while the model is loaded, so that the first request need not wait.
+        loaders: decoders of media by kind.
+        check: refuses videos that cost too much to decode.
+        samples_ahead: whether to sample a token while the model is loaded. The first request then
+            need not wait.
     """
 
     def __init__(
@@ -52,29 +53,30 @@ class Prompter:
         self._pairs: tuple[EngineClient, vllm_api.RenderPair | None] | None = None
         self._samples_ahead = samples_ahead
         self._decoding = asyncio.Semaphore(DECODED_AT_ONCE)
-        self._reading = asyncio.Lock()  # of the headers of videos in messages, one request's at a time
+        self._reading = asyncio.Lock()  # for the headers of videos in messages: one request at a time
 
     async def start(self, llm: EngineClient) -> None:
-        """Do what the first requests, and others with them, would wait for; runs in the engine's event loop. Never raises."""
+        """Do now what the first requests would wait for; runs in the engine's event loop and never raises."""
         if not self._samples_ahead:
             return
         try:
             await vllm_api.sample_once(self._vllm, llm)
-        except Exception:  # noqa: BLE001 - such as a model that takes no such prompt: its first request waits
+        except Exception:  # noqa: BLE001 - e.g. the model takes no such prompt; its first request then waits
             _log.info("Nothing could be sampled ahead", exc_info=True)
 
     async def make(self, llm: EngineClient, request: GenerateRequest | Part) -> Any:
-        """Return what `add_request` takes; runs in the engine's event loop.
+        """Return the prompt for `add_request`; runs in the engine's event loop.
 
         Raises:
-            AdapterError: the media cannot be decoded, the chat template refuses the messages, or the constraint costs too much.
+            AdapterError: the media cannot be decoded, the chat template refuses the messages, or
+                the constraint costs too much.
         """
         if isinstance(request, GenerateRequest):
             if request.constraint is not None:
                 await self._trials.check(llm, request.constraint)
             prompt = await self._prompt(llm, request)
             if request.cache_salt is not None:
-                prompt["cache_salt"] = request.cache_salt  # vLLM has it beside the tokens, whoever has made those
+                prompt["cache_salt"] = request.cache_salt  # vLLM reads it next to the tokens, whichever way they were made
             return prompt
         return await tokenize(self._vllm, llm, _as_vllm(request), self._turns)
 
@@ -83,16 +85,16 @@ class Prompter:
             return await self._chat(llm, request.chat)
         prompt = _as_vllm(request)
         if request.media:
-            # Decoding an image or a video takes long, so it is not done in the event loop.
+            # Decoding an image or a video takes long, so a thread does it, not the event loop.
             async with self._decoding:
                 prompt["multi_modal_data"] = await asyncio.to_thread(decode.decode, request.media, self._loaders, self._check)
         return await tokenize(self._vllm, llm, prompt, self._turns)
 
     async def make_pair(self, llm: EngineClient, part: Part, params: Any) -> tuple[Any, Any]:
-        """Return what `add_request` takes for two texts that a cross-encoder reads together: a prompt, and its own parameters.
+        """Return the prompt and its own parameters for two texts that a cross-encoder reads together.
 
         Raises:
-            AdapterError: this vLLM does not put pairs together.
+            AdapterError: this vLLM does not join pairs.
         """
         if self._pairs is None or self._pairs[0] is not llm:
             self._pairs = llm, vllm_api.pair_renderer(llm)
@@ -112,9 +114,9 @@ class Prompter:
             return await vllm_api.render_chat(self._vllm, llm, [dict(m) for m in chat.messages], kwargs)
         except AdapterError:
             raise
-        except ImportError as error:  # of a decoder, from the place in vLLM that would have used it
+        except ImportError as error:  # raised where vLLM would use a decoder that is not installed
             raise UnsupportedError(f"messages hold what cannot be decoded: {decode.NO_DECODER}") from error
-        except Exception as error:  # a template is the model's own program and raises what it likes
+        except Exception as error:  # a template is the model's own program and may raise anything
             refusal = vllm_api.too_large(error)
             if refusal:
                 raise InvalidRequestError(f"messages hold what cannot be decoded: {refusal}") from error

@@ -1,4 +1,4 @@
-"""Give requests to vLLM and pass its outputs on: each request ends with exactly one last item, whatever vLLM makes of it."""
+"""Give requests to vLLM and pass on its outputs; each request ends with exactly one last item, whatever vLLM does."""
 
 from __future__ import annotations
 
@@ -31,26 +31,27 @@ if TYPE_CHECKING:
 
 
 LINGER_S = 30.0
-"""A replaced adapter stays for so long after its last request: EngineCore may be in a step, and may read it once more."""
+"""How long a replaced adapter stays after its last request: EngineCore may be in a step, and may read it again."""
 
 
 class Runner:
     """Runs jobs in vLLM.
 
-    `submit` and `cancel` are for other threads; what has no such note is called in the event loop.
+    `submit` and `cancel` are for other threads. All other methods are called in the event loop,
+    unless their docstring says otherwise.
 
     Args:
         loop: vLLM's event loop.
         prompter: makes prompts from requests.
-        translator: turns vLLM's exceptions into what clients are told.
+        translator: turns vLLM's exceptions into errors for clients.
         limits: how long a request may take and wait.
-        log: logs what was refused for waiting too long.
+        log: logs refusals after too long a wait.
 
     Attributes:
-        llm: the engine that works on them, None while there is none.
+        llm: the engine that runs the jobs. None if there is no engine.
         in_flight: the jobs.
-        operator: carries out what operators ask for.
-        store: the LoRA adapters, None where there are none.
+        operator: runs operator requests.
+        store: the LoRA adapters. None if there are no adapters.
     """
 
     def __init__(
@@ -69,19 +70,19 @@ class Runner:
         self.operator = Operator(self.in_flight.is_busy, log)
 
     def deliver_to(self, put: Put, store: AdapterStore | None) -> None:
-        """Set where outputs go and where adapters come from, before the first job."""
+        """Set the receiver of outputs and the source of adapters, before the first job."""
         self._put = put
         self.store = store
         self.operator.store = store
 
     def use(self, llm: EngineClient, facts: vllm_api.Facts) -> None:
-        """Give jobs to this engine from now on: the first one, or one in place of an engine that was lost."""
+        """Use this engine from now on; it is the first one, or replaces an engine that was lost."""
         self.operator.begin_anew()
         self._facts = facts
         self.llm = llm
 
     def lose(self) -> None:
-        """Answer all jobs: the engine is dead."""
+        """End all jobs with an error, because the engine is dead."""
         self.llm = None
         for job in self.in_flight.jobs():
             self._finish(job, UnavailableError(DEAD))
@@ -90,30 +91,31 @@ class Runner:
             self.store.give_up()
 
     def is_up(self) -> bool:
-        """Return whether there is a living engine; costs no round trip. Any thread may ask."""
+        """Return whether there is a living engine; any thread may call it, and it needs no round trip."""
         llm = self.llm
         return llm is not None and not vllm_api.is_dead(llm)
 
     def submit(self, job: Job) -> None:
-        """Take a job from another thread; its outcome comes through `put`."""
+        """Take a job from another thread; its outputs go to `put`."""
         job.moved = job.waiting_since = self._loop.time()
-        # Here and not in the loop: the watch, woken next, would find nothing in flight and go to sleep again.
+        # Done here, not in the loop: the watch is woken next. It would find nothing in flight and
+        # sleep again.
         self.in_flight.enter(job)
         self._loop.call_soon_threadsafe(self._begin, job)
 
     def cancel(self, job: Job) -> None:
-        """Stop working on a job of which the client wants no more, or can get no more, from another thread."""
+        """Stop a job that the client no longer wants or can no longer receive; called from another thread."""
         self._loop.call_soon_threadsafe(self._abort, job, CancelledError("Request was cancelled"))
 
     def refuse_all(self, reason: str) -> None:
-        """Answer all jobs that are not answered yet with this reason."""
+        """End all unfinished jobs with this reason."""
         for job in self.in_flight.jobs():
             self._abort(job, UnavailableError(reason))
         for job in self.in_flight.unwritten():
             job.reply.refusal = UnavailableError(reason)
 
     def refuse_overdue(self) -> None:
-        """Answer the jobs that have been in vLLM's queue for too long."""
+        """End the jobs that have been in vLLM's queue for too long."""
         limit = self._limits.max_queue_seconds
         if not limit or self.llm is None:
             return
@@ -158,11 +160,11 @@ class Runner:
         except Exception as error:  # noqa: BLE001 - a request must never take the model down
             self._finish(job, self._translator.refusal(error))
             if len(job.ids) > 1 or not isinstance(error, AdapterError):
-                await self._stop(job)  # vLLM has some of its parts, or what it began with before it raised
+                await self._stop(job)  # vLLM has some of the job's parts, or what it began before it raised
             return
         finally:
             job.task = None
-        if job.ended:  # cancelled or out of time while it was being added
+        if job.ended:  # cancelled or out of time while the job was being added
             await self._stop(job)
             return
         job.added = True
@@ -174,7 +176,7 @@ class Runner:
             vllm_api.attach(collector, partial(self._gather, job, gathering, number))
 
     async def _enter(self, llm: EngineClient, job: Job) -> list[Collector]:
-        """Add a job to vLLM; a pooling request has a request for each of its parts."""
+        """Add a job to vLLM; a pooling request becomes one request for each of its parts."""
         request = job.request
         made = []
         for name, part in zip(job.ids, getattr(request, "parts", (request,)), strict=True):
@@ -207,20 +209,20 @@ class Runner:
         job.waiting_since = BEGUN
         try:
             if isinstance(item, AdapterError):
-                self._abort(job, item)  # its other parts may go on in vLLM
+                self._abort(job, item)  # the job's other parts may still run in vLLM
             elif isinstance(item, Exception):
                 own = self._translator.own(item)
                 if own is None:
                     self._finish(job, self._translator.loss(item))
                 else:
-                    self._abort(job, own)  # its other completions may go on in vLLM
+                    self._abort(job, own)  # the job's other completions may still run in vLLM
             elif (job.several or len(job.ids) > 1) and (error := failure(item)) is not None:
-                self._abort(job, error)  # one completion or part has failed; the others go on in vLLM
+                self._abort(job, error)  # one completion or part has failed; the others still run in vLLM
             elif item.finished:
                 self._finish(job, failure(item) or item)
             else:
                 self._put(job.reply, item)
-        except Exception as error:  # noqa: BLE001 - vLLM's output handler would end, and with it every other request
+        except Exception as error:  # noqa: BLE001 - it would end vLLM's output handler, and with it all other requests
             self._translator.note("an output was not taken", error)
             with contextlib.suppress(Exception):
                 self._abort(job, InternalError(FAILED))
@@ -232,24 +234,24 @@ class Runner:
         self.in_flight.leave(job, unwritten=job.reply.bulky and not isinstance(last, AdapterError))
         if job.deadline is not None:
             job.deadline.cancel()
-        if job.adapter is not None:  # its files must be there until EngineCore knows that the request has ended
+        if job.adapter is not None:  # its files must exist until EngineCore knows that the request has ended
             self._loop.call_later(LINGER_S, lambda _: None, job.adapter)
         try:
             self._put(job.reply, last)
-        except Exception as error:  # noqa: BLE001 - nothing else would answer it
+        except Exception as error:  # noqa: BLE001 - nothing else would answer the request
             self._translator.note("an answer was not queued", error)
             job.reply.give_up()
 
     def _abort(self, job: Job, error: AdapterError) -> None:
-        """End a job before vLLM has."""
+        """End a job before vLLM has finished it."""
         if job.ended:
             return
         self._finish(job, error)
-        if job.task is None:  # else `_add` is still running, and checks `ended` itself
+        if job.task is None:  # otherwise `_add` still runs, and checks `ended` itself
             self._loop.create_task(self._stop(job))
 
     async def _stop(self, job: Job) -> None:
-        """Have vLLM stop working on a job."""
+        """Make vLLM stop working on a job."""
         llm = self.llm
         if llm is None or not self.is_up():
             return

@@ -1,7 +1,7 @@
-"""Decide where prompts are tokenized, and when.
+"""Decide where and when prompts are tokenized.
 
-Tokenizing a short prompt costs less than handing it to another thread. Tokenizing a long one in the loop, or many short ones
-at once, delays the outputs of all other requests.
+Tokenizing a short prompt costs less than handing it to another thread. Tokenizing a long prompt in
+the loop, or many short ones at once, delays the outputs of all other requests.
 """
 
 from __future__ import annotations
@@ -19,34 +19,36 @@ if TYPE_CHECKING:
     from triton_vllm.engine.turns import Turns
 
 LONGEST_IN_LOOP = 16384
-"""Characters of a prompt that are tokenized in the event loop, about 5 ms for English. Another thread costs two hand-overs of
-Python's lock for each request: with 256 arriving at once, a fifth of all that was spent on taking them in."""
+"""The longest prompt, in characters, that is tokenized in the event loop; that takes about 5 ms for
+English. Another thread costs two hand-overs of Python's lock for each request. With 256 requests
+arriving at once, that was a fifth of the whole cost of taking them in."""
 
 USUAL_CHARACTERS = 8
-"""Characters for each token of the model's length; longer texts seldom fit, and are counted before vLLM's one thread has them."""
+"""Characters for each token of the model's length.
+A longer text seldom fits, so its tokens are counted before vLLM's one thread gets it."""
 PIECE = 65_536
-"""Characters that are counted at once, about 50 ms."""
+"""Characters that are counted at once; this takes about 50 ms."""
 
 
 def needs_thread(prompt: Mapping[str, Any], *, pooled: bool) -> bool:
-    """Return whether a prompt is tokenized in a thread of vLLM's.
+    """Return whether a prompt is tokenized in one of vLLM's threads.
 
     Args:
-        prompt: as vLLM takes it; token ids need no tokenizer.
-        pooled: whether the event loop may tokenize beside vLLM's thread.
+        prompt: as vLLM takes it. Token ids need no tokenizer.
+        pooled: whether the event loop may tokenize while vLLM's thread does.
     """
     size = len(prompt.get("prompt", ""))
     return "multi_modal_data" in prompt or size > LONGEST_IN_LOOP or (size > 0 and not pooled)
 
 
 async def tokenize(vllm: vllm_api.Vllm, llm: EngineClient, prompt: Mapping[str, Any], turns: Turns) -> Any:
-    """Tokenize a prompt if this vLLM can (0.20 on), else return it as it is: `add_request` will do it.
+    """Tokenize a prompt if this vLLM can (0.20 on); otherwise return it unchanged, and `add_request` tokenizes it.
 
     Args:
         vllm: the loaded vLLM.
-        llm: the engine; its loop is the running one.
+        llm: the engine. Its loop is the running one.
         prompt: as vLLM takes it.
-        turns: says when a prompt may be tokenized and added in the loop.
+        turns: decides when a prompt may be tokenized and added in the loop.
     """
     renderer = vllm_api.renderer(vllm, llm)
     if renderer is None:
@@ -64,9 +66,10 @@ async def tokenize(vllm: vllm_api.Vllm, llm: EngineClient, prompt: Mapping[str, 
 
 
 async def _refuse_long(tokenizer: Any, text: str, most: int, turns: Turns) -> None:
-    """Refuse a text that has far more tokens than the model takes, at the price of no more than it takes.
+    """Refuse a text with far more tokens than the model takes, without counting all of them.
 
-    A cut adds a token or two, so a text is given a quarter more. One piece of one text is counted at a time.
+    Each cut between pieces may add a token or two, so the limit is a quarter higher. One piece of
+    one text is counted at a time.
     """
     if len(text) <= most * USUAL_CHARACTERS or most <= 0:
         return

@@ -1,4 +1,4 @@
-"""Share the event loop: the outputs of running requests are seen to while many new ones are taken in."""
+"""Share the event loop: keep serving the outputs of running requests while many new requests are taken in."""
 
 from __future__ import annotations
 
@@ -11,23 +11,25 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 BUDGET_S = 0.02
-"""Seconds of one round of the event loop in which requests are taken in; a streamed token may be that late, and what the last of
-them does. In rounds of 5 ms, 128 requests at once cost EngineCore 2 % more, for steps that began with a part of them."""
+"""Seconds of one round of the event loop for taking in requests. A streamed token may be that late,
+plus the time for the last of these requests. In rounds of 5 ms, 128 requests at once cost
+EngineCore 2 % more, for steps that began with some of them."""
 MOST = 64
-"""Requests that are woken for a round; those that find its budget spent go back to their places."""
+"""The most requests that are woken for a round; those that find its budget used up return to their places in the queue."""
 
 
 class Turns:
-    """Lets requests work in each round of the event loop until its budget is spent, in the order in which they came.
+    """Lets requests work in each round of the event loop until its budget is used up, in their order of arrival.
 
-    The budget is exceeded by what the last request in it does until its next suspension. All methods are called in the loop.
+    The last request in a round exceeds the budget by its work up to its next suspension. All
+    methods are called in the loop.
 
     Args:
         budget: seconds of a round.
         clock: returns seconds.
 
     Attributes:
-        counting: held while a piece of a long text is counted in another thread.
+        counting: held while another thread counts a piece of a long text.
     """
 
     def __init__(self, budget: float = BUDGET_S, clock: Callable[[], float] = time.monotonic) -> None:
@@ -35,13 +37,13 @@ class Turns:
         self._clock = clock
         self.counting = asyncio.Lock()
         self._waiting: deque[asyncio.Future[None]] = deque()
-        self._end: float | None = None  # of this round's budget; None before its first request
-        self._woken = 0  # of this round, and have not run yet
-        self._returned = 0  # of this round, to the head of the queue
-        self._size = 1  # of the next round
+        self._end: float | None = None  # of this round's budget; None before the round's first request
+        self._woken = 0  # requests that were woken for this round and have not run yet
+        self._returned = 0  # requests of this round that went back to the head of the queue
+        self._size = 1  # requests to wake for the next round
 
     async def take(self) -> None:
-        """Return when the caller may work up to its next suspension: in this round, or in its turn."""
+        """Return when the caller may work up to its next suspension: in this round, or when its turn comes."""
         place = len(self._waiting) + self._woken
         if place == 0 and self._end is None:
             asyncio.get_running_loop().call_soon(self._next)
@@ -62,12 +64,12 @@ class Turns:
         return now < self._end
 
     def _next(self) -> None:
-        """Wake as many as worked in the last round, or twice as many if all of them could; they work in the next one."""
+        """Wake requests for the next round: as many as worked in the last round, or twice as many if all of them could."""
         self._size = max(1, self._size - self._returned) if self._returned else min(2 * self._size, MOST)
         self._end, self._woken, self._returned = None, 0, 0
         while self._waiting and self._woken < self._size:
             turn = self._waiting.popleft()
-            if not turn.done():  # else its request was given up
+            if not turn.done():  # otherwise its request was cancelled
                 turn.set_result(None)
                 self._woken += 1
         if self._woken:

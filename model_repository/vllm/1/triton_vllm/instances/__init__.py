@@ -1,4 +1,4 @@
-"""Several instances of a model over one engine: in come Triton's arguments, out goes a client of it.
+"""Run several instances of a model over one engine: turn Triton's arguments into a client of that engine.
 
-They meet in a private folder for temporary files, the only place that this room writes.
+The instances meet in a private folder below the temporary folder. This room writes nowhere else.
 """

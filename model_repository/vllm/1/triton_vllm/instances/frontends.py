@@ -1,6 +1,7 @@
-"""One engine for all instances of a model: one of them launches it, the others are further front ends of it.
+"""One engine for all instances of a model: one instance launches it, and the others are further front ends of it.
 
-Tokenising, detokenising and sending are then done by as many interpreters. See `rendezvous` for how they find each other.
+Tokenizing, detokenizing and sending are then spread over as many interpreters. `rendezvous` says
+how instances find each other.
 """
 
 from __future__ import annotations
@@ -28,32 +29,32 @@ if TYPE_CHECKING:
     from triton_vllm.vllm_api import Vllm
 
 PERIOD_S = 0.2
-"""Between two looks for an engine to connect to, s."""
+"""Seconds between two looks for an engine to connect to."""
 FIRST_S = 120.0
-"""How long an instance waits for the first one of its load, which Triton starts at the same time, s."""
+"""How many seconds an instance waits for the first one of its load, which Triton starts at the same time."""
 
 
 def join(args: Mapping[str, str], log: Log) -> Frontends | None:
-    """Return this instance's part in an engine that several share, None if it is the only one.
+    """Return this instance's part in an engine that several share; None if it is the only instance.
 
     Args:
-        args: what Triton hands to `initialize`.
-        log: told who leads.
+        args: the arguments that Triton passes to `initialize`.
+        log: reports which instance leads.
 
     Raises:
-        ConfigError: there is no private folder for them, or the instance was added to a loaded model.
+        ConfigError: no private folder can be made, or the instance was added to a loaded model.
     """
     own = seat(args, os.getppid())
     return None if own is None else Frontends(own, Rendezvous.join(own), log)
 
 
 class Frontends:
-    """An instance's way to the engine that it shares; a `Source` of engine.engine.
+    """An instance's way to the engine that it shares; a `Source` for engine.engine.
 
     Args:
-        own: which instance it is.
+        own: which instance this is.
         rendezvous: where it meets the others.
-        log: told who leads.
+        log: reports which instance leads.
     """
 
     def __init__(self, own: Seat, rendezvous: Rendezvous, log: Log) -> None:
@@ -64,12 +65,12 @@ class Frontends:
         self._values: Mapping[str, Any]
         self._engine = ""
         self._statistics: str | None = None
-        self._figures: mmap.mmap  # as well
+        self._figures: mmap.mmap  # from `use` on
         if own.index == 0:
             rendezvous.lead()
 
     def use(self, vllm: Vllm, values: Mapping[str, Any], ranks: int) -> None:
-        """Take what the engine is to be started with, and how many data-parallel ranks it has.
+        """Take the engine arguments, and the number of data-parallel ranks.
 
         Raises:
             ConfigError: this vLLM cannot serve several front ends from one engine.
@@ -85,7 +86,7 @@ class Frontends:
 
     @property
     def leads(self) -> bool:
-        """Whether this instance has launched the engine."""
+        """Whether this instance has launched the engine, or must launch it."""
         return self._meeting.leads
 
     def adapters(self) -> Path:
@@ -96,13 +97,15 @@ class Frontends:
         """Launch the engine, or wait for it and connect; see `Source`.
 
         Raises:
-            Exception: whatever vLLM raised; ConfigError if the instance that leads has failed.
+            Exception: vLLM's own exception; ConfigError if the leading instance has failed.
         """
         until = time.monotonic() + FIRST_S
         while True:
+            # Only an instance that has had an engine may take the lead. At first, instance 0 leads.
             if self._meeting.leads or (self._engine and self._meeting.lead()):
                 return self._noting(self._launch())
             address = self._meeting.address()
+            # After a loss, the address of the old engine may still be there.
             if address is not None and address.engine != self._engine:
                 return self._noting(self._connect(address))
             if not self._engine:
@@ -127,7 +130,8 @@ class Frontends:
             "output_address": address.output_address,
             "stats_update_address": address.stats_update_address,
         }
-        self._engine = address.engine  # also if it is not there any more: another one will be another engine
+        # Set even if that engine is gone already: the next one has another name.
+        self._engine = address.engine
         return vllm_api.connect(self._vllm, self._values, place, address.client, self._own.count)
 
     def _noting(self, llm: EngineClient) -> EngineClient:
@@ -141,7 +145,7 @@ class Frontends:
         return llm
 
     def latest(self, families: Iterable[PrometheusFamily]) -> list[PrometheusFamily]:
-        """Return the families that this instance publishes; gauges of a rank are left out if another one has newer figures.
+        """Return the families that this instance publishes, without a rank's gauges if another instance has newer figures.
 
         Counters are each instance's own, and the server adds them up.
         """
@@ -150,13 +154,13 @@ class Frontends:
         return [_only(family, known) if family.type == "gauge" else family for family in families]
 
     def share(self) -> None:
-        """Tell the others that the engine serves."""
+        """Tell the other instances that the engine serves."""
         if self.leads:
             self._meeting.publish(self._engine, self._statistics)
         self._log.info(f"instance {self._own.index} of {self._own.count} {'has started' if self.leads else 'shares'} the engine")
 
     def loss(self) -> Loss | None:
-        """Return why the engine that was connected to is to be given up; see `Source`."""
+        """Return why the connected engine must be abandoned, or None; see `Source`."""
         if self.leads:
             return Loss("does not answer another instance") if self._meeting.is_hung(self._engine) else None
         if self._meeting.closed():
@@ -167,27 +171,27 @@ class Frontends:
         return None if address is not None and address.engine == self._engine else Loss("has died")
 
     def retire(self, *, hung: bool) -> None:
-        """Have the others give the engine up; see `Source`."""
+        """Make the other instances abandon the engine; see `Source`."""
         if self.leads:
             self._meeting.withdraw(self._engine, closed=False)
         elif hung:
             self._meeting.report_hung(self._engine)
 
     def close(self) -> None:
-        """The engine is about to be ended by this instance, which is unloaded; see `Source`."""
+        """Tell the other instances that this one is unloaded and will end its engine; see `Source`."""
         if self.leads:
             self._meeting.withdraw(self._engine, closed=True)
 
     def leave(self, failure: str = "") -> None:
-        """End this instance's part; a load that has failed says why."""
+        """End this instance's part; if the load has failed, `failure` is the reason."""
         if failure:
             self._meeting.fail(failure)
-            self.close()  # nor is it for another instance to start the engine
+            self.close()  # no other instance may start the engine either
         self._meeting.leave()
 
 
 def _only(family: PrometheusFamily, ranks: set[str]) -> PrometheusFamily:
-    """Return a family with the samples of these ranks; one that names none is the first's."""
+    """Return a family with the samples of these ranks; a sample without a rank belongs to rank 0."""
     part: Any = copy.copy(family)
     part.samples = [sample for sample in family.samples if sample.labels.get("engine", "0") in ranks]
     return cast("PrometheusFamily", part)

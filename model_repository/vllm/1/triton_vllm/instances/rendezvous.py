@@ -1,18 +1,20 @@
-"""Where the instances of one load of a model meet: a private folder with what one of them says to the others.
+"""The place where the instances of one load of a model meet: a private folder with their messages to each other.
 
-Triton starts the instances of a model as processes of their own, at the same time and in any order, and tells none of them
-of the others. A load's folder is below one for the server, the model, its version and the group of instances:
+Triton starts each instance of a model as its own process, all at the same time and in any order. It
+tells no instance about the others. There is a folder for the server, the model, its version and the
+group of instances; each load has a folder in it:
 
-    seat-N    locked by instance N for as long as it lives; a seat that was left is not taken again
+    seat-N    locked by instance N as long as it lives; a seat that was left is not taken again
     lead      locked by the instance that has launched the engine
-    engine    the addresses of the engine that serves now (JSON); not there while there is none
-    hung-ID   an instance found that engine to hang
+    engine    the addresses of the engine that serves now (JSON); missing while there is no engine
+    hung-ID   an instance has found that this engine hangs
     failed    why the load has failed
-    closed    the instance that led has been unloaded
+    closed    the leading instance has been unloaded
     figures   when each of the engine's ranks made the figures that each instance has (doubles)
     adapters  the copies of LoRA adapters that the engine reads; see `lora.copies`
 
-The kernel frees the locks of a process that dies, so nothing here depends on a process's end being an orderly one.
+The kernel frees the locks of a process that dies, so nothing here depends on an orderly end of a
+process.
 """
 
 from __future__ import annotations
@@ -40,10 +42,11 @@ if TYPE_CHECKING:
 
 _NAME = "vllm_env_frontends_"
 LONGEST_ADDRESS = 107
-"""Bytes of the path of a Unix socket (sun_path without its end)."""
+"""The most bytes of a Unix socket's path (sun_path without its final zero)."""
 DEPARTURE_S = 30.0
-"""How long after the instance that led was unloaded each of the others is taken to be about to be unloaded, too, s: Triton
-ends them one after the other, which took up to 10 s each on two busy cores."""
+"""After the leading instance was unloaded, how many seconds each other instance counts as about to
+be unloaded, too. Triton ends the instances one after the other, which took up to 10 s each on two
+busy cores."""
 
 
 @dataclass(frozen=True)
@@ -51,9 +54,10 @@ class Seat:
     """Which instance of a model this is.
 
     Attributes:
-        index: among those of its group on its device, from 0 on.
-        count: how many those are.
-        key: the server, the model, its version, the group, its count and the device; the instances of a load have it in common.
+        index: the instance's number in its group on its device, from 0 on.
+        count: the number of these instances.
+        key: digest of the server, the model, its version, the group, its count and the device. All
+            instances of a load share it.
     """
 
     index: int
@@ -66,11 +70,11 @@ class Address:
     """How an instance reaches an engine.
 
     Attributes:
-        engine: the engine's number, another one after each start.
+        engine: the engine's name. A new one after each start.
         client: the instance's number among the engine's clients.
-        input_address: where the instance takes the engine's connection.
-        output_address: where it takes outputs.
-        stats_update_address: where data-parallel ranks publish their load.
+        input_address: where the instance takes a connection.
+        output_address: where the instance takes outputs.
+        stats_update_address: where data-parallel ranks publish their load. May be None.
     """
 
     engine: str
@@ -81,14 +85,14 @@ class Address:
 
 
 def seat(args: Mapping[str, str], server: int) -> Seat | None:
-    """Return an instance's seat, None if it is the only one of its group on its device.
+    """Return an instance's seat; None if it is the only instance of its group on its device.
 
     Args:
-        args: what Triton hands to `initialize`.
+        args: the arguments that Triton passes to `initialize`.
         server: the process id of tritonserver.
 
     Raises:
-        ConfigError: the instance was added to a model that is loaded.
+        ConfigError: the instance was added to a loaded model.
     """
     group, _, index = args.get("model_instance_name", "").rpartition("_")
     groups = json.loads(args["model_config"]).get("instance_group") or []
@@ -100,13 +104,14 @@ def seat(args: Mapping[str, str], server: int) -> Seat | None:
             "instance_group: an instance cannot be added to a model that is loaded; unload the model, then load it again"
         )
     model = [args[name] for name in ("model_repository", "model_name", "model_version", "model_instance_device_id")]
-    # a reload with more instances would have the last of them find an older load that lacks just that seat
+    # The key contains `count`: after a reload with more instances, the last one would otherwise
+    # join an older load that lacks just its seat.
     said = json.dumps([process_space(), server, start_time(server), *model, group, count])
     return Seat(int(index), count, hashlib.sha256(said.encode()).hexdigest()[:12])
 
 
 class Rendezvous:
-    """An instance's place in the folder of its load; made by `join`."""
+    """An instance's place in the folder of its load; `join` makes it."""
 
     def __init__(self, own: Seat, base: Path, load: Path, lock: int) -> None:
         self._own = own
@@ -117,10 +122,10 @@ class Rendezvous:
 
     @classmethod
     def join(cls, own: Seat) -> Rendezvous:
-        """Take the seat in the load's folder that waits for it, or in a new one.
+        """Take this instance's seat in a load that waits for it, or in a new load.
 
         Raises:
-            ConfigError: there is no place for a private folder, or its path is too long for a socket.
+            ConfigError: no private folder can be made, or its path is too long for a socket.
         """
         home = Path(tempfile.gettempdir())
         base = home / f"{_NAME}{own.key}"
@@ -134,6 +139,7 @@ class Rendezvous:
                 made = cls(own, base, load, locks.take(load / f"seat-{own.index}"))
         except OSError as error:
             raise ConfigError(f"instance_group: the instances have no folder to meet in: {error}; set TMPDIR") from None
+        # the longest address that can occur: an engine's name has 6 digits
         if len(made._wires("f" * 6, own.count)[1]) - len("ipc://") > LONGEST_ADDRESS:
             made.leave()
             raise ConfigError("instance_group: the folder for temporary files has too long a name for sockets; set TMPDIR")
@@ -141,34 +147,35 @@ class Rendezvous:
 
     @property
     def leads(self) -> bool:
-        """Whether this instance has launched the engine, or is to."""
+        """Whether this instance has launched the engine, or must launch it."""
         return self._lead is not None
 
     def lead(self) -> bool:
-        """Return whether this instance leads; it does from now on if none does, or the one that did has died."""
+        """Return whether this instance leads; it begins to lead if no instance does or the leading one has died."""
         if self._lead is None and not self._departing():
             with contextlib.suppress(OSError):
                 self._lead = locks.take(self._load / "lead")
-                for name in ("engine", "closed"):  # of the one that led
+                for name in ("engine", "closed"):  # left by the previous leading instance
                     (self._load / name).unlink(missing_ok=True)
         return self.leads
 
     def wires(self, engine: str) -> list[tuple[str, str]]:
-        """Return where the other instances will listen to an engine: requests' address and outputs', by client from 1 on."""
+        """Return where the other instances will listen: addresses for requests and for outputs, for each client from 1 on."""
         return [self._wires(engine, index) for index in self._others()]
 
     def publish(self, engine: str, statistics: str | None) -> None:
-        """Tell the others of the engine that this instance has launched."""
+        """Tell the other instances how to reach the engine that this instance has launched."""
         said = [
             asdict(Address(engine, number, *self._wires(engine, index), statistics)) | {"instance": index}
             for number, index in enumerate(self._others(), start=1)
         ]
         new = self._load / "engine.new"
         new.write_text(json.dumps(said), encoding="utf-8")
+        # renamed, so that no instance reads half of the file
         new.rename(self._load / "engine")
 
     def address(self) -> Address | None:
-        """Return how this instance reaches the engine that serves now, None while there is none."""
+        """Return how this instance reaches the engine that serves now; None while there is no engine."""
         try:
             said = json.loads((self._load / "engine").read_text(encoding="utf-8"))
         except OSError:
@@ -176,7 +183,7 @@ class Rendezvous:
         return next(Address(**entry) for entry in said if entry.pop("instance") == self._own.index)
 
     def withdraw(self, engine: str, *, closed: bool) -> None:
-        """Take back what was published: that engine ends, with this instance if `closed`."""
+        """Remove the published addresses, because the engine ends; with `closed`, this instance ends as well."""
         if closed:
             (self._load / "closed").touch()
         (self._load / "engine").unlink(missing_ok=True)
@@ -184,26 +191,27 @@ class Rendezvous:
             path.unlink(missing_ok=True)
 
     def closed(self) -> bool:
-        """Return whether the instance that led has been unloaded."""
+        """Return whether the leading instance has been unloaded."""
         return (self._load / "closed").exists()
 
     def report_hung(self, engine: str) -> None:
-        """Tell the instance that leads that the engine hangs."""
+        """Tell the leading instance that the engine hangs."""
         with contextlib.suppress(OSError):
             (self._load / f"hung-{engine}").touch()
 
     def is_hung(self, engine: str) -> bool:
-        """Return whether another instance has found the engine to hang."""
+        """Return whether another instance has found that the engine hangs."""
         return (self._load / f"hung-{engine}").exists()
 
     def fail(self, reason: str) -> None:
-        """Tell the others why the load has failed; the first reason counts."""
+        """Tell the other instances why the load has failed; the first reason counts."""
         with contextlib.suppress(OSError), (self._load / "failed").open("x", encoding="utf-8") as file:
             file.write(reason)
 
     def failure(self) -> str:
-        """Return why the load cannot succeed: what an instance has told, or that the first one is not alive. Else nothing."""
+        """Return why the load cannot succeed: an instance's reason, or that the first instance is dead. Otherwise empty."""
         with contextlib.suppress(OSError):
+            # The file exists before its text is written.
             return (self._load / "failed").read_text(encoding="utf-8") or "another instance has failed"
         first = self._load / "seat-0"
         return "the first instance of the model ended while it was loaded" if first.exists() and not _is_held(first) else ""
@@ -213,13 +221,15 @@ class Rendezvous:
         return (self._load / "seat-0").exists()
 
     def figures(self, ranks: int) -> mmap.mmap:
-        """Return memory that the instances have in common: for each rank a double for each instance.
+        """Return memory that the instances share: for each rank, a double for each instance.
 
         Raises:
             OSError: there is no room for the file.
         """
         size = struct.calcsize(f"{ranks * self._own.count}d")
         with (self._load / "figures").open("a+b") as file:
+            # Reserved now: if the disk were full later, a write to the mapping would end the
+            # process.
             os.posix_fallocate(file.fileno(), 0, size)
             return mmap.mmap(file.fileno(), size)
 
@@ -230,7 +240,7 @@ class Rendezvous:
         return folder
 
     def leave(self) -> None:
-        """Give the seat up; the last one removes the folder."""
+        """Free the seat; the last instance removes the folder."""
         for lock in (self._seat, self._lead):
             if lock is not None:
                 locks.free(lock)
@@ -251,12 +261,14 @@ class Rendezvous:
 
 def _waits_for(load: Path, own: Seat) -> bool:
     seats = list(load.glob("seat-*"))
+    # A load waits if it has not ended, all its instances live, and this seat is free.
     over = any((load / name).exists() for name in ("failed", "closed", f"seat-{own.index}"))
     return bool(seats) and not over and all(map(_is_held, seats))
 
 
 def _is_held(path: Path) -> bool:
     try:
+        # A lock that can be taken is held by no process.
         locks.free(locks.take(path))
     except OSError:
         return True
@@ -265,7 +277,7 @@ def _is_held(path: Path) -> bool:
 
 @contextlib.contextmanager
 def _locked(base: Path) -> Iterator[None]:
-    """Hold a folder, made if it is not there, that nobody else looks into meanwhile."""
+    """Lock a folder, which is made if it is missing, while other processes stay out of it."""
     descriptor = None
     while descriptor is None:
         try:
@@ -275,7 +287,7 @@ def _locked(base: Path) -> Iterator[None]:
             if status.st_uid != os.getuid() or status.st_mode & 0o077 or base.is_symlink():
                 raise PermissionError(f"{base} is not this user's alone")
             descriptor = locks.take(base / "lock", waits=True)
-        except FileNotFoundError:  # the last one who held it has just removed it
+        except FileNotFoundError:  # the previous holder has just removed the folder
             if not base.parent.is_dir():
                 raise
     try:
@@ -285,7 +297,7 @@ def _locked(base: Path) -> Iterator[None]:
 
 
 def _tidy(base: Path) -> None:
-    """Remove the loads of which no instance lives, and the folder if there is no other; call it while the folder is held."""
+    """Remove loads without a living instance, and the folder if no load is left; call it while the folder is locked."""
     for load in base.glob("load-*"):
         if not any(map(_is_held, load.glob("seat-*"))):
             shutil.rmtree(load, ignore_errors=True)
@@ -294,7 +306,7 @@ def _tidy(base: Path) -> None:
 
 
 def _sweep(home: Path) -> None:
-    """Remove what instances left that were killed together with their server."""
+    """Remove the folders of instances that were killed together with their server."""
     for base in home.glob(f"{_NAME}*"):
         with contextlib.suppress(OSError), _locked(base):
             _tidy(base)

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Loss:
-    """Why an engine is given up.
+    """Why an engine is abandoned.
 
     Attributes:
-        what: has happened to it, as a predicate for the log.
-        in_order: whether it ended as it should, as at each unloading of a model.
+        what: the event, as a predicate of the engine for the log.
+        in_order: whether it ended normally, e.g. because the model was unloaded.
     """
 
     what: str
@@ -27,26 +27,26 @@ class Loss:
 
 
 class Source(Protocol):
-    """Where an engine comes from: this process alone starts it, or several share it."""
+    """The origin of an engine: this process alone starts it, or several processes share it."""
 
     async def start(self) -> EngineClient:
-        """Start the engine or connect to it, and return its client; called once more after each loss."""
+        """Start the engine or connect to it, and return its client; called again after each loss."""
 
     def share(self) -> None:
-        """Tell others that the engine serves."""
+        """Tell the other instances that the engine serves."""
 
     def loss(self) -> Loss | None:
-        """Return why the engine is to be given up if its client does not know; called twice a second."""
+        """Return why the engine must be abandoned if its client does not know that; called twice a second."""
 
     def retire(self, *, hung: bool) -> None:
-        """Have others give the engine up."""
+        """Make the other instances abandon the engine."""
 
     def close(self) -> None:
-        """Tell others that the engine is about to be ended for good."""
+        """Tell the other instances that the engine is about to end for good."""
 
 
 class Sole:
-    """An engine of this process alone.
+    """An engine that only this process uses.
 
     Args:
         vllm: the loaded vLLM.
@@ -59,16 +59,16 @@ class Sole:
 
     async def start(self) -> EngineClient:
         """See `Source`."""
-        # Blocks the loop, as in vLLM's own server: there is nothing else to do until the model is loaded.
+        # Blocks the loop, as in vLLM's own server: nothing else can be done until the model is loaded.
         return vllm_api.start(self._vllm, self._values)
 
     def loss(self) -> None:
-        """Return nothing: the client knows."""
+        """Return None: the client itself knows whether the engine has died."""
 
     def share(self) -> None:
-        """Do nothing, as there are no others."""
+        """Do nothing, because there are no other instances."""
 
     close = share
 
     def retire(self, *, hung: bool) -> None:
-        """Do nothing, as there are no others."""
+        """Do nothing, because there are no other instances."""

@@ -1,4 +1,4 @@
-"""LoRA adapters: in come names and folders, out go vLLM's `LoRARequest`s for what these folders hold.
+"""LoRA adapters: turn names and folders into vLLM's `LoRARequest`s for the folders' current contents.
 
-It keeps private copies of adapters in a temporary folder; it writes nowhere else.
+This room keeps private copies of adapters in a temporary folder. It writes nowhere else.
 """

@@ -1,6 +1,6 @@
-"""Which LoRA adapters a model has: `multi_lora.json` maps names to places, and LORA_DIRECTORY has a folder for each name.
+"""Read which LoRA adapters a model has: `multi_lora.json` maps names to places, and LORA_DIRECTORY has a folder per name.
 
-A name in the file wins.
+A name in the file takes precedence.
 """
 
 from __future__ import annotations
@@ -28,18 +28,20 @@ UNLISTED = (
     "through it that names one may be answered by the base model (docs/official_backend.md)"
 )
 _FOLDER_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
-"""A folder directly below LORA_DIRECTORY: one component, and not a hidden one."""
+"""The name of a folder directly below LORA_DIRECTORY: one path component, and not hidden."""
 
 
 @dataclass(frozen=True)
 class Adapters:
-    """The places of the adapters by name.
+    """The places of the adapters, by name.
 
     Attributes:
         enabled: the engine argument enable_lora.
-        listed: what `multi_lora.json` lists: the folder of an adapter, or its name on a model hub (a string).
-        directory: LORA_DIRECTORY, None where there is none.
-        official: whether an error lists all names, as the official backend's does; they may be other tenants'.
+        listed: the entries of `multi_lora.json`. Each is the adapter's folder, or its name on a
+            model hub (a string).
+        directory: LORA_DIRECTORY. None if it is not set.
+        official: whether an error lists all names, as the official backend's does. The names may be
+            other tenants'.
     """
 
     enabled: bool = False
@@ -48,10 +50,10 @@ class Adapters:
     official: bool = False
 
     def find(self, name: str) -> Path | str:
-        """Return the folder that should hold an adapter, or its name on a model hub.
+        """Return the folder that should contain an adapter, or its name on a model hub.
 
         Raises:
-            InvalidRequestError: LoRA is off, or there can be no adapter of this name.
+            InvalidRequestError: LoRA is off, or no adapter can have this name.
         """
         if not self.enabled:
             raise InvalidRequestError(NO_LORA)
@@ -65,19 +67,22 @@ class Adapters:
 
 
 def read(model_dir: Path, version_dir: Path, *, enabled: bool, log: Log, directory: str = "", official: bool = False) -> Adapters:
-    """Read which adapters there are; the version's own file comes first, as in the official backend.
+    """Read which adapters there are; the file in the version's directory comes first, as in the official backend.
 
     Args:
-        model_dir: the model's directory; relative paths of adapters start there, or where the server was started.
-        version_dir: its version's directory.
+        model_dir: the model's directory. Relative paths of adapters start there, or in the server's
+            working directory.
+        version_dir: the version's directory.
         enabled: the engine argument enable_lora.
-        log: told what is no reason not to load the model.
-        directory: LORA_DIRECTORY, from the model's directory on; with one the file may be missing.
-        official: what COMPATIBILITY=official chooses: the server's working directory comes first, errors list all names, and a
-            path without an adapter is no reason not to load the model.
+        log: reports problems that do not prevent loading the model.
+        directory: LORA_DIRECTORY, relative to the model's directory. If it is set, the file may be
+            missing.
+        official: whether COMPATIBILITY is `official`. Then the server's working directory comes
+            first and errors list all names. A path without an adapter does not prevent loading the
+            model.
 
     Raises:
-        ConfigError: the file is missing or malformed, or a directory is not one.
+        ConfigError: the file is missing or malformed, or a directory does not exist.
     """
     if not enabled:
         if directory:
@@ -114,7 +119,7 @@ def _table(path: Path) -> dict[str, str]:
 
 
 def _locate(starts: tuple[Path, ...], given: str) -> tuple[Path | str, str]:
-    """Return where an adapter is, and what is wrong with that place; nothing for a name on a model hub."""
+    """Return an adapter's place, and the problem with it; the problem is empty for a name on a model hub."""
     path = os.path.expanduser(given)  # noqa: PTH111 - Path.expanduser() raises for a user who has no home
     folders = list(dict.fromkeys(start / path for start in starts))  # an absolute path stays as it is
     found = next((folder for folder in folders if folder.is_dir()), None)

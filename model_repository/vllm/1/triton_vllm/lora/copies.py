@@ -1,7 +1,8 @@
-"""Look at the files of a LoRA adapter, and copy them: nobody can change a copy while vLLM reads it.
+"""Look at the files of a LoRA adapter, and copy them: a private copy cannot change while vLLM reads it.
 
-vLLM maps the weights into memory, where a file that becomes shorter ends its process. When it has dropped an adapter from memory
-and a request needs it again, it reads the files in the middle of a step, and ends if they are not there.
+vLLM maps the weights into memory; if a mapped file becomes shorter, vLLM's process ends. vLLM may
+also drop an adapter from memory. When a request needs it again, vLLM reads the files in the middle
+of a step, and ends if they are missing.
 """
 
 from __future__ import annotations
@@ -26,22 +27,23 @@ if TYPE_CHECKING:
 
 CONFIG = "adapter_config.json"
 WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin", "adapter_model.pt")
-"""In vLLM's order: it reads the first that is there."""
+"""In vLLM's order: it reads the first one that exists."""
 SPARE = 64 << 20
-"""Bytes that a copy leaves free in the folder for temporary files, for other programs."""
+"""Bytes that a copy leaves free in the temporary folder, for other programs."""
 _CHUNK = 1 << 20
 
 
 @dataclass(frozen=True)
 class File:
-    """A file of an adapter as it was seen.
+    """A file of an adapter, as it was found.
 
     Attributes:
-        path: without links.
-        name: in the adapter's folder.
-        size: in bytes.
-        seen: its device and inode, and the times in ns at which its contents and its inode changed: archives and images set the
-            first one, and a new file may have the number of the one that it replaces.
+        path: the path without links.
+        name: the file's name in the adapter's folder.
+        size: bytes.
+        seen: device, inode, and the times in ns when the contents and the inode changed. The
+            contents' time alone is not enough: archives and images set it. Nor is the inode: a new
+            file may get the inode of the file that it replaces.
     """
 
     path: Path
@@ -55,9 +57,9 @@ class Copy:
     """A private copy of an adapter.
 
     Attributes:
-        folder: with the files; it stays at least for as long as somebody has this object.
-        digest: of the files.
-        removable: bytes that are free again once nobody has this object.
+        folder: contains the files. It exists at least as long as this object.
+        digest: the files' digest.
+        removable: bytes that become free when this object is deleted.
     """
 
     folder: Path
@@ -66,11 +68,11 @@ class Copy:
 
 
 def look(folder: Path, within: Path | None = None) -> tuple[File, ...]:
-    """Return the configuration and the weights of an adapter; nothing if it lacks one of them.
+    """Return the configuration and the weights of an adapter; empty if one of them is missing.
 
     Args:
-        folder: the adapter's.
-        within: the files must be in this folder, also where links lead to them. None: they may be anywhere.
+        folder: the adapter's folder.
+        within: the files must be in this folder, even if links lead elsewhere. None means anywhere.
     """
     config = _find(folder, CONFIG, within)
     weights = next((found for name in WEIGHTS if (found := _find(folder, name, within))), None)
@@ -81,8 +83,9 @@ class Copies:
     """The copies of adapters that vLLM may read, one for each content.
 
     Args:
-        shared: the folder of all instances that share an engine; None: this process has a folder of its own. vLLM takes adapters
-            of different paths for different ones. What is in a shared folder stays there, as another instance may use it.
+        shared: the folder of all instances that share an engine. If None, this process has its own
+            folder. Instances share one because vLLM takes different paths for different adapters.
+            Copies in it stay: another instance may use them.
     """
 
     def __init__(self, shared: Path | None = None) -> None:
@@ -97,15 +100,15 @@ class Copies:
         self._numbers = itertools.count()
 
     def missing(self, files: tuple[File, ...]) -> int:
-        """Return how many bytes of space are missing for a new copy; 0 or less if there is room."""
+        """Return how many bytes are missing for a new copy; 0 or less if there is room."""
         return sum(file.size for file in files) + SPARE - shutil.disk_usage(self._folder).free
 
     async def make(self, files: tuple[File, ...]) -> Copy:
-        """Return a copy of an adapter's files; the one that there is if their contents are the same.
+        """Return a copy of an adapter's files; an existing copy if the contents are the same.
 
         Raises:
-            UnavailableError: a file is no longer what `look` has found.
-            OSError: a file cannot be read, or there is no space.
+            UnavailableError: a file has changed since `look`.
+            OSError: a file cannot be read, or the disk is full.
         """
         with tempfile.TemporaryDirectory(prefix="new-", dir=self._folder) as staging:
             new = Path(staging, "adapter")
@@ -113,20 +116,21 @@ class Copies:
             return self._made.get(digest) or self._keep(new, digest, sum(file.size for file in files))
 
     def _keep(self, new: Path, digest: str, size: int) -> Copy:
-        # a name of its own: an earlier copy of the same contents may be on its way out
+        # numbered, because an earlier copy of the same contents may be being removed
         folder = self._folder / (digest if self._is_shared else f"{digest}-{next(self._numbers)}")
         try:
             new.rename(folder)
         except OSError:
-            if not (self._is_shared and folder.exists()):  # else another instance was first
+            if not (self._is_shared and folder.exists()):  # otherwise another instance was first
                 raise
         copy = self._made[digest] = Copy(folder, digest, 0 if self._is_shared else size)
         if not self._is_shared:
+            # The folder is removed when no code holds the copy any more.
             weakref.finalize(copy, shutil.rmtree, folder, ignore_errors=True)
         return copy
 
     def close(self) -> None:
-        """Remove the copies, if the folder is this process's own; vLLM must have ended."""
+        """Remove the copies if the folder is this process's own; vLLM must have ended."""
         self._until_closed.close()
 
 
@@ -135,7 +139,7 @@ def _find(folder: Path, name: str, within: Path | None) -> File | None:
         path = (folder / name).resolve(strict=True)
         status = path.stat()
         inside = within is None or path.is_relative_to(within.resolve(strict=True))
-    except (OSError, RuntimeError):  # a circle of links is a RuntimeError before Python 3.13
+    except (OSError, RuntimeError):  # before Python 3.13, a loop of links raises RuntimeError
         return None
     if not inside or not stat.S_ISREG(status.st_mode):
         return None
@@ -162,5 +166,5 @@ def _copy(files: tuple[File, ...], target: Path) -> str:
 
 
 def _open(path: str, flags: int) -> int:
-    # a link put in its place since, or a pipe, which would wait for ever, is not opened
+    # refuses a link that has replaced the file, and does not block on a pipe, which would wait for ever
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)

@@ -1,8 +1,9 @@
-"""Find the LoRA adapter that a request names, and load what its folder holds now.
+"""Find the LoRA adapter that a request names, and load the current contents of its folder.
 
-A name means its folder's contents, wherever the name comes from. What vLLM loads is a private copy, under a name and a number
-that belong to these contents alone. A changed adapter is another one to vLLM; requests in flight go on with the old one.
-vLLM itself drops the adapters used longest ago (`max_cpu_loras`), and reads one again from the copy when a request needs it.
+A name means its folder's contents, wherever the name comes from. vLLM loads a private copy, under a
+name and a number that belong only to these contents. So vLLM takes a changed adapter for another
+one, and requests in flight keep the old one. vLLM itself drops the least recently used adapters
+(`max_cpu_loras`). It reads one again from the copy when a request needs it.
 """
 
 from __future__ import annotations
@@ -27,17 +28,18 @@ if TYPE_CHECKING:
     from triton_vllm.lora.copies import Copies, Copy, File
 
 DIGITS = 16
-"""Of the digest, in vLLM's name for an adapter; `vllm:lora_requests_info` shows it."""
+"""Digits of the digest in vLLM's name for an adapter; `vllm:lora_requests_info` shows them."""
 
 
 @dataclass(frozen=True, eq=False)
 class Version:
-    """One content of an adapter, or that vLLM could not load it.
+    """One content of an adapter, or the fact that vLLM could not load it.
 
     Attributes:
-        files: as they were when they were copied; nothing for an adapter of a model hub.
-        request: vLLM's LoRARequest, None if vLLM could not load it.
-        copy: what vLLM reads, for as long as somebody has this object; None for an adapter of a model hub.
+        files: the files at the time of copying. Empty for an adapter on a model hub.
+        request: vLLM's LoRARequest. None if vLLM could not load the adapter.
+        copy: the copy that vLLM reads. It exists as long as this object. None for an adapter on a
+            model hub.
     """
 
     files: tuple[File, ...]
@@ -46,13 +48,13 @@ class Version:
 
 
 class AdapterStore:
-    """The adapters of a model. All methods are called in the engine's event loop.
+    """The adapters of a model; all methods are called in the engine's event loop.
 
     Args:
-        adapters: where they are.
-        copies: takes what vLLM reads.
-        make: vLLM's LoRARequest.
-        log: told of each load, and why one fails.
+        adapters: the adapters' places.
+        copies: makes the copies that vLLM reads.
+        make: vLLM's class LoRARequest.
+        log: reports each load, and why it failed.
     """
 
     def __init__(self, adapters: Adapters, copies: Copies, make: Any, log: Log) -> None:
@@ -61,29 +63,29 @@ class AdapterStore:
         self._make = make
         self._log = log
         self._calls = Calls()
-        self._lock = asyncio.Lock()  # one is loaded at a time, as in vLLM
-        self._looking = ThreadPoolExecutor(2, "lora-look")  # a file system that hangs keeps these threads, and no others
-        self._known: dict[str, Version] = {}  # in the order of their loads
+        self._lock = asyncio.Lock()  # one adapter is loaded at a time, as in vLLM
+        self._looking = ThreadPoolExecutor(2, "lora-look")  # a file system that hangs blocks only these threads
+        self._known: dict[str, Version] = {}  # in the order of their first loads
         self._too_large: tuple[File, ...] = ()
         self._numbers: dict[int, str] = {}
 
     async def acquire(self, llm: EngineClient, name: str, *, afresh: bool = False) -> Version:
-        """Return what an adapter's folder holds now, loaded.
+        """Load the current contents of an adapter's folder, unless they are loaded, and return them.
 
         Args:
             llm: the engine.
-            name: from the request.
-            afresh: load it even if its files seem to be those that were loaded.
+            name: the adapter's name in the request.
+            afresh: load the adapter even if its files seem unchanged.
 
         Raises:
             InvalidRequestError: there is no such adapter.
-            UnavailableError: it cannot be loaded.
+            UnavailableError: the adapter cannot be loaded.
         """
         place = self._adapters.find(name)
         files = await self._look(name, place)
         if afresh or not self._is_known(name, files):
             async with self._lock:
-                files = await self._look(name, place)  # another request may have loaded it, or its files have changed
+                files = await self._look(name, place)  # the files may have changed, or another request has loaded them
                 if afresh or not self._is_known(name, files):
                     self._known[name] = await self._load(llm, name, place, files)
         version = self._known[name]
@@ -92,7 +94,7 @@ class AdapterStore:
         return version
 
     def give_up(self) -> None:
-        """End what waits for an engine that has died."""
+        """End the waits for an engine that has died."""
         self._calls.give_up()
 
     def close(self) -> None:
@@ -114,7 +116,7 @@ class AdapterStore:
         return files
 
     async def _load(self, llm: EngineClient, name: str, place: Path | str, files: tuple[File, ...]) -> Version:
-        """Return an adapter, loaded; without a request if vLLM cannot load it, which is not tried again with these files."""
+        """Load an adapter. If vLLM cannot, return it without a request, so that the same files are not tried again."""
         began = time.monotonic()
         try:
             version = await self._prepare(name, place, files)
@@ -125,7 +127,7 @@ class AdapterStore:
             if vllm_api.is_dead(llm):
                 raise
             self._log.error(f"LoRA adapter '{name}' could not be loaded: {type(error).__name__}: {error}")
-            if isinstance(error, OSError) or isinstance(place, str):  # a full disk, or a hub, changes no file of ours
+            if isinstance(error, OSError) or isinstance(place, str):  # a full disk or a hub may recover with the same files
                 raise _failed(name) from None
             return Version(files)
         self._log.info(f"LoRA adapter {version.request.lora_name} was loaded in {time.monotonic() - began:.1f} s")
@@ -141,7 +143,7 @@ class AdapterStore:
         return Version(files, self._request(f"{name}@{copy.digest[:DIGITS]}", str(copy.folder)), copy)
 
     def _require_room(self, name: str, files: tuple[File, ...]) -> None:
-        """Let copies go, those made first before others, where that makes room for another one; those in use stay."""
+        """Drop copies, in the order of their first loads, if that makes room for another one; copies in use stay."""
         missing = self._copies.missing(files)
         if 0 < missing <= sum(version.copy.removable for version in self._known.values() if version.copy):
             for other in [*self._known]:
@@ -151,14 +153,14 @@ class AdapterStore:
         if missing <= 0:
             return
         text = f"LoRA {name} could not be copied: the server's folder for temporary files lacks {(missing >> 20) + 1} MiB"
-        if files != self._too_large:  # clients must not fill the log
+        if files != self._too_large:  # logged once, because clients must not fill the log
             self._too_large = files
             self._log.error(text)
         raise UnavailableError(text)
 
     def _request(self, version: str, path: str) -> Any:
-        """Return vLLM's LoRARequest, with a number that is the same in all instances that share an engine."""
-        number = int(hashlib.sha256(version.encode()).hexdigest()[:8], 16) >> 1 or 1  # vLLM has 32 bits for it, with a sign
+        """Return vLLM's LoRARequest; its number is the same in all instances that share an engine."""
+        number = int(hashlib.sha256(version.encode()).hexdigest()[:8], 16) >> 1 or 1  # vLLM stores it in a signed 32-bit integer
         if self._numbers.setdefault(number, version) != version:
             raise ValueError(f"it has by chance the number of {self._numbers[number]}; give it another name")
         return self._make(version, number, path)

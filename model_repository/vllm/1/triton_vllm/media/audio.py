@@ -1,4 +1,4 @@
-"""Hand the operator's limits of audio to vLLM, which measures each while it decodes it, wherever it came from."""
+"""Pass the operator's limits of audio to vLLM, which measures each audio while it decodes it, wherever it came from."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ SECONDS = "VLLM_MAX_AUDIO_DECODE_DURATION_S"
 MEGABYTES = "VLLM_MAX_AUDIO_CLIP_FILESIZE_MB"
 MIB = 1 << 20
 UNBOUNDED = 1_000_000_000
-"""In place of 0, by which vLLM would refuse all."""
+"""Used in place of 0, with which vLLM would refuse every audio."""
 
 
 def limit(limits: Limits, known: Collection[str], environ: MutableMapping[str, str]) -> None:
-    """Set vLLM's variables, which it reads for each file; what the operator has set stays.
+    """Set vLLM's variables, which it reads for each file; variables that the operator has set stay.
 
     Args:
-        limits: the model's.
-        known: the variables that this vLLM reads; older ones than 0.24 do not measure what they decode.
-        environ: the environment of this process.
+        limits: the model's limits.
+        known: the variables that this vLLM reads. Versions before 0.24 do not measure what they decode.
+        environ: this process's environment.
     """
     chosen = {SECONDS: limits.max_clip_seconds or UNBOUNDED, MEGABYTES: -(-limits.max_clip_bytes // MIB) or UNBOUNDED}
     for name, value in chosen.items():

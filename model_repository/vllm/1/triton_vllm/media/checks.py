@@ -1,4 +1,4 @@
-"""Check pictures, audio and video of a request by their count, size, kind and place, before anything is decoded or fetched."""
+"""Check a request's media before anything is decoded or fetched: their number, size, kind and origin."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ if TYPE_CHECKING:
 KINDS = {
     "image_url": "image", "input_image": "image", "audio_url": "audio", "input_audio": "audio", "video_url": "video",
 }  # fmt: skip
-"""What a part of a message's content may hold, and what that is."""
+"""The fields of a part of a message's content that hold media, and the kind of each."""
 REFUSED = ("image_embeds", "audio_embeds", "video_embeds", "prompt_embeds", "image_pil", "uuid")
-"""These hold a program's tensors, or name what another request has left in a cache."""
+"""These hold a program's tensors, or name an item that another request has left in a cache."""
 
 
 def check_item(limits: Limits, kind: str, name: str, text: str) -> int:
     """Check one picture, audio or video in base64; return the pixels of a picture, else 0.
 
     Args:
-        limits: the model's.
+        limits: the model's limits.
         kind: image, audio or video.
-        name: what an error calls it, such as ``image[0]``.
+        name: its name in errors, such as ``image[0]``.
         text: base64, with or without a `data:…;base64,` head.
 
     Raises:
-        InvalidRequestError: it is too large, or a picture of another kind than PNG, JPEG or WEBP.
+        InvalidRequestError: the item is too large, or a picture is not PNG, JPEG or WEBP.
     """
     body = text.partition(",")[2] if text[:5].lower() == "data:" else text
     refuse_above(limits.max_image_bytes if kind == "image" else limits.max_clip_bytes, len(body) // 4 * 3, f"{name} has", "bytes")
     if kind != "image":
-        if "," in body:  # vLLM takes that for the frames of a video, as many as there are
+        if "," in body:  # vLLM would take it for the frames of a video, without a limit on their number
             raise InvalidRequestError(f"{name} is not valid base64")
         return 0
     if not body.isascii():
@@ -59,11 +59,11 @@ def check_parts(limits: Limits, messages: Sequence[Mapping[str, Any]]) -> list[i
     """Check the contents of messages.
 
     Args:
-        limits: the model's.
-        messages: of a conversation.
+        limits: the model's limits.
+        messages: the messages of a conversation.
 
     Returns:
-        The characters of each picture, audio and video.
+        The length of each picture, audio and video.
 
     Raises:
         InvalidRequestError: a content is neither text nor a list of parts, or a part is not allowed.
@@ -90,7 +90,7 @@ def check_parts(limits: Limits, messages: Sequence[Mapping[str, Any]]) -> list[i
 
 
 def _part(limits: Limits, part: Any, name: str) -> list[tuple[str, int, int]]:
-    """Check one part; return its pictures, audios and videos, each with its characters and pixels."""
+    """Check one part; return its pictures, audios and videos, each with its length and pixels."""
     if isinstance(part, str):
         return []
     if not isinstance(part, dict):
@@ -119,12 +119,13 @@ def _text(value: Any, key: str, name: str) -> str:
 
 
 def _check_remote(limits: Limits, url: str, name: str) -> None:
-    """Refuse an address unless its host is one that the operator has named."""
+    """Refuse an address unless the operator has named its host."""
     refusal = InvalidRequestError(
         f"{name}: nothing is fetched from there; give the content as data:…;base64,… or have the operator name the host in "
         "ALLOWED_MEDIA_DOMAINS"
     )
-    # Programs disagree about which host these name, and only one of them would be the one that is asked.
+    # Programs disagree about the host of such an address, so the one that is checked may not be the
+    # one that is asked.
     if not url.isascii() or not url.isprintable() or set(url) & set("\\@ \"'<>"):
         raise refusal
     try:

@@ -1,4 +1,4 @@
-"""Refuse videos that would take too much to decode, by the headers of their files."""
+"""Refuse videos that would cost too much to decode, by the headers of their files."""
 
 from __future__ import annotations
 
@@ -15,21 +15,24 @@ if TYPE_CHECKING:
     from triton_vllm.base.limits import Limits
 
 GUESSED_RATE = 1000.0
-"""Frames a second that OpenCV takes for a WebM with irregular times in milliseconds; its frames are then length times that."""
+"""OpenCV's rate, in frames a second, for a WebM with irregular times in milliseconds.
+OpenCV then reports the length times this rate as the number of frames."""
 
 
 def check_videos(limits: Limits, videos: Sequence[tuple[str, bytes]]) -> None:
-    """Refuse videos of a request; called in the thread that would decode them.
+    """Refuse a request's videos if they are too large; called in the thread that would decode them.
 
-    A header that says too little is no way round where vLLM decodes with OpenCV, as it does unless the operator chooses another
-    decoder: no frame is read after the last one that the header counts, and each is brought to the size that the header gives.
+    A header that claims too little does not get around the limits if vLLM decodes with OpenCV, its
+    default decoder. OpenCV reads no frame beyond the header's count, and scales each frame to the
+    header's size.
 
     Args:
-        limits: the model's.
-        videos: files, each with what an error calls it, such as ``video[0]``.
+        limits: the model's limits.
+        videos: files, each with its name in errors, such as ``video[0]``.
 
     Raises:
-        InvalidRequestError: one has too many frames, seconds or pixels, does not say how many, or is no video.
+        InvalidRequestError: a video has too many frames, seconds or pixels, does not give their
+            number, or is not a video.
     """
     if not (limits.max_clip_seconds or limits.max_video_frames or limits.max_frame_pixels):
         return
@@ -40,22 +43,23 @@ def check_videos(limits: Limits, videos: Sequence[tuple[str, bytes]]) -> None:
 
 
 def _check(limits: Limits, name: str, data: bytes) -> int:
-    """Check one video; return the pixels of a frame."""
+    """Check one video; return the pixels of one frame."""
     try:
         header = read_header(data)
     except ValueError:
         raise InvalidRequestError(f"{name} cannot be decoded: it is damaged or not a video") from None
-    if header is None:  # an environment without OpenCV: vLLM decodes with something else, or refuses the video
+    if header is None:  # the environment has no OpenCV: vLLM uses another decoder, or refuses the video
         return 0
     if not (header.frames and header.width and header.height) or header.rate >= GUESSED_RATE:
-        # Such as a browser's recording, which is written before its length is known. Nothing would bound a decoder that
-        # counts by decoding, and vLLM's usual one would show the model the first frame only.
+        # E.g. a browser's recording, which is written before its length is known. A decoder that
+        # counts frames by decoding would have no limit. vLLM's usual decoder would show the model
+        # only the first frame.
         raise InvalidRequestError(
             f"{name}: its header does not say how many frames it has, of what size, or how many a second; "
             "convert it to MP4 with a constant frame rate"
         )
     refuse_above(limits.max_video_frames, header.frames, f"{name} has", "frames")
-    # Without a rate the frames alone bound it.
+    # Without a rate, only the number of frames is limited.
     refuse_above(limits.max_clip_seconds, math.ceil(header.frames / header.rate) if header.rate else 0, f"{name} has", "seconds")
     found = header.width * header.height
     refuse_above(limits.max_frame_pixels, found, f"{name} of {header.width} x {header.height} has", "pixels in a frame")

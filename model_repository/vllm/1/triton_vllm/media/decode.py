@@ -1,4 +1,4 @@
-"""Decode base64 media of a request into what vLLM takes as multi_modal_data."""
+"""Decode the base64 media of a request to vLLM's multi_modal_data."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 CheckVideos = Callable[[Sequence[tuple[str, bytes]]], None]
-"""Refuses videos, each a name for errors and a file, that would take too much to decode."""
+"""Refuses videos that would cost too much to decode; each is a name for errors and a file."""
 NO_DECODER = "it is damaged, or the model's environment has no decoder for it"
 
 
 def decode(
     media: Mapping[str, tuple[str, ...]], loaders: Mapping[str, Callable[[bytes], Any]], check: CheckVideos
 ) -> dict[str, list[Any]]:
-    """Return the decoded items by modality.
+    """Return the decoded items by kind.
 
     Args:
-        media: base64 strings by modality, with or without a `data:…;base64,` head.
-        loaders: what the installed vLLM can decode.
+        media: base64 strings by kind, with or without a `data:…;base64,` head.
+        loaders: the decoders of the installed vLLM.
         check: called with the videos before anything is decoded.
 
     Raises:
-        InvalidRequestError: an item is not base64, not of its modality, or too large.
-        UnsupportedError: this vLLM has no such modality, or its environment no decoder for it.
+        InvalidRequestError: an item is not base64, not of its kind, or too large.
+        UnsupportedError: this vLLM does not know the kind, or its environment has no decoder for it.
     """
     for name in media:
         if name not in loaders:
@@ -41,12 +41,12 @@ def decode(
 
 
 def videos_within(messages: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
-    """Return the videos that stand in messages, which vLLM decodes itself, each a name for errors and its text.
+    """Return the videos inside messages, which vLLM decodes itself; each is a name for errors and its text.
 
-    Those that vLLM fetches are not among them.
+    Videos that vLLM fetches are not included.
 
     Args:
-        messages: of a conversation, as `request` lets them through.
+        messages: the messages of a conversation, as `request` has checked them.
     """
     found = []
     for number, message in enumerate(messages):
@@ -60,7 +60,7 @@ def videos_within(messages: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]
 
 
 def check_within(videos: Sequence[tuple[str, str]], check: CheckVideos) -> None:
-    """Call `check` with what `videos_within` has found.
+    """Call `check` with the videos that `videos_within` has found.
 
     Raises:
         InvalidRequestError: a video is not base64, or too large.
@@ -81,7 +81,7 @@ def _load(name: str, data: bytes, loader: Callable[[bytes], Any]) -> Any:
         return loader(data)
     except ImportError:
         raise UnsupportedError(f"{name} cannot be decoded: {NO_DECODER}") from None
-    except Exception as error:  # noqa: BLE001 - decoders raise what they like on bytes that are not theirs
+    except Exception as error:  # noqa: BLE001 - a decoder may raise anything on bytes of another kind
         refusal = vllm_api.too_large(error)
         reason = refusal or "it is damaged or not of that kind"
         raise InvalidRequestError(f"{name} cannot be decoded: {reason}") from None

@@ -1,4 +1,4 @@
-"""Read the size of a picture from the first bytes of its file, which is still in base64: nothing is decoded for it."""
+"""Read the size of a picture from the first bytes of its base64 text, without decoding the picture."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import base64
 from collections.abc import Callable, Iterator
 
 MOST_SEGMENTS = 2000
-"""Parts of a file before its pixels; cameras write a dozen."""
+"""The most segments of a file before its pixels; cameras write a dozen."""
 Read = Callable[[int, int], bytes]
 
 
@@ -17,8 +17,8 @@ def size(text: str) -> tuple[int, int]:
         text: base64 without white space.
 
     Raises:
-        binascii.Error: it is not base64.
-        ValueError: it is none of these, or damaged; the text completes the sentence "it is …".
+        binascii.Error: not base64.
+        ValueError: none of these kinds, or damaged. The text completes the sentence "it is …".
     """
 
     def read(start: int, count: int) -> bytes:
@@ -37,7 +37,8 @@ def size(text: str) -> tuple[int, int]:
 
 
 def _largest(sizes: Iterator[tuple[int, int]]) -> tuple[int, int]:
-    # A decoder takes the last size that it finds before the pixels.
+    # A decoder takes the last size before the pixels, so a file with several sizes counts as its
+    # largest.
     return max(sizes, key=lambda one: one[0] * one[1], default=(0, 0))
 
 
@@ -67,10 +68,10 @@ def _jpeg(read: Read) -> Iterator[tuple[int, int]]:
         head = _part(read, position, 4)
         if head[0] != 0xFF:
             raise ValueError("damaged")
-        if head[1] == 0xFF:  # a filler
+        if head[1] == 0xFF:  # a fill byte
             position += 1
             continue
-        if head[1] == 0xDA:  # the pixels
+        if head[1] == 0xDA:  # the pixels begin
             return
         if 0xC0 <= head[1] <= 0xCF and head[1] not in (0xC4, 0xC8, 0xCC):
             body = _part(read, position + 5, 4)

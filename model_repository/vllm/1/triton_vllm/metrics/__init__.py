@@ -1,4 +1,4 @@
-"""Metrics: in come vLLM's Prometheus families, out go the same samples on Triton's metrics endpoint.
+"""Metrics: publish vLLM's Prometheus families as the same samples on Triton's metrics endpoint.
 
-It runs one thread, and holds one lock file that says which process publishes a model's metrics.
+This room runs one thread. It holds one lock file, which says which process publishes a model's metrics.
 """

@@ -1,9 +1,10 @@
-"""Whose the metrics of a model are: those of an only instance, which takes them away, or of several, which leave them.
+"""Decide which instance owns a model's metrics. A single instance removes them at its end; several instances leave them.
 
-Triton's core has metrics of equal labels once, and takes them away with the first owner that drops them; what another owner then
-raises is freed memory (core, src/metric_family.cc: each owner's family counts its own). A reload starts the new instance before
-it ends the old one, so an instance makes no metrics before it has the claim. The kernel frees the claim of a process that dies,
-whose metrics the server keeps and gives to the next owner.
+Triton's core keeps metrics with equal labels only once, and deletes them when the first owner drops
+them. Another owner that then raises one writes to freed memory (core, src/metric_family.cc: each
+owner's family counts only its own). A reload starts the new instance before it ends the old one. So
+an instance makes no metrics before it has the claim. If a process dies, the kernel frees its claim.
+The server keeps that process's metrics and gives them to the next owner.
 """
 
 from __future__ import annotations
@@ -22,18 +23,18 @@ if TYPE_CHECKING:
 
     from triton_vllm.base.protocols import Log
 
-PLACE = Path("/dev/shm")  # noqa: S108 - the same for all instances, and without it there is no stub
-_NAME = "vllm_env_{}_metrics"  # `gen_vllm_env.sh clean` knows such names
+PLACE = Path("/dev/shm")  # noqa: S108 - the same for all instances, and no stub runs without it
+_NAME = "vllm_env_{}_metrics"  # `gen_vllm_env.sh clean` removes files with such names
 
 
 class Claim:
-    """A lock on the metrics of a model in a server; of instances that share it all are given it at the same time.
+    """A lock on the metrics of a model in a server; if the model has several instances, all share it.
 
     Args:
-        args: what Triton hands to `initialize`.
+        args: the arguments that Triton passes to `initialize`.
         server: the process id of tritonserver.
-        log: told if the metrics wait.
-        place: where the file of the lock is.
+        log: reports that the metrics must wait.
+        place: the folder of the lock's file.
     """
 
     def __init__(self, args: Mapping[str, str], server: int, log: Log, place: Path = PLACE) -> None:
@@ -43,11 +44,11 @@ class Claim:
         self._log = log
         self._waits = False
         self._held: int | None = None
-        for path in place.glob(_NAME.format("*")):  # of servers that were killed
+        for path in place.glob(_NAME.format("*")):  # files of servers that were killed
             _remove(path)
 
     def take(self) -> bool:
-        """Return whether the claim is this instance's; it is from now on if no other one stands against it.
+        """Take the claim unless another instance holds it; return whether this instance has it.
 
         Raises:
             OSError: the file cannot be made.
@@ -64,7 +65,7 @@ class Claim:
         return self._held is not None
 
     def give_up(self) -> None:
-        """Leave the claim to the next; the last one removes the file."""
+        """Free the claim for the next instance; the last one removes the file."""
         if self._held is None:
             return
         locks.free(self._held)
@@ -79,7 +80,7 @@ def instances(args: Mapping[str, str]) -> int:
 
 
 def _remove(path: Path) -> None:
-    """Remove a file whose lock nobody holds."""
+    """Remove a lock's file if no process holds the lock."""
     with contextlib.suppress(OSError):
         held = locks.take(path)
         try:

@@ -1,9 +1,12 @@
 """Publish vLLM's Prometheus metrics on Triton's metrics endpoint.
 
-vLLM keeps them in a registry of this process. A thread copies what has changed once a second (twenty times as the official
-backend, whose clients look right after an answer). So the token path pays nothing, and metrics that a new vLLM adds appear by
-themselves. A histogram's samples (`…_bucket{le=…}`, `…_sum`, `…_count`) are counters here: Triton's own histogram takes one
-observation a call and no counts, and 256 streams at 40 tokens/s would make 10,000 calls a second.
+vLLM keeps its metrics in a registry of this process. A thread copies the changes once a second. With
+the official backend's behaviour it does so 20 times a second, because its clients look right after an
+answer. So the token path pays nothing, and metrics that a new vLLM adds appear without a change here.
+
+A histogram's samples (`…_bucket{le=…}`, `…_sum`, `…_count`) are published as counters. Triton's own
+histogram takes one observation per call, and no counts: 256 streams at 40 tokens/s would make
+10,000 calls a second.
 """
 
 from __future__ import annotations
@@ -24,11 +27,11 @@ if TYPE_CHECKING:
 
 PREFIX = "vllm:"
 SHARE = 0.05
-"""The share of the time that calls to the server may take. Each is a round trip; one observation changes up to 20 samples."""
+"""The share of the time for calls to the server. Each call is a round trip; one observation changes up to 20 samples."""
 LONGEST_PAUSE_S = 2.0
-"""The longest pause between two updates. Scrapers look every few seconds."""
+"""The longest pause between two updates, s; scrapers read every few seconds."""
 _kept: list[Mirror] = []
-"""Until the process ends, which it does without taking its objects apart (`startup.interpreter.end_at_once`)."""
+"""Keeps mirrors until the process ends. The process does not take its objects apart (`startup.interpreter.end_at_once`)."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,7 @@ class Sample:
 
 
 class Sink(Protocol):
-    """Where samples go; `Triton`'s metric families in the server."""
+    """The destination of samples; in the server it is `Triton`'s metric families."""
 
     def create(self, name: str, description: str, labels: Mapping[str, str], *, counter: bool) -> Metric:
         """Return a new metric at zero, a counter or a gauge."""
@@ -55,23 +58,23 @@ class Sink(Protocol):
         """Set a gauge."""
 
     def clear(self) -> None:
-        """Drop what `create` has kept; called once nothing else holds a metric."""
+        """Drop the metrics that `create` has kept; called when no other object holds a metric."""
 
 
 class Claim(Protocol):
     """The right to a model's metrics in the server (`metrics.claim`).
 
     Attributes:
-        shared: whether other processes may have it, too; then the metrics stay.
+        shared: whether other processes may have it, too. The metrics then stay at the end.
     """
 
     shared: bool
 
     def take(self) -> bool:
-        """Return whether it is this process's now."""
+        """Return whether this process has the claim now."""
 
     def give_up(self) -> None:
-        """Leave it to the next."""
+        """Free the claim for the next process."""
 
 
 def samples(families: Iterable[PrometheusFamily]) -> list[Sample]:
@@ -80,9 +83,10 @@ def samples(families: Iterable[PrometheusFamily]) -> list[Sample]:
     for family in families:
         if not family.name.startswith(PREFIX):
             continue
+        # In these three kinds, every sample only grows.
         counter = family.type in ("counter", "histogram", "summary")
         for sample in family.samples:
-            if sample.name.endswith("_created"):  # a time stamp that vLLM's own endpoint has beside each counter
+            if sample.name.endswith("_created"):  # a time stamp that prometheus_client adds for each counter
                 continue
             labels = tuple(sorted((name, str(value)) for name, value in sample.labels.items()))
             found.append(Sample(sample.name, labels, float(sample.value), counter, family.documentation))
@@ -90,13 +94,13 @@ def samples(families: Iterable[PrometheusFamily]) -> list[Sample]:
 
 
 class Mirror:
-    """Keep the metrics of a sink equal to samples.
+    """Keeps the metrics of a sink equal to samples.
 
     Args:
-        sink: makes and moves metrics.
-        labels: put on each metric besides vLLM's own (model, version).
-        dialect: says which of vLLM's metrics are published, and with which of its labels.
-        others: whether other processes set the same gauges, so that one which has not changed is set as well.
+        sink: makes and changes metrics.
+        labels: added to each metric's own labels (model, version).
+        dialect: determines which of vLLM's metrics are published, and with which of its labels.
+        others: whether other processes set the same gauges. Then unchanged gauges are set as well.
 
     Attributes:
         period: seconds between two updates.
@@ -112,13 +116,13 @@ class Mirror:
         self._last: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
 
     def skip(self, families: Iterable[PrometheusFamily]) -> None:
-        """Leave out what counters have counted so far; call it before the first update."""
+        """Ignore the counters' values so far; call it before the first update."""
         for sample in samples(families):
             if sample.counter:
                 self._last[sample.name, sample.labels] = sample.value
 
     def follow(self, families: Iterable[PrometheusFamily]) -> None:
-        """Send every change since the last call; a counter that has fallen was restarted and counts on from there."""
+        """Send every change since the last call. A counter that has fallen was restarted, and its new value is added."""
         for sample in samples(families):
             name = self._dialect.metric_name(sample.name, dict(sample.labels))
             if name is not None:
@@ -129,6 +133,7 @@ class Mirror:
         if key not in self._metrics:
             labels = {**self._dialect.metric_labels(dict(sample.labels)), **self._labels}
             self._metrics[key] = self._sink.create(name, sample.help or name, labels, counter=sample.counter)
+            # `skip` may have set another start.
             self._last.setdefault(key, 0.0)
         last = self._last[key]
         again = self._others and not sample.counter
@@ -147,18 +152,19 @@ class Mirror:
 
 
 def pause_after(update_s: float, period_s: float) -> float:
-    """Return how long to wait after an update that took so long, s."""
+    """Return how many seconds to wait after an update that took `update_s`."""
     return min(max(period_s, update_s / SHARE), LONGEST_PAUSE_S)
 
 
 class Publisher:
-    """Run a mirror until closed, at once and after each of its periods, with what is counted from now on.
+    """Runs a mirror until it is closed: at once, and after each of its periods. Counts before its start are not published.
 
     Args:
-        mirror: what to update.
+        mirror: the mirror to update.
         collect: returns the families of vLLM's registry.
-        report: logs the first failure; a metric that cannot be published must not stop the others.
-        claim: no metric is made before it is this process's; what is counted until then is published then.
+        report: logs the first failure. A metric that cannot be published must not stop the others.
+        claim: no metric is made before this process has it. The counts until then are published
+            afterwards.
     """
 
     def __init__(
@@ -174,13 +180,13 @@ class Publisher:
         self._report = report
         self._failed = False
         self._end = threading.Event()
-        # So far the engine has sampled a token ahead, which is no client's.
+        # The engine has already sampled a token ahead, which belongs to no client.
         self._try(mirror.skip)
         self._thread = threading.Thread(target=self._run, name="triton-metrics", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Publish the last values, end the thread and remove the metrics from the server, unless they are others', too."""
+        """Publish the last values, end the thread and remove the metrics, unless other instances share them."""
         self._end.set()
         self._thread.join()
         if self._claim.shared:

@@ -1,4 +1,4 @@
-"""Requests of an operator (sleep, wake up, load an adapter): in comes JSON, out goes the result.
+"""Requests of an operator (sleep, wake up, load an adapter): turn JSON into a call of the engine, and return its result.
 
-Reading a request is pure; only `run` calls the engine.
+Reading a request has no effects. Only `run` calls the engine.
 """

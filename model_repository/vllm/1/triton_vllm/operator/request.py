@@ -1,4 +1,4 @@
-"""Parse `operator_request`: what an operator may ask of the engine itself, where config.pbtxt allows it."""
+"""Parse `operator_request`: what an operator may ask of the engine itself, if config.pbtxt allows it."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ OPERATIONS: Mapping[str, tuple[str, ...]] = {
     "reset_prefix_cache": (),
     "load_lora": ("name",),
 }
-"""What an operator may ask for, with its arguments."""
+"""The operations that an operator may ask for, with their arguments."""
 
 
 @dataclass(frozen=True)
 class OperatorRequest:
-    """One of `OPERATIONS`, for the engine itself."""
+    """A request for one of the `OPERATIONS`."""
 
     operation: str
     arguments: Mapping[str, Any]
@@ -36,17 +36,18 @@ class OperatorRequest:
 
 
 def parse(text: str, depth: int, allowed: Collection[str], timeout: int) -> OperatorRequest:
-    """Return what is asked for.
+    """Return the parsed request.
 
     Args:
         text: a JSON object with `operation` and its arguments.
-        depth: most levels of JSON.
+        depth: the most levels of JSON.
         allowed: OPERATOR_REQUESTS.
-        timeout: of the request, in microseconds.
+        timeout: the request's timeout in microseconds.
 
     Raises:
-        InvalidRequestError: it is malformed; the error lists what there is only to those who may ask for something.
-        UnsupportedError: the operator of this server has not allowed it.
+        InvalidRequestError: the request is malformed. The text lists the operations only if some
+            operation is allowed.
+        UnsupportedError: OPERATOR_REQUESTS does not allow it.
     """
     if not allowed:
         raise UnsupportedError("this model takes no operator requests: OPERATOR_REQUESTS in its config.pbtxt lists none")

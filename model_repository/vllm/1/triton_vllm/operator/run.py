@@ -1,4 +1,4 @@
-"""Do what an operator asks of the engine itself: sleep, wake up, forget cached prefixes, load an adapter."""
+"""Run operator requests on the engine: sleep, wake up, drop cached prefixes, load an adapter."""
 
 from __future__ import annotations
 
@@ -20,19 +20,20 @@ if TYPE_CHECKING:
 
 ASLEEP = "the model is asleep; an operator request wakes it up"
 LOOK_S = 0.05
-"""Between two looks at whether the requests in flight have ended."""
+"""Seconds between two checks whether the requests in flight have ended."""
 
 
 class Operator:
-    """Carries out operator requests, one at a time; all methods are called in the engine's event loop.
+    """Runs operator requests, one at a time; all methods are called in the engine's event loop.
 
     Args:
         busy: returns whether requests for the model are in flight.
-        log: told what was done.
+        log: reports results.
 
     Attributes:
-        asleep: no other request is taken; read by other threads.
-        closed: the engine was told to sleep; what was admitted just before is refused, too: vLLM would hold it until it wakes up.
+        asleep: whether other requests are refused. Other threads read it.
+        closed: whether the engine has been sent to sleep. Requests that were admitted just before
+            are refused, too: vLLM would hold them until it wakes up.
         store: the LoRA adapters, if the model has any.
     """
 
@@ -41,16 +42,16 @@ class Operator:
         self._log = log
         self._calls = Calls()
         self._lock = asyncio.Lock()
-        self._wakes = 0  # asked for so far: one that comes ends the sleeps before it that have not begun
+        self._wakes = 0  # wake_up requests so far: each ends the earlier sleeps that have not begun
         self.asleep = self.closed = False
         self.store: AdapterStore | None = None
 
     async def run(self, llm: EngineClient, request: OperatorRequest, wanted: Callable[[], bool]) -> Told:
-        """Return what is to be told of a request; `wanted` says whether somebody still waits for that.
+        """Run a request and return its result; `wanted` returns whether a client still waits for it.
 
         Raises:
-            AdapterError: it cannot be done now, or not by this model.
-            Exception: whatever vLLM raised.
+            AdapterError: the operation is not possible now, or not for this model.
+            Exception: vLLM's own exception.
         """
         operation, arguments = request.operation, request.arguments
         self._wakes += operation == "wake_up"
@@ -62,21 +63,21 @@ class Operator:
             "reset_prefix_cache": lambda: self._reset(llm),
             "load_lora": lambda: self._load_lora(llm, arguments["name"]),
         }
-        if operation == "is_sleeping":  # also while a sleep waits
+        if operation == "is_sleeping":  # needs no lock, so it is answered while a sleep waits
             return Told({"operation": operation, **await does[operation]()})
         async with self._lock:
-            if not wanted():  # cancelled, or its timeout has expired: nobody wants it any more
+            if not wanted():  # the request was cancelled, or its timeout has expired
                 raise UnavailableError(f"{operation} was not begun in time")
             said = await does[operation]()
         self._log.info(f"operator request {operation}: {said}")
         return Told({"operation": operation, **said})
 
     def begin_anew(self) -> None:
-        """Take note that the engine was started again: it is awake."""
+        """Reset the state after the engine was started again: it is awake."""
         self.asleep = self.closed = False
 
     def give_up(self) -> None:
-        """End what waits for an engine that has died."""
+        """End the waits for an engine that has died."""
         self._calls.give_up()
 
     async def _sleep(self, llm: EngineClient, wanted: Callable[[], bool], wakes: int, level: int | None) -> dict[str, Any]:
@@ -91,7 +92,7 @@ class Operator:
                 if wakes != self._wakes:
                     raise UnavailableError("wake_up was asked for before the requests in flight had ended")  # noqa: TRY301
                 await asyncio.sleep(LOOK_S)
-            self.closed = True  # in the same step of the loop as the last look: a job is in flight then, or begins after it
+            self.closed = True  # in the same step of the loop as the last check: no job can begin between the two
             await self._calls.answer(llm.sleep(int(frees) if level is None else level))
         except BaseException:
             self.asleep, self.closed = was

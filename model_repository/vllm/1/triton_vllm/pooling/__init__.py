@@ -1,4 +1,4 @@
-"""Embeddings, classes and scores: in comes JSON, out go the parts that vLLM is asked, and an answer's texts.
+"""Embeddings, classes and scores: turn JSON into the parts that vLLM gets, and outputs into an answer's texts.
 
-It touches no file, starts no thread and makes no tensor.
+This room touches no file, starts no thread and makes no tensor.
 """

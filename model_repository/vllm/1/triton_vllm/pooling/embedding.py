@@ -1,4 +1,4 @@
-"""Parse `embedding_request`: one input or several to embed or pool, or pairs to score, as vLLM's own server takes them."""
+"""Parse `embedding_request`: one or several inputs to embed or pool, or pairs to score, as vLLM's own server takes them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from triton_vllm.base.wants import Wants
 
 PAIRS = {"query": "documents", "queries": "documents", "text_1": "text_2"}
-"""Names of both sides in vLLM's score and rerank requests; `query` alone ranks."""
+"""The two sides' names in vLLM's score and rerank requests; only `query` ranks."""
 KNOWN = frozenset({*PAIRS, *PAIRS.values(), "input", "pooling_params", "top_n", "lora_name"})
 NAME = "embedding_request"
 EXPECTED = "a non-empty string or list of token ids, or a list of these"
@@ -33,9 +33,9 @@ class Part:
 
 @dataclass(frozen=True)
 class Scoring:
-    """Pairs of texts to score: one query for all documents, or one for each.
+    """Pairs of texts to score: one query for all documents, or one query for each.
 
-    `ranked` asks for the best documents first, at most `top` of them (0 = all).
+    With `ranked`, the answer has the best documents first, at most `top` of them (0 = all).
     """
 
     queries: tuple[str, ...]
@@ -46,7 +46,7 @@ class Scoring:
 
 @dataclass(frozen=True)
 class EmbedRequest:
-    """Inputs to embed, pool or score, each a request of vLLM's own, with vLLM's pooling parameters."""
+    """Inputs to embed, pool or score, with vLLM's pooling parameters; each input is its own request to vLLM."""
 
     parts: tuple[Part, ...]
     wants: Wants
@@ -59,20 +59,21 @@ class EmbedRequest:
 
 
 def parts(limits: Limits, values: Mapping[str, Any], *, takes_unknown_fields: bool = False) -> tuple[Part, ...]:
-    """Return the inputs of a request; none if it asks for scores.
+    """Return the inputs of a request; empty if the request asks for scores.
 
     Args:
-        limits: how many there may be.
+        limits: the most inputs.
         values: the request.
-        takes_unknown_fields: whether fields that are not known are left out, as by the official backend.
+        takes_unknown_fields: whether unknown fields are ignored, as the official backend does.
 
     Raises:
-        InvalidRequestError: they are missing, of the wrong type, or too many, or a name is not known.
+        InvalidRequestError: inputs are missing, of the wrong type or too many, or a field is unknown.
     """
     if not takes_unknown_fields:
         _check_names(values)
     if not any(name in values for name in PAIRS):
         source = values.get("input")
+        # A list of integers is one input, given as token ids.
         several = isinstance(source, list) and bool(source) and isinstance(source[0], str | list)
         made = tuple(_part(item) for item in (source if several and isinstance(source, list) else [source]))
         refuse_above(limits.max_inputs, len(made), f"{NAME}.input has", "inputs")
@@ -83,10 +84,10 @@ def parts(limits: Limits, values: Mapping[str, Any], *, takes_unknown_fields: bo
 
 
 def scoring(limits: Limits, values: Mapping[str, Any]) -> Scoring | None:
-    """Return the pairs to score; None if the request asks for none.
+    """Return the pairs to score; None if the request does not ask for scores.
 
     Raises:
-        InvalidRequestError: a side is missing, of the wrong type or empty, or the sides do not match.
+        InvalidRequestError: a side is missing, empty or of the wrong type, or the sides do not match.
     """
     given = [name for name in PAIRS if name in values]
     if not given:
@@ -101,6 +102,7 @@ def scoring(limits: Limits, values: Mapping[str, Any]) -> Scoring | None:
         raise InvalidRequestError(f"{NAME}.{first} must be one text or as many as {second}: {len(documents)}, not {len(queries)}")
     refuse_above(limits.max_inputs, len(documents), f"{NAME}.{second} has", "texts")
     top = 0 if values.get("top_n") is None else values["top_n"]
+    # In Python, a boolean is an integer.
     if isinstance(top, bool) or not isinstance(top, int) or top < 0 or (top and not ranked):
         raise InvalidRequestError(f"{NAME}.top_n must be a number of documents, 0 for all, and goes with query")
     return Scoring(queries, documents, ranked, top)
@@ -123,7 +125,7 @@ def _texts(name: str, value: Any, *, one: bool = False) -> tuple[str, ...]:
 
 
 def _check_names(values: Mapping[str, Any]) -> None:
-    """Refuse what is not known: left out, it would change the answer, or whom it shares a cache with, without a word."""
+    """Refuse unknown fields: ignoring one could silently change the answer, or share a cache with the wrong requests."""
     unknown = next((name for name in values if name not in KNOWN), None)
     if unknown is not None:
         raise InvalidRequestError(f"{NAME} has no field '{shown(unknown)}'; vLLM's pooling parameters go into pooling_params")

@@ -1,4 +1,4 @@
-"""Gather the outputs of a pooling request with several parts, each of which is a request to vLLM."""
+"""Gather the outputs of a pooling request with several parts; vLLM gets each part as its own request."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ if TYPE_CHECKING:
 
 
 class Gathering:
-    """The outputs so far; called in the engine's event loop.
+    """The outputs so far; its method is called in the engine's event loop.
 
     Args:
-        count: parts of the request.
-        done: takes what the request comes to: all outputs as one, or the first output or exception of a part that failed.
-        most: numbers that all outputs may have together; 0 is no limit.
+        count: the request's parts.
+        done: takes the result. All outputs as one, or the first output or exception of a part that
+            failed.
+        most: the most numbers in all outputs together. 0 means no limit.
     """
 
     def __init__(self, count: int, done: Callable[[Any], None], most: int = 0) -> None:
@@ -29,7 +30,8 @@ class Gathering:
         self._numbers = 0
 
     def take(self, number: int, item: Any) -> None:
-        """Take the output, or the exception, of a part."""
+        """Take the output or the exception of a part."""
+        # With `_missing` at 0, the outputs of other parts are ignored from here on.
         if isinstance(item, Exception) or failure(item) is not None:
             self._missing = 0
             self._done(item)

@@ -21,11 +21,11 @@ def build(make: Any, types: Mapping[str, Any], refusals: tuple[type[Exception], 
     Args:
         make: vLLM's PoolingParams.
         types: its parameters with their declared types.
-        refusals: exceptions by which vLLM says that a value is wrong.
+        refusals: vLLM's exceptions for wrong values.
         request: the parsed request.
 
     Raises:
-        InvalidRequestError: unknown parameter, wrong type or a value that vLLM refuses.
+        InvalidRequestError: a parameter is unknown or of the wrong type, or vLLM refuses its value.
     """
     known = [name for name in types if name not in INTERNAL]
     values: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""Turn what a model has pooled into scores of pairs, as vLLM's own server does."""
+"""Turn a model's pooled numbers into scores of pairs, as vLLM's own server does."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ if TYPE_CHECKING:
 
 
 def answer(scoring: Scoring, values: Sequence[Any]) -> list[Any]:
-    """Return the scores in the order of the pairs, or, if ranks were asked for, objects of index and score, best first.
+    """Return the scores in the order of the pairs; if ranked, return objects of index and score, the best first.
 
     Args:
-        scoring: what was asked for.
-        values: what the model has pooled: a number for each pair, or a vector for each query and then for each document.
+        scoring: the pairs.
+        values: the model's pooled numbers. One number for each pair, or a vector for each query and
+            then for each document.
     """
+    # Vectors are as many as queries and documents together, so always more than the documents.
     found = _numbers(values) if len(values) == len(scoring.documents) else _cosines(scoring, values)
     if not scoring.ranked:
         return found
@@ -27,11 +29,14 @@ def answer(scoring: Scoring, values: Sequence[Any]) -> list[Any]:
 
 
 def _numbers(values: Sequence[Any]) -> list[float]:
+    # The model has one label, so there is one number.
     return [float(np.asarray(value).reshape(-1)[0]) for value in values]
 
 
 def _cosines(scoring: Scoring, values: Sequence[Any]) -> list[float]:
     count = len(scoring.queries)
     vectors = np.asarray(values, np.float64)
+    # The minimum avoids a division by zero.
     vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-8)
+    # A single query is multiplied with every document.
     return [float(number) for number in (vectors[:count] * vectors[count:]).sum(axis=1)]

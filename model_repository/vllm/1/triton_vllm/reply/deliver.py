@@ -1,4 +1,4 @@
-"""Make one response from the outputs of a request that have queued up."""
+"""Make one response from the queued outputs of a request."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ if TYPE_CHECKING:
 
 
 def deliver(log: Log, reply: Reply, items: Sequence[Item]) -> None:
-    """Send one response for all items, consecutive outputs, and an error at their end after them. Never raises.
+    """Send one response for consecutive outputs, then an error if the last item is one. Never raises.
 
-    It runs in the reply's sender thread. What cannot be sent closes the reply, and the watch then ends the request.
+    This runs in the reply's sender thread. If something cannot be sent, the reply is closed, and
+    the watch ends the request.
     """
     last = items[-1]
     try:
@@ -30,16 +31,16 @@ def deliver(log: Log, reply: Reply, items: Sequence[Item]) -> None:
             _fail(log, reply, last)
         else:
             _send(reply, items, final=last.finished)
-    except Exception as error:  # noqa: BLE001 - the next reply must be served
+    except Exception as error:  # noqa: BLE001 - the thread must serve the next reply
         reply.give_up()
-        with contextlib.suppress(Exception):  # the log goes through the shared memory that may be full
-            log.error(f"response not sent: {type(error).__name__}: {error}")  # noqa: TRY400 - Triton's log knows no exceptions
+        with contextlib.suppress(Exception):  # the log goes through the shared memory, which may be full
+            log.error(f"response not sent: {type(error).__name__}: {error}")  # noqa: TRY400 - Triton's log has no exception()
 
 
 def _send(reply: Reply, items: Sequence[Item], *, final: bool) -> None:
     try:
         tensors = reply.assembler.build(items)
-    except AdapterError as error:  # what the model has answered cannot be sent
+    except AdapterError as error:  # the model's answer cannot be sent, e.g. because of infinite numbers
         reply.fail(error)
     else:
         reply.send(tensors, final=final)
@@ -49,7 +50,7 @@ def _fail(log: Log, reply: Reply, error: AdapterError) -> None:
     if not isinstance(error, CancelledError):
         reply.fail(error)
         return
-    with contextlib.suppress(Exception):  # the log goes through the shared memory that may be full
+    with contextlib.suppress(Exception):  # the log goes through the shared memory, which may be full
         log.info(official.CANCELLING)
     reply.fail(error)
     with contextlib.suppress(Exception):
@@ -57,5 +58,5 @@ def _fail(log: Log, reply: Reply, error: AdapterError) -> None:
 
 
 def _refusal(reply: Reply) -> AdapterError | None:
-    """Return what is to be sent in place of an answer that takes seconds to write, after a wait for others like it."""
+    """Return the error to send in place of a bulky answer, or None; the answer may have waited, and takes seconds to write."""
     return reply.refusal or (CancelledError("Request was cancelled") if reply.is_cancelled() else None)

@@ -1,4 +1,4 @@
-"""Send responses outside the event loop; merge the outputs of a request that have queued up since its last response."""
+"""Send responses outside the event loop, and merge the outputs of a request that were queued since its last response."""
 
 from __future__ import annotations
 
@@ -20,19 +20,20 @@ from triton_vllm.base.protocols import Item, Log
 Deliver = Callable[[Reply, list[Item]], None]
 
 MANY = 48
-"""Streams of a sender thread with which a pause may be the longest; with half as many or fewer it is at most half as long. The
-server finds out by two writes that a client has closed an HTTP connection, so to notice that takes two pauses."""
+"""With this many streams per sender thread, a pause may be as long as `Pacing.longest`. With half as
+many or fewer it is at most half as long. The server needs two writes to find out that a client has
+closed an HTTP connection, so noticing that takes two pauses."""
 
 
 @dataclass(frozen=True)
 class Pacing:
-    """How long a response of a stream waits, so that it can carry more of it.
+    """How long a response of a stream waits, so that it can carry more tokens.
 
     Attributes:
-        share: part of a sender thread's time that sending may take before outputs are merged; sends that are so dear that a
-            pause would be longer than the longest take more.
-        longest: pause between two responses of a request, s.
-        merges: whether a response may carry several outputs at all.
+        share: the part of a sender thread's time that sending may take before outputs are merged.
+            If sends are so expensive that the pause would exceed `longest`, they take more.
+        longest: the longest pause between two responses of a request, s.
+        merges: whether a response may contain several outputs at all.
     """
 
     share: float
@@ -41,18 +42,24 @@ class Pacing:
 
 
 FEW_CORES = Pacing(0.25, 0.08)
-"""Where sends and the engine share the cores: a send costs the stub and the server 60 to 70 us each whatever it carries, and at
-32 streams one token a send took 1.5 of 2 cores away from the engine. The clock times a send on purpose: one takes longer where
-the engine needs the cores, and then fewer sends are the right answer. Twelve responses a second are smooth to a reader. With vLLM
-0.32 and four rounds beside vLLM's own server 8, 32 and 128 streams had 1.05, 0.94 and 0.94 of its tokens a second, with half of
-the time in sends 0.98, 0.87 and 0.89, without a pause 0.83, 0.79 and 0.73 (and 24, 12 and 6 ms gaps of 8 streams, for its 3)."""
+"""For machines where sends and the engine share the cores. A send costs the stub and the server 60
+to 70 us each, whatever it carries. With 32 streams and one token per send, this took 1.5 of 2 cores
+away from the engine. A send is timed by the clock on purpose. It takes longer when the engine needs
+the cores, and then fewer sends are right. To a reader, twelve responses a second are smooth.
+
+Measured with vLLM 0.32 in four rounds, next to vLLM's own server, for 8, 32 and 128 streams. With
+these pauses we had 1.05, 0.94 and 0.94 times the tokens a second of vLLM's server. With half of the
+time in sends it was 0.98, 0.87 and 0.89 times; without a pause 0.83, 0.79 and 0.73 times. The gaps
+of 8 streams were 24, 12 and 6 ms, and 3 ms with vLLM's server."""
 CORES_TO_SPARE = Pacing(1.0, 0.0)
-"""No pause: a response carries what has queued up while its thread was sending others. On an H200 with 16 cores pauses made no
-more tokens a second of a Llama-7B, and of 256 streams a gap of 48 to 60 ms at the 99th percentile where it was 37 to 39 without
-(benchmarks/results/gaps_h200.md). With vLLM 0.33 and half a host these 256 fill the interpreter's core, at 62 ms."""
+"""No pause: a response carries the outputs that were queued while its thread sent others. On an
+H200 with 16 cores, pauses did not raise the tokens a second of a Llama-7B. With 256 streams the gap
+at the 99th percentile was 48 to 60 ms with pauses and 37 to 39 ms without
+(benchmarks/results/gaps_h200.md). With vLLM 0.33 and half a host, these 256 streams fill the
+interpreter's core, at 62 ms."""
 ONE_BY_ONE = Pacing(1.0, 0.0, merges=False)
-"""As the official backend does it."""
-_LEARNING = 0.05
+"""One output per response, as the official backend sends them."""
+_LEARNING = 0.05  # the weight of the newest send in the average cost
 _FIRST_COST_S = 1e-4
 _AWAKE = -math.inf
 
@@ -60,18 +67,20 @@ _AWAKE = -math.inf
 class Outbox:
     """Sender threads, each with its own replies.
 
-    A reply's first and last outputs are sent at once. In between, the next response waits for a pause that grows with the number
-    of streams and with the time that a send takes: at light load the pause is next to nothing and each output is a response
-    of its own, under pressure a response carries several tokens. A reply always goes to the same thread, so its responses
-    cannot overtake each other. Replies whose one response takes long to write, a vector for each token, have a thread of their
-    own.
+    A reply's first and last outputs are sent at once. In between, the next response waits for a
+    pause. The pause grows with the number of streams and with the time that a send takes. At light
+    load it is almost zero, and each output is a response of its own. Under pressure a response
+    carries several tokens.
+
+    A reply always stays with the same thread, so its responses cannot overtake each other. Replies
+    with one response that takes long to write, a vector for each token, have their own thread.
 
     Args:
-        deliver: sends one response for a reply's consecutive outputs; called in the reply's thread.
-        log: told what ended a thread's work, which then goes on.
-        threads: how many send.
+        deliver: sends one response for a reply's consecutive outputs. Called in the reply's thread.
+        log: logs an exception that ended a thread's work. The work then continues.
+        threads: the number of threads that send.
         pacing: how long responses wait.
-        clock: seconds.
+        clock: returns seconds.
     """
 
     def __init__(
@@ -93,7 +102,7 @@ class Outbox:
             lane.thread.start()
 
     def assign(self, reply: Reply) -> None:
-        """Choose the reply's thread; call once, before the first `put`."""
+        """Choose the reply's thread; call it once, before the first `put`."""
         last = len(self._lanes) - 1
         if reply.bulky:
             reply.lane = last
@@ -102,15 +111,16 @@ class Outbox:
         self._next = (self._next + 1) % last
 
     def put(self, reply: Reply, item: Item) -> None:
-        """Queue an output or an exception for sending; never blocks."""
+        """Queue an output or an exception for sending; it never blocks."""
         reply.pending.append(item)
-        # A reply that waits for its turn is not queued again for every token, but its last output does not wait.
+        # A reply that waits for its turn is not queued again for every token. But its last output
+        # must not wait.
         if not reply.queued or reply.complete:
             reply.queued = True
             self._lanes[reply.lane].put(reply)
 
     def close(self) -> None:
-        """Send what is queued, then end the threads."""
+        """Send the queued outputs, then end the threads."""
         for lane in self._lanes:
             lane.end()
         for lane in self._lanes:
@@ -123,7 +133,7 @@ def _one_by_one(deliver: Deliver, reply: Reply, items: list[Item]) -> None:
 
 
 class _Lane:
-    """One sender thread: replies with something to send, and those whose pause is not over."""
+    """One sender thread: the replies with something to send, and those that wait for the end of their pause."""
 
     def __init__(self, deliver: Deliver, log: Log, pacing: Pacing, clock: Callable[[], float], name: str) -> None:
         self._deliver = deliver
@@ -140,18 +150,18 @@ class _Lane:
         self.thread = supervised.thread(name, self._run, log)
 
     def put(self, reply: Reply) -> None:
-        """Take a reply; wakes the thread only if it would sleep beyond the reply's turn."""
+        """Take a reply; wake the thread only if it would sleep past the reply's turn."""
         self._ready.append(reply)
         if reply.complete or reply.due < self._wakes_at:
             self._ring()
 
     def end(self) -> None:
-        """Make the thread send what is queued, then end."""
+        """Make the thread send the queued outputs and end."""
         self._ended = True
         self._ring()
 
     def turn(self) -> float:
-        """Send what is due; return when something is due next, infinity if nothing waits."""
+        """Send all replies that are due; return when the next one is due, or infinity if no reply waits."""
         self._take()
         self._send_due()
         return self._waiting[0][0] if self._waiting else math.inf
@@ -165,7 +175,7 @@ class _Lane:
         self._wakes_at = _AWAKE
         while not self._ended:
             self._wakes_at = self.turn()
-            if not self._ready and not self._ended:  # else it came while the thread was taken to be awake
+            if not self._ready and not self._ended:  # otherwise a reply came while the thread counted as awake
                 self._sleep(self._wakes_at)
             self._wakes_at = _AWAKE
         self._take()
@@ -177,7 +187,7 @@ class _Lane:
             self._bell.get(timeout=None if until == math.inf else max(0.0, until - self._clock()))
 
     def _take(self) -> None:
-        """Send what is ready and due, and let the rest wait."""
+        """Send the ready replies that are due, and let the rest wait."""
         while self._ready:
             reply = self._ready.popleft()
             now = self._clock()
@@ -187,20 +197,22 @@ class _Lane:
                 heapq.heappush(self._waiting, (reply.due, next(self._numbers), reply))
 
     def _send_due(self) -> None:
-        # What is due within a quarter of the pause is sent now: one wake-up for many replies.
+        # Replies that are due within a quarter of the pause are sent now: one wake-up then serves
+        # many replies.
         horizon = self._clock() + 0.25 * self._pause()
         while self._waiting and self._waiting[0][0] <= horizon:
             self._send(heapq.heappop(self._waiting)[2], self._clock())
-            self._take()  # a first or last output does not wait for the others
+            self._take()  # a first or last output must not wait for the others
 
     def _pause(self) -> float:
-        if self._streams <= 1:  # a lone reader gets each token by itself, as from the official backend
+        if self._streams <= 1:  # a single reader gets each token on its own, as from the official backend
             return 0.0
         longest = self._pacing.longest * min(max(self._streams / MANY, 0.5), 1.0)
         return min(longest, self._streams * self._cost / self._pacing.share)
 
     def _send(self, reply: Reply, now: float) -> None:
-        # Before draining: an output that arrives meanwhile queues the reply again, at worst for nothing.
+        # Reset before draining. An output that arrives meanwhile queues the reply again, at worst
+        # in vain.
         reply.queued = False
         items = []
         while reply.pending:
@@ -214,6 +226,7 @@ class _Lane:
         except BaseException:
             reply.give_up()
             raise
+        # a moving average
         self._cost += _LEARNING * (self._clock() - began - self._cost)
         if reply.closed:
             self._streams -= not is_first

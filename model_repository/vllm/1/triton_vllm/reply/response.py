@@ -1,4 +1,4 @@
-"""Build response tensors from engine outputs."""
+"""Build the response tensors from engine outputs."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     from triton_vllm.job import Job
     from triton_vllm.pooling.embedding import Scoring
 
-# JSON has neither infinity nor NaN; OpenAI-compatible servers write this for a token that cannot be.
+# JSON has neither infinity nor NaN. OpenAI-compatible servers write this value for an impossible token.
 LOWEST_LOGPROB = -9999.0
 
 
 class Completion:
-    """What one response carries of one of a request's `n` completions."""
+    """The part of one of a request's `n` completions that one response carries."""
 
     __slots__ = ("cumulative_logprob", "finish_reason", "logprobs", "stop_reason", "text", "token_ids")
 
@@ -62,12 +62,14 @@ class Completion:
 
 
 class Assembler:
-    """Make the responses of one request, each from the outputs since the one before.
+    """Makes the responses of one request, each from the outputs since the previous one.
 
     Args:
-        wants: the optional outputs asked for.
-        n: completions of the request; every response has an element for each, empty where there is nothing new.
-        prefix: text put before each completion of the first response (the prompt, when echoed).
+        wants: the optional outputs of the request.
+        n: the request's completions. Each response has an element for each; it is empty if there is
+            nothing new.
+        prefix: text before each completion of the first response. It is the prompt, if the request
+            wants it echoed.
     """
 
     def __init__(self, wants: Wants, n: int, prefix: str = "") -> None:
@@ -79,6 +81,7 @@ class Assembler:
 
     def build(self, outputs: Sequence[RequestOutput]) -> Tensors:
         """Return the tensors (name, array) of one response from consecutive RequestOutputs."""
+        # The usual case needs only the text.
         if self._plain:
             return [("text_output", string_tensor("".join(c.text for o in outputs for c in o.outputs)))]
         completions = [Completion(self._cumulative[i]) for i in range(self._n)]
@@ -95,7 +98,7 @@ class Assembler:
         ]
 
     def _parse(self, outputs: Sequence[RequestOutput], completions: list[Completion]) -> Tensors:  # noqa: ARG002 - for chats
-        """Return further tensors, and change texts and finish reasons with what they hold."""
+        """Return additional tensors, and replace the completions' texts and finish reasons by the parsed ones."""
         return []
 
     def _extras(self, outputs: Sequence[RequestOutput], completions: list[Completion]) -> Tensors:
@@ -103,7 +106,7 @@ class Assembler:
         if wants.finish_reason:
             tensors.append(("finish_reason", string_tensor(*(str(c.finish_reason) for c in completions))))
         if wants.cumulative_logprob:
-            # One that has not begun is the sum of nothing.
+            # A completion that has not begun has the sum 0.
             sums = [0.0 if c.cumulative_logprob is None else c.cumulative_logprob for c in completions]
             finite = [total if math.isfinite(total) else LOWEST_LOGPROB for total in sums]
             tensors.append(("cumulative_logprob", np.array(finite, np.float32)))
@@ -119,7 +122,7 @@ class Assembler:
         return tensors + self._of_prompt(outputs)
 
     def _of_prompt(self, outputs: Sequence[RequestOutput]) -> Tensors:
-        """Return what a request has once, however many completions there are."""
+        """Return the tensors that belong to the request, not to a completion."""
         wants, last, tensors = self._wants, outputs[-1], []
         if wants.num_input_tokens:
             tensors.append(("num_input_tokens", np.array([len(last.prompt_token_ids or ())], np.uint32)))
@@ -134,12 +137,12 @@ class Assembler:
 
 
 class ChatAssembler(Assembler):
-    """Make the responses of one chat on a model with parsers: content, reasoning and tool calls, each in its tensor.
+    """Makes the responses of one chat on a model with parsers: content, reasoning and tool calls, each in its tensor.
 
     Args:
-        wants: the optional outputs asked for.
-        n: completions of the request.
-        reader: parses them.
+        wants: the optional outputs of the request.
+        n: the request's completions.
+        reader: parses the completions.
     """
 
     def __init__(self, wants: Wants, n: int, reader: AnswerReader) -> None:
@@ -160,11 +163,11 @@ class ChatAssembler(Assembler):
 
 
 class PoolingAssembler:
-    """Make the one response of a pooling request.
+    """Makes the one response of a pooling request.
 
     Args:
-        wants: the optional outputs asked for.
-        scoring: what is scored, if that was asked for.
+        wants: the optional outputs of the request.
+        scoring: the pairs to score. None if the request does not score.
     """
 
     def __init__(self, wants: Wants, scoring: Scoring | None = None) -> None:
@@ -172,12 +175,12 @@ class PoolingAssembler:
         self._scoring = scoring
 
     def build(self, outputs: Sequence[PoolingRequestOutput | Gathered]) -> Tensors:
-        """Return the tensors (name, array): an element of JSON for each input or pair, counts over all of them.
+        """Return the tensors (name, array): a JSON element for each input or pair, and counts over all of them.
 
-        Pooled numbers are nested as the model's task has them.
+        Pooled numbers are nested as the model's task nests them.
 
         Raises:
-            InternalError: JSON has no such numbers.
+            InternalError: a number is not finite, so JSON cannot hold it.
         """
         last = outputs[-1]
         parts = last.outputs if isinstance(last, Gathered) else [last]
@@ -198,7 +201,7 @@ class PoolingAssembler:
 
 
 class ToldAssembler:
-    """Make the one response to an operator."""
+    """Makes the one response to an operator."""
 
     def build(self, outputs: Sequence[Told]) -> Tensors:
         """Return a JSON object as `text_output`."""
@@ -206,7 +209,7 @@ class ToldAssembler:
 
 
 def assembler(job: Job) -> ResponseBuilder:
-    """Return what makes the responses of a job."""
+    """Return the object that makes the responses of a job."""
     asked = job.request
     if isinstance(asked, OperatorRequest):
         return ToldAssembler()
@@ -222,19 +225,20 @@ def string_tensor(*values: str) -> np.ndarray[Any, Any]:
     """Return a string tensor of shape [len(values)]."""
     array = np.empty(len(values), np.object_)
     for i, value in enumerate(values):
+        # "replace", because a lone surrogate has no UTF-8.
         array[i] = value.encode("utf-8", "replace")
     return array
 
 
 def _pooled_json(data: Any) -> str:
-    """Return numbers in JSON, row by row: in one call, those of a long text keep Python's lock for seconds."""
+    """Return numbers as JSON, row by row; one call for all numbers of a long text would hold Python's lock for seconds."""
     if getattr(data, "ndim", 1) < 2:
         return json.dumps(data.tolist(), allow_nan=False)
     return f"[{', '.join(_pooled_json(row) for row in data)}]"
 
 
 def logprobs_json(positions: Positions | None) -> str:
-    """Return a JSON list with an object per position: token id -> logprob, rank, decoded_token; "null" for None."""
+    """Return a JSON list with an object for each position: token id -> logprob, rank, decoded_token; "null" for None."""
     if positions is None:
         return "null"
     return json.dumps([None if p is None else {t: _logprob(entry) for t, entry in p.items()} for p in positions])

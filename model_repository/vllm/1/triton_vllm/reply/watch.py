@@ -1,4 +1,4 @@
-"""Find cancelled requests, with one thread for all of them."""
+"""Find cancelled requests, with one thread for all requests."""
 
 from __future__ import annotations
 
@@ -17,34 +17,37 @@ if TYPE_CHECKING:
 
 PERIOD_S = 0.05
 LONGEST_S = 1.0
-"""Longest pause, s."""
+"""The longest pause, s."""
 MAX_SHARE = 0.05
-"""Share of the thread's time that may go into asking: a question costs 60 us. At a quarter of the time, with 256 in flight
-on an H200, asking was two thirds of what a whole answer cost the stub beyond the engine's own work."""
+"""The share of the thread's time that may go into questions; a question costs 60 us. A quarter was
+too much. With 256 requests in flight on an H200, the questions were then two thirds of the stub's
+cost of a whole answer, without the engine's own work."""
 QUESTION_S = 6e-5
-"""What a question costs where nothing else runs."""
+"""The cost of a question, s, where nothing else runs."""
 DEAREST_S = 8 * QUESTION_S
-"""What the watch takes a question to cost at most: on a busy machine the rest is waiting, which takes nothing from anybody."""
+"""The highest cost of a question that the watch assumes. On a busy machine the rest is waiting, which takes no processor time."""
 FEW = 24
-"""Requests about which it asks at each period whatever that costs, so that none of a few waits for long: 3 % of a core where a
-question takes its usual time."""
+"""The watch asks about this many requests in each period, whatever that costs. So with few requests
+in flight, none waits for long. At a question's usual cost, that takes 3 % of a core."""
 LEAST_S = 0.01
-"""Shortest pause: a machine on which looks take longer than a period has other work as well, s."""
+"""The shortest pause, s: a machine on which a look takes longer than a period has other work as well."""
 _GROWTH = 1.25
-"""By which it may find a question dearer than in the look before. Taken as it comes, one late answer on a busy machine made it
-pause for a second, and one in twenty cancellations waited for that."""
+"""The largest factor by which the assumed cost may grow from one look to the next. Without it, one
+late answer on a busy machine made the watch pause for a second, and one in twenty cancellations
+waited for that."""
 
 
 class Departure:
-    """Notice that the server is about to end while requests are in flight.
+    """Notices that the server is stopping while requests are in flight.
 
-    It unloads a model only after the last response of every request, waits for that a bounded time (30 s unless told
-    otherwise), then ends and cuts the clients off. It tells no model that it is waiting, but says so when it is asked.
+    A stopping server unloads a model only after the last response of every request. It waits for
+    that for a limited time (30 s by default), then ends and cuts off the clients. It does not tell
+    a model that it is stopping, but says so when asked.
 
     Args:
-        is_ending: asks the server; a round trip.
-        leave: called once, when it ends.
-        clock: seconds.
+        is_ending: asks the server. A round trip.
+        leave: called once, when the server is stopping.
+        clock: returns seconds.
     """
 
     def __init__(
@@ -56,7 +59,7 @@ class Departure:
         self._next = 0.0
 
     def look(self) -> None:
-        """Ask, if a second has passed since the last time."""
+        """Ask the server, if a second has passed since the last question."""
         if self._clock() < self._next:
             return
         self._next = self._clock() + LONGEST_S
@@ -66,18 +69,20 @@ class Departure:
 
 
 class CancellationWatch:
-    """Ask the server about each request in flight every 50 ms.
+    """Asks the server about each request in flight every 50 ms.
 
-    Triton does not tell a model about a cancellation: the model has to ask, one round trip per request. Asking here, not
-    once per token, keeps that off the token path. With more than about 60 in flight the period grows, to 0.3 s at 256, so
-    that asking stays cheap.
+    Triton does not tell a model about a cancellation. The model must ask, with a round trip per
+    request. Asking here, not once per token, keeps the cost off the token path. With more than
+    about 60 requests in flight the period grows, to 0.3 s at 256, so that asking stays cheap.
 
     Args:
-        jobs: returns the jobs in flight; called in the watch's thread.
-        cancel: called for a job that the client cancelled, and for one to which nothing can be sent any more.
-        log: told of questions that failed, and of what ended the thread's work, which then goes on.
-        departure: looked at while requests are in flight.
-        clock: seconds; by it the watch knows what asking costs.
+        jobs: returns the jobs in flight. Called in the watch's thread.
+        cancel: called for a job that the client cancelled, or whose client can no longer receive
+            anything.
+        log: logs failed questions, and an exception that ended the thread's work. The work then
+            continues.
+        departure: asked while requests are in flight.
+        clock: returns seconds. The watch measures the cost of asking with it.
     """
 
     def __init__(
@@ -100,11 +105,11 @@ class CancellationWatch:
         self._thread = supervised.thread("triton-cancel", self._run, log)
 
     def start(self) -> None:
-        """Start the thread; it sleeps until there is a request in flight."""
+        """Start the thread; it sleeps until a request is in flight."""
         self._thread.start()
 
     def wake(self) -> None:
-        """Say that there is a request in flight; idle, the thread sleeps until then."""
+        """Wake the thread, because a request is in flight; while idle, it sleeps until then."""
         if not self._wake.is_set():
             self._wake.set()
 
@@ -115,16 +120,17 @@ class CancellationWatch:
         self._thread.join()
 
     def look(self) -> tuple[bool, float]:
-        """Ask about each job once; return whether any of them is open still, and the seconds to pause before the next look."""
+        """Ask about each job once; return whether any of them is still open, and the pause before the next look in seconds."""
         began = self._clock()
         asked = 0
         for job in self._jobs():
             reply = job.reply
             try:
-                # closed though its job goes on: something could not be sent, and vLLM works for nobody
+                # If a reply is closed while its job runs, a response could not be sent, and vLLM
+                # works for nothing.
                 if reply.closed or (not reply.cancelled and reply.is_cancelled()):
                     self._cancel(job)
-            except Exception as error:  # noqa: BLE001 - the jobs after it must be asked about
+            except Exception as error:  # noqa: BLE001 - the remaining jobs must be asked about
                 self._note(error)
             asked += not reply.closed
         spent = self._clock() - began
@@ -142,12 +148,12 @@ class CancellationWatch:
     def _run(self) -> None:
         while not self._end.is_set():
             self._wake.wait()
-            # Cleared before looking: a request that comes meanwhile sets it again.
+            # Cleared before the look: a request that comes meanwhile sets it again.
             self._wake.clear()
             try:
                 busy, pause = self.look()
             except BaseException:
-                self._wake.set()  # the thread begins again, and those in flight are still there
+                self._wake.set()  # the thread begins again, and the requests in flight still need it
                 raise
             self._end.wait(pause)
             if busy:

@@ -1,4 +1,5 @@
-"""Turn a Triton request into a `Job`, or refuse it: in come tensors and parameters, out goes what vLLM is asked.
+"""Turn a Triton request into a `Job`, or refuse it: tensors and parameters become a call of vLLM.
 
-It checks everything that can be checked without the engine; it touches no file, starts no thread and waits for nothing.
+This room checks everything that can be checked without the engine. It touches no file, starts no
+thread and never waits.
 """

@@ -33,18 +33,18 @@ if TYPE_CHECKING:
     from triton_vllm.vllm_api import Facts, Parsers, Vllm
 
 BY_TOKEN = ("token_embed", "token_classify", "encode")
-"""Pooling tasks whose answer has a vector for each token; the last may be either, in older vLLM."""
+"""Pooling tasks whose answer has a vector for each token. In older vLLM, `encode` may also have one vector."""
 
 
 @dataclass(frozen=True)
 class Policy:
-    """What the operator has chosen.
+    """The operator's choices.
 
     Attributes:
-        name: the model's.
-        limits: how much a request may ask for, and how many there may be.
-        dialect: how much is as in the official backend.
-        parsers: read the answers to chats; None leaves them as they are.
+        name: the model's name.
+        limits: how much a request may ask for, and how many requests there may be.
+        dialect: our behaviour or the official backend's.
+        parsers: read the answers to chats. None leaves the answers unparsed.
     """
 
     name: str
@@ -54,28 +54,28 @@ class Policy:
 
 
 class Gate(Protocol):
-    """Lets requests in; each question raises UnavailableError with the reason why not."""
+    """Lets requests in; each check raises UnavailableError with the reason for a refusal."""
 
     def require_alive(self) -> None:
-        """Refuse where the engine is dead."""
+        """Refuse the request if the engine is dead."""
 
     def require_awake(self) -> None:
-        """Refuse where only operator requests are taken."""
+        """Refuse the request if only operator requests are taken."""
 
     def require_room(self, inputs: int = 1) -> None:
-        """Refuse where too many requests would be in flight; each input of a pooling request is one."""
+        """Refuse the request if too many would be in flight; each input of a pooling request counts."""
 
 
 class Admission:
-    """Check requests and turn them into jobs.
+    """Checks requests and turns them into jobs.
 
     Args:
-        vllm: the loaded vLLM; says which parameters there are.
+        vllm: the loaded vLLM. It determines which parameters exist.
         gate: lets requests in.
         facts: what the model can do and take.
         find_adapter: raises an error for a name that no LoRA adapter can have.
-        log: told of requests that could not be read.
-        policy: what the operator has chosen.
+        log: logs requests that could not be read.
+        policy: the operator's choices.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class Admission:
         self._pooling_types = vllm_api.pooling_types(vllm)
 
     def admit(self, request: TritonRequest) -> Job | None:
-        """Return the job of a request, or answer the request and return None."""
+        """Return the job of a request; if the request is refused, answer it and return None."""
         reply = Reply(triton.Channel(request, self._dialect, self._log))
         try:
             return self._job(request, reply)
@@ -114,7 +114,7 @@ class Admission:
     def _job(self, request: TritonRequest, reply: Reply) -> Job:
         self._gate.require_alive()
         inputs = triton.inputs(request)
-        if operator.NAME not in inputs:  # an operator has to be able to drain a full model
+        if operator.NAME not in inputs:  # an operator must be able to drain a full model
             self._gate.require_room()
         parameters = triton.parameters(request)
         timeout = triton.timeout_us(request) if self._dialect.reads_timeout else 0
@@ -137,7 +137,7 @@ class Admission:
         self._require("generate")
         values = parsed.parameters
         if parsed.wants.cumulative_logprob and "logprobs" not in values:
-            values = {**values, "logprobs": 0}  # else vLLM sums nothing up, and the answer is NaN
+            values = {**values, "logprobs": 0}  # without it vLLM sums up nothing, and the answer is NaN
             parsed = replace(parsed, wants=replace(parsed.wants, no_logprobs=True))
         defaults = self._facts.chat if parsed.chat else None
         params = sampling.build(self._schema, values, stream=parsed.stream, limits=self._limits, chat=defaults)
@@ -158,7 +158,7 @@ class Admission:
         return job
 
     def _options(self, fields: Mapping[str, Any], params: Any) -> dict[str, Any]:
-        """Return what goes to `add_request`; what goes into SamplingParams is put there."""
+        """Return the additional keyword arguments of `add_request`; set the fields that belong into SamplingParams there."""
         extra = {**fields.get("extra_args", {})}
         if "kv_transfer_params" in fields:
             extra["kv_transfer_params"] = fields["kv_transfer_params"]
@@ -179,8 +179,9 @@ class Admission:
         return job
 
     def _pairs(self, scoring: Scoring) -> dict[str, Any]:
-        """Return the task and the parts of a request for scores, which depend on the model."""
+        """Return the task and the parts of a request for scores; both depend on the model."""
         task = self._facts.scoring_task
+        # A single query is repeated for every document.
         queries = scoring.queries * (1 if len(scoring.queries) > 1 else len(scoring.documents))
         if task == "classify":
             parts = tuple(Part(text=q, second=d) for q, d in zip(queries, scoring.documents, strict=True))
@@ -190,6 +191,7 @@ class Admission:
 
     def _check_room(self, parsed: Request) -> None:
         count = len(getattr(parsed, "parts", (None,)))
+        # The gate has already counted one; more inputs need more room.
         if count > 1:
             refuse_above(self._limits.max_requests_in_flight, count, "embedding_request has", "inputs")
             self._gate.require_room(count)

@@ -1,4 +1,4 @@
-"""The tensors of the model: those of the official vLLM backend, and our optional additions.
+"""The tensors of the model: the official vLLM backend's, and our optional additions.
 
 `complete` adds them to a model's configuration, so that `config.pbtxt` need not list them.
 """
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Tensor:
-    """One declared tensor; `dims` as in config.pbtxt (-1 = any), shapes have no batch dimension."""
+    """A declared tensor; `dims` are as in config.pbtxt (-1 = any), and shapes have no batch dimension."""
 
     name: str
     data_type: str
@@ -51,13 +51,13 @@ INPUTS = (
     Tensor("exclude_input_in_output", BOOL),
     *(Tensor(name, BOOL) for name in FLAGS),
     Tensor("embedding_request", STRING),
-    # ours
+    # our additions
     Tensor("messages", STRING, (-1,)),
     Tensor("tools", STRING),
     Tensor("tool_choice", STRING),
     Tensor("parallel_tool_calls", BOOL),
     Tensor("chat_template_kwargs", STRING),
-    Tensor("prompt_token_ids", INT64, (-1,)),  # Triton truncates JSON integers for an INT32 input: 2^32 + 5 was served as 5
+    Tensor("prompt_token_ids", INT64, (-1,)),  # with INT32, Triton truncates JSON integers: 2^32 + 5 was served as 5
     Tensor("operator_request", STRING),
     Tensor("audio", STRING, (-1,)),
     Tensor("video", STRING, (-1,)),
@@ -73,7 +73,7 @@ OUTPUTS = (
     Tensor("logprobs", STRING, (-1,)),
     Tensor("num_input_tokens", UINT32),
     Tensor("num_output_tokens", UINT32, (-1,)),
-    # ours
+    # our additions
     Tensor("token_ids", INT64, (-1,)),
     Tensor("stop_reason", STRING, (-1,)),
     Tensor("prompt_logprobs", STRING),
@@ -85,10 +85,10 @@ OUTPUTS = (
 
 
 def require_completed(model_config: Mapping[str, Any]) -> None:
-    """Check that the server has completed a model's configuration, or that it declares its tensors itself.
+    """Check that the server has completed a model's configuration, or that the file declares the tensors itself.
 
     Raises:
-        ConfigError: what every request needs is not declared.
+        ConfigError: a declaration is missing that every request needs.
     """
     declared = {tensor["name"] for field in ("input", "output") for tensor in model_config.get(field) or ()}
     lacking = [name for name in ("text_input", "text_output") if name not in declared]
@@ -102,7 +102,7 @@ def require_completed(model_config: Mapping[str, Any]) -> None:
 
 
 def complete(config: ModelConfig) -> ModelConfig:
-    """Add the tensors and the decoupled policy that `config` (Triton's ModelConfig) lacks, and return it."""
+    """Add the tensors and the decoupled policy that `config` (Triton's ModelConfig) lacks; return it."""
     declared = config.as_dict()
     given = {t["name"] for t in declared["input"]}, {t["name"] for t in declared["output"]}
     for tensor in INPUTS:
@@ -112,5 +112,6 @@ def complete(config: ModelConfig) -> ModelConfig:
         if tensor.name not in given[1]:
             config.add_output({"name": tensor.name, "data_type": tensor.data_type, "dims": list(tensor.dims)})
     config.set_model_transaction_policy({"decoupled": True})
+    # The declared shapes have no batch dimension.
     config.set_max_batch_size(0)
     return config

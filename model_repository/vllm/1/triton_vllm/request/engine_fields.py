@@ -1,6 +1,7 @@
-"""Fields of `sampling_parameters` that are not about sampling: for vLLM's scheduler, its caches, and other engines.
+"""Read the fields of `sampling_parameters` that are not about sampling: for vLLM's scheduler, its caches and other engines.
 
-`cache_salt` is anybody's; the others reach other requests or other machines, and the operator allows them by name.
+Any client may use `cache_salt`. The other fields affect other requests or other machines, so the
+operator allows them by name.
 """
 
 from __future__ import annotations
@@ -14,34 +15,34 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
 ENGINE_FIELDS = ("extra_args", "kv_transfer_params", "session_id", "data_parallel_rank")
-"""What else vLLM takes with a request, if the operator allows it."""
+"""The other fields that vLLM takes with a request, if the operator allows them."""
 LONGEST = 256
-"""Characters of `cache_salt` and `session_id`: a digest or a name."""
+"""The most characters of `cache_salt` and `session_id`, which are a digest or a name."""
 _TRANSFER = "kv_transfer_params"
 _OBJECTS = ("extra_args", _TRANSFER)
 
 
 def cache_salt(values: dict[str, Any]) -> str | None:
-    """Remove and return the salt of the prefix cache: requests share cached prefixes only with those of the same one.
+    """Remove and return the salt of the prefix cache; requests share cached prefixes only if their salts are equal.
 
     Raises:
-        InvalidRequestError: it is no string, empty or too long.
+        InvalidRequestError: the salt is not a string, is empty or too long.
     """
     salt = values.pop("cache_salt", None)
     return None if salt is None else _string("cache_salt", salt)
 
 
 def take(values: dict[str, Any], allowed: Collection[str], depth: int) -> dict[str, Any]:
-    """Remove and return the fields that are there.
+    """Remove and return the fields of the request.
 
     Args:
-        values: the parameters; changed.
+        values: the parameters. Changed in place.
         allowed: ALLOWED_REQUEST_FIELDS.
-        depth: most levels of JSON.
+        depth: the most levels of JSON.
 
     Raises:
-        UnsupportedError: the operator has not allowed one.
-        InvalidRequestError: a value is of the wrong type.
+        UnsupportedError: the operator has not allowed a field.
+        InvalidRequestError: a value has the wrong type.
     """
     found = {name: values.pop(name) for name in ENGINE_FIELDS if name in values}
     for name, value in found.items():
@@ -50,7 +51,7 @@ def take(values: dict[str, Any], allowed: Collection[str], depth: int) -> dict[s
                 f"sampling parameter '{name}' is not allowed: ALLOWED_REQUEST_FIELDS in the model's config.pbtxt does not list it"
             )
         found[name] = _object(name, value, depth) if name in _OBJECTS else _plain(name, value)
-    if _TRANSFER in found.get("extra_args", {}) and _TRANSFER not in allowed:  # vLLM takes it from there, too
+    if _TRANSFER in found.get("extra_args", {}) and _TRANSFER not in allowed:  # vLLM would read it from there, too
         raise UnsupportedError(
             f"sampling parameter 'extra_args' must not have {_TRANSFER}, which ALLOWED_REQUEST_FIELDS does not list"
         )

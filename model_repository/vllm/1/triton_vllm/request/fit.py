@@ -1,4 +1,4 @@
-"""Check a request against what the model can take, before it is tokenized or decoded."""
+"""Check that a request fits the model, before it is tokenized or decoded."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ TOKEN_IDS = ("allowed_token_ids", "logit_bias", "logprob_token_ids", "stop_token
 
 
 def check_fit(request: Request, facts: Facts, limits: Limits) -> None:
-    """Refuse what the model cannot take.
+    """Refuse a request that the model cannot take.
 
     Raises:
-        InvalidRequestError: the prompt is longer than the model takes, or has token ids that it does not know.
-        UnsupportedError: pictures, audio or video for a model of texts.
+        InvalidRequestError: the prompt is longer than the model takes, or has token ids outside its
+            vocabulary.
+        UnsupportedError: pictures, audio or video for a model that takes only text.
     """
     if isinstance(request, OperatorRequest):
         return
@@ -41,7 +42,7 @@ def _check_prompt(text: str | None, ids: tuple[int, ...] | None, characters: int
     if ids is not None:
         if 0 < facts.max_tokens < len(ids):
             raise InvalidRequestError(f"the prompt has {len(ids)} tokens, more than this model's maximum of {facts.max_tokens}")
-        if not facts.multimodal:  # others have ids above their vocabulary, for the places of pictures
+        if not facts.multimodal:  # multimodal models use ids above their vocabulary as placeholders of pictures
             check_ids("the prompt", ids, facts)
     characters += len(text or "")
     if 0 < facts.max_tokens * limits.max_characters_per_token < characters:
@@ -52,10 +53,10 @@ def _check_prompt(text: str | None, ids: tuple[int, ...] | None, characters: int
 
 
 def check_params(params: Any, facts: Facts) -> None:
-    """Refuse token ids beyond the vocabulary in vLLM's SamplingParams, which index tables that requests share.
+    """Refuse token ids outside the vocabulary in vLLM's SamplingParams: they index tables that requests share.
 
     Raises:
-        InvalidRequestError: names the parameter.
+        InvalidRequestError: a parameter has such an id. The text names the parameter.
         UnsupportedError: `prompt_logprobs` for an engine that does not survive it.
     """
     if getattr(params, "prompt_logprobs", None) is not None and not facts.prompt_logprobs:
@@ -67,10 +68,10 @@ def check_params(params: Any, facts: Facts) -> None:
 
 
 def check_ids(name: str, ids: Iterable[int], facts: Facts) -> None:
-    """Refuse token ids that the model does not know.
+    """Refuse token ids outside the model's vocabulary.
 
     Raises:
-        InvalidRequestError: names what holds them.
+        InvalidRequestError: there is such an id. The text begins with `name`.
     """
     largest, smallest = max(ids), min(ids)
     if smallest < 0 or 0 < facts.vocabulary <= largest:

@@ -34,12 +34,13 @@ PLAIN = {
     kind: tuple(t.name for t in INPUTS if t.data_type == kind and t.dims == (1,) and t.name in GenerateRequest.__annotations__)
     for kind in (BOOL, INT64)
 }
-"""The tensors that need no more than to be read, by type; a new one is a row of `INPUTS` and an attribute."""
-# Names that Triton's frontends and request parameters reserve; they reach the parameters only by forwarding.
+"""The tensors that are only read, by type. To add one, add a row to `INPUTS` and an attribute to `GenerateRequest`."""
+# Triton's frontends and request parameters reserve these names. They reach the parameters only by
+# header forwarding.
 RESERVED = ("sequence_id", "sequence_start", "sequence_end", "headers", "traceparent", "tracestate")
 
-# Triton's OpenAI frontends of 2024 and 2025 send the one with each completion and the other with each chat; vLLM has no `best_of`
-# any more, and its `logprobs` is a number.
+# Triton's OpenAI frontends of 2024 and 2025 send `best_of` with each completion and `logprobs` with
+# each chat. vLLM no longer has `best_of`, and its `logprobs` is a number.
 UNSAID = (("best_of", 1), ("logprobs", False))
 
 
@@ -47,14 +48,15 @@ def parse(inputs: Inputs, parameters: str, timeout: int = 0, limits: Limits = US
     """Parse one request.
 
     Args:
-        inputs: the tensors by name; strings are object arrays of bytes.
-        parameters: the request parameters as JSON text; `sampling_parameters`, where given, is used instead.
-        timeout: Triton's own timeout of the request in microseconds, for a request that has no other; 0 for none.
-        limits: what is larger than these is refused.
-        dialect: says whether an empty text and fields that nobody knows pass.
+        inputs: the tensors by name. Strings are object arrays of bytes.
+        parameters: the request parameters as JSON text. `sampling_parameters`, if given, replaces them.
+        timeout: Triton's own timeout of the request in microseconds. Used if the request sets no
+            other; 0 means none.
+        limits: a request that exceeds them is refused.
+        dialect: determines whether an empty text and unknown fields are accepted.
 
     Raises:
-        InvalidRequestError: with the name of the input, the reason and what is expected.
+        InvalidRequestError: the text has the name of the input, the reason and the expected value.
     """
     check_sizes(limits, inputs, parameters)
     if operator.NAME in inputs:
@@ -109,9 +111,10 @@ def _flag(inputs: Inputs, name: str) -> bool:
 
 
 def _plain(inputs: Inputs, values: dict[str, Any]) -> dict[str, Any]:
-    """Return the tensors that are attributes of a `GenerateRequest` as they are, each read by its type.
+    """Return the tensors that become attributes of a `GenerateRequest` unchanged, each read by its type.
 
-    Sampling parameters of the numbers' names count where there is no tensor, and are taken out of `values`.
+    If a number's tensor is missing, the sampling parameter of the same name is used. It is removed
+    from `values`.
     """
     read = {name: _integer(inputs, values, name) for name in PLAIN[INT64]}
     return read | {name: _flag(inputs, name) for name in PLAIN[BOOL]}
@@ -149,7 +152,7 @@ def _media(inputs: Inputs, limits: Limits) -> dict[str, tuple[str, ...]]:
 
 
 def _echo(inputs: Inputs, *, stream: bool) -> bool:
-    """Return whether the prompt precedes the answer: a whole one unless excluded, a streamed one never."""
+    """Return whether the prompt precedes the answer: in a whole answer unless excluded, in a stream never."""
     if "exclude_input_in_output" not in inputs:
         return not stream and "text_input" in inputs
     echo = not _flag(inputs, "exclude_input_in_output")
@@ -168,7 +171,8 @@ def _parameters(inputs: Inputs, parameters: str, limits: Limits) -> dict[str, An
         values = json_object(text, "sampling_parameters", limits.max_json_depth) if text else {}
     else:
         values = json_object(parameters, "the request parameters", limits.max_json_depth) if parameters else {}
-        # A forwarded HTTP header arrives as a parameter too; a dash or a capital is in none of vLLM's names.
+        # A forwarded HTTP header arrives as a parameter, too. None of vLLM's names has a dash or a
+        # capital.
         values = {k: v for k, v in values.items() if k.isidentifier() and k == k.lower()}
     given = {key: value for key, value in values.items() if value is not None and key not in RESERVED}
     return {key: value for key, value in given.items() if not (key.startswith("triton_") or _is_unsaid(key, value))}
@@ -213,7 +217,7 @@ def _parse_embedding(inputs: Inputs, timeout: int, limits: Limits, dialect: Dial
         raise InvalidRequestError("embedding_request.pooling_params must be an object")
     pooling = dict(pooling)
     task = pooling.pop("task", "embed")
-    # The OpenAI frontend sends every value in a list of one.
+    # The OpenAI frontend sends each value as a list with one element.
     flat = {k: v[0] if isinstance(v, list) and len(v) == 1 else v for k, v in pooling.items()}
     return EmbedRequest(
         parts=embedding.parts(limits, values, takes_unknown_fields=dialect.takes_unknown_fields),

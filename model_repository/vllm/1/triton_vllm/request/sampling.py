@@ -1,4 +1,4 @@
-"""Turn the JSON sampling parameters of a request into vLLM's SamplingParams."""
+"""Convert the JSON sampling parameters of a request to vLLM's SamplingParams."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from triton_vllm.base.limits import Limits
     from triton_vllm.vllm_api import ChatDefaults, Schema
 
-# Set by the adapter or by vLLM itself, never by a client.
+# Only the adapter or vLLM itself sets these, never a client.
 INTERNAL = frozenset({"output_kind", "skip_clone", "output_text_buffer_length", "extra_args"})
 USUAL_TOKENS = 16
-"""What vLLM takes for `max_tokens` where a request has none."""
+"""vLLM's `max_tokens` for a request that has none."""
 LONGEST_STOP_STRING = 1024
 _COUNTED = re.compile(r"\d+ validation errors? for \w+\n")
-"""The first line of pydantic's errors; the reason is in the lines after it."""
-# Names of the official backend, older vLLM and the OpenAI protocol for the same constraint.
+"""Matches the first line of pydantic's errors, which only counts them; the reasons follow."""
+# The names of the official backend, of older vLLM and of the OpenAI protocol for the same constraint.
 GUIDED = {
     "guided_json": "json",
     "guided_regex": "regex",
@@ -36,7 +36,7 @@ GUIDED = {
 }
 
 UNASKED = ("backend", "_backend", "backend_was_auto", "_backend_was_auto")
-"""Fields of a constraint that are chosen for the whole engine since vLLM 0.11."""
+"""Fields of a constraint that hold for the whole engine since vLLM 0.11, so a request cannot set them."""
 
 
 def build(
@@ -47,24 +47,26 @@ def build(
     limits: Limits = USUAL,
     chat: ChatDefaults | None = None,
 ) -> Any:
-    """Return SamplingParams for a request: only new tokens when streaming, everything at the end when not.
+    """Return SamplingParams for a request. A stream gets only new tokens; a whole answer comes at the end.
 
     Args:
-        schema: the parameters of this vLLM.
-        parameters: those of the request.
-        stream: whether it is streamed.
-        limits: the model's.
-        chat: what a conversation has where the request gives nothing; None for a text or tokens.
+        schema: this vLLM's parameters.
+        parameters: the request's parameters.
+        stream: whether the answer is streamed.
+        limits: the model's limits.
+        chat: the defaults for a conversation. None for a text or tokens.
 
     Raises:
-        InvalidRequestError: unknown parameter, wrong type, too large, or a value that vLLM refuses.
+        InvalidRequestError: a parameter is unknown, too large or of the wrong type, or vLLM refuses
+            its value.
     """
     values = _structured(schema, dict(parameters), limits)
     newer = values.pop("max_completion_tokens", None) if chat is not None else None
-    if newer is not None:  # the OpenAI protocol's newer name, which counts where a request has both
+    if newer is not None:  # the OpenAI protocol's newer name; it takes precedence if a request has both
         values["max_tokens"] = _coerced(schema, "max_completion_tokens", newer, schema.types["max_tokens"])
     made = {name: _checked(schema, name, value) for name, value in values.items()}
     if chat is not None:
+        # The request's values take precedence over the model's defaults.
         made = {"max_tokens": None, **chat.values, **made}
         if chat.most is not None:
             asked = made["max_tokens"]
@@ -85,6 +87,7 @@ def _check_amounts(limits: Limits, made: Mapping[str, Any], usual: int) -> None:
         refuse_above(limits.max_answer_tokens, tokens, "sampling parameters: n times max_tokens are", "tokens")
     for name in ("logprobs", "prompt_logprobs"):
         count = made.get(name) or 0
+        # -1 asks vLLM for all tokens of the vocabulary.
         if count == -1 and limits.max_logprobs:
             raise InvalidRequestError(f"sampling parameters: {name} must be at most {limits.max_logprobs}, not -1 for all")
         refuse_above(limits.max_logprobs, count, f"sampling parameters: {name} must be smaller, it is")
@@ -99,7 +102,7 @@ def _check_amounts(limits: Limits, made: Mapping[str, Any], usual: int) -> None:
 
 
 def _reason(error: Exception) -> str:
-    """Return what an exception of vLLM says, on one line."""
+    """Return the message of vLLM's exception, on one line."""
     text, counted = _COUNTED.subn("", str(error).strip())
     return " ".join(text.partition(" [type=")[0].split()) if counted else text.partition("\n")[0]
 
@@ -120,13 +123,13 @@ def _coerced(schema: Schema, name: str, value: Any, hint: Any) -> Any:
         return coerce(value, hint)
     except ValueError as error:
         reason = _reason(error)
-    except schema.refusals as error:  # vLLM's own are no ValueErrors
+    except schema.refusals as error:  # vLLM's own exceptions are not ValueErrors
         reason = f"is refused by vLLM: {_reason(error)}"
     raise InvalidRequestError(f"sampling parameter '{name}' {reason}")
 
 
 def _structured(schema: Schema, values: dict[str, Any], limits: Limits) -> dict[str, Any]:
-    """Replace every spelling of a structured-output constraint by the one that this vLLM takes."""
+    """Replace each spelling of a structured-output constraint by the one that this vLLM takes."""
     constraint: dict[str, Any] = {}
     for old, new in GUIDED.items():
         if old in values:
@@ -140,9 +143,9 @@ def _structured(schema: Schema, values: dict[str, Any], limits: Limits) -> dict[
         constraint.pop(name, None)
     if not constraint.get(
         "disable_fallback"
-    ):  # Triton's OpenAI frontend sends every field of its own vLLM's, and this one has gone
+    ):  # Triton's OpenAI frontend sends every field of its own vLLM's class, and newer vLLM does not have this one
         constraint.pop("disable_fallback", None)
-    if constraint.get("json_object") in (False, "false"):  # vLLM counts it as a constraint, and then finds none
+    if constraint.get("json_object") in (False, "false"):  # vLLM would count it as a constraint, and then find none
         del constraint["json_object"]
     if not constraint:
         return values
@@ -154,7 +157,7 @@ def _constraint(schema: Schema, fields: dict[str, Any], limits: Limits) -> Any:
     if isinstance(fields.get("choice"), str):
         fields["choice"] = _json_or(fields["choice"], [fields["choice"]])
     constraints.check(limits, fields)
-    if isinstance(fields.get("structural_tag"), str):  # vLLM looks into what it takes for an object
+    if isinstance(fields.get("structural_tag"), str):  # vLLM takes it for an object without a check
         _object(fields["structural_tag"], f"{schema.structured_name}.structural_tag")
     schema_of_json = fields.get("json")
     read = _json_or(schema_of_json, None) if isinstance(schema_of_json, str) else schema_of_json
@@ -177,7 +180,7 @@ def _object(value: Any, name: str) -> dict[str, Any]:
 
 
 def _response_format(value: Any) -> dict[str, Any]:
-    """Return the constraint of the OpenAI protocol's `response_format`."""
+    """Return the constraint for the OpenAI protocol's `response_format`."""
     found = _object(value, "response_format")
     kind = found.get("type")
     if kind == "text":

@@ -1,9 +1,12 @@
-"""End a load that the server has given up: it would wait for this process to end, and this process for a request.
+"""End a load that the server has abandoned.
 
-Triton 24.10 asks a stub that loads a model for a sign of life every second, and takes one for dead that a pause of the machine
-kept from answering. It then waits for its end, without a limit and without ending it (python_backend, src/stub_launcher.cc:
-`Launch` and `WaitForStubProcess`); newer ones give it five seconds. Once this process has ended, the server tells of the
-failed load.
+Without this, the server waits for this process to end, and this process waits for a request.
+
+While a stub loads a model, Triton 24.10 checks every second whether the stub is alive. If the
+machine pauses for a second, the stub cannot answer, and Triton takes it for dead. Triton then waits
+for its end, without a limit and without ending it (python_backend, src/stub_launcher.cc: `Launch`
+and `WaitForStubProcess`). Newer releases wait five seconds. Once this process has ended, the server
+reports the failed load.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 PERIOD_S = 1.0
-_SERVER = "tritonserver"  # a shell, too, waits for what it has started
+_SERVER = "tritonserver"  # the parent's name is checked because a shell, too, waits for what it has started
 _STATUS = 1
 _REASON = (
     b"[triton_vllm] the server has given this load up and waits for this process to end: Triton 24.10 takes for dead what a "
@@ -28,12 +31,14 @@ _REASON = (
 
 
 class AbandonedLoad:
-    """Look every second whether the server has given the load up, and then end this process; a context manager around the load.
+    """Check every second whether the server has abandoned the load, and end this process then.
+
+    A context manager around the load.
 
     Args:
-        waits: whether the server waits for this process to end.
-        end: takes the status with which this process ends.
-        period_s: seconds between two looks.
+        waits: returns whether the server waits for this process to end.
+        end: ends this process with a status.
+        period_s: seconds between two checks.
     """
 
     def __init__(
@@ -65,14 +70,16 @@ class AbandonedLoad:
                 self._end(_STATUS)
 
     def _still(self) -> bool:
+        # seen once and not again, the wait was for something else
         time.sleep(self._period_s)
         return self._waits()
 
 
 def _tell() -> None:
-    """Say why on stderr, for a second at most: its reader may be gone, or not read.
+    """Write the reason to stderr, and wait at most a second for that: the reader may be gone, or not read.
 
-    The server waits in a line of its log for an answer of what wrote the line, also when that has ended.
+    Triton's log cannot be used. For each line the server waits for an answer from the process that
+    wrote it, even if that process has ended.
     """
 
     def write() -> None:
@@ -90,11 +97,12 @@ def _waits_for_this_process() -> bool:
 
 
 def waits(server: int, process: int) -> bool:
-    """Return whether the thread of `server` that started `process` waits for a child's end; False where the kernel does not tell.
+    """Return whether the thread of `server` that started `process` waits for a child to end.
 
-    While it loads a model that thread has no other child to wait for.
+    While that thread loads a model, it has no other child to wait for. Return False if the kernel
+    does not say.
     """
-    for thread in Path(f"/proc/{server}/task").glob("*"):  # of a server that is gone there is none
+    for thread in Path(f"/proc/{server}/task").glob("*"):  # empty if the server is gone
         if str(process) in _read(thread / "children").split():
             return _read(thread / "wchan") == "do_wait"
     return False
@@ -103,5 +111,5 @@ def waits(server: int, process: int) -> bool:
 def _read(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8")
-    except OSError:  # its thread has just ended, or this kernel has no such file
+    except OSError:  # the thread has just ended, or this kernel has no such file
         return ""

@@ -1,4 +1,7 @@
-"""Find out why vLLM did not start: its processes write that to the log, and AsyncLLM only says that they did."""
+"""Find out why vLLM did not start.
+
+vLLM's processes write the reason to the log. AsyncLLM only raises that they failed.
+"""
 
 from __future__ import annotations
 
@@ -17,18 +20,20 @@ if TYPE_CHECKING:
 PATH_VARIABLE = "VLLM_LOGGING_CONFIG_PATH"
 OFF_VARIABLE = "VLLM_CONFIGURE_LOGGING"
 LONGEST = 400
-"""Characters of the cause; vLLM can print a whole configuration."""
+"""Characters of the cause that are kept; vLLM can print a whole configuration."""
 _RAISED = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception|Interrupt|Exit)\b.*", re.MULTILINE)
 
 
 class Cause:
-    """Collect what vLLM's processes log as errors while it starts; a context manager.
+    """Collect the errors that vLLM's processes log while vLLM starts; a context manager.
 
-    EngineCore and the workers are told by a variable to log errors to a file besides, forked ones by a handler; they keep the
-    file open after it is removed. Where the operator has configured vLLM's logging, nothing is changed and nothing found.
+    A variable makes EngineCore and the workers log errors to a file as well; forked processes
+    inherit a handler. They keep the file open after it is removed. If the operator has configured
+    vLLM's logging, this class changes nothing and finds nothing.
 
     Args:
-        config: vLLM's own configuration of its log, None if this vLLM has none, or for processes on other machines.
+        config: vLLM's own logging configuration. None if this vLLM has none, or if processes run on
+            other machines.
         environment: the variables that vLLM's processes get.
     """
 
@@ -47,7 +52,7 @@ class Cause:
             path = self._folder / "logging.json"
             path.write_text(json.dumps(_with_file(self._config, self._errors)), encoding="utf-8")
             self._handler = logging.FileHandler(self._errors, encoding="utf-8")
-        except (OSError, TypeError, KeyError, ValueError):  # no room, or a configuration of another shape
+        except (OSError, TypeError, KeyError, ValueError):  # the disk is full, or the configuration has another shape
             return self
         self._handler.setLevel(logging.ERROR)
         logging.getLogger("vllm").addHandler(self._handler)
@@ -57,7 +62,7 @@ class Cause:
     def __exit__(self, *_: object) -> None:
         if self._handler is not None:
             del self._environment[PATH_VARIABLE]
-            logger = logging.getLogger("vllm")  # vLLM has configured it in this process as well
+            logger = logging.getLogger("vllm")  # vLLM has added the file's handler in this process as well
             for handler in {self._handler, *(h for h in logger.handlers if getattr(h, "baseFilename", "") == str(self._errors))}:
                 logger.removeHandler(handler)
                 handler.close()
@@ -65,7 +70,7 @@ class Cause:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def find(self) -> str:
-        """Return the exception that came first, in a line, or nothing; call it before the end."""
+        """Return the first exception as one line, or an empty string; call it before the context ends."""
         try:
             text = self._errors.read_text(encoding="utf-8", errors="replace")
         except (OSError, ValueError):
@@ -80,7 +85,7 @@ class Cause:
 
 
 def _with_file(config: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """Return a configuration of Python's logging with one more handler for vLLM's errors."""
+    """Return a configuration of Python's logging with an additional handler for vLLM's errors."""
     made = {"class": "logging.FileHandler", "filename": os.fspath(path), "level": "ERROR", "encoding": "utf-8"}
     logger = config["loggers"]["vllm"]
     own = {**logger, "handlers": [*logger["handlers"], "load"]}
@@ -88,7 +93,7 @@ def _with_file(config: Mapping[str, Any], path: Path) -> dict[str, Any]:
 
 
 def first_exception(text: str) -> str:
-    """Return the last line of the first traceback in a log: what went wrong before the others that followed from it."""
+    """Return the exception line of the first traceback in a log; later exceptions follow from it."""
     _, found, rest = text.partition("Traceback (most recent call last):")
     raised = _RAISED.search(rest) if found else None
     return raised[0].strip()[:LONGEST] if raised else ""

@@ -1,8 +1,10 @@
 """Choose how vLLM compiles at run time: with the container's compilers, the environment's own, or not at all.
 
-On a GPU Triton's kernel compiler compiles a launcher in C for each kernel (triton/runtime/build.py: CC, gcc or clang), so it
-needs a C compiler also with enforce_eager. FlashInfer compiles its sampler with nvcc and a C++ compiler when a request
-first samples; vLLM looks at the GPU only when it chooses that sampler. On a CPU torch.compile needs a C++ compiler.
+On a GPU, Triton's kernel compiler compiles a launcher in C for each kernel
+(triton/runtime/build.py: CC, gcc or clang). So it needs a C compiler even with enforce_eager.
+FlashInfer compiles its sampler with nvcc and a C++ compiler when a request first samples. vLLM does
+not check for these: it looks only at the GPU when it chooses that sampler. On a CPU, torch.compile
+needs a C++ compiler.
 """
 
 from __future__ import annotations
@@ -18,13 +20,13 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 OWN = "vllm-env-cc"
-"""The environment's own C compiler, beside its interpreter."""
+"""The environment's own C compiler, next to its interpreter."""
 _EAGER = ("enforce_eager", "compilation_config")
 
 
 @dataclass(frozen=True)
 class Compilers:
-    """What to start vLLM with where the operator has not chosen.
+    """How to start vLLM where the operator has not chosen.
 
     Attributes:
         arguments: engine arguments to add.
@@ -38,17 +40,18 @@ class Compilers:
 
 
 def choose(engine_args: Mapping[str, Any], environment: Mapping[str, str], prefix: Path, *, on_cpu: bool) -> Compilers:
-    """Return what avoids a compiler that is not there.
+    """Return the settings that avoid every compiler that is missing.
 
     Args:
-        engine_args: the operator's; a choice between eager and compiled running stays.
-        environment: the process's variables; CC, CXX and VLLM_USE_FLASHINFER_SAMPLER stay.
+        engine_args: the operator's arguments. A choice between eager and compiled execution is kept.
+        environment: the process's variables. CC, CXX and VLLM_USE_FLASHINFER_SAMPLER are kept.
         prefix: the environment's folder.
         on_cpu: whether vLLM runs on a CPU.
     """
     path = environment.get("PATH", os.defpath)
     has_cpp = "CXX" in environment or any(shutil.which(name, path=path) for name in ("g++", "clang++", "c++"))
     if on_cpu:
+        # The C++ code that torch.compile writes includes Python.h.
         has_headers = Path(sysconfig.get_path("include"), "Python.h").is_file()
         if (has_cpp and has_headers) or any(name in engine_args for name in _EAGER):
             return Compilers()
@@ -71,7 +74,7 @@ def choose(engine_args: Mapping[str, Any], environment: Mapping[str, str], prefi
 
 
 def _has_nvcc(environment: Mapping[str, str], path: str) -> bool:
-    """Tell whether FlashInfer would find nvcc: by CUDA_HOME, which it looks at first, on PATH, in the default folder."""
+    """Return whether FlashInfer would find nvcc; it looks in CUDA_HOME, on PATH and in the default folder, in this order."""
     home = environment.get("CUDA_HOME") or environment.get("CUDA_PATH")
     if home:
         return (Path(home) / "bin" / "nvcc").is_file()

@@ -19,10 +19,11 @@ def visible(
     """Return the value for CUDA_VISIBLE_DEVICES, or None to leave it as it is.
 
     Args:
-        kind: Triton's instance kind: CPU, GPU or MODEL.
-        device_id: the GPU that Triton assigned to a KIND_GPU instance, counted among those visible to the server.
+        kind: Triton's instance kind. CPU, GPU or MODEL.
+        device_id: the GPU that Triton assigned to a KIND_GPU instance. Counted among those that the
+            server sees.
         gpu_ids: GPU_DEVICE_IDS.
-        engine_args: tensor, pipeline and data parallel sizes are read.
+        engine_args: the tensor, pipeline and data parallel sizes are read.
         environment: the process's variables.
 
     Raises:
@@ -51,7 +52,7 @@ def visible(
 
 
 def parallel_sizes(engine_args: Mapping[str, Any]) -> dict[str, int]:
-    """Return how many ways the engine is split, by kind: tensor, pipeline, data.
+    """Return the sizes of tensor, pipeline and data parallelism, by name.
 
     Raises:
         ConfigError: a size is not a positive integer.
@@ -71,6 +72,6 @@ def _size(engine_args: Mapping[str, Any], name: str) -> int:
 
 
 def _nth(already: str, index: int) -> str:
-    """Return the GPU at an index; if the variable is set, Triton counts the GPUs in it."""
+    """Return the name of the GPU at an index. If CUDA_VISIBLE_DEVICES is set, Triton's index counts within its list."""
     names = [name for name in already.split(",") if name.strip()]
     return names[index].strip() if index < len(names) else str(index)

@@ -1,4 +1,4 @@
-"""Read `vllm_engine_args.json`, or `1/model.json`, and fit it to the arguments that the installed vLLM has."""
+"""Read `vllm_engine_args.json` or `1/model.json`, and convert it to the arguments of the installed vLLM."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ def _structured(name: str) -> Replacement:
     return lambda value: {"structured_outputs_config": {name: value}}
 
 
-# Arguments that vLLM removed, and what says the same today. Used only where the installed vLLM lacks the name.
+# Arguments that vLLM removed, and their replacements today. Used only if the installed vLLM lacks
+# the name.
 REPLACEMENTS: Mapping[str, Replacement] = {
     "disable_log_requests": lambda v: {} if to_bool(v) else {"enable_log_requests": True},
     "task": _task,
@@ -95,14 +96,19 @@ REPLACEMENTS: Mapping[str, Replacement] = {
 
 @dataclass(frozen=True)
 class EngineArgs:
-    """Arguments as the installed vLLM takes them, and one line about those it no longer has (empty if none)."""
+    """Arguments as the installed vLLM takes them.
+
+    Attributes:
+        values: the arguments.
+        warning: one line about arguments that vLLM no longer has; may be empty.
+    """
 
     values: Mapping[str, Any]
     warning: str = ""
 
 
 def place(model_dir: Path, version_dir: Path) -> Path:
-    """Return the file that the arguments are read from, whether it is there or not."""
+    """Return the path that the arguments are read from; the file may be missing."""
     official = version_dir / ARGUMENTS_NAME
     return official if official.is_file() and not (model_dir / FILE_NAME).is_file() else model_dir / FILE_NAME
 
@@ -110,18 +116,22 @@ def place(model_dir: Path, version_dir: Path) -> Path:
 def read(model_dir: Path, version_dir: Path) -> Mapping[str, Any]:
     """Return the JSON object of `vllm_engine_args.json`, or of the official backend's `model.json`.
 
-    A model or tokenizer that is the name of a folder in the model's directory is that folder, wherever the repository lies.
+    If `model` or `tokenizer` names a folder in the model's directory, it becomes that folder's
+    path. The model repository can then be anywhere.
 
     Raises:
-        ConfigError: the file is missing, is not JSON or is not an object; or both files are there and differ.
+        ConfigError: the file is missing, is not JSON or is not an object. Also if both files exist
+            and differ.
     """
     values = _object(place(model_dir, version_dir))
     ours, official = model_dir / FILE_NAME, version_dir / ARGUMENTS_NAME
     if ours.is_file() and official.is_file():
         _refuse_difference(values, _object(official), f"{version_dir.name}/{ARGUMENTS_NAME}")
     names = {key: values[key] for key in ("model", "tokenizer") if isinstance(values.get(key), str)}
+    # `strip` leaves nothing of "", "." and "..", which name no folder of the model's.
     own = {key: model_dir / name for key, name in names.items() if name.strip("./") and not name.startswith("/")}
-    # os.path tells "no" of a folder that may not be entered and of a name that is too long, where Path.is_dir() raises
+    # os.path returns False for a folder that may not be entered and for a name that is too long;
+    # Path.is_dir() raises
     return values | {key: str(folder) for key, folder in own.items() if os.path.isdir(folder)}  # noqa: PTH112
 
 
@@ -150,24 +160,24 @@ def _refuse_difference(ours: Mapping[str, Any], official: Mapping[str, Any], nam
 
 
 def fit(given: Mapping[str, Any], declared: Mapping[str, Any], file: str = FILE_NAME) -> EngineArgs:
-    """Fit the given arguments to those that vLLM declares (name → type hint).
+    """Convert the given arguments to those that vLLM declares (name → type hint).
 
     Raises:
-        ConfigError: a name that no vLLM ever had or a value of the wrong type.
+        ConfigError: no vLLM ever had an argument of this name, or a value has the wrong type.
     """
     wanted = {name: value for name, value in given.items() if name in declared}
     notes: list[str] = []
     for name in (n for n in given if n not in declared):
         replacement = _replace(name, given[name], declared, file)
         notes.append(f"{name} -> {', '.join(replacement) or 'ignored'}")
-        for key, item in replacement.items():  # what the file says under today's name wins
+        for key, item in replacement.items():  # a value that the file gives under today's name wins
             present = wanted.get(key)
             if isinstance(item, dict) and isinstance(present, dict):
                 wanted[key] = {**item, **present}
             else:
                 wanted.setdefault(key, item)
     warning = f"engine arguments that this vLLM no longer has: {'; '.join(notes)}" if notes else ""
-    # null is vLLM's own default, whatever the declared type says
+    # JSON's null means vLLM's default, whatever the declared type is
     set_ones = {name: value for name, value in wanted.items() if value is not None}
     return EngineArgs({name: _coerced(name, value, declared[name], file) for name, value in set_ones.items()}, warning)
 
@@ -180,7 +190,7 @@ _NOT_ON_HUB = re.compile(r"RepositoryNotFound|GatedRepo|not a valid model identi
 
 
 def unfetched(values: Mapping[str, Any], error: BaseException, file: str = FILE_NAME) -> str:
-    """Return one line if the model could not be had from a hub, else nothing."""
+    """Return one line if the model could not be fetched from a model hub, else an empty string."""
     model = str(values.get("model", ""))
     said: list[str] = []
     cause: BaseException | None = error
@@ -188,7 +198,7 @@ def unfetched(values: Mapping[str, Any], error: BaseException, file: str = FILE_
         said.append(f"{type(cause).__name__}: {cause}")
         cause = cause.__cause__ or cause.__context__
     text = "\n".join(said)
-    if model.startswith(("/", "./", "../")):
+    if model.startswith(("/", "./", "../")):  # a path, so no hub was asked
         return ""
     if _NO_HUB.search(text):
         return f"model '{model}': no model hub answers; name a folder with its weights in {file}, or set HF_ENDPOINT"
@@ -203,14 +213,14 @@ def failure(values: Mapping[str, Any], error: Exception, file: str = FILE_NAME, 
 
     Args:
         values: the arguments.
-        error: what vLLM raised.
+        error: the exception that vLLM raised.
         file: where the arguments were read.
-        cause: what went wrong in vLLM's processes, if `error` only says that something did.
+        cause: the error in vLLM's processes, if `error` only says that there was one.
     """
     model = str(values.get("model", ""))
     if model.startswith(("/", "./", "../")) and not os.path.exists(model):  # noqa: PTH110
         return f"{file}: model: there is no directory {model}"
-    # pydantic ends with the whole input and a link
+    # pydantic's message ends with the whole input and a link
     reason = " ".join(str(error).split("[type=", 1)[0].split())
     said = cause or f"{type(error).__name__}: {reason[:600]}"
     return f"vLLM did not start with the arguments of {file}, model '{model}': {said}"

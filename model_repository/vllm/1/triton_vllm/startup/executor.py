@@ -14,8 +14,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 FEW_CORES = 2
-"""Up to here EngineCore and a Worker of its own, which spin while they wait for each other, leave no core to the server:
-with 32 in flight on two cores, one process for both streamed 1.4 times as fast and never stalled. More was not measured."""
+"""Up to this number of cores, EngineCore and its worker share one process. As two processes they
+spin while they wait for each other, and leave no core to the server. With 32 requests in flight on
+two cores, one process streamed 1.4 times as fast and never stalled. More cores were not
+measured."""
 THREADS = "OMP_NUM_THREADS"
 BINDING = "VLLM_CPU_OMP_THREADS_BIND"
 EXECUTOR = "distributed_executor_backend"
@@ -25,7 +27,7 @@ _CONTEXT_PARALLEL = ("prefill_context_parallel_size", "decode_context_parallel_s
 
 @dataclass(frozen=True)
 class Processes:
-    """What to start vLLM with where the operator has not chosen.
+    """How to start vLLM where the operator has not chosen.
 
     Attributes:
         arguments: engine arguments to add.
@@ -37,18 +39,22 @@ class Processes:
 
 
 def choose(engine_args: Mapping[str, Any], environment: Mapping[str, str], cores: int, in_engine_core: Any) -> Processes:
-    """Return one process for EngineCore and its worker where vLLM runs on few CPU cores.
+    """Return the settings that put EngineCore and its worker into one process if vLLM runs on few CPU cores.
 
-    vLLM starts one more process for a CPU engine's one worker, and imports itself again in each, so that it can bind the
-    worker's threads to cores. With few cores that gains nothing. EngineCore stays a fresh interpreter, as
-    vLLM has it on a CPU: forked, it started 5 s sooner and hung at its first request in 2 of 60 tries, in an OpenMP kernel.
+    For a CPU engine, vLLM starts an additional process for its one worker, so that it can bind the
+    worker's threads to cores. It imports itself again in each process. With few cores the
+    additional process gains nothing.
+
+    EngineCore stays a fresh interpreter, as vLLM starts it on a CPU. Forked, it started 5 s sooner.
+    But it hung at its first request in 2 of 60 tries, in an OpenMP kernel.
 
     Args:
-        engine_args: an executor, a parallel size, or what takes cores in them is the operator's choice, which stays.
-        environment: the process's variables; so is a binding or a reservation of cores. The number of threads
-            is respected.
-        cores: how many the process may use.
-        in_engine_core: vLLM's executor that runs the worker in EngineCore, None where vLLM does not run on a CPU.
+        engine_args: the operator's arguments. A chosen executor, parallel size or use of cores is kept.
+        environment: the process's variables. A chosen binding, reservation of cores or number of
+            threads is kept.
+        cores: how many cores the process may use.
+        in_engine_core: vLLM's executor that runs the worker in EngineCore. None if vLLM does not
+            run on a CPU.
     """
     alone = all(size == 1 for size in parallel_sizes(engine_args).values())
     alone = alone and all(str(engine_args.get(name) or 1) == "1" for name in _CONTEXT_PARALLEL)
@@ -56,17 +62,17 @@ def choose(engine_args: Mapping[str, Any], environment: Mapping[str, str], cores
     chosen = binds or any(engine_args.get(name) for name in _CHOICES)
     if in_engine_core is None or cores > FEW_CORES or chosen or not alone:
         return Processes()
-    # one core is left to tokenising and the server, as vLLM's own binding does
+    # one core is left to tokenizing and to the server; vLLM's own binding leaves one, too
     threads = environment.get(THREADS, "") or "1"
-    # some vLLM bind in the worker itself unless told not to
+    # some versions of vLLM also bind threads in the worker, unless this variable forbids it
     return Processes({EXECUTOR: in_engine_core}, {THREADS: threads, BINDING: "nobind"})
 
 
 def available_cores() -> int:
-    """Return how many cores this process may use: its affinity, and its container's quota where there is one."""
+    """Return how many cores this process may use: its affinity, limited by the container's quota if there is one."""
     cores = len(os.sched_getaffinity(0))
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="utf-8").split()
         return min(cores, max(1, math.ceil(int(quota) / int(period))))
-    except (OSError, ValueError):  # no cgroup of version 2, or "max"
+    except (OSError, ValueError):  # no cgroup of version 2, or no quota ("max")
         return cores

@@ -1,8 +1,9 @@
 """End vLLM's child processes when the process that owns them dies, and the owner when the server dies.
 
-EngineCore and Worker outlive a killed stub otherwise and hold the GPU's memory. `own()` marks this process as the
-owner; each child watches it: a forked one by the hook registered here, a spawned one through the packed environment,
-where a `.pth` file starts the same watch when the variable is set.
+Otherwise EngineCore and its worker outlive a killed stub and hold the GPU's memory. `own()` marks
+this process as the owner, and each child watches it. A forked child starts the watch in the hook
+registered here. A spawned child starts it through the packed environment: a `.pth` file there does
+so when the variable is set.
 """
 
 from __future__ import annotations
@@ -28,15 +29,16 @@ def own() -> None:
 
 
 def follow_parent() -> None:
-    """End this process when the one that started it is gone.
+    """End this process when its parent is gone.
 
-    A stub notices that its server has died and exits by itself, but hangs in that exit while other threads run.
+    A stub notices that its server has died and exits by itself. But it hangs in that exit while
+    other threads run.
     """
     _start(os.getppid())
 
 
 def watch() -> None:
-    """In a child: start a thread that kills this process when the owner is gone. In the owner itself, do nothing."""
+    """Start a thread that kills this process when the owner is gone; in the owner itself, do nothing."""
     owner = os.environ.get(OWNER_VARIABLE, "")
     if not owner.isdigit() or int(owner) == os.getpid():
         return
@@ -65,6 +67,6 @@ def _poll(owner: int) -> None:
             os.kill(owner, 0)
         except ProcessLookupError:
             os.kill(os.getpid(), signal.SIGKILL)
-        except PermissionError:
+        except PermissionError:  # the owner lives, as another user
             pass
         time.sleep(1)

@@ -1,7 +1,9 @@
-"""A place for caches where `~/.cache` cannot be written, as with a user whom the container does not know: the home is `/`.
+"""Choose a place for caches where `~/.cache` cannot be written.
 
-The environment's start-up hook, vLLM, torch, Triton's compiler and FlashInfer take folders below the home for granted; torch
-makes one when vLLM is imported, and the load would end there with `Permission denied: '/.cache'`.
+That happens when the container does not know the user: the home is then `/`. The environment's
+start-up hook, vLLM, torch, Triton's compiler and FlashInfer all write to folders below the home.
+torch makes one when vLLM is imported. The load would fail there with `Permission denied:
+'/.cache'`.
 """
 
 from __future__ import annotations
@@ -17,17 +19,18 @@ if TYPE_CHECKING:
     from triton_vllm.base.protocols import Log
 
 CACHE = "XDG_CACHE_HOME"
-_INDUCTOR = "TORCHINDUCTOR_CACHE_DIR"  # set by the hook before anything else runs, below a cache folder that it does not try
+_INDUCTOR = "TORCHINDUCTOR_CACHE_DIR"  # the start-up hook sets it first, below a folder that may not be writable
 
 
 def settle(environment: MutableMapping[str, str], log: Log) -> None:
-    """Name a folder of this user's own for all caches if the home cannot hold them; call it before vLLM is imported.
+    """If the home cannot hold caches, set the variables for all caches to a folder of this user's own.
 
-    What is set already stays, and so does a hub's cache that the home has, which may be mounted read-only.
+    Call it before vLLM is imported. Variables that are already set stay. A model hub's cache in the
+    home is still used: it may be mounted read-only.
 
     Args:
         environment: the process's variables; changed.
-        log: told which folder was chosen, or why none could be.
+        log: reports which folder was chosen, or why none could be.
     """
     usual = Path(os.path.expanduser("~"), ".cache")  # noqa: PTH111 - Path.home() raises for a user who has none
     if environment.get(CACHE) or _is_writable(usual):
@@ -48,10 +51,13 @@ def settle(environment: MutableMapping[str, str], log: Log) -> None:
 
 
 def private_folder() -> Path:
-    """Return a folder below that for temporary files which belongs to this user alone, for vLLM unpickles what lies there.
+    """Return a folder below the temporary folder that only this user can write.
+
+    It must be private because vLLM unpickles the files in it.
 
     Raises:
-        OSError: it cannot be made, or is another user's; `gen_vllm_env.sh clean` frees one's own.
+        OSError: the folder cannot be made, or belongs to another user. `gen_vllm_env.sh clean`
+            deletes the user's own.
     """
     place = Path(tempfile.gettempdir(), f"vllm_env_warm_{os.getuid()}")
     place.mkdir(mode=0o700, exist_ok=True)
@@ -62,5 +68,6 @@ def private_folder() -> Path:
 
 
 def _is_writable(folder: Path) -> bool:
+    # a missing folder can be made if its nearest existing parent can be written
     existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if os.path.lexists(path))
     return os.access(existing, os.W_OK | os.X_OK)

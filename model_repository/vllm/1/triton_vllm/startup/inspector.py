@@ -1,11 +1,15 @@
-"""Start the process in which vLLM looks at the model's class while this process still imports vLLM.
+"""Start the process in which vLLM inspects the model's class, while this process still imports vLLM.
 
-vLLM asks a new interpreter what a model's class can do, so as not to initialise CUDA in its own, and keeps the answer among
-its caches. At the first start in a container that costs one more import of vLLM. Done ahead, it saves 7 to 8 s on an H200 with
-vLLM 0.22.1, and 3.3 s on two CPU cores with 0.32 (medians of 21.9 and 25.2 s, five and four starts in turn). The process started
-here is the one that vLLM would start, by the same command, waiting for its input; vLLM's call of
-`subprocess.run` finds it there. Every vLLM from 0.11 to 0.33 has these names (read in their registry.py); where one is
-missing, or the process fails, vLLM does it all by itself.
+vLLM inspects a model's class in a new interpreter, so that its own process does not initialize
+CUDA. It keeps the answer among its caches. At the first start in a container, this costs one more
+import of vLLM.
+
+Starting that process ahead saves 7 to 8 s on an H200 with vLLM 0.22.1. On two CPU cores with 0.32
+it saves 3.3 s (medians of 21.9 and 25.2 s, five and four starts in turn).
+
+The process runs vLLM's own command for an inspection and waits for its input. vLLM's call of
+`subprocess.run` then finds it. Every vLLM from 0.11 to 0.33 has these names (read in their
+registry.py). If a name is missing or the process fails, vLLM starts its own process.
 """
 
 from __future__ import annotations
@@ -26,10 +30,10 @@ _ANSWERS = "modelinfos"
 
 
 class Inspector:
-    """A process that has been started ahead for the first inspection; `close()` ends it if vLLM did not use it.
+    """A process that was started ahead for the first inspection; `close()` ends it if vLLM did not use it.
 
     Args:
-        command: what vLLM runs for an inspection.
+        command: the command that vLLM runs for an inspection.
     """
 
     def __init__(self, command: list[str]) -> None:
@@ -39,7 +43,7 @@ class Inspector:
         self._process: subprocess.Popen[bytes] | None = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe)
 
     def lend(self, registry: str = REGISTRY) -> None:
-        """Let the call in the module `registry` find this process; do nothing if that module or that call differs."""
+        """Make the module `registry` use this process; do nothing if the module is missing or its command differs."""
         with contextlib.suppress(ImportError):
             names = vars(importlib.import_module(registry))
             if names.get("_SUBPROCESS_COMMAND") == self._command and names.get("subprocess") is subprocess:
@@ -48,7 +52,8 @@ class Inspector:
     def run(self, command: list[str], **options: Any) -> subprocess.CompletedProcess[bytes]:
         """Behave like `subprocess.run`; the first call uses the process that was started ahead.
 
-        A fork of this process, such as EngineCore, must not use it: the fork could not close the process's standard input.
+        A fork of this process, such as EngineCore, must not use it. The fork could not close the
+        process's standard input, because this process holds it open, too.
         """
         process = None
         if os.getpid() == self._owner:
@@ -72,7 +77,7 @@ class Inspector:
 
 
 class _Lender:
-    """Stand for the module `subprocess` in vLLM's registry."""
+    """Stands for the module `subprocess` in vLLM's registry, and replaces only `run`."""
 
     def __init__(self, inspector: Inspector) -> None:
         self.run = inspector.run
@@ -84,7 +89,8 @@ class _Lender:
 def start(environment: Mapping[str, str]) -> Inspector | None:
     """Start a process ahead if vLLM's caches hold no answer yet; call it before vLLM is imported.
 
-    With an answer there, of this model or another, most starts need no process, and it would only take processor time.
+    If they hold an answer, for this model or another, most starts need no process. It would only
+    take processor time.
 
     Args:
         environment: the process's variables.
@@ -96,7 +102,7 @@ def start(environment: Mapping[str, str]) -> Inspector | None:
 
 
 def _cache_root(environment: Mapping[str, str]) -> Path:
-    """Return where vLLM keeps its caches (vllm/envs.py)."""
+    """Return the folder of vLLM's caches (as vllm/envs.py determines it)."""
     if environment.get("VLLM_CACHE_ROOT"):
         return Path(environment["VLLM_CACHE_ROOT"]).expanduser()
     return Path(environment.get("XDG_CACHE_HOME") or Path("~/.cache"), "vllm").expanduser()

@@ -1,4 +1,4 @@
-"""Set up the embedded interpreter: where it imports from, what vLLM's processes run, how its threads and its collector work."""
+"""Set up the embedded interpreter: its import path, the interpreter of vLLM's processes, its exit, threads and collector."""
 
 from __future__ import annotations
 
@@ -11,22 +11,23 @@ import sys
 from pathlib import Path
 
 SWITCH_INTERVAL_S = 0.001
-"""A sender that comes back from its handshake waits that long for the event loop to let it go on (Python's default is 5 ms)."""
+"""How long a sender may wait for the interpreter's lock after its handshake (Python's default is 5 ms)."""
 
 
 def import_nothing_of_the_working_directory() -> None:
-    """Leave the folder in which the server was started out of the module search path, of vLLM's processes too.
+    """Remove the server's working directory from the module search path, for vLLM's processes as well.
 
-    The stub's embedded interpreter begins `sys.path` with an empty entry, and so does each `python -c` and `python -m`, by which
-    vLLM starts processes: beside a checkout of vLLM or a folder named `triton` that would be what is imported. Python 3.11
-    and later know the variable.
+    The stub's embedded interpreter has an empty entry first in `sys.path`. So have `python -c` and
+    `python -m`, with which vLLM starts processes. If the working directory contains a checkout of
+    vLLM or a folder named `triton`, Python would import that. Python 3.11 and later know the
+    variable.
     """
     sys.path[:] = [entry for entry in sys.path if entry]
     os.environ.setdefault("PYTHONSAFEPATH", "1")
 
 
 def use_environment_python() -> None:
-    """Point spawned children at the environment's interpreter: embedded, Python may guess its own path wrongly."""
+    """Make child processes use the environment's interpreter: an embedded Python may guess its own path wrongly."""
     python = Path(sys.prefix) / "bin" / "python"
     if python.exists() and Path(sys.executable or "/").parent != python.parent:
         sys.executable = str(python)
@@ -34,11 +35,13 @@ def use_environment_python() -> None:
 
 
 def end_at_once() -> None:
-    """Have this process end as soon as all exit handlers have run; call it before what registers them is imported.
+    """End this process as soon as all exit handlers have run; call it before other exit handlers are registered.
 
-    To take torch's modules apart takes 3 to 10 s on two busy cores, for which an unload and a server that ends would wait; a
-    server waits for one instance after the other, and gives all of them 30 s.
+    Python would first take torch's modules apart, which takes 3 to 10 s on two busy cores. An
+    unload and a stopping server would wait for it. A stopping server waits for one instance after
+    the other, and gives all of them 30 s.
     """
+    # Exit handlers run in reverse order, so the first one registered runs last.
     atexit.register(_end)
 
 
@@ -46,12 +49,12 @@ def _end() -> None:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()
-    os._exit(0)  # the stub has taken its own objects down before the interpreter ends
+    os._exit(0)  # safe: the stub has taken down its own objects before the interpreter ends
 
 
 def tune() -> None:
-    """Set the collector and the switch interval for serving; call it once the model is loaded."""
-    # What exists now lives as long as the model; the collector need not walk it again.
+    """Set the garbage collector and the switch interval for serving; call it once the model is loaded."""
+    # All objects that exist now live as long as the model, so the collector need not visit them again.
     gc.collect()
     gc.freeze()
     gc.set_threshold(10_000, 50, 50)

@@ -1,4 +1,4 @@
-"""Load a model: prepare it, start the engine, and connect the engine to what answers requests."""
+"""Load a model: prepare it, start the engine, and connect the engine to the parts that answer requests."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from triton_vllm.instances.frontends import Frontends
 
 MANY_CORES = 8
-"""From here on two threads send, and cores do not run short; with fewer a second one only takes time from the engine."""
+"""From this number of cores on, two threads send responses. With fewer, a second thread only takes time from the engine."""
 
 
 @dataclass(frozen=True)
@@ -49,13 +49,14 @@ class Model:
     """A loaded model.
 
     Attributes:
-        prepared: what it was started with.
+        prepared: what the engine was started with.
         engine: takes jobs.
-        outbox: takes their outputs.
+        outbox: takes the jobs' outputs.
         watch: looks for cancelled requests.
-        publisher: publishes metrics, None where they are off.
-        shared: this instance's part in an engine that several share, None where it is the only one.
-        parsers: read the answers to chats, None where the operator has chosen none.
+        publisher: publishes metrics. None if metrics are off.
+        shared: this instance's part in an engine that several share. None if the instance is the
+            only one.
+        parsers: read the answers to chats. None if the operator has chosen none.
     """
 
     prepared: Prepared
@@ -67,7 +68,7 @@ class Model:
     parsers: vllm_api.Parsers | None
 
     def close(self) -> None:
-        """Finish what is in flight within a bound, cancel the rest and end every process and thread."""
+        """Let requests in flight finish within a time limit, cancel the rest, and end every process and thread."""
         self.engine.stop(self.prepared.settings.unload_grace_s)
         self.watch.close()
         self.outbox.close()
@@ -78,7 +79,7 @@ class Model:
 
 
 def load(args: Mapping[str, str], log: Log) -> Model:
-    """Return the model that Triton's `args` name, ready to take requests.
+    """Load the model that Triton's `args` name; return it ready to take requests.
 
     Raises:
         ConfigError: the model's files are wrong, or vLLM did not start with them.
@@ -100,7 +101,7 @@ def _load(args: Mapping[str, str], log: Log, shared: Frontends | None) -> Model:
         progress = until_loaded.enter_context(Progress(log))
         prepared = prepare(args, log, progress, until_loaded)
         if instances(args) != 1 and prepared.settings.limits.operator_requests:
-            # an instance would not know that another one has put the engine to sleep
+            # one instance would not know that another one has put the engine to sleep
             raise ConfigError(
                 "OPERATOR_REQUESTS is for a model of one instance: have one instance group with count 1, or leave it out"
             )
@@ -131,20 +132,21 @@ def _start(prepared: Prepared, shared: Frontends | None, log: Log) -> tuple[Engi
     pacing = (CORES_TO_SPARE if many else FEW_CORES) if settings.dialect.merges_outputs else ONE_BY_ONE
     outbox = Outbox(partial(deliver, log), log, threads, pacing)
     outbox.start()
-    # Ray takes variables to machines that have no such file, and vLLM would not start there
+    # Ray passes variables on to other machines. The file does not exist there, and vLLM would not
+    # start.
     uses_ray = "ray" in (values.get("distributed_executor_backend"), values.get("data_parallel_backend"))
     with Cause(None if uses_ray else vllm.logging_config, os.environ) as cause:
         try:
             engine.start(outbox.put, _store(prepared, shared, log))
-        except ConfigError:  # not vLLM's: of the instances that share an engine
+        except ConfigError:  # raised by the instances that share an engine, not by vLLM
             outbox.close()
             raise
-        except Exception as error:  # noqa: BLE001 - vLLM raises what it likes; all of it is the load's reason
+        except Exception as error:  # noqa: BLE001 - vLLM may raise anything, and each is a reason why the load failed
             outbox.close()
             unfetched = engine_args.unfetched(values, error, prepared.file_name)
-            if unfetched:  # vLLM's traceback through three libraries says no more
+            if unfetched:  # vLLM's traceback through three libraries would add nothing
                 raise ConfigError(unfetched) from None
-            log.error("".join(traceback.format_exception(error)))  # noqa: TRY400 - Triton's log knows no exceptions
+            log.error("".join(traceback.format_exception(error)))  # noqa: TRY400 - Triton's log has no exception()
             raise ConfigError(engine_args.failure(values, error, prepared.file_name, cause.find())) from None
     return engine, outbox
 

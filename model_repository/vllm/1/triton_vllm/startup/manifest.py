@@ -1,4 +1,4 @@
-"""Check at load that the environment and the stub beside config.pbtxt are those that were built together."""
+"""Check at load that the environment and the stub next to config.pbtxt were built together."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ REMEDY = "build it again with ./gen_vllm_env.sh, or copy the model's directory a
 def check(model_dir: Path) -> str:
     """Compare the manifest with the files and return a line for the log; a model without a manifest passes.
 
-    Only sizes are compared: hashing gigabytes would delay every start, and `verify` does that.
+    Only sizes are compared. Hashing gigabytes would delay every start; `verify` does that.
 
     Raises:
-        ConfigError: the manifest cannot be read, or a file has another size than it says.
+        ConfigError: the manifest cannot be read, or a file's size differs from the manifest.
     """
     path = model_dir / FILE_NAME
     if not path.is_file():

@@ -1,4 +1,4 @@
-"""Have an environment that was built in parts (`--layout parts`) unpacked, before anything of it is imported."""
+"""Unpack an environment that was built in parts (`--layout parts`), before anything in it is imported."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from triton_vllm.startup.progress import Progress
 
 MODULE = "_vllm_env_unpack"
-"""What an environment in parts has in its small archive, and any other has not."""
+"""A module that only the small archive of an environment in parts contains."""
 
 
 def unpack(model_dir: Path, log: Log, progress: Progress) -> None:
-    """Lead this process to the whole environment, unpacked by this start or by one before it on this machine.
+    """Switch this process to the whole environment, unpacked by this start or by an earlier one on this machine.
 
     Raises:
-        ConfigError: a part is missing or is not what was built, or no folder takes the environment.
+        ConfigError: a part is missing or differs from the build, or there is no folder to unpack to.
     """
     if importlib.util.find_spec(MODULE) is None:
         return

@@ -1,4 +1,4 @@
-"""Read the model's files, choose its devices and import vLLM, in this order, so that errors come before long waits."""
+"""Read the model's files, choose its devices and import vLLM, in this order: errors then come before long waits."""
 
 from __future__ import annotations
 
@@ -44,15 +44,15 @@ CPU_WORKER = "triton_vllm.vllm_api.cpu_worker.Worker"
 
 @dataclass(frozen=True)
 class Prepared:
-    """All that an engine is started with.
+    """Everything that an engine is started with.
 
     Attributes:
         settings: the parameters of config.pbtxt.
         vllm: the imported vLLM.
-        engine_args: as this vLLM takes them, with what was chosen for this machine.
+        engine_args: the arguments that this vLLM takes. The choices for this machine are included.
         adapters: where the LoRA adapters are.
-        file_name: where the engine arguments were read, from the model's folder on.
-        parsers: what reads the answers to chats.
+        file_name: the file with the engine arguments. Relative to the model's folder.
+        parsers: the parsers that read the answers to chats.
     """
 
     settings: Settings
@@ -64,13 +64,13 @@ class Prepared:
 
 
 def prepare(args: Mapping[str, str], log: Log, progress: Progress, until_loaded: ExitStack) -> Prepared:
-    """Return what the engine of a model is started with.
+    """Return everything that a model's engine is started with.
 
     Args:
-        args: what Triton hands to `initialize`.
-        log: told what was found.
-        progress: told the phases.
-        until_loaded: closed once the engine has started, or has failed to.
+        args: the arguments that Triton passes to `initialize`.
+        log: reports the findings.
+        progress: reports the phases.
+        until_loaded: closed when the engine has started or failed to start.
 
     Raises:
         ConfigError: the model's files are wrong.
@@ -89,7 +89,7 @@ def prepare(args: Mapping[str, str], log: Log, progress: Progress, until_loaded:
     interpreter.use_environment_python()
     home.settle(os.environ, log)
     warm_cache.use(model_dir, os.environ, log)
-    # A host that the operator has named could send vLLM on to any other one.
+    # A host that the operator allows could otherwise redirect vLLM to any other host.
     os.environ.setdefault("VLLM_MEDIA_URL_ALLOW_REDIRECTS", "0")
     progress.phase("importing vLLM")
     vllm = _import(log, until_loaded)
@@ -106,6 +106,7 @@ def prepare(args: Mapping[str, str], log: Log, progress: Progress, until_loaded:
     )
     defaults = {**_choose_compilers(values, log), **_choose_processes(vllm, values)}
     defaults |= _choose_statistics(chosen, values, file_name)
+    # The operator's arguments take precedence.
     return Prepared(chosen, vllm, {**defaults, **values}, adapters, file_name, names)
 
 
@@ -141,7 +142,7 @@ def _fit(vllm: Vllm, given: Mapping[str, Any], file_name: str, log: Log) -> Mapp
 
 
 def _choose_compilers(values: Mapping[str, Any], log: Log) -> Mapping[str, Any]:
-    """Set the variables that name or avoid compilers and return the engine arguments that go with them."""
+    """Set the variables that choose or avoid compilers; return the engine arguments that go with them."""
     chosen = compilers.choose(values, os.environ, Path(sys.prefix), on_cpu=vllm_api.runs_on_cpu())
     os.environ.update(chosen.variables)
     for note in chosen.notes:
@@ -150,7 +151,7 @@ def _choose_compilers(values: Mapping[str, Any], log: Log) -> Mapping[str, Any]:
 
 
 def _choose_processes(vllm: Vllm, values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Set the variables of vLLM's processes and return the engine arguments that go with them."""
+    """Set the variables for vLLM's processes; return the engine arguments that go with them."""
     in_engine_core = vllm.UniProcExecutor if vllm_api.runs_on_cpu() else None
     processes = executor.choose(values, os.environ, executor.available_cores(), in_engine_core)
     os.environ.update(processes.variables)
@@ -160,9 +161,10 @@ def _choose_processes(vllm: Vllm, values: Mapping[str, Any]) -> Mapping[str, Any
 
 
 def _choose_statistics(chosen: Settings, values: Mapping[str, Any], file_name: str) -> Mapping[str, Any]:
-    """Return the engine argument that spares what nobody reads: vLLM's metrics are written down for each step of the model.
+    """Return the engine argument that turns off unread statistics, which vLLM would record at each step of the model.
 
-    Its traces are made of them, and without them its first request ends the engine.
+    They stay on with traces, which are made of them: without statistics, the first traced request
+    ends the engine.
     """
     traces = bool(values.get("otlp_traces_endpoint"))
     if traces and values.get("disable_log_stats"):

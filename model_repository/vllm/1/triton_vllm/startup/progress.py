@@ -13,7 +13,7 @@ PERIOD_S = 15.0
 
 
 class Progress:
-    """Log each phase of a load, and repeat the current one every quarter of a minute; a context manager.
+    """Log each phase of a load, and log the current one again every 15 s; a context manager.
 
     Args:
         log: takes the lines.
@@ -37,7 +37,7 @@ class Progress:
         self._thread.join()
 
     def phase(self, text: str) -> None:
-        """Name what is done next."""
+        """Log the phase that begins now."""
         self._phase = text
         self._log.info(text)
 

@@ -1,4 +1,4 @@
-"""The `parameters` of config.pbtxt that the adapter knows."""
+"""Read the `parameters` of config.pbtxt that the adapter knows."""
 
 from __future__ import annotations
 
@@ -23,19 +23,24 @@ class Settings:
     """How the model is served.
 
     Attributes:
-        metrics: REPORT_CUSTOM_METRICS, publish vLLM's metrics on Triton's endpoint.
-        dialect: COMPATIBILITY, `official` for the official backend's behaviour where ours differs on purpose.
-        health_check: ENABLE_VLLM_HEALTH_CHECK; matters when `restart` is off: a dead engine then unloads the model.
-        restart: RESTART_DEAD_ENGINE, start a dead engine again in the background; where it is not given, off with a health check
-            or the official backend's behaviour.
-        gpu_ids: GPU_DEVICE_IDS, the GPUs of a KIND_MODEL instance, in place of CUDA_VISIBLE_DEVICES; empty leaves it to vLLM.
-        unload_grace_s: UNLOAD_GRACE_SECONDS, how long requests in flight may go on when the server ends; while it does not end
-            Triton unloads a model only after the last of them.
-        engine_timeout_s: ENGINE_TIMEOUT_SECONDS, how long EngineCore may answer nothing, and a request be without output; 0 takes
-            vLLM's VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS.
-        senders: RESPONSE_SENDER_THREADS, threads that send responses; 0 chooses by the number of cores.
-        lora_directory: LORA_DIRECTORY, the folder whose folders are LoRA adapters; empty: there is none.
-        limits: of requests, each a parameter of its name in capitals.
+        metrics: REPORT_CUSTOM_METRICS. Publish vLLM's metrics on Triton's endpoint.
+        dialect: COMPATIBILITY. With `official`, behave as the official backend where ours differs
+            on purpose.
+        health_check: ENABLE_VLLM_HEALTH_CHECK. Matters only when `restart` is off: a dead engine
+            then unloads the model.
+        restart: RESTART_DEAD_ENGINE. Start a dead engine again in the background. If the operator
+            does not set it, it is off with a health check or with the official backend's behaviour.
+        gpu_ids: GPU_DEVICE_IDS. The GPUs of a KIND_MODEL instance, in place of
+            CUDA_VISIBLE_DEVICES. If empty, vLLM chooses.
+        unload_grace_s: UNLOAD_GRACE_SECONDS. How long requests in flight may go on when the server
+            stops. While the server runs, Triton unloads a model only after its last request.
+        engine_timeout_s: ENGINE_TIMEOUT_SECONDS. How long EngineCore may be silent, and a request
+            may be without output. With 0, vLLM's VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS holds.
+        senders: RESPONSE_SENDER_THREADS. Threads that send responses. With 0, the number of cores
+            decides.
+        lora_directory: LORA_DIRECTORY. The folder that contains a folder for each LoRA adapter.
+            Empty if there is no such folder.
+        limits: limits of requests. Each is a parameter with its name in capitals.
     """
 
     metrics: bool = False
@@ -54,7 +59,7 @@ TO_TOKENIZER = frozenset({
     "chat_template", "max_length", "padding", "padding_side", "processor_kwargs", "return_assistant_tokens_mask", "return_dict",
     "return_tensors", "tokenize", "tokenizer_kwargs", "truncation",
 })  # fmt: skip
-"""What transformers takes for itself of the arguments of a template: each makes a program or a length out of a request."""
+"""Arguments of a template that transformers itself interprets; each would let a request set a program or a length."""
 
 
 def read(model_config: Mapping[str, Any]) -> Settings:
@@ -68,6 +73,7 @@ def read(model_config: Mapping[str, Any]) -> Settings:
     given = {name: entry.get("string_value", "") for name, entry in (model_config.get("parameters") or {}).items()}
 
     def value(name: str, convert: Callable[[Any], Any], default: Any) -> Any:
+        # An empty value counts as not set.
         if not given.get(name):
             return default
         try:
@@ -90,7 +96,7 @@ def read(model_config: Mapping[str, Any]) -> Settings:
         ),
     )
     if not given.get("RESTART_DEAD_ENGINE") and (chosen.health_check or chosen.dialect.is_official):
-        return replace(chosen, restart=False)  # an engine that comes back would leave the health check nothing to do
+        return replace(chosen, restart=False)  # if the engine came back, the health check would never fail
     return chosen
 
 
@@ -161,7 +167,7 @@ def _senders(text: str) -> int:
 
 
 def _gpu_ids(text: str) -> tuple[int, ...]:
-    """Return the GPUs; a misfit is told in the official backend's words, whose parameter it is."""
+    """Return the GPUs; if the value is invalid, use the official backend's message, because it is its parameter."""
     try:
         ids = tuple(int(part) for part in text.split(","))
     except ValueError:

@@ -1,13 +1,17 @@
-"""vLLM's caches beside the model, filled once by `gen_vllm_env.sh --warm`, so that no start has to compile again.
+"""Use vLLM's caches next to the model, which `gen_vllm_env.sh --warm` filled once, so that no start has to compile again.
 
-`vllm_cache/` is only ever read: vLLM gets a private copy of it. A model repository may be mounted read-only or be served by
-several servers at once, and some of the files name the folder that they were made in by its absolute path, which has
-to be set right: Triton's kernel groups, which are compiled again otherwise, and vLLM's index of compiled graphs, whose
-paths 0.22.1 opens without a guard (read in compilation/compiler_interface.py; 0.32 joins them with its own folder).
+Serving only reads `vllm_cache/`: vLLM gets a private copy. A model repository may be mounted
+read-only, and several servers may serve it at once.
 
-What the record cannot promise is a hit: vLLM's own keys decide. Those of 0.22.1 hold paths below HOME and that of the
-environment, which is a new one at each start from an archive; inductor's and Triton's caches below it hit all the same (seen on
-CPU with 0.32 and an archive: 22 libraries after the start, of which 16 came with the caches).
+Some of the files contain the absolute path of the folder in which they were made. The copy needs
+its own path there. One kind is Triton's kernel groups, which are compiled again otherwise. The
+other is vLLM's index of compiled graphs. vLLM 0.22.1 opens the paths in it without a check (read in
+compilation/compiler_interface.py); 0.32 joins them with its own folder.
+
+The record cannot promise a cache hit, because vLLM's own keys decide. Those of 0.22.1 contain paths
+below HOME and the environment's path. An environment in an archive gets a new path at each start.
+The caches of inductor and Triton hit all the same. On a CPU with 0.32 and an archive there were 22
+libraries after the start; 16 came with the caches.
 """
 
 from __future__ import annotations
@@ -40,11 +44,12 @@ if TYPE_CHECKING:
 FOLDER = "vllm_cache"
 RECORD = "warm.json"
 WARM = "TRITON_VLLM_WARM"
-"""Names the folder that this load is to fill; set by `--warm`."""
+"""The variable that names the folder which this load must fill; set by `--warm`."""
 ROOT = "VLLM_CACHE_ROOT"
-# vLLM puts the last two below the first for torch.compile, but not for kernels that it launches itself (seen in 0.22.1)
+# vLLM puts both below its cache root for torch.compile, but not for kernels that it launches itself
+# (seen in 0.22.1)
 _BELOW = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
-_OURS = re.compile(r"/vllm_env/inductor/[0-9a-f]{16}$")  # the environment's start-up hook sets it, if the operator has not
+_OURS = re.compile(r"/vllm_env/inductor/[0-9a-f]{16}$")  # the start-up hook sets such a path if the operator has not set one
 _GPUS = Path("/proc/driver/nvidia/gpus")
 _CPU = Path("/proc/cpuinfo")
 _REMEDY = "make it again with ./gen_vllm_env.sh --warm"
@@ -52,14 +57,15 @@ _REMEDY = "make it again with ./gen_vllm_env.sh --warm"
 
 @dataclass(frozen=True)
 class Record:
-    """What filled caches belong to; `warm.json`.
+    """The content of `warm.json`: the environment, vLLM and devices for which the caches were filled.
 
     Attributes:
-        environment: digest of the environment's lock, from the manifest; empty for a model without one.
+        environment: digest of the environment's lock, from the manifest. Empty for a model without
+            a manifest.
         vllm: vLLM's version.
-        devices: names of the GPUs, or of the processor if there is no GPU.
+        devices: names of the GPUs, or of the processor without a GPU.
         engine_args: SHA-256 of the file with the engine arguments.
-        root: the folder that was filled, whose path stands in some of the files.
+        root: the folder that was filled. Some of the files contain its path.
         made_at: UTC, ISO 8601.
     """
 
@@ -72,14 +78,16 @@ class Record:
 
 
 def use(model_dir: Path, environment: MutableMapping[str, str], log: Log) -> None:
-    """Point vLLM at the model's filled caches, or at the folder to fill; call it before vLLM is imported.
+    """Set vLLM's cache variables to the model's filled caches, or to the folder to fill.
 
-    Nothing here fails a load: without the caches vLLM compiles what it needs, as it does without `--warm`.
+    Call it before vLLM is imported. Nothing here fails a load: without the caches vLLM compiles
+    what it needs, as it does without `--warm`.
 
     Args:
         model_dir: the folder with `config.pbtxt`.
-        environment: the process's variables; changed. VLLM_CACHE_ROOT in it is the operator's choice, which stays.
-        log: told which caches are used, or why they are not.
+        environment: the process's variables; changed. If the operator has set VLLM_CACHE_ROOT, it
+            is kept.
+        log: reports which caches are used, or why they are not.
     """
     filled = model_dir / FOLDER
     if environment.get(WARM):
@@ -109,7 +117,7 @@ def use(model_dir: Path, environment: MutableMapping[str, str], log: Log) -> Non
 
 
 def current(model_dir: Path) -> Record:
-    """Return what caches filled now would belong to."""
+    """Return the record that caches would get if they were filled now."""
     manifest = {}
     with contextlib.suppress(OSError):
         manifest = json.loads((model_dir / FILE_NAME).read_text(encoding="utf-8"))
@@ -122,18 +130,18 @@ def read(filled: Path) -> Record:
     """Return the record of filled caches.
 
     Raises:
-        OSError: it is missing or cannot be read.
-        ValueError: it is not JSON.
-        TypeError: it has another format.
+        OSError: the record is missing or cannot be read.
+        ValueError: the record is not JSON.
+        TypeError: the record has another format.
     """
     fields = json.loads((filled / RECORD).read_text(encoding="utf-8"))
     return Record(**{**fields, "devices": tuple(fields.get("devices", ()))})
 
 
 def misfit(made: Record, here: Record) -> str:
-    """Return why filled caches are of no use here; empty if they fit.
+    """Return why filled caches cannot be used here; empty if they fit.
 
-    Engine arguments are not compared: vLLM keys what it compiles by those that matter.
+    Engine arguments are not compared: vLLM's cache keys contain those that matter.
     """
     for what in ("environment", "vllm", "devices"):
         theirs, ours = getattr(made, what), getattr(here, what)
@@ -144,7 +152,7 @@ def misfit(made: Record, here: Record) -> str:
 
 
 def vllm_version() -> str:
-    """Return the version of the vLLM that an import would load, without the seconds of importing it; else nothing."""
+    """Return the version of the vLLM that an import would load, or an empty string; importing it would take seconds."""
     spec = importlib.util.find_spec("vllm")
     for folder in (spec.submodule_search_locations or ()) if spec else ():
         with contextlib.suppress(OSError):
@@ -156,7 +164,7 @@ def vllm_version() -> str:
 
 
 def device_names() -> tuple[str, ...]:
-    """Return the names of the GPUs, each once, or of the processor; do not ask the driver, which would initialise it."""
+    """Return the names of the GPUs, each once, or of the processor; reads files, as a driver call would initialize the driver."""
     found = set()
     with contextlib.suppress(OSError):
         for file in _GPUS.glob("*/information"):
@@ -168,10 +176,11 @@ def device_names() -> tuple[str, ...]:
 
 
 def private_copy(filled: Path, made: Record, environment: Mapping[str, str]) -> Path:
-    """Return a copy of filled caches that belongs to this user; the one of an earlier start, if it is still there.
+    """Return this user's copy of filled caches; the copy of an earlier start is used again.
 
-    It lies in the user's cache folder, or below the folder for temporary files where that cannot be written. It appears by
-    rename, so several models may start at once. `gen_vllm_env.sh clean` frees it while no server of this user runs.
+    The copy is in the user's cache folder. If that cannot be written, it is below the temporary
+    folder. A rename publishes it, so several models may start at once. `gen_vllm_env.sh clean`
+    deletes it while no server of this user runs.
 
     Raises:
         OSError: no folder can be written, or the files cannot be read.
@@ -184,21 +193,21 @@ def private_copy(filled: Path, made: Record, environment: Mapping[str, str]) -> 
         try:
             shutil.copytree(filled, staged, dirs_exist_ok=True, copy_function=shutil.copy)
             for folder, _, _ in os.walk(staged):
-                Path(folder).chmod(0o700)  # the original's may be read-only
+                Path(folder).chmod(0o700)  # the original folder may be read-only
             relocate(staged, made.root, str(copy))
-            with contextlib.suppress(OSError):  # another start was first
+            with contextlib.suppress(OSError):  # another start has already renamed its copy
                 staged.rename(copy)
         finally:
             shutil.rmtree(staged, ignore_errors=True)
-    os.utime(copy)  # what was used least recently is evicted first
+    os.utime(copy)  # eviction starts with the least recently used copy
     return copy
 
 
 def relocate(folder: Path, old: str, new: str) -> None:
-    """Replace the path of the folder in which caches were filled where files name others by it.
+    """Replace the path of the folder in which caches were filled, in files that refer to others by it.
 
-    These are vLLM's index of compiled graphs, a Python literal, and Triton's groups of a kernel's files. An index that cannot
-    be read is removed: vLLM would fail on it.
+    These files are vLLM's index of compiled graphs, a Python literal, and Triton's groups of a
+    kernel's files. An index that cannot be read is removed, because vLLM would fail on it.
     """
     for index in folder.rglob("vllm_compile_cache.py"):
         try:
@@ -227,6 +236,7 @@ def _point(environment: MutableMapping[str, str], root: Path, *, replace: bool) 
     environment[ROOT] = str(root)
     for name, folder in _BELOW.items():
         given = environment.get(name, "")
+        # A path that the operator has set stays.
         if replace or not given or _OURS.search(given):
             environment[name] = str(root / folder)
 

@@ -1,4 +1,4 @@
-"""Put a stream's texts and tokens together again, where vLLM sends tokens before their text."""
+"""Join a stream's texts and tokens again where vLLM sends tokens before their text."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ if TYPE_CHECKING:
     from triton_vllm.base.protocols import CompletionOutput
 
 _CONTEXT = 8
-"""Tokens before another that its text may depend on: those of one character, or a blank."""
+"""How many preceding tokens the text of a token may depend on, e.g. those of the same character, or a blank."""
 _INCOMPLETE = "\ufffd"
-"""What a decoder writes for the first tokens of a character that takes several."""
+"""The text that a decoder writes for the first tokens of a character that takes several tokens."""
 
 
 @dataclass(frozen=True)
 class Fragment:
-    """What is read of one completion at once, in place of vLLM's CompletionOutput."""
+    """A part of one completion that is read at once, in place of vLLM's CompletionOutput."""
 
     text: str
     token_ids: Sequence[int]
@@ -26,10 +26,11 @@ class Fragment:
 
 
 class Aligner:
-    """Hold the tokens of a stream back until their text has come.
+    """Hold back the tokens of a stream until their text has come.
 
-    With stop strings vLLM holds back the text that may be the beginning of one, but not its tokens. Its parsers look for a token
-    in the text that comes with it: where that is another text, they lose the end of the reasoning and pass marks on as content.
+    With stop strings, vLLM holds back text that may be the beginning of a stop string, but not its
+    tokens. Its parsers look for a token in the text that comes with it. If the text is another
+    token's, they miss the end of the reasoning and pass its marks on as content.
 
     Args:
         held: characters that vLLM holds back until the completion ends.
@@ -39,18 +40,20 @@ class Aligner:
     def __init__(self, held: int, decode: Callable[[list[int]], str]) -> None:
         self._held = held
         self._decode = decode
-        self._first: list[int] | None = []  # until some text has come its whole length is not known
+        self._first: list[int] | None = []  # tokens before any text: until some has come, the total length is unknown
         self._recent: list[int] = []
-        self._length = 0  # of the text at the last token's end
-        self._waiting: deque[tuple[int, list[int]]] = deque()  # tokens with the length of the text at their end
-        self._text = ""  # of tokens that wait
-        self._come = self._gone = 0  # characters
+        self._length = 0  # of the text at the end of the last token
+        self._waiting: deque[tuple[int, list[int]]] = deque()  # tokens, each with the length of the text at its end
+        self._text = ""  # of the tokens that wait
+        self._come = self._gone = 0  # characters received, and characters returned
 
     def take(self, part: CompletionOutput | Fragment) -> list[Fragment]:
-        """Return the texts that are whole, each with its tokens; at the end all that is left, with the reason at the last."""
+        """Return the parts whose text is complete, with their tokens. The last output returns the rest and the reason."""
         ended = part.finish_reason is not None
         self._text += part.text
         self._come += len(part.text)
+        # vLLM holds back exactly `held` characters, so the received ones give the length of all
+        # text so far.
         length = self._come + (0 if ended else self._held)
         if self._first is None:
             self._waiting += self._measured(part.token_ids, length, self._length)
@@ -72,9 +75,9 @@ class Aligner:
         """Return each token with the length of the text at its end.
 
         Args:
-            ids: tokens that came together, as those before any text have, and with `stream_interval` others.
-            length: of the text at the last one's end.
-            base: length before the first; None where the whole length tells what a stream has in front.
+            ids: tokens that came together. Those before any text do, and with `stream_interval` others.
+            length: the text's length at the end of the last token.
+            base: the text's length before the first token. None if it follows from `length`.
         """
         known, ends, end = [*self._recent, *ids], [], 0
         for at in range(len(self._recent), len(known)) if len(ids) > 1 else ():
@@ -84,7 +87,7 @@ class Aligner:
         self._recent = known[-_CONTEXT:]
         front = length - end if base is None else base
         lengths = [*(min(front + one, length) for one in ends[:-1]), length]
-        return [(at_end, [token]) for at_end, token in zip(lengths, ids, strict=False)]  # of no tokens there is none
+        return [(at_end, [token]) for at_end, token in zip(lengths, ids, strict=False)]  # without tokens `lengths` has one entry
 
     def _text_length(self, ids: list[int]) -> int:
         return len(self._decode(ids).rstrip(_INCOMPLETE)) if ids else 0

@@ -1,8 +1,9 @@
-"""What vLLM's worker mixes in on a CPU (its engine argument `worker_extension_cls`): random numbers that can be wound back.
+"""Give vLLM's worker on a CPU random numbers that can be wound back (engine argument `worker_extension_cls`).
 
-vLLM samples for a prompt that it has read in part, throws the token away and winds the request's generator back by an offset.
-PyTorch's generator for CPUs has none and raises, which ended EngineCore, and all requests with it, at the first request with a
-`seed` whose prompt did not fit into one step (vLLM 0.28 to 0.32, torch 2.13).
+When vLLM has read a part of a prompt, it samples a token, discards it, and winds the request's
+generator back by an offset. PyTorch's generator for CPUs has no offset and raises. That ended
+EngineCore with all its requests (vLLM 0.28 to 0.32, torch 2.13). It took one request with a `seed`
+and a prompt that did not fit into one step.
 """
 
 from __future__ import annotations
@@ -12,14 +13,15 @@ from typing import Any
 
 
 def make_generator(generator: Any) -> Any:
-    """Return a class like PyTorch's `Generator` whose objects are at their beginning again wherever they are wound back to.
+    """Return a class like PyTorch's `Generator` in which winding back, by any offset, starts from the beginning.
 
-    Nothing that was drawn before a prompt has been read is kept. Only a request that vLLM has preempted had drawn something
-    that is: it goes on with the first numbers again.
+    That is exact for a prompt that has not been read: vLLM discards everything drawn before. A
+    preempted request is the exception, because vLLM keeps its tokens: it continues with the first
+    random numbers again.
     """
 
     def set_offset(self: Any, offset: int) -> None:
-        del offset  # relative to what get_offset gives, which means nothing
+        del offset  # relative to the result of get_offset, which means nothing here
         self.manual_seed(self.initial_seed())
 
     def get_offset(self: Any) -> int:
@@ -30,8 +32,8 @@ def make_generator(generator: Any) -> Any:
 
 
 class Worker:
-    """Nothing: that this module is imported in the worker's process is what counts."""
+    """Empty: vLLM imports this module in the worker's process, and the import is the effect."""
 
 
-if "torch" in sys.modules:  # vLLM's worker makes its generators by this name
+if "torch" in sys.modules:  # vLLM's worker makes its generators as torch.Generator
     sys.modules["torch"].Generator = make_generator(sys.modules["torch"].Generator)  # type: ignore[attr-defined]

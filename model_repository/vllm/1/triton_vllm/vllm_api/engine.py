@@ -1,4 +1,4 @@
-"""Start AsyncLLM, and ask a running one for what it does not say by a public method."""
+"""Start AsyncLLM, and read from a running one what its public methods do not return."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def start(vllm: Vllm, values: Mapping[str, Any]) -> EngineClient:
-    """Start AsyncLLM; call it inside the running event loop that will serve it. Blocks until the model is loaded."""
+    """Start AsyncLLM and return when the model is loaded; call it inside the event loop that will serve it."""
 
     def make(args: Any) -> EngineClient:
         llm: EngineClient = vllm.AsyncLLM.from_engine_args(args, usage_context=vllm.UsageContext.API_SERVER)
@@ -29,37 +29,41 @@ def start(vllm: Vllm, values: Mapping[str, Any]) -> EngineClient:
 
 
 def created(vllm: Vllm, values: Mapping[str, Any], make: Callable[[Any], EngineClient]) -> EngineClient:
-    """Return the client that `make` starts with vLLM's object of the engine arguments."""
+    """Return the client that `make` starts from vLLM's object of the engine arguments."""
     args = vllm.AsyncEngineArgs(**values)
+    # An earlier start may have turned the cache on; this start must read the variables again.
     if vllm.disable_envs_cache is not None:
         vllm.disable_envs_cache()
     llm = make(args)
-    # vLLM looks an environment variable up for every token: a tenth of the event loop's time with 256 streams on an H200.
-    # It switches this cache on itself where the model runs, and requires that its variables do not change after that.
+    # vLLM looks up an environment variable for every token: a tenth of the event loop's time with
+    # 256 streams on an H200. vLLM itself turns this cache on where the model runs. Its variables
+    # must not change after that.
     if vllm.enable_envs_cache is not None:
         vllm.enable_envs_cache()
     return llm
 
 
 async def sample_once(vllm: Vllm, llm: EngineClient) -> None:
-    """Have the engine sample one token: on a CPU vLLM compiles its sampler for the first, and everybody waits for that.
+    """Make the engine sample one token, so that no client waits for the sampler's compilation.
 
-    It takes 5 s with nothing in the compiler's cache, also with `enforce_eager`; uncompiled, each token would take twice as
-    long to sample (32 of 50,000 tokens: 34 ms for 15). On a GPU vLLM samples while it starts.
+    On a CPU, vLLM compiles its sampler for the first token. That takes 5 s if the compiler's cache
+    is empty, even with `enforce_eager`. Without compilation, each token would take twice as long to
+    sample (32 of 50,000 tokens: 34 ms instead of 15). On a GPU, vLLM samples while it starts.
     """
     params = vllm.SamplingParams(max_tokens=1, temperature=1.0, logprobs=0, output_kind=vllm.RequestOutputKind.FINAL_ONLY)
     prompt: Any = {"prompt_token_ids": [0]}
     found = renderer(vllm, llm)
-    if found is not None:  # a raw prompt makes vLLM warn in each server's log that it will not take one for ever
+    if found is not None:  # for a raw prompt, vLLM warns in every server's log that it is deprecated
         (prompt,) = found.render_cmpl([parse_prompt(vllm, llm, prompt)])
     async for _ in llm.generate(prompt, params, "triton-sample-once"):
         pass
 
 
 def attach(collector: Collector, put: Callable[[Output | Exception], None]) -> None:
-    """Send everything that vLLM puts into a request's collector to `put` (outputs and exceptions, in order).
+    """Send everything that vLLM puts into a request's collector to `put`, outputs and exceptions in their order.
 
-    vLLM wakes a task per request and token otherwise; called in the engine's loop, this costs one call.
+    vLLM would otherwise wake a task for each request and token. Called in the engine's loop, this
+    costs one call.
     """
     collector.put = put
     early: Output | Exception | None
@@ -72,41 +76,43 @@ def attach(collector: Collector, put: Callable[[Output | Exception], None]) -> N
 
 
 def is_dead(llm: EngineClient) -> bool:
-    """Return whether the engine has died; costs no round trip."""
+    """Return whether the engine has died; needs no round trip."""
     return bool(getattr(llm, "errored", False))
 
 
 def has_begun(llm: EngineClient, request_id: str, count: int) -> bool | None:
     """Return whether vLLM has begun to work on a request that was added; None if this vLLM does not say.
 
-    vLLM's own process learns that with the first token, also of a whole answer, which is put into the collector at its end.
+    vLLM's client process learns that with the first token. That holds for a whole answer, too,
+    which is put into the collector only at its end.
 
     Args:
         llm: the engine.
-        request_id: as it was given to `add_request`.
-        count: completions of the request; vLLM keeps a state for each until it has finished.
+        request_id: the id that `add_request` got.
+        count: the request's completions. vLLM keeps a state for each until it has finished.
     """
     processor = getattr(llm, "output_processor", None)
     states = getattr(processor, "request_states", None)
     if states is None:
         return None
     given = getattr(processor, "external_req_ids", None)
-    if given is not None:  # 0.14 has ids of its own, 0.11 has not
+    if given is not None:  # 0.14 has internal ids, 0.11 does not
         ids = given.get(request_id, ())
     else:
         parent = getattr(processor, "parent_requests", {}).get(request_id)
         ids = (request_id,) if parent is None else parent.child_requests
     prefilling = [getattr(states[own], "is_prefilling", None) for own in ids if own in states]
-    if not prefilling or None in prefilling:  # none either where it has finished, and its output is on the way
+    if not prefilling or None in prefilling:  # empty as well if the request has finished and its output is on the way
         return None
     return len(prefilling) < count or not all(prefilling)
 
 
 def forget_parent(llm: EngineClient, request_id: str) -> None:
-    """Have vLLM forget what gathers the completions of a request that was aborted by the id given to `add_request`.
+    """Delete vLLM's collector of the completions of an aborted request; `request_id` is the id that `add_request` got.
 
-    Its `abort` takes the completions away by that id, but not what gathers them, which would stay for ever, with the texts of
-    all of them for a whole answer (0.14 to 0.33, OutputProcessor.abort_requests).
+    vLLM's `abort` removes the completions by that id, but not the object that collects them. That
+    object would stay for ever, and for a whole answer it holds all their texts (0.14 to 0.33,
+    OutputProcessor.abort_requests).
     """
     parents = getattr(getattr(llm, "output_processor", None), "parent_requests", None) or {}
     for own, parent in list(parents.items()):
@@ -116,11 +122,11 @@ def forget_parent(llm: EngineClient, request_id: str) -> None:
 
 @dataclass(frozen=True)
 class ChatDefaults:
-    """What vLLM's own server takes for a conversation where the request gives nothing.
+    """What vLLM's own server uses for a conversation where the request sets nothing.
 
     Attributes:
-        values: sampling parameters, of the model's `generation_config` and of the operator's.
-        most: tokens of an answer, whatever the request asks for; None is as many as there is room for.
+        values: sampling parameters. From the model's `generation_config` and from the operator.
+        most: the most tokens of an answer, whatever the request asks for. None: as many as fit.
         room: tokens of a prompt and its answer together.
     """
 
@@ -131,18 +137,19 @@ class ChatDefaults:
 
 @dataclass(frozen=True)
 class Facts:
-    """What a model can do and take; 0 is not known.
+    """What a model can do and take; 0 means unknown.
 
     Attributes:
-        tasks: what it can do, as vLLM names it.
-        max_tokens: of a prompt and its answer together.
-        vocabulary: token ids are below it.
-        multimodal: whether it takes more than texts.
+        tasks: what the model can do, in vLLM's terms.
+        max_tokens: tokens of a prompt and its answer together.
+        vocabulary: all token ids are below it.
+        multimodal: whether it takes more than text.
         traces: whether vLLM exports traces of requests.
-        prompt_logprobs: whether vLLM survives a request for the prompt's log probabilities: with LoRA its CPU build (0.32) adds
-            the adapters' share of the batch's last tokens to all of the prompt's, and EngineCore ends with the mismatch.
-        scoring_task: the pooling task by which it scores pairs; empty if it cannot.
-        chat: what conversations have where a request gives nothing.
+        prompt_logprobs: whether vLLM survives a request for the prompt's log probabilities. With
+            LoRA its CPU build (0.32) does not. It adds the adapters' share of the batch's last
+            tokens to all of the prompt's. EngineCore ends with the mismatch.
+        scoring_task: the pooling task that scores pairs. Empty if the model cannot.
+        chat: defaults for conversations.
     """
 
     tasks: tuple[str, ...] = ()
@@ -185,18 +192,18 @@ def _chat_defaults(config: Any) -> ChatDefaults:
 
 
 def frees_memory(llm: EngineClient) -> bool:
-    """Return whether the engine was started so that its sleep frees the memory of its devices."""
+    """Return whether the engine was started so that sleeping frees its devices' memory."""
     return bool(getattr(llm.model_config, "enable_sleep_mode", False))
 
 
 def compiles_with_xgrammar(llm: EngineClient) -> bool:
-    """Return whether this engine tries to compile constraints with xgrammar, and with others what that cannot."""
+    """Return whether this engine compiles constraints with xgrammar first, and with other compilers what xgrammar cannot."""
     config = getattr(getattr(llm, "vllm_config", None), "structured_outputs_config", None)
     return getattr(config, "backend", "") in ("auto", "xgrammar")
 
 
 async def xgrammar_tokenizer(llm: EngineClient) -> Callable[[], str]:
-    """Return a function, to be called in a thread, that writes the engine's tokenizer down as xgrammar reads it."""
+    """Return a function that serializes the engine's tokenizer for xgrammar; call it in a thread."""
     tokenizer = llm.get_tokenizer()
     tokenizer = await tokenizer if inspect.isawaitable(tokenizer) else tokenizer
     size = llm.model_config.get_vocab_size()

@@ -1,4 +1,4 @@
-"""What the engine arguments, sampling and pooling parameters of the installed vLLM are, with their types."""
+"""Read the engine arguments, sampling and pooling parameters of the installed vLLM, with their types."""
 
 from __future__ import annotations
 
@@ -19,9 +19,17 @@ if TYPE_CHECKING:
 class Schema:
     """What the installed vLLM's SamplingParams takes.
 
-    `types` maps a parameter to its declared type; `make`, `structured`, `streaming` and `whole` are vLLM's classes and
-    output kinds, handed in so that this module needs no vLLM. `structured_name` is the parameter for `structured`;
-    `refusals` are the exceptions by which vLLM says that a value is wrong.
+    vLLM's classes and output kinds are passed in, so that this module does not import vLLM.
+
+    Attributes:
+        types: each parameter's declared type.
+        make: SamplingParams itself.
+        structured: the class of constraints.
+        structured_name: the parameter for `structured`.
+        streaming: the output kind of streamed answers.
+        whole: the output kind of whole answers.
+        refusals: vLLM's exceptions for wrong values.
+        fixed: parameters that every request gets.
     """
 
     types: Mapping[str, Any]
@@ -40,7 +48,7 @@ def engine_arg_types(vllm: Vllm) -> dict[str, Any]:
 
 
 def sampling_schema(vllm: Vllm) -> Schema:
-    """Describe SamplingParams of this vLLM."""
+    """Return the description of this vLLM's SamplingParams."""
     types = _types(vllm.SamplingParams, list(vllm.SamplingParams.__struct_fields__))
     # skip_clone: the object belongs to one request, so vLLM need not copy it (since 0.14)
     fixed = {"skip_clone": True} if "skip_clone" in types else {}
@@ -57,7 +65,7 @@ def sampling_schema(vllm: Vllm) -> Schema:
 
 
 def request_keywords(vllm: Vllm) -> Collection[str]:
-    """Return the keyword arguments that this vLLM's `add_request` takes."""
+    """Return the keyword arguments of this vLLM's `add_request`."""
     return inspect.signature(vllm.AsyncLLM.add_request).parameters.keys()
 
 
@@ -67,9 +75,10 @@ def pooling_types(vllm: Vllm) -> dict[str, Any]:
 
 
 def _types(cls: Any, names: list[str]) -> dict[str, Any]:
-    """Map public field names to types; a type that cannot be resolved is Any, which is then not checked."""
+    """Map public field names to types; a type that cannot be resolved becomes Any, which is not checked."""
     hints: dict[str, Any] = {}
     for base in reversed(cls.__mro__):
+        # An annotation is resolved in the module of the class that declares it.
         module = vars(sys.modules.get(base.__module__, typing))
         for name, hint in inspect.get_annotations(base).items():
             hints[name] = _resolve(hint, module)
@@ -81,5 +90,5 @@ def _resolve(hint: Any, namespace: Mapping[str, Any]) -> Any:
         return hint
     try:
         return typing.get_type_hints(type("_", (), {"__annotations__": {"x": hint}}), dict(namespace))["x"]
-    except Exception:  # noqa: BLE001 - an annotation may name whatever is imported for type checkers only
+    except Exception:  # noqa: BLE001 - an annotation may name something that only type checkers import
         return Any

@@ -1,4 +1,4 @@
-"""Several AsyncLLMs over one engine, each in a process of its own, as the API servers of `vllm serve` have it."""
+"""Run several AsyncLLMs over one engine, each in its own process, like the API servers of `vllm serve`."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _READY = "VLLM_ENGINE_READY_TIMEOUT_S"
 _PARAMETERS = ("client_addresses", "client_count", "client_index")
 _COUNT, _RANK = "_api_process_count", "_api_process_rank"
 CONNECT_S = 60
-"""How long a front end waits for an engine that is there, s; vLLM waits as long as for one that is still being loaded."""
+"""How many seconds a front end waits for an engine that runs. vLLM would wait as long as for one that is still loading."""
 
 
 def lacking(vllm: Vllm) -> str:
-    """Return what this vLLM lacks to serve several front ends from one engine; nothing if it can."""
+    """Return the names that this vLLM lacks to serve several front ends from one engine; empty if it can."""
     try:
         client = importlib.import_module(_CLIENT)
     except ImportError:
@@ -41,18 +41,20 @@ def lacking(vllm: Vllm) -> str:
 
 
 def launch(vllm: Vllm, values: Mapping[str, Any], others: Sequence[tuple[str, str]]) -> tuple[EngineClient, str | None]:
-    """Start AsyncLLM with an engine that also answers `others`; as `start`, and this process ends the engine.
+    """Start AsyncLLM with an engine that also answers `others`; this process ends the engine. Otherwise like `start`.
 
     Args:
         vllm: the loaded vLLM.
         values: engine arguments.
-        others: where each other front end will listen, its requests' address and its outputs'; they need not be there yet.
+        others: two addresses for each other front end: for its requests and for its outputs. It
+            need not listen there yet.
 
     Returns:
-        The first client, and where data-parallel ranks publish their load (None with one rank).
+        The first client, and the address where data-parallel ranks publish their load (None with
+        one rank).
 
     Raises:
-        ConfigError: a rank is on another machine, from where no front end of this one can be reached.
+        ConfigError: a rank is on another machine, which cannot reach the front ends of this one.
     """
     client = importlib.import_module(_CLIENT)
     launch_engines = client.launch_core_engines
@@ -70,7 +72,8 @@ def launch(vllm: Vllm, values: Mapping[str, Any], others: Sequence[tuple[str, st
             yield launched
             statistics.append(addresses.frontend_stats_publish_address)
 
-    # vLLM's own client launches an engine for itself alone, and with addresses from outside it would watch over none
+    # vLLM's client launches an engine only for itself. If it got addresses from outside, it would
+    # not supervise the engine.
     with _replaced(client, "launch_core_engines", for_all):
         llm = _client(vllm, values, 0, len(others) + 1, None)
     return llm, statistics[0]
@@ -81,10 +84,11 @@ def connect(vllm: Vllm, values: Mapping[str, Any], place: Mapping[str, str | Non
 
     Args:
         vllm: the loaded vLLM.
-        values: engine arguments, the same as the engine's.
-        place: `input_address` and `output_address` as they were given to `launch`, and its `stats_update_address`.
-        index: from 1 on; 0 is the one that has launched it.
-        count: how many there are.
+        values: engine arguments. The same as the engine's.
+        place: `input_address` and `output_address` as `launch` got them. Also its
+            `stats_update_address`.
+        index: from 1 on. The front end that launched the engine is 0.
+        count: how many front ends there are.
 
     Raises:
         TimeoutError: the engine does not answer.
@@ -108,12 +112,12 @@ def _replaced(module: Any, name: str, value: Any) -> Iterator[None]:
 def note_statistics(llm: Any, note: Callable[[int, float], None]) -> None:
     """Call `note` whenever this front end has recorded figures. The engine gives each step's figures to one front end.
 
-    `note` gets the rank, and when the engine made the figures (`time.monotonic`, s). The time of arrival is no measure:
-    a busy front end may take an older step's figures after another one has taken the newest. Call this function before
-    the first output is taken.
+    `note` gets the rank and the time when the engine made the figures (`time.monotonic`, s). The
+    time of arrival would mislead: a busy front end may receive an older step's figures after
+    another one has received the newest. Call this function before the first output is taken.
     """
     manager = getattr(llm, "logger_manager", None)
-    if manager is None:  # nobody reads statistics
+    if manager is None:  # statistics are off
         return
     engine = llm.engine_core
     receive, record = engine.get_output_async, manager.record
@@ -135,7 +139,8 @@ def note_statistics(llm: Any, note: Callable[[int, float], None]) -> None:
 
 def _client(vllm: Vllm, values: Mapping[str, Any], index: int, count: int, addresses: Any) -> EngineClient:
     def make(args: Any) -> EngineClient:
-        # by these vLLM keeps no cache of pictures that only one front end and the engine would agree on
+        # With these set, vLLM turns off its cache of pictures, on which only one front end and the
+        # engine would agree.
         setattr(args, _COUNT, count)
         setattr(args, _RANK, index)
         llm: EngineClient = vllm.AsyncLLM.from_vllm_config(

@@ -1,4 +1,4 @@
-"""Keep the least length of an answer within what the model has room for."""
+"""Limit the minimum length of an answer to the room that the model has."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from typing import Any
 def bound_minimum(params: Any, prompt: Any, most: int) -> None:
     """Lower `min_tokens` to the room that a prompt leaves.
 
-    In vLLM 0.28 an answer that is shorter than its minimum does not end at the model's length, but never.
+    In vLLM 0.28, an answer that is shorter than its minimum does not end at the model's length. It
+    never ends.
 
     Args:
-        params: vLLM's SamplingParams, changed in place, or PoolingParams.
-        prompt: as `add_request` takes it; one that is not tokenized yet is let pass.
-        most: tokens of a prompt and its answer together; 0 is not known.
+        params: vLLM's SamplingParams or PoolingParams. Changed in place.
+        prompt: as `add_request` takes it. A prompt without token ids is not checked.
+        most: tokens of a prompt and its answer together. 0 means unknown.
     """
     ids = prompt.get("prompt_token_ids") if isinstance(prompt, Mapping) else None
     if most and ids is not None and getattr(params, "min_tokens", 0) > most - len(ids):

@@ -1,4 +1,4 @@
-"""vLLM's own parsers of chat answers, driven as its OpenAI server drives them: reasoning, tool calls, and the rest."""
+"""Use vLLM's own parsers of chat answers as its OpenAI server does: they split reasoning, tool calls and content."""
 
 from __future__ import annotations
 
@@ -25,14 +25,17 @@ _MANAGERS = {
 
 
 class ParserError(Exception):
-    """The parsers cannot be had, or do not take a request; the text says why."""
+    """The parsers are not available, or do not take a request; the text says why."""
 
 
 @dataclass(frozen=True)
 class ParserNames:
-    """The parsers that the operator has chosen, by vLLM's names; empty for none.
+    """The parsers that the operator has chosen.
 
-    `plugin` is a file of the operator's with reasoning parsers of his own.
+    Attributes:
+        tool: vLLM's name of the parser of tool calls. May be empty.
+        reasoning: vLLM's name of the parser of reasoning. May be empty.
+        plugin: a file of the operator's that adds reasoning parsers. May be empty.
     """
 
     tool: str = ""
@@ -44,7 +47,7 @@ class ParserNames:
 
 
 def has_parsers() -> bool:
-    """Return whether this vLLM's parsers read an answer, whole and streamed, by themselves (0.26 on; 0.24 in part)."""
+    """Return whether this vLLM's parsers read whole and streamed answers on their own (0.26 on; 0.24 in part)."""
     try:
         request = importlib.import_module(_REQUEST).ChatCompletionRequest
         parser = importlib.import_module("vllm.parser.abstract_parser").Parser
@@ -57,7 +60,7 @@ def check_parsers(names: ParserNames) -> None:
     """Check that the installed vLLM has the parsers.
 
     Raises:
-        ParserError: it has not, with the names that it has.
+        ParserError: a parser is missing. The text has the names that exist.
     """
     if not names:
         return
@@ -76,12 +79,13 @@ def check_parsers(names: ParserNames) -> None:
 
 @dataclass(frozen=True)
 class Piece:
-    """What is new of one completion.
+    """The new content of one completion.
 
     Attributes:
         content: the text that is neither reasoning nor a tool call.
         reasoning: the text of the reasoning.
-        tool_calls: as in the OpenAI protocol; those of a stream have an index, and of the arguments what is new.
+        tool_calls: as in the OpenAI protocol. Those of a stream have an index, and only the new
+            part of the arguments.
         finish_reason: None until the completion has ended.
     """
 
@@ -96,10 +100,10 @@ class Parsers:
 
     Args:
         llm: the running engine.
-        names: which parsers.
+        names: the chosen parsers.
 
     Raises:
-        ParserError: the model's tokenizer lacks what they need.
+        ParserError: the parsers do not fit the model, e.g. because its tokenizer lacks a token.
     """
 
     def __init__(self, llm: EngineClient, names: ParserNames) -> None:
@@ -119,20 +123,23 @@ class Parsers:
         known = inspect.signature(get).parameters
         try:
             self._parser = get(**{name: value for name, value in wanted.items() if name in known})
+            # A parser looks for its tokens when it is made, so a tokenizer that lacks them fails
+            # the load here.
             self._parser(self._tokenizer, None, model_config=self._config)
         except Exception as error:
             raise ParserError(f"the parsers do not fit the model: {str(error).strip()}") from error
 
     def open(self, chat: Mapping[str, Any], structured: Any, *, stream: bool) -> Conversation:
-        """Return what reads the answers to a conversation.
+        """Return the reader of the answers to a conversation.
 
         Args:
-            chat: messages, tools, tool_choice, parallel_tool_calls and chat_template_kwargs of the OpenAI protocol.
-            structured: the request's own constraint, vLLM's StructuredOutputsParams or None.
+            chat: messages, tools, tool_choice, parallel_tool_calls and chat_template_kwargs of the
+                OpenAI protocol.
+            structured: the request's own constraint. vLLM's StructuredOutputsParams or None.
             stream: whether the answer is streamed.
 
         Raises:
-            Exception: vLLM's refusal, from pydantic or its own.
+            Exception: vLLM refuses the request, with pydantic's exception or its own.
         """
         flags = ("add_generation_prompt", "continue_final_message")
         kwargs = dict(chat["chat_template_kwargs"])
@@ -140,9 +147,10 @@ class Parsers:
         given: dict[str, Any] = {name: bool(kwargs.pop(name)) for name in flags if name in kwargs}
         if given.get("continue_final_message"):
             given["add_generation_prompt"] = False
-        # To see whether it can be joined to the tools, vLLM would compile the constraint here and now, whatever that costs: it
-        # holds alone, as where vLLM cannot join them. Where a tool is forced the constraint is ignored, as vLLM ignores a
-        # `response_format`; some of its parsers refuse what that has become here, or take it for the answer's.
+        # vLLM would compile the constraint right here, at any cost, to see whether it can be joined
+        # with the tools. So the constraint holds alone, as it does when vLLM cannot join them. If a
+        # tool is forced, the constraint is ignored, as vLLM ignores a `response_format`. Some of
+        # its parsers would refuse the constraint, or take it for the answer's.
         alone = structured if tools and choice in (None, "auto") else None
         forced = bool(tools) and choice not in (None, "auto", "none")
         optional = {
@@ -170,11 +178,11 @@ class Conversation:
     """A conversation as vLLM's server sees it.
 
     Args:
-        request: vLLM's ChatCompletionRequest, as its parsers have adjusted it.
+        request: vLLM's ChatCompletionRequest. Its parsers have adjusted it.
         make: returns a new parser.
-        template_kwargs: what goes to the chat template and to the parsers.
+        template_kwargs: arguments of the chat template and the parsers.
         auto_tools: whether the model has a parser of tool calls.
-        alone: the request's own constraint, where it holds beside tools that may be called.
+        alone: the request's own constraint, if it holds while tools may be called. Otherwise None.
     """
 
     def __init__(
@@ -194,17 +202,17 @@ class Conversation:
         self.held, self.skips_special_tokens = 0, True
 
     def tools(self) -> tuple[Mapping[str, Any], ...] | None:
-        """Return the tools as the chat template gets them."""
+        """Return the tools as the chat template takes them, or None."""
         return tuple(tool.model_dump() for tool in self.request.tools) if self.request.tools else None
 
     def structured(self) -> Any:
-        """Return the constraint of the answer: the request's own, or one that the tool choice makes of the tools."""
+        """Return the constraint of the answer: the request's own, or the one that the tool choice makes from the tools."""
         return self._alone or self.request.extract_structured_outputs()
 
     def decoding(self) -> dict[str, bool]:
-        """Return the parameters that the parsers have switched off: how special tokens are decoded.
+        """Return the sampling parameters for decoding special tokens that the parsers have turned off.
 
-        None, the default of one since vLLM 0.33, is on.
+        A value of None means on. Since vLLM 0.33 one of them has this default.
         """
         asked = {
             "skip_special_tokens": self.request.skip_special_tokens,
@@ -213,12 +221,12 @@ class Conversation:
         return {name: False for name, value in asked.items() if value is False}
 
     def follow(self, params: Any) -> None:
-        """Know from the request's SamplingParams how much of a stream's text vLLM holds back: it may begin a stop string."""
+        """Read from the request's SamplingParams how much text of a stream vLLM holds back because of stop strings."""
         self.held = getattr(params, "output_text_buffer_length", 0)
         self.skips_special_tokens = getattr(params, "skip_special_tokens", True)
 
     def engine_options(self, prompt: Any) -> dict[str, Any]:
-        """Return the keywords of `add_request` that say from where on a constraint holds: it leaves the reasoning free."""
+        """Return the keywords of `add_request` that say where a constraint begins to hold: after the reasoning."""
         parser = self.make()
         if getattr(self.request, "_grammar_from_parser", False):
             return {"reasoning_ended": True}
@@ -231,15 +239,15 @@ class Conversation:
         }
 
     def reader(self) -> Reader:
-        """Return what reads one completion."""
+        """Return a reader of one completion."""
         return _StreamReader(self) if self.request.stream else Reader(self)
 
 
 class Reader:
-    """Read one completion that comes as a whole.
+    """Reads one completion that comes as a whole.
 
     Attributes:
-        aligner: makes of vLLM's outputs what is to be read; None where these are.
+        aligner: turns vLLM's outputs into the parts to read. None if the outputs are read as they are.
     """
 
     def __init__(self, conversation: Conversation) -> None:
@@ -250,14 +258,14 @@ class Reader:
         self._one = conversation.request.parallel_tool_calls is False
 
     def read(self, part: CompletionOutput | Fragment, prompt: Sequence[int] | None) -> Piece:
-        """Return what one output of vLLM has.
+        """Return the content of one output of vLLM.
 
         Args:
             part: the output.
             prompt: the prompt's token ids.
 
         Raises:
-            Exception: whatever a parser raises about what the model has written.
+            Exception: the parser's own exception about the model's text.
         """
         if prompt is not None and hasattr(self._parser, "set_prompt_token_ids"):
             self._parser.set_prompt_token_ids(prompt)
@@ -276,17 +284,18 @@ class Reader:
 
 
 class _StreamReader(Reader):
-    """Read one completion piece by piece."""
+    """Reads one completion piece by piece."""
 
     def __init__(self, conversation: Conversation) -> None:
         super().__init__(conversation)
         self._begun = self._called = False
-        if conversation.held:
+        if conversation.held:  # without stop strings, each token comes with its text
             decode = partial(self._parser.model_tokenizer.decode, skip_special_tokens=conversation.skips_special_tokens)
             self.aligner = Aligner(conversation.held, decode)
 
     def read(self, part: CompletionOutput | Fragment, prompt: Sequence[int] | None) -> Piece:
         ended = part.finish_reason is not None
+        # The completion ended before its first token, so there is nothing to parse.
         if not part.text and not part.token_ids and not self._begun:
             return Piece(finish_reason=part.finish_reason)
         self._begun = True
@@ -301,6 +310,7 @@ class _StreamReader(Reader):
         piece = Piece()
         if delta is not None:
             self._called |= bool(delta.tool_calls)
+            # With parallel_tool_calls false, only the first call is returned.
             calls = [call for call in delta.tool_calls or () if call.index == 0 or not self._one]
             dumped = [call.model_dump(exclude_unset=True, exclude_none=True) for call in calls]
             piece = Piece(delta.content or "", delta.reasoning or "", dumped)

@@ -1,4 +1,4 @@
-"""The names of vLLM that the adapter uses, and the modules in which the versions have them."""
+"""The names of vLLM that the adapter uses, and the modules that contain them in the different versions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-# (attribute, modules in the order tried: newest place first)
+# Each name with the modules that may contain it. They are tried in this order, the newest first.
 PLACES: Mapping[str, tuple[str, ...]] = {
     "AsyncEngineArgs": ("vllm.engine.arg_utils",),
     "AsyncLLM": ("vllm.v1.engine.async_llm",),
@@ -23,14 +23,14 @@ PLACES: Mapping[str, tuple[str, ...]] = {
 }
 
 
-# The same, for what only some versions have.
+# The same for names that only some versions have.
 OPTIONAL_PLACES: Mapping[str, tuple[str, ...]] = {
     "parse_model_prompt": ("vllm.renderers.inputs.preprocess",),  # since 0.20
     "VLLMClientError": ("vllm.exceptions",),  # the request is wrong
     "VLLMValidationError": ("vllm.exceptions",),
     "GracefulHTTPError": ("vllm.exceptions",),  # queue overflow (503), since 0.30
     "GenerationError": ("vllm.exceptions",),  # a request failed in EngineCore; since 0.30, put into its collector since 0.33
-    "RetryableRequestError": ("vllm.exceptions",),  # the same, for a while only; since 0.32
+    "RetryableRequestError": ("vllm.exceptions",),  # the same failure, but sending the request again may help; since 0.32
     "ChatParams": ("vllm.renderers.params", "vllm.renderers"),  # since 0.20
     "ThreadSafeHFTokenizerMixin": ("vllm.tokenizers.hf",),  # since 0.22
     "ImageMediaIO": ("vllm.multimodal.media", "vllm.multimodal.image"),
@@ -46,11 +46,18 @@ OPTIONAL_PLACES: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Vllm:
-    """The parts of the installed vLLM that the adapter uses.
+    """The parts of the installed vLLM that the adapter uses; fields without an entry below have vLLM's own names.
 
-    `refusals` are the exceptions by which it says that a request is wrong; `client_errors` adds those by which Python says
-    that a value is. `failures` say that one request has failed, and `passing_failures`, some of them, that it may be sent again.
-    `step_timeout_s` is how long vLLM waits for a worker's step before it takes the worker to be lost, s.
+    Attributes:
+        refusals: vLLM's exceptions for wrong requests.
+        client_errors: `refusals`, and Python's exceptions for wrong values.
+        busy_errors: exceptions of a full queue. Empty before 0.30.
+        failures: one request has failed.
+        passing_failures: one request has failed, and may be sent again.
+        media_io: vLLM's decoder of each kind of media.
+        step_timeout_s: how many seconds vLLM waits for a worker's step before it takes the worker
+            to be lost.
+        logging_config: vLLM's own logging configuration.
     """
 
     version: str
@@ -84,7 +91,7 @@ def load() -> Vllm:
     """Import vLLM and find its parts.
 
     Raises:
-        ImportError: vLLM, or a name that every supported version has, is not found.
+        ImportError: vLLM is not found, or lacks a name that every supported version has.
     """
     vllm = importlib.import_module("vllm")
     found = {name: _find(name, places) for name, places in PLACES.items()}

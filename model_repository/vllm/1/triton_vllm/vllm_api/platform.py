@@ -1,4 +1,4 @@
-"""What the installed vLLM says of itself and of the machine: variables, devices, metrics."""
+"""Read what the installed vLLM says about itself and the machine: variables, devices, metrics."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def variables() -> Collection[str]:
-    """Return the environment variables that this vLLM reads; it warns of others of its names, or refuses them."""
+    """Return the environment variables that this vLLM reads. It warns of other variables of its prefix, or refuses them."""
     known: Mapping[str, Any] = getattr(importlib.import_module("vllm.envs"), "environment_variables", {})
     return known.keys()
 
@@ -20,9 +20,12 @@ def variables() -> Collection[str]:
 def child_environment() -> dict[str, str]:
     """Return variables that vLLM's processes need, unless the operator has set them.
 
-    On CPU vLLM compiles the ranks of log probabilities with a C++ compiler at the first request that asks for them;
-    without one, or without torch's headers, the engine dies. With this it goes on uncompiled. Headers are not compiled ahead:
-    torch does that anew in each container, also where all that it compiles is cached, and it took 6 s of a start of 20.
+    On a CPU, vLLM compiles the ranks of log probabilities with a C++ compiler when a request first
+    asks for them. Without a compiler or torch's headers, the engine dies. With the first variable
+    it continues without compiling.
+
+    The second variable stops torch from compiling headers ahead. torch does that again in each
+    container, even if all that it compiles is cached. It took 6 s of a start of 20 s.
     """
     if not runs_on_cpu():
         return {}
@@ -35,16 +38,16 @@ def runs_on_cpu() -> bool:
 
 
 def supports_ray() -> bool:
-    """Return whether this vLLM's platform can have workers in a Ray cluster; its CPU platform cannot.
+    """Return whether this vLLM's platform supports workers in a Ray cluster; its CPU platform does not.
 
-    vLLM itself checks that in EngineCore, whose error is written to the log only.
+    vLLM itself checks that in EngineCore, whose error is only in the log.
     """
     platform = importlib.import_module("vllm.platforms").current_platform
     return bool(getattr(platform, "ray_device_key", "not said"))
 
 
 def prometheus_families() -> Iterable[PrometheusFamily]:
-    """Return what vLLM and others have in this process's Prometheus registry."""
+    """Return everything in this process's Prometheus registry, by vLLM and others."""
     from prometheus_client import REGISTRY
 
     families: Iterable[PrometheusFamily] = REGISTRY.collect()

@@ -1,4 +1,4 @@
-"""What makes prompts in the versions of vLLM: renderers, tokenizers, chat templates, decoders of media."""
+"""Find the parts of each vLLM version that make prompts: renderers, tokenizers, chat templates, decoders of media."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def renderer(vllm: Vllm, llm: EngineClient) -> Renderer | None:
-    """Return what tokenizes prompts before they are added (0.20 on), or None: then `add_request` does it."""
+    """Return the renderer, which tokenizes prompts before they are added (0.20 on). If None, `add_request` tokenizes."""
     found: Renderer | None = getattr(llm, "renderer", None)
     if found is None or vllm.parse_model_prompt is None or not hasattr(found, "render_cmpl_async"):
         return None
@@ -21,17 +21,18 @@ def renderer(vllm: Vllm, llm: EngineClient) -> Renderer | None:
 
 
 def parse_prompt(vllm: Vllm, llm: EngineClient, prompt: Mapping[str, Any]) -> Any:
-    """Return what the renderer takes; only for a vLLM that has one."""
+    """Return a prompt as the renderer takes it; only for a vLLM that has a renderer."""
     if vllm.parse_model_prompt is None:
         raise TypeError("this vLLM has no renderer")
     return vllm.parse_model_prompt(llm.model_config, prompt)
 
 
 def pooled_tokenizer(vllm: Vllm, renderer: Renderer) -> Any | None:
-    """Return the tokenizer if any thread may use it beside vLLM's own: vLLM pools most of them, with a copy for each thread.
+    """Return the tokenizer if any thread may use it while vLLM does, else None.
 
-    A tokenizer without a pool keeps the options of its last call, such as truncation, and fails ("Already borrowed") if another
-    thread calls it with other options at the same time. A tokenizer in Python is slow.
+    vLLM pools most tokenizers: each thread gets a copy. A tokenizer without a pool keeps the
+    options of its last call, such as truncation. It fails ("Already borrowed") if another thread
+    calls it with other options at the same time. A tokenizer written in Python is slow.
     """
     pooled = vllm.ThreadSafeHFTokenizerMixin
     tokenizer = getattr(renderer, "tokenizer", None)
@@ -39,26 +40,26 @@ def pooled_tokenizer(vllm: Vllm, renderer: Renderer) -> Any | None:
 
 
 async def render_chat(vllm: Vllm, llm: EngineClient, messages: list[Any], template_kwargs: Mapping[str, Any]) -> Any:
-    """Return the prompt of a conversation, by the model's chat template.
+    """Return the prompt of a conversation, made with the model's chat template.
 
     Raises:
-        Exception: whatever the template raises about the messages.
+        Exception: the template's own exception about the messages.
     """
     options = {"add_generation_prompt": not template_kwargs.get("continue_final_message"), **template_kwargs}
     found: Renderer | None = getattr(llm, "renderer", None)
     if found is not None and vllm.ChatParams is not None and hasattr(found, "render_chat_async"):
         params = vllm.ChatParams(chat_template_kwargs=options)
-        _, (prompt,) = await found.render_chat_async([messages], params)  # vLLM bounds the template's time (0.32)
+        _, (prompt,) = await found.render_chat_async([messages], params)  # vLLM limits the template's time (0.32)
         return prompt
     tokenizer = llm.get_tokenizer()
     tokenizer = await tokenizer if inspect.isawaitable(tokenizer) else tokenizer
     text = tokenizer.apply_chat_template(messages, **{**options, "tokenize": False})
-    # The template writes the special tokens itself.
+    # The template writes the special tokens itself, so the tokenizer must not add them.
     return {"prompt_token_ids": tokenizer.encode(text, add_special_tokens=False)}
 
 
 def media_loaders(vllm: Vllm, engine_args: Mapping[str, Any]) -> dict[str, Callable[[bytes], Any]]:
-    """Return a decoder of file contents for each modality that this vLLM knows, set up by `media_io_kwargs`."""
+    """Return a decoder of file contents for each kind of media that this vLLM knows, configured by `media_io_kwargs`."""
     options = engine_args.get("media_io_kwargs") or {}
     io = vllm.media_io
     made: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""Tell the exceptions and outputs by which vLLM refuses a request from its faults."""
+"""Tell vLLM's refusals of a request from its faults, by its exceptions and outputs."""
 
 from __future__ import annotations
 
@@ -25,24 +25,27 @@ _RAISE = opcode.opmap["RAISE_VARARGS"]
 def is_refusal(vllm: Vllm, error: Exception) -> bool:
     """Return whether vLLM says by this exception that the request is wrong.
 
-    It has classes for that, and a plain ValueError or TypeError here and there (everywhere before 0.20). The same come from
-    calling it the wrong way, and from its own faults: so of those only what a `raise` in vLLM's code made is a refusal.
+    vLLM has classes for that. In some places, and everywhere before 0.20, it raises a plain
+    ValueError or TypeError. Wrong calls and faults of vLLM raise the same two. So a plain one is a
+    refusal only if a `raise` in vLLM's code made it.
     """
     if isinstance(error, vllm.refusals):
         return True
     last = error.__traceback__
     if last is None or not isinstance(error, vllm.client_errors):
         return False
-    while last.tb_next is not None:
+    while last.tb_next is not None:  # the last frame is the one that raised
         last = last.tb_next
     module = str(last.tb_frame.f_globals.get("__name__", ""))
+    # The last instruction of the frame tells a `raise` from a failing call.
     return module.partition(".")[0] == "vllm" and last.tb_frame.f_code.co_code[last.tb_lasti] == _RAISE
 
 
 def too_large(error: Exception) -> str | None:
-    """Return what vLLM's loaders say of a file that decodes to more than they take; None if the error is another one.
+    """Return vLLM's message about a file that decodes to more than its loaders take; None for any other error.
 
-    That is a plain ValueError, known by its advice to set an environment variable, which is for the operator and left out.
+    The error is a plain ValueError. Its advice to set an environment variable identifies it. That
+    advice is for the operator, so it is omitted.
     """
     text = str(error)
     if text.startswith("Maximum file size exceeded"):
@@ -54,8 +57,9 @@ def too_large(error: Exception) -> str | None:
 def failure(item: Output) -> AdapterError | None:
     """Return the error that an output stands for, or None.
 
-    vLLM ends a request that failed in EngineCore with an output like any other, and its own server raises there: a completion's
-    reason is "error"; a pooled output has an `error` (since 0.32) or no numbers.
+    vLLM ends a request that failed in EngineCore with an ordinary output. Its own server raises an
+    error then. A completion's reason is "error"; a pooled output has an `error` (since 0.32) or no
+    numbers.
     """
     outputs: Any = item.outputs
     if isinstance(item, Told):

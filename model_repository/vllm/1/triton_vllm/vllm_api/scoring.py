@@ -1,4 +1,4 @@
-"""What a model can score, and how vLLM's own server puts two texts together for a cross-encoder."""
+"""Find out what a model can score, and join two texts for a cross-encoder as vLLM's own server does."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ _TEMPLATES = ("vllm.renderers.chat_utils", "vllm.entrypoints.chat_utils")  # 0.3
 
 
 def scoring_task(llm: EngineClient, tasks: Sequence[str]) -> str:
-    """Return the pooling task by which a model scores pairs; nothing if it cannot.
+    """Return the pooling task with which a model scores pairs; empty if it cannot.
 
-    A cross-encoder gives one number for a pair ("classify" with one label), an embedding model a vector for each text ("embed").
+    A cross-encoder returns one number for a pair ("classify" with one label). An embedding model
+    returns a vector for each text ("embed").
     """
     config = llm.model_config
     if "classify" in tasks and getattr(getattr(config, "hf_config", None), "num_labels", 0) == 1:
@@ -28,7 +29,7 @@ def scoring_task(llm: EngineClient, tasks: Sequence[str]) -> str:
 
 
 def pair_renderer(llm: EngineClient) -> RenderPair | None:
-    """Return a function that makes a prompt and its parameters of two texts; None if this vLLM has no class for that."""
+    """Return a function that makes a prompt and its parameters from two texts; None if this vLLM has no class for that."""
     try:
         processors = importlib.import_module(f"{_PLACE}.io_processor").ScoringIOProcessors
         request = importlib.import_module(f"{_PLACE}.protocol").ScoreTextRequest(text_1="a", text_2="a")
