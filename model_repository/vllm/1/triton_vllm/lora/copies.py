@@ -8,7 +8,6 @@ of a step, and ends if they are missing.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import itertools
 import os
@@ -89,13 +88,10 @@ class Copies:
     """
 
     def __init__(self, shared: Path | None = None) -> None:
-        self._until_closed = contextlib.ExitStack()
+        # `gen_vllm_env.sh clean` removes folders of this name that no server uses
+        self._own = tempfile.TemporaryDirectory(prefix="vllm_env_server_lora_", ignore_cleanup_errors=True)
+        self._folder = shared or Path(self._own.name)
         self._is_shared = shared is not None
-        if shared is None:
-            # `gen_vllm_env.sh clean` removes folders of this name that no server uses
-            own = tempfile.TemporaryDirectory(prefix="vllm_env_server_lora_", ignore_cleanup_errors=True)
-            shared = Path(self._until_closed.enter_context(own))
-        self._folder = shared
         self._made: MutableMapping[str, Copy] = weakref.WeakValueDictionary()
         self._numbers = itertools.count()
 
@@ -131,7 +127,7 @@ class Copies:
 
     def close(self) -> None:
         """Remove the copies if the folder is this process's own; vLLM must have ended."""
-        self._until_closed.close()
+        self._own.cleanup()
 
 
 def _find(folder: Path, name: str, within: Path | None) -> File | None:
