@@ -395,7 +395,7 @@ def test_the_price_is_that_of_locks_and_reports():
     locks = [read_pylock(ROOT / f"env/pylock.vllm_env-{profile}.toml") for profile in profiles]
     assert cost["wheels to download"] == [f"{sum(wheel.size for wheel in lock.wheels) / 1e6:,.0f} MB" for lock in locks]
     space = [f"{BUILD_SPACE[profile] / 1e9:g} GB; {EXTRACTED_SPACE[profile] / 1e9:g} GB" for profile in profiles]
-    assert cost["free disk for the build; in the server's `/tmp` (one archive)"] == space
+    assert cost["free disk for the build; in the server's `/tmp` for each model (layout `archive`)"] == space
     starts = [ready_seconds("cold_start", "archive", first=first) for first in (True, False)]
     assert cost["launch to ready, first and later starts"][0].startswith(f"{' and '.join(starts)} on two cores")
 

@@ -93,7 +93,7 @@ def build_parser() -> CommandParser:
     use.add_argument("--upgrade", action="store_true", help="resolve again and write the lock beside the spec")
     lock.add_argument("--save", metavar="FILE", type=Path, help="write this pin's spec to FILE (.toml), its lock beside it")
     run = parser.add_argument_group("the run")
-    dry_help = "build and write nothing; say what would be done, the bytes to fetch and the space"
+    dry_help = "build nothing and write only to .tools/; say what would be done, the bytes to fetch and the space"
     run.add_argument("--dry-run", action="store_true", help=dry_help)
     run.add_argument("--no-smoke-run", action="store_true", help="do not serve the result and query it")
     run.add_argument("--smoke-model", metavar="MODEL", default="", help="serve this model in the smoke run, not the stand-in")
