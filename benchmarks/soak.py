@@ -89,6 +89,7 @@ def main(arguments: list[str] | None = None) -> int:
         seen = soak(server, options, shape.vocabulary)
     finally:
         server.stop()
+    # the first tenth of the requests warms the model up
     settled = seen[max(0, options.steps // 10 - 1)][1]["stub"]
     growth = (seen[-1][1]["stub"] - settled) / 1e6
     write(results.take(options.out, described.commit, command), head, seen, growth)

@@ -72,6 +72,7 @@ class _Build:
         return dataclasses.replace(result, warmed=self._warm(result)) if self.request.warm else result
 
     def _rebuild(self) -> BuildResult:
+        """Run all stages. The smoke run serves a staged copy, so that a model that fails is not published."""
         workspace, request = self.workspace, self.request
         prefix = self._prefix()
         stub = self._stub(prefix)
@@ -100,7 +101,7 @@ class _Build:
             model = publish(workspace, built, request.repository, request.model, request.template)
             report.step(str(model))
         self._offer_standin(model, smoke)
-        self._evict({prefix.path.parent, packed.path})
+        self._evict({prefix.path.parent, packed.path})  # all but these may go
         return BuildResult(model, manifest, rebuilt=True, triton=self.plan.triton, smoke=smoke)
 
     def _prefix(self) -> Prefix:

@@ -182,11 +182,12 @@ def check_sizes(limits: Limits, inputs: Mapping[str, np.ndarray[Any, Any]], para
 
 
 def _bytes(array: np.ndarray[Any, Any]) -> int:
+    """Return how many bytes an input counts for. The only integers in arrays are token ids; objects are strings."""
     if array.dtype.kind == "i":
         return 4 * array.size  # a token id needs 4 bytes; ids arrive with 64 bits so that none is cut
     if array.dtype.kind != "O":
         return int(array.nbytes)
-    if array.size == 1:
+    if array.size == 1:  # nearly all inputs; faster than a loop
         value = array.item(0)
         return len(value) if isinstance(value, bytes | str) else 0
     return sum(len(value) for value in array.reshape(-1) if isinstance(value, bytes | str))

@@ -165,6 +165,7 @@ class Rendezvous:
 
     def publish(self, engine: str, statistics: str | None) -> None:
         """Tell the other instances how to reach the engine that this instance has launched."""
+        # number 0 is this instance's own client of the engine; each other one has an input and an output address
         said = [
             asdict(Address(engine, number, *self._wires(engine, index), statistics)) | {"instance": index}
             for number, index in enumerate(self._others(), start=1)

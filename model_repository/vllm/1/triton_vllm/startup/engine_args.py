@@ -148,6 +148,7 @@ def _object(path: Path) -> dict[str, Any]:
 
 
 def _refuse_difference(ours: Mapping[str, Any], official: Mapping[str, Any], name: str) -> None:
+    """Raise ConfigError if our file of engine arguments and the official backend's (its name is ``name``) differ."""
     if ours == official:
         return
     missing = object()
