@@ -1,0 +1,22 @@
+"""The committed results of the benchmarks, as tests compare them with the pages."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def measured(report: str) -> dict[str, Any]:
+    """Return a report's content."""
+    content: dict[str, Any] = json.loads((ROOT / "benchmarks/results" / f"{report}.json").read_text("utf-8"))
+    return content
+
+
+def ready_seconds(report: str, case: str, *, first: bool) -> str:
+    """Return the seconds from launch to ready of a first start, or the median of later ones."""
+    starts = [s for s in measured(report)["starts"] if s["case"] == case and s.get("first", s["number"] == 0) == first]
+    return f"{median(s['ready_s'] for s in starts):.0f} s"
