@@ -1,11 +1,13 @@
-"""Launch to ready and to the first answer of model repositories as they are, phase by phase.
+"""Measure how long built model repositories take from launch to ready and to the first answer, phase by phase.
 
     python3 benchmarks/cold_start.py archive=REPOSITORY parts=REPOSITORY --triton-root ROOT
 
-A case is a name and a model repository that `gen_vllm_env.sh --model-repository` built, with `--layout`, `--warm` and a
-`vllm_engine_args.json` of your choice. Cases alternate. Each of the `--first-starts` finds an empty home, as in a new
-container, and its files are read from the disk (`--keep-page-cache` leaves them in memory). The later ones find what vLLM has
-cached in the home. Writes a table to a file of its own beside `--out`, and a row to `runs.md` there.
+A case is a name and a model repository. Build the repository with `gen_vllm_env.sh --model-repository`, and choose
+`--layout`, `--warm` and `vllm_engine_args.json`. Cases take turns.
+
+Each of the `--first-starts` has an empty home, as in a new container. Its files are read from the disk, or from memory with
+`--keep-page-cache`. Later starts find vLLM's caches in the home. The table goes to a new file next to `--out`, and a row to
+`runs.md` in that folder.
 """
 
 from __future__ import annotations

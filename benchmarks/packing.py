@@ -1,10 +1,10 @@
-"""Packing: the tool's own pack stage against conda-pack, on the same prefix.
+"""Compare this project's packing with conda-pack's, on the same prefix.
 
     python3 benchmarks/packing.py --prefix ~/.cache/vllm_env/prefixes/KEY/env --rounds 5 --cores 2
 
-Both pack the very same files in turn, so that what is left out of an environment (prune.py; it is left out before either
-packs) is not counted as better compression. Measured: wall and processor time, size, peak memory of the packing process
-and its workers, and how long libarchive takes to unpack the result on one core, which is what Triton does at a start.
+Both pack the same files in turn. Files that prune.py leaves out are missing for both, so they do not count as better
+compression. The figures are wall time, processor time, size, and peak memory of the packing process with its workers. One
+more is the time in which libarchive unpacks the result on one core, as Triton does at a start.
 """
 
 from __future__ import annotations

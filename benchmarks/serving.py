@@ -1,13 +1,13 @@
-"""Serving speed of one model behind the engine alone, vLLM's own server and this project's model under tritonserver.
+"""Compare the serving speed of vLLM's engine alone, of vLLM's own server, and of this project's model under tritonserver.
 
-All targets run at the same time with the same engine arguments and executor, and are loaded one after the other in rounds,
-so that whatever else happens on the machine happens to all of them:
+All targets are up at the same time, with the same engine arguments and executor. They get the load in turns, in rounds.
+Other work on the machine then slows all of them down:
 
     python3 benchmarks/serving.py --environment ENV --triton-root ROOT
 
-`ENV` is an unpacked environment (`bin/python` has vLLM); it serves all targets. Needs tritonclient[grpc] in the Python
-that runs this. Writes a table and every round's figures to files of their own beside `--out`, and a row to `runs.md`
-there. `--in-flight 128 --modes stream --shares 0.5 0.8 0.95` adds open-loop arrivals.
+`ENV` is an unpacked environment, whose `bin/python` has vLLM. The Python that runs this needs tritonclient[grpc]. A table
+and the figures of each round go to new files next to `--out`, and a row to `runs.md` in that folder.
+`--in-flight 128 --modes stream --shares 0.5 0.8 0.95` adds open-loop arrivals.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Memory of the server's processes over very many requests: what a leak per request would make grow.
+"""Measure the memory of the server's processes over very many requests; a leak per request makes it grow.
 
     python3 benchmarks/soak.py --environment ENV --triton-root ROOT
 
-Sends `--requests` short answers, half of them streamed, and notes the resident memory of each process on the way. The
-growth is counted from the first tenth on, when pools and caches have reached their size. Exits 1 if the stub has grown
-by more than `--limit-mb`.
+It sends `--requests` short requests, half of them streamed, and records the resident memory of each process. The growth
+counts from the first tenth on: by then pools and caches have reached their size. The exit status is 1 if the stub has
+grown by more than `--limit-mb`.
 """
 
 from __future__ import annotations

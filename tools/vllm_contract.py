@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Say what of a vLLM differs from the recorded one, and what the adapter needs and would not find there."""
+"""List the differences between a vLLM and the recorded one, and what the adapter needs and would not find there."""
 
 from __future__ import annotations
 

@@ -43,8 +43,7 @@ class InFlight:
 
     def count(self) -> int:
         """Return the number of requests; each part of a pooling request counts."""
-        unwritten = sum(len(job.ids) for job in self._unwritten if not job.reply.closed)
-        return self._entered - self._left + unwritten
+        return self._entered - self._left + sum(len(job.ids) for job in self.unwritten())
 
     def is_busy(self) -> bool:
         """Return whether there are requests other than an operator's."""
