@@ -1,6 +1,6 @@
 """Turn a pin into the one requirement that names exactly this vLLM.
 
-A release becomes ``distribution==X.Y.Z``. A commit is searched in the vLLM project's per-commit wheel index; if it is not
+A release becomes ``distribution==X.Y.Z``. A commit's wheel is looked up in the vLLM project's per-commit index; if it is not
 there, it is built from git. A wheel is used as it is. A source tree is built into a wheel: an editable install only points
 to the tree and cannot be packed. Fetched and built wheels are cached by URL, commit or the tree's content.
 """

@@ -37,7 +37,7 @@ HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
 
 
 class Dialect:
-    """Our own behaviour.
+    """The behaviour without COMPATIBILITY; `OfficialDialect` replaces what differs.
 
     Attributes:
         is_official: whether COMPATIBILITY asks for the official backend's behaviour.

@@ -22,7 +22,7 @@ def take(path: Path, *, shared: bool = False, waits: bool = False) -> int:
         waits: whether to wait for other holders.
 
     Raises:
-        BlockingIOError: another process holds the lock.
+        BlockingIOError: another descriptor holds the lock, of this process or another one.
         OSError: the file cannot be made.
     """
     kind = (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if waits else fcntl.LOCK_NB)

@@ -18,7 +18,7 @@ class Loss:
     """Why an engine is abandoned.
 
     Attributes:
-        what: the event, as a predicate of the engine for the log.
+        what: ends the log's sentence "the engine …", for example `has died`.
         in_order: whether it ended normally, e.g. because the model was unloaded.
     """
 

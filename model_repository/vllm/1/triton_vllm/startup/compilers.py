@@ -2,9 +2,11 @@
 
 On a GPU, Triton's kernel compiler compiles a launcher in C for each kernel
 (triton/runtime/build.py: CC, gcc or clang). So it needs a C compiler even with enforce_eager.
-FlashInfer compiles its sampler with nvcc and a C++ compiler when a request first samples. vLLM does
-not check for these: it looks only at the GPU when it chooses that sampler. On a CPU, torch.compile
-needs a C++ compiler.
+
+FlashInfer compiles its sampler at the first request that samples. It needs nvcc and a C++ compiler.
+vLLM does not look for them when it chooses that sampler: it looks only at the GPU.
+
+On a CPU, torch.compile needs a C++ compiler.
 """
 
 from __future__ import annotations
