@@ -18,8 +18,10 @@ from support import small_build
 from support.namespaces import with_mounts
 from support.repositories import CHECKOUT, ensure_triton
 from support.small_fixtures import workspace_in
+from vllm_env.base.errors import VllmEnvError
 from vllm_env.base.locks import locked
 from vllm_env.base.network import Network
+from vllm_env.interpreter.find import find_interpreter
 from vllm_env.plan import PROVISIONED
 from vllm_env.triton.provision import to_be_provisioned
 from vllm_env.triton.root import open_root
@@ -147,7 +149,11 @@ def test_another_build_does_not_stop_it(small_cache: Path, small_wheel: Path, tm
 
 @pytest.mark.parametrize("python", ["3.11", "3.12"])
 def test_a_cache_that_cannot_be_written_is_read(python: str, small_cache: Path, small_wheel: Path, tmp_path: Path) -> None:
-    """A package of another interpreter is made elsewhere, beside those of the cache."""
+    """A package of another interpreter is made elsewhere, next to those of the cache."""
+    try:
+        find_interpreter(python)
+    except VllmEnvError as missing:
+        pytest.skip(missing.what)
     spec = small_build.make_spec(tmp_path / "spec", small_wheel)
     bound = with_mounts((small_cache, small_cache))
     read_only = [*bound, "sh", "-ec", 'mount -o remount,bind,ro "$0" && exec "$@"', str(small_cache)]
