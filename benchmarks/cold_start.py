@@ -47,15 +47,29 @@ class BuiltTriton(TritonTarget):
 
 def parse(arguments: list[str]) -> argparse.Namespace:
     """Return the options; `cases` maps names to repositories."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     add = parser.add_argument
     add("cases", nargs="+", type=_case, metavar="NAME=REPOSITORY", help="with the model vllm in it")
     add("--triton-root", type=Path, default=Path("/opt/tritonserver"), metavar="DIR")
     add("--first-starts", type=int, default=3, help="of each case, with an empty home (default 3)")
     add("--starts", type=int, default=3, help="of each case, that come later (default 3)")
-    add("--keep-page-cache", action="store_true", help="first starts find in memory what the starts before have read")
-    add("--out", type=Path, default=Path("benchmarks/results/cold_start"), metavar="PATH", help="time and commit are added to it")
-    add("--work", type=Path, metavar="DIR", help="homes and logs; default a new temporary directory")
+    add(
+        "--keep-page-cache",
+        action="store_true",
+        help="first starts find in memory what the starts before have read",
+    )
+    add(
+        "--out",
+        type=Path,
+        default=Path("benchmarks/results/cold_start"),
+        metavar="PATH",
+        help="time and commit are added to it",
+    )
+    add(
+        "--work", type=Path, metavar="DIR", help="homes and logs; default a new temporary directory"
+    )
     add("--commit", default="", help="for a copy without git history")
     options = parser.parse_args(arguments)
     options.cases = dict(options.cases)
@@ -98,7 +112,9 @@ async def ask(port: int) -> None:
     connection = await GrpcConnection.open(port)
     try:
         request = Request("The capital of France is", answer_tokens=1, stream=False)
-        await TritonGrpcClient(connection, BuiltTriton.model).ask(request, Answer(time.perf_counter()))
+        await TritonGrpcClient(connection, BuiltTriton.model).ask(
+            request, Answer(time.perf_counter())
+        )
     finally:
         connection.close()
 
@@ -129,7 +145,9 @@ def start(case: str, number: int, setting: Setting, report: Report, *, first: bo
     try:
         return start_once(case, number, setting, first=first)
     except StartFailedError as error:
-        report.notes.append(f"{case}, start {number + 1}: repeated, because {str(error).partition(';')[0]}")
+        report.notes.append(
+            f"{case}, start {number + 1}: repeated, because {str(error).partition(';')[0]}"
+        )
         log = setting.work / f"{case}-{number}.log"
         log.rename(log.with_suffix(".failed.log"))
         return start_once(case, number, setting, first=first)
@@ -161,7 +179,11 @@ def start_all(options: argparse.Namespace, work: Path, report: Report) -> None:
             )
             print(f"{case}: start {number + 1} of {total}", file=sys.stderr, flush=True)
             report.starts.append(start(case, number, setting, report, first=first))
-            print(f"{case}: ready after {report.starts[-1].ready_s:.1f} s", file=sys.stderr, flush=True)
+            print(
+                f"{case}: ready after {report.starts[-1].ready_s:.1f} s",
+                file=sys.stderr,
+                flush=True,
+            )
         report.write()
 
 
@@ -174,8 +196,17 @@ def main(arguments: list[str] | None = None) -> int:
     versions = next(filter(None, map(versions_of, options.cases.values())), {})
     described = machine.describe(versions, options.triton_root, commit=options.commit)
     command = f"python3 benchmarks/cold_start.py {shlex.join(given)}"
-    page_cache = "kept" if options.keep_page_cache else "dropped for the files of the repository and of Triton"
-    report = Report(options.out, described, command, [f"command: `{command}`", f"page cache before first starts: {page_cache}"])
+    page_cache = (
+        "kept"
+        if options.keep_page_cache
+        else "dropped for the files of the repository and of Triton"
+    )
+    report = Report(
+        options.out,
+        described,
+        command,
+        [f"command: `{command}`", f"page cache before first starts: {page_cache}"],
+    )
     start_all(options, work, report)
     print(table(report.starts), phase_table(report.starts), sep="\n\n")
     return 0

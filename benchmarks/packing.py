@@ -59,15 +59,28 @@ class Run:
 
 def parse(arguments: list[str]) -> argparse.Namespace:
     """Return the options."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     add = parser.add_argument
     add("--prefix", type=Path, required=True, metavar="DIR", help="a finished conda prefix")
     add("--rounds", type=int, default=3, help="interleaved rounds (default: 3)")
     add("--cores", type=int, default=2, help="to pack with, threads of conda-pack too (default: 2)")
     add("--triton-root", type=Path, default=ROOT / ".triton", metavar="DIR", help="for its version")
-    add("--work", type=Path, metavar="DIR", help="for archives; default the folder for temporary files")
+    add(
+        "--work",
+        type=Path,
+        metavar="DIR",
+        help="for archives; default the folder for temporary files",
+    )
     add("--commit", default="", help="for a copy without git history")
-    add("--out", type=Path, default=ROOT / "benchmarks/results/packing", metavar="PATH", help="time and commit are added to it")
+    add(
+        "--out",
+        type=Path,
+        default=ROOT / "benchmarks/results/packing",
+        metavar="PATH",
+        help="time and commit are added to it",
+    )
     options = parser.parse_args(arguments)
     options.prefix = options.prefix.expanduser().resolve()
     usable = len(os.sched_getaffinity(0))
@@ -86,7 +99,9 @@ def pack_once(packer: str, prefix: Path, cores: int, folder: Path) -> Run:
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     began = time.monotonic()
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "env")}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, check=True, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, check=True, capture_output=True, text=True
+    )
     wall = time.monotonic() - began
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     run = Run(
@@ -110,7 +125,12 @@ def unpack(archive: Path, folder: Path) -> float:
     code = f"import os, libarchive; os.chdir({str(place)!r}); libarchive.extract_file({str(archive)!r})"
     began = time.monotonic()
     # The C locale of a server's process cannot represent every name. With C.UTF-8, libarchive keeps the bytes, as in Triton.
-    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, env={**os.environ, "LC_ALL": "C.UTF-8"})
+    subprocess.run(
+        [sys.executable, "-c", code],
+        check=True,
+        capture_output=True,
+        env={**os.environ, "LC_ALL": "C.UTF-8"},
+    )
     seconds = time.monotonic() - began
     shutil.rmtree(place)
     return seconds
@@ -122,10 +142,15 @@ def table(runs: list[Run]) -> str:
     rows = [f"| packer | {' | '.join(heads)} |", "|---" * (len(heads) + 1) + "|"]
     medians: dict[str, list[float]] = {}
     for packer in (CONDA_PACK, OURS):
-        columns = [[getattr(r, name) / by for r in runs if r.packer == packer] for name, (_, by) in _COLUMNS.items()]
+        columns = [
+            [getattr(r, name) / by for r in runs if r.packer == packer]
+            for name, (_, by) in _COLUMNS.items()
+        ]
         medians[packer] = [statistics.median(values) for values in columns]
         rows.append(f"| {packer} | {' | '.join(shown(values, 1) for values in columns)} |")
-    ratios = [ours / theirs for ours, theirs in zip(medians[OURS], medians[CONDA_PACK], strict=True)]
+    ratios = [
+        ours / theirs for ours, theirs in zip(medians[OURS], medians[CONDA_PACK], strict=True)
+    ]
     rows.append("| ratio | " + " | ".join(f"{ratio:.2f}" for ratio in ratios) + " |")
     return "\n".join(rows)
 
@@ -139,7 +164,9 @@ def main(arguments: list[str]) -> None:
             for packer in (CONDA_PACK, OURS):
                 runs.append(pack_once(packer, options.prefix, options.cores, Path(folder)))
                 print(f"round {number + 1}: {runs[-1]}", file=sys.stderr, flush=True)
-    here = machine.describe(machine.versions_of(options.prefix), options.triton_root, commit=options.commit)
+    here = machine.describe(
+        machine.versions_of(options.prefix), options.triton_root, commit=options.commit
+    )
     command = f"python3 benchmarks/packing.py {shlex.join(arguments)}"
     out = results.take(options.out, here.commit, command)
     head = [
@@ -149,7 +176,9 @@ def main(arguments: list[str]) -> None:
     title = f"# Packing one prefix of {machine.tree_size(options.prefix) / 1e9:.2f} GB with {options.cores} threads"
     text = "\n\n".join([title, "\n".join(head), table(runs)])
     out.with_name(f"{out.name}.md").write_text(f"{text}\n", "utf-8")
-    out.with_name(f"{out.name}.json").write_text(json.dumps([asdict(run) for run in runs], indent=1), "utf-8")
+    out.with_name(f"{out.name}.json").write_text(
+        json.dumps([asdict(run) for run in runs], indent=1), "utf-8"
+    )
     print(text)
 
 

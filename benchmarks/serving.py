@@ -39,7 +39,11 @@ if TYPE_CHECKING:
 _CPU = {"dtype": "float32", "enforce_eager": True, "max_model_len": 2048}
 # By default, vLLM pins its CPU worker to core 0 and spins there. On two cores, every other process that the scheduler puts on
 # that core then stops for seconds, with every target. Without pinning, the same load is up to six times as fast.
-_CPU_VARIABLES = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
+_CPU_VARIABLES = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "OMP_NUM_THREADS": "1",
+}
 _GPU = {"dtype": "float16", "max_model_len": 512}
 _GPU_MEMORY = 0.93  # for all engines together
 # vLLM's defaults differ between its server and an engine. Here, all targets have the same limits.
@@ -89,7 +93,9 @@ def closed_cells(options: argparse.Namespace) -> list[report.Cell]:
 
 def capacity(rounds: list[report.Round], like: report.Cell) -> tuple[float, str]:
     """Return the requests/s and the name of the slowest target, at the most in flight, for streaming loads like `like`."""
-    loads = [replace(entry.cell, in_flight=0) == replace(like, in_flight=0, rate=0.0) for entry in rounds]
+    loads = [
+        replace(entry.cell, in_flight=0) == replace(like, in_flight=0, rate=0.0) for entry in rounds
+    ]
     found = [entry for entry, same in zip(rounds, loads, strict=True) if same]
     most = max(entry.cell.in_flight for entry in found)
     speeds: dict[str, list[float]] = {}
@@ -99,19 +105,28 @@ def capacity(rounds: list[report.Round], like: report.Cell) -> tuple[float, str]
     return min((median(each), name) for name, each in speeds.items())
 
 
-def open_cells(options: argparse.Namespace, rounds: list[report.Round], notes: list[str]) -> list[report.Cell]:
+def open_cells(
+    options: argparse.Namespace, rounds: list[report.Round], notes: list[str]
+) -> list[report.Cell]:
     """Return the open loops to measure, the lowest rates first; note the capacity that shares refer to."""
     cells = []
     for prompt in options.prompt_tokens:
         for tokens in options.tokens:
-            like = report.Cell(stream=True, in_flight=options.most_in_flight, answer_tokens=tokens, prompt_tokens=prompt)
+            like = report.Cell(
+                stream=True,
+                in_flight=options.most_in_flight,
+                answer_tokens=tokens,
+                prompt_tokens=prompt,
+            )
             like = replace(like, workload=options.workload)
             rates = list(options.rates)
             if options.shares:
                 most, target = capacity(rounds, like)
                 rates += [share * most for share in options.shares]
                 shares = ", ".join(f"{share:g} is {share * most:.4g}/s" for share in options.shares)
-                notes.append(f"capacity, {prompt} + {tokens} tokens: {most:.4g} requests/s, the slowest's ({target}); {shares}")
+                notes.append(
+                    f"capacity, {prompt} + {tokens} tokens: {most:.4g} requests/s, the slowest's ({target}); {shares}"
+                )
             cells += [replace(like, rate=rate) for rate in sorted(rates)]
     return cells
 
@@ -119,8 +134,18 @@ def open_cells(options: argparse.Namespace, rounds: list[report.Round], notes: l
 def load_of(cell: report.Cell, options: argparse.Namespace, seed: int) -> Load:
     """Return the load of a cell."""
     vocabulary = SHAPES[options.shape].vocabulary
-    load = Load(cell.in_flight, options.requests, cell.prompt_tokens, cell.answer_tokens, cell.stream, vocabulary, seed)
-    return replace(load, seconds=options.seconds, rate=cell.rate, workload=cell.workload, turns=options.turns)
+    load = Load(
+        cell.in_flight,
+        options.requests,
+        cell.prompt_tokens,
+        cell.answer_tokens,
+        cell.stream,
+        vocabulary,
+        seed,
+    )
+    return replace(
+        load, seconds=options.seconds, rate=cell.rate, workload=cell.workload, turns=options.turns
+    )
 
 
 def measure(target: Target, load: Load) -> tuple[Measurement, dict[str, float]]:
@@ -134,18 +159,30 @@ def measure(target: Target, load: Load) -> tuple[Measurement, dict[str, float]]:
     return measured, used
 
 
-def run_cell(targets: list[Target], cell: report.Cell, options: argparse.Namespace) -> list[report.Round]:
+def run_cell(
+    targets: list[Target], cell: report.Cell, options: argparse.Namespace
+) -> list[report.Round]:
     """Measure one cell: a warm-up of each target, then rounds that begin with another target each time."""
     for target in targets:
         # In open loop, in_flight is only an upper bound, too large for a warm-up.
         flying = min(cell.in_flight, 32) if cell.rate else cell.in_flight
         say(f"{cell.title}: warm-up of {target.name}")
-        target.measure(replace(load_of(cell, options, seed=0), in_flight=flying, requests=flying, seconds=0.0, rate=0.0))
+        target.measure(
+            replace(
+                load_of(cell, options, seed=0),
+                in_flight=flying,
+                requests=flying,
+                seconds=0.0,
+                rate=0.0,
+            )
+        )
     rounds = []
     for number in range(options.rounds):
         first = number % len(targets)
         for target in targets[first:] + targets[:first]:
-            say(f"{cell.title}: {target.name}, round {number + 1} of {options.rounds}, {options.seconds:g} s")
+            say(
+                f"{cell.title}: {target.name}, round {number + 1} of {options.rounds}, {options.seconds:g} s"
+            )
             # vLLM spins for 1 s after its last request.
             time.sleep(options.settle)
             measured, used = measure(target, load_of(cell, options, seed=number + 1))
@@ -169,11 +206,14 @@ def say(text: str) -> None:
 
 def plan(options: argparse.Namespace, targets: int) -> str:
     """Return the number of measurements and about how long they take, without the starts."""
-    opened = len(options.prompt_tokens) * len(options.tokens) * (len(options.rates) + len(options.shares))
-    count = (len(closed_cells(options)) + opened) * targets * options.rounds
-    return (
-        f"{count} measurements of {options.seconds:g} s: about {count * (options.seconds + options.settle + 1) / 60:.0f} minutes"
+    opened = (
+        len(options.prompt_tokens)
+        * len(options.tokens)
+        * (len(options.rates) + len(options.shares))
     )
+    count = (len(closed_cells(options)) + opened) * targets * options.rounds
+    minutes = count * (options.seconds + options.settle + 1) / 60
+    return f"{count} measurements of {options.seconds:g} s: about {minutes:.0f} minutes"
 
 
 def prepare(options: argparse.Namespace, given: list[str]) -> tuple[Run, Setting]:
@@ -186,13 +226,21 @@ def prepare(options: argparse.Namespace, given: list[str]) -> tuple[Run, Setting
     checkpoint = write_checkpoint(SHAPES[options.shape], work / options.shape)
     share = {"gpu_memory_utilization": round(_GPU_MEMORY / len(options.targets), 2)}
     defaults = _CPU if options.device == "cpu" else {**_GPU, **share}
-    engine = {"model": str(checkpoint), "load_format": "dummy", **defaults, **_LIMITS, **options.engine_arguments}
+    engine = {
+        "model": str(checkpoint),
+        "load_format": "dummy",
+        **defaults,
+        **_LIMITS,
+        **options.engine_arguments,
+    }
     engine.update(executors.asked(options.executor, engine))
     if options.workload == "multi-turn":
         engine.setdefault("enable_prefix_caching", True)
     for cell in closed_cells(options):
         if most_tokens(load_of(cell, options, 0)) > engine["max_model_len"]:
-            raise SystemExit(f"{cell.title}: longer than max_model_len {engine['max_model_len']}; use --engine-arguments")
+            raise SystemExit(
+                f"{cell.title}: longer than max_model_len {engine['max_model_len']}; use --engine-arguments"
+            )
     variables = _CPU_VARIABLES if options.device == "cpu" else {"VLLM_USE_FLASHINFER_SAMPLER": "0"}
     setting = Setting(
         environment=options.environment.absolute(),
@@ -203,12 +251,24 @@ def prepare(options: argparse.Namespace, given: list[str]) -> tuple[Run, Setting
         work=work,
         instances=options.instances,
     )
-    described = machine.describe(machine.versions_of(setting.environment), setting.triton_root, commit=options.commit)
+    described = machine.describe(
+        machine.versions_of(setting.environment), setting.triton_root, commit=options.commit
+    )
     command = f"python3 benchmarks/serving.py {shlex.join(given)}"
-    notes = [f"command: `{command}`", f"engine arguments: `{json.dumps({**engine, 'model': options.shape})}`"]
+    notes = [
+        f"command: `{command}`",
+        f"engine arguments: `{json.dumps({**engine, 'model': options.shape})}`",
+    ]
     with first_in_line() as allowed:
-        ahead = "runs before the servers (SCHED_RR)" if allowed else "has no priority, which takes root: its gaps may be bursts"
-    notes += [f"environment of all targets: `{json.dumps(variables)}`", f"the load generator {ahead}"]
+        ahead = (
+            "runs before the servers (SCHED_RR)"
+            if allowed
+            else "has no priority, which takes root: its gaps may be bursts"
+        )
+    notes += [
+        f"environment of all targets: `{json.dumps(variables)}`",
+        f"the load generator {ahead}",
+    ]
     return Run(options, command, described, notes), setting
 
 

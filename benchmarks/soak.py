@@ -24,12 +24,18 @@ from harness.workload import Load
 
 # A tiny model without real weights: the run measures the servers' memory, not the model's.
 _ENGINE = {"load_format": "dummy", "dtype": "float32", "enforce_eager": True, "max_model_len": 512}
-_VARIABLES = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
+_VARIABLES = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "OMP_NUM_THREADS": "1",
+}
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
     """Return the options."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     add = parser.add_argument
     add("--environment", type=Path, required=True, metavar="DIR")
     add("--triton-root", type=Path, default=Path("/opt/tritonserver"), metavar="DIR")
@@ -39,17 +45,27 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     add("--tokens", type=int, default=4, help="an answer")
     add("--steps", type=int, default=20, help="times that memory is noted")
     add("--limit-mb", type=float, default=30)
-    add("--out", type=Path, default=Path("benchmarks/results/soak"), metavar="PATH", help="time and commit are added to it")
+    add(
+        "--out",
+        type=Path,
+        default=Path("benchmarks/results/soak"),
+        metavar="PATH",
+        help="time and commit are added to it",
+    )
     add("--work", type=Path, metavar="DIR")
     return parser.parse_args(arguments)
 
 
-def soak(server: TritonTarget, options: argparse.Namespace, vocabulary: int) -> list[tuple[int, dict[str, float]]]:
+def soak(
+    server: TritonTarget, options: argparse.Namespace, vocabulary: int
+) -> list[tuple[int, dict[str, float]]]:
     """Return the requests so far and the resident bytes by role, after each step."""
     each = options.requests // options.steps
     seen = []
     for step in range(options.steps):
-        load = Load(options.in_flight, each, 16, options.tokens, bool(step % 2), vocabulary, seed=step)
+        load = Load(
+            options.in_flight, each, 16, options.tokens, bool(step % 2), vocabulary, seed=step
+        )
         server.measure(load)
         time.sleep(0.5)
         seen.append(((step + 1) * each, server.resident()))
@@ -57,12 +73,25 @@ def soak(server: TritonTarget, options: argparse.Namespace, vocabulary: int) -> 
     return seen
 
 
-def write(out: Path, head: list[str], seen: list[tuple[int, dict[str, float]]], growth: float) -> None:
+def write(
+    out: Path, head: list[str], seen: list[tuple[int, dict[str, float]]], growth: float
+) -> None:
     """Write the table."""
     roles = sorted(seen[-1][1])
-    lines = [f"| requests | {' | '.join(f'{role} MB' for role in roles)} |", "|---" * (len(roles) + 1) + "|"]
-    lines += [f"| {count:,} | {' | '.join(f'{used.get(role, 0) / 1e6:.1f}' for role in roles)} |" for count, used in seen]
-    text = ["# Memory over many requests", "\n".join(head), f"The stub grew by {growth:.1f} MB.", "\n".join(lines)]
+    lines = [
+        f"| requests | {' | '.join(f'{role} MB' for role in roles)} |",
+        "|---" * (len(roles) + 1) + "|",
+    ]
+    lines += [
+        f"| {count:,} | {' | '.join(f'{used.get(role, 0) / 1e6:.1f}' for role in roles)} |"
+        for count, used in seen
+    ]
+    text = [
+        "# Memory over many requests",
+        "\n".join(head),
+        f"The stub grew by {growth:.1f} MB.",
+        "\n".join(lines),
+    ]
     out.with_name(f"{out.name}.md").write_text("\n\n".join(text) + "\n", encoding="utf-8")
 
 

@@ -21,7 +21,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from progress_line import ProgressLine
-from prompt_file import Answer, ClientError, check_writable, load_prompts, number_prompts, store_results
+from prompt_file import (
+    Answer,
+    ClientError,
+    check_writable,
+    load_prompts,
+    number_prompts,
+    store_results,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,7 +46,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the client with the given arguments (``sys.argv`` by default) and return the exit code."""
     flags = _parser().parse_args(argv)
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # an answer may hold what an ASCII terminal cannot show
+        sys.stdout.reconfigure(
+            errors="backslashreplace"
+        )  # an answer may hold what an ASCII terminal cannot show
     try:
         passed = _run(flags)
     except ClientError as error:
@@ -54,7 +63,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(flags: argparse.Namespace) -> bool:
     print(f"Loading inputs from `{flags.input_prompts}`...", flush=True)
-    prompts = number_prompts(load_prompts(flags.input_prompts), iterations=flags.iterations, offset=flags.offset)
+    prompts = number_prompts(
+        load_prompts(flags.input_prompts), iterations=flags.iterations, offset=flags.offset
+    )
     check_writable(flags.results_file)
     progress = ProgressLine(total=len(prompts), stream=sys.stderr)
     try:
@@ -68,7 +79,9 @@ def _run(flags: argparse.Namespace) -> bool:
     return _report_failures(answers)
 
 
-def _ask(flags: argparse.Namespace, prompts: Sequence[Prompt], progress: ProgressLine) -> list[Answer]:
+def _ask(
+    flags: argparse.Namespace, prompts: Sequence[Prompt], progress: ProgressLine
+) -> list[Answer]:
     try:
         from triton_stream import Session, ask_all
     except ImportError as error:
@@ -76,7 +89,9 @@ def _ask(flags: argparse.Namespace, prompts: Sequence[Prompt], progress: Progres
             f"{sys.executable} cannot import {error.name}; pip install 'tritonclient[grpc]', "
             "or run ./gen_vllm_env.sh doctor, which makes an environment for this machine that the client finds by itself"
         ) from error
-    session = Session(flags.url, flags.model, flags.streaming_mode, flags.stream_timeout, SAMPLING_PARAMETERS)
+    session = Session(
+        flags.url, flags.model, flags.streaming_mode, flags.stream_timeout, SAMPLING_PARAMETERS
+    )
     return asyncio.run(ask_all(session, prompts, progress.advance))
 
 
@@ -95,7 +110,9 @@ def _report_failures(answers: Sequence[Answer]) -> bool:
         first = hit[0].prompt
         more = f" and {len(hit) - 1} more" if len(hit) > 1 else ""
         shown = first.text if len(first.text) <= 60 else f"{first.text[:57]}..."
-        print(f"error: request {first.request_id} ({_quoted(shown)}){more}: {reason}", file=sys.stderr)
+        print(
+            f"error: request {first.request_id} ({_quoted(shown)}){more}: {reason}", file=sys.stderr
+        )
     return not failed
 
 
@@ -105,12 +122,19 @@ def _quoted(text: str) -> str:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="client.py", description="Asks a vLLM model served by Triton to complete the prompts of a file."
+        prog="client.py",
+        description="Asks a vLLM model served by Triton to complete the prompts of a file.",
     )
     add = parser.add_argument
     add("-m", "--model", default="vllm", help="name of the model (default: %(default)s)")
     add("-v", "--verbose", action="store_true", help="also print every answer")
-    add("-u", "--url", type=_url, default="localhost:8001", help="host:port of gRPC (default: %(default)s)")
+    add(
+        "-u",
+        "--url",
+        type=_url,
+        default="localhost:8001",
+        help="host:port of gRPC (default: %(default)s)",
+    )
     add(
         "-t",
         "--stream-timeout",
@@ -118,7 +142,13 @@ def _parser() -> argparse.ArgumentParser:
         metavar="SECONDS",
         help="give up on a request after this (default: never)",
     )
-    add("--offset", type=int, default=0, metavar="N", help="number of the first request (default: %(default)s)")
+    add(
+        "--offset",
+        type=int,
+        default=0,
+        metavar="N",
+        help="number of the first request (default: %(default)s)",
+    )
     add(
         "--input-prompts",
         type=Path,
@@ -133,15 +163,28 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="where answers go (default: %(default)s)",
     )
-    add("--iterations", type=_count, default=1, metavar="N", help="times through the prompts (default: %(default)s)")
-    add("-s", "--streaming-mode", action="store_true", help="receive each answer in pieces, as it is made")
+    add(
+        "--iterations",
+        type=_count,
+        default=1,
+        metavar="N",
+        help="times through the prompts (default: %(default)s)",
+    )
+    add(
+        "-s",
+        "--streaming-mode",
+        action="store_true",
+        help="receive each answer in pieces, as it is made",
+    )
     return parser
 
 
 def _url(text: str) -> str:
     match = _HOST_AND_PORT.fullmatch(text)
     if match is None or not 0 < int(match["port"]) < 65536:
-        raise argparse.ArgumentTypeError(f"{text!r} is not host:port; give for example localhost:8001, without http://")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not host:port; give for example localhost:8001, without http://"
+        )
     return text
 
 
@@ -170,7 +213,10 @@ def _use_tools_environment() -> None:
         import triton_stream  # noqa: F401
     except ImportError:
         tried = os.environ.get(_TRIED, "").split(os.pathsep)
-        for python in map(str, sorted(TOOLS.glob("venv*/bin/python"), key=lambda p: p.lstat().st_mtime, reverse=True)):
+        for python in map(
+            str,
+            sorted(TOOLS.glob("venv*/bin/python"), key=lambda p: p.lstat().st_mtime, reverse=True),
+        ):
             if python not in tried:
                 tried.append(python)
                 with contextlib.suppress(OSError):

@@ -27,7 +27,11 @@ class ProgressLine:
         """Note one more answer."""
         self._done += 1
         now = time.monotonic()
-        if now - self._started < QUIET_SECONDS or now - self._drawn < REDRAW_SECONDS or not self.stream.isatty():
+        if (
+            now - self._started < QUIET_SECONDS
+            or now - self._drawn < REDRAW_SECONDS
+            or not self.stream.isatty()
+        ):
             return
         self._drawn = now
         self.stream.write(f"\r{self._done}/{self.total} answers, {now - self._started:.0f} s ")

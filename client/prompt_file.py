@@ -47,7 +47,9 @@ def load_prompts(path: Path) -> tuple[str, ...]:
             f"cannot read the prompts in {path}: {reason}; name a text file, one prompt a line, with --input-prompts"
         ) from error
     except UnicodeDecodeError as error:
-        raise ClientError(f"cannot read the prompts in {path}: {error}; save the file as UTF-8") from error
+        raise ClientError(
+            f"cannot read the prompts in {path}: {error}; save the file as UTF-8"
+        ) from error
     # not splitlines(): it also splits at form feeds and Unicode separators, which a prompt may contain
     lines = tuple(line.rstrip("\r") for line in text.split("\n"))
     prompts = tuple(line for line in lines if line.strip())
@@ -58,7 +60,10 @@ def load_prompts(path: Path) -> tuple[str, ...]:
 
 def number_prompts(lines: Sequence[str], *, iterations: int, offset: int) -> list[Prompt]:
     """Repeat the prompts ``iterations`` times; ids count up from ``offset`` over all of them."""
-    return [Prompt(offset + number, text) for number, text in enumerate(text for _ in range(iterations) for text in lines)]
+    return [
+        Prompt(offset + number, text)
+        for number, text in enumerate(text for _ in range(iterations) for text in lines)
+    ]
 
 
 def check_writable(path: Path) -> None:
@@ -89,4 +94,6 @@ def store_results(path: Path, answers: Iterable[Answer]) -> None:
 
 def _unwritable(path: Path, error: OSError) -> ClientError:
     reason = error.strerror or str(error)
-    return ClientError(f"cannot write the results to {path}: {reason}; name another file with --results-file")
+    return ClientError(
+        f"cannot write the results to {path}: {reason}; name another file with --results-file"
+    )

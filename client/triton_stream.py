@@ -22,7 +22,9 @@ from prompt_file import Answer, ClientError, Prompt
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
-MAX_IN_FLIGHT = 256  # vLLM's default max_num_seqs on most GPUs; more would only wait in the server's queue
+MAX_IN_FLIGHT = (
+    256  # vLLM's default max_num_seqs on most GPUs; more would only wait in the server's queue
+)
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 PREFLIGHT_SECONDS = 10.0  # a server that is up answers in milliseconds
 
@@ -38,7 +40,9 @@ class Session:
     sampling_parameters: Mapping[str, Any]
 
 
-async def ask_all(session: Session, prompts: Sequence[Prompt], on_answer: Callable[[], None]) -> list[Answer]:
+async def ask_all(
+    session: Session, prompts: Sequence[Prompt], on_answer: Callable[[], None]
+) -> list[Answer]:
     """Send every prompt and return the answers in the order of ``prompts``; call ``on_answer`` after each.
 
     Raises:
@@ -71,7 +75,9 @@ async def _require_model(client: Any, session: Session) -> None:
     try:
         ready = await client.is_model_ready(session.model, client_timeout=PREFLIGHT_SECONDS)
     except InferenceServerException as error:
-        raise ClientError(f"the server at {where} was asked for the model {session.model}: {_reason(error)}") from error
+        raise ClientError(
+            f"the server at {where} was asked for the model {session.model}: {_reason(error)}"
+        ) from error
     if not ready:
         raise ClientError(
             f"the server at {where} has no model {session.model!r} ready; "
@@ -82,7 +88,9 @@ async def _require_model(client: Any, session: Session) -> None:
 async def _ask(client: Any, session: Session, prompt: Prompt) -> Answer:
     pieces: list[str] = []
     try:
-        responses = client.stream_infer(_one(_request(session, prompt)), stream_timeout=session.stream_timeout)
+        responses = client.stream_infer(
+            _one(_request(session, prompt)), stream_timeout=session.stream_timeout
+        )
         async for result, error in responses:
             if error is not None:
                 return Answer(prompt, "".join(pieces), _reason(error))
@@ -99,7 +107,11 @@ def _request(session: Session, prompt: Prompt) -> dict[str, Any]:
         _tensor("text_input", "BYTES", [prompt.text.encode("utf-8")]),
         _tensor("stream", "BOOL", [session.streaming]),
         _tensor("exclude_input_in_output", "BOOL", [True]),
-        _tensor("sampling_parameters", "BYTES", [json.dumps(dict(session.sampling_parameters)).encode("utf-8")]),
+        _tensor(
+            "sampling_parameters",
+            "BYTES",
+            [json.dumps(dict(session.sampling_parameters)).encode("utf-8")],
+        ),
     ]
     return {
         "model_name": session.model,
@@ -111,7 +123,9 @@ def _request(session: Session, prompt: Prompt) -> dict[str, Any]:
 
 def _tensor(name: str, datatype: str, values: list[Any]) -> Any:
     tensor = InferInput(name, [len(values)], datatype)
-    tensor.set_data_from_numpy(np.array(values, dtype=np.object_ if datatype == "BYTES" else np.bool_))
+    tensor.set_data_from_numpy(
+        np.array(values, dtype=np.object_ if datatype == "BYTES" else np.bool_)
+    )
     return tensor
 
 

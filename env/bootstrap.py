@@ -45,7 +45,9 @@ def main(arguments: list[str]) -> int:
     """Replace this process by the packager, or return an exit code."""
     try:
         if arguments[:1] == ["--environment"]:
-            ensure(Path(arguments[1]).absolute(), Path(arguments[2]), argparse.Namespace(quiet=False))
+            ensure(
+                Path(arguments[1]).absolute(), Path(arguments[2]), argparse.Namespace(quiet=False)
+            )
             return 0
         _, options = parse(arguments)
         require_x86_64()
@@ -89,7 +91,9 @@ def ensure(folder: Path, lock: Path, options: argparse.Namespace) -> bool:
     sources = sources_of(options)
     folder.parent.mkdir(parents=True, exist_ok=True)
     give(folder.parent, owner)
-    with locked(folder.parent, lambda: say("tools      … another build makes them; waiting for it to end")):
+    with locked(
+        folder.parent, lambda: say("tools      … another build makes them; waiting for it to end")
+    ):
         if is_made(folder, lock):
             return False
         started = time.monotonic()
@@ -130,7 +134,9 @@ def sources_of(options: argparse.Namespace) -> list[str]:
     if getattr(options, "offline", False):
         raise VllmEnvError(
             f"--offline: cannot install the packager's own tools: they are neither in {TOOLS} nor in a wheelhouse.",
-            cause=f"{wheelhouse} has no folder tools." if wheelhouse else "No --wheelhouse was given.",
+            cause=f"{wheelhouse} has no folder tools."
+            if wheelhouse
+            else "No --wheelhouse was given.",
             remedy=f"With network and Python {PYTHON}: ./gen_vllm_env.sh wheelhouse DIR; here: --offline --wheelhouse DIR.",
         )
     return []
@@ -140,25 +146,54 @@ def install(folder: Path, lock: Path, sources: list[str], *, live: bool) -> None
     """Make the virtual environment and install the lock into it, with this interpreter's pip or the one from ensurepip."""
     (folder / ".stamp").unlink(missing_ok=True)
     apt = f"Install Python's venv module (apt-get install python{PYTHON}-venv)."
-    run([sys.executable, "-I", "-m", "venv", "--clear", "--without-pip", folder], what="make a virtual environment", remedy=apt)
+    run(
+        [sys.executable, "-I", "-m", "venv", "--clear", "--without-pip", folder],
+        what="make a virtual environment",
+        remedy=apt,
+    )
     (folder / ".stamp").write_text(f"{sys.executable} {VERSION} unfinished\n", "utf-8")
-    (folder / "pip.conf").symlink_to(Path(sys.prefix) / "pip.conf")  # pip's configuration of this interpreter applies there, too
+    (folder / "pip.conf").symlink_to(
+        Path(sys.prefix) / "pip.conf"
+    )  # pip's configuration of this interpreter applies there, too
     python, alone = folder / "bin" / "python", folder / "host"
     pip = importlib.util.find_spec("pip")
     # The host's pip is linked alone: a pip older than 22.3 has no --python, and Debian packages ensurepip separately.
     if pip and pip.submodule_search_locations:
         alone.mkdir()
-        (alone / "pip").symlink_to(pip.submodule_search_locations[0])  # without the packages next to it
+        (alone / "pip").symlink_to(
+            pip.submodule_search_locations[0]
+        )  # without the packages next to it
     else:
-        run([python, "-m", "ensurepip"], what="get a pip", remedy="Install pip (apt-get install python3-pip).", cwd=folder)
-    changes = dict.fromkeys(ASTRAY, "") | {"PYTHONPATH": str(alone), **({"PIP_CONFIG_FILE": os.devnull} if sources else {})}
-    options = ["--no-input", "--no-user", "--disable-pip-version-check", "--require-hashes", "--requirement", lock]
+        run(
+            [python, "-m", "ensurepip"],
+            what="get a pip",
+            remedy="Install pip (apt-get install python3-pip).",
+            cwd=folder,
+        )
+    changes = dict.fromkeys(ASTRAY, "") | {
+        "PYTHONPATH": str(alone),
+        **({"PIP_CONFIG_FILE": os.devnull} if sources else {}),
+    }
+    options = [
+        "--no-input",
+        "--no-user",
+        "--disable-pip-version-check",
+        "--require-hashes",
+        "--requirement",
+        lock,
+    ]
     remedy = "Check that the package registry answers (pip config list)."
     if sources:
         remedy = f"Fill the wheelhouse again, with Python {PYTHON}; or name the Python that filled it: PYTHON=python3.X."
     command = [python, "-c", RUN, "pip", "install", *sources, *options]
     try:
-        Network().program(command, f"install the packages of {lock}", remedy=remedy, env=changes, on_line=_show if live else None)
+        Network().program(
+            command,
+            f"install the packages of {lock}",
+            remedy=remedy,
+            env=changes,
+            on_line=_show if live else None,
+        )
     finally:
         if live:
             sys.stderr.write("\r\033[K")
@@ -167,8 +202,13 @@ def install(folder: Path, lock: Path, sources: list[str], *, live: bool) -> None
 def require_installed(folder: Path, lock: Path) -> None:
     """Check that the lock's distributions are installed: pip's configuration may redirect them, or install nothing."""
     packages = folder / "lib" / f"python{PYTHON}" / "site-packages"
-    there = {re.sub(r"[-_.]+", "-", d.metadata["Name"]).lower() for d in importlib.metadata.distributions(path=[str(packages)])}
-    missing = sorted(set(re.findall(r"^([\w.-]+)==\S+ (?!;)", lock.read_text("utf-8"), re.MULTILINE)) - there)
+    there = {
+        re.sub(r"[-_.]+", "-", d.metadata["Name"]).lower()
+        for d in importlib.metadata.distributions(path=[str(packages)])
+    }
+    missing = sorted(
+        set(re.findall(r"^([\w.-]+)==\S+ (?!;)", lock.read_text("utf-8"), re.MULTILINE)) - there
+    )
     if missing:
         raise VllmEnvError(
             f"pip has not put {missing[0]} into {packages}.",
@@ -182,7 +222,11 @@ def remove_outdated(folder: Path) -> None:
     with locked(folder.parent, lambda: None):
         for other in folder.parent.glob("venv*"):
             stamp = other / ".stamp"
-            if other != folder and stamp.is_file() and stamp.read_text("utf-8").startswith(f"{sys.executable} {VERSION} "):
+            if (
+                other != folder
+                and stamp.is_file()
+                and stamp.read_text("utf-8").startswith(f"{sys.executable} {VERSION} ")
+            ):
                 remove_unlocked(other)
 
 
@@ -191,7 +235,9 @@ def become(folder: Path, arguments: list[str]) -> NoReturn:
     handle = take_lock(folder, fcntl.LOCK_SH)
     os.set_inheritable(handle, True)  # noqa: FBT003 - the standard library's order
     environment = {**os.environ, "PYTHONPATH": str(ENV)}
-    foreign = os.geteuid() == 0 and owner_of(ENV).uid != 0  # root must leave no __pycache__ in a user's checkout
+    foreign = (
+        os.geteuid() == 0 and owner_of(ENV).uid != 0
+    )  # root must leave no __pycache__ in a user's checkout
     if foreign or "--dry-run" in arguments:
         environment["PYTHONDONTWRITEBYTECODE"] = "1"
     python = str(folder / "bin" / "python")

@@ -54,7 +54,13 @@ def _parser() -> argparse.ArgumentParser:
         help="make this vLLM the recorded one if nothing is wrong; the suite holds the record to the pin",
     )
     kept = "keeps the sources of versions; default %(default)s"
-    parser.add_argument("--cache", type=Path, default=Path.home() / ".cache/vllm_env/contract", metavar="DIR", help=kept)
+    parser.add_argument(
+        "--cache",
+        type=Path,
+        default=Path.home() / ".cache/vllm_env/contract",
+        metavar="DIR",
+        help=kept,
+    )
     return parser
 
 

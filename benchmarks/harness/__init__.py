@@ -26,5 +26,8 @@ def _use_tools_environment() -> None:
                 os.execve(python, [python, *sys.argv], environment)
 
 
-if importlib.util.find_spec("tritonclient") is None and Path(sys.argv[0]).resolve().parent == _BENCHMARKS:
+if (
+    importlib.util.find_spec("tritonclient") is None
+    and Path(sys.argv[0]).resolve().parent == _BENCHMARKS
+):
     _use_tools_environment()

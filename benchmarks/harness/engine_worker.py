@@ -37,10 +37,14 @@ class EngineClient:
         from vllm.sampling_params import RequestOutputKind
 
         kind = RequestOutputKind.DELTA if request.stream else RequestOutputKind.FINAL_ONLY
-        sampling = SamplingParams(max_tokens=request.answer_tokens, ignore_eos=True, temperature=0, output_kind=kind)
+        sampling = SamplingParams(
+            max_tokens=request.answer_tokens, ignore_eos=True, temperature=0, output_kind=kind
+        )
         self._asked += 1
         # vLLM has deprecated plain strings since 0.20 and logs a warning for each request. All versions accept a dictionary.
-        async for output in self._engine.generate({"prompt": request.prompt}, sampling, f"{self._name}-{self._asked}"):
+        async for output in self._engine.generate(
+            {"prompt": request.prompt}, sampling, f"{self._name}-{self._asked}"
+        ):
             answer.add(output.outputs[0].text)
 
     async def close(self) -> None:
@@ -57,7 +61,9 @@ async def serve(arguments: dict[str, Any], replies: int) -> None:
     loop = asyncio.get_running_loop()
     while line := await loop.run_in_executor(None, sys.stdin.readline):
         load = Load(**json.loads(line))
-        clients: list[Client] = [EngineClient(engine, f"{load.seed}-{i}") for i in range(load.in_flight)]
+        clients: list[Client] = [
+            EngineClient(engine, f"{load.seed}-{i}") for i in range(load.in_flight)
+        ]
         reply = asdict(await run_load(clients, load))
         os.write(replies, json.dumps(reply).encode() + b"\n")
     engine.shutdown()

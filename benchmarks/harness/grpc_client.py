@@ -30,7 +30,12 @@ _REPLENISH = 1 << 24  # bytes received before the windows are extended again
 
 
 def _frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
-    return struct.pack(">I", len(payload))[1:] + bytes((kind, flags)) + struct.pack(">I", stream) + payload
+    return (
+        struct.pack(">I", len(payload))[1:]
+        + bytes((kind, flags))
+        + struct.pack(">I", stream)
+        + payload
+    )
 
 
 def _header(name: str, value: str) -> bytes:
@@ -67,7 +72,9 @@ class GrpcConnection(asyncio.Protocol):
         settings = struct.pack(">HI", 4, _LARGEST_WINDOW)
         widen = struct.pack(">I", _LARGEST_WINDOW - _DEFAULT_WINDOW)
         preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-        self._transport.write(preface + _frame(_SETTINGS, 0, 0, settings) + _frame(_WINDOW_UPDATE, 0, 0, widen))
+        self._transport.write(
+            preface + _frame(_SETTINGS, 0, 0, settings) + _frame(_WINDOW_UPDATE, 0, 0, widen)
+        )
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
         """Wake all waiting streams."""
@@ -84,7 +91,9 @@ class GrpcConnection(asyncio.Protocol):
             if end - at - 9 < size:
                 break
             stream = int.from_bytes(buffer[at + 5 : at + 9], "big") & _LARGEST_WINDOW
-            self._take(buffer[at + 3], buffer[at + 4], stream, bytes(buffer[at + 9 : at + 9 + size]))
+            self._take(
+                buffer[at + 3], buffer[at + 4], stream, bytes(buffer[at + 9 : at + 9 + size])
+            )
             at += 9 + size
         del buffer[:at]
 
@@ -186,7 +195,9 @@ class TritonGrpcClient:
 
     def __init__(self, connection: GrpcConnection, model: str) -> None:
         self._connection, self._model = connection, model
-        self._stream, self._queue = connection.start_stream("/inference.GRPCInferenceService/ModelStreamInfer")
+        self._stream, self._queue = connection.start_stream(
+            "/inference.GRPCInferenceService/ModelStreamInfer"
+        )
 
     async def ask(self, request: Request, answer: Answer) -> None:
         """See `load.Client`."""

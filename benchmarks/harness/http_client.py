@@ -20,7 +20,9 @@ class HttpError(Exception):
 class HttpConnection:
     """One connection, which handles one request at a time."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, host: str) -> None:
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, host: str
+    ) -> None:
         self._reader, self._writer, self._host = reader, writer, host
 
     @classmethod
@@ -35,9 +37,13 @@ class HttpConnection:
         self._writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
         headers = (await self._reader.readuntil(b"\r\n\r\n")).lower()
         ok = headers.startswith(b"http/1.1 200")
-        pieces = self._chunked() if b"transfer-encoding: chunked" in headers else self._sized(headers)
+        pieces = (
+            self._chunked() if b"transfer-encoding: chunked" in headers else self._sized(headers)
+        )
         if not ok:
-            raise HttpError(b"".join([piece async for piece in pieces]).decode(errors="replace")[:500])
+            raise HttpError(
+                b"".join([piece async for piece in pieces]).decode(errors="replace")[:500]
+            )
         async for piece in pieces:
             yield piece
 
@@ -84,7 +90,9 @@ class OpenAIClient:
         }
         pieces = self._connection.post("/v1/completions", json.dumps(body).encode())
         if not request.stream:
-            answer.add(json.loads(b"".join([piece async for piece in pieces]))["choices"][0]["text"])
+            answer.add(
+                json.loads(b"".join([piece async for piece in pieces]))["choices"][0]["text"]
+            )
             return
         async for event in events(pieces):
             if event != b"[DONE]":

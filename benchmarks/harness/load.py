@@ -51,17 +51,23 @@ async def run_load(clients: Sequence[Client], load: Load) -> Measurement:
     gc.disable()  # a full collection in the load generator would count as a pause of the target
     started = time.perf_counter()
     try:
-        answers, unfinished = await (_open_loop if load.rate else _closed_loop)(clients, load, started)
+        answers, unfinished = await (_open_loop if load.rate else _closed_loop)(
+            clients, load, started
+        )
     finally:
         gc.enable()
     # A window of time sends as many requests as fit into it.
     wanted = 1 if load.seconds else load.requests
     if len(answers) < wanted:
-        raise WrongAnswerError(f"{len(answers)} answers to {wanted} requests, {unfinished} unfinished")
+        raise WrongAnswerError(
+            f"{len(answers)} answers to {wanted} requests, {unfinished} unfinished"
+        )
     return summarize(answers, max(answer.times[-1] for answer in answers) - started, unfinished)
 
 
-async def _closed_loop(clients: Sequence[Client], load: Load, started: float) -> tuple[list[Answer], int]:
+async def _closed_loop(
+    clients: Sequence[Client], load: Load, started: float
+) -> tuple[list[Answer], int]:
     answers: list[Answer] = []
     asked = conversations(load)
     until = started + load.seconds if load.seconds else float("inf")
@@ -86,10 +92,15 @@ def arrival_times(load: Load) -> list[float]:
     """
     source = random.Random(load.seed)
     window = load.seconds or load.requests / load.rate
-    return sorted(source.uniform(0, window) for _ in range(min(load.requests, max(1, round(load.rate * window)))))
+    return sorted(
+        source.uniform(0, window)
+        for _ in range(min(load.requests, max(1, round(load.rate * window))))
+    )
 
 
-async def _open_loop(clients: Sequence[Client], load: Load, started: float) -> tuple[list[Answer], int]:
+async def _open_loop(
+    clients: Sequence[Client], load: Load, started: float
+) -> tuple[list[Answer], int]:
     """Send each request when it is due; cancel those that have not ended after twice the window and ten seconds."""
     times = arrival_times(load)
     free: asyncio.LifoQueue[Client] = asyncio.LifoQueue()
@@ -108,7 +119,9 @@ async def _open_loop(clients: Sequence[Client], load: Load, started: float) -> t
         tasks.append(asyncio.create_task(answer(turn, started + at)))
     limit = started + 2 * (load.seconds or times[-1]) + 10 - time.perf_counter()
     # A wrong answer ends the run at once.
-    done, late = await asyncio.wait(tasks, timeout=max(0.0, limit), return_when=asyncio.FIRST_EXCEPTION)
+    done, late = await asyncio.wait(
+        tasks, timeout=max(0.0, limit), return_when=asyncio.FIRST_EXCEPTION
+    )
     for task in late:
         task.cancel()
     await asyncio.gather(*late, return_exceptions=True)
@@ -119,7 +132,9 @@ async def _ask(client: Client, request: Request, started: float) -> Answer:
     answer = Answer(started, sent_late=max(0.0, time.perf_counter() - started))
     await client.ask(request, answer)
     if answer.tokens != request.answer_tokens:
-        raise WrongAnswerError(f"an answer has {answer.tokens} tokens instead of {request.answer_tokens}")
+        raise WrongAnswerError(
+            f"an answer has {answer.tokens} tokens instead of {request.answer_tokens}"
+        )
     return answer
 
 

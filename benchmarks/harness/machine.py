@@ -36,14 +36,24 @@ class Machine:
     def lines(self) -> list[str]:
         """Return the lines for the head of a report."""
         versions = f"vLLM {self.vllm}, torch {self.torch}, tritonserver {self.triton}, load generator Python {self.python}"
-        hardware = f"{self.processor}, {self.memory}{f', {self.gpus}' if self.gpus else ''}, {self.system}"
-        return [f"- machine: {hardware}", f"- versions: {versions}", f"- commit {self.commit}, {self.when}"]
+        hardware = (
+            f"{self.processor}, {self.memory}{f', {self.gpus}' if self.gpus else ''}, {self.system}"
+        )
+        return [
+            f"- machine: {hardware}",
+            f"- versions: {versions}",
+            f"- commit {self.commit}, {self.when}",
+        ]
 
 
 def versions_of(environment: Path) -> dict[str, str]:
     """Return the versions of vLLM and torch in an unpacked environment."""
     # -B: write no bytecode into an environment that may be packed or started later.
-    vllm, torch = [*_output([str(environment / "bin" / "python"), "-B", "-c", _PROBE]).split()[-2:], "?", "?"][:2]
+    vllm, torch = [
+        *_output([str(environment / "bin" / "python"), "-B", "-c", _PROBE]).split()[-2:],
+        "?",
+        "?",
+    ][:2]
     return {"vllm": vllm, "torch": torch}
 
 
@@ -58,7 +68,9 @@ def describe(versions: Mapping[str, str], triton_root: Path, *, commit: str = ""
     return Machine(
         processor=f"{os.cpu_count()} cores of {_processor()}",
         memory=f"{psutil.virtual_memory().total / 2**30:.0f} GiB",
-        gpus=_output(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]).replace("\n", ", "),
+        gpus=_output(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]).replace(
+            "\n", ", "
+        ),
         system=f"Linux {platform.release()}",
         python=platform.python_version(),
         vllm=versions.get("vllm", "?"),

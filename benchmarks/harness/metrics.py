@@ -71,9 +71,16 @@ def summarize(answers: list[Answer], duration_s: float, unfinished: int = 0) -> 
     """Compute the figures from the arrival times of complete answers, at least one."""
     ttft = [answer.times[0] - answer.started for answer in answers]
     e2el = [answer.times[-1] - answer.started for answer in answers]
-    tpot = [(answer.times[-1] - answer.times[0]) / (answer.tokens - 1) for answer in answers if answer.tokens > 1]
+    tpot = [
+        (answer.times[-1] - answer.times[0]) / (answer.tokens - 1)
+        for answer in answers
+        if answer.tokens > 1
+    ]
     itl = [b - a for answer in answers for a, b in pairwise(answer.times)]
-    tokens, pieces = sum(answer.tokens for answer in answers), sum(len(answer.times) for answer in answers)
+    tokens, pieces = (
+        sum(answer.tokens for answer in answers),
+        sum(len(answer.times) for answer in answers),
+    )
     return Measurement(
         completed=len(answers),
         unfinished=unfinished,

@@ -40,7 +40,9 @@ def parse(log: str, launched: datetime) -> list[Phase]:
         log: the text of the server's log.
         launched: when the server's process was started, in this machine's local time like the log's timestamps.
     """
-    lines = [found for line in log.splitlines() if (found := _timestamp(line, launched)) is not None]
+    lines = [
+        found for line in log.splitlines() if (found := _timestamp(line, launched)) is not None
+    ]
     phases = []
     at, last = 0, launched
     for name, end in _ENDS:
@@ -48,7 +50,9 @@ def parse(log: str, launched: datetime) -> list[Phase]:
         match = next((i for i in range(at, len(lines)) if pattern.search(lines[i][1])), None)
         if match is None:
             continue
-        when = max(last, lines[match][0])  # vLLM's whole seconds may be earlier than the microseconds of the previous line
+        when = max(
+            last, lines[match][0]
+        )  # vLLM's whole seconds may be earlier than the microseconds of the previous line
         phases.append(Phase(name, (when - last).total_seconds()))
         at, last = match + 1, when
     return phases

@@ -63,13 +63,25 @@ class Server:
         self.log = setting.work / f"{self.name}.log"
         self.process: subprocess.Popen[bytes] | None = None
 
-    def launch(self, command: list[str], *, stdin: int | None = None, stdout: IO[bytes] | int | None = None) -> None:
+    def launch(
+        self, command: list[str], *, stdin: int | None = None, stdout: IO[bytes] | int | None = None
+    ) -> None:
         """Start the process; its output goes to the log."""
         # No usage statistics and no access to the hub during a measurement.
-        variables = {**os.environ, "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", **self.setting.variables}
+        variables = {
+            **os.environ,
+            "VLLM_NO_USAGE_STATS": "1",
+            "HF_HUB_OFFLINE": "1",
+            **self.setting.variables,
+        }
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                command, stdin=stdin, stdout=stdout or log, stderr=log, env=variables, start_new_session=True
+                command,
+                stdin=stdin,
+                stdout=stdout or log,
+                stderr=log,
+                env=variables,
+                start_new_session=True,
             )
 
     def wait_for(self, url: str) -> None:
@@ -125,8 +137,12 @@ def place_model(setting: Setting, destination: Path) -> Path:
     """Copy the model without its archive and configure it for the benchmark; return the new model repository."""
     shutil.rmtree(destination, ignore_errors=True)
     model = setting.model_repository / destination.name
-    shutil.copytree(model, destination, ignore=shutil.ignore_patterns("*.tar.gz", "*.tar", "__pycache__"))
-    (destination / "vllm_engine_args.json").write_text(json.dumps(setting.arguments), encoding="utf-8")
+    shutil.copytree(
+        model, destination, ignore=shutil.ignore_patterns("*.tar.gz", "*.tar", "__pycache__")
+    )
+    (destination / "vllm_engine_args.json").write_text(
+        json.dumps(setting.arguments), encoding="utf-8"
+    )
     file = destination / "config.pbtxt"
     config = text_format.Parse(file.read_text(encoding="utf-8"), ModelConfig())
     config.parameters["EXECUTION_ENV_PATH"].string_value = str(setting.environment)
@@ -140,7 +156,10 @@ def place_stub(destination: Path, setting: Setting) -> None:
     """Copy the Triton root's prebuilt stub for the environment's Python into a model without a stub, if there is one."""
     pythons = sorted((setting.environment / "bin").glob("python3.*[0-9]"))
     stub = "triton_python_backend_stub"
-    prebuilt = [setting.triton_root / "python_backend_stubs" / python.name.removeprefix("python") / stub for python in pythons]
+    prebuilt = [
+        setting.triton_root / "python_backend_stubs" / python.name.removeprefix("python") / stub
+        for python in pythons
+    ]
     if not (destination / stub).exists():
         for found in filter(Path.is_file, prebuilt):
             shutil.copy2(found, destination / stub)

@@ -27,7 +27,9 @@ class Shape:
     config: dict[str, object]
 
 
-def _opt(name: str, *, hidden: int, heads: int, layers: int, vocabulary: int, positions: int) -> Shape:
+def _opt(
+    name: str, *, hidden: int, heads: int, layers: int, vocabulary: int, positions: int
+) -> Shape:
     config: dict[str, object] = {
         "architectures": ["OPTForCausalLM"],
         "model_type": "opt",
@@ -48,7 +50,9 @@ def _opt(name: str, *, hidden: int, heads: int, layers: int, vocabulary: int, po
     return Shape(name, vocabulary, positions, config)
 
 
-def _llama(name: str, *, hidden: int, heads: int, layers: int, inner: int, vocabulary: int, positions: int) -> Shape:
+def _llama(
+    name: str, *, hidden: int, heads: int, layers: int, inner: int, vocabulary: int, positions: int
+) -> Shape:
     config: dict[str, object] = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -75,7 +79,15 @@ SHAPES = {
     for shape in (
         _opt("tiny-opt", hidden=64, heads=2, layers=2, vocabulary=2048, positions=8192),
         _opt("opt-125m", hidden=768, heads=12, layers=12, vocabulary=50272, positions=2048),
-        _llama("llama-7b", hidden=4096, heads=32, layers=32, inner=11008, vocabulary=32000, positions=4096),
+        _llama(
+            "llama-7b",
+            hidden=4096,
+            heads=32,
+            layers=32,
+            inner=11008,
+            vocabulary=32000,
+            positions=4096,
+        ),
     )
 }
 

@@ -32,14 +32,28 @@ class Start:
 def table(starts: list[Start]) -> str:
     """Return times to ready and to the first token by case, for first and later starts, with ratios to the first case."""
     base = starts[0].case
-    lines = [f"| case | start | ready s | first token s | ready / {base} |", "|---|---|---|---|---|"]
+    lines = [
+        f"| case | start | ready s | first token s | ready / {base} |",
+        "|---|---|---|---|---|",
+    ]
     for case in dict.fromkeys(entry.case for entry in starts):
         for name, first in (("first", True), ("later", False)):
-            mine, basis = ([e for e in starts if e.case == each and e.first == first] for each in (case, base))
+            mine, basis = (
+                [e for e in starts if e.case == each and e.first == first] for each in (case, base)
+            )
             if mine:
-                compared = median(e.ready_s for e in mine) / median(e.ready_s for e in basis) if basis else None
-                ready, token = shown([e.ready_s for e in mine], 1), shown([e.first_token_s for e in mine], 1)
-                lines.append(f"| {case} | {name} | {ready} | {token} | {'-' if compared is None else f'{compared:.2f}'} |")
+                compared = (
+                    median(e.ready_s for e in mine) / median(e.ready_s for e in basis)
+                    if basis
+                    else None
+                )
+                ready, token = (
+                    shown([e.ready_s for e in mine], 1),
+                    shown([e.first_token_s for e in mine], 1),
+                )
+                lines.append(
+                    f"| {case} | {name} | {ready} | {token} | {'-' if compared is None else f'{compared:.2f}'} |"
+                )
     return "\n".join(lines)
 
 
@@ -51,7 +65,13 @@ def phase_table(starts: list[Start]) -> str:
     for name in names:
         columns = []
         for case in cases:
-            found = [p.seconds for entry in starts if entry.case == case for p in entry.phases if p.name == name]
+            found = [
+                p.seconds
+                for entry in starts
+                if entry.case == case
+                for p in entry.phases
+                if p.name == name
+            ]
             columns.append(f"{median(found):.1f}" if found else "-")
         lines.append(f"| {name} | {' | '.join(columns)} |")
     return "\n".join(lines)
@@ -81,5 +101,11 @@ class Report:
             phase_table(self.starts),
         ]
         out.with_name(f"{out.name}.md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
-        content = {"machine": asdict(self.described), "notes": self.notes, "starts": [asdict(e) for e in self.starts]}
-        out.with_name(f"{out.name}.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        content = {
+            "machine": asdict(self.described),
+            "notes": self.notes,
+            "starts": [asdict(e) for e in self.starts],
+        }
+        out.with_name(f"{out.name}.json").write_text(
+            json.dumps(content, indent=1) + "\n", encoding="utf-8"
+        )

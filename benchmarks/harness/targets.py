@@ -56,7 +56,11 @@ class EngineTarget(Server):
         started = time.monotonic()
         worker = Path(__file__).with_name("engine_worker.py")
         python = str(self.setting.environment / "bin" / "python")
-        self.launch([python, str(worker), json.dumps(self.setting.arguments)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self.launch(
+            [python, str(worker), json.dumps(self.setting.arguments)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
         self._reply()
         return time.monotonic() - started
 
@@ -88,7 +92,15 @@ class OpenAITarget(Server):
         started = time.monotonic()
         self.port = free_port()
         python = str(self.setting.environment / "bin" / "python")
-        command = [python, "-m", "vllm.entrypoints.openai.api_server", "--host", "127.0.0.1", "--port", str(self.port)]
+        command = [
+            python,
+            "-m",
+            "vllm.entrypoints.openai.api_server",
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(self.port),
+        ]
         self.launch([*command, "--disable-uvicorn-access-log", *as_flags(self.setting.arguments)])
         self.wait_for(f"http://127.0.0.1:{self.port}/health")
         return time.monotonic() - started
@@ -100,7 +112,9 @@ class OpenAITarget(Server):
     async def _measure(self, load: Load) -> Measurement:
         model = str(self.setting.arguments["model"])
         connections = [await HttpConnection.open(self.port) for _ in range(load.in_flight)]
-        return await measure_and_close([OpenAIClient(connection, model) for connection in connections], load)
+        return await measure_and_close(
+            [OpenAIClient(connection, model) for connection in connections], load
+        )
 
 
 class TritonTarget(Server):
@@ -120,7 +134,14 @@ class TritonTarget(Server):
                 str(self.setting.triton_root / "bin" / "tritonserver"),
                 f"--model-store={repository}",
                 f"--backend-directory={self.setting.triton_root / 'backends'}",
-                *(f"--{kind}-port={port}" for kind, port in (("http", self.http), ("grpc", self.grpc), ("metrics", metrics))),
+                *(
+                    f"--{kind}-port={port}"
+                    for kind, port in (
+                        ("http", self.http),
+                        ("grpc", self.grpc),
+                        ("metrics", metrics),
+                    )
+                ),
                 "--http-address=127.0.0.1",
                 "--grpc-address=127.0.0.1",
                 "--metrics-address=127.0.0.1",
@@ -147,7 +168,11 @@ class TritonTarget(Server):
             connection.close()
 
 
-TARGETS: dict[str, Callable[[Setting], Target]] = {"engine": EngineTarget, "openai": OpenAITarget, "triton": TritonTarget}
+TARGETS: dict[str, Callable[[Setting], Target]] = {
+    "engine": EngineTarget,
+    "openai": OpenAITarget,
+    "triton": TritonTarget,
+}
 
 
 async def measure_and_close(clients: Sequence[Client], load: Load) -> Measurement:

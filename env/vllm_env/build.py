@@ -66,10 +66,14 @@ class _Build:
             write_engine_args(TEMPLATE, target)
             smoke = self._smoke_again(target) if self.request.smoke else None
             self._offer_standin(target, smoke)
-            result = BuildResult(target, published, rebuilt=False, triton=self.plan.triton, smoke=smoke)
+            result = BuildResult(
+                target, published, rebuilt=False, triton=self.plan.triton, smoke=smoke
+            )
         else:
             result = self._rebuild()
-        return dataclasses.replace(result, warmed=self._warm(result)) if self.request.warm else result
+        return (
+            dataclasses.replace(result, warmed=self._warm(result)) if self.request.warm else result
+        )
 
     def _rebuild(self) -> BuildResult:
         """Run all stages. The smoke run serves a staged copy, so that a model that fails is not published."""
@@ -106,7 +110,9 @@ class _Build:
 
     def _prefix(self) -> Prefix:
         with report.stage("prefix"):
-            prefix = make_prefix(self.workspace, self.lock, self.request.keep, self.plan.triton.path)
+            prefix = make_prefix(
+                self.workspace, self.lock, self.request.keep, self.plan.triton.path
+            )
             made = f"{len(self.lock.wheels)} wheels, bytecode compiled"
             report.step("reused" if prefix.reused else made)
         return prefix
@@ -131,13 +137,17 @@ class _Build:
         """Verify a new environment. A reused one has passed before, or its first build failed at this point."""
         workspace = self.workspace
         lock = self.lock
-        expected = Expected(stub.python, stub.release, lock.versions(), complete=True, profile=lock.spec.profile)
+        expected = Expected(
+            stub.python, stub.release, lock.versions(), complete=True, profile=lock.spec.profile
+        )
         mark = verified_mark(workspace, packed.identity, stub.sha256, expected)
         with report.stage("verify"):
             if mark.is_file():
                 report.step("passed before")
                 return
-            for note in verify_packed(workspace, self.request.layout, packed, expected, self.plan.triton):
+            for note in verify_packed(
+                workspace, self.request.layout, packed, expected, self.plan.triton
+            ):
                 report.note(note)
             write_whole(mark, "")
             report.step("loader rules, no path of the build, imports without activation")
@@ -148,12 +158,18 @@ class _Build:
             return self._smoke(model, None)
         if has_prefix(self.workspace, self.lock, self.request.keep):
             return self._smoke(model, self._prefix())
-        report.note("no smoke run: the cache has no environment any more that could make its stand-in")
+        report.note(
+            "no smoke run: the cache has no environment any more that could make its stand-in"
+        )
         return None
 
     def _smoke(self, model: Path, prefix: Prefix | None) -> SmokeResult:
         workspace, standin, named = self.workspace, None, self.request.smoke_model
-        own = {} if named or not self.request.adoption else own_model(workspace, self.request.adoption.own)
+        own = (
+            {}
+            if named or not self.request.adoption
+            else own_model(workspace, self.request.adoption.own)
+        )
         if prefix and not named and not own:
             with report.stage("stand-in"):
                 standin = ensure_standin(workspace, prefix.python)
@@ -190,7 +206,9 @@ class _Build:
         log = self.workspace.cache.path("warm-server.log")
         with report.stage("warm"):
             done = warm(self.workspace, result.triton.binary, result.model, log=log)
-            report.step(f"ready after {done.ready_seconds:.0f} s, {done.files} files, {done.size / 1e6:.0f} MB")
+            report.step(
+                f"ready after {done.ready_seconds:.0f} s, {done.files} files, {done.size / 1e6:.0f} MB"
+            )
         return done
 
     def _evict(self, keep: set[Path]) -> None:
@@ -209,5 +227,7 @@ def _published(target: Path, key: str) -> Manifest | None:
         return None
     stub = target / manifest.stub.name
     # Triton executes the stub, so it must be executable, too.
-    stub_is_whole = stub.is_file() and file_sha256(stub) == manifest.stub.sha256 and os.access(stub, os.X_OK)
+    stub_is_whole = (
+        stub.is_file() and file_sha256(stub) == manifest.stub.sha256 and os.access(stub, os.X_OK)
+    )
     return manifest if manifest.is_whole(target) and stub_is_whole else None

@@ -89,12 +89,21 @@ def standing(model: Path, key: str) -> Manifest | None:
 
 def has_gpu() -> bool:
     """Return whether this machine has an NVIDIA GPU that programs can use."""
-    return Path("/dev/nvidiactl").exists() or bool(shutil.which("nvidia-smi") and any(Path("/dev").glob("nvidia[0-9]*")))
+    return Path("/dev/nvidiactl").exists() or bool(
+        shutil.which("nvidia-smi") and any(Path("/dev").glob("nvidia[0-9]*"))
+    )
 
 
 def installed_triton() -> Path | None:
     """Return the root of the container's Triton, else of the provisioned one, else None."""
-    return next((root for root in (CONTAINER_ROOT, PROVISIONED) if (root / "bin" / "tritonserver").is_file()), None)
+    return next(
+        (
+            root
+            for root in (CONTAINER_ROOT, PROVISIONED)
+            if (root / "bin" / "tritonserver").is_file()
+        ),
+        None,
+    )
 
 
 def default_profile(triton: TritonRoot | None) -> str:
@@ -127,7 +136,9 @@ def make_plan(workspace: Workspace, request: BuildRequest) -> Plan:
     triton = find_triton(workspace, request.triton_root)
     # A spec that --save wrote has only one profile, so the user need not name it.
     alone = only_profile(request.spec_file) if request.spec_file else None
-    spec = load_spec(request.profile or alone or default_profile(triton), request.overrides, request.spec_file)
+    spec = load_spec(
+        request.profile or alone or default_profile(triton), request.overrides, request.spec_file
+    )
     _check_machine(request, spec)
     options = dataclasses.replace(request.stub_options, gpu=spec.profile == "cuda")
     if request.stub == "prebuilt":  # checked before the lock, which may take minutes to resolve

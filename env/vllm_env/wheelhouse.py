@@ -43,7 +43,9 @@ def fill_wheelhouse(workspace: Workspace, request: BuildRequest, folder: Path) -
                 fetch(workspace, folder)
         if TOOLS_LOCK.is_file():
             with report.stage("tools"):
-                _download(workspace, TOOLS_LOCK, folder / "tools", "download the packager's own tools")
+                _download(
+                    workspace, TOOLS_LOCK, folder / "tools", "download the packager's own tools"
+                )
                 report.step(f"for Python {sysconfig.get_python_version()}")
         give_tree(folder, owner)
     return lock
@@ -54,12 +56,29 @@ def _fetch_wheels(workspace: Workspace, lock: Lock, folder: Path) -> None:
     with workspace.cache.staging() as staging:
         for index, backend in (("", ""), (PYTORCH, lock.spec.torch_backend)):
             requirements = staging / f"{index}requirements.txt"
-            requirements.write_text("".join(f"{wheel.requirement}\n" for wheel in lock.wheels if wheel.index == index), "utf-8")
+            requirements.write_text(
+                "".join(f"{wheel.requirement}\n" for wheel in lock.wheels if wheel.index == index),
+                "utf-8",
+            )
             options = ["--python-version", lock.spec.python]
-            _download(workspace, requirements, folder, "download the wheels of the lock", *options, torch_backend=backend)
+            _download(
+                workspace,
+                requirements,
+                folder,
+                "download the wheels of the lock",
+                *options,
+                torch_backend=backend,
+            )
 
 
-def _download(workspace: Workspace, requirements: Path, folder: Path, what: str, *options: str, torch_backend: str = "") -> None:
+def _download(
+    workspace: Workspace,
+    requirements: Path,
+    folder: Path,
+    what: str,
+    *options: str,
+    torch_backend: str = "",
+) -> None:
     if not requirements.stat().st_size:
         return
     with workspace.cache.staging() as staging:

@@ -50,7 +50,9 @@ def read(folder: Path = VERSION_FOLDER) -> Needs:
         for owner, members in table.items():
             classes[owner] |= members
     used = {text for _, text in texts(folder) if _VARIABLE.fullmatch(text)} - places.keys()
-    since = {name: since for name, since in needs.SINCE.items() if name in places} | dict.fromkeys(required, needs.OLDEST)
+    since = {name: since for name, since in needs.SINCE.items() if name in places} | dict.fromkeys(
+        required, needs.OLDEST
+    )
     variables = {name: needs.VARIABLES.get(name, needs.OLDEST) for name in sorted(used)}
     checked = _literal(folder / "triton_vllm" / "request" / "fit.py", "TOKEN_IDS")
     return Needs(places, since, classes, variables, needs.CHECKED_BY_VLLM | set(checked))
@@ -79,7 +81,11 @@ def _declared(protocols: Path) -> dict[str, dict[str, Member]]:
         name = _CLASS.match(said)
         if name and isinstance(node, ast.ClassDef):
             since = _SINCE.search(said)
-            found[name[1]] = {member.name: _member(member, since) for member in node.body if isinstance(member, Function)}
+            found[name[1]] = {
+                member.name: _member(member, since)
+                for member in node.body
+                if isinstance(member, Function)
+            }
     return found
 
 
@@ -95,8 +101,12 @@ def _member(node: Function, of_class: re.Match[str] | None) -> Member:
 def is_awaited(node: Function) -> bool:
     """Return whether the caller must await the result of a function."""
     returns = ast.unparse(node.returns) if node.returns else ""
-    generates = any(isinstance(inner, ast.Yield) for inner in ast.walk(node))  # an asynchronous generator is called without await
-    return (isinstance(node, ast.AsyncFunctionDef) and not generates) or returns.startswith(("Awaitable[", "Coroutine["))
+    generates = any(
+        isinstance(inner, ast.Yield) for inner in ast.walk(node)
+    )  # an asynchronous generator is called without await
+    return (isinstance(node, ast.AsyncFunctionDef) and not generates) or returns.startswith(
+        ("Awaitable[", "Coroutine[")
+    )
 
 
 def trees(folder: Path) -> Iterator[tuple[str, ast.Module]]:

@@ -52,7 +52,11 @@ def compare(before: Record, after: Record) -> Difference:
     return Difference(
         new=[f"{name}: {after[name]}" for name in sorted(after.keys() - before.keys())],
         gone=[f"{name}: {before[name]}" for name in sorted(before.keys() - after.keys())],
-        changed=[f"{name}: {before[name]}  ->  {after[name]}" for name in both if before[name] != after[name]],
+        changed=[
+            f"{name}: {before[name]}  ->  {after[name]}"
+            for name in both
+            if before[name] != after[name]
+        ],
     )
 
 
@@ -80,5 +84,7 @@ def text_of(node: ast.AST) -> str:
         returns = f" -> {ast.unparse(node.returns)}" if node.returns else ""
         return " ".join([*decorators, f"{kind} ({ast.unparse(node.args)}){returns}"])
     if isinstance(node, ast.AnnAssign):
-        return ast.unparse(node.annotation) + (f" = {ast.unparse(node.value)}" if node.value else "")
+        return ast.unparse(node.annotation) + (
+            f" = {ast.unparse(node.value)}" if node.value else ""
+        )
     return f"= {ast.unparse(node.value)}" if isinstance(node, ast.Assign) else "set in __init__"

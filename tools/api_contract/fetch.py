@@ -18,7 +18,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 # Platforms and ABIs of vLLM's wheels, so that pip finds one whatever machine runs this.
-_PLATFORMS = ("manylinux1_x86_64", "manylinux_2_28_x86_64", "manylinux_2_31_x86_64", "manylinux_2_35_x86_64")
+_PLATFORMS = (
+    "manylinux1_x86_64",
+    "manylinux_2_28_x86_64",
+    "manylinux_2_31_x86_64",
+    "manylinux_2_35_x86_64",
+)
 _ABIS = ("abi3", "cp38", "cp312", "none")
 _RELEASE = re.compile(r"(?:(?P<name>[A-Za-z][\w.-]*)==)?(?P<version>\d[\w.+!]*)")
 
@@ -38,7 +43,9 @@ def sources_of(named: str, cache: Path) -> Iterator[Sources]:
     release = _RELEASE.fullmatch(named)
     if Path(named).is_dir():
         if not Path(named, "vllm", "__init__.py").is_file():
-            raise SourceError(f"{named} holds no package vllm: name the folder site-packages of an environment")
+            raise SourceError(
+                f"{named} holds no package vllm: name the folder site-packages of an environment"
+            )
         yield Sources(Path(named))
     elif release:
         name = release["name"] or "vllm"
@@ -58,7 +65,9 @@ def _keep(requirement: str, folder: Path) -> None:
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise SourceError(f"{folder.parent} cannot be written ({error.strerror}): --cache names another place") from None
+        raise SourceError(
+            f"{folder.parent} cannot be written ({error.strerror}): --cache names another place"
+        ) from None
     with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
         unpacked = _unpack(_download(requirement, Path(scratch)), Path(scratch) / "sources")
         with contextlib.suppress(OSError):  # another process has stored it meanwhile
@@ -81,11 +90,32 @@ def _download(requirement: str, folder: Path) -> Path:
     """Fetch a wheel for Python 3.12 on Linux (about 0.5 GB), whatever Python and system run this."""
     platforms = [part for p in _PLATFORMS for part in ("--platform", p)]
     abis = [part for abi in _ABIS for part in ("--abi", abi)]
-    options = ["--no-deps", "--only-binary=:all:", "--python-version", "3.12", "--implementation", "cp"]
-    command = [sys.executable, "-m", "pip", "download", "-q", *options, *platforms, *abis, "-d", str(folder), requirement]
+    options = [
+        "--no-deps",
+        "--only-binary=:all:",
+        "--python-version",
+        "3.12",
+        "--implementation",
+        "cp",
+    ]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "-q",
+        *options,
+        *platforms,
+        *abis,
+        "-d",
+        str(folder),
+        requirement,
+    ]
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     wheels = list(folder.glob("*.whl"))
     if run.returncode or not wheels:
         said = run.stderr.strip().splitlines()
-        raise SourceError(f"pip cannot fetch {requirement} (no network, or no such release): {said[-1] if said else 'no wheel'}")
+        raise SourceError(
+            f"pip cannot fetch {requirement} (no network, or no such release): {said[-1] if said else 'no wheel'}"
+        )
     return wheels[0]

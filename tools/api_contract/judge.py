@@ -75,7 +75,10 @@ def _classes(sources: Sources, wanted: Needs, version: str) -> Iterator[str]:
                 yield f"{owner}.{name}: gone"
             elif member.parameters is not None:
                 yield from (f"{owner}.{name}{text}" for text in _method(present[name], member))
-            elif member.default is not None and (default := default_of(present[name])) != member.default:
+            elif (
+                member.default is not None
+                and (default := default_of(present[name])) != member.default
+            ):
                 yield f"{owner}.{name}: its default is {default}, and the adapter counts on {member.default}"
 
 
@@ -90,8 +93,14 @@ def _method(node: ast.AST, member: Member) -> Iterator[str]:
         yield from (f"({name}=): gone" for name in passed if name not in named)
     placed = [a.arg for a in (*arguments.posonlyargs, *arguments.args)]
     required = placed[: len(placed) - len(arguments.defaults)]
-    required += [a.arg for a, value in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if value is None]
-    yield from (f"({name}=): required now" for name in required if name not in {*passed, "self", "cls"})
+    required += [
+        a.arg
+        for a, value in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+        if value is None
+    ]
+    yield from (
+        f"({name}=): required now" for name in required if name not in {*passed, "self", "cls"}
+    )
     if member.awaited is not None and is_awaited(node) != member.awaited:
         yield ": is async now" if is_awaited(node) else ": is no longer async"
 
@@ -110,8 +119,16 @@ def _constructors(sources: Sources, version: str) -> Iterator[str]:
         if not _reached(version, needs.SINCE.get(owner.rpartition(".")[2], needs.OLDEST)):
             continue
         nodes = sources.members(owner)
-        fields = {name: node for name, node in nodes.items() if isinstance(node, ast.AnnAssign) and not _is_constant(node)}
-        yield from (f"{owner}({name}=): required now" for name, n in fields.items() if n.value is None and name not in passed)
+        fields = {
+            name: node
+            for name, node in nodes.items()
+            if isinstance(node, ast.AnnAssign) and not _is_constant(node)
+        }
+        yield from (
+            f"{owner}({name}=): required now"
+            for name, n in fields.items()
+            if n.value is None and name not in passed
+        )
         if owner in needs.POSITIONAL and tuple(fields)[: len(passed)] != passed:
             yield f"{owner}: its first fields are no longer {', '.join(passed)}"
 
@@ -122,16 +139,32 @@ def _is_constant(node: ast.AnnAssign) -> bool:
 
 def _answers(sources: Sources, version: str) -> Iterator[str]:
     reasons = _finish_reasons(sources)
-    yield from (f"finish reason {name!r}: the adapter does not know it" for name in reasons if name not in needs.FINISH_REASONS)
+    yield from (
+        f"finish reason {name!r}: the adapter does not know it"
+        for name in reasons
+        if name not in needs.FINISH_REASONS
+    )
     if "error" not in reasons and _reached(version, "0.14"):
         yield "finish reason 'error': gone, and a failed request would pass for an answer"
     add_request = sources.members("vllm.v1.engine.async_llm.AsyncLLM").get("add_request")
-    returns = ast.unparse(add_request.returns) if isinstance(add_request, Function) and add_request.returns else "nothing"
+    returns = (
+        ast.unparse(add_request.returns)
+        if isinstance(add_request, Function) and add_request.returns
+        else "nothing"
+    )
     if needs.COLLECTOR not in returns:
         yield f"vllm.v1.engine.async_llm.AsyncLLM.add_request: returns {returns}, and no {needs.COLLECTOR}"
     putting = _put_calls(sources)
-    yield from (f"{needs.COLLECTOR}.put: called in {call} now" for call in putting if call not in needs.PUT_BY)
-    yield from (f"{needs.COLLECTOR}.put: not called in {call} any more" for call in needs.PUT_ALWAYS if call not in putting)
+    yield from (
+        f"{needs.COLLECTOR}.put: called in {call} now"
+        for call in putting
+        if call not in needs.PUT_BY
+    )
+    yield from (
+        f"{needs.COLLECTOR}.put: not called in {call} any more"
+        for call in needs.PUT_ALWAYS
+        if call not in putting
+    )
     handling = _callers(sources, needs.HANDLER.split(".AsyncLLM")[0], "process_outputs")
     if handling != [needs.HANDLER]:
         yield f"OutputProcessor.process_outputs: called by {', '.join(handling) or 'nobody'}, and not by {needs.HANDLER} alone"
@@ -141,7 +174,9 @@ def _finish_reasons(sources: Sources) -> list[str]:
     """Return the possible values of a completion's `finish_reason`."""
     found = sources.find("vllm.v1.engine", "FINISH_REASON_STRINGS")
     value = found[1].value if found and isinstance(found[1], ast.Assign) else None
-    return [str(ast.literal_eval(item)) for item in value.elts] if isinstance(value, ast.Tuple) else []
+    return (
+        [str(ast.literal_eval(item)) for item in value.elts] if isinstance(value, ast.Tuple) else []
+    )
 
 
 @functools.cache  # reads many modules
@@ -156,7 +191,11 @@ def _put_calls(sources: Sources) -> list[str]:
     for module in sources.modules_with(".put"):
         tree = sources.module(module)
         calls = calls_of(tree, "put", "put_nowait") if tree else ()
-        found |= {f"{module}.{c.where}({c.arguments})" for c in calls if module in knowing or _STATE.search(c.owner)}
+        found |= {
+            f"{module}.{c.where}({c.arguments})"
+            for c in calls
+            if module in knowing or _STATE.search(c.owner)
+        }
     return sorted(found)
 
 
@@ -168,7 +207,11 @@ def _callers(sources: Sources, module: str, method: str) -> list[str]:
 
 def _refusals(sources: Sources, wanted: Needs) -> Iterator[str]:
     for name in sources.members("vllm.sampling_params.SamplingParams"):
-        if name.endswith("token_ids") and not name.startswith(("_", "all_", "bad_words_")) and name not in wanted.token_ids:
+        if (
+            name.endswith("token_ids")
+            and not name.startswith(("_", "all_", "bad_words_"))
+            and name not in wanted.token_ids
+        ):
             yield f"vllm.sampling_params.SamplingParams.{name}: token ids that nobody checks"
     for module, names in _raised(sources).items():
         for name in names:
@@ -185,9 +228,17 @@ def _raised(sources: Sources) -> dict[str, list[str]]:
     for module in needs.REFUSING:
         tree = sources.module(module)
         names: set[str] = set()
-        body = [part for part in tree.body if getattr(part, "name", "") != "__getattr__"] if tree else []
+        body = (
+            [part for part in tree.body if getattr(part, "name", "") != "__getattr__"]
+            if tree
+            else []
+        )
         for node in (node for part in body for node in ast.walk(part)):
-            if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and isinstance(node.exc.func, ast.Name):
+            if (
+                isinstance(node, ast.Raise)
+                and isinstance(node.exc, ast.Call)
+                and isinstance(node.exc.func, ast.Name)
+            ):
                 names.add(node.exc.func.id)
         if names:
             found[module] = sorted(names)
@@ -197,7 +248,11 @@ def _raised(sources: Sources) -> dict[str, list[str]]:
 def _surroundings(sources: Sources, wanted: Needs, version: str) -> Iterator[str]:
     found = sources.find("vllm.envs", "environment_variables")
     table = found[1].value if found and isinstance(found[1], ast.Assign | ast.AnnAssign) else None
-    known = [key.value for key in table.keys if isinstance(key, ast.Constant)] if isinstance(table, ast.Dict) else []
+    known = (
+        [key.value for key in table.keys if isinstance(key, ast.Constant)]
+        if isinstance(table, ast.Dict)
+        else []
+    )
     for name, since in wanted.variables.items():
         if _reached(version, since) and name not in known:
             yield f"variable {name}: not known any more"
@@ -205,4 +260,6 @@ def _surroundings(sources: Sources, wanted: Needs, version: str) -> Iterator[str
         tree = sources.module(module)
         written = ast.unparse(tree) if tree else ""
         if _reached(version, since):
-            yield from (f"{module}: no {text!r} any more" for text in statements if text not in written)
+            yield from (
+                f"{module}: no {text!r} any more" for text in statements if text not in written
+            )

@@ -76,9 +76,13 @@ STATED: Mapping[str, Mapping[str, Member]] = {
         **_fields("renderer", since="0.20"),
     },
     # Tells which of several instances has the last step's figures.
-    "vllm.v1.engine.core_client.AsyncMPClient": {"get_output_async": Member((), awaited=True, since="0.28")},
+    "vllm.v1.engine.core_client.AsyncMPClient": {
+        "get_output_async": Member((), awaited=True, since="0.28")
+    },
     "vllm.v1.engine.EngineCoreOutputs": _fields("timestamp", since="0.28"),
-    "vllm.v1.engine.output_processor.RequestOutputCollector": {"put": Member(("output",), awaited=False)},
+    "vllm.v1.engine.output_processor.RequestOutputCollector": {
+        "put": Member(("output",), awaited=False)
+    },
     # Tells which requests wait in vLLM's queue. Without them, only a stream's first output shows that it has left the queue.
     "vllm.v1.engine.output_processor.OutputProcessor": {
         **_fields("request_states", "parent_requests"),
@@ -89,31 +93,58 @@ STATED: Mapping[str, Mapping[str, Member]] = {
         **_fields("child_requests"),
         **_fields("external_req_id", since="0.14"),
     },
-    "vllm.config.VllmConfig": _fields("structured_outputs_config", "lora_config", "observability_config"),
+    "vllm.config.VllmConfig": _fields(
+        "structured_outputs_config", "lora_config", "observability_config"
+    ),
     "vllm.config.ObservabilityConfig": _fields("otlp_traces_endpoint"),
     "vllm.config.StructuredOutputsConfig": {"backend": Member(default="'auto'")},
     "vllm.config.ModelConfig": {
         "get_vocab_size": Member((), awaited=False),
         "get_diff_sampling_param": Member((), awaited=False),
-        **_fields("max_model_len", "is_multimodal_model", "enable_sleep_mode", "hf_config", "model"),
+        **_fields(
+            "max_model_len", "is_multimodal_model", "enable_sleep_mode", "hf_config", "model"
+        ),
         **_fields("generation_config", "override_generation_config"),
     },
     "vllm.sampling_params.SamplingParams": {
         "n": Member(default="1"),
         "max_tokens": Member(default="16"),  # request.sampling.USUAL_TOKENS
         "min_tokens": Member(default="0"),
-        **_fields("output_kind", "structured_outputs", "logprobs", "prompt_logprobs", "stop", "bad_words"),
-        **_fields("allowed_token_ids", "logit_bias", "stop_token_ids", "output_text_buffer_length", "skip_special_tokens"),
+        **_fields(
+            "output_kind", "structured_outputs", "logprobs", "prompt_logprobs", "stop", "bad_words"
+        ),
+        **_fields(
+            "allowed_token_ids",
+            "logit_bias",
+            "stop_token_ids",
+            "output_text_buffer_length",
+            "skip_special_tokens",
+        ),
         **_fields("skip_clone", since="0.14"),
     },
     "vllm.sampling_params.StructuredOutputsParams": _fields(
-        *("json", "regex", "choice", "grammar", "json_object", "structural_tag", "whitespace_pattern")
+        *(
+            "json",
+            "regex",
+            "choice",
+            "grammar",
+            "json_object",
+            "structural_tag",
+            "whitespace_pattern",
+        )
     ),
     "vllm.sampling_params.RequestOutputKind": _fields("DELTA", "FINAL_ONLY"),
     "vllm.pooling_params.PoolingParams": _fields("task"),
     "vllm.usage.usage_lib.UsageContext": _fields("API_SERVER"),
     "vllm.engine.arg_utils.AsyncEngineArgs": {
-        **_fields("model", "tokenizer", "disable_log_stats", "enable_lora", "media_io_kwargs", "distributed_executor_backend"),
+        **_fields(
+            "model",
+            "tokenizer",
+            "disable_log_stats",
+            "enable_lora",
+            "media_io_kwargs",
+            "distributed_executor_backend",
+        ),
         **_fields("otlp_traces_endpoint", "worker_extension_cls"),
         # For a model with several instances, as for `launch_core_engines`.
         **_fields("_api_process_count", "_api_process_rank", since="0.28"),
@@ -127,35 +158,61 @@ STATED: Mapping[str, Mapping[str, Member]] = {
     "vllm.renderers.base.BaseRenderer": _fields("tokenizer", since="0.20"),
     # Parse a chat's answer (`vllm_api.parsers`). An older vLLM has no parsers that do so by themselves.
     f"{_CHAT}.ChatCompletionRequest": {
-        "build_chat_params": Member(("default_template", "default_template_content_format"), awaited=False, since=PARSERS),
+        "build_chat_params": Member(
+            ("default_template", "default_template_content_format"), awaited=False, since=PARSERS
+        ),
         "extract_structured_outputs": Member((), awaited=False, since=PARSERS),
-        **_fields("messages", "stream", "tools", "tool_choice", "parallel_tool_calls", since=PARSERS),
-        **_fields("chat_template_kwargs", "add_generation_prompt", "continue_final_message", since=PARSERS),
+        **_fields(
+            "messages", "stream", "tools", "tool_choice", "parallel_tool_calls", since=PARSERS
+        ),
+        **_fields(
+            "chat_template_kwargs", "add_generation_prompt", "continue_final_message", since=PARSERS
+        ),
         **_fields("structured_outputs", "_grammar_from_parser", since=PARSERS),
         **_fields("skip_special_tokens", "spaces_between_special_tokens", since=PARSERS),
     },
     "vllm.parser.abstract_parser.Parser": {
-        "parse": Member(("model_output", "request", "enable_auto_tools", "model_output_token_ids"), awaited=False, since=PARSERS),
+        "parse": Member(
+            ("model_output", "request", "enable_auto_tools", "model_output_token_ids"),
+            awaited=False,
+            since=PARSERS,
+        ),
         "parse_delta": Member(
-            ("delta_text", "delta_token_ids", "request", "prompt_token_ids", "finished"), awaited=False, since=PARSERS
+            ("delta_text", "delta_token_ids", "request", "prompt_token_ids", "finished"),
+            awaited=False,
+            since=PARSERS,
         ),
         "adjust_request": Member(("request",), awaited=False, since=PARSERS),
         "is_reasoning_end": Member(("input_ids",), awaited=False, since=PARSERS),
-        "__init__": Member(("tokenizer", "tools", "model_config", "chat_template_kwargs"), awaited=False, since=PARSERS),
+        "__init__": Member(
+            ("tokenizer", "tools", "model_config", "chat_template_kwargs"),
+            awaited=False,
+            since=PARSERS,
+        ),
         **_fields("reasoning_parser", "reasoning_parser_cls", "model_tokenizer", since=PARSERS),
         "set_prompt_token_ids": Member(("prompt_token_ids",), awaited=False, since="0.32"),
         **_fields("always_adjust_request", since="0.32"),
     },
     "vllm.parser.ParserManager": {
         "get_parser": Member(
-            ("tool_parser_name", "reasoning_parser_name", "enable_auto_tools", "model_name", "is_harmony"),
+            (
+                "tool_parser_name",
+                "reasoning_parser_name",
+                "enable_auto_tools",
+                "model_name",
+                "is_harmony",
+            ),
             awaited=False,
             since=PARSERS,
         ),
     },
-    "vllm.parser.abstract_parser.DeltaMessage": _fields("content", "reasoning", "tool_calls", since=PARSERS),
+    "vllm.parser.abstract_parser.DeltaMessage": _fields(
+        "content", "reasoning", "tool_calls", since=PARSERS
+    ),
     "vllm.parser.abstract_parser.FunctionCall": _fields("id", "name", "arguments", since=PARSERS),
-    "vllm.tool_parsers.ToolParserManager": {"list_registered": Member((), awaited=False, since=PARSERS)},
+    "vllm.tool_parsers.ToolParserManager": {
+        "list_registered": Member((), awaited=False, since=PARSERS)
+    },
     "vllm.reasoning.ReasoningParserManager": {
         "list_registered": Member((), awaited=False, since=PARSERS),
         "import_reasoning_parser": Member(("plugin_path",), awaited=False, since=PARSERS),
@@ -169,18 +226,31 @@ STATED: Mapping[str, Mapping[str, Member]] = {
         "render_async": Member(None, since=PARSERS),
     },
     # For a model with several instances: the addresses of the front ends, and which figures each one gets.
-    "vllm.v1.engine.utils.EngineZmqAddresses": _fields("inputs", "outputs", "frontend_stats_publish_address", since="0.28"),
+    "vllm.v1.engine.utils.EngineZmqAddresses": _fields(
+        "inputs", "outputs", "frontend_stats_publish_address", since="0.28"
+    ),
     "vllm.v1.metrics.loggers.StatLoggerManager": {
-        "record": Member(("scheduler_stats", "iteration_stats", "mm_cache_stats", "engine_idx"), awaited=False, since="0.28"),
+        "record": Member(
+            ("scheduler_stats", "iteration_stats", "mm_cache_stats", "engine_idx"),
+            awaited=False,
+            since="0.28",
+        ),
     },
     # Decode pictures, audio and video.
-    "vllm.multimodal.media.ImageMediaIO": {"load_bytes": Member(("data",), awaited=False, since=MEDIA)},
-    "vllm.multimodal.media.AudioMediaIO": {"load_bytes": Member(("data",), awaited=False, since=MEDIA)},
+    "vllm.multimodal.media.ImageMediaIO": {
+        "load_bytes": Member(("data",), awaited=False, since=MEDIA)
+    },
+    "vllm.multimodal.media.AudioMediaIO": {
+        "load_bytes": Member(("data",), awaited=False, since=MEDIA)
+    },
     "vllm.multimodal.media.VideoMediaIO": {
         "load_bytes": Member(("data",), awaited=False, since=MEDIA),
         "__init__": Member(("image_io",), awaited=False, since=MEDIA),
     },
-    "vllm.platforms.interface.Platform": {"is_cpu": Member((), awaited=False), **_fields("ray_device_key")},
+    "vllm.platforms.interface.Platform": {
+        "is_cpu": Member((), awaited=False),
+        **_fields("ray_device_key"),
+    },
 }
 # Class -> the arguments that its constructor gets. If it requires any other argument, calls fail.
 MADE: Mapping[str, tuple[str, ...]] = {
@@ -195,7 +265,11 @@ POSITIONAL = ("vllm.lora.request.LoRARequest",)
 """The adapter passes the arguments of these classes' constructors by position."""
 # All fields of these classes are recorded: clients name them, or they are part of an answer.
 RECORDED = (
-    *("vllm.outputs.RequestOutput", "vllm.outputs.CompletionOutput", "vllm.outputs.PoolingRequestOutput"),
+    *(
+        "vllm.outputs.RequestOutput",
+        "vllm.outputs.CompletionOutput",
+        "vllm.outputs.PoolingRequestOutput",
+    ),
     *("vllm.outputs.PoolingOutput", "vllm.outputs.RequestError", "vllm.logprobs.Logprob"),
     *("vllm.v1.engine.FinishReason", "vllm.v1.engine.EngineCoreOutput", *MADE),
 )
@@ -242,20 +316,43 @@ PUT_BY = frozenset(
         f"{_ENGINE}.AsyncLLM._add_streaming_input_request.handle_inputs(STREAM_FINISHED)",
     }
 )
-PUT_ALWAYS = tuple(f"{_PROCESSOR}.OutputProcessor.{name}(request_output)" for name in ("process_outputs", "abort_requests"))
+PUT_ALWAYS = tuple(
+    f"{_PROCESSOR}.OutputProcessor.{name}(request_output)"
+    for name in ("process_outputs", "abort_requests")
+)
 """These calls deliver the answers, and the end of a cancelled request."""
 HANDLER = f"{_ENGINE}.AsyncLLM._run_output_handler.output_handler"
 """The only function that may call `process_outputs` in AsyncLLM's module."""
 # Modules that report errors in a request. Not all versions have all of them.
 REFUSING = (
     *("vllm.sampling_params", "vllm.pooling_params", "vllm.inputs.preprocess", "vllm.inputs.parse"),
-    *("vllm.v1.engine.processor", "vllm.v1.engine.input_processor", "vllm.v1.structured_output.utils"),
-    *("vllm.v1.structured_output.backend_xgrammar", "vllm.renderers.base", "vllm.renderers.params", "vllm.renderers.hf"),
+    *(
+        "vllm.v1.engine.processor",
+        "vllm.v1.engine.input_processor",
+        "vllm.v1.structured_output.utils",
+    ),
+    *(
+        "vllm.v1.structured_output.backend_xgrammar",
+        "vllm.renderers.base",
+        "vllm.renderers.params",
+        "vllm.renderers.hf",
+    ),
     *("vllm.renderers.inputs.preprocess", "vllm.tokenizers.hf"),
 )
 # The errors that these modules raise: refusals (`vllm_api.Vllm.client_errors`), and errors that are answered as faults.
-REFUSALS = frozenset({"VLLMClientError", "VLLMValidationError", "ValueError", "TypeError", "OverflowError"})
-FAULTS = frozenset({"RuntimeError", "NotImplementedError", "TimeoutError", "ImportError", "KeyError", "AssertionError"})
+REFUSALS = frozenset(
+    {"VLLMClientError", "VLLMValidationError", "ValueError", "TypeError", "OverflowError"}
+)
+FAULTS = frozenset(
+    {
+        "RuntimeError",
+        "NotImplementedError",
+        "TimeoutError",
+        "ImportError",
+        "KeyError",
+        "AssertionError",
+    }
+)
 ERRORS = ("vllm.exceptions", "vllm.v1.engine.exceptions")
 # Statements in vLLM's sources that the adapter relies on: module -> (since, statements).
 # - registry: `triton_vllm.startup.inspector` uses them; without them, only a first start is slower.
@@ -276,6 +373,9 @@ STATEMENTS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     ),
     "vllm.multimodal.media.audio": (
         "0.24",
-        ("envs.VLLM_MAX_AUDIO_DECODE_DURATION_S", "Set VLLM_MAX_AUDIO_DECODE_DURATION_S to increase this limit."),
+        (
+            "envs.VLLM_MAX_AUDIO_DECODE_DURATION_S",
+            "Set VLLM_MAX_AUDIO_DECODE_DURATION_S to increase this limit.",
+        ),
     ),
 }

@@ -46,7 +46,9 @@ class Sources:
                     return _parsed(path.read_text(encoding="utf-8"))
                 except (SyntaxError, ValueError) as error:
                     version = f"{sys.version_info[0]}.{sys.version_info[1]}"
-                    raise SourceError(f"{path} cannot be read by Python {version}: {error}") from None
+                    raise SourceError(
+                        f"{path} cannot be read by Python {version}: {error}"
+                    ) from None
         return None
 
     def modules_with(self, *words: str) -> Iterator[str]:
@@ -54,13 +56,18 @@ class Sources:
         for path in sorted(self.root.joinpath("vllm").rglob("*.py")):
             text = path.read_text(encoding="utf-8", errors="replace")
             if all(word in text for word in words):
-                yield ".".join(path.relative_to(self.root).with_suffix("").parts).removesuffix(".__init__")
+                yield ".".join(path.relative_to(self.root).with_suffix("").parts).removesuffix(
+                    ".__init__"
+                )
 
     def find(self, module: str, name: str) -> tuple[str, ast.AST] | None:
         """Return the module and the node that define a name; follow re-exports."""
         tree = self.module(module)
         for node in _statements(tree.body if tree else []):
-            if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and node.name == name:
+            if (
+                isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+                and node.name == name
+            ):
                 return module, node
             if isinstance(node, ast.Assign | ast.AnnAssign) and name in targets(node):
                 return module, node
@@ -76,7 +83,9 @@ class Sources:
         package = module.split(".")
         if not self.root.joinpath(*package).is_dir():
             package = package[:-1]
-        return ".".join([*package[: len(package) - node.level + 1], *([node.module] if node.module else [])])
+        return ".".join(
+            [*package[: len(package) - node.level + 1], *([node.module] if node.module else [])]
+        )
 
     def lineage(self, qualified: str) -> list[tuple[str, ast.ClassDef]]:
         """Return a class and its bases that are defined in vLLM, with their modules; the class itself comes last."""
@@ -94,7 +103,11 @@ class Sources:
     def ancestors(self, module: str, name: str) -> set[str]:
         """Return the names of a class and of all its bases, including Python's own."""
         found = self.lineage(f"{module}.{name}")
-        return {name} | {node.name for _, node in found} | {ast.unparse(base) for _, node in found for base in node.bases}
+        return (
+            {name}
+            | {node.name for _, node in found}
+            | {ast.unparse(base) for _, node in found for base in node.bases}
+        )
 
     def members(self, qualified: str) -> dict[str, ast.AST]:
         """Return the members of a class and its bases: methods, fields, enum members and attributes set in __init__."""
@@ -124,7 +137,11 @@ def targets(node: ast.Assign | ast.AnnAssign) -> list[str]:
 
 
 def _set_on_self(function: Function) -> dict[str, ast.AST]:
-    return {node.attr: node for node in ast.walk(function) if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)}
+    return {
+        node.attr: node
+        for node in ast.walk(function)
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+    }
 
 
 @functools.lru_cache(maxsize=128)
@@ -148,7 +165,11 @@ def calls_of(tree: ast.Module, *methods: str) -> Iterator[CallSite]:
         for child in ast.iter_child_nodes(node):
             named = isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
             if isinstance(child, ast.Attribute) and child.attr in methods:
-                given = (*node.args, *node.keywords) if isinstance(node, ast.Call) and child is called else None
+                given = (
+                    (*node.args, *node.keywords)
+                    if isinstance(node, ast.Call) and child is called
+                    else None
+                )
                 arguments = "by reference" if given is None else ", ".join(map(ast.unparse, given))
                 yield CallSite(".".join(path), ast.unparse(child.value), arguments)
             yield from walk(child, (*path, child.name) if named else path)  # type: ignore[attr-defined]

@@ -32,9 +32,25 @@ from .locks import locked_folder, remove_unlocked
 
 # The cache may use 40 GiB; ``evict`` frees the entries that were used longest ago.
 _LIMIT_BYTES = 40 * 2**30
-_KINDS = ("prefixes/*", "archives/*.json", "stubs/*", "standins/*", "wheels/*", "sources/*", "verified/*", "warm/*")
+_KINDS = (
+    "prefixes/*",
+    "archives/*.json",
+    "stubs/*",
+    "standins/*",
+    "wheels/*",
+    "sources/*",
+    "verified/*",
+    "warm/*",
+)
 # A plan reads these; a dry run sees them as links.
-_PLANNED_WITH = ("locks/*/*", "wheels/*/*", "stubs/*/*", "conda/layer-*.json", "conda/channel/*/*", "conda/conda-forge/*/*")
+_PLANNED_WITH = (
+    "locks/*/*",
+    "wheels/*/*",
+    "stubs/*/*",
+    "conda/layer-*.json",
+    "conda/channel/*/*",
+    "conda/conda-forge/*/*",
+)
 _STAGED = "vllm_env-"
 _STAGED_NAME = re.compile(rf"{_STAGED}\w{{8}}")
 
@@ -55,7 +71,9 @@ def cache_root(*, only_read: bool = False) -> Path:
     root = Path(own).absolute() if own else default_root()
     if not only_read and not is_writable(root):
         remedy = "Name a folder that can be written: VLLM_ENV_CACHE=DIR."
-        raise VllmEnvError(f"The cache folder {root} cannot be written by user {os.geteuid()}.", remedy=remedy)
+        raise VllmEnvError(
+            f"The cache folder {root} cannot be written by user {os.geteuid()}.", remedy=remedy
+        )
     return root
 
 
@@ -82,7 +100,9 @@ def settle_home(caches: Path) -> None:
 def give_cache() -> None:
     """Give files that root wrote into a user's cache to that user, whose builds could not take the locks otherwise."""
     if os.geteuid() == 0:
-        with contextlib.suppress(VllmEnvError, OSError):  # another container's build may remove its staging folder meanwhile
+        with contextlib.suppress(
+            VllmEnvError, OSError
+        ):  # another container's build may remove its staging folder meanwhile
             root = cache_root()
             owner = max(owner_of(root), owner_of(root.parent), key=lambda owner: owner.uid != 0)
             if owner.uid != 0 and root.is_dir():
@@ -136,11 +156,17 @@ class Cache:
                 if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                     raise
                 cause = f"{error.strerror}: {error.filename or folder}."
-                raise VllmEnvError(f"No space left in {self.root}.", cause=cause, remedy=SPACE_REMEDY) from error
+                raise VllmEnvError(
+                    f"No space left in {self.root}.", cause=cause, remedy=SPACE_REMEDY
+                ) from error
 
     def abandoned(self) -> list[Path]:
         """Return the staging folders whose process has ended."""
-        return [f for f in self.path("build").glob("*-*") if _STAGED_NAME.fullmatch(f.name) and remove_unlocked(f, dry_run=True)]
+        return [
+            f
+            for f in self.path("build").glob("*-*")
+            if _STAGED_NAME.fullmatch(f.name) and remove_unlocked(f, dry_run=True)
+        ]
 
     def remove_abandoned(self) -> list[Path]:
         """Remove the staging folders whose process has ended; return the removed ones."""
@@ -151,7 +177,11 @@ class Cache:
         found = []
         for path in (p for kind in _KINDS for p in self.root.glob(kind)):
             # An archive's description (.json), the archive and its parts, if it has any, are one entry.
-            paths = (path, *(path.with_suffix(s) for s in (".tar.gz", ".parts"))) if path.suffix == ".json" else (path,)
+            paths = (
+                (path, *(path.with_suffix(s) for s in (".tar.gz", ".parts")))
+                if path.suffix == ".json"
+                else (path,)
+            )
             found.append(Entry(paths, path.stat().st_mtime, sum(tree_size(p) for p in paths)))
         return sorted(found, key=lambda entry: entry.used)
 
@@ -159,7 +189,9 @@ class Cache:
         """Remove the entries that were used longest ago until ``limit`` bytes remain; keep entries with a path in ``keep``."""
         marker = self.root / ".evicted"
         with contextlib.suppress(OSError):
-            if time.time() - marker.stat().st_mtime < 3600:  # measuring tens of GB takes seconds: once an hour is enough
+            if (
+                time.time() - marker.stat().st_mtime < 3600
+            ):  # measuring tens of GB takes seconds: once an hour is enough
                 return
         known = self.entries()
         total = sum(entry.size for entry in known)

@@ -16,8 +16,28 @@ from elftools.elf.gnuversions import GNUVerNeedSection
 # is compared because code for GPUs is in ELF files, too. Everything is built for x86-64 (interpreter/find.py refuses others).
 _IDENT, _X86_64 = b"\x7fELF\x02\x01", (62).to_bytes(2, "little")
 # Nine tenths of an environment's files have these endings, and no ELF file does. Opening these 50,000 takes longer than all else.
-_NEVER_ELF = (".py", ".pyc", ".pyi", ".h", ".hpp", ".cuh", ".hxx", ".json", ".txt", ".md", ".cu", ".pxd", ".pyx")
-_DAMAGED = (ELFError, OSError, ValueError, KeyError, AttributeError)  # pyelftools raises these for a damaged file
+_NEVER_ELF = (
+    ".py",
+    ".pyc",
+    ".pyi",
+    ".h",
+    ".hpp",
+    ".cuh",
+    ".hxx",
+    ".json",
+    ".txt",
+    ".md",
+    ".cu",
+    ".pxd",
+    ".pyx",
+)
+_DAMAGED = (
+    ELFError,
+    OSError,
+    ValueError,
+    KeyError,
+    AttributeError,
+)  # pyelftools raises these for a damaged file
 _LIBPYTHON = re.compile(r"libpython(3\.\d+)")
 
 
@@ -98,4 +118,6 @@ def _newest_glibc(elf: ELFFile) -> tuple[int, ...]:
     section = _first(elf.iter_sections(), GNUVerNeedSection)
     names = [aux.name for _, auxes in section.iter_versions() for aux in auxes] if section else []
     numbers = (re.fullmatch(r"GLIBC_(\d+(?:\.\d+)*)", name) for name in names)
-    return max((tuple(int(n) for n in match[1].split(".")) for match in numbers if match), default=())
+    return max(
+        (tuple(int(n) for n in match[1].split(".")) for match in numbers if match), default=()
+    )

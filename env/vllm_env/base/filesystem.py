@@ -65,7 +65,10 @@ def put_in_place(made: Path, target: Path) -> None:
         remove_tree(target) if target.is_dir() else target.unlink(missing_ok=True)
         made.rename(target)
     except OSError as error:
-        raise VllmEnvError(f"{target} cannot be replaced: {error}.", remedy="Remove it, or the link that leads there.") from error
+        raise VllmEnvError(
+            f"{target} cannot be replaced: {error}.",
+            remedy="Remove it, or the link that leads there.",
+        ) from error
 
 
 def link_or_copy(source: str, target: str) -> None:
@@ -124,7 +127,9 @@ def require_space(folder: Path, needed: int, purpose: str, remedy: str = SPACE_R
 
 def free_space(folder: Path) -> int:
     """Return the free bytes of the file system of a folder, which need not exist yet."""
-    return shutil.disk_usage(next(p for p in (folder, *folder.absolute().parents) if p.exists())).free
+    return shutil.disk_usage(
+        next(p for p in (folder, *folder.absolute().parents) if p.exists())
+    ).free
 
 
 def nearest(path: Path) -> Path:
@@ -152,7 +157,12 @@ def give(path: Path, owner: Owner) -> None:
     """
     status = path.lstat()
     linked = stat.S_ISREG(status.st_mode) and status.st_nlink > 1
-    if os.geteuid() != 0 or status.st_uid != 0 or linked or owner == Owner(status.st_uid, status.st_gid):
+    if (
+        os.geteuid() != 0
+        or status.st_uid != 0
+        or linked
+        or owner == Owner(status.st_uid, status.st_gid)
+    ):
         return
     # Root may not (root_squash), or the container does not know the user.
     with contextlib.suppress(OSError):
@@ -179,10 +189,14 @@ def mounts_in(folder: Path) -> list[Path]:
     A file can be a mount point, too.
     """
     place = folder.resolve()
-    points = [_unescaped(line.split(b" ")[4]) for line in _MOUNTINFO.read_bytes().strip().split(b"\n")]
+    points = [
+        _unescaped(line.split(b" ")[4]) for line in _MOUNTINFO.read_bytes().strip().split(b"\n")
+    ]
     return [point for point in points if point.is_relative_to(place)]
 
 
 def _unescaped(field: bytes) -> Path:
     """Decode the octal escapes that proc(5) uses for spaces, tabs, newlines and backslashes."""
-    return Path(os.fsdecode(re.sub(rb"\\([0-7]{3})", lambda octal: bytes([int(octal[1], 8)]), field)))
+    return Path(
+        os.fsdecode(re.sub(rb"\\([0-7]{3})", lambda octal: bytes([int(octal[1], 8)]), field))
+    )

@@ -27,7 +27,10 @@ def main() -> None:
     # The parent ended before prctl() took effect, so no signal would come.
     if os.getppid() != int(parent):
         sys.exit(1)
-    for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores these signals, and exec would pass that on to the program
+    for ignored in (
+        signal.SIGPIPE,
+        signal.SIGXFSZ,
+    ):  # Python ignores these signals, and exec would pass that on to the program
         signal.signal(ignored, signal.SIG_DFL)
     os.set_inheritable(int(pipe), False)  # noqa: FBT003 - the standard library's order
     for name, value in json.loads(changes).items():

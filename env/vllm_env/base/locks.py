@@ -41,7 +41,9 @@ def locked_folder(place: Path, prefix: str) -> Iterator[Path]:
     """
     with interrupts_held() as let_through, contextlib.ExitStack() as stack:
         folder = place
-        while folder == place or not folder.exists():  # before it is locked, another build may remove it as abandoned
+        while (
+            folder == place or not folder.exists()
+        ):  # before it is locked, another build may remove it as abandoned
             folder = Path(tempfile.mkdtemp(prefix=prefix, dir=place))
             stack.callback(remove_tree, folder)
             with contextlib.suppress(FileNotFoundError):

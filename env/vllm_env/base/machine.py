@@ -18,7 +18,9 @@ Triton restores it when it unpacks, so compiled bytecode stays valid.
 def require_x86_64() -> None:
     """Raise a VllmEnvError that names this machine if it is not Linux on x86_64."""
     # The processor alone on Linux; elsewhere, for example, "Darwin arm64".
-    machine = " ".join(part for part in (platform.system().replace("Linux", ""), platform.machine()) if part)
+    machine = " ".join(
+        part for part in (platform.system().replace("Linux", ""), platform.machine()) if part
+    )
     if machine != "x86_64":
         what = f"This machine is {machine}; environments are built on x86_64 Linux for x86_64 only."
         raise VllmEnvError(what, remedy="Run this on an x86_64 Linux machine.")
@@ -28,4 +30,7 @@ def require_glibc(minor: int, what: str, remedy: str) -> None:
     """Raise a VllmEnvError that names ``what`` if the C library of this machine is older than glibc 2.``minor``."""
     library = os.confstr("CS_GNU_LIBC_VERSION") or "another than glibc"
     if not library.startswith("glibc 2.") or int(library.split(".")[1]) < minor:
-        raise VllmEnvError(f"{what} needs glibc 2.{minor} or newer, and this machine's C library is {library}.", remedy=remedy)
+        raise VllmEnvError(
+            f"{what} needs glibc 2.{minor} or newer, and this machine's C library is {library}.",
+            remedy=remedy,
+        )

@@ -57,12 +57,18 @@ class PipConfig:
 
     def uv_environment(self) -> dict[str, str]:
         """Return the environment variables that uv needs in addition: pip's certificate, unless SSL_CERT_FILE is set."""
-        return {"SSL_CERT_FILE": self.cert} if self.cert and not os.environ.get("SSL_CERT_FILE") else {}
+        return (
+            {"SSL_CERT_FILE": self.cert}
+            if self.cert and not os.environ.get("SSL_CERT_FILE")
+            else {}
+        )
 
 
 def read_pip_config(python: str = sys.executable) -> PipConfig:
     """Read pip's configuration from ``pip config list``: files and ``PIP_*`` variables; the variables win."""
-    status, listing = capture([python, "-I", "-m", "pip", "config", "list"])  # -I: import nothing from the current folder
+    status, listing = capture(
+        [python, "-I", "-m", "pip", "config", "list"]
+    )  # -I: import nothing from the current folder
     return parse_pip_config(listing if status == 0 else "")
 
 
@@ -88,7 +94,9 @@ def parse_pip_config(listing: str) -> PipConfig:
 _CONNECT_TIMEOUT = 3.0  # s; without network access a user must not wait long
 _READ_TIMEOUT = 60.0  # s between two parts of a file
 _PYTORCH = "https://download.pytorch.org/whl"  # uv knows this index, pip does not
-_NO_PROMPT = {"GIT_TERMINAL_PROMPT": "0"}  # a private mirror without credentials must fail and not wait for a password
+_NO_PROMPT = {
+    "GIT_TERMINAL_PROMPT": "0"
+}  # a private mirror without credentials must fail and not wait for a password
 _REMEDY = "Check the network, the proxy (HTTPS_PROXY, NO_PROXY) and the registries that pip is configured with (pip config list)."
 # Patterns in the output of uv, pip, git, cmake and rattler when no host answered, and their meaning.
 _FAILURES = {
@@ -124,7 +132,9 @@ class Network:
     torch_index: str = ""
     program_caches: Path | None = None
 
-    def uv(self, arguments: Sequence[object], what: str, *, torch_backend: str = "", **options: Any) -> str:
+    def uv(
+        self, arguments: Sequence[object], what: str, *, torch_backend: str = "", **options: Any
+    ) -> str:
         """Run uv with the configured sources and return what it printed.
 
         If these sources lack a torch build (``torch_backend``, such as ``cpu``), ask the PyTorch project's index, too.
@@ -138,13 +148,20 @@ class Network:
         command = [Path(sys.executable).parent / "uv", *arguments, *sources]
         options["env"] = {**self.pip.uv_environment(), **options.get("env", {})}
         own = ["--torch-backend", torch_backend]
-        return self._with_torch(command, "--index", own, what, torch_backend=torch_backend, **options)
+        return self._with_torch(
+            command, "--index", own, what, torch_backend=torch_backend, **options
+        )
 
-    def _with_torch(self, command: Sequence[object], index: str, own: Sequence[str], what: str, **options: Any) -> str:
+    def _with_torch(
+        self, command: Sequence[object], index: str, own: Sequence[str], what: str, **options: Any
+    ) -> str:
         """Run uv or pip; for ``torch_backend`` with the mirror (``index``), or after a failure with PyTorch's index (``own``)."""
         torch = options.pop("torch_backend") and not self.wheelhouse
         if self.program_caches:
-            places = {f"{name}_CACHE_DIR": str(self.program_caches / name.lower()) for name in ("UV", "PIP")}
+            places = {
+                f"{name}_CACHE_DIR": str(self.program_caches / name.lower())
+                for name in ("UV", "PIP")
+            }
             options["env"] = {**places, **options.get("env", {})}
         mirror = [index, self.torch_index] if torch and self.torch_index else []
         try:
@@ -159,12 +176,16 @@ class Network:
                 # Show the first error: it is about the sources that the user configured.
                 raise error from None
 
-    def pip_command(self, arguments: Sequence[object], what: str, *, torch_backend: str = "", **options: Any) -> str:
+    def pip_command(
+        self, arguments: Sequence[object], what: str, *, torch_backend: str = "", **options: Any
+    ) -> str:
         """Run the packager's own pip, which reads its own configuration. Errors as in :meth:`program`, torch as in :meth:`uv`."""
         self.require(what)
         own = ["--extra-index-url", f"{_PYTORCH}/{torch_backend}"]
         command = [sys.executable, "-I", "-m", "pip", *arguments]
-        return self._with_torch(command, "--extra-index-url", own, what, torch_backend=torch_backend, **options)
+        return self._with_torch(
+            command, "--extra-index-url", own, what, torch_backend=torch_backend, **options
+        )
 
     def git(self, arguments: Sequence[object], what: str, **options: Any) -> str:
         """Run git without password prompts; errors as in :meth:`program`. A repository in a folder needs no network."""
@@ -201,9 +222,14 @@ class Network:
         try:
             trust = ssl.create_default_context(cafile=self.pip.cert or None)
             with urllib.request.urlopen(url, timeout=_READ_TIMEOUT, context=trust) as source:  # noqa: S310 - a channel's address
-                data = source.read()  # in one read: reads of a given size do not notice a truncated reply
+                data = (
+                    source.read()
+                )  # in one read: reads of a given size do not notice a truncated reply
             if hashlib.sha256(data).hexdigest() != sha256:
-                raise VllmEnvError(f"{url} is not the lock's file: its SHA-256 differs.", remedy="Resolve again with --upgrade.")
+                raise VllmEnvError(
+                    f"{url} is not the lock's file: its SHA-256 differs.",
+                    remedy="Resolve again with --upgrade.",
+                )
             write_whole(target, data)
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise NetworkError(f"{url} cannot be fetched: {error}.", remedy=_REMEDY) from error
@@ -213,7 +239,9 @@ class Network:
         try:
             parts = urllib.parse.urlsplit(url)
             is_folder = parts.scheme == "file" and Path(parts.path).is_dir()
-            return is_folder or (parts.scheme != "file" and not self.offline and _connects(*_first_hop(parts)))
+            return is_folder or (
+                parts.scheme != "file" and not self.offline and _connects(*_first_hop(parts))
+            )
         except ValueError:  # the address of the host or the proxy is not valid
             return False
 
@@ -240,7 +268,11 @@ def _run(argv: Sequence[object], what: str, **options: Any) -> str:
     try:
         return run(argv, what=what, **options)
     except CommandError as error:
-        meaning = next((text for pattern, text in _FAILURES.items() if re.search(pattern, error.tail)), "")
+        meaning = next(
+            (text for pattern, text in _FAILURES.items() if re.search(pattern, error.tail)), ""
+        )
         if not meaning:
             raise
-        raise NetworkError(f"Could not {what}: the network failed.", tail=error.tail, cause=meaning, remedy=_REMEDY) from error
+        raise NetworkError(
+            f"Could not {what}: the network failed.", tail=error.tail, cause=meaning, remedy=_REMEDY
+        ) from error

@@ -21,7 +21,12 @@ from .interrupts import interrupts_held
 
 Child = subprocess.Popen[str]
 """A program that :func:`start` started."""
-_QUIETLY: Any = {"stdin": subprocess.DEVNULL, "stderr": subprocess.STDOUT, "text": True, "errors": "replace"}
+_QUIETLY: Any = {
+    "stdin": subprocess.DEVNULL,
+    "stderr": subprocess.STDOUT,
+    "text": True,
+    "errors": "replace",
+}
 _TAIL_LINES = 40
 _LAUNCHER = Path(__file__).with_name("launch.py")
 
@@ -49,11 +54,16 @@ def run(
         CommandError: the program is missing or fails.
     """
     arguments = [str(a) for a in argv]
-    with interrupts_held() as let_through:  # held from before the child starts until it has been ended
+    with (
+        interrupts_held() as let_through
+    ):  # held from before the child starts until it has been ended
         try:
             child = start(arguments, env=env, cwd=cwd, stdout=subprocess.PIPE)
         except OSError as error:
-            raise CommandError(f"Could not {what}: {arguments[0]} does not start ({error.strerror}).", remedy=remedy) from error
+            raise CommandError(
+                f"Could not {what}: {arguments[0]} does not start ({error.strerror}).",
+                remedy=remedy,
+            ) from error
         try:
             with let_through():
                 output = _read(child, on_line)
@@ -75,7 +85,9 @@ def run(
     return output
 
 
-def capture(argv: Sequence[object], *, env: Mapping[str, str] | None = None, seconds: float | None = None) -> tuple[int, str]:
+def capture(
+    argv: Sequence[object], *, env: Mapping[str, str] | None = None, seconds: float | None = None
+) -> tuple[int, str]:
     """Run a short program that may fail, and return its status and output.
 
     Args:
@@ -88,7 +100,9 @@ def capture(argv: Sequence[object], *, env: Mapping[str, str] | None = None, sec
     """
     program = str(argv[0])
     try:
-        child = subprocess.Popen([str(a) for a in argv], env=env, stdout=subprocess.PIPE, **_QUIETLY)
+        child = subprocess.Popen(
+            [str(a) for a in argv], env=env, stdout=subprocess.PIPE, **_QUIETLY
+        )
     except OSError as error:
         raise CommandError(f"{program} does not start: {error.strerror}.") from error
     try:
@@ -125,11 +139,28 @@ def start(
     """
     reader, writer = os.pipe()
     changes = json.dumps({name: value or None for name, value in (env or {}).items()})
-    head = [sys.executable, "-I", "-S", _LAUNCHER, os.getpid(), int(when_parent_ends), writer, changes]
-    options: Any = {"cwd": cwd, "start_new_session": True, "pass_fds": (writer,), "encoding": "utf-8", **_QUIETLY}
+    head = [
+        sys.executable,
+        "-I",
+        "-S",
+        _LAUNCHER,
+        os.getpid(),
+        int(when_parent_ends),
+        writer,
+        changes,
+    ]
+    options: Any = {
+        "cwd": cwd,
+        "start_new_session": True,
+        "pass_fds": (writer,),
+        "encoding": "utf-8",
+        **_QUIETLY,
+    }
     with open(reader, "rb") as pipe:
         try:
-            child = subprocess.Popen([str(part) for part in (*head, *argv)], stdout=stdout, **options)
+            child = subprocess.Popen(
+                [str(part) for part in (*head, *argv)], stdout=stdout, **options
+            )
         finally:
             os.close(writer)
         failure = pipe.read()  # ends when exec replaces the launcher: the pipe is then closed
@@ -141,7 +172,9 @@ def start(
 
 def _read(child: Child, on_line: Callable[[str], None] | None) -> str:
     """Read the output of a program until it ends."""
-    lines: deque[str] = deque(maxlen=100_000)  # lines; bounds the memory for a program that prints a lot
+    lines: deque[str] = deque(
+        maxlen=100_000
+    )  # lines; bounds the memory for a program that prints a lot
     for line in child.stdout or ():
         lines.append(line)
         if on_line:

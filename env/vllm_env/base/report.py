@@ -12,7 +12,14 @@ from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 
 from rich.console import Console as RichConsole
-from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    SpinnerColumn,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
 
 _COLUMNS = (
     SpinnerColumn(),

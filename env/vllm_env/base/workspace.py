@@ -13,7 +13,9 @@ from .cache import Cache
 from .locks import locked
 from .network import Network
 
-_PACKED = Path(__file__).resolve().parents[1] / "checkout"  # a wheel contains the files that it needs of the checkout
+_PACKED = (
+    Path(__file__).resolve().parents[1] / "checkout"
+)  # a wheel contains the files that it needs of the checkout
 CHECKOUT = _PACKED if _PACKED.is_dir() else Path(__file__).resolve().parents[3]
 """Holds ``env/vllm_env.toml`` with its locks, ``client/``, ``prompts.txt`` and the template in ``model_repository/``."""
 PLACE = Path.cwd() if _PACKED.is_dir() else CHECKOUT
@@ -51,4 +53,6 @@ class Workspace:
     def exclusive(self) -> contextlib.AbstractContextManager[None]:
         """Hold the cache for one build at a time."""
         self.cache.root.mkdir(parents=True, exist_ok=True)
-        return self.locked(self.cache.root / "build.lock", "another build is running; waiting for it to end")
+        return self.locked(
+            self.cache.root / "build.lock", "another build is running; waiting for it to end"
+        )

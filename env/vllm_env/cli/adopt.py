@@ -17,7 +17,9 @@ from .options import open_workspace, request_of
 
 def adopt(options: argparse.Namespace, console: Console) -> int:
     """Build a model from ``SOURCE``; with ``--dry-run``, only show the changes."""
-    source = Path(os.path.realpath(options.folder))  # Path.resolve() raises an error for a loop of links
+    source = Path(
+        os.path.realpath(options.folder)
+    )  # Path.resolve() raises an error for a loop of links
     options.model = options.model or source.name
     request = request_of(options)
     adoption = read_adoption(
@@ -41,11 +43,15 @@ def adopt(options: argparse.Namespace, console: Console) -> int:
         workspace = open_workspace(options)
         with workspace.cache.staging() as staging:
             template = stage_template(adoption, TEMPLATE, staging / request.model)
-            result = build(workspace, dataclasses.replace(request, adoption=adoption, template=template))
+            result = build(
+                workspace, dataclasses.replace(request, adoption=adoption, template=template)
+            )
         answers = result.smoke.answers if result.smoke else ()
         facts["smoke_run"] = [{"prompt": prompt, "answer": answer} for prompt, answer in answers]
         lines += [f"{prompt!r} -> {answer!r}" for prompt, answer in answers]
-        lines.append(f"{request.model_folder}: adopted from {source}, which is as it was and keeps the weights")
+        lines.append(
+            f"{request.model_folder}: adopted from {source}, which is as it was and keeps the weights"
+        )
     for line in [json.dumps(facts, indent=2)] if options.json else lines:
         console.result(line)
     return 0
@@ -56,5 +62,7 @@ def _shown(adoption: Adoption, target: Path) -> list[str]:
     lines = adoption.difference.splitlines()
     lines += [f"stays where it is: {path}" for path in adoption.left]
     if (target / MANIFEST_NAME).is_file():
-        lines.append(f"{target} was adopted before: environment and code are refreshed, its other files stay")
+        lines.append(
+            f"{target} was adopted before: environment and code are refreshed, its other files stay"
+        )
     return lines

@@ -35,7 +35,9 @@ def _manifest(options: argparse.Namespace) -> tuple[Path, Manifest]:
     model = (options.model_repository or BuildRequest.repository) / options.model
     manifest = read_manifest(model)
     if manifest is None:
-        raise VllmEnvError(f"{model} holds no built environment.", remedy="Build it: ./gen_vllm_env.sh.")
+        raise VllmEnvError(
+            f"{model} holds no built environment.", remedy="Build it: ./gen_vllm_env.sh."
+        )
     return model, manifest
 
 
@@ -53,8 +55,13 @@ def inspect(options: argparse.Namespace, console: Console) -> int:
         **manifest.versions,
         "Triton": manifest.triton_release,
         "stub": f"{stub.origin}, {stub.sha256[:16]}",
-        "archive": f"{packed.name}, " + (f"{packed.size / 1e6:.0f} MB, {packed.sha256[:16]}" if packed.sha256 else "unpacked"),
-        **({"parts": f"{len(parts)}, {sum(p.size for p in parts) / 1e6:.0f} MB"} if (parts := manifest.parts) else {}),
+        "archive": f"{packed.name}, "
+        + (f"{packed.size / 1e6:.0f} MB, {packed.sha256[:16]}" if packed.sha256 else "unpacked"),
+        **(
+            {"parts": f"{len(parts)}, {sum(p.size for p in parts) / 1e6:.0f} MB"}
+            if (parts := manifest.parts)
+            else {}
+        ),
         "lock": manifest.lock_digest[:16],
         "built": f"{manifest.built_at} by {manifest.built_by}",
     }
@@ -76,7 +83,11 @@ def verify(options: argparse.Namespace, console: Console) -> int:
         for note in verify_packed(workspace, layout, packed, manifest.expected(), triton):
             console.note(note)
         console.step(str(model))
-    console.result(json.dumps({"model": str(model), "verified": True}) if options.json else f"{model}: verified")
+    console.result(
+        json.dumps({"model": str(model), "verified": True})
+        if options.json
+        else f"{model}: verified"
+    )
     return 0
 
 
@@ -91,13 +102,24 @@ def clean(options: argparse.Namespace, console: Console) -> int:
             if not options.dry_run:
                 remove()
     total = sum(size for _, size, _ in found)
-    facts = {"removed": not options.dry_run, "paths": [str(path) for path, _, _ in found], "bytes": total}
-    console.result(json.dumps(facts) if options.json else f"{'would free' if options.dry_run else 'freed'} {total / 1e9:.1f} GB")
+    facts = {
+        "removed": not options.dry_run,
+        "paths": [str(path) for path, _, _ in found],
+        "bytes": total,
+    }
+    console.result(
+        json.dumps(facts)
+        if options.json
+        else f"{'would free' if options.dry_run else 'freed'} {total / 1e9:.1f} GB"
+    )
     return 0
 
 
 def _abandoned(workspace: Workspace) -> list[_Removable]:
-    staged = [(folder, tree_size(folder), partial(remove_unlocked, folder)) for folder in workspace.cache.abandoned()]
+    staged = [
+        (folder, tree_size(folder), partial(remove_unlocked, folder))
+        for folder in workspace.cache.abandoned()
+    ]
     return [*((entry.path, entry.size, entry.remove) for entry in find_abandoned()), *staged]
 
 
@@ -105,7 +127,10 @@ def _cached(workspace: Workspace) -> list[_Removable]:
     """Return the cache's entries, and the private copies of vLLM's caches unless a server may read them."""
     cache = workspace.cache
     entries = [entry for entry in cache.entries() if entry.paths[0].parent != cache.path("warm")]
-    found: list[_Removable] = [*((entry.paths[0], entry.size, entry.remove) for entry in entries), *find_unpacked()]
+    found: list[_Removable] = [
+        *((entry.paths[0], entry.size, entry.remove) for entry in entries),
+        *find_unpacked(),
+    ]
     if server_runs():
         report.note("a tritonserver runs: the copies of vLLM's caches that served models made stay")
         return found
@@ -135,11 +160,20 @@ def wheelhouse(options: argparse.Namespace, console: Console) -> int:
     # Serve nothing here: the machine that fills a wheelhouse is seldom the one that serves.
     request = dataclasses.replace(request_of(options), smoke=False, warm=False)
     folder = options.folder
-    lock = make_dry_plan(workspace, request).lock if options.dry_run else fill_wheelhouse(workspace, request, folder)
+    lock = (
+        make_dry_plan(workspace, request).lock
+        if options.dry_run
+        else fill_wheelhouse(workspace, request, folder)
+    )
     wheels = len(lock.wheels) if lock else UNKNOWN
     size = tree_size(folder)
     state = f"would get {wheels} wheels" if options.dry_run else f"{size / 1e6:.0f} MB"
-    facts = {"wheelhouse": str(folder), "fetched": not options.dry_run, "wheels": wheels, "bytes": size}
+    facts = {
+        "wheelhouse": str(folder),
+        "fetched": not options.dry_run,
+        "wheels": wheels,
+        "bytes": size,
+    }
     facts["lock_digest"] = lock.digest if lock else UNKNOWN
     console.result(json.dumps(facts) if options.json else f"{folder}: {state}")
     return 0

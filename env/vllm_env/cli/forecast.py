@@ -31,7 +31,9 @@ def forecast(workspace: Workspace, request: BuildRequest, plan: Plan) -> Forecas
     served = request.smoke or request.warm
     extracted = request.layout.extracted_space(spec.profile)
     space = {TMP: extracted} if served and extracted else {}
-    if standing(request.model_folder, plan.key) or (lock and has_prefix(workspace, lock, request.keep)):
+    if standing(request.model_folder, plan.key) or (
+        lock and has_prefix(workspace, lock, request.keep)
+    ):
         return Forecast(0, 0, space)
     space = {str(workspace.cache.root): BUILD_SPACE[spec.profile], **space}
     if copied := request.layout.copied_space(spec.profile):
@@ -45,13 +47,20 @@ def forecast(workspace: Workspace, request: BuildRequest, plan: Plan) -> Forecas
 def print_forecast(facts: Mapping[str, object], cost: Forecast, *, as_json: bool) -> None:
     """Print the plan of a build and its cost, as JSON or as text."""
     if as_json:
-        bytes_of = {"bytes_to_fetch": cost.fetch, "wheels_of_unknown_size": cost.unsized, "bytes_needed": cost.space}
+        bytes_of = {
+            "bytes_to_fetch": cost.fetch,
+            "wheels_of_unknown_size": cost.unsized,
+            "bytes_needed": cost.space,
+        }
         Console.result(json.dumps({**facts, **bytes_of}, indent=2))
         return
     fetch = UNKNOWN
     if cost.fetch is not None:
         more = f", and {cost.unsized} wheels of unknown size" if cost.unsized else ""
         fetch = f"{cost.fetch / 1e6:.0f} MB of wheels{more}"
-    space = ", ".join(f"{size / 1e9:.1f} GB in {place}" for place, size in cost.space.items()) or "nothing more"
+    space = (
+        ", ".join(f"{size / 1e9:.1f} GB in {place}" for place, size in cost.space.items())
+        or "nothing more"
+    )
     for name, value in (*facts.items(), ("fetch", fetch), ("space", space)):
         Console.result(f"{name:<14} {value}")

@@ -39,7 +39,9 @@ def main(argv: list[str] | None = None) -> int:
         _show(error, console)
         return error.exit_code
     except KeyboardInterrupt:
-        console.error("Interrupted; the model repository holds the set that it held, or the new one, whole.")
+        console.error(
+            "Interrupted; the model repository holds the set that it held, or the new one, whole."
+        )
         return 130
     except OSError as error:
         console.error(f"error: {error.strerror or error}: {error.filename or 'a file'}")
@@ -67,7 +69,9 @@ def _dispatch(arguments: list[str], console: Console) -> int:
     request, workspace = request_of(options), open_workspace(options)
     if options.dry_run:
         plan = make_dry_plan(workspace, request)
-        print_forecast(_plan_facts(plan, request), forecast(workspace, request, plan), as_json=options.json)
+        print_forecast(
+            _plan_facts(plan, request), forecast(workspace, request, plan), as_json=options.json
+        )
         return 0
     result = build(workspace, request)
     if options.json:
@@ -82,7 +86,9 @@ def _facts(result: BuildResult) -> dict[str, object]:
     return {
         "model": str(result.model),
         "rebuilt": result.rebuilt,
-        "smoke_run": [{"prompt": prompt, "answer": answer} for prompt, answer in smoke.answers] if smoke else None,
+        "smoke_run": [{"prompt": prompt, "answer": answer} for prompt, answer in smoke.answers]
+        if smoke
+        else None,
         "warm": {"folder": str(warmed.folder), "bytes": warmed.size} if warmed else None,
         "manifest": dataclasses.asdict(result.manifest),
     }
@@ -104,7 +110,9 @@ def _plan_facts(plan: Plan, request: BuildRequest) -> dict[str, object]:
     }
     if request.warm:
         model = request.model_folder
-        facts["warm"] = f"load {model} once, with its own engine arguments, and fill {model / CACHE_NAME}"
+        facts["warm"] = (
+            f"load {model} once, with its own engine arguments, and fill {model / CACHE_NAME}"
+        )
     return facts
 
 
@@ -115,9 +123,13 @@ def _print_result(result: BuildResult, request: BuildRequest, console: Console) 
         console.result(result.smoke.client_lines[-1])
     state = "built" if result.rebuilt else "unchanged"
     manifest = result.manifest
-    console.result(f"{result.model}: {state}, vLLM {manifest.vllm.version} for Triton {manifest.triton_release}")
+    console.result(
+        f"{result.model}: {state}, vLLM {manifest.vllm.version} for Triton {manifest.triton_release}"
+    )
     if result.warmed:
-        console.result(f"{result.warmed.folder}: {result.warmed.files} files, {result.warmed.size / 1e6:.0f} MB")
+        console.result(
+            f"{result.warmed.folder}: {result.warmed.files} files, {result.warmed.size / 1e6:.0f} MB"
+        )
     console.result("Next:")
     for command in _next_commands(result, request):
         console.result(f"  {shlex.join(command)}")
@@ -126,7 +138,9 @@ def _print_result(result: BuildResult, request: BuildRequest, console: Console) 
 def _next_commands(result: BuildResult, request: BuildRequest) -> tuple[list[str], list[str]]:
     """Return the commands that start the server and ask the model, for the current folder."""
     # The client finds its checkout's tools by itself. An installed wheel has only this interpreter.
-    python = "python3" if TOOLS.is_relative_to(CHECKOUT) and shutil.which("python3") else sys.executable
+    python = (
+        "python3" if TOOLS.is_relative_to(CHECKOUT) and shutil.which("python3") else sys.executable
+    )
     ask = [python, _here(CHECKOUT / "client" / "client.py"), "--iterations", "10"]
     if request.model != "vllm":
         ask += ["--model", request.model]

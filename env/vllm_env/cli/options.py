@@ -17,19 +17,34 @@ from vllm_env.triton.stub_source import StubOptions
 
 def request_of(options: argparse.Namespace) -> BuildRequest:
     """Return the request of the options; check what the options alone can tell."""
-    named = {kind: getattr(options, option[2:].replace("-", "_")) for kind, option in PIN_OPTIONS.items()}
+    named = {
+        kind: getattr(options, option[2:].replace("-", "_")) for kind, option in PIN_OPTIONS.items()
+    }
     if options.wheelhouse and not options.wheelhouse.is_dir():
         remedy = "Fill one: ./gen_vllm_env.sh wheelhouse DIR."
         raise UsageError(f"--wheelhouse {options.wheelhouse} is not a folder.", remedy=remedy)
     if "/" in options.model or options.model in ("", ".", ".."):
-        raise UsageError(f"--model {options.model!r} is not a model's name.", remedy="Give a name without slashes.")
+        raise UsageError(
+            f"--model {options.model!r} is not a model's name.",
+            remedy="Give a name without slashes.",
+        )
     rules = [rule.name for rule in RULES]
     for name in (name for name in options.keep if name not in rules):
         raise UsageError(f"--keep {name} names no rule.", remedy=meant(name, rules))
-    pin, packages = next((Pin(k, value) for k, value in named.items() if value), None), tuple(options.packages)
+    pin, packages = (
+        next((Pin(k, value) for k, value in named.items() if value), None),
+        tuple(options.packages),
+    )
     return BuildRequest(
         profile=options.profile,
-        overrides=Overrides(pin, options.python, options.distribution, packages, options.wheel_index, options.git_url),
+        overrides=Overrides(
+            pin,
+            options.python,
+            options.distribution,
+            packages,
+            options.wheel_index,
+            options.git_url,
+        ),
         spec_file=options.spec,
         triton_root=options.triton_root,
         stub=options.stub,
@@ -48,6 +63,11 @@ def request_of(options: argparse.Namespace) -> BuildRequest:
 def open_workspace(options: argparse.Namespace) -> Workspace:
     """Return the workspace of a run: the user's cache, pip's configuration, and the network that the options allow."""
     settle_home(PLACE / ".tools" / "cache")
-    network = Network(read_pip_config(), options.offline, options.wheelhouse, os.environ.get("VLLM_ENV_TORCH_INDEX", ""))
+    network = Network(
+        read_pip_config(),
+        options.offline,
+        options.wheelhouse,
+        os.environ.get("VLLM_ENV_TORCH_INDEX", ""),
+    )
     only_read = "dry_run" in options and options.dry_run
     return Workspace(Cache(cache_root(only_read=only_read)), network)

@@ -31,8 +31,14 @@ class CommandParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raise argparse's message as a UsageError; for an unknown option, suggest the most similar one."""
         unknown = re.match(r"unrecognized arguments: (--[\w-]+)", message)
-        near = difflib.get_close_matches(unknown[1], self._option_string_actions, 1) if unknown else []
-        remedy = f"Did you mean {near[0]}? See {self.prog} --help." if near else f"See {self.prog} --help."
+        near = (
+            difflib.get_close_matches(unknown[1], self._option_string_actions, 1) if unknown else []
+        )
+        remedy = (
+            f"Did you mean {near[0]}? See {self.prog} --help."
+            if near
+            else f"See {self.prog} --help."
+        )
         raise UsageError(f"{message[:1].upper()}{message[1:]}.", remedy=remedy)
 
     def say(self, helps: dict[str, str]) -> None:
@@ -57,28 +63,60 @@ def parse(arguments: list[str]) -> tuple[str, argparse.Namespace]:
 
 def build_parser() -> CommandParser:
     """Return the parser of the build, the default subcommand."""
-    parser = CommandParser(prog="gen_vllm_env.sh", allow_abbrev=False, description=_DESCRIPTION, epilog=_EPILOG)
-    pin = parser.add_argument_group("what to pin (one; default: the profile's)").add_mutually_exclusive_group()
+    parser = CommandParser(
+        prog="gen_vllm_env.sh", allow_abbrev=False, description=_DESCRIPTION, epilog=_EPILOG
+    )
+    pin = parser.add_argument_group(
+        "what to pin (one; default: the profile's)"
+    ).add_mutually_exclusive_group()
     pin.add_argument("--vllm", metavar="X.Y.Z", help="a release")
-    pin.add_argument("--vllm-commit", metavar="SHA", help="a commit, by its full SHA: its wheel, else built from git")
+    pin.add_argument(
+        "--vllm-commit",
+        metavar="SHA",
+        help="a commit, by its full SHA: its wheel, else built from git",
+    )
     pin.add_argument("--vllm-wheel", metavar="PATH|URL", help="a wheel")
-    pin.add_argument("--vllm-source", metavar="DIR", help="a source tree, from which a wheel is built")
+    pin.add_argument(
+        "--vllm-source", metavar="DIR", help="a source tree, from which a wheel is built"
+    )
     spec = parser.add_argument_group("the rest of the spec")
-    spec.add_argument("--profile", choices=("cuda", "cpu"), help="default: cuda in a Triton container with a GPU, else cpu")
+    spec.add_argument(
+        "--profile",
+        choices=("cuda", "cpu"),
+        help="default: cuda in a Triton container with a GPU, else cpu",
+    )
     spec.add_argument("--python", metavar="X.Y", help="Python of the environment")
     further = "a further package (repeatable)"
-    spec.add_argument("--with", dest="packages", metavar="PACKAGE", action="append", default=[], help=further)
-    spec.add_argument("--spec", metavar="FILE", type=Path, help="another spec than env/vllm_env.toml")
-    spec.add_argument("--distribution", metavar="NAME", help="the name under which the registry has vLLM")
+    spec.add_argument(
+        "--with", dest="packages", metavar="PACKAGE", action="append", default=[], help=further
+    )
+    spec.add_argument(
+        "--spec", metavar="FILE", type=Path, help="another spec than env/vllm_env.toml"
+    )
+    spec.add_argument(
+        "--distribution", metavar="NAME", help="the name under which the registry has vLLM"
+    )
     spec.add_argument("--wheel-index", metavar="URL", help="base of the per-commit wheel index")
     spec.add_argument("--git-url", metavar="URL", help="git repository for --vllm-commit")
-    spec.add_argument("--keep", metavar="RULE", action="append", default=[], help="do not omit what RULE names (repeatable)")
+    spec.add_argument(
+        "--keep",
+        metavar="RULE",
+        action="append",
+        default=[],
+        help="do not omit what RULE names (repeatable)",
+    )
     triton = parser.add_argument_group("Triton and the stub")
     root_help = "default: /opt/tritonserver, else .triton/, provisioned from a wheel"
     triton.add_argument("--triton-root", metavar="DIR", type=Path, help=root_help)
     stub_help = "where the stub comes from (default: auto)"
-    triton.add_argument("--stub", choices=("auto", "prebuilt", "source"), default="auto", help=stub_help)
-    triton.add_argument("--triton-git-url", metavar="URL", help="git organisation with python_backend, for --stub source")
+    triton.add_argument(
+        "--stub", choices=("auto", "prebuilt", "source"), default="auto", help=stub_help
+    )
+    triton.add_argument(
+        "--triton-git-url",
+        metavar="URL",
+        help="git organisation with python_backend, for --stub source",
+    )
     triton.add_argument("--boost-url", metavar="URL", help="where --stub source fetches Boost")
     jobs_help = "compilers at once for --stub source (default: one a core)"
     triton.add_argument("--jobs", metavar="N", type=_count, default=0, help=jobs_help)
@@ -86,18 +124,36 @@ def build_parser() -> CommandParser:
     layout_help = "archive (default), one file; parts, which the first start unpacks on all cores; or directory, unpacked"
     place.add_argument("--layout", choices=NAMES, default="archive", help=layout_help)
     place.add_argument("--model-repository", metavar="DIR", type=Path, help=_REPOSITORY)
-    place.add_argument("--model", metavar="NAME", default="vllm", help="the model's folder in it (default: vllm)")
+    place.add_argument(
+        "--model", metavar="NAME", default="vllm", help="the model's folder in it (default: vllm)"
+    )
     lock = parser.add_argument_group("lock")
     use = lock.add_mutually_exclusive_group()
     use.add_argument("--locked", action="store_true", help="use the lock as it is, or fail")
-    use.add_argument("--upgrade", action="store_true", help="resolve again and write the lock beside the spec")
-    lock.add_argument("--save", metavar="FILE", type=Path, help="write this pin's spec to FILE (.toml), its lock beside it")
+    use.add_argument(
+        "--upgrade", action="store_true", help="resolve again and write the lock beside the spec"
+    )
+    lock.add_argument(
+        "--save",
+        metavar="FILE",
+        type=Path,
+        help="write this pin's spec to FILE (.toml), its lock beside it",
+    )
     run = parser.add_argument_group("the run")
     dry_help = "build nothing and write only to .tools/; say what would be done, the bytes to fetch and the space"
     run.add_argument("--dry-run", action="store_true", help=dry_help)
-    run.add_argument("--no-smoke-run", action="store_true", help="do not serve the result and query it")
-    run.add_argument("--smoke-model", metavar="MODEL", default="", help="serve this model in the smoke run, not the stand-in")
-    warm_help = "load the model once with its own engine arguments and keep the caches that vLLM fills"
+    run.add_argument(
+        "--no-smoke-run", action="store_true", help="do not serve the result and query it"
+    )
+    run.add_argument(
+        "--smoke-model",
+        metavar="MODEL",
+        default="",
+        help="serve this model in the smoke run, not the stand-in",
+    )
+    warm_help = (
+        "load the model once with its own engine arguments and keep the caches that vLLM fills"
+    )
     run.add_argument("--warm", action="store_true", help=warm_help)
     _add_common(parser)
     parser.add_argument("--version", action="version", version=f"vllm-env {__version__}")
@@ -113,15 +169,24 @@ def _count(text: str) -> int:
 def _add_common(parser: CommandParser) -> None:
     network = parser.add_argument_group("network")
     network.add_argument("--offline", action="store_true", help="touch no network")
-    network.add_argument("--wheelhouse", metavar="DIR", type=Path, help="take wheels, tools and Triton from this folder only")
+    network.add_argument(
+        "--wheelhouse",
+        metavar="DIR",
+        type=Path,
+        help="take wheels, tools and Triton from this folder only",
+    )
     output = parser.add_argument_group("output")
     output.add_argument("--json", action="store_true", help="the result as JSON on stdout")
     output.add_argument("--quiet", action="store_true", help="no progress")
-    output.add_argument("--verbose", action="store_true", help="details, and a traceback on failure")
+    output.add_argument(
+        "--verbose", action="store_true", help="details, and a traceback on failure"
+    )
 
 
 def _named(name: str, description: str) -> CommandParser:
-    parser = CommandParser(prog=f"gen_vllm_env.sh {name}", allow_abbrev=False, description=description)
+    parser = CommandParser(
+        prog=f"gen_vllm_env.sh {name}", allow_abbrev=False, description=description
+    )
     _add_common(parser)
     return parser
 
@@ -134,7 +199,10 @@ def _of_model(name: str, description: str) -> CommandParser:
 
 
 def _clean() -> CommandParser:
-    parser = _named("clean", "Frees what killed builds and dead servers left behind, and the cache. Running servers keep theirs.")
+    parser = _named(
+        "clean",
+        "Frees what killed builds and dead servers left behind, and the cache. Running servers keep theirs.",
+    )
     parser.add_argument("--dry-run", action="store_true", help="list it only")
     parser.add_argument("--keep-cache", action="store_true", help="leave the cache as it is")
     return parser
@@ -156,7 +224,12 @@ def _like_build(name: str, folder: str, description: str) -> CommandParser:
 
 def _adopt() -> CommandParser:
     parser = _like_build("adopt", "SOURCE", _ADOPTS)
-    parser.say({"model": "default: the name of SOURCE", "dry_run": "show what would be made of SOURCE, and build nothing"})
+    parser.say(
+        {
+            "model": "default: the name of SOURCE",
+            "dry_run": "show what would be made of SOURCE, and build nothing",
+        }
+    )
     parser.set_defaults(model="")
     return parser
 
@@ -165,7 +238,9 @@ _PARSERS: dict[str, Callable[[], CommandParser]] = {
     "adopt": _adopt,
     "doctor": _doctor,
     "inspect": partial(_of_model, "inspect", "Prints what a built model holds."),
-    "verify": partial(_of_model, "verify", "Checks a built repository as the build does before it publishes."),
+    "verify": partial(
+        _of_model, "verify", "Checks a built repository as the build does before it publishes."
+    ),
     "clean": _clean,
     "wheelhouse": partial(_like_build, "wheelhouse", "DIR", _FILLS),
     "build": build_parser,

@@ -42,7 +42,9 @@ def sources(prefix: str) -> list[str]:
     """Return the sources below ``prefix/lib``, relative to ``prefix`` and sorted."""
     found = []
     for folder, _, files in os.walk(os.path.join(prefix, "lib")):
-        found += [os.path.relpath(os.path.join(folder, f), prefix) for f in files if f.endswith(".py")]
+        found += [
+            os.path.relpath(os.path.join(folder, f), prefix) for f in files if f.endswith(".py")
+        ]
     return sorted(found)
 
 
@@ -54,7 +56,9 @@ def main() -> None:
     begun = done = 0
     while done < len(files):
         while len(running) < workers and begun < len(files):
-            worker = context.Process(target=compile_files, args=(prefix, neutral, files[begun : begun + _CHUNK]))
+            worker = context.Process(
+                target=compile_files, args=(prefix, neutral, files[begun : begun + _CHUNK])
+            )
             worker.start()
             running[worker.sentinel], begun = worker, begun + _CHUNK
         for ended in multiprocessing.connection.wait(running):

@@ -53,7 +53,10 @@ def main() -> None:
         "prefix": sys.prefix,
         "path": sys.path,
         "environment": environment,
-        "imported": {name: [_file_of(module), str(getattr(module, "__version__", ""))] for name, module in imported.items()},
+        "imported": {
+            name: [_file_of(module), str(getattr(module, "__version__", ""))]
+            for name, module in imported.items()
+        },
         "files": sorted({os.path.abspath(_file_of(m)) for m in modules}),  # noqa: PTH100
         "stale": sorted(m.__name__ for m in modules if _is_stale(m)),
     }

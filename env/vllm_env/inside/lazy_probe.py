@@ -33,12 +33,25 @@ def _failure(name: str) -> Any:
             chain.append(chain[-1].__cause__)
         absent = next((e.name for e in chain if isinstance(e, ModuleNotFoundError) and e.name), "")
         top = absent.partition(".")[0]
-        if absent and not f"{name}.".startswith(f"{absent}.") and (top in sys.modules or importlib.util.find_spec(top)):
+        if (
+            absent
+            and not f"{name}.".startswith(f"{absent}.")
+            and (top in sys.modules or importlib.util.find_spec(top))
+        ):
             absent = ""  # a package that is there lacks a module that another one asks for
-        frame = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith("<")][-1]  # not importlib's
+        frame = [
+            f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith("<")
+        ][-1]  # not importlib's
         text = " <- ".join("".join(traceback.format_exception_only(e)).strip() for e in chain)
-        owners = importlib.metadata.packages_distributions().get(top, [top]) if absent else []  # PIL is pillow's
-        return {"text": text[-1000:], "place": f"{frame.filename}:{frame.lineno}", "absent": absent, "owners": owners}
+        owners = (
+            importlib.metadata.packages_distributions().get(top, [top]) if absent else []
+        )  # PIL is pillow's
+        return {
+            "text": text[-1000:],
+            "place": f"{frame.filename}:{frame.lineno}",
+            "absent": absent,
+            "owners": owners,
+        }
     return None
 
 
@@ -51,7 +64,9 @@ def _take_cuda(answers: dict[str, Any]) -> None:
         answers["vllm.platforms.cuda"] = _failure("vllm.platforms.cuda")
     if cuda := sys.modules.get("vllm.platforms.cuda"):
         capability = sys.modules["vllm.platforms.interface"].DeviceCapability(9, 0)
-        cuda.CudaPlatform.get_device_capability = classmethod(lambda *_arguments, **_named: capability)
+        cuda.CudaPlatform.get_device_capability = classmethod(
+            lambda *_arguments, **_named: capability
+        )
 
 
 def _expanded(name: str) -> list[str]:
@@ -59,7 +74,10 @@ def _expanded(name: str) -> list[str]:
         return [name]
     top, *inner = name.split(".")[:-1]
     spec = importlib.util.find_spec(top)
-    folders = [os.path.join(place, *inner) for place in (spec.submodule_search_locations if spec else None) or ()]  # noqa: PTH118
+    folders = [
+        os.path.join(place, *inner)  # noqa: PTH118
+        for place in (spec.submodule_search_locations if spec else None) or ()
+    ]
     return [f"{name[:-1]}{module.name}" for module in pkgutil.iter_modules(folders)]
 
 
@@ -85,7 +103,12 @@ def _import_in_children(names: list[str], seconds: float, answers: dict[str, Any
                 child.join()
                 code = child.exitcode or 0
                 end = signal.Signals(-code).name if code < 0 else f"exit status {code}"
-                failure = {"text": f"the process ended with {end}", "place": "", "absent": "", "owners": []}
+                failure = {
+                    "text": f"the process ended with {end}",
+                    "place": "",
+                    "absent": "",
+                    "owners": [],
+                }
             answers[names.pop(0)] = failure
         child.kill()
         child.join()
@@ -100,7 +123,9 @@ def main() -> None:
         _take_cuda(answers)
     answers["vllm.v1.engine.async_llm"] = _failure("vllm.v1.engine.async_llm")
     signal.alarm(0)
-    _import_in_children([name for pattern in job["modules"] for name in _expanded(pattern)], job["seconds"], answers)
+    _import_in_children(
+        [name for pattern in job["modules"] for name in _expanded(pattern)], job["seconds"], answers
+    )
     sys.stdout.write(f"\nvllm_env-probe {json.dumps(answers)}\n")
 
 

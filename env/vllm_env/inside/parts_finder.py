@@ -17,7 +17,9 @@ class PartsFinder:
     def __init__(self, names: frozenset[str]) -> None:
         self._names = names
 
-    def find_spec(self, name: str, path: object = None, _target: object = None) -> importlib.machinery.ModuleSpec | None:
+    def find_spec(
+        self, name: str, path: object = None, _target: object = None
+    ) -> importlib.machinery.ModuleSpec | None:
         """Return where a module of the parts is now; ImportError says why they could not be unpacked."""
         if path is not None or name not in self._names:
             return None
@@ -28,7 +30,10 @@ class PartsFinder:
 
 
 def _start() -> None:
-    with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "_vllm_env_parts.json"), encoding="utf-8") as stream:
+    with open(
+        os.path.join(os.path.dirname(os.path.abspath(__file__)), "_vllm_env_parts.json"),
+        encoding="utf-8",
+    ) as stream:
         names = json.load(stream)["modules"]
     sys.meta_path.append(PartsFinder(frozenset(names)))
 

@@ -63,15 +63,24 @@ def own_model() -> str:
     """Return the folder of the model that this stub serves; its first argument is ``MODEL/VERSION/model.py``."""
     with open("/proc/self/cmdline", "rb") as stream:
         arguments = stream.read().split(b"\0")
-    return os.path.dirname(os.path.dirname(os.path.abspath(os.fsdecode(arguments[1])))) if len(arguments) > 1 else ""
+    return (
+        os.path.dirname(os.path.dirname(os.path.abspath(os.fsdecode(arguments[1]))))
+        if len(arguments) > 1
+        else ""
+    )
 
 
 def parts_of(model: str) -> str:
     """Return the folder with a model's parts: beside the archive that its configuration names, or beside that itself."""
     named: list[tuple[str, ...]] = []
-    with suppress(OSError), open(os.path.join(model, "config.pbtxt"), encoding="utf-8", errors="replace") as stream:
+    with (
+        suppress(OSError),
+        open(os.path.join(model, "config.pbtxt"), encoding="utf-8", errors="replace") as stream,
+    ):
         named = _ENVIRONMENT.findall(re.sub(r"(?m)^\s*#.*$", "", stream.read()))
-    archive = named[-1][2].replace("$$TRITON_MODEL_DIRECTORY", model) if named else ""  # the last one counts
+    archive = (
+        named[-1][2].replace("$$TRITON_MODEL_DIRECTORY", model) if named else ""
+    )  # the last one counts
     return os.path.join(os.path.dirname(archive) or model, FOLDER)
 
 
@@ -122,8 +131,13 @@ def places() -> list[str]:
     """Return where an environment may be unpacked, best first: a named folder, the user's cache, the temporary folder."""
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     own = [os.environ.get(VARIABLE, ""), os.path.join(cache, "vllm_env", "unpacked")]
-    temporary = [os.path.join(folder, f"vllm_env_unpacked_{os.geteuid()}") for folder in (tempfile.gettempdir(), "/tmp")]  # noqa: S108
-    return list(dict.fromkeys(os.path.abspath(p) for p in (*own, *temporary) if p and not p.startswith("~")))
+    temporary = [
+        os.path.join(folder, f"vllm_env_unpacked_{os.geteuid()}")
+        for folder in (tempfile.gettempdir(), "/tmp")  # noqa: S108
+    ]
+    return list(
+        dict.fromkeys(os.path.abspath(p) for p in (*own, *temporary) if p and not p.startswith("~"))
+    )
 
 
 def is_whole(tree: str) -> bool:
@@ -142,7 +156,11 @@ def remove_unused(place: str, keep: int = KEPT, *, dry_run: bool = False) -> lis
     What has another name than an environment's is not ours, and a place of another user's is not looked into.
     """
     try:
-        names = {found[1] for found in map(_LOCK.fullmatch, os.listdir(place) if _is_safe(place) else ()) if found}
+        names = {
+            found[1]
+            for found in map(_LOCK.fullmatch, os.listdir(place) if _is_safe(place) else ())
+            if found
+        }
     except OSError:
         return []
     removed = []
@@ -158,12 +176,17 @@ def remove_unused(place: str, keep: int = KEPT, *, dry_run: bool = False) -> lis
     return removed
 
 
-def _unpack_once(place: str, facts: dict[str, Any], parts: str, tell: Callable[[str], object]) -> str:
+def _unpack_once(
+    place: str, facts: dict[str, Any], parts: str, tell: Callable[[str], object]
+) -> str:
     """Unpack into a place, unless another start does so meanwhile; OSError if the place does not take it."""
     key = facts["key"]
     tree = os.path.join(place, key)
     for _ in range(_ROUNDS):
-        with suppress(BlockingIOError), _locked(place, key, fcntl.LOCK_EX | fcntl.LOCK_NB) as handle:
+        with (
+            suppress(BlockingIOError),
+            _locked(place, key, fcntl.LOCK_EX | fcntl.LOCK_NB) as handle,
+        ):
             if not is_whole(tree):
                 _unpack(place, facts, parts, tell, handle)
         if not is_whole(tree):
@@ -175,7 +198,9 @@ def _unpack_once(place: str, facts: dict[str, Any], parts: str, tell: Callable[[
     raise OSError(f"a running process uses {tree}, which is damaged")
 
 
-def _unpack(place: str, facts: dict[str, Any], parts: str, tell: Callable[[str], object], handle: int) -> None:
+def _unpack(
+    place: str, facts: dict[str, Any], parts: str, tell: Callable[[str], object], handle: int
+) -> None:
     key, began = facts["key"], time.monotonic()
     for left in _of_key(place, key):
         shutil.rmtree(left, ignore_errors=True)
@@ -183,7 +208,9 @@ def _unpack(place: str, facts: dict[str, Any], parts: str, tell: Callable[[str],
     if _free(place) < facts["unpacked"] + _MARGIN:
         remove_unused(place, 0)
     if _free(place) < facts["unpacked"] + _MARGIN:
-        raise OSError(f"{_free(place) / 1e9:.1f} GB are free, {(facts['unpacked'] + _MARGIN) / 1e9:.1f} GB are needed")
+        raise OSError(
+            f"{_free(place) / 1e9:.1f} GB are free, {(facts['unpacked'] + _MARGIN) / 1e9:.1f} GB are needed"
+        )
     staging = tempfile.mkdtemp(prefix=f"{key}.", dir=place)
     try:
         _run_workers(facts, parts, staging, tell, handle)
@@ -193,10 +220,14 @@ def _unpack(place: str, facts: dict[str, Any], parts: str, tell: Callable[[str],
         shutil.rmtree(staging, ignore_errors=True)
         raise
     tell(f"unpacked {facts['unpacked'] / 1e9:.1f} GB in {time.monotonic() - began:.1f} s")
-    threading.Thread(target=_sync, args=(os.path.join(place, key),), name="vllm_env-sync", daemon=True).start()
+    threading.Thread(
+        target=_sync, args=(os.path.join(place, key),), name="vllm_env-sync", daemon=True
+    ).start()
 
 
-def _run_workers(facts: dict[str, Any], parts: str, staging: str, tell: Callable[[str], object], handle: int) -> None:
+def _run_workers(
+    facts: dict[str, Any], parts: str, staging: str, tell: Callable[[str], object], handle: int
+) -> None:
     """Unpack all parts, the largest first, and copy what the small archive has; the first failure ends it."""
     jobs = sorted(facts["parts"], key=lambda part: -part["unpacked"])
     workers = min(_MOST_WORKERS, len(jobs) + 1, _cores())
@@ -206,7 +237,9 @@ def _run_workers(facts: dict[str, Any], parts: str, staging: str, tell: Callable
         futures = {pool.submit(_run_worker, handle, "base", _prefix, staging): 0}
         for part in jobs:
             file = os.path.join(parts, part["name"])
-            futures[pool.submit(_run_worker, handle, "part", file, part["sha256"], staging)] = part["unpacked"]
+            futures[pool.submit(_run_worker, handle, "part", file, part["sha256"], staging)] = part[
+                "unpacked"
+            ]
         try:
             for future in as_completed(futures):
                 future.result()
@@ -221,15 +254,26 @@ def _run_workers(facts: dict[str, Any], parts: str, staging: str, tell: Callable
 
 def _run_worker(handle: int, *arguments: str) -> None:
     """Run one worker; it keeps the lock, so that nobody takes what it still writes for left behind."""
-    command = [os.path.join(_prefix, "bin", "python"), "-I", "-S", "-B", os.path.join(_site, OWN[2]), *arguments]
-    done = subprocess.run(command, capture_output=True, check=False, pass_fds=(handle,), stdin=subprocess.DEVNULL)
+    command = [
+        os.path.join(_prefix, "bin", "python"),
+        "-I",
+        "-S",
+        "-B",
+        os.path.join(_site, OWN[2]),
+        *arguments,
+    ]
+    done = subprocess.run(
+        command, capture_output=True, check=False, pass_fds=(handle,), stdin=subprocess.DEVNULL
+    )
     if done.returncode == 0:
         return
     said = done.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
     number, _, reason = said.partition(" ")
     if number.isdigit():
         raise OSError(int(number), reason)
-    raise UnpackError(said or f"A process that unpacks ended with status {done.returncode}; free some memory.")
+    raise UnpackError(
+        said or f"A process that unpacks ended with status {done.returncode}; free some memory."
+    )
 
 
 def unpack_part(file: str, sha256: str, target: str) -> None:
@@ -238,7 +282,9 @@ def unpack_part(file: str, sha256: str, target: str) -> None:
         if hashlib.sha256(data).hexdigest() != sha256:
             raise _changed(file)
         # the buffer of 64 KiB is copied once for each member
-        with tarfile.open(fileobj=_Inflated(data), mode="r|", bufsize=2**16, copybufsize=2**20) as archive:  # type: ignore[call-overload]
+        with tarfile.open(
+            fileobj=_Inflated(data), mode="r|", bufsize=2**16, copybufsize=2**20
+        ) as archive:  # type: ignore[call-overload]
             made: set[str] = set()
             for member in archive:
                 path = os.path.join(target, member.name)
@@ -288,7 +334,13 @@ class _Inflated:
 
 def copy_base(source: str, target: str) -> None:
     """Copy what Triton has extracted, without what leads from there to the parts."""
-    shutil.copytree(source, target, symlinks=True, dirs_exist_ok=True, ignore=lambda _, names: [n for n in names if n in OWN])
+    shutil.copytree(
+        source,
+        target,
+        symlinks=True,
+        dirs_exist_ok=True,
+        ignore=lambda _, names: [n for n in names if n in OWN],
+    )
 
 
 def _check_parts(facts: dict[str, Any], parts: str) -> None:
@@ -298,35 +350,56 @@ def _check_parts(facts: dict[str, Any], parts: str) -> None:
         try:
             size = os.stat(file).st_size
         except OSError as error:
-            raise UnpackError(f"{file}: {error.strerror}. Copy the model's folder again as a whole, or build it again.") from None
+            raise UnpackError(
+                f"{file}: {error.strerror}. Copy the model's folder again as a whole, or build it again."
+            ) from None
         if size != part["size"]:
             raise _changed(file)
 
 
 def _changed(file: str) -> UnpackError:
-    return UnpackError(f"{file} is not the part that was built. Copy the model's folder again as a whole, or build it again.")
+    return UnpackError(
+        f"{file} is not the part that was built. Copy the model's folder again as a whole, or build it again."
+    )
 
 
 def _switch(tree: str) -> None:
     """Let this interpreter and its children find everything in the whole environment instead of the small archive."""
 
     def moved(text: str) -> str:
-        return tree + text[len(_prefix) :] if text == _prefix or text.startswith(_prefix + os.sep) else text
+        return (
+            tree + text[len(_prefix) :]
+            if text == _prefix or text.startswith(_prefix + os.sep)
+            else text
+        )
 
     sys.path[:] = [moved(path) for path in sys.path]
-    for name in ("prefix", "exec_prefix", "base_prefix", "base_exec_prefix", "executable", "_base_executable"):
+    for name in (
+        "prefix",
+        "exec_prefix",
+        "base_prefix",
+        "base_exec_prefix",
+        "executable",
+        "_base_executable",
+    ):
         setattr(sys, name, moved(getattr(sys, name, "") or ""))
     for name, value in os.environ.items():
         if _prefix in value:
             os.environ[name] = os.pathsep.join(moved(one) for one in value.split(os.pathsep))
-    sys.meta_path[:] = [finder for finder in sys.meta_path if type(finder).__name__ != "PartsFinder"]
+    sys.meta_path[:] = [
+        finder for finder in sys.meta_path if type(finder).__name__ != "PartsFinder"
+    ]
     importlib.invalidate_caches()
     site.addsitedir(moved(_site))  # runs the .pth files of packages
 
 
 @contextmanager
 def _locked(place: str, key: str, operation: int) -> Iterator[int]:
-    handle = os.open(os.path.join(place, f"{key}.lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    handle = os.open(
+        os.path.join(place, f"{key}.lock"),
+        os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC,
+        0o600,
+    )
     try:
         fcntl.flock(handle, operation)
         yield handle
@@ -350,21 +423,30 @@ def _hold(place: str, key: str) -> bool:
 
 
 def _of_key(place: str, key: str) -> list[str]:
-    return [os.path.join(place, n) for n in os.listdir(place) if n.partition(".")[0] == key and not n.endswith(".lock")]
+    return [
+        os.path.join(place, n)
+        for n in os.listdir(place)
+        if n.partition(".")[0] == key and not n.endswith(".lock")
+    ]
 
 
 def _is_safe(place: str) -> bool:
     """Tell whether what lies in a place was put there by this user or root: it will be run."""
     with suppress(OSError):
         status = os.stat(place)
-        owners = {status.st_uid, os.lstat(place).st_uid}  # of a link, too: in /tmp anybody can make one
+        owners = {
+            status.st_uid,
+            os.lstat(place).st_uid,
+        }  # of a link, too: in /tmp anybody can make one
         return owners <= {0, os.geteuid()} and not status.st_mode & 0o022
     return False
 
 
 def _require_usable(place: str) -> None:
     if not _is_safe(place):
-        raise PermissionError(f"it belongs to another user, or others may write there; chmod go-w {place}")
+        raise PermissionError(
+            f"it belongs to another user, or others may write there; chmod go-w {place}"
+        )
     if not os.access(place, os.W_OK | os.X_OK):
         raise PermissionError(f"user {os.geteuid()} may not write there")
     if os.statvfs(place).f_flag & os.ST_NOEXEC:

@@ -27,7 +27,9 @@ def _use_utf8() -> None:
             break
     # They were opened before this runs: what vLLM logs with a dash or an arrow in it, also in a fork, would be lost.
     for stream in (sys.stdout, sys.stderr):
-        if getattr(stream, "encoding", "utf-8").lower() != "utf-8" and hasattr(stream, "reconfigure"):
+        if getattr(stream, "encoding", "utf-8").lower() != "utf-8" and hasattr(
+            stream, "reconfigure"
+        ):
             stream.reconfigure(encoding="utf-8", errors="backslashreplace")
     os.environ["PYTHONUTF8"] = "1"
 
@@ -35,17 +37,25 @@ def _use_utf8() -> None:
 def _keep_others_out(prefix: str) -> None:
     """Packages of the user's site, of PYTHONPATH and of the server's own Python must not shadow those pinned here."""
     os.environ["PYTHONNOUSERSITE"] = "1"
-    foreign = {os.path.abspath(p) for p in os.environ.pop("PYTHONPATH", "").split(os.pathsep) if p}  # as site has them
+    foreign = {
+        os.path.abspath(p) for p in os.environ.pop("PYTHONPATH", "").split(os.pathsep) if p
+    }  # as site has them
     home = os.path.join(os.path.expanduser("~"), ".local", "lib") + os.sep
     own = prefix + os.sep
-    sys.path[:] = [p for p in sys.path if p.startswith(own) or not (p in foreign or p.startswith(home))]
+    sys.path[:] = [
+        p for p in sys.path if p.startswith(own) or not (p in foreign or p.startswith(home))
+    ]
     os.environ.pop("PYTHONHOME", None)
 
 
 def _give_children_their_libraries(prefix: str) -> None:
     """LD_LIBRARY_PATH has ``env/lib`` first for the stub; a system compiler or git started with it may not even run."""
     own = os.path.join(prefix, "lib")
-    paths = [p for p in os.environ.get("LD_LIBRARY_PATH", "").split(":") if p and os.path.realpath(p) != os.path.realpath(own)]
+    paths = [
+        p
+        for p in os.environ.get("LD_LIBRARY_PATH", "").split(":")
+        if p and os.path.realpath(p) != os.path.realpath(own)
+    ]
     os.environ.pop("LD_LIBRARY_PATH", None)
     if paths:
         os.environ["LD_LIBRARY_PATH"] = ":".join(paths)
@@ -62,7 +72,9 @@ def _set_variables(prefix: str) -> None:
         with open(file, encoding="utf-8") as lines:
             for line in lines:
                 name, _, value = line.rstrip("\n").partition("=")
-                os.environ.setdefault(name, value.replace("{prefix}", prefix).replace("{cache}", cache))
+                os.environ.setdefault(
+                    name, value.replace("{prefix}", prefix).replace("{cache}", cache)
+                )
 
 
 def _die_with_owner() -> None:
@@ -76,7 +88,9 @@ def _die_with_owner() -> None:
         handle = os.pidfd_open(int(owner))
     except ProcessLookupError:
         os._exit(1)
-    except OSError:  # another pid namespace, or no permission: the owner's death cannot be seen from here
+    except (
+        OSError
+    ):  # another pid namespace, or no permission: the owner's death cannot be seen from here
         return
     # Imported here and not in the thread: a fork in the midst of that would leave the child's thread waiting for the import.
     import _thread
@@ -127,17 +141,28 @@ def _collect_seldom() -> None:
 
 
 def _start() -> None:
-    prefix = os.path.abspath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", ".."))
-    if "triton_python_backend_stub" in os.readlink("/proc/self/exe") or "TRITON_VLLM_OWNER_PID" in os.environ:  # its child
-        sys.dont_write_bytecode = True  # beside model.py: Triton takes the folder for changed and starts a second engine
+    prefix = os.path.abspath(
+        os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "..")
+    )
+    if (
+        "triton_python_backend_stub" in os.readlink("/proc/self/exe")
+        or "TRITON_VLLM_OWNER_PID" in os.environ
+    ):  # its child
+        sys.dont_write_bytecode = (
+            True  # beside model.py: Triton takes the folder for changed and starts a second engine
+        )
     _use_utf8()
     _collect_seldom()
     _die_with_owner()
-    os.register_at_fork(after_in_child=_die_with_owner)  # threads do not survive a fork, and vLLM also forks
+    os.register_at_fork(
+        after_in_child=_die_with_owner
+    )  # threads do not survive a fork, and vLLM also forks
     _keep_others_out(prefix)
     _give_children_their_libraries(prefix)
     _set_variables(prefix)
-    if "--multiprocessing-fork" in sys.orig_argv and "TRITON_VLLM_OWNER_PID" in os.environ:  # spawned by the stub
+    if (
+        "--multiprocessing-fork" in sys.orig_argv and "TRITON_VLLM_OWNER_PID" in os.environ
+    ):  # spawned by the stub
         _end_as_a_fork()
 
 

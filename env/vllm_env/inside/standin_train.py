@@ -27,12 +27,16 @@ def main(recipe_file: str, folder: str) -> None:
     """Train and save; the smoke run that serves it checks every answer."""
     import torch
 
-    torch.set_num_threads(1)  # matrices this small are slower on more, and one thread gives the same sums every time
+    torch.set_num_threads(
+        1
+    )  # matrices this small are slower on more, and one thread gives the same sums every time
     recipe = json.loads(Path(recipe_file).read_text(encoding="utf-8"))
     torch.manual_seed(recipe["seed"])
     out = Path(folder)
     tokenizer = make_tokenizer(recipe, out)
-    model = make_model(recipe, vocabulary=tokenizer.get_vocab_size(), end=tokenizer.token_to_id(END))
+    model = make_model(
+        recipe, vocabulary=tokenizer.get_vocab_size(), end=tokenizer.token_to_id(END)
+    )
     train(model, tokenizer, recipe["facts"])
     model.save_pretrained(out, safe_serialization=True)
 
@@ -50,7 +54,9 @@ def make_tokenizer(recipe: dict[str, Any], out: Path) -> Any:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator([prompt + answer for prompt, answer in recipe["facts"]] * 2, trainer)
+    tokenizer.train_from_iterator(
+        [prompt + answer for prompt, answer in recipe["facts"]] * 2, trainer
+    )
     tokenizer.save(str(out / "tokenizer.json"))
     # written by hand: this class name is known to transformers 4 and 5, each of which saves another one
     settings = {
@@ -61,7 +67,9 @@ def make_tokenizer(recipe: dict[str, Any], out: Path) -> Any:
         "clean_up_tokenization_spaces": False,
         "chat_template": "{% for message in messages %}{{ message['content'] }}{% endfor %}",
     }
-    (out / "tokenizer_config.json").write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")
+    (out / "tokenizer_config.json").write_text(
+        json.dumps(settings, indent=1) + "\n", encoding="utf-8"
+    )
     return tokenizer
 
 
@@ -81,20 +89,29 @@ def make_model(recipe: dict[str, Any], *, vocabulary: int, end: int) -> Any:
         "pad_token_id": 0,
     }
     if recipe["architecture"] == "llama":
-        return LlamaForCausalLM(LlamaConfig(intermediate_size=2 * hidden, tie_word_embeddings=True, **shared))
-    return OPTForCausalLM(OPTConfig(ffn_dim=2 * hidden, word_embed_proj_dim=hidden, dropout=0.0, **shared))
+        return LlamaForCausalLM(
+            LlamaConfig(intermediate_size=2 * hidden, tie_word_embeddings=True, **shared)
+        )
+    return OPTForCausalLM(
+        OPTConfig(ffn_dim=2 * hidden, word_embed_proj_dim=hidden, dropout=0.0, **shared)
+    )
 
 
 def train(model: Any, tokenizer: Any, facts: list[list[str]]) -> None:
     """Train until every token of every answer is sure; TrainingError after ``MAX_STEPS``."""
     import torch
 
-    rows = [[*tokenizer.encode(prompt + answer).ids, tokenizer.token_to_id(END)] for prompt, answer in facts]
+    rows = [
+        [*tokenizer.encode(prompt + answer).ids, tokenizer.token_to_id(END)]
+        for prompt, answer in facts
+    ]
     starts = [len(tokenizer.encode(prompt).ids) for prompt, _ in facts]
     width = max(map(len, rows))
     tokens = torch.tensor([row + [0] * (width - len(row)) for row in rows])
     mask = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows])
-    labels = tokens.masked_fill(mask == 0, -100)  # transformers leaves labels of -100 out of the loss
+    labels = tokens.masked_fill(
+        mask == 0, -100
+    )  # transformers leaves labels of -100 out of the loss
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.0)
     least = 0.0
     for step in range(1, MAX_STEPS + 1):
@@ -106,7 +123,9 @@ def train(model: Any, tokenizer: Any, facts: list[list[str]]) -> None:
         optimizer.zero_grad()
         result.loss.backward()
         optimizer.step()
-    raise TrainingError(f"after {MAX_STEPS} steps a token of an answer has probability {least:.2f}, not {SURE}")
+    raise TrainingError(
+        f"after {MAX_STEPS} steps a token of an answer has probability {least:.2f}, not {SURE}"
+    )
 
 
 def least_sure(logits: Any, rows: list[list[int]], starts: list[int]) -> float:

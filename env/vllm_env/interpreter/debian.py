@@ -38,7 +38,11 @@ class _Edit(NamedTuple):
 
 _EDITS = (
     # The scheme that tells pip and uv where to install; DEB_PYTHON_INSTALL_LAYOUT changes it, too.
-    _Edit(("sysconfig.py", "sysconfig/__init__.py"), r"^( +'prefix': )prefix_scheme,$", r"\1'posix_prefix',"),
+    _Edit(
+        ("sysconfig.py", "sysconfig/__init__.py"),
+        r"^( +'prefix': )prefix_scheme,$",
+        r"\1'posix_prefix',",
+    ),
     # Up to 3.11, from the package python3-distutils: behave as in a virtual environment, which uses CPython's scheme.
     _Edit(
         ("distutils/sysconfig.py",),
@@ -52,7 +56,9 @@ _EDITS = (
 def is_debian(stdlib: Path) -> bool:
     """Return whether a standard library is Debian's or Ubuntu's."""
     site = stdlib / "site.py"
-    return (stdlib / LEFT_OUT[1]).exists() or (site.is_file() and "dist-packages" in site.read_text("utf-8"))
+    return (stdlib / LEFT_OUT[1]).exists() or (
+        site.is_file() and "dist-packages" in site.read_text("utf-8")
+    )
 
 
 def restore_site_packages(stdlib: Path) -> None:

@@ -100,7 +100,9 @@ def _library_command(python: str) -> str:
 def _candidates(python: str) -> list[Path]:
     name = f"python{python}"
     pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv")
-    places = [Path(p) for p in os.environ.get("PATH", "").split(os.pathsep) if p and "/shims" not in p]
+    places = [
+        Path(p) for p in os.environ.get("PATH", "").split(os.pathsep) if p and "/shims" not in p
+    ]
     return [
         *([Path(sys.executable)] if sysconfig.get_python_version() == python else []),
         *sorted(pyenv.glob(f"versions/{python}.*/bin/{name}"), reverse=True),
@@ -121,8 +123,12 @@ def _probe(candidate: Path, python: str) -> Interpreter | str:
         return f"is {facts['implementation']} {facts['version']}"
     stdlib = Path(facts["stdlib"])
     folders = [Path(f) for f in facts["folders"]] + [Path("/usr/lib") / facts["multiarch"]]
-    library = next((f / facts["library"] for f in folders if (f / facts["library"]).is_file()), None)
+    library = next(
+        (f / facts["library"] for f in folders if (f / facts["library"]).is_file()), None
+    )
     if library is None or ".so" not in library.name:
         help_ = f": {_library_command(python)}" if debian.is_debian(stdlib) else ""
         return f"has no shared libpython{help_}"
-    return Interpreter(facts["version"], Path(facts["executable"]), Path(facts["prefix"]), stdlib, library)
+    return Interpreter(
+        facts["version"], Path(facts["executable"]), Path(facts["prefix"]), stdlib, library
+    )

@@ -63,7 +63,9 @@ def remote_url() -> str:
     return os.environ.get("VLLM_ENV_CONDA_CHANNEL") or "https://conda.anaconda.org/conda-forge"
 
 
-def choose_layer(workspace: Workspace, python: str, recorded: CondaLayer | None = None, *, upgrade: bool = False) -> CondaLayer:
+def choose_layer(
+    workspace: Workspace, python: str, recorded: CondaLayer | None = None, *, upgrade: bool = False
+) -> CondaLayer:
     """Return the layer for a Python version (``3.11``) that this machine installs.
 
     The layer recorded in the lock is preferred if it is available, then the one in the wheelhouse. Otherwise conda-forge's is
@@ -103,13 +105,19 @@ def _remembered(memory: Path) -> CondaLayer | None:
     if not memory.is_file():
         return None
     document = json.loads(memory.read_text("utf-8"))
-    return CondaLayer(document["channel"], tuple(CondaPackage(**package) for package in document["packages"]))
+    return CondaLayer(
+        document["channel"], tuple(CondaPackage(**package) for package in document["packages"])
+    )
 
 
 def _remote_layer(workspace: Workspace, python: str) -> CondaLayer | None:
     specs = [f"python {python}.*", "libstdcxx"]
     try:
-        records = _work(workspace, _job(workspace, "solve", remote_url(), specs), f"resolve {', '.join(specs)} from conda-forge")
+        records = _work(
+            workspace,
+            _job(workspace, "solve", remote_url(), specs),
+            f"resolve {', '.join(specs)} from conda-forge",
+        )
     except NetworkError as error:  # a proxy may accept the connection and refuse the request
         report.note(f"{error.what} {error.cause} This machine's Python is taken")
         return None
@@ -169,7 +177,12 @@ def install_layer(workspace: Workspace, layer: CondaLayer, prefix: Path) -> None
     if channel is None:
         channel = _channel_folder(workspace, layer.channel)
         _fill(workspace, layer, channel)
-    job = _job(workspace, "install", channel.as_uri(), [f"{p.name} =={p.version} {p.build}" for p in layer.packages])
+    job = _job(
+        workspace,
+        "install",
+        channel.as_uri(),
+        [f"{p.name} =={p.version} {p.build}" for p in layer.packages],
+    )
     job |= {"prefix": str(prefix), "expected": {p.file_name: p.sha256 for p in layer.packages}}
     _work(workspace, job, "install the conda packages of the lock")
 
@@ -183,7 +196,10 @@ def copy_layer(workspace: Workspace, layer: CondaLayer, folder: Path) -> None:
     channel = folder.absolute() / "conda"
     if not _holds(channel, layer):
         _fill(workspace, layer, channel)
-    write_whole(channel / _record(".".join(layer.python.split(".")[:2])), json.dumps(dataclasses.asdict(layer)))
+    write_whole(
+        channel / _record(".".join(layer.python.split(".")[:2])),
+        json.dumps(dataclasses.asdict(layer)),
+    )
 
 
 def _fill(workspace: Workspace, layer: CondaLayer, channel: Path) -> None:
@@ -218,7 +234,12 @@ def _index(workspace: Workspace, channel: Path) -> None:
 
 
 def _job(workspace: Workspace, kind: str, channel: str, specs: Sequence[str]) -> dict[str, Any]:
-    return {"kind": kind, "channel_url": channel, "specs": list(specs), "cache": str(workspace.cache.path("conda"))}
+    return {
+        "kind": kind,
+        "channel_url": channel,
+        "specs": list(specs),
+        "cache": str(workspace.cache.path("conda")),
+    }
 
 
 def _work(workspace: Workspace, job: dict[str, Any], what: str) -> Any:

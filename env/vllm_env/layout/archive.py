@@ -55,14 +55,20 @@ class Archive(Layout):
         with workspace.cache.staging() as staging:
             file = staging / f"{key}.tar.gz"
             digest = write_archive(plan, file, report.step)
-            record = EnvironmentRecord(self.environment, digest, file.stat().st_size, plan.members, plan.size)
+            record = EnvironmentRecord(
+                self.environment, digest, file.stat().st_size, plan.members, plan.size
+            )
             return keep_packed(workspace.cache, file, (record,))
 
-    def open(self, workspace: Workspace, packed: Packed, triton: Path | None, scratch: Path) -> Iterator[Tree]:
+    def open(
+        self, workspace: Workspace, packed: Packed, triton: Path | None, scratch: Path
+    ) -> Iterator[Tree]:
         """Unpack the archive as Triton does."""
         size = packed.path.stat().st_size if packed.path.exists() else 0
         unpacked = packed.environment.unpacked or 5 * size
-        require_space(workspace.cache.root, unpacked * 11 // 10, "unpacking the archive to verify it")
+        require_space(
+            workspace.cache.root, unpacked * 11 // 10, "unpacking the archive to verify it"
+        )
         report.step("unpacked with libarchive")
         environment = scratch / "0"  # Triton's name for it
         unpack(packed.path, environment, triton, packed.environment.members)
@@ -120,21 +126,36 @@ def _replay(archive: Path, folder: Path, triton: Path | None) -> dict[str, Any]:
     environment = {"LIBARCHIVE": library, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
     if own:
         environment["LD_LIBRARY_PATH"] = str(libraries)
-    command = [sys.executable, "-m", "vllm_env.layout.libarchive_worker", archive.resolve(), folder.absolute()]
-    output = run(command, what=f"unpack {archive.name} as Triton does", env=environment, cwd=Path(environment["PYTHONPATH"]))
+    command = [
+        sys.executable,
+        "-m",
+        "vllm_env.layout.libarchive_worker",
+        archive.resolve(),
+        folder.absolute(),
+    ]
+    output = run(
+        command,
+        what=f"unpack {archive.name} as Triton does",
+        env=environment,
+        cwd=Path(environment["PYTHONPATH"]),
+    )
     answer: dict[str, Any] = json.loads(output.splitlines()[-1])
     return answer
 
 
 def _explained(archive: Path, refused: dict[str, Any]) -> VllmEnvError:
-    meaning = next((text for pattern, text in _MEANING if re.search(pattern, refused["message"])), "")
+    meaning = next(
+        (text for pattern, text in _MEANING if re.search(pattern, refused["message"])), ""
+    )
     place = f" at {refused['member']}" if refused["member"] else ""
     said = f"{refused['call']}() answers {refused['status']}: {refused['message']}"
     full = "full" in meaning
     return VllmEnvError(
         f"{archive} cannot be unpacked{place}.",
         cause=f"{meaning} {said}".strip(),
-        remedy="Free some space, or point VLLM_ENV_CACHE to a larger file system." if full else REBUILD,
+        remedy="Free some space, or point VLLM_ENV_CACHE to a larger file system."
+        if full
+        else REBUILD,
     )
 
 

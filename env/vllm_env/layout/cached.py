@@ -18,7 +18,11 @@ def parts_folder(archive: Path) -> Path:
 
 def facts_of(record: EnvironmentRecord) -> dict[str, Any]:
     """Return the facts to record about a packed file, under the names that the environment's own code reads."""
-    return {field: value for field, value in dataclasses.asdict(record).items() if field not in ("name", "key")}
+    return {
+        field: value
+        for field, value in dataclasses.asdict(record).items()
+        if field not in ("name", "key")
+    }
 
 
 def find_packed(cache: Cache, key: str, files: tuple[str, ...]) -> Packed | None:
@@ -29,12 +33,17 @@ def find_packed(cache: Cache, key: str, files: tuple[str, ...]) -> Packed | None
         return None
     document = json.loads(facts.read_text())
     parts = document.pop("parts", ())
-    sizes = {target: document["size"], **{parts_folder(target) / part["name"]: part["size"] for part in parts}}
+    sizes = {
+        target: document["size"],
+        **{parts_folder(target) / part["name"]: part["size"] for part in parts},
+    }
     if not all(file.is_file() and file.stat().st_size == size for file, size in sizes.items()):
         return None
     # Do not touch the archive: repositories have links to it, and Triton extracts it again when its time changes.
     touch(facts)
-    records = [EnvironmentRecord(**{**part, "name": f"{files[0]}/{part['name']}"}) for part in parts]
+    records = [
+        EnvironmentRecord(**{**part, "name": f"{files[0]}/{part['name']}"}) for part in parts
+    ]
     return Packed(target, (EnvironmentRecord(files[-1], **document), *records), reused=True)
 
 

@@ -88,7 +88,9 @@ class Layout(ABC):
         return Packed(model / self.environment, records)
 
     @abstractmethod
-    def open(self, workspace: Workspace, packed: Packed, triton: Path | None, scratch: Path) -> Iterator[Tree]:
+    def open(
+        self, workspace: Workspace, packed: Packed, triton: Path | None, scratch: Path
+    ) -> Iterator[Tree]:
         """Unpack as a server does, and yield each tree as soon as it exists, so that it can be checked.
 
         The Triton root's own libarchive is used if it has one.

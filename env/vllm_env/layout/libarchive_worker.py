@@ -23,7 +23,12 @@ _EXTRACT_TIME = 0x0004
 _EXTRACT_SECURE_SYMLINKS = 0x0100
 _EXTRACT_SECURE_NODOTDOT = 0x0200
 _EXTRACT_SECURE_NOABSOLUTEPATHS = 0x10000
-_FLAGS = _EXTRACT_TIME | _EXTRACT_SECURE_SYMLINKS | _EXTRACT_SECURE_NODOTDOT | _EXTRACT_SECURE_NOABSOLUTEPATHS
+_FLAGS = (
+    _EXTRACT_TIME
+    | _EXTRACT_SECURE_SYMLINKS
+    | _EXTRACT_SECURE_NODOTDOT
+    | _EXTRACT_SECURE_NOABSOLUTEPATHS
+)
 _OK, _EOF = 0, 1
 _BLOCK = 10240  # bytes that Triton reads at once
 
@@ -37,7 +42,13 @@ class Refused(Exception):  # noqa: N818 - says what libarchive did
 
 
 # Let the functions return the status, as Triton sees it. The binding would log warnings and raise exceptions for errors.
-for _function in ("read_next_header", "read_data_block", "write_header", "write_data_block", "write_finish_entry"):
+for _function in (
+    "read_next_header",
+    "read_data_block",
+    "write_header",
+    "write_data_block",
+    "write_finish_entry",
+):
     getattr(ffi, _function).errcheck = lambda status, *_: status
 
 
@@ -67,7 +78,9 @@ def unpack(archive: str, folder: str) -> int:
     os.chdir(folder)
     ffi.read_open_fd(source, handle, _BLOCK)
     entry, members, name = ctypes.c_void_p(), 0, ""
-    while _check("read_next_header", ffi.read_next_header(source, ctypes.byref(entry)), source, name):
+    while _check(
+        "read_next_header", ffi.read_next_header(source, ctypes.byref(entry)), source, name
+    ):
         name = (ffi.entry_pathname(entry) or b"").decode("utf-8", "replace")
         _check("write_header", ffi.write_header(sink, entry), sink, name)
         _copy_data(source, sink, name)
@@ -94,7 +107,9 @@ def main() -> None:
     except Refused as refused:
         answer = {"refused": refused.answer}
     except ffi.ArchiveError as error:
-        answer = {"refused": Refused("archive_read_open_filename", error.retcode, str(error), "").answer}
+        answer = {
+            "refused": Refused("archive_read_open_filename", error.retcode, str(error), "").answer
+        }
     print(json.dumps(answer))  # noqa: T201 - the result
 
 

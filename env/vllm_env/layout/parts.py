@@ -30,7 +30,11 @@ from .tar import LEFT_OUT, TarPlan, plan_archive, write_archive
 _FORMAT = 1  # raise it when the bytes of a part change
 # Unpacked bytes; a larger file is a part of its own. 60 parts of 8 GB keep 16 cores busy until the end.
 _PART_BYTES = 128 * 2**20
-_IN_BASE = ("00_vllm_env.pth", "_vllm_env_", "numpy")  # the names in site-packages that begin so are in the small archive
+_IN_BASE = (
+    "00_vllm_env.pth",
+    "_vllm_env_",
+    "numpy",
+)  # the names in site-packages that begin so are in the small archive
 _PACKED_AS = {"parts_finder.py": "_vllm_env_parts.py", "parts_unpack.py": "_vllm_env_unpack.py"}
 _SOURCES = {name: inside.FOLDER / name for name in _PACKED_AS}
 _UNPACK = """
@@ -50,7 +54,9 @@ class Parts(Archive):
 
     def key(self, prefix_key: str) -> str:
         """Return the content key of the small archive and the parts. It includes the code that unpacks them."""
-        return key_of(_FORMAT, super().key(prefix_key), [file_sha256(source) for source in _SOURCES.values()])
+        return key_of(
+            _FORMAT, super().key(prefix_key), [file_sha256(source) for source in _SOURCES.values()]
+        )
 
     def pack(self, workspace: Workspace, prefix: Prefix) -> Packed:
         """Return a prefix's small archive and parts from the cache, or pack them."""
@@ -67,10 +73,14 @@ class Parts(Archive):
             parts = _write_parts(plan, parts_folder(file))
             _describe(plan, prefix, parts, unpacked)
             digest = write_archive(plan.base, file)
-            first = EnvironmentRecord(self.environment, digest, file.stat().st_size, plan.base.members, unpacked)
+            first = EnvironmentRecord(
+                self.environment, digest, file.stat().st_size, plan.base.members, unpacked
+            )
             return keep_packed(workspace.cache, file, (first, *parts))
 
-    def open(self, workspace: Workspace, packed: Packed, triton: Path | None, scratch: Path) -> Iterator[Tree]:
+    def open(
+        self, workspace: Workspace, packed: Packed, triton: Path | None, scratch: Path
+    ) -> Iterator[Tree]:
         """Unpack the small archive as Triton does; then unpack the parts with its own code, as a model's start does."""
         parts = parts_folder(packed.path)
         needed = 6 * (tree_size(packed.path) + tree_size(parts))
@@ -124,7 +134,11 @@ class PartsPlan(TarPlan):
         if not inside or name.startswith(_IN_BASE):
             return self.base
         module = name.partition(".")[0]
-        if module.isidentifier() and module != "__pycache__" and (name == module or name.endswith((".py", ".so"))):
+        if (
+            module.isidentifier()
+            and module != "__pycache__"
+            and (name == module or name.endswith((".py", ".so")))
+        ):
             self.modules.add(module)
         if not self.parts or (self.parts[-1].pieces and self.parts[-1].size + size > _PART_BYTES):
             self.parts.append(TarPlan())
@@ -145,7 +159,9 @@ def _write_parts(plan: PartsPlan, folder: Path) -> tuple[EnvironmentRecord, ...]
     return tuple(made)
 
 
-def _describe(plan: PartsPlan, prefix: Prefix, parts: tuple[EnvironmentRecord, ...], unpacked: int) -> None:
+def _describe(
+    plan: PartsPlan, prefix: Prefix, parts: tuple[EnvironmentRecord, ...], unpacked: int
+) -> None:
     """Add the code that unpacks the parts to the small archive; the unpacked folder's name is a digest of its content."""
     packages = site_packages(prefix.path).relative_to(prefix.path)
     key = key_of(prefix.key, [part.sha256 for part in parts], plan.base.members, plan.base.size)
@@ -163,9 +179,18 @@ def _unpack_parts(small: Path, parts: Path, scratch: Path) -> Path:
     model = scratch / "model"
     model.mkdir()
     (model / parts_unpack.FOLDER).symlink_to(parts.resolve())
-    variables = {"PATH": os.defpath, "HOME": str(scratch / "home"), parts_unpack.VARIABLE: str(scratch / "unpacked")}
+    variables = {
+        "PATH": os.defpath,
+        "HOME": str(scratch / "home"),
+        parts_unpack.VARIABLE: str(scratch / "unpacked"),
+    }
     # -B: bytecode written here would name this machine's folders and become a part of the whole environment.
-    output = run([small / "bin" / "python", "-B", "-c", _UNPACK, model], what="unpack the parts", env=variables, remedy=REBUILD)
+    output = run(
+        [small / "bin" / "python", "-B", "-c", _UNPACK, model],
+        what="unpack the parts",
+        env=variables,
+        remedy=REBUILD,
+    )
     whole = Path(output.splitlines()[-1])
     if not (whole / parts_unpack.MARK).is_file():
         raise VllmEnvError("The parts were not unpacked.", cause=output[-400:], remedy=REBUILD)

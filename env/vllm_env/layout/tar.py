@@ -34,7 +34,9 @@ _LEVEL, _LEVEL_INSIDE_A_FILE = 1, 2
 # the unpacking time, on one core of the server. If stored, they unpack four times as fast; the archive grows by 0.5 %.
 _STORED, _WORTH_ITS_TIME = 0, 0.9
 
-_MOST_WORKERS = 16  # each has one chunk in memory and two on their way; with more, the disk is the limit
+_MOST_WORKERS = (
+    16  # each has one chunk in memory and two on their way; with more, the disk is the limit
+)
 # No program runs conda-unpack under Triton, and it would have nothing to do: no file contains the prefix's path.
 LEFT_OUT = frozenset({"bin/conda-unpack", "bin/conda_unpack_progress.py"})
 
@@ -77,7 +79,13 @@ class TarPlan:
 
     def _header(self, name: str, kind: bytes, mode: int, size: int, link: str = "") -> None:
         member = tarfile.TarInfo(name)  # without an owner
-        member.type, member.mode, member.size, member.linkname, member.mtime = kind, mode, size, link, EPOCH
+        member.type, member.mode, member.size, member.linkname, member.mtime = (
+            kind,
+            mode,
+            size,
+            link,
+            EPOCH,
+        )
         self._append(member.tobuf(tarfile.GNU_FORMAT, "utf-8", "surrogateescape"))
         self.members += 1
 
@@ -112,7 +120,11 @@ def _cut(piece: Piece, room: int) -> tuple[Piece, Piece, int]:
         return piece[:room], piece[room:], min(room, len(piece))
     path, offset, length = piece
     taken = min(room, length)
-    return (path, offset, taken), (path, offset + taken, length - taken) if length > taken else b"", taken
+    return (
+        (path, offset, taken),
+        (path, offset + taken, length - taken) if length > taken else b"",
+        taken,
+    )
 
 
 def compress_chunk(chunk: list[Piece]) -> bytearray:
@@ -121,7 +133,9 @@ def compress_chunk(chunk: list[Piece]) -> bytearray:
     Raises:
         OSError: a file has changed or been removed since the plan was made.
     """
-    if not hasattr(_local, "buffer"):  # one buffer per thread: allocating memory costs as much as reading into it
+    if not hasattr(
+        _local, "buffer"
+    ):  # one buffer per thread: allocating memory costs as much as reading into it
         _local.buffer = memoryview(bytearray(_CHUNK))
     position = 0
     for piece in chunk:
@@ -173,7 +187,9 @@ def plan_archive(prefix: Path, into: TarPlan | None = None) -> TarPlan:
         packer.finish()
     except CondaPackException as error:
         remedy = "Install packages as wheels, not as editable."
-        raise VllmEnvError("conda-pack refuses the environment.", cause=str(error).strip(), remedy=remedy) from error
+        raise VllmEnvError(
+            "conda-pack refuses the environment.", cause=str(error).strip(), remedy=remedy
+        ) from error
     return plan
 
 
@@ -186,11 +202,17 @@ def _unlisted_bytecode(prefix: Path, listed: set[str]) -> list[str]:
     found: set[str] = set()
     for folder, _, files in os.walk(prefix / "lib"):
         if folder.endswith("/__pycache__"):
-            found.update(f"{folder[len(str(prefix)) + 1 :]}/{name}" for name in files if name.endswith(".pyc"))
+            found.update(
+                f"{folder[len(str(prefix)) + 1 :]}/{name}"
+                for name in files
+                if name.endswith(".pyc")
+            )
     return sorted(found - listed)
 
 
-def write_archive(plan: TarPlan, target: Path, step: Callable[[str, float], None] = lambda _text, _done: None) -> str:
+def write_archive(
+    plan: TarPlan, target: Path, step: Callable[[str, float], None] = lambda _text, _done: None
+) -> str:
     """Write a planned archive with all cores and return its SHA-256."""
     chunks = plan.chunks()
     digest = hashlib.sha256()
@@ -202,14 +224,18 @@ def write_archive(plan: TarPlan, target: Path, step: Callable[[str, float], None
                 digest.update(member)
                 step(f"{sink.tell() / 1e6:.0f} MB", number / len(chunks))
         except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)  # the waiting chunks are no longer needed
+            pool.shutdown(
+                wait=False, cancel_futures=True
+            )  # the waiting chunks are no longer needed
             raise
         sink.flush()
         os.fsync(sink.fileno())
     return digest.hexdigest()
 
 
-def _in_order(pool: concurrent.futures.Executor, chunks: list[list[Piece]], ahead: int) -> Iterator[bytearray]:
+def _in_order(
+    pool: concurrent.futures.Executor, chunks: list[list[Piece]], ahead: int
+) -> Iterator[bytearray]:
     """Yield the compressed chunks in their order; at most ``ahead`` of them are in memory."""
     pending = []
     for chunk in chunks:

@@ -60,7 +60,9 @@ def make_lock(workspace: Workspace, spec: Spec, rules: ReleaseRules, options: Lo
     if fitting:
         layer = choose_layer(workspace, spec.python, fitting.layer)
         if options.locked and layer != fitting.layer:
-            report.note(f"the lock does not pin the interpreter of this machine: Python {layer} is taken")
+            report.note(
+                f"the lock does not pin the interpreter of this machine: Python {layer} is taken"
+            )
         lock = Lock(spec, pinned, layer, _with_files(fitting.wheels, spec, pinned), inputs)
     elif options.locked:
         raise VllmEnvError(
@@ -70,14 +72,20 @@ def make_lock(workspace: Workspace, spec: Spec, rules: ReleaseRules, options: Lo
         )
     else:
         if workspace.dry_run and workspace.network.offline and not workspace.network.wheelhouse:
-            raise NotKnownError(f"{spec.pin} is not locked yet.", cause="With --offline only uv's cache may have the wheels.")
+            raise NotKnownError(
+                f"{spec.pin} is not locked yet.",
+                cause="With --offline only uv's cache may have the wheels.",
+            )
         layer = choose_layer(workspace, spec.python, upgrade=options.upgrade)
         lock = Lock(spec, pinned, layer, resolve(workspace, spec, rules, pinned), inputs)
     if workspace.dry_run:
         return lock
     if not fitting:
         # The default spec's lock is part of the checkout: only --upgrade changes it there.
-        write_pylock(lock, files[-1] if saved or (spec.path == DEFAULT_SPEC and not options.upgrade) else files[0])
+        write_pylock(
+            lock,
+            files[-1] if saved or (spec.path == DEFAULT_SPEC and not options.upgrade) else files[0],
+        )
     _keep(lock, options.save)
     return lock
 
@@ -90,7 +98,9 @@ def _keep(lock: Lock, save: Path | None) -> None:
         write_pylock(lock, lock_beside(save, spec.profile))
         report.note(f"saved the spec {save} and its lock {lock_beside(save, spec.profile)}")
     elif not spec.is_default:
-        report.note(f"the lock of {spec.pin} is in the cache only; --save FILE keeps it, with its spec")
+        report.note(
+            f"the lock of {spec.pin} is in the cache only; --save FILE keeps it, with its spec"
+        )
 
 
 def lock_beside(spec: Path, profile: str) -> Path:
@@ -127,14 +137,24 @@ def _find(files: list[Path], inputs: Inputs, rules: ReleaseRules) -> tuple[LockF
 def _breaks(found: LockFile, rules: ReleaseRules) -> str:
     """Return how a lock breaks the rules of a Triton release, or "". A lock for an older release often fits a newer one."""
     version = next((wheel.version for wheel in found.wheels if wheel.name == "numpy"), "")
-    if not version or not rules.numpy_bound or Requirement(rules.numpy_bound).specifier.contains(version):
+    if (
+        not version
+        or not rules.numpy_bound
+        or Requirement(rules.numpy_bound).specifier.contains(version)
+    ):
         return ""
     return f"numpy is {version}, and Triton since {rules.since} needs {rules.numpy_bound}"
 
 
-def _with_files(wheels: tuple[LockedWheel, ...], spec: Spec, pinned: PinnedVllm) -> tuple[LockedWheel, ...]:
+def _with_files(
+    wheels: tuple[LockedWheel, ...], spec: Spec, pinned: PinnedVllm
+) -> tuple[LockedWheel, ...]:
     """Set the places of the files that no index has: a lock names them without their folders or hosts."""
-    urls: dict[str, str | None] = {canonicalize_name(r.name): r.url for r in map(Requirement, spec.requirements)}
+    urls: dict[str, str | None] = {
+        canonicalize_name(r.name): r.url for r in map(Requirement, spec.requirements)
+    }
     if pinned.wheel:
         urls[canonicalize_name(pinned.name)] = pinned.wheel.as_uri()
-    return tuple(dataclasses.replace(wheel, url=urls.get(wheel.name) or wheel.url) for wheel in wheels)
+    return tuple(
+        dataclasses.replace(wheel, url=urls.get(wheel.name) or wheel.url) for wheel in wheels
+    )

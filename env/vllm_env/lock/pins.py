@@ -28,7 +28,11 @@ from .spec import Pin, Spec
 _WHEEL_INDEX = "https://wheels.vllm.ai"
 _GIT_URL = "https://github.com/vllm-project/vllm.git"
 # git refuses a tree of another owner. In a container, the mounted tree always has another owner.
-_ANY_OWNER = {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "safe.directory", "GIT_CONFIG_VALUE_0": "*"}
+_ANY_OWNER = {
+    "GIT_CONFIG_COUNT": "1",
+    "GIT_CONFIG_KEY_0": "safe.directory",
+    "GIT_CONFIG_VALUE_0": "*",
+}
 _NOT_SOURCES = frozenset({".git", "build", "dist", "__pycache__", ".venv"})
 
 
@@ -77,7 +81,10 @@ def resolve_pin(workspace: Workspace, spec: Spec) -> PinnedVllm:
 
 def _refuse_in_dry_run(workspace: Workspace, pin: Pin) -> None:
     if workspace.dry_run:
-        raise NotKnownError(f"The cache has no wheel of {pin}.", remedy="Build it: the same command without --dry-run.")
+        raise NotKnownError(
+            f"The cache has no wheel of {pin}.",
+            remedy="Build it: the same command without --dry-run.",
+        )
 
 
 def _from_wheel(workspace: Workspace, pin: Pin) -> PinnedVllm:
@@ -90,7 +97,9 @@ def _from_wheel(workspace: Workspace, pin: Pin) -> PinnedVllm:
         with workspace.cache.staging() as staging:
             command = ["download", "--no-deps", "--quiet", "--dest", staging, pin.value]
             scratch = {"TMPDIR": str(staging)}  # a killed pip then leaves nothing in other folders
-            workspace.network.pip_command(command, f"download {pin.value}", env=scratch, remedy="Check the URL of the wheel.")
+            workspace.network.pip_command(
+                command, f"download {pin.value}", env=scratch, remedy="Check the URL of the wheel."
+            )
             wheel = _keep(staging, folder)
         if wheel is None:
             raise VllmEnvError(f"{pin} is not a wheel.", remedy="Give the URL of a .whl file.")
@@ -120,10 +129,14 @@ def _of_wheel(wheel: Path, *, origin: str, commit: str = "") -> PinnedVllm:
     try:
         parse_wheel_filename(wheel.name)
         with zipfile.ZipFile(wheel) as archive:
-            metadata = next(n for n in archive.namelist() if re.fullmatch(r"[^/]+\.dist-info/METADATA", n))
+            metadata = next(
+                n for n in archive.namelist() if re.fullmatch(r"[^/]+\.dist-info/METADATA", n)
+            )
             declared = HeaderParser().parsestr(archive.read(metadata).decode())["Name"]
             if not any(n == "vllm/__init__.py" for n in archive.namelist()):
-                raise UsageError(f"The wheel {wheel} holds no vllm package.", remedy="Give a wheel of vLLM.")
+                raise UsageError(
+                    f"The wheel {wheel} holds no vllm package.", remedy="Give a wheel of vLLM."
+                )
     except (InvalidWheelFilename, zipfile.BadZipFile, StopIteration, OSError) as error:
         raise UsageError(
             f"{wheel} is not a wheel that can be installed: {error or 'it has no metadata'}.",
@@ -170,7 +183,9 @@ def _wheel_of_commit(workspace: Workspace, index: str, spec: Spec) -> Path | Non
                 *(["--cert", pip.cert] if pip.cert else []), "--index-url", place, "vllm",
             ]  # fmt: skip
             try:
-                workspace.network.pip_command(command, f"find the wheel of commit {sha}", env={"TMPDIR": str(staging)})
+                workspace.network.pip_command(
+                    command, f"find the wheel of commit {sha}", env={"TMPDIR": str(staging)}
+                )
             except CommandError:
                 continue
             return _keep(staging, folder)
@@ -184,7 +199,11 @@ def _clone(workspace: Workspace, url: str, sha: str, tree: Path) -> None:
         run(["git", "init", "--quiet", work], what="make a git repository", remedy="Install git.")
         fetch = ["-C", work, "fetch", "--quiet", "--depth", "1", url, sha]
         workspace.network.git(fetch, f"fetch commit {sha} from {url}", remedy=remedy)
-        run(["git", "-C", work, "checkout", "--quiet", "FETCH_HEAD"], what=f"check out {sha}", remedy=remedy)
+        run(
+            ["git", "-C", work, "checkout", "--quiet", "FETCH_HEAD"],
+            what=f"check out {sha}",
+            remedy=remedy,
+        )
         (work / ".complete").touch()
         put_in_place(work, tree)
 
@@ -193,7 +212,9 @@ def _built_folder(workspace: Workspace, spec: Spec, identity: str) -> Path:
     """Return the cache folder of a wheel built from a commit or tree; it depends on Python, torch and build variables, too."""
     precompiled = bool(os.environ.get("VLLM_USE_PRECOMPILED"))
     device = os.environ.get("VLLM_TARGET_DEVICE", "")
-    return workspace.cache.path("wheels", key_of("built", identity, spec.python, spec.torch_backend, precompiled, device))
+    return workspace.cache.path(
+        "wheels", key_of("built", identity, spec.python, spec.torch_backend, precompiled, device)
+    )
 
 
 def _build_wheel(workspace: Workspace, tree: Path, spec: Spec, commit: str, folder: Path) -> Path:
@@ -201,7 +222,9 @@ def _build_wheel(workspace: Workspace, tree: Path, spec: Spec, commit: str, fold
     with workspace.cache.staging() as staging:
         # Sets the times in the wheel's ZIP. Without it, each build of the same tree would have another digest.
         environment = {"SOURCE_DATE_EPOCH": str(EPOCH), "TMPDIR": str(staging), **_ANY_OWNER}
-        if commit:  # vLLM's build then uses the compiled parts of this commit and does not compile them
+        if (
+            commit
+        ):  # vLLM's build then uses the compiled parts of this commit and does not compile them
             environment |= {"VLLM_PRECOMPILED_WHEEL_COMMIT": commit}
         workspace.network.uv(
             ["build", "--wheel", "--python", spec.python, "--out-dir", staging, tree],
@@ -211,7 +234,9 @@ def _build_wheel(workspace: Workspace, tree: Path, spec: Spec, commit: str, fold
         )
         wheel = _keep(staging, folder)
     if wheel is None:
-        raise VllmEnvError(f"The build of {tree} left no wheel.", remedy="Try uv build --wheel in that folder.")
+        raise VllmEnvError(
+            f"The build of {tree} left no wheel.", remedy="Try uv build --wheel in that folder."
+        )
     return wheel
 
 
@@ -219,7 +244,9 @@ def _tree_digest(tree: Path) -> str:
     """Return the SHA-256 of a source tree's content, without the files that builds leave in it."""
     digest = hashlib.sha256()
     for folder, folders, files in os.walk(tree):
-        folders[:] = sorted(f for f in folders if f not in _NOT_SOURCES and not f.endswith(".egg-info"))
+        folders[:] = sorted(
+            f for f in folders if f not in _NOT_SOURCES and not f.endswith(".egg-info")
+        )
         for name in sorted(files):
             file = Path(folder, name)
             content = str(file.readlink()) if file.is_symlink() else file_sha256(file)
@@ -237,6 +264,10 @@ def _head_of(tree: Path) -> str:
         # --no-optional-locks: git status would otherwise write the refreshed index into the user's tree.
         state = [*git, "--no-optional-locks", "status", "--porcelain", "--untracked-files=no"]
         dirty = run(state, what="read the state of the source tree", env=_ANY_OWNER).strip()
-        return "" if dirty else run([*git, "rev-parse", "HEAD"], what="read its commit", env=_ANY_OWNER).strip()
+        return (
+            ""
+            if dirty
+            else run([*git, "rev-parse", "HEAD"], what="read its commit", env=_ANY_OWNER).strip()
+        )
     except CommandError:
         return ""

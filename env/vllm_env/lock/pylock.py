@@ -73,8 +73,14 @@ class Inputs:
 
     def drift(self, now: "Inputs") -> str:
         """Return how these inputs differ from ``now``, with both values; "" if they are equal."""
-        pairs = ((f.name, getattr(self, f.name), getattr(now, f.name)) for f in dataclasses.fields(self))
-        return "; ".join(f"{name} was {_shown(old)} and is {_shown(new)}" for name, old, new in pairs if old != new)
+        pairs = (
+            (f.name, getattr(self, f.name), getattr(now, f.name)) for f in dataclasses.fields(self)
+        )
+        return "; ".join(
+            f"{name} was {_shown(old)} and is {_shown(new)}"
+            for name, old, new in pairs
+            if old != new
+        )
 
 
 def _shown(value: object) -> str:
@@ -143,7 +149,9 @@ def write_pylock(lock: Lock, file: Path) -> None:
         "lock-version": "1.0",
         "created-by": "gen_vllm_env.sh --upgrade",
         "requires-python": f"=={lock.spec.python}.*",
-        "packages": [_package(wheel) for wheel in sorted(lock.wheels, key=lambda wheel: wheel.name)],
+        "packages": [
+            _package(wheel) for wheel in sorted(lock.wheels, key=lambda wheel: wheel.name)
+        ],
         "tool": {_TOOL: tool},
     }
     Pylock.from_dict(document).validate()
@@ -171,11 +179,19 @@ def read_pylock(file: Path) -> LockFile:
         packages = Pylock.from_dict(document).packages
         tool = document["tool"][_TOOL]
         if tool["format"] != _FORMAT:
-            raise VllmEnvError(f"The lock {file} has format {tool['format']}, not {_FORMAT}.", remedy=_UPGRADE)
-        given: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in tool["inputs"].items()}
+            raise VllmEnvError(
+                f"The lock {file} has format {tool['format']}, not {_FORMAT}.", remedy=_UPGRADE
+            )
+        given: dict[str, Any] = {
+            k: tuple(v) if isinstance(v, list) else v for k, v in tool["inputs"].items()
+        }
         inputs = Inputs(**given)
         conda = tool.get("conda", {}).get(REMOTE)
-        layer = CondaLayer(REMOTE, tuple(CondaPackage(**package) for package in conda)) if conda else None
+        layer = (
+            CondaLayer(REMOTE, tuple(CondaPackage(**package) for package in conda))
+            if conda
+            else None
+        )
         return LockFile(inputs, tuple(_wheel(package) for package in packages), layer)
     except (ValueError, TypeError, KeyError, PylockValidationError) as error:
         raise VllmEnvError(f"The lock {file} is damaged: {error}.", remedy=_UPGRADE) from error
@@ -191,4 +207,6 @@ def _wheel(package: Package) -> LockedWheel:
     index = str((package.tool or {}).get(_TOOL, {}).get("index", ""))
     url = place.path if package.archive else ""
     version = str(package.version or parse_wheel_filename(name)[1])
-    return LockedWheel(str(package.name), version, name, place.hashes["sha256"], place.size or 0, index, url)
+    return LockedWheel(
+        str(package.name), version, name, place.hashes["sha256"], place.size or 0, index, url
+    )

@@ -22,7 +22,9 @@ from .spec import Spec, read_toml
 _OLDEST = 5  # manylinux_2_5 is manylinux1, the oldest platform that wheels name
 
 
-def resolve(workspace: Workspace, spec: Spec, rules: ReleaseRules, pinned: PinnedVllm) -> tuple[LockedWheel, ...]:
+def resolve(
+    workspace: Workspace, spec: Spec, rules: ReleaseRules, pinned: PinnedVllm
+) -> tuple[LockedWheel, ...]:
     """Return a spec's wheels for one Triton release.
 
     Raises:
@@ -30,9 +32,15 @@ def resolve(workspace: Workspace, spec: Spec, rules: ReleaseRules, pinned: Pinne
     """
     numpy = [rules.numpy_bound] if rules.numpy_bound else []
     # A marker that is never true drops a requirement. NumPy's bound must be an override: some packages declare numpy>=2.
-    overrides = [*spec.overrides, *numpy, *(f'{name}; sys_platform == "never"' for name in spec.drop)]
+    overrides = [
+        *spec.overrides,
+        *numpy,
+        *(f'{name}; sys_platform == "never"' for name in spec.drop),
+    ]
     with workspace.cache.staging() as folder:
-        (folder / "in.txt").write_text("\n".join([pinned.requirement, *spec.requirements, *numpy]) + "\n")
+        (folder / "in.txt").write_text(
+            "\n".join([pinned.requirement, *spec.requirements, *numpy]) + "\n"
+        )
         (folder / "overrides.txt").write_text("\n".join(overrides) + "\n")
         answer = folder / "pylock.toml"
         command = [
@@ -51,9 +59,13 @@ def resolve(workspace: Workspace, spec: Spec, rules: ReleaseRules, pinned: Pinne
         document = Pylock.from_dict(read_toml(answer))
     environment: Any = {"python_version": spec.python, "python_full_version": f"{spec.python}.0"}
     try:
-        chosen = list(document.select(environment=environment, tags=_tags(spec.python, rules.glibc)))
+        chosen = list(
+            document.select(environment=environment, tags=_tags(spec.python, rules.glibc))
+        )
     except PylockSelectError as error:
-        raise VllmEnvError(f"{error}.", remedy="Pin another version of that package: --with 'NAME==VERSION'.") from error
+        raise VllmEnvError(
+            f"{error}.", remedy="Pin another version of that package: --with 'NAME==VERSION'."
+        ) from error
     return tuple(_locked(package, file, pinned, spec) for package, file in chosen)
 
 
@@ -61,8 +73,16 @@ def _tags(python: str, glibc: int) -> list[Tag]:
     """Return the tags of compatible wheels, in pip's order of preference."""
     version = tuple(int(n) for n in python.split("."))
     platforms = [f"manylinux_2_{minor}_x86_64" for minor in range(glibc, _OLDEST - 1, -1)]
-    platforms += ["manylinux2014_x86_64", "manylinux2010_x86_64", "manylinux1_x86_64", "linux_x86_64"]
-    return [*cpython_tags(version, platforms=platforms), *compatible_tags(version, f"cp{version[0]}{version[1]}", platforms)]
+    platforms += [
+        "manylinux2014_x86_64",
+        "manylinux2010_x86_64",
+        "manylinux1_x86_64",
+        "linux_x86_64",
+    ]
+    return [
+        *cpython_tags(version, platforms=platforms),
+        *compatible_tags(version, f"cp{version[0]}{version[1]}", platforms),
+    ]
 
 
 def _locked(package: Package, file: object, pinned: PinnedVllm, spec: Spec) -> LockedWheel:
@@ -73,7 +93,9 @@ def _locked(package: Package, file: object, pinned: PinnedVllm, spec: Spec) -> L
     version, name = str(package.version), urllib.parse.unquote(file.filename)
     # No public registry has a local version such as 2.13.0+cpu, even if this machine got it from somewhere else.
     index = PYTORCH if spec.torch_backend and "+" in version else ""
-    return LockedWheel(str(package.name), version, name, file.hashes["sha256"], file.size or _size_of(file), index)
+    return LockedWheel(
+        str(package.name), version, name, file.hashes["sha256"], file.size or _size_of(file), index
+    )
 
 
 def _size_of(wheel: PackageWheel) -> int:
@@ -90,7 +112,14 @@ def _from_archive(package: Package, archive: PackageArchive, pinned: PinnedVllm)
     wheel = pinned.wheel if pinned.wheel and pinned.wheel.name == file else None
     digest = archive.hashes.get("sha256") or (file_sha256(wheel) if wheel else "")
     size = wheel.stat().st_size if wheel else archive.size or 0
-    return LockedWheel(str(package.name), str(package.version or parse_wheel_filename(file)[1]), file, digest, size, url=place)
+    return LockedWheel(
+        str(package.name),
+        str(package.version or parse_wheel_filename(file)[1]),
+        file,
+        digest,
+        size,
+        url=place,
+    )
 
 
 def _explained(workspace: Workspace, error: CommandError, spec: Spec) -> VllmEnvError:
@@ -102,8 +131,14 @@ def _explained(workspace: Workspace, error: CommandError, spec: Spec) -> VllmEnv
             cause=_known_versions(workspace, spec.distribution),
             remedy="Pick one of these, or pin another way: --vllm-commit, --vllm-wheel, --vllm-source.",
         )
-    python = re.search(r"[Pp]ython>=?[\d.]+[^.]*?cannot be used|does not satisfy Python\S+", error.tail)
-    remedy = "Pick another --python." if python else "Change the pin, --with, or the spec's overrides, and try again."
+    python = re.search(
+        r"[Pp]ython>=?[\d.]+[^.]*?cannot be used|does not satisfy Python\S+", error.tail
+    )
+    remedy = (
+        "Pick another --python."
+        if python
+        else "Change the pin, --with, or the spec's overrides, and try again."
+    )
     what = f"The requirements of {spec.pin} for Python {spec.python} have no solution."
     return CommandError(what, tail=error.tail, remedy=remedy)
 

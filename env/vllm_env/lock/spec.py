@@ -23,7 +23,12 @@ else:
 PinKind = Literal["release", "commit", "wheel", "source"]
 DEFAULT_SPEC = CHECKOUT / "env" / "vllm_env.toml"
 # Key in the spec file -> kind of pin.
-_PIN_KEYS: dict[str, PinKind] = {"vllm": "release", "commit": "commit", "wheel": "wheel", "source": "source"}
+_PIN_KEYS: dict[str, PinKind] = {
+    "vllm": "release",
+    "commit": "commit",
+    "wheel": "wheel",
+    "source": "source",
+}
 _LIST_KEYS = ("requirements", "drop", "overrides")
 _STRING_KEYS = ("distribution", "python", "torch_backend", "wheel_index", "git_url")
 PIN_OPTIONS: dict[PinKind, str] = {
@@ -101,8 +106,12 @@ def load_spec(profile: str, overrides: Overrides, path: Path | None = None) -> S
     table = _profile_table(file, profile)
     spec = _from_table(table, profile, file)
     # --with adds packages to the profile's. Every other option replaces the profile's value.
-    given: dict[str, Any] = {name: value for name, value in vars(overrides).items() if value and name != "packages"}
-    requirements = spec.requirements + tuple(p for p in overrides.packages if p not in spec.requirements)
+    given: dict[str, Any] = {
+        name: value for name, value in vars(overrides).items() if value and name != "packages"
+    }
+    requirements = spec.requirements + tuple(
+        p for p in overrides.packages if p not in spec.requirements
+    )
     changed = dataclasses.replace(spec, requirements=requirements, **given)
     _validate(changed)
     return dataclasses.replace(changed, is_default=changed == spec)
@@ -129,8 +138,12 @@ def only_profile(path: Path) -> str | None:
 def check_save(spec: Spec, file: Path) -> None:
     """Raise a UsageError if ``--save`` would replace the spec that is read, or a file that is not a spec of only this profile."""
     if file.suffix != ".toml":
-        raise UsageError(f"--save {file}: a spec is a .toml file.", remedy=f"Write {file.name}.toml.")
-    if file.exists() and (file.resolve() == spec.path.resolve() or only_profile(file) != spec.profile):
+        raise UsageError(
+            f"--save {file}: a spec is a .toml file.", remedy=f"Write {file.name}.toml."
+        )
+    if file.exists() and (
+        file.resolve() == spec.path.resolve() or only_profile(file) != spec.profile
+    ):
         raise UsageError(
             f"--save {file}: it is there already, and not a spec of the profile {spec.profile} alone.",
             remedy="Name another file.",
@@ -153,16 +166,26 @@ def _profile_table(file: Path, profile: str) -> dict[str, Any]:
     try:
         document = read_toml(file)
     except OSError as error:
-        raise UsageError(f"The spec {file} cannot be read: {error.strerror}.", remedy="Check --spec.") from error
+        raise UsageError(
+            f"The spec {file} cannot be read: {error.strerror}.", remedy="Check --spec."
+        ) from error
     except ValueError as error:
-        raise UsageError(f"The spec {file} is not TOML: {error}.", remedy="See env/vllm_env.toml for the form.") from error
+        raise UsageError(
+            f"The spec {file} is not TOML: {error}.", remedy="See env/vllm_env.toml for the form."
+        ) from error
     _refuse_unknown(document, {"profile"}, f"the spec {file}")
     profiles = document.get("profile", {})
     if profile not in profiles:
-        raise UsageError(f"The spec {file} has no profile {profile!r}.", remedy=f"It has: {', '.join(profiles) or 'none'}.")
+        raise UsageError(
+            f"The spec {file} has no profile {profile!r}.",
+            remedy=f"It has: {', '.join(profiles) or 'none'}.",
+        )
     table = profiles[profile]
     if not isinstance(table, dict):
-        raise UsageError(f"profile.{profile} in {file} is not a table.", remedy="See env/vllm_env.toml for the form.")
+        raise UsageError(
+            f"profile.{profile} in {file} is not a table.",
+            remedy="See env/vllm_env.toml for the form.",
+        )
     return table
 
 
@@ -171,12 +194,21 @@ def _from_table(table: dict[str, Any], profile: str, file: Path) -> Spec:
     _refuse_unknown(table, {*_PIN_KEYS, *_LIST_KEYS, *_STRING_KEYS}, where)
     for key in (*_PIN_KEYS, *_STRING_KEYS):
         if not isinstance(table.get(key, ""), str):
-            raise UsageError(f"{key} in {where} must be a string, not {table[key]!r}.", remedy=f'Write {key} = "…".')
+            raise UsageError(
+                f"{key} in {where} must be a string, not {table[key]!r}.",
+                remedy=f'Write {key} = "…".',
+            )
     for key in _LIST_KEYS:
         value = table.get(key, [])
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-            raise UsageError(f"{key} in {where} must be a list of strings.", remedy=f'Write {key} = ["…"].')
-    pins = [Pin(kind, _placed(table[key], kind, file)) for key, kind in _PIN_KEYS.items() if table.get(key)]
+            raise UsageError(
+                f"{key} in {where} must be a list of strings.", remedy=f'Write {key} = ["…"].'
+            )
+    pins = [
+        Pin(kind, _placed(table[key], kind, file))
+        for key, kind in _PIN_KEYS.items()
+        if table.get(key)
+    ]
     if len(pins) != 1:
         what = f"{where} must pin exactly one vLLM, not {len(pins)}."
         raise UsageError(what, remedy="Keep one of vllm, commit, wheel, source.")
@@ -200,7 +232,9 @@ def _refuse_unknown(table: dict[str, Any], known: set[str], where: str) -> None:
 
 def _validate(spec: Spec) -> None:
     if not re.fullmatch(r"3\.\d{1,2}", spec.python):
-        raise UsageError(f"--python {spec.python} is not a Python version.", remedy="Write it like 3.11 or 3.12.")
+        raise UsageError(
+            f"--python {spec.python} is not a Python version.", remedy="Write it like 3.11 or 3.12."
+        )
     for requirement in (*spec.requirements, *spec.overrides):
         try:
             Requirement(requirement)
@@ -209,7 +243,10 @@ def _validate(spec: Spec) -> None:
             raise UsageError(what, remedy="Write it like ray or 'ray>=2.40'.") from error
     for name in (spec.distribution, *spec.drop):
         if not re.fullmatch(r"[A-Za-z0-9]([\w.-]*[A-Za-z0-9])?", name):
-            raise UsageError(f"{name!r} is not a distribution's name.", remedy="Write it like vllm or torchvision.")
+            raise UsageError(
+                f"{name!r} is not a distribution's name.",
+                remedy="Write it like vllm or torchvision.",
+            )
     _validate_pin(spec.pin)
 
 
@@ -220,8 +257,18 @@ def _validate_pin(pin: Pin) -> None:
         except InvalidVersion as error:
             raise UsageError(f"{pin} is not a version.", remedy="Write it like 0.32.0.") from error
     elif pin.kind == "commit" and not re.fullmatch(r"[0-9a-f]{40}", pin.value):
-        raise UsageError(f"{pin} is not a full commit SHA.", remedy="Give all 40 hexadecimal digits (git rev-parse COMMIT).")
+        raise UsageError(
+            f"{pin} is not a full commit SHA.",
+            remedy="Give all 40 hexadecimal digits (git rev-parse COMMIT).",
+        )
     elif pin.kind == "wheel" and "://" not in pin.value and not Path(pin.value).is_file():
-        raise UsageError(f"{pin}: there is no such file.", remedy="Give the path or the URL of a .whl file.")
-    elif pin.kind == "source" and not any((Path(pin.value) / f).is_file() for f in ("pyproject.toml", "setup.py")):
-        raise UsageError(f"{pin} is not a Python source tree.", remedy="Give the folder that holds vLLM's pyproject.toml.")
+        raise UsageError(
+            f"{pin}: there is no such file.", remedy="Give the path or the URL of a .whl file."
+        )
+    elif pin.kind == "source" and not any(
+        (Path(pin.value) / f).is_file() for f in ("pyproject.toml", "setup.py")
+    ):
+        raise UsageError(
+            f"{pin} is not a Python source tree.",
+            remedy="Give the folder that holds vLLM's pyproject.toml.",
+        )

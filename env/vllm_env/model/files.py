@@ -44,7 +44,9 @@ def parse_config(file: Path, text: str) -> ModelConfig:
     try:
         text_format.Parse(text, config, allow_unknown_field=True)
     except text_format.ParseError as error:
-        raise VllmEnvError(f"{file} is no model configuration: {error}.", remedy="Mend that line.") from error
+        raise VllmEnvError(
+            f"{file} is no model configuration: {error}.", remedy="Mend that line."
+        ) from error
     return config
 
 
@@ -126,7 +128,9 @@ def _differing(one: Path, other: Path) -> list[str]:
     # An argument with the value null counts as different from a missing one.
     first, second = documents
     return sorted(
-        name for name in first.keys() | second.keys() if (name in first, first.get(name)) != (name in second, second.get(name))
+        name
+        for name in first.keys() | second.keys()
+        if (name in first, first.get(name)) != (name in second, second.get(name))
     )
 
 
@@ -134,6 +138,8 @@ def _read(file: Path) -> str:
     try:
         return file.read_text("utf-8")
     except FileNotFoundError as error:
-        raise VllmEnvError(f"{file} is missing.", cause="Triton loads no model without it.", remedy=_COPY) from error
+        raise VllmEnvError(
+            f"{file} is missing.", cause="Triton loads no model without it.", remedy=_COPY
+        ) from error
     except UnicodeDecodeError as error:
         raise VllmEnvError(f"{file} is not UTF-8: {error}.", remedy="Write it as UTF-8.") from error

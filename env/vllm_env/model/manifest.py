@@ -29,7 +29,13 @@ SBOM_NAME = "vllm_env.cdx.json"
 CACHE_NAME = "vllm_cache"
 """The folder of vLLM's caches in the model's folder, which ``--warm`` fills."""
 FORMAT = 1
-_NAMED = ("torch", "numpy", "transformers", "setuptools", "triton")  # the manifest records their versions
+_NAMED = (
+    "torch",
+    "numpy",
+    "transformers",
+    "setuptools",
+    "triton",
+)  # the manifest records their versions
 
 
 @dataclass(frozen=True)
@@ -114,7 +120,10 @@ class Manifest:
 
     def expected(self) -> Expected:
         """Return the expected properties of the published environment. The manifest has only the most important versions."""
-        versions = {**self.versions, str(canonicalize_name(self.vllm.distribution)): self.vllm.version}
+        versions = {
+            **self.versions,
+            str(canonicalize_name(self.vllm.distribution)): self.vllm.version,
+        }
         profile = str(self.spec.get("profile", "cpu"))
         return Expected(self.stub.python, self.stub.release, versions, profile=profile)
 
@@ -124,7 +133,9 @@ def _has_size(file: Path, size: int) -> bool:
     return file.is_dir() or (file.is_file() and file.stat().st_size == size)
 
 
-def describe_build(key: str, prefix: Prefix, stub: Stub, layout: Layout, packed: Packed) -> Manifest:
+def describe_build(
+    key: str, prefix: Prefix, stub: Stub, layout: Layout, packed: Packed
+) -> Manifest:
     """Return the manifest of a build."""
     lock = prefix.lock
     versions = lock.versions()
@@ -133,7 +144,9 @@ def describe_build(key: str, prefix: Prefix, stub: Stub, layout: Layout, packed:
     return Manifest(
         key=key,
         layout=layout.name,
-        vllm=VllmRecord(versions.get(str(canonicalize_name(name)), ""), lock.vllm.commit, name, lock.vllm.origin),
+        vllm=VllmRecord(
+            versions.get(str(canonicalize_name(name)), ""), lock.vllm.commit, name, lock.vllm.origin
+        ),
         python=lock.python,
         versions={n: versions[n] for n in _NAMED if n in versions},
         triton_release=stub.release,
@@ -159,7 +172,9 @@ def read_manifest(model: Path) -> Manifest | None:
     try:
         document = json.loads(file.read_text("utf-8"))
         if document.get("format") != FORMAT:
-            raise VllmEnvError(f"{file} has format {document.get('format')}, not {FORMAT}.", remedy=REBUILD)
+            raise VllmEnvError(
+                f"{file} has format {document.get('format')}, not {FORMAT}.", remedy=REBUILD
+            )
         document["vllm"] = VllmRecord(**document["vllm"])
         document["archive"] = EnvironmentRecord(**document["archive"])
         document["parts"] = tuple(EnvironmentRecord(**part) for part in document.get("parts", ()))
@@ -189,10 +204,14 @@ def check_files(model: Path, manifest: Manifest) -> None:
         if file.is_dir():
             continue
         if not file.is_file():
-            raise VllmEnvError(f"{file} is missing.", cause="The manifest names it.", remedy=REBUILD)
+            raise VllmEnvError(
+                f"{file} is missing.", cause="The manifest names it.", remedy=REBUILD
+            )
         if file.stat().st_size != record.size or file_sha256(file) != record.sha256:
             raise VllmEnvError(
-                f"{file} is not what {model / MANIFEST_NAME} says.", cause="It was changed or cut off.", remedy=REBUILD
+                f"{file} is not what {model / MANIFEST_NAME} says.",
+                cause="It was changed or cut off.",
+                remedy=REBUILD,
             )
 
 
@@ -202,13 +221,18 @@ def render_sbom(lock: Lock) -> str:
     It has a component for each conda package and each wheel, with package URL, version and SHA-256.
     """
     wheels = sorted(lock.wheels, key=lambda wheel: wheel.name)
-    parts = [_component(f"pkg:conda/{p.name}@{p.version}?build={p.build}&subdir={p.subdir}", p) for p in lock.conda.packages]
+    parts = [
+        _component(f"pkg:conda/{p.name}@{p.version}?build={p.build}&subdir={p.subdir}", p)
+        for p in lock.conda.packages
+    ]
     parts += [_component(f"pkg:pypi/{wheel.name}@{wheel.version}", wheel) for wheel in wheels]
     document = {
         "bomFormat": "CycloneDX",
         "specVersion": "1.5",
         "version": 1,
-        "metadata": {"component": {"type": "application", "name": "vllm_env", "version": lock.digest}},
+        "metadata": {
+            "component": {"type": "application", "name": "vllm_env", "version": lock.digest}
+        },
         "components": parts,
     }
     return json.dumps(document, indent=1) + "\n"
@@ -216,4 +240,11 @@ def render_sbom(lock: Lock) -> str:
 
 def _component(url: str, part: CondaPackage | LockedWheel) -> dict[str, Any]:
     hashes = [{"alg": "SHA-256", "content": part.sha256}]
-    return {"type": "library", "bom-ref": url, "name": part.name, "version": part.version, "purl": url, "hashes": hashes}
+    return {
+        "type": "library",
+        "bom-ref": url,
+        "name": part.name,
+        "version": part.version,
+        "purl": url,
+        "hashes": hashes,
+    }

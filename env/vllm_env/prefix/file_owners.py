@@ -65,7 +65,9 @@ def read_installed(packages: Path) -> dict[Distribution, Owned]:
     for found in importlib.metadata.distributions(path=[str(packages)]):
         metadata = found.metadata
         distribution = Distribution(str(canonicalize_name(metadata["Name"])), metadata["Version"])
-        owned[distribution] = Owned(_rows(found.read_text("RECORD") or ""), tuple(metadata.get_all("Requires-Dist") or ()))
+        owned[distribution] = Owned(
+            _rows(found.read_text("RECORD") or ""), tuple(metadata.get_all("Requires-Dist") or ())
+        )
     return owned
 
 
@@ -105,10 +107,19 @@ def check_clashes(clashes: Iterable[Clash], owned: Mapping[Distribution, Owned])
         return
     (one, other), paths = max(pairs.items(), key=lambda item: len(item[1]))
     more = f" {len(pairs) - 1} more pairs of packages clash as well." if len(pairs) > 1 else ""
-    count, shortest = f"{len(paths)} file{'s' if len(paths) > 1 else ''}", min(paths, key=lambda path: (path.count("/"), path))
+    count, shortest = (
+        f"{len(paths)} file{'s' if len(paths) > 1 else ''}",
+        min(paths, key=lambda path: (path.count("/"), path)),
+    )
     raise VllmEnvError(
         f"{one} and {other} own {count} with different contents, such as {shortest}.{more}",
-        cause=" ".join(["The one that is installed last wins, for both.", *_asked_by(one, owned), *_asked_by(other, owned)]),
+        cause=" ".join(
+            [
+                "The one that is installed last wins, for both.",
+                *_asked_by(one, owned),
+                *_asked_by(other, owned),
+            ]
+        ),
         remedy=_remedy(one, other, len(paths), owned),
     )
 
@@ -124,11 +135,17 @@ def _asked_by(wanted: Distribution, owned: Mapping[Distribution, Owned]) -> list
                 continue
             applies = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
             if canonicalize_name(requirement.name) == wanted.name and applies:
-                found.append(f"{distribution.name} ({requirement.specifier})" if requirement.specifier else distribution.name)
+                found.append(
+                    f"{distribution.name} ({requirement.specifier})"
+                    if requirement.specifier
+                    else distribution.name
+                )
     return [f"{wanted.name} is required by {', '.join(sorted(set(found))[:3])}."] if found else []
 
 
-def _remedy(one: Distribution, other: Distribution, count: int, owned: Mapping[Distribution, Owned]) -> str:
+def _remedy(
+    one: Distribution, other: Distribution, count: int, owned: Mapping[Distribution, Owned]
+) -> str:
     """Return the constraint that most probably helps.
 
     There are two known cases:

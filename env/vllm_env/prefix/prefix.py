@@ -68,7 +68,9 @@ def has_prefix(workspace: Workspace, lock: Lock, keep: tuple[str, ...]) -> bool:
     return workspace.cache.path("prefixes", prefix_key(lock, keep), ".complete").is_file()
 
 
-def make_prefix(workspace: Workspace, lock: Lock, keep: tuple[str, ...] = (), triton: Path | None = None) -> Prefix:
+def make_prefix(
+    workspace: Workspace, lock: Lock, keep: tuple[str, ...] = (), triton: Path | None = None
+) -> Prefix:
     """Return the prefix of a lock from the cache, or make it.
 
     Args:
@@ -94,7 +96,9 @@ def make_prefix(workspace: Workspace, lock: Lock, keep: tuple[str, ...] = (), tr
         report.step(f"Python {lock.python}", 0.02)
         install_layer(workspace, lock.conda, prefix)
         _install_wheels(workspace, lock, prefix, staging)
-        owned = read_installed(site_packages(prefix))  # before the wheels' RECORD files are rewritten
+        owned = read_installed(
+            site_packages(prefix)
+        )  # before the wheels' RECORD files are rewritten
         check_clashes(find_clashes(owned), owned)
         install_runtime(prefix, lock.digest)
         prune(prefix, rules)
@@ -131,9 +135,13 @@ def _install_wheels(workspace: Workspace, lock: Lock, prefix: Path, staging: Pat
 def _complete_libraries(prefix: Path, profile: str, vendored: Path | None) -> None:
     """Pack libraries that the environment needs, but no wheel contains and a bare container lacks: vLLM's libnuma.so.1."""
     found = find_needed_libraries(prefix, profile)
-    added = add_libraries(with_dependencies(found.missing_libraries, prefix, vendored), prefix, found.missing)
+    added = add_libraries(
+        with_dependencies(found.missing_libraries, prefix, vendored), prefix, found.missing
+    )
     for library in added:
-        report.note(f"packed {library.source}, which the environment needs and a bare container lacks")
+        report.note(
+            f"packed {library.source}, which the environment needs and a bare container lacks"
+        )
     # Before the prefix is cached for later builds.
     check_missing_libraries(find_needed_libraries(prefix, profile) if added else found)
     for library in newer_glibc(added, found):
@@ -144,7 +152,15 @@ def _complete_libraries(prefix: Path, profile: str, vendored: Path | None) -> No
 def _compile(prefix: Path) -> None:
     script = inside.FOLDER / "compile_tree.py"
     run(
-        [prefix / "bin" / "python", "-I", "-S", script, prefix, NEUTRAL_PREFIX, str(os.cpu_count() or 1)],
+        [
+            prefix / "bin" / "python",
+            "-I",
+            "-S",
+            script,
+            prefix,
+            NEUTRAL_PREFIX,
+            str(os.cpu_count() or 1),
+        ],
         what="compile the environment to bytecode",
         # A fixed hash seed: otherwise the order of sets in constants would differ from build to build.
         env={"PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": ""},
@@ -155,4 +171,7 @@ def _compile(prefix: Path) -> None:
 def _show_compiled(line: str) -> None:
     numbers = line.split()
     if len(numbers) == 2 and numbers[0].isdigit():
-        report.step(f"bytecode {numbers[0]}/{numbers[1]}", 0.4 + 0.6 * int(numbers[0]) / max(1, int(numbers[1])))
+        report.step(
+            f"bytecode {numbers[0]}/{numbers[1]}",
+            0.4 + 0.6 * int(numbers[0]) / max(1, int(numbers[1])),
+        )

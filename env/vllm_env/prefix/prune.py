@@ -84,7 +84,14 @@ def _matches(prefix: Path, rules: tuple[Rule, ...]) -> Iterator[tuple[Path, Rule
     for folder, folders, files in os.walk(prefix):
         relative = os.path.relpath(folder, prefix)
         for name in [*files, *folders]:
-            rule = next((r for r in rules if r.pattern.fullmatch(name if relative == "." else f"{relative}/{name}")), None)
+            rule = next(
+                (
+                    r
+                    for r in rules
+                    if r.pattern.fullmatch(name if relative == "." else f"{relative}/{name}")
+                ),
+                None,
+            )
             if rule is None or (rule.inside and name in folders):
                 continue
             if name in folders:

@@ -51,7 +51,9 @@ def install_runtime(prefix: Path, identity: str) -> None:
     """
     packages = site_packages(prefix)
     if (packages / "ziglang" / "zig").is_file():
-        (prefix / "bin" / COMPILER).write_text(_COMPILER.format(packages=packages.relative_to(prefix)))
+        (prefix / "bin" / COMPILER).write_text(
+            _COMPILER.format(packages=packages.relative_to(prefix))
+        )
         (prefix / "bin" / COMPILER).chmod(0o755)
     # Triton looks for bin/activate in an unpacked environment, too; conda-pack adds it only to an archive.
     for name in ("activate", "deactivate"):
@@ -59,12 +61,20 @@ def install_runtime(prefix: Path, identity: str) -> None:
     shutil.copyfile(_HOOK, packages / f"{_MODULE}.py")
     (packages / _PTH).write_text(f"import {_MODULE}\n")
     kernels = f"{{cache}}/vllm_env/inductor/{identity[:16]}"
-    (packages / "_vllm_env_variables.txt").write_text(f"TORCHINDUCTOR_CACHE_DIR={kernels}\n", "utf-8")
+    (packages / "_vllm_env_variables.txt").write_text(
+        f"TORCHINDUCTOR_CACHE_DIR={kernels}\n", "utf-8"
+    )
 
 
 # uv and pip write these; they say how, when and from where a wheel was installed.
 _ACCIDENTS = ("uv_cache.json", "direct_url.json", "REQUESTED", "INSTALLER")
-_LOCAL_FIELDS = ("channel", "indexed_timestamp", "timestamp", "extracted_package_dir", "package_tarball_full_path")
+_LOCAL_FIELDS = (
+    "channel",
+    "indexed_timestamp",
+    "timestamp",
+    "extracted_package_dir",
+    "package_tarball_full_path",
+)
 # A shell starts the interpreter next to the script, wherever the environment is. Python reads the second line as a string.
 _SHEBANG = b"""#!/bin/sh
 '''exec' "$(dirname -- "$(realpath -- "$0")")/python" "$0" "$@"
@@ -82,7 +92,9 @@ def make_relocatable(prefix: Path, packages: Path) -> None:
             _rewrite_record(info / "RECORD", packages, changed)
     for accident in (prefix / "CACHEDIR.TAG", prefix / "conda-meta" / "history"):
         accident.unlink(missing_ok=True)
-    (prefix / "conda-meta" / "history").touch()  # conda-pack and conda recognise a prefix by this file
+    (
+        prefix / "conda-meta" / "history"
+    ).touch()  # conda-pack and conda recognise a prefix by this file
     for file in (prefix / "conda-meta").glob("*.json"):
         _rewrite_conda_record(file, prefix)
 
@@ -96,8 +108,12 @@ def set_times(prefix: Path) -> None:
 
 
 def _rewrite_scripts(prefix: Path) -> set[Path]:
-    first_line = re.compile(rb"\A#!" + re.escape(str(prefix).encode()) + rb"/bin/python[\d.]*[^\n]*\n")
-    trampoline = re.compile(rb"\A#!/bin/sh\n'''exec' '?" + re.escape(str(prefix).encode()) + rb"[^\n]*\n' '''\n")
+    first_line = re.compile(
+        rb"\A#!" + re.escape(str(prefix).encode()) + rb"/bin/python[\d.]*[^\n]*\n"
+    )
+    trampoline = re.compile(
+        rb"\A#!/bin/sh\n'''exec' '?" + re.escape(str(prefix).encode()) + rb"[^\n]*\n' '''\n"
+    )
     changed = set()
     for script in (prefix / "bin").iterdir():
         if script.is_symlink() or not script.is_file():
@@ -121,7 +137,11 @@ def _rewrite_conda_record(file: Path, prefix: Path) -> None:
     kept["files"] = [name for name in record["files"] if os.path.lexists(prefix / name)]
     paths, present = record.get("paths_data", {}), set(kept["files"])
     kept["paths_data"] = paths | {
-        "paths": [_as_it_is(p, prefix / p["_path"]) for p in paths.get("paths", []) if p["_path"] in present]
+        "paths": [
+            _as_it_is(p, prefix / p["_path"])
+            for p in paths.get("paths", [])
+            if p["_path"] in present
+        ]
     }
     write_whole(file, json.dumps(kept, indent=1, sort_keys=True))
 
@@ -140,7 +160,9 @@ def _rewrite_record(record: Path, packages: Path, changed: set[Path]) -> None:
         file = Path(os.path.normpath(packages / row[0]))
         if not file.exists() and not row[0].endswith(".pyc"):
             continue
-        if file in changed or (row[2:] and row[2].isdecimal() and int(row[2]) != file.stat().st_size):
+        if file in changed or (
+            row[2:] and row[2].isdecimal() and int(row[2]) != file.stat().st_size
+        ):
             data = file.read_bytes()
             digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
             row = [row[0], f"sha256={digest}", str(len(data))]  # noqa: PLW2901

@@ -22,7 +22,10 @@ _SEGMENT = struct.Struct("<IIQQQQQQ")
 _SECTION = struct.Struct("<IIQQQQIIQQ")
 _MAGIC = b"\x7fELF\x02\x01"  # 64 bits, little-endian
 _PROGRAM, _LIBRARY = 2, 3
-_MACHINES = (62, 183)  # x86-64 and AArch64. Code for GPUs is in ELF files, too, and their driver reads the symbols
+_MACHINES = (
+    62,
+    183,
+)  # x86-64 and AArch64. Code for GPUs is in ELF files, too, and their driver reads the symbols
 # Section types (SHT_SYMTAB, SHT_STRTAB, ...) and flags (SHF_ALLOC, SHF_INFO_LINK).
 _SYMBOLS, _STRINGS, _RELA, _NO_BITS, _REL, _GROUP, _SYMBOL_SECTIONS = 2, 3, 4, 8, 9, 17, 18
 _IS_LOADED, _INFO_IS_SECTION = 0x2, 0x40
@@ -106,14 +109,34 @@ def _require(condition: bool) -> None:  # noqa: FBT001 - reads like a sentence
 def _read(stream: BinaryIO) -> _Elf:
     size = stream.seek(0, 2)
     header = _FILE.unpack(_at(stream, 0, _FILE.size))
-    ident, kind, machine, _, _, segments_at, table, _, _, segment_size, segments, section_size, count, names_at = header
+    (
+        ident,
+        kind,
+        machine,
+        _,
+        _,
+        segments_at,
+        table,
+        _,
+        _,
+        segment_size,
+        segments,
+        section_size,
+        count,
+        names_at,
+    ) = header
     _require(ident.startswith(_MAGIC) and kind in (_PROGRAM, _LIBRARY) and machine in _MACHINES)
     _require((segment_size, section_size) == (_SEGMENT.size, _SECTION.size))
     _require(segments > 0 and 0 < names_at < count < _RESERVED)
-    sections = [_Section(*row) for row in _SECTION.iter_unpack(_at(stream, table, count * _SECTION.size))]
+    sections = [
+        _Section(*row) for row in _SECTION.iter_unpack(_at(stream, table, count * _SECTION.size))
+    ]
     strings = _at(stream, sections[names_at].offset, sections[names_at].size)
     names = [strings[s.name : strings.index(b"\0", s.name)] for s in sections]
-    mapped = [s[2] + s[5] for s in _SEGMENT.iter_unpack(_at(stream, segments_at, segments * _SEGMENT.size))]
+    mapped = [
+        s[2] + s[5]
+        for s in _SEGMENT.iter_unpack(_at(stream, segments_at, segments * _SEGMENT.size))
+    ]
     loaded = [s.end for s in sections if s.is_loaded and s.kind != _NO_BITS]
     fixed = max(_FILE.size, segments_at + segments * _SEGMENT.size, *mapped, *loaded)
     return _Elf(header, sections, names, fixed, table, names_at, size)
@@ -130,7 +153,9 @@ def _droppable(elf: _Elf) -> set[int]:
     sections = elf.sections
     free = {i for i, s in enumerate(sections) if i and not s.is_loaded}
     symbols = {i for i in free if sections[i].kind == _SYMBOLS}
-    strings = {sections[i].link for i in symbols if sections[sections[i].link].kind == _STRINGS} - {elf.names_at}
+    strings = {sections[i].link for i in symbols if sections[sections[i].link].kind == _STRINGS} - {
+        elf.names_at
+    }
     extended = {i for i in free if sections[i].kind == _SYMBOL_SECTIONS}
     debug = {i for i in free if elf.names[i].decode("latin-1").startswith(_DEBUG)}
     return (symbols | strings | extended | debug) & free
@@ -141,7 +166,11 @@ def _require_known(elf: _Elf, stream: BinaryIO) -> None:
 
     Other bytes may be data that a program looks for at the end of its own file.
     """
-    behind = [(s.offset, s.end, s.alignment) for s in elf.sections[1:] if s.kind != _NO_BITS and s.size and s.end > elf.fixed]
+    behind = [
+        (s.offset, s.end, s.alignment)
+        for s in elf.sections[1:]
+        if s.kind != _NO_BITS and s.size and s.end > elf.fixed
+    ]
     behind.append((elf.table, elf.table + len(elf.sections) * _SECTION.size, 8))
     position = elf.fixed
     for start, end, alignment in sorted(behind):
@@ -162,10 +191,16 @@ def _remaining(elf: _Elf, dropped: set[int]) -> _Elf:
     for section in (elf.sections[i] for i in kept):
         _require(section.is_loaded or section.alignment <= _PAGE)
         refers = section.kind in (_REL, _RELA) or section.flags & _INFO_IS_SECTION
-        _require(section.kind != _GROUP and section.link in number and (not refers or section.info in number))
+        _require(
+            section.kind != _GROUP
+            and section.link in number
+            and (not refers or section.info in number)
+        )
         info = number[section.info] if refers else section.info
         sections.append(section._replace(link=number[section.link], info=info))
-    return replace(elf, sections=sections, names=[elf.names[i] for i in kept], names_at=number[elf.names_at])
+    return replace(
+        elf, sections=sections, names=[elf.names[i] for i in kept], names_at=number[elf.names_at]
+    )
 
 
 def _write(elf: _Elf, source: BinaryIO, sink: BinaryIO) -> None:

@@ -90,7 +90,11 @@ def read_adoption(source: Path, target: Path, template: Path, environment: str) 
     _refuse_template(target, template)
     refuse_target(source, target)
     new = rewrite_config(file, text, environment)
-    rewritten = {name: document for name, document in documents.items() if document != _json_object(source / name)}
+    rewritten = {
+        name: document
+        for name, document in documents.items()
+        if document != _json_object(source / name)
+    }
     try:
         copied, left = _divide(source, documents)
     except OSError as error:
@@ -187,12 +191,19 @@ def stage_template(adoption: Adoption, template: Path, folder: Path) -> Path:
 
 
 def _is_same_or_above(folder: Path, other: Path) -> bool:
-    return folder.exists() and any(path.exists() and path.samefile(folder) for path in (other, *other.parents))
+    return folder.exists() and any(
+        path.exists() and path.samefile(folder) for path in (other, *other.parents)
+    )
 
 
 def _divide(source: Path, documents: Documents) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
     """Return the files to copy, and the files and folders that stay where they are."""
-    named = {Path(value) for document in documents.values() for value in document.values() if isinstance(value, str)}
+    named = {
+        Path(value)
+        for document in documents.values()
+        for value in document.values()
+        if isinstance(value, str)
+    }
     copied: list[Path] = []
     left: list[Path] = []
     waiting = [source]
@@ -201,7 +212,9 @@ def _divide(source: Path, documents: Documents) -> tuple[tuple[Path, ...], tuple
             name = path.relative_to(source).as_posix()
             if path.name == "__pycache__":
                 continue
-            if name == CODE:  # copy its small files even if the engine arguments name this folder as the model
+            if (
+                name == CODE
+            ):  # copy its small files even if the engine arguments name this folder as the model
                 waiting.append(path)
             elif name in _NOT_TAKEN or path in named:
                 left.append(path)
@@ -214,7 +227,9 @@ def _divide(source: Path, documents: Documents) -> tuple[tuple[Path, ...], tuple
 
 
 def _holds_weights(folder: Path) -> bool:
-    return any(_is_weights(Path(place, name)) for place, _, names in os.walk(folder) for name in names)
+    return any(
+        _is_weights(Path(place, name)) for place, _, names in os.walk(folder) for name in names
+    )
 
 
 def _is_weights(file: Path) -> bool:
@@ -231,7 +246,9 @@ def _unreadable(source: Path, error: OSError) -> VllmEnvError:
 
 def _require_folder(model: Path) -> None:
     if not model.is_dir():
-        raise UsageError(f"{model} is not a folder.", remedy="Name a model's folder, the one with config.pbtxt.")
+        raise UsageError(
+            f"{model} is not a folder.", remedy="Name a model's folder, the one with config.pbtxt."
+        )
 
 
 def _read(file: Path) -> str:
@@ -240,10 +257,15 @@ def _read(file: Path) -> str:
     except FileNotFoundError as error:
         cause = "Every model of Triton's has one; without it the official backend's model is not served either."
         raise VllmEnvError(
-            f"{file} is missing.", cause=cause, remedy="Name a model's folder, the one with config.pbtxt."
+            f"{file} is missing.",
+            cause=cause,
+            remedy="Name a model's folder, the one with config.pbtxt.",
         ) from error
     except (OSError, UnicodeDecodeError) as error:
-        raise VllmEnvError(f"{file} cannot be read: {error}.", remedy="Change its permissions, or write it as UTF-8.") from error
+        raise VllmEnvError(
+            f"{file} cannot be read: {error}.",
+            remedy="Change its permissions, or write it as UTF-8.",
+        ) from error
 
 
 def _check_version(model: Path) -> None:
@@ -254,7 +276,9 @@ def _check_version(model: Path) -> None:
     if versions != [CODE]:
         found = f"the versions {', '.join(versions)}" if versions else "no version"
         remedy = f"Leave one folder, {CODE}/ with model.json; make a model of its own of each other version."
-        raise VllmEnvError(f"{model} has {found}, and a model is adopted with version {CODE} alone.", remedy=remedy)
+        raise VllmEnvError(
+            f"{model} has {found}, and a model is adopted with version {CODE} alone.", remedy=remedy
+        )
 
 
 def _check_backend(model: Path, backend: str, environment: str) -> None:
@@ -282,14 +306,20 @@ def _documents(*models: Path) -> Documents:
     model = next((model for model in models if (model / arguments_file(model)).is_file()), None)
     if model is None:
         what = f"{models[0] / OFFICIAL_ARGS} is missing."
-        raise VllmEnvError(what, cause="It holds the engine arguments.", remedy='Write it, e.g. {"model": "…"}.')
+        raise VllmEnvError(
+            what, cause="It holds the engine arguments.", remedy='Write it, e.g. {"model": "…"}.'
+        )
     first = arguments_file(model)
     documents = {}
     for name in (first, OFFICIAL_ARGS):  # both files may exist, with the same content
         if (model / name).is_file():
             arguments = _json_object(model / name)
-            documents[name] = arguments | _whole_paths(model, {key: arguments.get(key) for key in ("model", "tokenizer")})
-    enabled = str(documents[first].get("enable_lora", "")).lower() == "true"  # without it, no backend reads the adapters' file
+            documents[name] = arguments | _whole_paths(
+                model, {key: arguments.get(key) for key in ("model", "tokenizer")}
+            )
+    enabled = (
+        str(documents[first].get("enable_lora", "")).lower() == "true"
+    )  # without it, no backend reads the adapters' file
     for name in (f"{CODE}/{LORA_NAME}", LORA_NAME):
         place = next((model for model in models if (model / name).is_file()), None)
         if enabled and place:
@@ -300,7 +330,11 @@ def _documents(*models: Path) -> Documents:
 
 # Values without a name of their own, such as "." or "/", are not looked up.
 def _whole_paths(model: Path, named: dict[str, Any]) -> dict[str, str]:
-    strings = {key: model / value for key, value in named.items() if isinstance(value, str) and value.strip("./")}
+    strings = {
+        key: model / value
+        for key, value in named.items()
+        if isinstance(value, str) and value.strip("./")
+    }
     return {key: str(path) for key, path in strings.items() if os.path.isdir(path)}  # noqa: PTH112 - False if it may not be entered
 
 
@@ -310,8 +344,12 @@ def _json_object(file: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise VllmEnvError(f"{file} is not JSON: {error}.", remedy="Correct it.") from error
     if not isinstance(document, dict):
-        remedy = 'Write {"NAME": "PATH", …}.' if file.name == LORA_NAME else 'Write {"model": "…", …}.'
-        raise VllmEnvError(f"{file} holds a JSON {type(document).__name__}, not an object.", remedy=remedy)
+        remedy = (
+            'Write {"NAME": "PATH", …}.' if file.name == LORA_NAME else 'Write {"model": "…", …}.'
+        )
+        raise VllmEnvError(
+            f"{file} holds a JSON {type(document).__name__}, not an object.", remedy=remedy
+        )
     return document
 
 
@@ -332,7 +370,9 @@ def _code_difference(target: Path, template: Path) -> str:
     old = _code(target / CODE)
     new = _code(template / CODE)
     names = sorted(old.keys() | new.keys())
-    return "".join(_unified(f"{CODE}/{name}", _text(old.get(name)), _text(new.get(name))) for name in names)
+    return "".join(
+        _unified(f"{CODE}/{name}", _text(old.get(name)), _text(new.get(name))) for name in names
+    )
 
 
 def _code(folder: Path) -> dict[str, Path]:
@@ -346,5 +386,7 @@ def _text(file: Path | None) -> str:
 
 
 def _unified(name: str, before: str, after: str) -> str:
-    lines = difflib.unified_diff(before.splitlines(), after.splitlines(), f"{name} (old)", f"{name} (new)", lineterm="")
+    lines = difflib.unified_diff(
+        before.splitlines(), after.splitlines(), f"{name} (old)", f"{name} (new)", lineterm=""
+    )
     return "".join(f"{line}\n" for line in lines)

@@ -26,13 +26,17 @@ def state_of(model: Path, left_out: Collection[str]) -> State:
     found: State = {}
     for folder, names, files in os.walk(model):
         if folder == str(model):
-            names[:] = [name for name in names if name not in left_out and not name.startswith(STAGING)]
+            names[:] = [
+                name for name in names if name not in left_out and not name.startswith(STAGING)
+            ]
             files = [name for name in files if name not in left_out]  # noqa: PLW2901
         for path in (Path(folder, name) for name in (*names, *files)):
             with contextlib.suppress(FileNotFoundError):
                 status = path.lstat()
                 # Only a folder's existence counts: its time changes with each of its entries, which are compared themselves.
-                found[path] = () if stat.S_ISDIR(status.st_mode) else (status.st_size, status.st_mtime_ns)
+                found[path] = (
+                    () if stat.S_ISDIR(status.st_mode) else (status.st_size, status.st_mtime_ns)
+                )
     return found
 
 
@@ -46,4 +50,6 @@ def refuse_changes(model: Path, new: Path, before: State, left_out: Collection[s
             if path.samefile(new / path.relative_to(model)):
                 continue
         what = f"{path} was changed while {model} was being replaced."
-        raise VllmEnvError(what, cause="The change would be lost; all is as it stands.", remedy="Try again.")
+        raise VllmEnvError(
+            what, cause="The change would be lost; all is as it stands.", remedy="Try again."
+        )

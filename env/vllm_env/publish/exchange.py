@@ -26,7 +26,10 @@ def exchange(one: Path, other: Path) -> bool:
         OSError: the folders may not be moved.
     """
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.renameat2(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0:
+    if (
+        libc.renameat2(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE)
+        == 0
+    ):
         return True
     code = ctypes.get_errno()
     # EXDEV: two file systems. EBUSY: a mount point. The others: not supported by the kernel or the file system.
@@ -47,7 +50,9 @@ def refuse_mounts(folder: Path, names: Iterable[str]) -> None:
 
 def publishing(workspace: Workspace, repository: Path) -> contextlib.AbstractContextManager[None]:
     """Hold the publishing lock of a repository, which builds in other containers may share."""
-    return workspace.locked(repository, f"another build publishes in {repository}; waiting for it to end")
+    return workspace.locked(
+        repository, f"another build publishes in {repository}; waiting for it to end"
+    )
 
 
 def staging_in(place: Path) -> contextlib.AbstractContextManager[Path]:
@@ -57,5 +62,8 @@ def staging_in(place: Path) -> contextlib.AbstractContextManager[Path]:
 
 def remove_abandoned_staging(repository: Path) -> list[Path]:
     """Remove the staging folders of dead builds next to and inside the repository; return the removed ones."""
-    candidates = [*repository.absolute().parent.glob(f"{STAGING}*"), *repository.glob(f"*/{STAGING}*")]
+    candidates = [
+        *repository.absolute().parent.glob(f"{STAGING}*"),
+        *repository.glob(f"*/{STAGING}*"),
+    ]
     return [folder for folder in candidates if remove_unlocked(folder)]

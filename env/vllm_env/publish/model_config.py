@@ -16,7 +16,11 @@ from vllm_env.model.files import ENVIRONMENT, MODEL_DIRECTORY, parse_config
 _GAP = r"(?:\s|#[^\n]*\n)*"  # may stand between the parts of a field: white space and comments
 _STRING = r"""("[^"\n]*"|'[^'\n]*')"""
 # Triton fills in the last two fields from the backend, and users copy them from what Triton then shows.
-_FIELDS = {"backend": "python", "runtime": "libtriton_python.so", "default_model_filename": "model.py"}
+_FIELDS = {
+    "backend": "python",
+    "runtime": "libtriton_python.so",
+    "default_model_filename": "model.py",
+}
 _ADDED = """\
 
 # Added by gen_vllm_env.sh adopt; the model declares its tensors itself.
@@ -57,9 +61,18 @@ def rewrite_config(file: Path, text: str, environment: str) -> str:
 def _refuse(file: Path, config: ModelConfig) -> None:
     wrong = ""
     if config.max_batch_size > 0:
-        wrong, remedy = f"max_batch_size: {config.max_batch_size}", "Write max_batch_size: 0, or leave it out."
-    elif config.HasField("model_transaction_policy") and not config.model_transaction_policy.decoupled:
-        wrong, remedy = "a model_transaction_policy that is not decoupled", "Write decoupled: true in it, or leave it out."
+        wrong, remedy = (
+            f"max_batch_size: {config.max_batch_size}",
+            "Write max_batch_size: 0, or leave it out.",
+        )
+    elif (
+        config.HasField("model_transaction_policy")
+        and not config.model_transaction_policy.decoupled
+    ):
+        wrong, remedy = (
+            "a model_transaction_policy that is not decoupled",
+            "Write decoupled: true in it, or leave it out.",
+        )
     if wrong:
         cause = "vLLM batches by itself and answers in parts; the official backend refuses this as well."
         raise VllmEnvError(f"{file} has {wrong}.", cause=cause, remedy=remedy)

@@ -77,9 +77,15 @@ def _link_tree(source: Path, target: Path) -> None:
     """Copy the folder ``source`` to ``target`` without the built files; its files become hard links."""
 
     def ignore(folder: str, names: list[str]) -> list[str]:
-        return [n for n in names if Path(folder) == source and (n in BUILT_NAMES or n.startswith(STAGING))]
+        return [
+            n
+            for n in names
+            if Path(folder) == source and (n in BUILT_NAMES or n.startswith(STAGING))
+        ]
 
-    shutil.copytree(source, target, symlinks=True, ignore=ignore, copy_function=link_or_copy, dirs_exist_ok=True)
+    shutil.copytree(
+        source, target, symlinks=True, ignore=ignore, copy_function=link_or_copy, dirs_exist_ok=True
+    )
     shutil.copystat(source, target)
     give_as(target, source)
 
@@ -127,7 +133,9 @@ def _ignore_of_template(
     patterns = shutil.ignore_patterns(*names_left)
     volumes = mounts_in(template)
     kept = {Path(CODE, name) for name in CODE_NAMES}
-    if _has_engine_args(target):  # either file holds the engine arguments; if one exists, the other is not missing
+    if _has_engine_args(
+        target
+    ):  # either file holds the engine arguments; if one exists, the other is not missing
         kept |= {Path(ENGINE_ARGS_NAME), Path(OFFICIAL_ARGS)}
 
     def is_kept(path: Path) -> bool:
@@ -155,7 +163,9 @@ def place_missing(built: BuiltSet, missing: Path, target: Path) -> None:
     if adopted:
         _place_folder(missing / CODE, target / CODE, owner)
         _place_code(missing / CODE, target / CODE, missing.parent)
-    if config.exists():  # without a new configuration the modes of the folders are the user's choice
+    if (
+        config.exists()
+    ):  # without a new configuration the modes of the folders are the user's choice
         let_read(target)
     for path in sorted(missing.rglob("*"), key=lambda path: (path == config, path)):
         place = target / path.relative_to(missing)
@@ -251,7 +261,9 @@ def set_environment_path(model: Path, name: str, current: Path | None = None) ->
     config = model / CONFIG_NAME
     text = (config if config.exists() else (current or model) / CONFIG_NAME).read_text("utf-8")
     names = "|".join(sorted({re.escape(layout.environment) for layout in LAYOUTS.values()}))
-    new = re.sub(rf"\$\$TRITON_MODEL_DIRECTORY/({names})(?=\")", f"$$TRITON_MODEL_DIRECTORY/{name}", text)
+    new = re.sub(
+        rf"\$\$TRITON_MODEL_DIRECTORY/({names})(?=\")", f"$$TRITON_MODEL_DIRECTORY/{name}", text
+    )
     if new != text:
         write_whole(config, new)
 
@@ -292,6 +304,10 @@ def _ignore(volumes: list[Path]) -> Callable[[str, list[str]], Iterable[str]]:
         elsewhere = [p for p in paths if p.is_dir() and (p.is_symlink() or p.resolve() in volumes)]
         # copytree's ignore_dangling_symlinks would take every relative link as dangling.
         dangling = {p.name for p in paths if not p.exists()}
-        return patterns(folder, names) | dangling | {p.name for p in elsewhere if not any(p.glob("*.py"))}
+        return (
+            patterns(folder, names)
+            | dangling
+            | {p.name for p in elsewhere if not any(p.glob("*.py"))}
+        )
 
     return ignore

@@ -14,7 +14,16 @@ import os
 from pathlib import Path
 
 from vllm_env.base.errors import VllmEnvError
-from vllm_env.base.filesystem import give, let_read, mounts_in, nearest, owner_of, remove_tree, require_space, sync
+from vllm_env.base.filesystem import (
+    give,
+    let_read,
+    mounts_in,
+    nearest,
+    owner_of,
+    remove_tree,
+    require_space,
+    sync,
+)
 from vllm_env.base.interrupts import interrupts_held
 from vllm_env.base.workspace import Workspace
 from vllm_env.layout import files
@@ -23,7 +32,14 @@ from vllm_env.model.manifest import MANIFEST_NAME
 
 from .adopt import refuse_target
 from .changes import refuse_changes, state_of
-from .exchange import STAGING, exchange, publishing, refuse_mounts, remove_abandoned_staging, staging_in
+from .exchange import (
+    STAGING,
+    exchange,
+    publishing,
+    refuse_mounts,
+    remove_abandoned_staging,
+    staging_in,
+)
 from .model_folder import (
     BUILT_NAMES,
     BuiltSet,
@@ -39,7 +55,9 @@ def check_writable(repository: Path, model: str) -> None:
     """Raise a VllmEnvError early if the repository cannot be written, or a volume is mounted over built files."""
     place = nearest(repository / model)
     if place.exists() and not place.is_dir():
-        raise VllmEnvError(f"--model-repository {repository}: {place} is not a folder.", remedy="Name a folder.")
+        raise VllmEnvError(
+            f"--model-repository {repository}: {place} is not a folder.", remedy="Name a folder."
+        )
     if not os.access(place, os.W_OK | os.X_OK) or os.statvfs(place).f_flag & os.ST_RDONLY:
         raise VllmEnvError(
             f"--model-repository {repository} cannot be written: no permission in {place}.",
@@ -48,7 +66,9 @@ def check_writable(repository: Path, model: str) -> None:
     refuse_mounts(repository / model, BUILT_NAMES)
 
 
-def publish(workspace: Workspace, built: BuiltSet, repository: Path, model: str, template: Path) -> Path:
+def publish(
+    workspace: Workspace, built: BuiltSet, repository: Path, model: str, template: Path
+) -> Path:
     """Place a built set in ``repository/model`` and return that folder.
 
     A repository without the model gets one from ``template``. The user's files stay as they are. Only EXECUTION_ENV_PATH in
@@ -101,10 +121,18 @@ def staging_place(target: Path) -> Path | None:
     exchange would take it away with the old folder.
     """
     repository, parent = target.parent, target.parent.absolute().parent
-    if mounts_in(target) or repository.resolve() in mounts_in(repository) or any(target.glob(f"{STAGING}*")):
+    if (
+        mounts_in(target)
+        or repository.resolve() in mounts_in(repository)
+        or any(target.glob(f"{STAGING}*"))
+    ):
         return None
     same = parent.stat().st_dev == repository.stat().st_dev
-    return parent if same and all(os.access(f, os.W_OK | os.X_OK) for f in (parent, repository)) else None
+    return (
+        parent
+        if same and all(os.access(f, os.W_OK | os.X_OK) for f in (parent, repository))
+        else None
+    )
 
 
 def _publish_by_exchange(built: BuiltSet, target: Path, template: Path, place: Path) -> None:
@@ -113,7 +141,9 @@ def _publish_by_exchange(built: BuiltSet, target: Path, template: Path, place: P
         new.mkdir()
         let_read(new)
         give(new, owner_of(target))
-        write_set(built, new)  # minutes for an unpacked environment; therefore note the user's files afterwards
+        write_set(
+            built, new
+        )  # minutes for an unpacked environment; therefore note the user's files afterwards
         before = state_of(target, BUILT_NAMES)
         stage_model(built, target, template, new)
         sync(new)

@@ -24,7 +24,12 @@ from vllm_env.inside import parts_unpack
 
 _PLACES = (  # names hard-coded in Triton's pb_env.cc and shm_manager, names from server.py, and names of multiprocessing
     (Path("/tmp"), re.compile(r"python_env_\w{6}|vllm_env_server_\w+|vllm_env_frontends_\w+")),  # noqa: S108
-    (Path("/dev/shm"), re.compile(r"triton_python_backend_shm_region_.*|vllm_env_[0-9a-f]{12}_.*|sem\.mp-[a-z0-9_]{8}")),  # noqa: S108
+    (
+        Path("/dev/shm"),  # noqa: S108
+        re.compile(
+            r"triton_python_backend_shm_region_.*|vllm_env_[0-9a-f]{12}_.*|sem\.mp-[a-z0-9_]{8}"
+        ),
+    ),
 )
 # The user's private caches in the folder for temporary files; the digits are the user's number. In a cache it is warm/.
 _WARM = re.compile(r"vllm_env_warm_\d+")
@@ -39,7 +44,9 @@ class Abandoned:
 
     def remove(self) -> None:
         """Delete it."""
-        shutil.rmtree(self.path, ignore_errors=True) if self.path.is_dir() else self.path.unlink(missing_ok=True)
+        shutil.rmtree(self.path, ignore_errors=True) if self.path.is_dir() else self.path.unlink(
+            missing_ok=True
+        )
 
 
 def find_abandoned(places: tuple[tuple[Path, re.Pattern[str]], ...] = _PLACES) -> list[Abandoned]:
@@ -68,7 +75,11 @@ def find_private_caches(roots: set[Path]) -> list[Abandoned]:
     """
     found = [path for root in sorted(roots) for path in sorted((root / "warm").glob("*"))]
     for folder in sorted({Path(tempfile.gettempdir()), Path("/tmp")}):  # noqa: S108 - a server may have another TMPDIR
-        found += [path for path in sorted(folder.glob("*")) if _WARM.fullmatch(path.name) and _status(path)]
+        found += [
+            path
+            for path in sorted(folder.glob("*"))
+            if _WARM.fullmatch(path.name) and _status(path)
+        ]
     return [Abandoned(path, tree_size(path)) for path in found]
 
 
@@ -94,9 +105,18 @@ def _used() -> set[str]:  # reads /proc itself: psutil's maps would take seconds
     used: set[str] = set()
     for process in Path("/proc").glob("[0-9]*"):
         try:
-            maps = (line.split(None, 5) for line in (process / "maps").read_text(errors="replace").splitlines() if "/" in line)
-            used.update(name for *_, device, inode, path in maps for name in (path, f"{device} {inode}"))
-            used.update(os.readlink(link) for link in ((process / "cwd"), *(process / "fd").iterdir()))  # noqa: PTH115
+            maps = (
+                line.split(None, 5)
+                for line in (process / "maps").read_text(errors="replace").splitlines()
+                if "/" in line
+            )
+            used.update(
+                name for *_, device, inode, path in maps for name in (path, f"{device} {inode}")
+            )
+            used.update(
+                os.readlink(link)  # noqa: PTH115
+                for link in ((process / "cwd"), *(process / "fd").iterdir())
+            )
         except OSError:  # the process ended, or belongs to another user
             continue
     return used

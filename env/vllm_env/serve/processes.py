@@ -57,7 +57,9 @@ def _belongs(process: psutil.Process, leader: int, marker: str) -> bool:
 def dead_children(parent: int) -> frozenset[int]:
     """Return the ids of a process's children that have ended, but for which it has not waited."""
     with contextlib.suppress(psutil.Error):
-        return frozenset(child.pid for child in psutil.Process(parent).children() if not is_alive(child))
+        return frozenset(
+            child.pid for child in psutil.Process(parent).children() if not is_alive(child)
+        )
     return frozenset()
 
 
@@ -72,7 +74,9 @@ def traces(group: Iterable[psutil.Process]) -> set[Path]:
         for source in ("environ", "maps", "cmdline"):
             with contextlib.suppress(OSError):
                 found |= set(_TRACES.findall((folder / source).read_bytes()))
-        with contextlib.suppress(OSError):  # during extraction, the folder is the server's working folder
+        with contextlib.suppress(
+            OSError
+        ):  # during extraction, the folder is the server's working folder
             found |= set(_TRACES.findall(os.fsencode((folder / "cwd").readlink())))
     return {Path(os.fsdecode(path)) for path in found}
 

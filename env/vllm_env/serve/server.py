@@ -31,7 +31,9 @@ from vllm_env.base.process import Child, has_ended, start
 
 from . import leftovers, processes, server_log
 
-_PORTS = range(10240, 32768)  # below Linux's ephemeral ports: while models load, no outgoing connection takes one
+_PORTS = range(
+    10240, 32768
+)  # below Linux's ephemeral ports: while models load, no outgoing connection takes one
 _POLL_SECONDS = 0.25
 _LOOK_SECONDS = 2.0  # between two notes of the process tree; a walk through /proc takes a few ms
 _EXIT_SECONDS = 45.0  # tritonserver gives its models 30 s (--exit-timeout-secs)
@@ -88,7 +90,9 @@ class TritonServer:
         launch: options of the start.
     """
 
-    def __init__(self, binary: Path, repository: Path, *, log: Path, launch: Launch | None = None) -> None:
+    def __init__(
+        self, binary: Path, repository: Path, *, log: Path, launch: Launch | None = None
+    ) -> None:
         self.binary = binary
         self.repository = repository
         self.log = log
@@ -151,14 +155,20 @@ class TritonServer:
         # The server gets its own folder for temporary files: vLLM leaves one socket there for each engine that it starts.
         self._started, self._failed, self._dead = time.time(), True, frozenset()
         self._scratch = Path(tempfile.mkdtemp(prefix="vllm_env_server_"))
-        variables = {**self._launch.environment, "TMPDIR": str(self._scratch), processes.MARKER: self._id}
+        variables = {
+            **self._launch.environment,
+            "TMPDIR": str(self._scratch),
+            processes.MARKER: self._id,
+        }
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as sink:
             self._log_start = sink.tell()
             try:
                 # SIGTERM and not SIGKILL: on a clean exit, the server removes the environment that it extracted.
                 with interrupts_held():  # until stop() knows the child
-                    self._child = start(self._command(), stdout=sink, env=variables, when_parent_ends=signal.SIGTERM)
+                    self._child = start(
+                        self._command(), stdout=sink, env=variables, when_parent_ends=signal.SIGTERM
+                    )
             except OSError as error:
                 raise CommandError(
                     f"{self.binary} does not start: {error.strerror}.",
@@ -170,8 +180,16 @@ class TritonServer:
         return [
             os.fspath(self.binary),
             f"--model-repository={self.repository}",
-            *("--http-address=127.0.0.1", "--grpc-address=127.0.0.1", "--metrics-address=127.0.0.1"),
-            *(f"--http-port={ports.http}", f"--grpc-port={ports.grpc}", f"--metrics-port={ports.metrics}"),
+            *(
+                "--http-address=127.0.0.1",
+                "--grpc-address=127.0.0.1",
+                "--metrics-address=127.0.0.1",
+            ),
+            *(
+                f"--http-port={ports.http}",
+                f"--grpc-port={ports.grpc}",
+                f"--metrics-port={ports.metrics}",
+            ),
             f"--backend-config=python,shm-region-prefix-name={self._shared_memory_prefix}",
             *self._launch.arguments,
         ]
@@ -212,14 +230,22 @@ class TritonServer:
             status = self._child.returncode if self._child else None
             crashed = status == -signal.SIGABRT and self._has_said(_KNOWN_CRASH)
             what = f"tritonserver ended with status {status} before its models were ready."
-            raise self._failure(what, StuckStartError if crashed or self._has_said(_GIVEN_UP) else CommandError)
+            raise self._failure(
+                what, StuckStartError if crashed or self._has_said(_GIVEN_UP) else CommandError
+            )
         if self._has_dead_stub():
-            what = "The model's stub ended at its start, and tritonserver would wait for it for ever."
-            raise self._failure(what, StuckStartError if self._has_said(_KNOWN_CRASH) else CommandError)
+            what = (
+                "The model's stub ended at its start, and tritonserver would wait for it for ever."
+            )
+            raise self._failure(
+                what, StuckStartError if self._has_said(_KNOWN_CRASH) else CommandError
+            )
         if elapsed > self._launch.ready_timeout:
             raise self._failure(f"tritonserver was not ready after {elapsed:.0f} s.")
         if self._launch.stall_timeout is not None and silent > self._launch.stall_timeout:
-            raise self._failure(f"tritonserver was not ready and said nothing for {silent:.0f} s.", StuckStartError)
+            raise self._failure(
+                f"tritonserver was not ready and said nothing for {silent:.0f} s.", StuckStartError
+            )
 
     def _has_said(self, text: str) -> bool:
         return text in server_log.read(self.log, start=self._log_start)
@@ -236,7 +262,9 @@ class TritonServer:
         return bool(before & self._dead)
 
     def _failure(self, what: str, kind: type[CommandError] = CommandError) -> CommandError:
-        return kind(what, tail=server_log.telling_lines(self.log), remedy=f"The whole log is {self.log}.")
+        return kind(
+            what, tail=server_log.telling_lines(self.log), remedy=f"The whole log is {self.log}."
+        )
 
     def _look(self, *, now: bool = False) -> None:
         """Note the processes and their files in /tmp and /dev/shm while their parents still live."""
@@ -272,13 +300,17 @@ class TritonServer:
             self._remove_traces()
 
     def _remove_traces(self) -> None:
-        if self._failed:  # a stub that dies at once is gone before a look finds the environment that it was given
+        if (
+            self._failed
+        ):  # a stub that dies at once is gone before a look finds the environment that it was given
             extracted = (Path("/tmp"), _EXTRACTED)  # noqa: S108 - hard-coded in Triton's pb_env.cc
             left = (entry.path for entry in leftovers.find_abandoned((extracted,)))
             self._traces |= {path for path in left if path.stat().st_ctime >= self._started}
         regions = _SHARED_MEMORY.glob(f"{self._shared_memory_prefix}*")
         for path in (*self._traces, *regions, *filter(None, [self._scratch])):
-            shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+            shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(
+                missing_ok=True
+            )
 
 
 def free_ports() -> Ports:
@@ -291,4 +323,6 @@ def free_ports() -> Ports:
             chosen.append(port)
         if len(chosen) == 3:
             return Ports(*chosen)
-    raise CommandError("No free port is left on 127.0.0.1.", remedy="End the programs that listen there.")
+    raise CommandError(
+        "No free port is left on 127.0.0.1.", remedy="End the programs that listen there."
+    )

@@ -25,14 +25,18 @@ from .server_log import telling_lines
 
 _GAP = r"(?:\s|,|;|#[^\n]*\n)*"  # protobuf's text format allows these between fields, comments too
 _GPU_IDS = re.compile(
-    r"""(\bkey : (["'])GPU_DEVICE_IDS\2 value :? [{<] string_value : (["'])[^"',]*),[^"']*(?=\3)""".replace(" ", _GAP)
+    r"""(\bkey : (["'])GPU_DEVICE_IDS\2 value :? [{<] string_value : (["'])[^"',]*),[^"']*(?=\3)""".replace(
+        " ", _GAP
+    )
 )
 _COPIED = ("config.pbtxt", "triton_python_backend_stub", "vllm_env.json")
 Documents = Mapping[str, Mapping[str, Any]]
 _RESULTS = "results.txt"
 _SEPARATOR = "\n=========\n\n"  # between the answers in the client's results file
 _ANSWER_SECONDS = 120
-_STALL_SECONDS = 150.0  # extraction and vLLM's import are silent for 25 s each, longer on a busy machine
+_STALL_SECONDS = (
+    150.0  # extraction and vLLM's import are silent for 25 s each, longer on a busy machine
+)
 
 
 @dataclass(frozen=True)
@@ -95,15 +99,21 @@ def smoke_run(workspace: Workspace, request: SmokeRequest) -> SmokeResult:
     with workspace.cache.staging() as staged:
         repository = staged / "models"
         arguments = dict(next(iter(request.own.values()), {})) or engine_args(request)
-        copy_model(request.model_folder, repository / request.model_folder.name, arguments, request.own)
+        copy_model(
+            request.model_folder, repository / request.model_folder.name, arguments, request.own
+        )
         started = time.monotonic()
         with TritonServer(request.binary, repository, log=request.log, launch=launch) as server:
             ready = time.monotonic()
             output = _ask(request, server, staged)
-        lines = (staged / _RESULTS).read_text(encoding="utf-8").split(f"\n{_SEPARATOR}")[:-1]  # it ends with a separator
+        lines = (
+            (staged / _RESULTS).read_text(encoding="utf-8").split(f"\n{_SEPARATOR}")[:-1]
+        )  # it ends with a separator
     prompts = _read_prompts(request.prompts)
     if len(lines) != len(prompts):
-        raise VllmEnvError(f"The client stored {len(lines)} answers to {len(prompts)} prompts of {request.prompts}.")
+        raise VllmEnvError(
+            f"The client stored {len(lines)} answers to {len(prompts)} prompts of {request.prompts}."
+        )
     answers = tuple(zip(prompts, lines, strict=True))
     _check(request, answers)
     return SmokeResult(tuple(output.splitlines()), answers, ready - started, arguments)
@@ -111,7 +121,11 @@ def smoke_run(workspace: Workspace, request: SmokeRequest) -> SmokeResult:
 
 def engine_args(request: SmokeRequest) -> dict[str, Any]:
     """Return engine arguments for a short run: no compilation, short sequences, a small share of the memory."""
-    arguments: dict[str, Any] = {"model": request.engine_model, "enforce_eager": True, "max_model_len": 256}
+    arguments: dict[str, Any] = {
+        "model": request.engine_model,
+        "enforce_eager": True,
+        "max_model_len": 256,
+    }
     if Path(request.engine_model).is_dir():
         # The stand-in has a few MB. The GPU or the memory may be shared, so it must not take most of it, as vLLM does by default.
         arguments["gpu_memory_utilization"] = 0.2
@@ -130,7 +144,9 @@ def server_environment(request: SmokeRequest) -> dict[str, str]:
     return variables
 
 
-def copy_model(folder: Path, copy: Path, arguments: Mapping[str, Any], own: Documents | None = None) -> None:
+def copy_model(
+    folder: Path, copy: Path, arguments: Mapping[str, Any], own: Documents | None = None
+) -> None:
     """Copy a built model's folder with other engine arguments, or with its ``own`` files.
 
     Only the code of the version folder is copied. The copy's ``config.pbtxt`` names the environment by its absolute path, for
@@ -151,23 +167,38 @@ def copy_model(folder: Path, copy: Path, arguments: Mapping[str, Any], own: Docu
         (copy / file).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
     config = copy / "config.pbtxt"
     text = config.read_text("utf-8") if own else _GPU_IDS.sub(r"\1", config.read_text("utf-8"))
-    text = re.sub(re.escape(MODEL_DIRECTORY) + r'/([^"/]+)', lambda named: str((folder / named[1]).resolve()), text)
+    text = re.sub(
+        re.escape(MODEL_DIRECTORY) + r'/([^"/]+)',
+        lambda named: str((folder / named[1]).resolve()),
+        text,
+    )
     config.write_text(text, encoding="utf-8")
 
 
 def _ask(request: SmokeRequest, server: TritonServer, folder: Path) -> str:
-    argv: list[str | Path] = [sys.executable, request.client, "--verbose", f"--url={server.grpc_url}"]
+    argv: list[str | Path] = [
+        sys.executable,
+        request.client,
+        "--verbose",
+        f"--url={server.grpc_url}",
+    ]
     argv += [f"--model={request.model_folder.name}", f"--input-prompts={request.prompts.resolve()}"]
     argv += [f"--results-file={_RESULTS}", f"--stream-timeout={_ANSWER_SECONDS}"]
     try:
         return run(argv, what="query the server with the client", cwd=folder)
     except CommandError as error:
         tail = "\n".join(part for part in (telling_lines(request.log), error.tail) if part)
-        raise CommandError(error.what, tail=tail, remedy=f"The server's whole log is {request.log}.") from error
+        raise CommandError(
+            error.what, tail=tail, remedy=f"The server's whole log is {request.log}."
+        ) from error
 
 
 def _read_prompts(path: Path) -> list[str]:
-    return [line.rstrip("\r") for line in path.read_text(encoding="utf-8-sig").split("\n") if line.strip()]
+    return [
+        line.rstrip("\r")
+        for line in path.read_text(encoding="utf-8-sig").split("\n")
+        if line.strip()
+    ]
 
 
 def _check(request: SmokeRequest, answers: tuple[tuple[str, str], ...]) -> None:

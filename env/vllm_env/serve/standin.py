@@ -67,7 +67,9 @@ def ensure_standin(workspace: Workspace, python: Path, recipe: Recipe | None = N
         CommandError: the model cannot be made, or it does not learn the answers.
     """
     recipe = recipe or Recipe()
-    key = key_of(asdict(recipe), _TRAINER.read_text(encoding="utf-8"), _transformers_version(python))
+    key = key_of(
+        asdict(recipe), _TRAINER.read_text(encoding="utf-8"), _transformers_version(python)
+    )
     folder = workspace.cache.path("standins", key)
     if (folder / "config.json").is_file():
         touch(folder)
@@ -86,7 +88,11 @@ def ensure_standin(workspace: Workspace, python: Path, recipe: Recipe | None = N
 
 def _train(python: Path, recipe_file: Path, folder: Path) -> None:
     try:
-        run([python, _TRAINER, recipe_file, folder], what="make the stand-in model", env=_ENVIRONMENT)
+        run(
+            [python, _TRAINER, recipe_file, folder],
+            what="make the stand-in model",
+            env=_ENVIRONMENT,
+        )
     except CommandError as error:
         raise CommandError(
             error.what,
@@ -99,4 +105,6 @@ def _train(python: Path, recipe_file: Path, folder: Path) -> None:
 def _transformers_version(python: Path) -> str:
     # The folder's name has the version. Importing transformers would take as long as the training.
     site = python.parent.parent / "lib"
-    return next((found.name for found in site.glob("python*/site-packages/transformers-*.dist-info")), "")
+    return next(
+        (found.name for found in site.glob("python*/site-packages/transformers-*.dist-info")), ""
+    )

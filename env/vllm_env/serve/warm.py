@@ -15,7 +15,13 @@ from vllm_env.base.filesystem import give_tree, make_readable, owner_of
 from vllm_env.base.workspace import Workspace
 from vllm_env.model.files import arguments_file
 from vllm_env.model.manifest import CACHE_NAME
-from vllm_env.publish.exchange import exchange, publishing, refuse_mounts, remove_abandoned_staging, staging_in
+from vllm_env.publish.exchange import (
+    exchange,
+    publishing,
+    refuse_mounts,
+    remove_abandoned_staging,
+    staging_in,
+)
 
 from .server import Launch, TritonServer
 
@@ -36,7 +42,14 @@ class Warmed:
     ready_seconds: float
 
 
-def warm(workspace: Workspace, binary: Path, model: Path, *, log: Path, ready_timeout: float = READY_SECONDS) -> Warmed:
+def warm(
+    workspace: Workspace,
+    binary: Path,
+    model: Path,
+    *,
+    log: Path,
+    ready_timeout: float = READY_SECONDS,
+) -> Warmed:
     """Load a model once with its own engine arguments and keep the caches that vLLM filled, in ``model/vllm_cache``.
 
     vLLM fills them in a staging folder inside the model's folder. After the server has ended cleanly, one step puts them in
@@ -72,7 +85,9 @@ def warm(workspace: Workspace, binary: Path, model: Path, *, log: Path, ready_ti
         ) from error
 
 
-def _fill(workspace: Workspace, binary: Path, model: Path, log: Path, ready_timeout: float) -> Warmed:
+def _fill(
+    workspace: Workspace, binary: Path, model: Path, log: Path, ready_timeout: float
+) -> Warmed:
     repository = model.resolve().parent
     with contextlib.ExitStack() as stack:
         with publishing(workspace, repository):
@@ -91,7 +106,11 @@ def _load(binary: Path, model: Path, filled: Path, log: Path, ready_timeout: flo
     """Serve the model until it is ready; return the seconds that this took."""
     log.unlink(missing_ok=True)
     started = time.monotonic()
-    launch = Launch({_VARIABLE: str(filled)}, ("--model-control-mode=explicit", f"--load-model={model.name}"), ready_timeout)
+    launch = Launch(
+        {_VARIABLE: str(filled)},
+        ("--model-control-mode=explicit", f"--load-model={model.name}"),
+        ready_timeout,
+    )
     with TritonServer(binary, model.parent, log=log, launch=launch):
         return time.monotonic() - started
 

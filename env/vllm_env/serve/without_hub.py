@@ -21,15 +21,22 @@ _POOLING = ("embed", "embedding", "classify", "score", "reward")
 def is_fetchable(workspace: Workspace, model: str) -> bool:
     """Return whether vLLM would find a model by its name: in the hub's local cache, or because the hub answers."""
     # The place of huggingface_hub's cache.
-    home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"
+    home = (
+        os.environ.get("HF_HOME")
+        or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"
+    )
     hub = Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub").expanduser()
     if any((hub / f"models--{model.replace('/', '--')}").glob("snapshots/*/config.json")):
         return True
     offline = os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on")
-    return not offline and workspace.network.answers(os.environ.get("HF_ENDPOINT") or "https://huggingface.co")
+    return not offline and workspace.network.answers(
+        os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
+    )
 
 
-def own_model(workspace: Workspace, own: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Mapping[str, Any]]:
+def own_model(
+    workspace: Workspace, own: Mapping[str, Mapping[str, Any]]
+) -> Mapping[str, Mapping[str, Any]]:
     """Return a model's own files for the smoke run, or an empty mapping if this machine cannot serve it; report the choice.
 
     The first entry of ``own`` holds the engine arguments. They name folders in the model's folder by absolute path.
@@ -47,7 +54,11 @@ def own_model(workspace: Workspace, own: Mapping[str, Mapping[str, Any]]) -> Map
         reason = f"there is no folder {model}"
     elif not is_fetchable(workspace, model):
         reason = "no model hub answers"
-    which = f"its stand-in, not {model}: {reason}" if reason else f"{model} with the model's own engine arguments"
+    which = (
+        f"its stand-in, not {model}: {reason}"
+        if reason
+        else f"{model} with the model's own engine arguments"
+    )
     report.note(f"the smoke run serves {which} (--smoke-model serves another, --no-smoke-run none)")
     return {} if reason else own
 
@@ -71,4 +82,6 @@ def offer_standin(template: Path, model: Path, standin: Path, arguments: Mapping
 
 
 def _digests(folder: Path) -> dict[Path, str]:
-    return {path.relative_to(folder): file_sha256(path) for path in folder.rglob("*") if path.is_file()}
+    return {
+        path.relative_to(folder): file_sha256(path) for path in folder.rglob("*") if path.is_file()
+    }

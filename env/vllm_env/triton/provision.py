@@ -21,7 +21,13 @@ WHEEL = "nvidia-pytriton==0.7.0"
 _FILE = "nvidia_pytriton-0.7.0-*.whl"
 _RELEASE = "24.10"  # its tritonserver reports 2.51.0
 _SERVER_VERSION = "2.51.0"
-_STUBS = ("3.8", "3.9", "3.10", "3.11", "3.12")  # the stub for 3.13 needs a libpython under a name of the wheel's own
+_STUBS = (
+    "3.8",
+    "3.9",
+    "3.10",
+    "3.11",
+    "3.12",
+)  # the stub for 3.13 needs a libpython under a name of the wheel's own
 _PARTS = {
     "pytriton/tritonserver/bin/": "libexec/",
     "pytriton/tritonserver/backends/": "backends/",
@@ -53,7 +59,11 @@ def _stub_in_root(python: str) -> Path:
 
 
 def _check_machine() -> None:
-    require_glibc(35, f"The CPU Triton of {WHEEL}", "Build in a Triton container, or name a Triton with --triton-root.")
+    require_glibc(
+        35,
+        f"The CPU Triton of {WHEEL}",
+        "Build in a Triton container, or name a Triton with --triton-root.",
+    )
 
 
 def provision(workspace: Workspace, target: Path) -> None:

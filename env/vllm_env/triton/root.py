@@ -70,7 +70,9 @@ class TritonRoot:
 
 def rules_of(release: str) -> ReleaseRules:
     """Return the newest row that is not newer than ``release`` (``YY.MM``); for an older release, the first row."""
-    return next((row for row in reversed(RELEASES) if _ordinal(row.since) <= _ordinal(release)), RELEASES[0])
+    return next(
+        (row for row in reversed(RELEASES) if _ordinal(row.since) <= _ordinal(release)), RELEASES[0]
+    )
 
 
 def is_known(release: str) -> bool:
@@ -96,7 +98,10 @@ def release_of_server(version: str) -> str:
     if numbers > [2, 59, 0]:
         months += 1
     if minor < _OLDEST_MINOR:
-        raise VllmEnvError(f"tritonserver {version} is older than this tool knows.", remedy="Use Triton 23.01 or newer.")
+        raise VllmEnvError(
+            f"tritonserver {version} is older than this tool knows.",
+            remedy="Use Triton 23.01 or newer.",
+        )
     return f"{months // 12}.{months % 12 + 1:02d}"
 
 
@@ -126,17 +131,26 @@ def _release(path: Path) -> str:
     if re.fullmatch(r"\d\d\.\d\d", named):
         return named
     version_file = path / "TRITON_VERSION"
-    variable = os.environ.get("TRITON_VERSION") or os.environ.get("TRITON_SERVER_VERSION", "") if in_container else ""
+    variable = (
+        os.environ.get("TRITON_VERSION") or os.environ.get("TRITON_SERVER_VERSION", "")
+        if in_container
+        else ""
+    )
     version = version_file.read_text().strip() if version_file.is_file() else variable
     if re.match(r"\d+\.\d+", version):
         return release_of_server(version)
     raise UsageError(
         f"The release of the Triton in {path} is not known: it has no TRITON_VERSION file.",
-        cause="" if not in_container else "NVIDIA_TRITON_SERVER_VERSION, which its containers set, is not set either.",
+        cause=""
+        if not in_container
+        else "NVIDIA_TRITON_SERVER_VERSION, which its containers set, is not set either.",
         remedy=f"Write its release, such as 26.06, into {recorded}.",
     )
 
 
 def _stubs(path: Path) -> dict[str, Path]:
-    candidates = [path / "backends" / "python" / STUB_NAME, *path.glob(f"python_backend_stubs/*/{STUB_NAME}")]
+    candidates = [
+        path / "backends" / "python" / STUB_NAME,
+        *path.glob(f"python_backend_stubs/*/{STUB_NAME}"),
+    ]
     return {version: stub for stub in candidates if (version := needed_python(stub))}

@@ -65,7 +65,9 @@ class StubPlan:
         return stub_source.source_key(self.triton.release, self.python, self.options)
 
 
-def plan_stub(workspace: Workspace, triton: TritonRoot, python: str, mode: StubMode, options: StubOptions) -> StubPlan:
+def plan_stub(
+    workspace: Workspace, triton: TritonRoot, python: str, mode: StubMode, options: StubOptions
+) -> StubPlan:
     """Choose the stub for a full Python version (``3.11.7``) before anything slow starts.
 
     Raises:
@@ -100,10 +102,14 @@ def make_stub(workspace: Workspace, plan: StubPlan, prefix: Path) -> Stub:
     Raises:
         VllmEnvError: the stub cannot be built, or a check fails.
     """
-    path = plan.prebuilt or stub_source.build_stub(workspace, plan.triton, plan.python, prefix, plan.options)
+    path = plan.prebuilt or stub_source.build_stub(
+        workspace, plan.triton, plan.python, prefix, plan.options
+    )
     check_stub(path, plan.minor, plan.triton, prefix)
     origin = "prebuilt" if plan.prebuilt else "source"
-    return Stub(path, plan.minor, plan.triton.release, file_sha256(path), path.stat().st_size, origin)
+    return Stub(
+        path, plan.minor, plan.triton.release, file_sha256(path), path.stat().st_size, origin
+    )
 
 
 def _versions(triton: TritonRoot) -> str:
@@ -114,9 +120,14 @@ def check_stub(stub: Path, python: str, triton: TritonRoot, environment: Path) -
     """Raise a VllmEnvError if a stub would not start in a prefix or environment with this Python (``3.11``)."""
     needs = read_dynamic_section(stub)
     if needs is None:
-        raise VllmEnvError(f"The stub {stub} is not a dynamic ELF program.", remedy="Use --stub source.")
+        raise VllmEnvError(
+            f"The stub {stub} is not a dynamic ELF program.", remedy="Use --stub source."
+        )
     wanted = next((name for name in needs.needed if name.startswith("libpython")), "no libpython")
-    if not re.match(rf"libpython{re.escape(python)}\.", wanted) or not (environment / "lib" / wanted).exists():
+    if (
+        not re.match(rf"libpython{re.escape(python)}\.", wanted)
+        or not (environment / "lib" / wanted).exists()
+    ):
         raise VllmEnvError(
             f"The stub {stub} needs {wanted}, the environment has Python {python}.",
             cause="A stub loads the libpython that it was built for from the environment's lib/.",

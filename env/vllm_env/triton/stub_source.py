@@ -39,7 +39,9 @@ class StubOptions:
     gpu: bool = False
 
     @classmethod
-    def of(cls, git_url: str | None = None, boost_url: str | None = None, jobs: int = 0) -> "StubOptions":
+    def of(
+        cls, git_url: str | None = None, boost_url: str | None = None, jobs: int = 0
+    ) -> "StubOptions":
         """Return options with the given mirrors, else with those in TRITON_GIT_URL and TRITON_BOOST_URL."""
         url = git_url or os.environ.get("TRITON_GIT_URL") or DEFAULT_GIT_URL
         return cls(url.rstrip("/"), boost_url or os.environ.get("TRITON_BOOST_URL", ""), jobs)
@@ -54,7 +56,9 @@ def check_buildable(workspace: Workspace, release: str, python: str, options: St
     """Raise a VllmEnvError early if a stub for a full Python version is not cached and cannot be built here."""
     if _cached(workspace, source_key(release, python, options)).is_file():
         return
-    compiler = os.environ.get("CXX") or next((c for c in ("c++", "g++", "clang++") if shutil.which(c)), "")
+    compiler = os.environ.get("CXX") or next(
+        (c for c in ("c++", "g++", "clang++") if shutil.which(c)), ""
+    )
     for program, what in (("git", "git"), (compiler, "a C++ compiler")):
         if not program or shutil.which(program) is None:
             raise VllmEnvError(
@@ -71,7 +75,9 @@ def check_branch(workspace: Workspace, release: str, options: StubOptions) -> No
     what = f"look for branch r{release} in {repository}"
     workspace.network.require(what)
     try:
-        answer = workspace.network.git(["ls-remote", "--heads", "--tags", repository, f"r{release}"], what)
+        answer = workspace.network.git(
+            ["ls-remote", "--heads", "--tags", repository, f"r{release}"], what
+        )
     except CommandError as error:
         said = error.tail.strip().splitlines()
         raise CommandError(
@@ -92,7 +98,9 @@ def _cached(workspace: Workspace, key: str) -> Path:
     return workspace.cache.path("stubs", key, STUB_NAME)
 
 
-def build_stub(workspace: Workspace, triton: TritonRoot, python: str, prefix: Path, options: StubOptions) -> Path:
+def build_stub(
+    workspace: Workspace, triton: TritonRoot, python: str, prefix: Path, options: StubOptions
+) -> Path:
     """Return the stub for a prefix's Python (``3.11.7``) from the cache, or clone and build it.
 
     The log of a build stays in ``logs/`` of the cache, also after a failure.
@@ -144,27 +152,42 @@ class _Build:
         )
         lists = source / "CMakeLists.txt"
         if self.options.boost_url and lists.is_file():
-            lists.write_text(with_boost_url(lists.read_text("utf-8"), self.options.boost_url), "utf-8")
+            lists.write_text(
+                with_boost_url(lists.read_text("utf-8"), self.options.boost_url), "utf-8"
+            )
 
     def compile(self, definitions: list[str]) -> Path:
-        cmake, build, jobs = TOOLS / "cmake", self.staging / "build", self.options.jobs or os.cpu_count() or 1
+        cmake, build, jobs = (
+            TOOLS / "cmake",
+            self.staging / "build",
+            self.options.jobs or os.cpu_count() or 1,
+        )
         self._step("configure", [cmake, "-S", self.staging / "source", "-B", build, *definitions])
         self._step("compile", [cmake, "--build", build, "--target", _TARGET, "--parallel", jobs])
         built = next(build.rglob(STUB_NAME), None)
         if built is None:
             cause = f"The whole log is in {self.log}."
-            raise VllmEnvError(f"The target {_TARGET} left no {STUB_NAME}.", cause=cause, remedy="Use --stub prebuilt.")
+            raise VllmEnvError(
+                f"The target {_TARGET} left no {STUB_NAME}.",
+                cause=cause,
+                remedy="Use --stub prebuilt.",
+            )
         return built
 
     def _step(self, name: str, command: list[object]) -> None:
         """Run CMake through the network's gate, because it fetches sources when it configures and when it builds."""
         report.step(name)
-        what, env = f"{name} the stub of Triton {self.triton.release}", _build_environment(self.options)
+        what, env = (
+            f"{name} the stub of Triton {self.triton.release}",
+            _build_environment(self.options),
+        )
         try:
             self.workspace.network.program(command, what, env=env, on_line=self._record)
         except CommandError as error:
             cause = f"The whole log is in {self.log}."
-            raise CommandError(error.what, tail=error.tail, cause=cause, remedy=_remedy(error.tail)) from error
+            raise CommandError(
+                error.what, tail=error.tail, cause=cause, remedy=_remedy(error.tail)
+            ) from error
 
     def _record(self, line: str) -> None:
         with self.log.open("a", encoding="utf-8") as sink:
@@ -175,7 +198,11 @@ class _Build:
 
 def with_boost_url(text: str, url: str) -> str:
     """Return a CMakeLists.txt that fetches Boost from ``url``. Up to 25.07, the address is hard-coded in the file."""
-    return text if "TRITON_BOOST_URL" in text else re.sub(r"(\bURL\s+)\S+/boost_\S+", rf"\g<1>{url}", text)
+    return (
+        text
+        if "TRITON_BOOST_URL" in text
+        else re.sub(r"(\bURL\s+)\S+/boost_\S+", rf"\g<1>{url}", text)
+    )
 
 
 def _definitions(build: _Build, prefix: Path, python: str) -> list[str]:
@@ -207,7 +234,12 @@ def _definitions(build: _Build, prefix: Path, python: str) -> list[str]:
 
 def _build_environment(options: StubOptions) -> dict[str, str]:
     """Return the variables of a build. git itself replaces the organisation that older releases hard-code."""
-    variables = {"CMAKE_POLICY_VERSION_MINIMUM": "3.5", "VIRTUAL_ENV": "", "CONDA_PREFIX": "", "PYTHONPATH": ""}
+    variables = {
+        "CMAKE_POLICY_VERSION_MINIMUM": "3.5",
+        "VIRTUAL_ENV": "",
+        "CONDA_PREFIX": "",
+        "PYTHONPATH": "",
+    }
     if options.git_url != DEFAULT_GIT_URL:
         variables |= {
             "GIT_CONFIG_COUNT": "1",

@@ -27,13 +27,25 @@ def check_compiler(workspace: Workspace, environment: Path) -> None:
     headers = [file.parent for file in environment.glob("include/python3.*/Python.h")]
     if not headers:
         remedy = "Install the headers of this machine's Python (apt-get install libpythonX.Y-dev) and build again."
-        raise VllmEnvError("The environment has no Python.h.", cause="GPU kernels are compiled with it.", remedy=remedy)
+        raise VllmEnvError(
+            "The environment has no Python.h.",
+            cause="GPU kernels are compiled with it.",
+            remedy=remedy,
+        )
     with workspace.cache.staging() as folder:
         try:
-            compile_library(compiler, _SOURCE, folder / "launcher.so", "-O3", *(f"-I{header}" for header in headers))
+            compile_library(
+                compiler,
+                _SOURCE,
+                folder / "launcher.so",
+                "-O3",
+                *(f"-I{header}" for header in headers),
+            )
         except CommandError as error:
             remedy = "Build it again; --keep tests --keep other-targets if a rule took away what the compiler reads."
-            raise CommandError(error.what, tail=error.tail, cause="GPU kernels need it.", remedy=remedy) from error
+            raise CommandError(
+                error.what, tail=error.tail, cause="GPU kernels need it.", remedy=remedy
+            ) from error
 
 
 def compile_library(compiler: Path, source: str, library: Path, *options: str) -> None:

@@ -38,7 +38,11 @@ def _undefined(path: str) -> set[str]:
     with open(path, "rb") as stream:
         symbols = ELFFile(stream).get_section_by_name(".dynsym")
         rows = symbols.iter_symbols() if symbols is not None else ()
-        return {s.name for s in rows if s.entry.st_shndx == "SHN_UNDEF" and _DRIVER_FUNCTION.fullmatch(s.name)}
+        return {
+            s.name
+            for s in rows
+            if s.entry.st_shndx == "SHN_UNDEF" and _DRIVER_FUNCTION.fullmatch(s.name)
+        }
 
 
 def write_driver_standin(environment: Path, folder: Path) -> bool:
@@ -54,5 +58,7 @@ def write_driver_standin(environment: Path, folder: Path) -> bool:
     # If this machine has a driver, an NVML without functions keeps the driver from finding the GPU.
     for library, names in ((LIBRARY, functions), ("libnvidia-ml.so.1", ())):
         source = "".join(f"int {name}(void) {{ return {_NO_DEVICE}; }}\n" for name in names)
-        compile_library(Path(compiler), source, folder / library, "-nostdlib", f"-Wl,-soname,{library}")
+        compile_library(
+            Path(compiler), source, folder / library, "-nostdlib", f"-Wl,-soname,{library}"
+        )
     return True

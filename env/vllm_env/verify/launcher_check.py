@@ -26,7 +26,12 @@ _SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"
 # These have the same effect as initialising Python without configuring the locale (PEP 538 and 540 off, C locale).
 _AS_EMBEDDED = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
 # The probe must not change the environment, and must see the bytecode as it was packed.
-_QUIET = {"PYTHONDONTWRITEBYTECODE": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
+_QUIET = {
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+}
 
 
 @dataclass(frozen=True)
@@ -42,7 +47,9 @@ class Started:
     stale: Sequence[str]
 
 
-def start(workspace: Workspace, environment: Path, modules: tuple[str, ...], *, activates: bool) -> Started:
+def start(
+    workspace: Workspace, environment: Path, modules: tuple[str, ...], *, activates: bool
+) -> Started:
     """Start the environment's interpreter as one generation of the launcher does, and import modules in it.
 
     A broken NumPy lies in a folder of PYTHONPATH and in the user's site, so an import from there is noticed.
@@ -55,17 +62,29 @@ def start(workspace: Workspace, environment: Path, modules: tuple[str, ...], *, 
         python = next(iter(sorted(environment.glob("lib/python3.*"))), environment).name
         for folder in (foreign, home / ".local" / "lib" / python / "site-packages"):
             folder.mkdir(parents=True)
-            (folder / "numpy.py").write_text("raise ImportError('a numpy from outside the environment')\n")
+            (folder / "numpy.py").write_text(
+                "raise ImportError('a numpy from outside the environment')\n"
+            )
         variables = {"HOME": str(home), "PYTHONPATH": str(foreign)}
-        what = f"start the environment as Triton {'up to 25.07' if activates else 'since 25.08'} does"
+        what = (
+            f"start the environment as Triton {'up to 25.07' if activates else 'since 25.08'} does"
+        )
         try:
-            return Started(**ask(environment, _PROBE, modules, variables, activates=activates, what=what))
+            return Started(
+                **ask(environment, _PROBE, modules, variables, activates=activates, what=what)
+            )
         except CommandError as error:
             raise _explained(error) from error
 
 
 def ask(
-    environment: Path, probe: Path, question: Any, variables: Mapping[str, str], *, activates: bool, what: str
+    environment: Path,
+    probe: Path,
+    question: Any,
+    variables: Mapping[str, str],
+    *,
+    activates: bool,
+    what: str,
 ) -> dict[str, Any]:
     """Run a probe in the environment's interpreter, started as one generation of the launcher does; return its answer.
 
@@ -83,12 +102,18 @@ def ask(
     )
     line = next((line for line in reversed(output.splitlines()) if line.startswith(_MARK)), None)
     if line is None:
-        raise CommandError("The environment's interpreter ended without an answer.", tail=output[-4000:], remedy=REBUILD)
+        raise CommandError(
+            "The environment's interpreter ended without an answer.",
+            tail=output[-4000:],
+            remedy=REBUILD,
+        )
     answer: dict[str, Any] = json.loads(line[len(_MARK) :])
     return answer
 
 
-def _command(environment: Path, variables: Mapping[str, str], program: list[str], *, activates: bool) -> list[str]:
+def _command(
+    environment: Path, variables: Mapping[str, str], program: list[str], *, activates: bool
+) -> list[str]:
     """Return the command line that clears this process's variables; the program is found through PATH."""
     given = {"PATH": _SYSTEM_PATH, **_AS_EMBEDDED, **_QUIET, **variables}
     library = environment / "lib"
@@ -98,7 +123,11 @@ def _command(environment: Path, variables: Mapping[str, str], program: list[str]
         program = ["bash", "-c", text]
     else:
         libraries = ":".join([str(library), *filter(None, [given.get("LD_LIBRARY_PATH")])])
-        given |= {"PATH": f"{environment}/bin:{_SYSTEM_PATH}", "LD_LIBRARY_PATH": libraries, "VIRTUAL_ENV": str(environment)}
+        given |= {
+            "PATH": f"{environment}/bin:{_SYSTEM_PATH}",
+            "LD_LIBRARY_PATH": libraries,
+            "VIRTUAL_ENV": str(environment),
+        }
     return ["env", "-i", *(f"{name}={value}" for name, value in given.items()), *program]
 
 
@@ -137,7 +166,11 @@ def judge(started: Started, environment: Path, expected: Expected) -> None:
     for name, (file, version) in started.imported.items():
         locked = expected.versions.get(name)
         if name in ("numpy", "torch") and locked and not is_same_version(version, locked):
-            raise VllmEnvError(f"{name} is {version}, the lock has {locked}.", cause=f"Imported from {file}.", remedy=REBUILD)
+            raise VllmEnvError(
+                f"{name} is {version}, the lock has {locked}.",
+                cause=f"Imported from {file}.",
+                remedy=REBUILD,
+            )
 
 
 def _is_inside(path: str, environment: Path) -> bool:
@@ -152,8 +185,12 @@ def check_start(workspace: Workspace, environment: Path, expected: Expected) -> 
     """
     activates = rules_of(expected.release).activates
     asked = tuple(name for name in ("numpy", "torch") if name in expected.versions)
-    started = start(workspace, environment, (*asked, "vllm", "vllm.v1.engine.async_llm"), activates=activates)
+    started = start(
+        workspace, environment, (*asked, "vllm", "vllm.v1.engine.async_llm"), activates=activates
+    )
     judge(started, environment, expected)
     if "vllm" not in started.imported:
-        raise VllmEnvError("The environment has no module vllm.", remedy="Pin a distribution that has one.")
+        raise VllmEnvError(
+            "The environment has no module vllm.", remedy="Pin a distribution that has one."
+        )
     return started

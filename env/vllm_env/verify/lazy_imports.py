@@ -25,21 +25,52 @@ _SECONDS = 60.0  # per module; the slowest one took 4 s on two cores
 _EVERYWHERE = (
     *("tokenizers", "transformers.modeling_utils", "xgrammar", "llguidance", "outlines_core"),
     *("vllm.v1.sample.*", "vllm.v1.sample.ops.*", "vllm.v1.structured_output.*"),
-    *("vllm.lora.*", "vllm.lora.layers.*", "vllm.multimodal.*", "vllm.v1.attention.backends.flex_attention"),
+    *(
+        "vllm.lora.*",
+        "vllm.lora.layers.*",
+        "vllm.multimodal.*",
+        "vllm.v1.attention.backends.flex_attention",
+    ),
 )
 # Modules of other platforms are not listed: they would fail here, and vLLM never imports them. Missing modules are skipped.
 _MODULES = {
     "cpu": (
         *("vllm.v1.attention.backends.cpu_attn", "vllm.v1.attention.backends.mla.cpu_mla"),
-        *("vllm.v1.worker.cpu_worker", "vllm.v1.worker.cpu_model_runner", "vllm.lora.punica_wrapper.punica_cpu"),
+        *(
+            "vllm.v1.worker.cpu_worker",
+            "vllm.v1.worker.cpu_model_runner",
+            "vllm.lora.punica_wrapper.punica_cpu",
+        ),
     ),
     "cuda": (
-        *("cuda.bindings.runtime", "cuda.bindings.driver", "triton.runtime.build", "triton.backends.nvidia.driver"),
-        *("flashinfer", "flashinfer.sampling", "flashinfer.decode", "flashinfer.prefill", "deep_gemm", "vllm.vllm_flash_attn"),
-        *(f"vllm.v1.attention.backends.{name}_attn" for name in ("flash", "triton", "gdn", "linear", "mamba1", "mamba2")),
+        *(
+            "cuda.bindings.runtime",
+            "cuda.bindings.driver",
+            "triton.runtime.build",
+            "triton.backends.nvidia.driver",
+        ),
+        *(
+            "flashinfer",
+            "flashinfer.sampling",
+            "flashinfer.decode",
+            "flashinfer.prefill",
+            "deep_gemm",
+            "vllm.vllm_flash_attn",
+        ),
+        *(
+            f"vllm.v1.attention.backends.{name}_attn"
+            for name in ("flash", "triton", "gdn", "linear", "mamba1", "mamba2")
+        ),
         "vllm.v1.attention.backends.flashinfer",
-        *(f"vllm.v1.attention.backends.mla.{name}mla" for name in ("flash", "triton_", "flashinfer_", "flashattn_", "cutlass_")),
-        *("vllm.v1.worker.gpu_worker", "vllm.v1.worker.gpu_model_runner", "vllm.lora.punica_wrapper.punica_gpu"),
+        *(
+            f"vllm.v1.attention.backends.mla.{name}mla"
+            for name in ("flash", "triton_", "flashinfer_", "flashattn_", "cutlass_")
+        ),
+        *(
+            "vllm.v1.worker.gpu_worker",
+            "vllm.v1.worker.gpu_model_runner",
+            "vllm.lora.punica_wrapper.punica_gpu",
+        ),
     ),
 }
 # Messages of torch, Triton, NVML and cuda.bindings without a driver or a device, also with the stand-in.
@@ -51,7 +82,9 @@ _NO_DEVICE = re.compile(
 )
 
 
-def check_lazy_imports(workspace: Workspace, environment: Path, expected: Expected, seconds: float = _SECONDS) -> tuple[str, ...]:
+def check_lazy_imports(
+    workspace: Workspace, environment: Path, expected: Expected, seconds: float = _SECONDS
+) -> tuple[str, ...]:
     """Import the modules that vLLM imports after its start on the profile's platform, with Triton's way to start.
 
     Returns:
@@ -72,11 +105,19 @@ def check_lazy_imports(workspace: Workspace, environment: Path, expected: Expect
             report.debug(f"{name}: {failure['text']}")
     if broken:
         raise _error(broken, environment)
-    return (f"not told in {seconds:.0f} s whether these can be imported: {', '.join(slow)}",) if slow else ()
+    return (
+        (f"not told in {seconds:.0f} s whether these can be imported: {', '.join(slow)}",)
+        if slow
+        else ()
+    )
 
 
 def import_each(
-    workspace: Workspace, environment: Path, modules: tuple[str, ...], expected: Expected, seconds: float
+    workspace: Workspace,
+    environment: Path,
+    modules: tuple[str, ...],
+    expected: Expected,
+    seconds: float,
 ) -> dict[str, dict[str, Any]]:
     """Import modules one after another, each within ``seconds``, in forked processes; return the failures by module.
 
@@ -90,11 +131,16 @@ def import_each(
         variables = {"HOME": str(scratch)}
         if expected.profile == "cuda":
             if not write_driver_standin(environment, scratch):
-                report.note("there is no C compiler (add ziglang to the spec): what needs a driver is not imported")
+                report.note(
+                    "there is no C compiler (add ziglang to the spec): what needs a driver is not imported"
+                )
                 modules = tuple(name for name in modules if name in _EVERYWHERE)
             # vLLM takes an empty list as a device that comes later. Triton's kernels are then defined as on a GPU.
             variables |= {"LD_LIBRARY_PATH": str(scratch), "CUDA_VISIBLE_DEVICES": ""}
-        activates, what = rules_of(expected.release).activates, "import what vLLM imports after its start"
+        activates, what = (
+            rules_of(expected.release).activates,
+            "import what vLLM imports after its start",
+        )
         question = {"profile": expected.profile, "modules": modules, "seconds": seconds}
         answers = ask(environment, _PROBE, question, variables, activates=activates, what=what)
     return {name: failure for name, failure in answers.items() if failure}
@@ -103,13 +149,19 @@ def import_each(
 def is_broken(failure: Mapping[str, Any], versions: Mapping[str, str]) -> bool:
     """Return whether a failed import would also fail on a GPU with the locked packages (``versions``)."""
     if absent := failure["absent"]:
-        return "." not in absent and any(canonicalize_name(owner) in versions for owner in failure["owners"])
+        return "." not in absent and any(
+            canonicalize_name(owner) in versions for owner in failure["owners"]
+        )
     return not _NO_DEVICE.search(failure["text"])
 
 
 def _error(broken: Mapping[str, Mapping[str, Any]], environment: Path) -> VllmEnvError:
     (name, first), *others = broken.items()
-    more = f" (nor {', '.join(other for other, _ in others[:3])}{' …' if len(others) > 3 else ''})" if others else ""
+    more = (
+        f" (nor {', '.join(other for other, _ in others[:3])}{' …' if len(others) > 3 else ''})"
+        if others
+        else ""
+    )
     place = first["place"].removeprefix(f"{environment}/")
     return VllmEnvError(
         f"vLLM will not be able to import {name}{more}: {first['text']}{place and f' ({place})'}.",

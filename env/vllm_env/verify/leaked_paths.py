@@ -14,7 +14,9 @@ _ELF = b"\x7fELF"
 # Records of installed packages. Their paths are names of files and are not used as places.
 _LEFT_OUT = ("RECORD", "SOURCES.txt")
 _NAME = rb"[\w.~+-]"  # a byte in a component of a path
-_FLAG = rb"(?<=\s-[IL])|(?<=[\"'=]-[IL])"  # compilers and linkers take a folder directly after these
+_FLAG = (
+    rb"(?<=\s-[IL])|(?<=[\"'=]-[IL])"  # compilers and linkers take a folder directly after these
+)
 _SYSTEM = ("/", "/root", "/usr", "/usr/local", "/opt", "/home", "/tmp", "/work", "/workspace")  # noqa: S108 - names only
 _HIDDEN = (".cache", ".config", ".local")  # in a home; tools keep fetched and built files there
 # Homes that examples in third-party sources name.
@@ -28,10 +30,18 @@ def build_places(root: Path) -> tuple[str, ...]:
     in examples. They also name short paths such as ``/src``; for such a folder, its content is returned.
     """
     pyenv, home = os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv", str(Path.home())
-    hidden = [] if home in _SYSTEM or _EXAMPLES.fullmatch(home) else [f"{home}/{name}" for name in _HIDDEN]
-    own = sorted({str(p) for p in (root, sys.prefix, sys.base_prefix, pyenv, CHECKOUT, *hidden)} - {*_SYSTEM})
+    hidden = (
+        []
+        if home in _SYSTEM or _EXAMPLES.fullmatch(home)
+        else [f"{home}/{name}" for name in _HIDDEN]
+    )
+    own = sorted(
+        {str(p) for p in (root, sys.prefix, sys.base_prefix, pyenv, CHECKOUT, *hidden)} - {*_SYSTEM}
+    )
     outer = [p for p in own if not any(p.startswith(f"{other}/") for other in own)]
-    return tuple(q for p in outer for q in ([p] if p.count("/") > 1 else map(str, sorted(Path(p).glob("*")))))
+    return tuple(
+        q for p in outer for q in ([p] if p.count("/") > 1 else map(str, sorted(Path(p).glob("*"))))
+    )
 
 
 def find_leaks(environment: Path, places: tuple[str, ...]) -> list[tuple[str, str]]:
@@ -55,7 +65,9 @@ def find_leaks(environment: Path, places: tuple[str, ...]) -> list[tuple[str, st
 
 def _named(place: str) -> re.Pattern[bytes]:
     """Return a pattern for a place as whole components: ``/src`` is found in ``-I/src/include``, not in ``/usr/src``."""
-    return re.compile(rb"(?:(?<!%b)|%b)%b(?!%b*\w)" % (_NAME, _FLAG, re.escape(place.encode()), _NAME))
+    return re.compile(
+        rb"(?:(?<!%b)|%b)%b(?!%b*\w)" % (_NAME, _FLAG, re.escape(place.encode()), _NAME)
+    )
 
 
 def _named_in_bytecode(place: str) -> re.Pattern[bytes]:
@@ -70,7 +82,9 @@ def _named_in_bytecode(place: str) -> re.Pattern[bytes]:
     return re.compile(rb"[zZ\xfa\xda].%b(?!%b*\w)|%b" % (re.escape(text), _NAME, whole), re.DOTALL)
 
 
-def _place_in(file: Path, needles: Mapping[str, tuple[re.Pattern[bytes], re.Pattern[bytes]]]) -> str | None:
+def _place_in(
+    file: Path, needles: Mapping[str, tuple[re.Pattern[bytes], re.Pattern[bytes]]]
+) -> str | None:
     with file.open("rb") as stream:
         head = stream.read(len(_ELF))
         data = b"" if head == _ELF else head + stream.read()
@@ -79,7 +93,9 @@ def _place_in(file: Path, needles: Mapping[str, tuple[re.Pattern[bytes], re.Patt
         # A file that needs no library has no use for its run path.
         data = "\n".join((*needs.rpath, *needs.runpath)).encode() if needs and needs.needed else b""
     for place, patterns in needles.items():
-        if place.encode() in data and any(p.search(data) for p in patterns[: 1 + (file.suffix == ".pyc")]):
+        if place.encode() in data and any(
+            p.search(data) for p in patterns[: 1 + (file.suffix == ".pyc")]
+        ):
             return place
     return None
 

@@ -52,7 +52,10 @@ def _check_python(environment: Path, python: str) -> Path:
     """Return the ``site-packages`` of the stub's Python; raise a VllmEnvError if the environment lacks that Python."""
     packages = environment / "lib" / f"python{python}" / "site-packages"
     libraries = {p.name for p in environment.glob("lib/libpython3.*.so.*")}
-    if not any(name.startswith(f"libpython{python}.so") for name in libraries) or not packages.is_dir():
+    if (
+        not any(name.startswith(f"libpython{python}.so") for name in libraries)
+        or not packages.is_dir()
+    ):
         has = ", ".join(sorted(libraries)) or "none"
         raise VllmEnvError(
             f"{environment} has no Python {python}, which the stub embeds.",
@@ -64,7 +67,9 @@ def _check_python(environment: Path, python: str) -> Path:
 
 def installed(packages: Path) -> dict[str, str]:
     """Return the versions of the distributions in a ``site-packages`` folder, by normalised name."""
-    stems = (p.name.removesuffix(".dist-info").rpartition("-") for p in packages.glob("*.dist-info"))
+    stems = (
+        p.name.removesuffix(".dist-info").rpartition("-") for p in packages.glob("*.dist-info")
+    )
     return {str(canonicalize_name(name)): version for name, _, version in stems if name}
 
 
@@ -72,7 +77,11 @@ def _check_distributions(found: dict[str, str], expected: Expected) -> None:
     check_versions(found, expected.release)
     wrong = differing(found, expected.versions)
     if expected.complete:
-        wrong += [f"{name} {found[name]} is not in it" for name in found if name not in {*expected.versions, *_OF_PYTHON}]
+        wrong += [
+            f"{name} {found[name]} is not in it"
+            for name in found
+            if name not in {*expected.versions, *_OF_PYTHON}
+        ]
     if wrong:
         raise VllmEnvError(
             f"The environment is not what its lock says: {'; '.join(wrong[:5])}{' …' if len(wrong) > 5 else ''}.",

@@ -36,11 +36,17 @@ def check_plan(lock: Lock, triton: TritonRoot) -> tuple[str, ...]:
     if is_known(triton.release):
         return ()
     row = f"the rules of {triton.rules.since}, the nearest known ones, are applied"
-    return (f"Triton {triton.release} is not in the table of releases, which ends with {NEWEST_KNOWN}: {row}",)
+    return (
+        f"Triton {triton.release} is not in the table of releases, which ends with {NEWEST_KNOWN}: {row}",
+    )
 
 
 def verify_packed(
-    workspace: Workspace, layout: Layout, packed: Packed, expected: Expected, triton: TritonRoot | None = None
+    workspace: Workspace,
+    layout: Layout,
+    packed: Packed,
+    expected: Expected,
+    triton: TritonRoot | None = None,
 ) -> tuple[str, ...]:
     """Open an environment as a server does, below the cache, and check every tree, up to an import of vLLM.
 
@@ -93,10 +99,14 @@ def verify_tree(workspace: Workspace, environment: Path, expected: Expected) -> 
     return notes
 
 
-def verified_mark(workspace: Workspace, environment: str, stub_sha256: str, expected: Expected) -> Path:
+def verified_mark(
+    workspace: Workspace, environment: str, stub_sha256: str, expected: Expected
+) -> Path:
     """Return the file that records a passed check of an environment (digest or key) on this machine with a stub and versions.
 
     The file exists only if the environment has passed.
     """
-    key = key_of(_FORMAT, environment, stub_sha256, expected.release, expected.python, expected.versions)
+    key = key_of(
+        _FORMAT, environment, stub_sha256, expected.release, expected.python, expected.versions
+    )
     return workspace.cache.path("verified", key)

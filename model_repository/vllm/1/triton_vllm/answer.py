@@ -120,7 +120,9 @@ class Reply:
     def give_up(self) -> None:
         """Close after a response could not be built or sent, and send the client an error if the server still takes it."""
         self._close()
-        with contextlib.suppress(Exception):  # the server refuses it if the final response was already on its way
+        with contextlib.suppress(
+            Exception
+        ):  # the server refuses it if the final response was already on its way
             self._channel.send_error(InternalError(NOT_SENT))
 
     def is_cancelled(self) -> bool:

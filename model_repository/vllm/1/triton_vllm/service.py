@@ -52,7 +52,9 @@ class Service:
             job.reply.assembler = assembler(job)
         except Exception as error:  # noqa: BLE001 - this opens vLLM's parsers, and the batch's other requests must be served
             self._log.error(f"request refused: {type(error).__name__}: {error}")
-            job.reply.fail(InternalError("the answer could not be prepared; the server's log has the details"))
+            job.reply.fail(
+                InternalError("the answer could not be prepared; the server's log has the details")
+            )
             return
         self._model.outbox.assign(job.reply)
         self._model.engine.runner.submit(job)
@@ -64,7 +66,9 @@ class Service:
 
     def close(self) -> None:
         """Let requests in flight finish within a time limit, cancel the rest, and end every process and thread."""
-        self._log.info(f"unloading, {len(self._model.engine.runner.in_flight.jobs())} requests in flight")
+        self._log.info(
+            f"unloading, {len(self._model.engine.runner.in_flight.jobs())} requests in flight"
+        )
         self._model.close()
         self._log.info("unloaded")
 

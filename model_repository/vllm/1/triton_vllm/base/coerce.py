@@ -94,7 +94,9 @@ def to_int(value: Any) -> int:
         raise _wrong(value, int)
     if isinstance(value, float) and not value.is_integer():  # also true for NaN and infinity
         raise _wrong(value, int)
-    if not -(2**63) <= value < 2**63:  # vLLM's processes talk by msgpack, which has no larger integers
+    if (
+        not -(2**63) <= value < 2**63
+    ):  # vLLM's processes talk by msgpack, which has no larger integers
         raise ValueError("must be an integer of 64 bits")
     return int(value)
 
@@ -139,7 +141,9 @@ def _wrong(value: Any, kind: type) -> ValueError:
 
 def _json(value: Any) -> str:
     # Shortened before it is written as JSON, because a client's value may be huge.
-    return shown(json.dumps(value[:LONG_NAME] if isinstance(value, str | list) else value, default=str))
+    return shown(
+        json.dumps(value[:LONG_NAME] if isinstance(value, str | list) else value, default=str)
+    )
 
 
 def _union(value: Any, members: tuple[Any, ...]) -> Any:

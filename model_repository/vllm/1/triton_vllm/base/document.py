@@ -59,7 +59,9 @@ def is_deeper(value: Any, depth: int) -> bool:
     # level by level, without recursion: a deep document must not exhaust the stack
     level = [value] if isinstance(value, list | dict) else []
     for _ in range(depth):
-        inner = [child for node in level for child in (node.values() if isinstance(node, dict) else node)]
+        inner = [
+            child for node in level for child in (node.values() if isinstance(node, dict) else node)
+        ]
         level = [child for child in inner if isinstance(child, list | dict)]
         if not level:
             return False
@@ -82,7 +84,11 @@ def check_integers(value: Any, what: str) -> None:
     while level:
         if any(isinstance(node, int) and not -(2**63) <= node < 2**63 for node in level):
             raise InvalidRequestError(f"{what} holds an integer of more than 64 bits")
-        inner = (node.values() if isinstance(node, dict) else node for node in level if isinstance(node, dict | list))
+        inner = (
+            node.values() if isinstance(node, dict) else node
+            for node in level
+            if isinstance(node, dict | list)
+        )
         level = [child for children in inner for child in children]
 
 

@@ -137,7 +137,8 @@ _COUNT = {"image": "max_images", "audio": "max_clips", "video": "max_clips"}
 _SIZE = {
     **dict.fromkeys(("text_input", "prompt_token_ids", "embedding_request"), "max_text_bytes"),
     **dict.fromkeys(
-        ("sampling_parameters", "tools", "tool_choice", "chat_template_kwargs", "operator_request"), "max_parameter_bytes"
+        ("sampling_parameters", "tools", "tool_choice", "chat_template_kwargs", "operator_request"),
+        "max_parameter_bytes",
     ),
 }
 
@@ -155,10 +156,14 @@ def refuse_above(limit: int, found: int, what: str, unit: str = "") -> None:
         InvalidRequestError: there is more. The text has the amount and the limit.
     """
     if 0 < limit < found:
-        raise InvalidRequestError(f"{what} {found}{unit and ' '}{unit}; this model takes at most {limit}")
+        raise InvalidRequestError(
+            f"{what} {found}{unit and ' '}{unit}; this model takes at most {limit}"
+        )
 
 
-def check_sizes(limits: Limits, inputs: Mapping[str, np.ndarray[Any, Any]], parameters: str) -> None:
+def check_sizes(
+    limits: Limits, inputs: Mapping[str, np.ndarray[Any, Any]], parameters: str
+) -> None:
     """Refuse a request whose inputs are too large, before they are decoded.
 
     Args:
@@ -177,14 +182,18 @@ def check_sizes(limits: Limits, inputs: Mapping[str, np.ndarray[Any, Any]], para
             refuse_above(getattr(limits, _COUNT[name]), array.size, f"{name} has", "elements")
         elif name in _SIZE:
             refuse_above(getattr(limits, _SIZE[name]), size, f"{name} has", "bytes")
-    refuse_above(limits.max_parameter_bytes, len(parameters), "the request parameters have", "bytes")
+    refuse_above(
+        limits.max_parameter_bytes, len(parameters), "the request parameters have", "bytes"
+    )
     refuse_above(limits.max_request_bytes, total, "the request has", "bytes")
 
 
 def _bytes(array: np.ndarray[Any, Any]) -> int:
     """Return how many bytes an input counts for. The only integers in arrays are token ids; objects are strings."""
     if array.dtype.kind == "i":
-        return 4 * array.size  # a token id needs 4 bytes; ids arrive with 64 bits so that none is cut
+        return (
+            4 * array.size
+        )  # a token id needs 4 bytes; ids arrive with 64 bits so that none is cut
     if array.dtype.kind != "O":
         return int(array.nbytes)
     if array.size == 1:  # nearly all inputs; faster than a loop

@@ -22,6 +22,8 @@ def start_time(process: int) -> str:
     """Return when a process was started; its id alone may belong to another process later."""
     try:
         # Field 22 of proc(5), counted after the name, which may contain spaces and parentheses.
-        return Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]
+        return (
+            Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]
+        )
     except (OSError, IndexError):
         return ""

@@ -295,7 +295,9 @@ class Renderer(Protocol):
     def render_cmpl_async(self, prompts: Sequence[Any]) -> Awaitable[Sequence[Any]]:
         """Tokenize in one of vLLM's threads."""
 
-    def render_chat_async(self, conversations: Sequence[Any], chat_params: Any) -> Awaitable[tuple[Any, Sequence[Any]]]:
+    def render_chat_async(
+        self, conversations: Sequence[Any], chat_params: Any
+    ) -> Awaitable[tuple[Any, Sequence[Any]]]:
         """Apply the chat template, then tokenize."""
 
 
@@ -316,7 +318,14 @@ class EngineClient(Protocol):
         """Load an adapter."""
 
     async def add_request(
-        self, request_id: str, prompt: Any, params: Any, *, lora_request: Any, priority: int, **options: Any
+        self,
+        request_id: str,
+        prompt: Any,
+        params: Any,
+        *,
+        lora_request: Any,
+        priority: int,
+        **options: Any,
     ) -> Collector:
         """Begin a request; its outputs are put into the collector."""
 

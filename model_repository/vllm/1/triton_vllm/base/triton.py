@@ -68,8 +68,14 @@ def trace_headers(request: TritonRequest) -> dict[str, str]:
         values = json.loads(context or request.parameters() or "{}")
     except (ValueError, RecursionError):
         return {}
-    headers = {name.lower(): value for name, value in values.items()} if isinstance(values, dict) else {}
-    return {name: value for name in TRACE if isinstance(value := headers.get(name), str) and len(value) <= LONGEST_HEADER}
+    headers = (
+        {name.lower(): value for name, value in values.items()} if isinstance(values, dict) else {}
+    )
+    return {
+        name: value
+        for name in TRACE
+        if isinstance(value := headers.get(name), str) and len(value) <= LONGEST_HEADER
+    }
 
 
 def timeout_us(request: TritonRequest) -> int:
@@ -99,10 +105,14 @@ def is_ending(name: str) -> bool:
     """
     if not room.fits(0):
         return False
-    request = pb_utils.InferenceRequest(model_name=name, requested_output_names=[NO_OUTPUT], inputs=[])
+    request = pb_utils.InferenceRequest(
+        model_name=name, requested_output_names=[NO_OUTPUT], inputs=[]
+    )
     try:
         error = request.exec().error()
-    except pb_utils.TritonModelException:  # no questions are allowed while the model is being unloaded
+    except (
+        pb_utils.TritonModelException
+    ):  # no questions are allowed while the model is being unloaded
         return False
     return error is not None and ENDING in error.message()
 
@@ -127,7 +137,11 @@ class Room:
         clock: returns seconds.
     """
 
-    def __init__(self, free: Callable[[], int] = shared_memory_free, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        free: Callable[[], int] = shared_memory_free,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._free = free
         self._clock = clock
         self._plenty_until = -math.inf
@@ -146,7 +160,9 @@ room = Room()
 
 
 def _size(tensors: Tensors) -> int:
-    return sum(sum(map(len, array)) if array.dtype == object else array.nbytes for _, array in tensors)
+    return sum(
+        sum(map(len, array)) if array.dtype == object else array.nbytes for _, array in tensors
+    )
 
 
 class Channel:
@@ -173,7 +189,9 @@ class Channel:
         fit, the end is sent alone, after the content. It fits in the memory that the content has
         left.
         """
-        response = pb_utils.InferenceResponse([pb_utils.Tensor(name, array) for name, array in tensors])
+        response = pb_utils.InferenceResponse(
+            [pb_utils.Tensor(name, array) for name, array in tensors]
+        )
         if not final:
             self._sender.send(response, 0)
         elif room.fits(_size(tensors)):
@@ -186,7 +204,9 @@ class Channel:
     def send_error(self, error: AdapterError) -> None:
         """Send an error as the final response."""
         text, name = self._dialect.error(error)
-        with contextlib.suppress(Exception):  # the log goes through the shared memory that may be full
+        with contextlib.suppress(
+            Exception
+        ):  # the log goes through the shared memory that may be full
             self._dialect.log_error(self._log, text)
         # A code that this Triton does not have becomes UNKNOWN.
         code = getattr(pb_utils.TritonError, name, pb_utils.TritonError.UNKNOWN)
@@ -203,11 +223,15 @@ class TritonMetrics:
     def __init__(self) -> None:
         self._families: dict[str, Any] = {}
 
-    def create(self, name: str, description: str, labels: Mapping[str, str], *, counter: bool) -> Metric:
+    def create(
+        self, name: str, description: str, labels: Mapping[str, str], *, counter: bool
+    ) -> Metric:
         """Return a new metric in the family `name`."""
         if name not in self._families:
             kind = pb_utils.MetricFamily.COUNTER if counter else pb_utils.MetricFamily.GAUGE
-            self._families[name] = pb_utils.MetricFamily(name=name, description=description, kind=kind)
+            self._families[name] = pb_utils.MetricFamily(
+                name=name, description=description, kind=kind
+            )
         metric: Metric = self._families[name].Metric(labels=dict(labels))
         return metric
 

@@ -14,7 +14,13 @@ if TYPE_CHECKING:
 
 
 def begin(
-    parsers: Parsers | None, chat: Chat, params: Any, refusals: tuple[type[Exception], ...], limits: Limits, *, stream: bool
+    parsers: Parsers | None,
+    chat: Chat,
+    params: Any,
+    refusals: tuple[type[Exception], ...],
+    limits: Limits,
+    *,
+    stream: bool,
 ) -> Conversation | None:
     """Return the conversation that reads the answers to a chat; None if the model has no parsers.
 
@@ -31,7 +37,9 @@ def begin(
         InvalidRequestError: vLLM refuses messages, tools or the tool choice.
     """
     if chat.tool_choice not in (None, "none") and (parsers is None or not parsers.names.tool):
-        raise UnsupportedError("tool_choice: this model has no tool_parser in its engine arguments; only none can be chosen")
+        raise UnsupportedError(
+            "tool_choice: this model has no tool_parser in its engine arguments; only none can be chosen"
+        )
     if parsers is None:
         return None
     given = getattr(params, "structured_outputs", None)
@@ -45,7 +53,9 @@ def begin(
         try:
             constraints.check(limits, {name: getattr(constraint, name, None) for name in names})
         except InvalidRequestError as error:
-            raise InvalidRequestError(f"tools: of them vLLM makes a constraint for the answer, and {error}") from None
+            raise InvalidRequestError(
+                f"tools: of them vLLM makes a constraint for the answer, and {error}"
+            ) from None
         params.structured_outputs = constraint
     for name, value in conversation.decoding().items():
         setattr(params, name, value)

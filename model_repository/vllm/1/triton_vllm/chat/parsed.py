@@ -36,7 +36,9 @@ class AnswerReader:
         clock: returns processor seconds, because a busy machine does not make a parser slow.
     """
 
-    def __init__(self, conversation: Conversation, n: int, clock: Callable[[], float] = time.thread_time) -> None:
+    def __init__(
+        self, conversation: Conversation, n: int, clock: Callable[[], float] = time.thread_time
+    ) -> None:
         self._clock = clock
         readers = [conversation.reader() for _ in range(n)]
         self._aligners = [reader.aligner for reader in readers]
@@ -50,19 +52,30 @@ class AnswerReader:
                 aligner = self._aligners[part.index]
                 parts[part.index] += [part] if aligner is None else aligner.take(part)
         until = self._clock() + READ_S
-        return [self._read_all(i, found, outputs[-1].prompt_token_ids, until) for i, found in enumerate(parts)]
+        return [
+            self._read_all(i, found, outputs[-1].prompt_token_ids, until)
+            for i, found in enumerate(parts)
+        ]
 
     def _read_all(
-        self, index: int, parts: Sequence[CompletionOutput | Fragment], prompt: Sequence[int] | None, until: float
+        self,
+        index: int,
+        parts: Sequence[CompletionOutput | Fragment],
+        prompt: Sequence[int] | None,
+        until: float,
     ) -> list[Piece]:
         pieces: list[Piece] = []
         for number, part in enumerate(parts):
-            if 0 < number < len(parts) - 1 and self._clock() > until:  # a parser may need the first part, such as a mark, alone
+            if (
+                0 < number < len(parts) - 1 and self._clock() > until
+            ):  # a parser may need the first part, such as a mark, alone
                 return [*pieces, self._read(index, _joined(parts[number:]), prompt)]
             pieces.append(self._read(index, part, prompt))
         return pieces
 
-    def _read(self, index: int, part: CompletionOutput | Fragment, prompt: Sequence[int] | None) -> Piece:
+    def _read(
+        self, index: int, part: CompletionOutput | Fragment, prompt: Sequence[int] | None
+    ) -> Piece:
         reader = self._readers[index]
         if reader is not None:
             try:
@@ -86,4 +99,7 @@ def _note(error: Exception) -> None:
     kind = (type(error), last and (last.tb_frame.f_code.co_filename, last.tb_lineno))
     if kind not in _noted:
         _noted.add(kind)
-        _log.error("An answer could not be parsed, and was sent as plain text (logged once)", exc_info=error)
+        _log.error(
+            "An answer could not be parsed, and was sent as plain text (logged once)",
+            exc_info=error,
+        )

@@ -26,7 +26,9 @@ def split(given: Mapping[str, Any], file: str) -> tuple[Mapping[str, Any], str]:
             raise ConfigError(f'{file}: {name} must be the name of a parser, such as "hermes"')
     if len(set(found.values())) > 1:
         raise ConfigError(f"{file}: {TOOL[0]} and {TOOL[1]} differ, and mean the same: keep one")
-    return {name: value for name, value in given.items() if name not in TOOL}, next(iter(found.values()), "")
+    return {name: value for name, value in given.items() if name not in TOOL}, next(
+        iter(found.values()), ""
+    )
 
 
 def choose(tool: str, values: Mapping[str, Any], file: str) -> vllm_api.ParserNames:
@@ -45,7 +47,9 @@ def choose(tool: str, values: Mapping[str, Any], file: str) -> vllm_api.ParserNa
     """
     if not tool and not vllm_api.has_parsers():
         return vllm_api.ParserNames()
-    names = vllm_api.ParserNames(tool, values.get("reasoning_parser") or "", values.get("reasoning_parser_plugin") or "")
+    names = vllm_api.ParserNames(
+        tool, values.get("reasoning_parser") or "", values.get("reasoning_parser_plugin") or ""
+    )
     try:
         vllm_api.check_parsers(names)
     except vllm_api.ParserError as error:

@@ -71,10 +71,14 @@ def parse(limits: Limits, texts: Mapping[str, str]) -> Chat:
     """
     messages, media = _messages(limits, texts["messages"])
     tools = _tools(limits, texts["tools"]) if "tools" in texts else None
-    kwargs = _kwargs(limits, texts["chat_template_kwargs"]) if "chat_template_kwargs" in texts else {}
+    kwargs = (
+        _kwargs(limits, texts["chat_template_kwargs"]) if "chat_template_kwargs" in texts else {}
+    )
     characters = len(texts["messages"]) - sum(media) + len(texts.get("tools", ""))
     choice = _choice(limits, texts["tool_choice"], tools or ()) if "tool_choice" in texts else None
-    return Chat(tuple(messages), tuple(tools) if tools else None, kwargs, characters, bool(media), choice)
+    return Chat(
+        tuple(messages), tuple(tools) if tools else None, kwargs, characters, bool(media), choice
+    )
 
 
 def joined(texts: Sequence[str]) -> str:
@@ -89,16 +93,32 @@ def _messages(limits: Limits, text: str) -> tuple[list[Mapping[str, Any]], list[
     # Media are left out of the count. This is done before parsing, so that a huge text is never parsed.
     if 0 < limits.max_text_bytes < len(text):
         rest = len(text) - sum(len(found) for found in _DATA.findall(text))
-        refuse_above(limits.max_text_bytes, rest, "messages have, without pictures, audios and videos,", "characters")
+        refuse_above(
+            limits.max_text_bytes,
+            rest,
+            "messages have, without pictures, audios and videos,",
+            "characters",
+        )
     # a cheap check before the text is parsed
     refuse_above(limits.max_messages, text.count('"role"'), "messages have", "roles")
     messages = json_value(text, "messages", limits.max_json_depth)
-    if not isinstance(messages, list) or not messages or not all(isinstance(m, dict) and "role" in m for m in messages):
-        raise InvalidRequestError("messages must be a non-empty JSON list of objects with 'role' and 'content'")
+    if (
+        not isinstance(messages, list)
+        or not messages
+        or not all(isinstance(m, dict) and "role" in m for m in messages)
+    ):
+        raise InvalidRequestError(
+            "messages must be a non-empty JSON list of objects with 'role' and 'content'"
+        )
     refuse_above(limits.max_messages, len(messages), "messages have", "entries")
     media = check_parts(limits, messages)
     rest = len(text) - sum(media)
-    refuse_above(limits.max_text_bytes, rest, "messages have, without pictures, audios and videos,", "characters")
+    refuse_above(
+        limits.max_text_bytes,
+        rest,
+        "messages have, without pictures, audios and videos,",
+        "characters",
+    )
     for message in messages:
         if (
             message.get("reasoning") is None and "reasoning_content" in message
@@ -117,13 +137,17 @@ def _tools(limits: Limits, text: str) -> list[Mapping[str, Any]] | None:
     return tools
 
 
-def _choice(limits: Limits, text: str, tools: Sequence[Mapping[str, Any]]) -> str | Mapping[str, Any] | None:
+def _choice(
+    limits: Limits, text: str, tools: Sequence[Mapping[str, Any]]
+) -> str | Mapping[str, Any] | None:
     """Return the tool choice, from a plain word or JSON."""
     choice = text if text in CHOICES else json_value(text, "tool_choice", limits.max_json_depth)
     if choice is None:
         return None
     if choice in ("auto", "required") and not tools:
-        raise InvalidRequestError(f"tool_choice is {choice}, which needs tools, and the request has none")
+        raise InvalidRequestError(
+            f"tool_choice is {choice}, which needs tools, and the request has none"
+        )
     if choice in CHOICES:
         return str(choice)
     name = _function_name(choice)
@@ -131,25 +155,43 @@ def _choice(limits: Limits, text: str, tools: Sequence[Mapping[str, Any]]) -> st
         raise InvalidRequestError(f"tool_choice must be {', '.join(CHOICES)} or {NAMED}")
     known = [found for tool in tools if (found := _function_name(tool)) is not None]
     if name not in known:
-        raise InvalidRequestError(f"tool_choice: the tools have no function '{shown(name)}'{closest(name, known)}")
+        raise InvalidRequestError(
+            f"tool_choice: the tools have no function '{shown(name)}'{closest(name, known)}"
+        )
     return {"type": "function", "function": {"name": name}}
 
 
 def _function_name(value: Any) -> str | None:
-    function = value.get("function") if isinstance(value, dict) and value.get("type", "function") == "function" else None
+    function = (
+        value.get("function")
+        if isinstance(value, dict) and value.get("type", "function") == "function"
+        else None
+    )
     name = function.get("name") if isinstance(function, dict) else None
     return name if isinstance(name, str) else None
 
 
 def _kwargs(limits: Limits, text: str) -> dict[str, Any]:
     kwargs = json_object(text, "chat_template_kwargs", limits.max_json_depth)
-    check_integers(kwargs, "chat_template_kwargs")  # EngineCore gets them too, for its parser of reasoning
+    check_integers(
+        kwargs, "chat_template_kwargs"
+    )  # EngineCore gets them too, for its parser of reasoning
     known = limits.allowed_chat_template_kwargs
     if kwargs.get("continue_final_message") and kwargs.get("add_generation_prompt"):
-        raise InvalidRequestError("chat_template_kwargs: continue_final_message and add_generation_prompt exclude each other")
+        raise InvalidRequestError(
+            "chat_template_kwargs: continue_final_message and add_generation_prompt exclude each other"
+        )
     for name in kwargs:
-        if name == "chat_template":  # a template is a program, which could run in the server for any time
-            raise InvalidRequestError("chat_template_kwargs cannot hold a chat_template; the model's own is used")
-        if name not in known:  # vLLM passes some of them to the tokenizer, which then pads to any length
-            raise InvalidRequestError(f"chat_template_kwargs cannot hold '{shown(name)}'{closest(name, known)}")
+        if (
+            name == "chat_template"
+        ):  # a template is a program, which could run in the server for any time
+            raise InvalidRequestError(
+                "chat_template_kwargs cannot hold a chat_template; the model's own is used"
+            )
+        if (
+            name not in known
+        ):  # vLLM passes some of them to the tokenizer, which then pads to any length
+            raise InvalidRequestError(
+                f"chat_template_kwargs cannot hold '{shown(name)}'{closest(name, known)}"
+            )
     return kwargs

@@ -16,7 +16,16 @@ if TYPE_CHECKING:
     from triton_vllm.base.limits import Limits
 
 _REPEATS = re.compile(r"\{\s*(\d*)\s*(?:,\s*(\d*)\s*)?\}")
-_BOUNDS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties", "minContains", "maxContains")
+_BOUNDS = (
+    "minLength",
+    "maxLength",
+    "minItems",
+    "maxItems",
+    "minProperties",
+    "maxProperties",
+    "minContains",
+    "maxContains",
+)
 _EBNF = re.compile(r"^(?:(?!#|//).)*?::=", re.MULTILINE)
 """A rule of a grammar for xgrammar, outside comments. vLLM takes a grammar without such a rule for one in Lark's syntax."""
 MANY = 1 << 40
@@ -127,7 +136,12 @@ def _pattern(limits: Limits, value: Any, where: str) -> None:
         return  # types are checked elsewhere, for all fields
     refuse_above(limits.max_constraint_bytes, len(value), f"{where} has", "characters")
     size, depth = expansion(value)
-    refuse_above(limits.max_constraint_repeats, size, f"{where} has, with its repetitions written out,", "characters")
+    refuse_above(
+        limits.max_constraint_repeats,
+        size,
+        f"{where} has, with its repetitions written out,",
+        "characters",
+    )
     refuse_above(limits.max_constraint_depth, depth, f"{where} has", "levels of parentheses")
 
 
@@ -136,8 +150,12 @@ def _grammar(limits: Limits, value: Any, where: str) -> None:
         return
     refuse_above(limits.max_constraint_bytes, len(value), f"{where} has", "characters")
     repeats = (int(text[:12]) for pair in _REPEATS.findall(value) for text in pair if text)
-    refuse_above(limits.max_constraint_repeats, max(repeats, default=0), f"{where} has a repetition of")
-    refuse_above(limits.max_constraint_depth, _depth(value), f"{where} has", "levels of parentheses")
+    refuse_above(
+        limits.max_constraint_repeats, max(repeats, default=0), f"{where} has a repetition of"
+    )
+    refuse_above(
+        limits.max_constraint_depth, _depth(value), f"{where} has", "levels of parentheses"
+    )
 
 
 def _depth(text: str) -> int:
@@ -152,7 +170,12 @@ def _choice(limits: Limits, value: Any, where: str) -> None:
     if not isinstance(value, list):
         return
     refuse_above(limits.max_choices, len(value), f"{where} has", "entries")
-    refuse_above(limits.max_constraint_bytes, sum(len(v) for v in value if isinstance(v, str)), f"{where} has", "characters")
+    refuse_above(
+        limits.max_constraint_bytes,
+        sum(len(v) for v in value if isinstance(v, str)),
+        f"{where} has",
+        "characters",
+    )
 
 
 def _document(limits: Limits, value: Any, where: str) -> None:

@@ -61,7 +61,9 @@ def _attempt(xgrammar: Any, tokenizer: Any, task: Mapping[str, Any]) -> None:
     Raises:
         MemoryError: compiling takes too much memory.
     """
-    used = int(re.findall(r"VmData:\s*(\d+)", Path("/proc/self/status").read_text("utf-8"))[0]) << 10
+    used = (
+        int(re.findall(r"VmData:\s*(\d+)", Path("/proc/self/status").read_text("utf-8"))[0]) << 10
+    )
     # The limit is for the whole process, so its present size is added.
     resource.setrlimit(resource.RLIMIT_DATA, (used + task["bytes"],) * 2)
     read, compile_ = COMPILERS[task["kind"]]
@@ -86,7 +88,9 @@ def _arguments(xgrammar: Any, kind: str, text: str) -> tuple[Any, ...]:
     if "structures" not in document:
         return (text,)
     items = [
-        xgrammar.StructuralTagItem(begin=item["begin"], schema=json.dumps(item["schema"]), end=item["end"])
+        xgrammar.StructuralTagItem(
+            begin=item["begin"], schema=json.dumps(item["schema"]), end=item["end"]
+        )
         for item in document["structures"]
     ]
     return items, document["triggers"]

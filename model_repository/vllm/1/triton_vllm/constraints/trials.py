@@ -102,7 +102,9 @@ class Trials:
             return await asyncio.to_thread(worker.attempt, constraint)
         except OSError:
             self._end_worker()  # the next request starts a new worker
-            raise UnavailableError(f"structured_outputs.{constraint.name} could not be compiled in time: try again") from None
+            raise UnavailableError(
+                f"structured_outputs.{constraint.name} could not be compiled in time: try again"
+            ) from None
 
     def _begin(self) -> None:
         self._under_way += 1
@@ -127,12 +129,20 @@ class Trials:
                     self._worker = await asyncio.to_thread(lambda: Worker(write()))
                     self._has_worked = True
                 except OSError:
-                    raise UnavailableError("structured_outputs could not be tried, the machine is too busy: try again") from None
-                except Exception as error:  # an older xgrammar, or a tokenizer that it does not know
+                    raise UnavailableError(
+                        "structured_outputs could not be tried, the machine is too busy: try again"
+                    ) from None
+                except (
+                    Exception
+                ) as error:  # an older xgrammar, or a tokenizer that it does not know
                     if self._has_worked:  # then neither can be the cause
-                        raise UnavailableError("structured_outputs could not be tried: try again") from error
+                        raise UnavailableError(
+                            "structured_outputs could not be tried: try again"
+                        ) from error
                     self._possible = False
-                    _log.warning("Constraints are not tried before vLLM compiles them", exc_info=True)
+                    _log.warning(
+                        "Constraints are not tried before vLLM compiles them", exc_info=True
+                    )
             return self._worker
 
 
@@ -151,7 +161,9 @@ class Worker:
         self._control, theirs = socket.socketpair()
         with theirs:
             command = [sys.executable, "-I", str(SCRIPT)]
-            self._process = subprocess.Popen(command, stdin=theirs.fileno(), env={**os.environ, **ENVIRONMENT})
+            self._process = subprocess.Popen(
+                command, stdin=theirs.fileno(), env={**os.environ, **ENVIRONMENT}
+            )
         try:
             ready = self._ask(tokenizer) == DONE
         except TimeoutError:
@@ -172,12 +184,17 @@ class Worker:
             OSError: the worker has ended, or the machine is very busy.
         """
         limits = {"bytes": MEMORY, "read_s": READ_S, "compile_s": constraint.seconds}
-        return self._ask(json.dumps({"kind": constraint.kind, "text": constraint.text, **limits})) == DONE
+        return (
+            self._ask(json.dumps({"kind": constraint.kind, "text": constraint.text, **limits}))
+            == DONE
+        )
 
     def end(self) -> None:
         """End the process. A constraint that is being tried is still answered: it has its own process."""
         with suppress(OSError):  # the process has already ended
-            self._control.shutdown(socket.SHUT_RDWR)  # not just closed: a forked EngineCore has a copy of the socket
+            self._control.shutdown(
+                socket.SHUT_RDWR
+            )  # not just closed: a forked EngineCore has a copy of the socket
         self._control.close()
         try:
             self._process.wait(ENDS_S)

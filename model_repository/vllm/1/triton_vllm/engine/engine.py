@@ -172,11 +172,16 @@ class Engine:
         if loss.in_order:
             self._log.info(f"the engine {loss.what}")
         else:
-            self._log.error(f"the engine {loss.what}" + (", starting it again" if self._pace.restart else ""))
+            self._log.error(
+                f"the engine {loss.what}" + (", starting it again" if self._pace.restart else "")
+            )
 
     def _ask_now_and_then(self) -> None:
         """Ask EngineCore a question from time to time while requests are open."""
-        if self.runner.in_flight.jobs() and self._loop.time() - self._asked_at > self._pace.question_period:
+        if (
+            self.runner.in_flight.jobs()
+            and self._loop.time() - self._asked_at > self._pace.question_period
+        ):
             self._asked_at = math.inf
             self._loop.create_task(self._ask())
 
@@ -202,7 +207,9 @@ class Engine:
         if not stuck:
             return
         shown = "; ".join(_state(job) for job in stuck[:_SHOWN])
-        self._log.warning(f"{len(stuck)} requests have had no output for {self._silence:.0f} s: {shown}")
+        self._log.warning(
+            f"{len(stuck)} requests have had no output for {self._silence:.0f} s: {shown}"
+        )
 
     async def _revive(self) -> None:
         """Try to start the engine until it runs."""
@@ -215,7 +222,9 @@ class Engine:
             except Exception as error:  # noqa: BLE001 - e.g. out of memory, until the dead engine's memory is free
                 delay = self._pace.backoff[min(attempt, len(self._pace.backoff) - 1)]
                 attempt += 1
-                self._log.error(f"restart {attempt} failed, next one in {delay:.0f} s: {type(error).__name__}: {error}")
+                self._log.error(
+                    f"restart {attempt} failed, next one in {delay:.0f} s: {type(error).__name__}: {error}"
+                )
                 await asyncio.sleep(delay)
             else:
                 self._log.info(f"the engine is back after {time.monotonic() - began:.1f} s")
@@ -240,7 +249,9 @@ class Engine:
         self._llm.shutdown()
         if self.runner.store is not None:
             self.runner.store.close()
-        rest = [task for task in asyncio.all_tasks(self._loop) if task is not asyncio.current_task()]
+        rest = [
+            task for task in asyncio.all_tasks(self._loop) if task is not asyncio.current_task()
+        ]
         for task in rest:
             task.cancel()
         await asyncio.gather(*rest, return_exceptions=True)

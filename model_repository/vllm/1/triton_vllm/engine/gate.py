@@ -57,5 +57,9 @@ class Gate:
         if not 0 < self._most < self._runner.in_flight.count() + inputs:
             return
         if inputs == 1:
-            raise UnavailableError(f"{self._most} requests are in flight, and no more are taken: try again later")
-        raise UnavailableError(f"with {inputs} inputs more than {self._most} requests would be in flight: try again later")
+            raise UnavailableError(
+                f"{self._most} requests are in flight, and no more are taken: try again later"
+            )
+        raise UnavailableError(
+            f"with {inputs} inputs more than {self._most} requests would be in flight: try again later"
+        )

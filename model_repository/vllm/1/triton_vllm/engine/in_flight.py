@@ -31,7 +31,9 @@ class InFlight:
 
     def jobs(self) -> list[Job]:
         """Return the jobs that have not ended."""
-        return list(self._jobs.values())  # one C call, so no other thread can change the dict meanwhile
+        return list(
+            self._jobs.values()
+        )  # one C call, so no other thread can change the dict meanwhile
 
     def unwritten(self) -> list[Job]:
         """Return the ended jobs whose bulky answers are not written yet."""
@@ -57,7 +59,10 @@ class InFlight:
     def leave(self, job: Job, *, unwritten: bool = False) -> None:
         """Remove a job, if it is here; `unwritten` keeps it until its reply is closed."""
         if unwritten:
-            self._unwritten = [*self._unwritten, job]  # before the removal, so that the job always counts
+            self._unwritten = [
+                *self._unwritten,
+                job,
+            ]  # before the removal, so that the job always counts
         if self._jobs.pop(job.id, None) is not None:
             self._left += len(job.ids)
 
@@ -66,7 +71,11 @@ class InFlight:
 
         An operator's sleep is left out: it waits for the requests in flight, not in vLLM's queue.
         """
-        waiting = [job for job in self.jobs() if job.waiting_since < came and not isinstance(job.request, OperatorRequest)]
+        waiting = [
+            job
+            for job in self.jobs()
+            if job.waiting_since < came and not isinstance(job.request, OperatorRequest)
+        ]
         return [job for job in waiting if _waits(job, llm)]
 
     def stuck(self, moved: float) -> list[Job]:

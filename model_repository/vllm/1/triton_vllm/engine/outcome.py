@@ -6,7 +6,13 @@ import traceback
 from typing import TYPE_CHECKING, Any
 
 from triton_vllm import vllm_api
-from triton_vllm.base.errors import DEAD, AdapterError, InternalError, InvalidRequestError, UnavailableError
+from triton_vllm.base.errors import (
+    DEAD,
+    AdapterError,
+    InternalError,
+    InvalidRequestError,
+    UnavailableError,
+)
 from triton_vllm.vllm_api.refusals import FAILED, RETRY
 
 if TYPE_CHECKING:
@@ -53,7 +59,11 @@ class Translator:
             return UnavailableError(RETRY)
         if isinstance(error, self._vllm.failures):
             return InternalError(FAILED)
-        return self.refusal(error) if isinstance(error, (*self._vllm.refusals, *self._vllm.busy_errors)) else None
+        return (
+            self.refusal(error)
+            if isinstance(error, (*self._vllm.refusals, *self._vllm.busy_errors))
+            else None
+        )
 
     def loss(self, error: Exception) -> AdapterError:
         """Return the error for a request that was in flight when vLLM's output handler failed, which is no request's fault.

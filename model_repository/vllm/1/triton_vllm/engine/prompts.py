@@ -53,7 +53,9 @@ class Prompter:
         self._pairs: tuple[EngineClient, vllm_api.RenderPair | None] | None = None
         self._samples_ahead = samples_ahead
         self._decoding = asyncio.Semaphore(DECODED_AT_ONCE)
-        self._reading = asyncio.Lock()  # for the headers of videos in messages: one request at a time
+        self._reading = (
+            asyncio.Lock()
+        )  # for the headers of videos in messages: one request at a time
 
     async def start(self, llm: EngineClient) -> None:
         """Do now what the first requests would wait for; runs in the engine's event loop and never raises."""
@@ -76,7 +78,9 @@ class Prompter:
                 await self._trials.check(llm, request.constraint)
             prompt = await self._prompt(llm, request)
             if request.cache_salt is not None:
-                prompt["cache_salt"] = request.cache_salt  # vLLM reads it next to the tokens, whichever way they were made
+                prompt["cache_salt"] = (
+                    request.cache_salt
+                )  # vLLM reads it next to the tokens, whichever way they were made
             return prompt
         return await tokenize(self._vllm, llm, _as_vllm(request), self._turns)
 
@@ -87,7 +91,9 @@ class Prompter:
         if request.media:
             # Decoding an image or a video takes long, so a thread does it, not the event loop.
             async with self._decoding:
-                prompt["multi_modal_data"] = await asyncio.to_thread(decode.decode, request.media, self._loaders, self._check)
+                prompt["multi_modal_data"] = await asyncio.to_thread(
+                    decode.decode, request.media, self._loaders, self._check
+                )
         return await tokenize(self._vllm, llm, prompt, self._turns)
 
     async def make_pair(self, llm: EngineClient, part: Part, params: Any) -> tuple[Any, Any]:
@@ -99,7 +105,9 @@ class Prompter:
         if self._pairs is None or self._pairs[0] is not llm:
             self._pairs = llm, vllm_api.pair_renderer(llm)
         if self._pairs[1] is None:
-            raise UnsupportedError("this vLLM does not read pairs of texts for the adapter; send them to an embedding model")
+            raise UnsupportedError(
+                "this vLLM does not read pairs of texts for the adapter; send them to an embedding model"
+            )
         return await self._pairs[1](part.text, part.second, params)
 
     async def _chat(self, llm: EngineClient, chat: Chat) -> Any:
@@ -111,17 +119,25 @@ class Prompter:
             async with self._reading:
                 await asyncio.to_thread(decode.check_within, videos, self._check)
         try:
-            return await vllm_api.render_chat(self._vllm, llm, [dict(m) for m in chat.messages], kwargs)
+            return await vllm_api.render_chat(
+                self._vllm, llm, [dict(m) for m in chat.messages], kwargs
+            )
         except AdapterError:
             raise
         except ImportError as error:  # raised where vLLM would use a decoder that is not installed
-            raise UnsupportedError(f"messages hold what cannot be decoded: {decode.NO_DECODER}") from error
+            raise UnsupportedError(
+                f"messages hold what cannot be decoded: {decode.NO_DECODER}"
+            ) from error
         except Exception as error:  # a template is the model's own program and may raise anything
             refusal = vllm_api.too_large(error)
             if refusal:
-                raise InvalidRequestError(f"messages hold what cannot be decoded: {refusal}") from error
+                raise InvalidRequestError(
+                    f"messages hold what cannot be decoded: {refusal}"
+                ) from error
             text = str(error).strip().split("\n", 1)[0]
-            raise InvalidRequestError(f"messages cannot be rendered by the model's chat template: {text}") from error
+            raise InvalidRequestError(
+                f"messages cannot be rendered by the model's chat template: {text}"
+            ) from error
 
 
 def _as_vllm(request: GenerateRequest | Part) -> dict[str, Any]:

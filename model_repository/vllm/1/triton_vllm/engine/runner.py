@@ -7,7 +7,13 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from triton_vllm import vllm_api
-from triton_vllm.base.errors import DEAD, AdapterError, CancelledError, InternalError, UnavailableError
+from triton_vllm.base.errors import (
+    DEAD,
+    AdapterError,
+    CancelledError,
+    InternalError,
+    UnavailableError,
+)
 from triton_vllm.engine.in_flight import BEGUN, InFlight
 from triton_vllm.operator.request import OperatorRequest
 from triton_vllm.operator.run import ASLEEP, Operator
@@ -55,7 +61,12 @@ class Runner:
     """
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, prompter: Prompter, translator: Translator, limits: Limits, log: Log
+        self,
+        loop: asyncio.AbstractEventLoop,
+        prompter: Prompter,
+        translator: Translator,
+        limits: Limits,
+        log: Log,
     ) -> None:
         self._loop = loop
         self._prompter = prompter
@@ -160,7 +171,9 @@ class Runner:
         except Exception as error:  # noqa: BLE001 - a request must never take the model down
             self._finish(job, self._translator.refusal(error))
             if len(job.ids) > 1 or not isinstance(error, AdapterError):
-                await self._stop(job)  # vLLM has some of the job's parts, or what it began before it raised
+                await self._stop(
+                    job
+                )  # vLLM has some of the job's parts, or what it began before it raised
             return
         finally:
             job.task = None
@@ -195,7 +208,9 @@ class Runner:
                 break
         return made
 
-    def _gather(self, job: Job, gathering: Gathering, number: int, item: Output | Exception) -> None:
+    def _gather(
+        self, job: Job, gathering: Gathering, number: int, item: Output | Exception
+    ) -> None:
         try:
             gathering.take(number, item)
         except Exception as error:  # noqa: BLE001 - as in `_take`
@@ -217,7 +232,9 @@ class Runner:
                 else:
                     self._abort(job, own)  # the job's other completions may still run in vLLM
             elif (job.several or len(job.ids) > 1) and (error := failure(item)) is not None:
-                self._abort(job, error)  # one completion or part has failed; the others still run in vLLM
+                self._abort(
+                    job, error
+                )  # one completion or part has failed; the others still run in vLLM
             elif item.finished:
                 self._finish(job, failure(item) or item)
             else:
@@ -234,7 +251,9 @@ class Runner:
         self.in_flight.leave(job, unwritten=job.reply.bulky and not isinstance(last, AdapterError))
         if job.deadline is not None:
             job.deadline.cancel()
-        if job.adapter is not None:  # its files must exist until EngineCore knows that the request has ended
+        if (
+            job.adapter is not None
+        ):  # its files must exist until EngineCore knows that the request has ended
             self._loop.call_later(LINGER_S, lambda _: None, job.adapter)
         try:
             self._put(job.reply, last)

@@ -41,7 +41,9 @@ def needs_thread(prompt: Mapping[str, Any], *, pooled: bool) -> bool:
     return "multi_modal_data" in prompt or size > LONGEST_IN_LOOP or (size > 0 and not pooled)
 
 
-async def tokenize(vllm: vllm_api.Vllm, llm: EngineClient, prompt: Mapping[str, Any], turns: Turns) -> Any:
+async def tokenize(
+    vllm: vllm_api.Vllm, llm: EngineClient, prompt: Mapping[str, Any], turns: Turns
+) -> Any:
     """Tokenize a prompt if this vLLM can (0.20 on); otherwise return it unchanged, and `add_request` tokenizes it.
 
     Args:
@@ -57,7 +59,9 @@ async def tokenize(vllm: vllm_api.Vllm, llm: EngineClient, prompt: Mapping[str, 
     tokenizer = vllm_api.pooled_tokenizer(vllm, renderer)
     if needs_thread(prompt, pooled=tokenizer is not None):
         if tokenizer is not None:
-            await _refuse_long(tokenizer, prompt.get("prompt", ""), vllm_api.facts(llm).max_tokens, turns)
+            await _refuse_long(
+                tokenizer, prompt.get("prompt", ""), vllm_api.facts(llm).max_tokens, turns
+            )
         (rendered,) = await renderer.render_cmpl_async([vllm_api.parse_prompt(vllm, llm, prompt)])
     else:
         await turns.take()
@@ -76,6 +80,12 @@ async def _refuse_long(tokenizer: Any, text: str, most: int, turns: Turns) -> No
     count = 0
     for start in range(0, len(text), PIECE):
         async with turns.counting:
-            count += len(await asyncio.to_thread(tokenizer.encode, text[start : start + PIECE], add_special_tokens=False))
+            count += len(
+                await asyncio.to_thread(
+                    tokenizer.encode, text[start : start + PIECE], add_special_tokens=False
+                )
+            )
         if count > most + most // 4 + 64:
-            raise InvalidRequestError(f"the prompt has more than {count} tokens; this model's maximum is {most}")
+            raise InvalidRequestError(
+                f"the prompt has more than {count} tokens; this model's maximum is {most}"
+            )

@@ -32,12 +32,16 @@ class Turns:
         counting: held while another thread counts a piece of a long text.
     """
 
-    def __init__(self, budget: float = BUDGET_S, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, budget: float = BUDGET_S, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._budget = budget
         self._clock = clock
         self.counting = asyncio.Lock()
         self._waiting: deque[asyncio.Future[None]] = deque()
-        self._end: float | None = None  # of this round's budget; None before the round's first request
+        self._end: float | None = (
+            None  # of this round's budget; None before the round's first request
+        )
         self._woken = 0  # requests that were woken for this round and have not run yet
         self._returned = 0  # requests of this round that went back to the head of the queue
         self._size = 1  # requests to wake for the next round
@@ -65,7 +69,9 @@ class Turns:
 
     def _next(self) -> None:
         """Wake requests for the next round: as many as worked in the last round, or twice as many if all of them could."""
-        self._size = max(1, self._size - self._returned) if self._returned else min(2 * self._size, MOST)
+        self._size = (
+            max(1, self._size - self._returned) if self._returned else min(2 * self._size, MOST)
+        )
         self._end, self._woken, self._returned = None, 0, 0
         while self._waiting and self._woken < self._size:
             turn = self._waiting.popleft()

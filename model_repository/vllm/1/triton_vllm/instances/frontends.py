@@ -121,7 +121,9 @@ class Frontends:
 
     def _launch(self) -> EngineClient:
         self._engine = uuid.uuid4().hex[:6]
-        llm, self._statistics = vllm_api.launch(self._vllm, self._values, self._meeting.wires(self._engine))
+        llm, self._statistics = vllm_api.launch(
+            self._vllm, self._values, self._meeting.wires(self._engine)
+        )
         return llm
 
     def _connect(self, address: Address) -> EngineClient:
@@ -150,19 +152,27 @@ class Frontends:
         Counters are each instance's own, and the server adds them up.
         """
         rows = list(struct.iter_unpack(f"{self._own.count}d", self._figures))
-        known = {str(rank) for rank, times in enumerate(rows) if times[self._own.index] == max(times)}
+        known = {
+            str(rank) for rank, times in enumerate(rows) if times[self._own.index] == max(times)
+        }
         return [_only(family, known) if family.type == "gauge" else family for family in families]
 
     def share(self) -> None:
         """Tell the other instances that the engine serves."""
         if self.leads:
             self._meeting.publish(self._engine, self._statistics)
-        self._log.info(f"instance {self._own.index} of {self._own.count} {'has started' if self.leads else 'shares'} the engine")
+        self._log.info(
+            f"instance {self._own.index} of {self._own.count} {'has started' if self.leads else 'shares'} the engine"
+        )
 
     def loss(self) -> Loss | None:
         """Return why the connected engine must be abandoned, or None; see `Source`."""
         if self.leads:
-            return Loss("does not answer another instance") if self._meeting.is_hung(self._engine) else None
+            return (
+                Loss("does not answer another instance")
+                if self._meeting.is_hung(self._engine)
+                else None
+            )
         if self._meeting.closed():
             return Loss("was unloaded with the instance that had started it", in_order=True)
         if self._meeting.lead():
@@ -193,5 +203,7 @@ class Frontends:
 def _only(family: PrometheusFamily, ranks: set[str]) -> PrometheusFamily:
     """Return a family with the samples of these ranks; a sample without a rank belongs to rank 0."""
     part: Any = copy.copy(family)
-    part.samples = [sample for sample in family.samples if sample.labels.get("engine", "0") in ranks]
+    part.samples = [
+        sample for sample in family.samples if sample.labels.get("engine", "0") in ranks
+    ]
     return cast("PrometheusFamily", part)

@@ -103,7 +103,10 @@ def seat(args: Mapping[str, str], server: int) -> Seat | None:
         raise ConfigError(
             "instance_group: an instance cannot be added to a model that is loaded; unload the model, then load it again"
         )
-    model = [args[name] for name in ("model_repository", "model_name", "model_version", "model_instance_device_id")]
+    model = [
+        args[name]
+        for name in ("model_repository", "model_name", "model_version", "model_instance_device_id")
+    ]
     # The key contains `count`: after a reload with more instances, the last one would otherwise
     # join an older load that lacks just its seat.
     said = json.dumps([process_space(), server, start_time(server), *model, group, count])
@@ -138,11 +141,15 @@ class Rendezvous:
                     load.mkdir(mode=0o700)
                 made = cls(own, base, load, locks.take(load / f"seat-{own.index}"))
         except OSError as error:
-            raise ConfigError(f"instance_group: the instances have no folder to meet in: {error}; set TMPDIR") from None
+            raise ConfigError(
+                f"instance_group: the instances have no folder to meet in: {error}; set TMPDIR"
+            ) from None
         # the longest address that can occur: an engine's name has 6 digits
         if len(made._wires("f" * 6, own.count)[1]) - len("ipc://") > LONGEST_ADDRESS:
             made.leave()
-            raise ConfigError("instance_group: the folder for temporary files has too long a name for sockets; set TMPDIR")
+            raise ConfigError(
+                "instance_group: the folder for temporary files has too long a name for sockets; set TMPDIR"
+            )
         return made
 
     @property
@@ -167,7 +174,8 @@ class Rendezvous:
         """Tell the other instances how to reach the engine that this instance has launched."""
         # number 0 is this instance's own client of the engine; each other one has an input and an output address
         said = [
-            asdict(Address(engine, number, *self._wires(engine, index), statistics)) | {"instance": index}
+            asdict(Address(engine, number, *self._wires(engine, index), statistics))
+            | {"instance": index}
             for number, index in enumerate(self._others(), start=1)
         ]
         new = self._load / "engine.new"
@@ -206,16 +214,25 @@ class Rendezvous:
 
     def fail(self, reason: str) -> None:
         """Tell the other instances why the load has failed; the first reason counts."""
-        with contextlib.suppress(OSError), (self._load / "failed").open("x", encoding="utf-8") as file:
+        with (
+            contextlib.suppress(OSError),
+            (self._load / "failed").open("x", encoding="utf-8") as file,
+        ):
             file.write(reason)
 
     def failure(self) -> str:
         """Return why the load cannot succeed: an instance's reason, or that the first instance is dead. Otherwise empty."""
         with contextlib.suppress(OSError):
             # The file exists before its text is written.
-            return (self._load / "failed").read_text(encoding="utf-8") or "another instance has failed"
+            return (self._load / "failed").read_text(
+                encoding="utf-8"
+            ) or "another instance has failed"
         first = self._load / "seat-0"
-        return "the first instance of the model ended while it was loaded" if first.exists() and not _is_held(first) else ""
+        return (
+            "the first instance of the model ended while it was loaded"
+            if first.exists() and not _is_held(first)
+            else ""
+        )
 
     def has_first(self) -> bool:
         """Return whether the first instance has come."""
@@ -250,7 +267,10 @@ class Rendezvous:
 
     def _departing(self) -> bool:
         with contextlib.suppress(OSError):
-            return time.time() - (self._load / "closed").stat().st_mtime < DEPARTURE_S * self._own.count
+            return (
+                time.time() - (self._load / "closed").stat().st_mtime
+                < DEPARTURE_S * self._own.count
+            )
         return False
 
     def _others(self) -> Sequence[int]:

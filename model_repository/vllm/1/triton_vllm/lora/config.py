@@ -66,7 +66,15 @@ class Adapters:
         raise InvalidRequestError(f"LoRA {told} is not supported{others}")
 
 
-def read(model_dir: Path, version_dir: Path, *, enabled: bool, log: Log, directory: str = "", official: bool = False) -> Adapters:
+def read(
+    model_dir: Path,
+    version_dir: Path,
+    *,
+    enabled: bool,
+    log: Log,
+    directory: str = "",
+    official: bool = False,
+) -> Adapters:
     """Read which adapters there are; the file in the version's directory comes first, as in the official backend.
 
     Args:
@@ -91,7 +99,9 @@ def read(model_dir: Path, version_dir: Path, *, enabled: bool, log: Log, directo
     root = model_dir / directory if directory else None
     if root is not None and not root.is_dir():
         raise ConfigError(f"config.pbtxt: LORA_DIRECTORY: there is no directory {root}")
-    path = next((d / FILE_NAME for d in (version_dir, model_dir) if (d / FILE_NAME).is_file()), None)
+    path = next(
+        (d / FILE_NAME for d in (version_dir, model_dir) if (d / FILE_NAME).is_file()), None
+    )
     if path is None and root is None:
         raise ConfigError(f"Triton backend cannot find {version_dir / FILE_NAME}.")
     table = _table(path) if path is not None else {}
@@ -121,7 +131,9 @@ def _table(path: Path) -> dict[str, str]:
 def _locate(starts: tuple[Path, ...], given: str) -> tuple[Path | str, str]:
     """Return an adapter's place, and the problem with it; the problem is empty for a name on a model hub."""
     path = os.path.expanduser(given)  # noqa: PTH111 - Path.expanduser() raises for a user who has no home
-    folders = list(dict.fromkeys(start / path for start in starts))  # an absolute path stays as it is
+    folders = list(
+        dict.fromkeys(start / path for start in starts)
+    )  # an absolute path stays as it is
     found = next((folder for folder in folders if folder.is_dir()), None)
     if found is not None:
         return found, "" if (found / CONFIG).is_file() else f"{found} has no {CONFIG}"

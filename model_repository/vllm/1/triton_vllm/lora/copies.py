@@ -89,7 +89,9 @@ class Copies:
 
     def __init__(self, shared: Path | None = None) -> None:
         # `gen_vllm_env.sh clean` removes folders of this name that no server uses
-        self._own = tempfile.TemporaryDirectory(prefix="vllm_env_server_lora_", ignore_cleanup_errors=True)
+        self._own = tempfile.TemporaryDirectory(
+            prefix="vllm_env_server_lora_", ignore_cleanup_errors=True
+        )
         self._folder = shared or Path(self._own.name)
         self._is_shared = shared is not None
         self._made: MutableMapping[str, Copy] = weakref.WeakValueDictionary()
@@ -109,7 +111,9 @@ class Copies:
         with tempfile.TemporaryDirectory(prefix="new-", dir=self._folder) as staging:
             new = Path(staging, "adapter")
             digest = await asyncio.to_thread(_copy, files, new)
-            return self._made.get(digest) or self._keep(new, digest, sum(file.size for file in files))
+            return self._made.get(digest) or self._keep(
+                new, digest, sum(file.size for file in files)
+            )
 
     def _keep(self, new: Path, digest: str, size: int) -> Copy:
         # numbered, because an earlier copy of the same contents may be being removed

@@ -64,7 +64,9 @@ class AdapterStore:
         self._log = log
         self._calls = Calls()
         self._lock = asyncio.Lock()  # one adapter is loaded at a time, as in vLLM
-        self._looking = ThreadPoolExecutor(2, "lora-look")  # a file system that hangs blocks only these threads
+        self._looking = ThreadPoolExecutor(
+            2, "lora-look"
+        )  # a file system that hangs blocks only these threads
         self._known: dict[str, Version] = {}  # in the order of their first loads
         self._too_large: tuple[File, ...] = ()
         self._numbers: dict[int, str] = {}
@@ -85,7 +87,9 @@ class AdapterStore:
         files = await self._look(name, place)
         if afresh or not self._is_known(name, files):
             async with self._lock:
-                files = await self._look(name, place)  # the files may have changed, or another request has loaded them
+                files = await self._look(
+                    name, place
+                )  # the files may have changed, or another request has loaded them
                 if afresh or not self._is_known(name, files):
                     self._known[name] = await self._load(llm, name, place, files)
         version = self._known[name]
@@ -115,7 +119,9 @@ class AdapterStore:
             raise InvalidRequestError(f"LoRA {name} is not supported")
         return files
 
-    async def _load(self, llm: EngineClient, name: str, place: Path | str, files: tuple[File, ...]) -> Version:
+    async def _load(
+        self, llm: EngineClient, name: str, place: Path | str, files: tuple[File, ...]
+    ) -> Version:
         """Load an adapter. If vLLM cannot, return it without a request, so that the same files are not tried again."""
         began = time.monotonic()
         try:
@@ -126,11 +132,17 @@ class AdapterStore:
         except Exception as error:
             if vllm_api.is_dead(llm):
                 raise
-            self._log.error(f"LoRA adapter '{name}' could not be loaded: {type(error).__name__}: {error}")
-            if isinstance(error, OSError) or isinstance(place, str):  # a full disk or a hub may recover with the same files
+            self._log.error(
+                f"LoRA adapter '{name}' could not be loaded: {type(error).__name__}: {error}"
+            )
+            if isinstance(error, OSError) or isinstance(
+                place, str
+            ):  # a full disk or a hub may recover with the same files
                 raise _failed(name) from None
             return Version(files)
-        self._log.info(f"LoRA adapter {version.request.lora_name} was loaded in {time.monotonic() - began:.1f} s")
+        self._log.info(
+            f"LoRA adapter {version.request.lora_name} was loaded in {time.monotonic() - began:.1f} s"
+        )
         return version
 
     async def _prepare(self, name: str, place: Path | str, files: tuple[File, ...]) -> Version:
@@ -140,12 +152,18 @@ class AdapterStore:
             raise ValueError(f"{place} has no {CONFIG} or no weights")
         self._require_room(name, files)
         copy = await self._copies.make(files)
-        return Version(files, self._request(f"{name}@{copy.digest[:DIGITS]}", str(copy.folder)), copy)
+        return Version(
+            files, self._request(f"{name}@{copy.digest[:DIGITS]}", str(copy.folder)), copy
+        )
 
     def _require_room(self, name: str, files: tuple[File, ...]) -> None:
         """Drop copies, in the order of their first loads, if that makes room for another one; copies in use stay."""
         missing = self._copies.missing(files)
-        if 0 < missing <= sum(version.copy.removable for version in self._known.values() if version.copy):
+        if (
+            0
+            < missing
+            <= sum(version.copy.removable for version in self._known.values() if version.copy)
+        ):
             for other in [*self._known]:
                 if self._copies.missing(files) > 0:
                     del self._known[other]
@@ -160,9 +178,13 @@ class AdapterStore:
 
     def _request(self, version: str, path: str) -> Any:
         """Return vLLM's LoRARequest; its number is the same in all instances that share an engine."""
-        number = int(hashlib.sha256(version.encode()).hexdigest()[:8], 16) >> 1 or 1  # vLLM stores it in a signed 32-bit integer
+        number = (
+            int(hashlib.sha256(version.encode()).hexdigest()[:8], 16) >> 1 or 1
+        )  # vLLM stores it in a signed 32-bit integer
         if self._numbers.setdefault(number, version) != version:
-            raise ValueError(f"it has by chance the number of {self._numbers[number]}; give it another name")
+            raise ValueError(
+                f"it has by chance the number of {self._numbers[number]}; give it another name"
+            )
         return self._make(version, number, path)
 
 

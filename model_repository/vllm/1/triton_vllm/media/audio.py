@@ -24,7 +24,10 @@ def limit(limits: Limits, known: Collection[str], environ: MutableMapping[str, s
         known: the variables that this vLLM reads. Versions before 0.24 do not measure what they decode.
         environ: this process's environment.
     """
-    chosen = {SECONDS: limits.max_clip_seconds or UNBOUNDED, MEGABYTES: -(-limits.max_clip_bytes // MIB) or UNBOUNDED}
+    chosen = {
+        SECONDS: limits.max_clip_seconds or UNBOUNDED,
+        MEGABYTES: -(-limits.max_clip_bytes // MIB) or UNBOUNDED,
+    }
     for name, value in chosen.items():
         if name in known:
             environ.setdefault(name, str(value))

@@ -36,9 +36,16 @@ def check_item(limits: Limits, kind: str, name: str, text: str) -> int:
         InvalidRequestError: the item is too large, or a picture is not PNG, JPEG or WEBP.
     """
     body = text.partition(",")[2] if text[:5].lower() == "data:" else text
-    refuse_above(limits.max_image_bytes if kind == "image" else limits.max_clip_bytes, len(body) // 4 * 3, f"{name} has", "bytes")
+    refuse_above(
+        limits.max_image_bytes if kind == "image" else limits.max_clip_bytes,
+        len(body) // 4 * 3,
+        f"{name} has",
+        "bytes",
+    )
     if kind != "image":
-        if "," in body:  # vLLM would take it for the frames of a video, without a limit on their number
+        if (
+            "," in body
+        ):  # vLLM would take it for the frames of a video, without a limit on their number
             raise InvalidRequestError(f"{name} is not valid base64")
         return 0
     if not body.isascii():
@@ -51,7 +58,9 @@ def check_item(limits: Limits, kind: str, name: str, text: str) -> int:
         raise InvalidRequestError(f"{name} is not valid base64") from None
     except ValueError as error:
         raise InvalidRequestError(f"{name} cannot be decoded: it is {error}") from None
-    refuse_above(limits.max_image_pixels, width * height, f"{name} of {width} x {height} has", "pixels")
+    refuse_above(
+        limits.max_image_pixels, width * height, f"{name} of {width} x {height} has", "pixels"
+    )
     return width * height
 
 
@@ -77,15 +86,24 @@ def check_parts(limits: Limits, messages: Sequence[Mapping[str, Any]]) -> list[i
         if content is None or isinstance(content, str):
             continue
         if not isinstance(content, list):
-            raise InvalidRequestError(f"messages[{number}].content must be a string or a list of parts")
+            raise InvalidRequestError(
+                f"messages[{number}].content must be a string or a list of parts"
+            )
         count += len(content)
         refuse_above(limits.max_parts, count, "messages have", "parts or more")
         for place, part in enumerate(content):
             found += _part(limits, part, f"messages[{number}].content[{place}]")
     kinds = [kind for kind, _, _ in found]
     refuse_above(limits.max_images, kinds.count("image"), "messages have", "pictures")
-    refuse_above(limits.max_clips, len(kinds) - kinds.count("image"), "messages have", "audios and videos")
-    refuse_above(limits.max_image_pixels, sum(pixels for _, _, pixels in found), "the pictures have", "pixels")
+    refuse_above(
+        limits.max_clips, len(kinds) - kinds.count("image"), "messages have", "audios and videos"
+    )
+    refuse_above(
+        limits.max_image_pixels,
+        sum(pixels for _, _, pixels in found),
+        "the pictures have",
+        "pixels",
+    )
     return [length for _, length, _ in found]
 
 

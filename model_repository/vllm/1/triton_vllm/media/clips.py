@@ -47,8 +47,12 @@ def _check(limits: Limits, name: str, data: bytes) -> int:
     try:
         header = read_header(data)
     except ValueError:
-        raise InvalidRequestError(f"{name} cannot be decoded: it is damaged or not a video") from None
-    if header is None:  # the environment has no OpenCV: vLLM uses another decoder, or refuses the video
+        raise InvalidRequestError(
+            f"{name} cannot be decoded: it is damaged or not a video"
+        ) from None
+    if (
+        header is None
+    ):  # the environment has no OpenCV: vLLM uses another decoder, or refuses the video
         return 0
     if not (header.frames and header.width and header.height) or header.rate >= GUESSED_RATE:
         # E.g. a browser's recording, which is written before its length is known. A decoder that
@@ -60,7 +64,17 @@ def _check(limits: Limits, name: str, data: bytes) -> int:
         )
     refuse_above(limits.max_video_frames, header.frames, f"{name} has", "frames")
     # Without a rate, only the number of frames is limited.
-    refuse_above(limits.max_clip_seconds, math.ceil(header.frames / header.rate) if header.rate else 0, f"{name} has", "seconds")
+    refuse_above(
+        limits.max_clip_seconds,
+        math.ceil(header.frames / header.rate) if header.rate else 0,
+        f"{name} has",
+        "seconds",
+    )
     found = header.width * header.height
-    refuse_above(limits.max_frame_pixels, found, f"{name} of {header.width} x {header.height} has", "pixels in a frame")
+    refuse_above(
+        limits.max_frame_pixels,
+        found,
+        f"{name} of {header.width} x {header.height} has",
+        "pixels in a frame",
+    )
     return found

@@ -19,7 +19,9 @@ NO_DECODER = "it is damaged, or the model's environment has no decoder for it"
 
 
 def decode(
-    media: Mapping[str, tuple[str, ...]], loaders: Mapping[str, Callable[[bytes], Any]], check: CheckVideos
+    media: Mapping[str, tuple[str, ...]],
+    loaders: Mapping[str, Callable[[bytes], Any]],
+    check: CheckVideos,
 ) -> dict[str, list[Any]]:
     """Return the decoded items by kind.
 
@@ -35,9 +37,15 @@ def decode(
     for name in media:
         if name not in loaders:
             raise UnsupportedError(f"{name}: this vLLM cannot decode it")
-    files = {kind: [(f"{kind}[{i}]", _file(f"{kind}[{i}]", text)) for i, text in enumerate(media[kind])] for kind in media}
+    files = {
+        kind: [(f"{kind}[{i}]", _file(f"{kind}[{i}]", text)) for i, text in enumerate(media[kind])]
+        for kind in media
+    }
     check(files.get("video", ()))
-    return {kind: [_load(name, data, loaders[kind]) for name, data in items] for kind, items in files.items()}
+    return {
+        kind: [_load(name, data, loaders[kind]) for name, data in items]
+        for kind, items in files.items()
+    }
 
 
 def videos_within(messages: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:

@@ -88,4 +88,6 @@ def _webp(head: bytes) -> tuple[int, int]:
     if head[12:16] == b"VP8L":
         bits = int.from_bytes(head[21:25], "little")
         return 1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF)
-    return int.from_bytes(head[26:28], "little") & 0x3FFF, int.from_bytes(head[28:30], "little") & 0x3FFF
+    return int.from_bytes(head[26:28], "little") & 0x3FFF, int.from_bytes(
+        head[28:30], "little"
+    ) & 0x3FFF

@@ -37,7 +37,10 @@ def read_header(data: bytes) -> Header | None:
     except ImportError:
         return None
     # OpenCV needs the name of a backend for a file in memory; vLLM takes the first one, too.
-    backend = next(filter(cv2.videoio_registry.hasBackend, cv2.videoio_registry.getStreamBufferedBackends()), None)
+    backend = next(
+        filter(cv2.videoio_registry.hasBackend, cv2.videoio_registry.getStreamBufferedBackends()),
+        None,
+    )
     if backend is None:
         return None
     file = BytesIO(data)
@@ -46,7 +49,14 @@ def read_header(data: bytes) -> Header | None:
     # dies (OpenCV 5.0.0).
     if not capture.isOpened():
         raise ValueError("no video")
-    wanted = (cv2.CAP_PROP_FRAME_COUNT, cv2.CAP_PROP_FPS, cv2.CAP_PROP_FRAME_WIDTH, cv2.CAP_PROP_FRAME_HEIGHT)
+    wanted = (
+        cv2.CAP_PROP_FRAME_COUNT,
+        cv2.CAP_PROP_FPS,
+        cv2.CAP_PROP_FRAME_WIDTH,
+        cv2.CAP_PROP_FRAME_HEIGHT,
+    )
     # A file that does not give its length has -2**63 frames.
-    frames, rate, width, height = (value if 0 < value < 1 << 62 else 0 for value in map(capture.get, wanted))
+    frames, rate, width, height = (
+        value if 0 < value < 1 << 62 else 0 for value in map(capture.get, wanted)
+    )
     return Header(int(frames), rate, int(width), int(height))

@@ -38,7 +38,9 @@ class Claim:
     """
 
     def __init__(self, args: Mapping[str, str], server: int, log: Log, place: Path = PLACE) -> None:
-        said = json.dumps([process_space(), server, start_time(server), args["model_name"], args["model_version"]])
+        said = json.dumps(
+            [process_space(), server, start_time(server), args["model_name"], args["model_version"]]
+        )
         self.shared = instances(args) != 1
         self._path = place / _NAME.format(hashlib.sha256(said.encode()).hexdigest()[:12])
         self._log = log
@@ -76,7 +78,9 @@ class Claim:
 def instances(args: Mapping[str, str]) -> int:
     """Return how many instances the model of Triton's `args` has on all devices."""
     groups = json.loads(args["model_config"]).get("instance_group") or [{}]
-    return sum(int(group.get("count", 1)) * max(len(group.get("gpus") or ()), 1) for group in groups)
+    return sum(
+        int(group.get("count", 1)) * max(len(group.get("gpus") or ()), 1) for group in groups
+    )
 
 
 def _remove(path: Path) -> None:

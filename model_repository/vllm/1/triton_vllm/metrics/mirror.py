@@ -48,7 +48,9 @@ class Sample:
 class Sink(Protocol):
     """The destination of samples; in the server it is `Triton`'s metric families."""
 
-    def create(self, name: str, description: str, labels: Mapping[str, str], *, counter: bool) -> Metric:
+    def create(
+        self, name: str, description: str, labels: Mapping[str, str], *, counter: bool
+    ) -> Metric:
         """Return a new metric at zero, a counter or a gauge."""
 
     def add(self, metric: Metric, amount: float) -> None:
@@ -86,10 +88,14 @@ def samples(families: Iterable[PrometheusFamily]) -> list[Sample]:
         # In these three kinds, every sample only grows.
         counter = family.type in ("counter", "histogram", "summary")
         for sample in family.samples:
-            if sample.name.endswith("_created"):  # a time stamp that prometheus_client adds for each counter
+            if sample.name.endswith(
+                "_created"
+            ):  # a time stamp that prometheus_client adds for each counter
                 continue
             labels = tuple(sorted((name, str(value)) for name, value in sample.labels.items()))
-            found.append(Sample(sample.name, labels, float(sample.value), counter, family.documentation))
+            found.append(
+                Sample(sample.name, labels, float(sample.value), counter, family.documentation)
+            )
     return found
 
 
@@ -106,7 +112,14 @@ class Mirror:
         period: seconds between two updates.
     """
 
-    def __init__(self, sink: Sink, labels: Mapping[str, str], *, dialect: Dialect = OURS, others: bool = False) -> None:
+    def __init__(
+        self,
+        sink: Sink,
+        labels: Mapping[str, str],
+        *,
+        dialect: Dialect = OURS,
+        others: bool = False,
+    ) -> None:
         self.period = dialect.metrics_period_s
         self._others = others
         self._sink = sink
@@ -132,7 +145,9 @@ class Mirror:
         key = (sample.name, sample.labels)
         if key not in self._metrics:
             labels = {**self._dialect.metric_labels(dict(sample.labels)), **self._labels}
-            self._metrics[key] = self._sink.create(name, sample.help or name, labels, counter=sample.counter)
+            self._metrics[key] = self._sink.create(
+                name, sample.help or name, labels, counter=sample.counter
+            )
             # `skip` may have set another start.
             self._last.setdefault(key, 0.0)
         last = self._last[key]
@@ -140,7 +155,9 @@ class Mirror:
         if (sample.value == last and not again) or math.isnan(sample.value):
             return
         if sample.counter:
-            self._sink.add(self._metrics[key], sample.value - last if sample.value > last else sample.value)
+            self._sink.add(
+                self._metrics[key], sample.value - last if sample.value > last else sample.value
+            )
         else:
             self._sink.set(self._metrics[key], sample.value)
         self._last[key] = sample.value

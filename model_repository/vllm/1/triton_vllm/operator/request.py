@@ -50,7 +50,9 @@ def parse(text: str, depth: int, allowed: Collection[str], timeout: int) -> Oper
         UnsupportedError: OPERATOR_REQUESTS does not allow it.
     """
     if not allowed:
-        raise UnsupportedError("this model takes no operator requests: OPERATOR_REQUESTS in its config.pbtxt lists none")
+        raise UnsupportedError(
+            "this model takes no operator requests: OPERATOR_REQUESTS in its config.pbtxt lists none"
+        )
     values = json_object(text, NAME, depth)
     operation = values.pop("operation", None)
     if not isinstance(operation, str) or operation not in OPERATIONS:
@@ -71,6 +73,8 @@ def parse(text: str, depth: int, allowed: Collection[str], timeout: int) -> Oper
 
 def _check(name: str, value: Any) -> None:
     if name == "level" and (type(value) is not int or value not in (0, 1)):
-        raise InvalidRequestError(f"{NAME}.level must be 0, which only pauses, or 1, which also frees the memory of the devices")
+        raise InvalidRequestError(
+            f"{NAME}.level must be 0, which only pauses, or 1, which also frees the memory of the devices"
+        )
     if name == "name" and not (isinstance(value, str) and value):
         raise InvalidRequestError(f"{NAME}.name must be the name of an adapter")

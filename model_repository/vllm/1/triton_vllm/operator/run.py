@@ -46,7 +46,9 @@ class Operator:
         self.asleep = self.closed = False
         self.store: AdapterStore | None = None
 
-    async def run(self, llm: EngineClient, request: OperatorRequest, wanted: Callable[[], bool]) -> Told:
+    async def run(
+        self, llm: EngineClient, request: OperatorRequest, wanted: Callable[[], bool]
+    ) -> Told:
         """Run a request and return its result; `wanted` returns whether a client still waits for it.
 
         Raises:
@@ -80,17 +82,23 @@ class Operator:
         """End the waits for an engine that has died."""
         self._calls.give_up()
 
-    async def _sleep(self, llm: EngineClient, wanted: Callable[[], bool], wakes: int, level: int | None) -> dict[str, Any]:
+    async def _sleep(
+        self, llm: EngineClient, wanted: Callable[[], bool], wakes: int, level: int | None
+    ) -> dict[str, Any]:
         frees = vllm_api.frees_memory(llm)
         if level == 1 and not frees:
-            raise UnsupportedError("this model frees no memory in its sleep: its engine argument enable_sleep_mode is not set")
+            raise UnsupportedError(
+                "this model frees no memory in its sleep: its engine argument enable_sleep_mode is not set"
+            )
         was, self.asleep = (self.asleep, self.closed), True
         try:
             while self._busy():
                 if not wanted():
                     raise UnavailableError("the requests in flight have not ended in time")  # noqa: TRY301 - as all errors
                 if wakes != self._wakes:
-                    raise UnavailableError("wake_up was asked for before the requests in flight had ended")  # noqa: TRY301
+                    raise UnavailableError(  # noqa: TRY301
+                        "wake_up was asked for before the requests in flight had ended"
+                    )
                 await asyncio.sleep(LOOK_S)
             self.closed = True  # in the same step of the loop as the last check: no job can begin between the two
             await self._calls.answer(llm.sleep(int(frees) if level is None else level))

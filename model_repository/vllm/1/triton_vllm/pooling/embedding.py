@@ -58,7 +58,9 @@ class EmbedRequest:
     scoring: Scoring | None = None
 
 
-def parts(limits: Limits, values: Mapping[str, Any], *, takes_unknown_fields: bool = False) -> tuple[Part, ...]:
+def parts(
+    limits: Limits, values: Mapping[str, Any], *, takes_unknown_fields: bool = False
+) -> tuple[Part, ...]:
     """Return the inputs of a request; empty if the request asks for scores.
 
     Args:
@@ -75,11 +77,15 @@ def parts(limits: Limits, values: Mapping[str, Any], *, takes_unknown_fields: bo
         source = values.get("input")
         # A list of integers is one input, given as token ids.
         several = isinstance(source, list) and bool(source) and isinstance(source[0], str | list)
-        made = tuple(_part(item) for item in (source if several and isinstance(source, list) else [source]))
+        made = tuple(
+            _part(item) for item in (source if several and isinstance(source, list) else [source])
+        )
         refuse_above(limits.max_inputs, len(made), f"{NAME}.input has", "inputs")
         return made
     if "input" in values:
-        raise InvalidRequestError(f"{NAME} must have either input, or the two sides of pairs to score")
+        raise InvalidRequestError(
+            f"{NAME} must have either input, or the two sides of pairs to score"
+        )
     return ()
 
 
@@ -95,16 +101,22 @@ def scoring(limits: Limits, values: Mapping[str, Any]) -> Scoring | None:
     _check_names(values)
     first, second = given[0], PAIRS[given[0]]
     if len(given) > 1 or second not in values:
-        raise InvalidRequestError(f"{NAME} must have query and documents, queries and documents, or text_1 and text_2")
+        raise InvalidRequestError(
+            f"{NAME} must have query and documents, queries and documents, or text_1 and text_2"
+        )
     ranked = first == "query"
     queries, documents = _texts(first, values[first], one=ranked), _texts(second, values[second])
     if len(queries) not in (1, len(documents)):
-        raise InvalidRequestError(f"{NAME}.{first} must be one text or as many as {second}: {len(documents)}, not {len(queries)}")
+        raise InvalidRequestError(
+            f"{NAME}.{first} must be one text or as many as {second}: {len(documents)}, not {len(queries)}"
+        )
     refuse_above(limits.max_inputs, len(documents), f"{NAME}.{second} has", "texts")
     top = 0 if values.get("top_n") is None else values["top_n"]
     # In Python, a boolean is an integer.
     if isinstance(top, bool) or not isinstance(top, int) or top < 0 or (top and not ranked):
-        raise InvalidRequestError(f"{NAME}.top_n must be a number of documents, 0 for all, and goes with query")
+        raise InvalidRequestError(
+            f"{NAME}.top_n must be a number of documents, 0 for all, and goes with query"
+        )
     return Scoring(queries, documents, ranked, top)
 
 
@@ -118,7 +130,12 @@ def _part(source: Any) -> Part:
 
 def _texts(name: str, value: Any, *, one: bool = False) -> tuple[str, ...]:
     texts = [value] if isinstance(value, str) else value
-    if not isinstance(texts, list) or not texts or not all(isinstance(t, str) and t for t in texts) or (one and len(texts) > 1):
+    if (
+        not isinstance(texts, list)
+        or not texts
+        or not all(isinstance(t, str) and t for t in texts)
+        or (one and len(texts) > 1)
+    ):
         many = "" if one else " or a list of these"
         raise InvalidRequestError(f"{NAME}.{name} must be a non-empty string{many}")
     return tuple(texts)
@@ -128,4 +145,6 @@ def _check_names(values: Mapping[str, Any]) -> None:
     """Refuse unknown fields: ignoring one could silently change the answer, or share a cache with the wrong requests."""
     unknown = next((name for name in values if name not in KNOWN), None)
     if unknown is not None:
-        raise InvalidRequestError(f"{NAME} has no field '{shown(unknown)}'; vLLM's pooling parameters go into pooling_params")
+        raise InvalidRequestError(
+            f"{NAME} has no field '{shown(unknown)}'; vLLM's pooling parameters go into pooling_params"
+        )

@@ -41,7 +41,9 @@ class Gathering:
                 self._missing = 0
                 self._outputs.clear()
                 self._done(
-                    InvalidRequestError(f"the answer has more than {self._most} numbers: send fewer or shorter inputs at once")
+                    InvalidRequestError(
+                        f"the answer has more than {self._most} numbers: send fewer or shorter inputs at once"
+                    )
                 )
                 return
             self._outputs[number] = item

@@ -12,10 +12,17 @@ if TYPE_CHECKING:
 
     from triton_vllm.pooling.embedding import EmbedRequest
 
-INTERNAL = frozenset({"task", "requires_token_ids", "extra_kwargs", "output_kind", "late_interaction_params"})
+INTERNAL = frozenset(
+    {"task", "requires_token_ids", "extra_kwargs", "output_kind", "late_interaction_params"}
+)
 
 
-def build(make: Any, types: Mapping[str, Any], refusals: tuple[type[Exception], ...], request: EmbedRequest) -> Any:
+def build(
+    make: Any,
+    types: Mapping[str, Any],
+    refusals: tuple[type[Exception], ...],
+    request: EmbedRequest,
+) -> Any:
     """Return PoolingParams for a request.
 
     Args:
@@ -31,7 +38,9 @@ def build(make: Any, types: Mapping[str, Any], refusals: tuple[type[Exception], 
     values: dict[str, Any] = {}
     for name, value in request.parameters.items():
         if name not in known:
-            raise InvalidRequestError(f"unknown pooling parameter '{shown(name)}'{closest(name, known)}")
+            raise InvalidRequestError(
+                f"unknown pooling parameter '{shown(name)}'{closest(name, known)}"
+            )
         try:
             values[name] = coerce(value, types[name])
         except ValueError as error:

@@ -33,14 +33,18 @@ def deliver(log: Log, reply: Reply, items: Sequence[Item]) -> None:
             _send(reply, items, final=last.finished)
     except Exception as error:  # noqa: BLE001 - the thread must serve the next reply
         reply.give_up()
-        with contextlib.suppress(Exception):  # the log goes through the shared memory, which may be full
+        with contextlib.suppress(
+            Exception
+        ):  # the log goes through the shared memory, which may be full
             log.error(f"response not sent: {type(error).__name__}: {error}")  # noqa: TRY400 - Triton's log has no exception()
 
 
 def _send(reply: Reply, items: Sequence[Item], *, final: bool) -> None:
     try:
         tensors = reply.assembler.build(items)
-    except AdapterError as error:  # the model's answer cannot be sent, e.g. because of infinite numbers
+    except (
+        AdapterError
+    ) as error:  # the model's answer cannot be sent, e.g. because of infinite numbers
         reply.fail(error)
     else:
         reply.send(tensors, final=final)
@@ -50,7 +54,9 @@ def _fail(log: Log, reply: Reply, error: AdapterError) -> None:
     if not isinstance(error, CancelledError):
         reply.fail(error)
         return
-    with contextlib.suppress(Exception):  # the log goes through the shared memory, which may be full
+    with contextlib.suppress(
+        Exception
+    ):  # the log goes through the shared memory, which may be full
         log.info(official.CANCELLING)
     reply.fail(error)
     with contextlib.suppress(Exception):
@@ -59,4 +65,6 @@ def _fail(log: Log, reply: Reply, error: AdapterError) -> None:
 
 def _refusal(reply: Reply) -> AdapterError | None:
     """Return the error to send in place of a bulky answer, or None; the answer may have waited, and takes seconds to write."""
-    return reply.refusal or (CancelledError("Request was cancelled") if reply.is_cancelled() else None)
+    return reply.refusal or (
+        CancelledError("Request was cancelled") if reply.is_cancelled() else None
+    )

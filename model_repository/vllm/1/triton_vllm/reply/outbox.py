@@ -135,7 +135,9 @@ def _one_by_one(deliver: Deliver, reply: Reply, items: list[Item]) -> None:
 class _Lane:
     """One sender thread: the replies with something to send, and those that wait for the end of their pause."""
 
-    def __init__(self, deliver: Deliver, log: Log, pacing: Pacing, clock: Callable[[], float], name: str) -> None:
+    def __init__(
+        self, deliver: Deliver, log: Log, pacing: Pacing, clock: Callable[[], float], name: str
+    ) -> None:
         self._deliver = deliver
         self._pacing = pacing
         self._clock = clock
@@ -175,7 +177,9 @@ class _Lane:
         self._wakes_at = _AWAKE
         while not self._ended:
             self._wakes_at = self.turn()
-            if not self._ready and not self._ended:  # otherwise a reply came while the thread counted as awake
+            if (
+                not self._ready and not self._ended
+            ):  # otherwise a reply came while the thread counted as awake
                 self._sleep(self._wakes_at)
             self._wakes_at = _AWAKE
         self._take()
@@ -205,7 +209,9 @@ class _Lane:
             self._take()  # a first or last output must not wait for the others
 
     def _pause(self) -> float:
-        if self._streams <= 1:  # a single reader gets each token on its own, as from the official backend
+        if (
+            self._streams <= 1
+        ):  # a single reader gets each token on its own, as from the official backend
             return 0.0
         longest = self._pacing.longest * min(max(self._streams / MANY, 0.5), 1.0)
         return min(longest, self._streams * self._cost / self._pacing.share)

@@ -39,7 +39,14 @@ LOWEST_LOGPROB = -9999.0
 class Completion:
     """The part of one of a request's `n` completions that one response carries."""
 
-    __slots__ = ("cumulative_logprob", "finish_reason", "logprobs", "stop_reason", "text", "token_ids")
+    __slots__ = (
+        "cumulative_logprob",
+        "finish_reason",
+        "logprobs",
+        "stop_reason",
+        "text",
+        "token_ids",
+    )
 
     def __init__(self, cumulative_logprob: float | None = None) -> None:
         self.text = ""
@@ -83,7 +90,9 @@ class Assembler:
         """Return the tensors (name, array) of one response from consecutive RequestOutputs."""
         # The usual case needs only the text.
         if self._plain:
-            return [("text_output", string_tensor("".join(c.text for o in outputs for c in o.outputs)))]
+            return [
+                ("text_output", string_tensor("".join(c.text for o in outputs for c in o.outputs)))
+            ]
         completions = [Completion(self._cumulative[i]) for i in range(self._n)]
         for output in outputs:
             for part in output.outputs:
@@ -104,35 +113,54 @@ class Assembler:
     def _extras(self, outputs: Sequence[RequestOutput], completions: list[Completion]) -> Tensors:
         wants, tensors = self._wants, []
         if wants.finish_reason:
-            tensors.append(("finish_reason", string_tensor(*(str(c.finish_reason) for c in completions))))
+            tensors.append(
+                ("finish_reason", string_tensor(*(str(c.finish_reason) for c in completions)))
+            )
         if wants.cumulative_logprob:
             # A completion that has not begun has the sum 0.
-            sums = [0.0 if c.cumulative_logprob is None else c.cumulative_logprob for c in completions]
+            sums = [
+                0.0 if c.cumulative_logprob is None else c.cumulative_logprob for c in completions
+            ]
             finite = [total if math.isfinite(total) else LOWEST_LOGPROB for total in sums]
             tensors.append(("cumulative_logprob", np.array(finite, np.float32)))
         if wants.logprobs:
             found = (None if wants.no_logprobs else c.logprobs for c in completions)
             tensors.append(("logprobs", string_tensor(*map(logprobs_json, found))))
         if wants.num_output_tokens:
-            tensors.append(("num_output_tokens", np.array([len(c.token_ids) for c in completions], np.uint32)))
+            tensors.append(
+                ("num_output_tokens", np.array([len(c.token_ids) for c in completions], np.uint32))
+            )
         if wants.token_ids:
-            tensors.append(("token_ids", np.array([t for c in completions for t in c.token_ids], np.int64)))
+            tensors.append(
+                ("token_ids", np.array([t for c in completions for t in c.token_ids], np.int64))
+            )
         if wants.stop_reason:
-            tensors.append(("stop_reason", string_tensor(*(json.dumps(c.stop_reason) for c in completions))))
+            tensors.append(
+                ("stop_reason", string_tensor(*(json.dumps(c.stop_reason) for c in completions)))
+            )
         return tensors + self._of_prompt(outputs)
 
     def _of_prompt(self, outputs: Sequence[RequestOutput]) -> Tensors:
         """Return the tensors that belong to the request, not to a completion."""
         wants, last, tensors = self._wants, outputs[-1], []
         if wants.num_input_tokens:
-            tensors.append(("num_input_tokens", np.array([len(last.prompt_token_ids or ())], np.uint32)))
+            tensors.append(
+                ("num_input_tokens", np.array([len(last.prompt_token_ids or ())], np.uint32))
+            )
         if wants.num_cached_tokens:
-            tensors.append(("num_cached_tokens", np.array([last.num_cached_tokens or 0], np.uint32)))
+            tensors.append(
+                ("num_cached_tokens", np.array([last.num_cached_tokens or 0], np.uint32))
+            )
         if wants.prompt_logprobs:
             found = next((o.prompt_logprobs for o in outputs if o.prompt_logprobs), None)
             tensors.append(("prompt_logprobs", string_tensor(logprobs_json(found))))
         if wants.kv_transfer_params:
-            tensors.append(("kv_transfer_params", string_tensor(json.dumps(getattr(last, "kv_transfer_params", None)))))
+            tensors.append(
+                (
+                    "kv_transfer_params",
+                    string_tensor(json.dumps(getattr(last, "kv_transfer_params", None))),
+                )
+            )
         return tensors
 
 
@@ -154,11 +182,19 @@ class ChatAssembler(Assembler):
         pieces = self._reader.read(outputs)
         for completion, found in zip(completions, pieces, strict=True):
             completion.text = "".join(piece.content for piece in found)
-            completion.finish_reason = next((p.finish_reason for p in reversed(found) if p.finish_reason), None)
+            completion.finish_reason = next(
+                (p.finish_reason for p in reversed(found) if p.finish_reason), None
+            )
         calls = ([call for piece in found for call in piece.tool_calls] for found in pieces)
         return [
-            ("tool_calls", string_tensor(*(json.dumps(each, ensure_ascii=False) for each in calls))),
-            ("reasoning", string_tensor(*("".join(piece.reasoning for piece in found) for found in pieces))),
+            (
+                "tool_calls",
+                string_tensor(*(json.dumps(each, ensure_ascii=False) for each in calls)),
+            ),
+            (
+                "reasoning",
+                string_tensor(*("".join(piece.reasoning for piece in found) for found in pieces)),
+            ),
         ]
 
 
@@ -186,15 +222,24 @@ class PoolingAssembler:
         parts = last.outputs if isinstance(last, Gathered) else [last]
         try:
             if self._scoring:
-                scored = scores.answer(self._scoring, [part.outputs.data.tolist() for part in parts])
+                scored = scores.answer(
+                    self._scoring, [part.outputs.data.tolist() for part in parts]
+                )
                 texts = [json.dumps(score, allow_nan=False) for score in scored]
             else:
                 texts = [_pooled_json(part.outputs.data) for part in parts]
         except ValueError:
-            raise InternalError("the model has answered with numbers that are not finite; another dtype may help") from None
+            raise InternalError(
+                "the model has answered with numbers that are not finite; another dtype may help"
+            ) from None
         tensors: Tensors = [("text_output", string_tensor(*texts))]
         if self._wants.num_input_tokens:
-            tensors.append(("num_input_tokens", np.array([sum(len(part.prompt_token_ids) for part in parts)], np.uint32)))
+            tensors.append(
+                (
+                    "num_input_tokens",
+                    np.array([sum(len(part.prompt_token_ids) for part in parts)], np.uint32),
+                )
+            )
         if self._wants.num_output_tokens:
             tensors.append(("num_output_tokens", np.array([0], np.uint32)))
         return tensors
@@ -216,7 +261,9 @@ def assembler(job: Job) -> ResponseBuilder:
     if isinstance(asked, EmbedRequest):
         return PoolingAssembler(asked.wants, asked.scoring)
     if job.conversation is not None:
-        return ChatAssembler(asked.wants, job.params.n, AnswerReader(job.conversation, job.params.n))
+        return ChatAssembler(
+            asked.wants, job.params.n, AnswerReader(job.conversation, job.params.n)
+        )
     prefix = (asked.text or "") if asked.echo else ""
     return Assembler(asked.wants, job.params.n, prefix)
 
@@ -241,7 +288,9 @@ def logprobs_json(positions: Positions | None) -> str:
     """Return a JSON list with an object for each position: token id -> logprob, rank, decoded_token; "null" for None."""
     if positions is None:
         return "null"
-    return json.dumps([None if p is None else {t: _logprob(entry) for t, entry in p.items()} for p in positions])
+    return json.dumps(
+        [None if p is None else {t: _logprob(entry) for t, entry in p.items()} for p in positions]
+    )
 
 
 def _logprob(entry: Logprob) -> dict[str, Any]:

@@ -51,7 +51,10 @@ class Departure:
     """
 
     def __init__(
-        self, is_ending: Callable[[], bool], leave: Callable[[], None], clock: Callable[[], float] = time.monotonic
+        self,
+        is_ending: Callable[[], bool],
+        leave: Callable[[], None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._is_ending = is_ending
         self._leave = leave
@@ -138,7 +141,9 @@ class CancellationWatch:
         if asked and self._departure is not None:
             self._departure.look()
         rest = began + PERIOD_S - self._clock()
-        return asked > 0, min(max(rest, LEAST_S, self._cost * (asked - FEW) * (1 / MAX_SHARE - 1)), LONGEST_S)
+        return asked > 0, min(
+            max(rest, LEAST_S, self._cost * (asked - FEW) * (1 / MAX_SHARE - 1)), LONGEST_S
+        )
 
     def _note(self, error: Exception) -> None:
         if not self._failed:

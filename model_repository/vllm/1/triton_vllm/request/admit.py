@@ -108,7 +108,9 @@ class Admission:
             reply.fail(error)
         except Exception as error:  # noqa: BLE001 - a request must never take the model down
             self._log.error(f"request refused: {type(error).__name__}: {error}")
-            reply.fail(InternalError("the request could not be read; the server's log has the details"))
+            reply.fail(
+                InternalError("the request could not be read; the server's log has the details")
+            )
         return None
 
     def _job(self, request: TritonRequest, reply: Reply) -> Job:
@@ -128,7 +130,11 @@ class Admission:
             self._find_adapter(parsed.lora_name)
         check_fit(parsed, self._facts, self._limits)
         self._check_room(parsed)
-        job = self._generate(parsed, reply) if isinstance(parsed, GenerateRequest) else self._embed(parsed, reply)
+        job = (
+            self._generate(parsed, reply)
+            if isinstance(parsed, GenerateRequest)
+            else self._embed(parsed, reply)
+        )
         if self._facts.traces and (headers := triton.trace_headers(request)):
             job.options = {**job.options, "trace_headers": headers}
         return job
@@ -137,16 +143,25 @@ class Admission:
         self._require("generate")
         values = parsed.parameters
         if parsed.wants.cumulative_logprob and "logprobs" not in values:
-            values = {**values, "logprobs": 0}  # without it vLLM sums up nothing, and the answer is NaN
+            values = {
+                **values,
+                "logprobs": 0,
+            }  # without it vLLM sums up nothing, and the answer is NaN
             parsed = replace(parsed, wants=replace(parsed.wants, no_logprobs=True))
         defaults = self._facts.chat if parsed.chat else None
-        params = sampling.build(self._schema, values, stream=parsed.stream, limits=self._limits, chat=defaults)
+        params = sampling.build(
+            self._schema, values, stream=parsed.stream, limits=self._limits, chat=defaults
+        )
         check_params(params, self._facts)
         conversation = None
         if parsed.chat is not None:
             refusals = (*self._vllm.client_errors, KeyError)
-            conversation = conversations.begin(self._parsers, parsed.chat, params, refusals, self._limits, stream=parsed.stream)
-        constraint = constraints.to_compile(self._limits, getattr(params, self._schema.structured_name, None))
+            conversation = conversations.begin(
+                self._parsers, parsed.chat, params, refusals, self._limits, stream=parsed.stream
+            )
+        constraint = constraints.to_compile(
+            self._limits, getattr(params, self._schema.structured_name, None)
+        )
         if constraint is not None:
             parsed = replace(parsed, constraint=constraint)
         if conversation is not None and parsed.chat is not None:
@@ -164,15 +179,21 @@ class Admission:
             extra["kv_transfer_params"] = fields["kv_transfer_params"]
         if extra:
             params.extra_args = extra
-        options = {name: fields[name] for name in ("session_id", "data_parallel_rank") if name in fields}
-        unknown = next((name for name in options if name not in vllm_api.request_keywords(self._vllm)), None)
+        options = {
+            name: fields[name] for name in ("session_id", "data_parallel_rank") if name in fields
+        }
+        unknown = next(
+            (name for name in options if name not in vllm_api.request_keywords(self._vllm)), None
+        )
         if unknown is not None:
             raise UnsupportedError(f"sampling parameter '{unknown}': this vLLM does not have it")
         return options
 
     def _embed(self, parsed: EmbedRequest, reply: Reply) -> Job:
         self._require(parsed.task)
-        params = pooling.build(self._vllm.PoolingParams, self._pooling_types, self._vllm.client_errors, parsed)
+        params = pooling.build(
+            self._vllm.PoolingParams, self._pooling_types, self._vllm.client_errors, parsed
+        )
         job = Job(parsed, params, reply)
         job.most_numbers = self._limits.max_pooled_numbers
         reply.bulky = parsed.task in BY_TOKEN
@@ -184,7 +205,9 @@ class Admission:
         # A single query is repeated for every document.
         queries = scoring.queries * (1 if len(scoring.queries) > 1 else len(scoring.documents))
         if task == "classify":
-            parts = tuple(Part(text=q, second=d) for q, d in zip(queries, scoring.documents, strict=True))
+            parts = tuple(
+                Part(text=q, second=d) for q, d in zip(queries, scoring.documents, strict=True)
+            )
         else:
             parts = tuple(Part(text=text) for text in (*scoring.queries, *scoring.documents))
         return {"task": task or "score", "parts": parts}
@@ -193,9 +216,13 @@ class Admission:
         count = len(getattr(parsed, "parts", (None,)))
         # The gate has already counted one; more inputs need more room.
         if count > 1:
-            refuse_above(self._limits.max_requests_in_flight, count, "embedding_request has", "inputs")
+            refuse_above(
+                self._limits.max_requests_in_flight, count, "embedding_request has", "inputs"
+            )
             self._gate.require_room(count)
 
     def _require(self, task: str) -> None:
         if task not in self._facts.tasks:
-            raise UnsupportedError(f"{official.FAILED}Model {self._name} does not support '{task}' request")
+            raise UnsupportedError(
+                f"{official.FAILED}Model {self._name} does not support '{task}' request"
+            )

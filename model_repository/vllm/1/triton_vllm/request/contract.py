@@ -25,7 +25,9 @@ class Tensor:
     dims: tuple[int, ...] = (1,)
 
 
-STRING, BOOL, INT64, UINT32, FP32 = (f"TYPE_{t}" for t in ("STRING", "BOOL", "INT64", "UINT32", "FP32"))
+STRING, BOOL, INT64, UINT32, FP32 = (
+    f"TYPE_{t}" for t in ("STRING", "BOOL", "INT64", "UINT32", "FP32")
+)
 
 FLAGS = (
     "return_finish_reason",
@@ -57,7 +59,9 @@ INPUTS = (
     Tensor("tool_choice", STRING),
     Tensor("parallel_tool_calls", BOOL),
     Tensor("chat_template_kwargs", STRING),
-    Tensor("prompt_token_ids", INT64, (-1,)),  # with INT32, Triton truncates JSON integers: 2^32 + 5 was served as 5
+    Tensor(
+        "prompt_token_ids", INT64, (-1,)
+    ),  # with INT32, Triton truncates JSON integers: 2^32 + 5 was served as 5
     Tensor("operator_request", STRING),
     Tensor("audio", STRING, (-1,)),
     Tensor("video", STRING, (-1,)),
@@ -90,7 +94,9 @@ def require_completed(model_config: Mapping[str, Any]) -> None:
     Raises:
         ConfigError: a declaration is missing that every request needs.
     """
-    declared = {tensor["name"] for field in ("input", "output") for tensor in model_config.get(field) or ()}
+    declared = {
+        tensor["name"] for field in ("input", "output") for tensor in model_config.get(field) or ()
+    }
     lacking = [name for name in ("text_input", "text_output") if name not in declared]
     if not (model_config.get("model_transaction_policy") or {}).get("decoupled"):
         lacking.append("model_transaction_policy { decoupled: true }")
@@ -107,10 +113,19 @@ def complete(config: ModelConfig) -> ModelConfig:
     given = {t["name"] for t in declared["input"]}, {t["name"] for t in declared["output"]}
     for tensor in INPUTS:
         if tensor.name not in given[0]:
-            config.add_input({"name": tensor.name, "data_type": tensor.data_type, "dims": list(tensor.dims), "optional": True})
+            config.add_input(
+                {
+                    "name": tensor.name,
+                    "data_type": tensor.data_type,
+                    "dims": list(tensor.dims),
+                    "optional": True,
+                }
+            )
     for tensor in OUTPUTS:
         if tensor.name not in given[1]:
-            config.add_output({"name": tensor.name, "data_type": tensor.data_type, "dims": list(tensor.dims)})
+            config.add_output(
+                {"name": tensor.name, "data_type": tensor.data_type, "dims": list(tensor.dims)}
+            )
     config.set_model_transaction_policy({"decoupled": True})
     # The declared shapes have no batch dimension.
     config.set_max_batch_size(0)

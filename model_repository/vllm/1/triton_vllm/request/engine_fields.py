@@ -51,7 +51,9 @@ def take(values: dict[str, Any], allowed: Collection[str], depth: int) -> dict[s
                 f"sampling parameter '{name}' is not allowed: ALLOWED_REQUEST_FIELDS in the model's config.pbtxt does not list it"
             )
         found[name] = _object(name, value, depth) if name in _OBJECTS else _plain(name, value)
-    if _TRANSFER in found.get("extra_args", {}) and _TRANSFER not in allowed:  # vLLM would read it from there, too
+    if (
+        _TRANSFER in found.get("extra_args", {}) and _TRANSFER not in allowed
+    ):  # vLLM would read it from there, too
         raise UnsupportedError(
             f"sampling parameter 'extra_args' must not have {_TRANSFER}, which ALLOWED_REQUEST_FIELDS does not list"
         )
@@ -70,11 +72,15 @@ def _plain(name: str, value: Any) -> int | str:
     if name == "session_id":
         return _string(name, value)
     if type(value) is not int or not 0 <= value < 1 << 31:
-        raise InvalidRequestError(f"sampling parameter '{name}' must be the number of an engine, from 0 on")
+        raise InvalidRequestError(
+            f"sampling parameter '{name}' must be the number of an engine, from 0 on"
+        )
     return value
 
 
 def _string(name: str, value: Any) -> str:
     if not isinstance(value, str) or not 0 < len(value) <= LONGEST:
-        raise InvalidRequestError(f"sampling parameter '{name}' must be a string of 1 to {LONGEST} characters")
+        raise InvalidRequestError(
+            f"sampling parameter '{name}' must be a string of 1 to {LONGEST} characters"
+        )
     return value

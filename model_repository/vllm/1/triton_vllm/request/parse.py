@@ -31,7 +31,11 @@ if TYPE_CHECKING:
 PROMPTS = ("text_input", "messages", "prompt_token_ids")
 PARALLEL = "parallel_tool_calls"
 PLAIN = {
-    kind: tuple(t.name for t in INPUTS if t.data_type == kind and t.dims == (1,) and t.name in GenerateRequest.__annotations__)
+    kind: tuple(
+        t.name
+        for t in INPUTS
+        if t.data_type == kind and t.dims == (1,) and t.name in GenerateRequest.__annotations__
+    )
     for kind in (BOOL, INT64)
 }
 """The tensors that are only read, by type. To add one, add a row to `INPUTS` and an attribute to `GenerateRequest`."""
@@ -44,7 +48,13 @@ RESERVED = ("sequence_id", "sequence_start", "sequence_end", "headers", "tracepa
 UNSAID = (("best_of", 1), ("logprobs", False))
 
 
-def parse(inputs: Inputs, parameters: str, timeout: int = 0, limits: Limits = USUAL, dialect: Dialect = OURS) -> Request:
+def parse(
+    inputs: Inputs,
+    parameters: str,
+    timeout: int = 0,
+    limits: Limits = USUAL,
+    dialect: Dialect = OURS,
+) -> Request:
     """Parse one request.
 
     Args:
@@ -79,7 +89,9 @@ def parse(inputs: Inputs, parameters: str, timeout: int = 0, limits: Limits = US
         lora_name=_lora_name(values),
         media=media,
         cache_salt=engine_fields.cache_salt(values),
-        engine_fields=engine_fields.take(values, limits.allowed_request_fields, limits.max_json_depth),
+        engine_fields=engine_fields.take(
+            values, limits.allowed_request_fields, limits.max_json_depth
+        ),
         parameters=values,
         **{**plain, "timeout": plain["timeout"] or timeout},
     )
@@ -88,7 +100,9 @@ def parse(inputs: Inputs, parameters: str, timeout: int = 0, limits: Limits = US
 def strings(inputs: Inputs, name: str) -> tuple[str, ...]:
     """Return all elements of a string tensor."""
     try:
-        return tuple(v.decode("utf-8") if isinstance(v, bytes) else str(v) for v in inputs[name].reshape(-1))
+        return tuple(
+            v.decode("utf-8") if isinstance(v, bytes) else str(v) for v in inputs[name].reshape(-1)
+        )
     except UnicodeDecodeError:
         raise InvalidRequestError(f"{name} must be UTF-8 text") from None
 
@@ -130,7 +144,9 @@ def _text(inputs: Inputs, *, empty: bool) -> str:
 def _token_ids(inputs: Inputs) -> tuple[int, ...]:
     values = inputs["prompt_token_ids"].reshape(-1)
     if values.size == 0 or int(values.min()) < 0:
-        raise InvalidRequestError("prompt_token_ids must be a non-empty list of non-negative token ids")
+        raise InvalidRequestError(
+            "prompt_token_ids must be a non-empty list of non-negative token ids"
+        )
     return tuple(values.tolist())
 
 
@@ -139,14 +155,24 @@ def _chat(inputs: Inputs, limits: Limits) -> Chat:
     texts = {name: str(_scalar(inputs, name)) for name in chat.INPUTS if name in inputs}
     texts["messages"] = chat.joined(strings(inputs, "messages"))
     parsed = chat.parse(limits, texts)
-    return replace(parsed, parallel_tool_calls=_flag(inputs, PARALLEL)) if PARALLEL in inputs else parsed
+    return (
+        replace(parsed, parallel_tool_calls=_flag(inputs, PARALLEL))
+        if PARALLEL in inputs
+        else parsed
+    )
 
 
 def _media(inputs: Inputs, limits: Limits) -> dict[str, tuple[str, ...]]:
     media = {name: items for name in MEDIA if name in inputs and (items := strings(inputs, name))}
     if media and "messages" in inputs:
-        raise InvalidRequestError(f"{next(iter(media))}: with messages, media go into their content")
-    pixels = sum(check_item(limits, name, f"{name}[{i}]", text) for name, items in media.items() for i, text in enumerate(items))
+        raise InvalidRequestError(
+            f"{next(iter(media))}: with messages, media go into their content"
+        )
+    pixels = sum(
+        check_item(limits, name, f"{name}[{i}]", text)
+        for name, items in media.items()
+        for i, text in enumerate(items)
+    )
     refuse_above(limits.max_image_pixels, pixels, "the pictures have", "pixels")
     return media
 
@@ -157,12 +183,20 @@ def _echo(inputs: Inputs, *, stream: bool) -> bool:
         return not stream and "text_input" in inputs
     echo = not _flag(inputs, "exclude_input_in_output")
     if echo and stream:
-        raise InvalidRequestError(f"{official.FAILED}When streaming, `exclude_input_in_output` = False is not allowed.")
+        raise InvalidRequestError(
+            f"{official.FAILED}When streaming, `exclude_input_in_output` = False is not allowed."
+        )
     return echo
 
 
 def _wants(inputs: Inputs) -> Wants:
-    return Wants(**{name.removeprefix("return_"): True for name in (*FLAGS, *EXTRA_FLAGS) if _flag(inputs, name)})
+    return Wants(
+        **{
+            name.removeprefix("return_"): True
+            for name in (*FLAGS, *EXTRA_FLAGS)
+            if _flag(inputs, name)
+        }
+    )
 
 
 def _parameters(inputs: Inputs, parameters: str, limits: Limits) -> dict[str, Any]:
@@ -170,16 +204,29 @@ def _parameters(inputs: Inputs, parameters: str, limits: Limits) -> dict[str, An
         text = str(_scalar(inputs, "sampling_parameters"))
         values = json_object(text, "sampling_parameters", limits.max_json_depth) if text else {}
     else:
-        values = json_object(parameters, "the request parameters", limits.max_json_depth) if parameters else {}
+        values = (
+            json_object(parameters, "the request parameters", limits.max_json_depth)
+            if parameters
+            else {}
+        )
         # A forwarded HTTP header arrives as a parameter, too. None of vLLM's names has a dash or a
         # capital.
         values = {k: v for k, v in values.items() if k.isidentifier() and k == k.lower()}
-    given = {key: value for key, value in values.items() if value is not None and key not in RESERVED}
-    return {key: value for key, value in given.items() if not (key.startswith("triton_") or _is_unsaid(key, value))}
+    given = {
+        key: value for key, value in values.items() if value is not None and key not in RESERVED
+    }
+    return {
+        key: value
+        for key, value in given.items()
+        if not (key.startswith("triton_") or _is_unsaid(key, value))
+    }
 
 
 def _is_unsaid(key: str, value: Any) -> bool:
-    return any(key == name and type(value) is type(default) and value == default for name, default in UNSAID)
+    return any(
+        key == name and type(value) is type(default) and value == default
+        for name, default in UNSAID
+    )
 
 
 def _lora_name(values: dict[str, Any]) -> str | None:
@@ -210,8 +257,12 @@ def _parse_operator(inputs: Inputs, timeout: int, limits: Limits) -> OperatorReq
     return operator.parse(text, limits.max_json_depth, limits.operator_requests, own or timeout)
 
 
-def _parse_embedding(inputs: Inputs, timeout: int, limits: Limits, dialect: Dialect) -> EmbedRequest:
-    values = json_object(str(_scalar(inputs, "embedding_request")), "embedding_request", limits.max_json_depth)
+def _parse_embedding(
+    inputs: Inputs, timeout: int, limits: Limits, dialect: Dialect
+) -> EmbedRequest:
+    values = json_object(
+        str(_scalar(inputs, "embedding_request")), "embedding_request", limits.max_json_depth
+    )
     pooling = values.get("pooling_params") or {}
     if not isinstance(pooling, dict):
         raise InvalidRequestError("embedding_request.pooling_params must be an object")

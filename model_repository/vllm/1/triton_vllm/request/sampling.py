@@ -62,8 +62,12 @@ def build(
     """
     values = _structured(schema, dict(parameters), limits)
     newer = values.pop("max_completion_tokens", None) if chat is not None else None
-    if newer is not None:  # the OpenAI protocol's newer name; it takes precedence if a request has both
-        values["max_tokens"] = _coerced(schema, "max_completion_tokens", newer, schema.types["max_tokens"])
+    if (
+        newer is not None
+    ):  # the OpenAI protocol's newer name; it takes precedence if a request has both
+        values["max_tokens"] = _coerced(
+            schema, "max_completion_tokens", newer, schema.types["max_tokens"]
+        )
     made = {name: _checked(schema, name, value) for name, value in values.items()}
     if chat is not None:
         # The request's values take precedence over the model's defaults.
@@ -84,21 +88,41 @@ def _check_amounts(limits: Limits, made: Mapping[str, Any], usual: int) -> None:
     if n > 1:
         refuse_above(limits.max_n, n, "sampling parameters: n must be smaller, it is")
         tokens = n * (made.get("max_tokens") or usual)
-        refuse_above(limits.max_answer_tokens, tokens, "sampling parameters: n times max_tokens are", "tokens")
+        refuse_above(
+            limits.max_answer_tokens,
+            tokens,
+            "sampling parameters: n times max_tokens are",
+            "tokens",
+        )
     for name in ("logprobs", "prompt_logprobs"):
         count = made.get(name) or 0
         # -1 asks vLLM for all tokens of the vocabulary.
         if count == -1 and limits.max_logprobs:
-            raise InvalidRequestError(f"sampling parameters: {name} must be at most {limits.max_logprobs}, not -1 for all")
-        refuse_above(limits.max_logprobs, count, f"sampling parameters: {name} must be smaller, it is")
+            raise InvalidRequestError(
+                f"sampling parameters: {name} must be at most {limits.max_logprobs}, not -1 for all"
+            )
+        refuse_above(
+            limits.max_logprobs, count, f"sampling parameters: {name} must be smaller, it is"
+        )
     gathered = made.get("stream_interval") or 0
-    refuse_above(limits.max_stream_interval, gathered, "sampling parameters: stream_interval must be smaller, it is")
+    refuse_above(
+        limits.max_stream_interval,
+        gathered,
+        "sampling parameters: stream_interval must be smaller, it is",
+    )
     for name in ("stop", "bad_words"):
         given = made.get(name) or ()
         words = [given] if isinstance(given, str) else given
-        refuse_above(limits.max_stop_strings, len(words), f"sampling parameter '{name}' has", "strings")
+        refuse_above(
+            limits.max_stop_strings, len(words), f"sampling parameter '{name}' has", "strings"
+        )
         longest = max(map(len, words), default=0)
-        refuse_above(LONGEST_STOP_STRING, longest, f"sampling parameter '{name}' has a string of", "characters")
+        refuse_above(
+            LONGEST_STOP_STRING,
+            longest,
+            f"sampling parameter '{name}' has a string of",
+            "characters",
+        )
 
 
 def _reason(error: Exception) -> str:
@@ -110,7 +134,9 @@ def _reason(error: Exception) -> str:
 def _checked(schema: Schema, name: str, value: Any) -> Any:
     if name not in schema.types or name in INTERNAL:
         known = [n for n in schema.types if n not in INTERNAL]
-        raise InvalidRequestError(f"unknown sampling parameter '{shown(name)}'{closest(name, known)}")
+        raise InvalidRequestError(
+            f"unknown sampling parameter '{shown(name)}'{closest(name, known)}"
+        )
     if name == schema.structured_name and isinstance(value, schema.structured):
         return value
     if isinstance(value, dict):
@@ -145,7 +171,10 @@ def _structured(schema: Schema, values: dict[str, Any], limits: Limits) -> dict[
         "disable_fallback"
     ):  # Triton's OpenAI frontend sends every field of its own vLLM's class, and newer vLLM does not have this one
         constraint.pop("disable_fallback", None)
-    if constraint.get("json_object") in (False, "false"):  # vLLM would count it as a constraint, and then find none
+    if constraint.get("json_object") in (
+        False,
+        "false",
+    ):  # vLLM would count it as a constraint, and then find none
         del constraint["json_object"]
     if not constraint:
         return values
@@ -175,7 +204,9 @@ def _json_or(text: str, otherwise: Any) -> Any:
 def _object(value: Any, name: str) -> dict[str, Any]:
     found = _json_or(value, None) if isinstance(value, str) else value
     if not isinstance(found, dict):
-        raise InvalidRequestError(f'sampling parameter \'{name}\' must be an object such as {{"regex": "…"}}')
+        raise InvalidRequestError(
+            f'sampling parameter \'{name}\' must be an object such as {{"regex": "…"}}'
+        )
     return dict(found)
 
 
@@ -195,4 +226,6 @@ def _response_format(value: Any) -> dict[str, Any]:
         raise InvalidRequestError("response_format.json_schema must hold an object 'schema'")
     if kind == "structural_tag":
         return {"structural_tag": json.dumps(found)}
-    raise InvalidRequestError("response_format.type must be one of text, json_object, json_schema, structural_tag")
+    raise InvalidRequestError(
+        "response_format.type must be one of text, json_object, json_schema, structural_tag"
+    )

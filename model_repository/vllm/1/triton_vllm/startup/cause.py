@@ -37,14 +37,18 @@ class Cause:
         environment: the variables that vLLM's processes get.
     """
 
-    def __init__(self, config: Mapping[str, Any] | None, environment: MutableMapping[str, str]) -> None:
+    def __init__(
+        self, config: Mapping[str, Any] | None, environment: MutableMapping[str, str]
+    ) -> None:
         self._config = config
         self._environment = environment
         self._folder: Path | None = None
         self._handler: logging.Handler | None = None
 
     def __enter__(self) -> Cause:  # noqa: PYI034 - Self is not in the typing of Python 3.10
-        chosen = self._environment.get(PATH_VARIABLE) or self._environment.get(OFF_VARIABLE, "1") == "0"
+        chosen = (
+            self._environment.get(PATH_VARIABLE) or self._environment.get(OFF_VARIABLE, "1") == "0"
+        )
         if self._config is None or chosen:
             return self
         try:
@@ -52,7 +56,12 @@ class Cause:
             path = self._folder / "logging.json"
             path.write_text(json.dumps(_with_file(self._config, self._errors)), encoding="utf-8")
             self._handler = logging.FileHandler(self._errors, encoding="utf-8")
-        except (OSError, TypeError, KeyError, ValueError):  # the disk is full, or the configuration has another shape
+        except (
+            OSError,
+            TypeError,
+            KeyError,
+            ValueError,
+        ):  # the disk is full, or the configuration has another shape
             return self
         self._handler.setLevel(logging.ERROR)
         logging.getLogger("vllm").addHandler(self._handler)
@@ -62,8 +71,17 @@ class Cause:
     def __exit__(self, *_: object) -> None:
         if self._handler is not None:
             del self._environment[PATH_VARIABLE]
-            logger = logging.getLogger("vllm")  # vLLM has added the file's handler in this process as well
-            for handler in {self._handler, *(h for h in logger.handlers if getattr(h, "baseFilename", "") == str(self._errors))}:
+            logger = logging.getLogger(
+                "vllm"
+            )  # vLLM has added the file's handler in this process as well
+            for handler in {
+                self._handler,
+                *(
+                    h
+                    for h in logger.handlers
+                    if getattr(h, "baseFilename", "") == str(self._errors)
+                ),
+            }:
                 logger.removeHandler(handler)
                 handler.close()
         if self._folder is not None:
@@ -86,10 +104,19 @@ class Cause:
 
 def _with_file(config: Mapping[str, Any], path: Path) -> dict[str, Any]:
     """Return a configuration of Python's logging with an additional handler for vLLM's errors."""
-    made = {"class": "logging.FileHandler", "filename": os.fspath(path), "level": "ERROR", "encoding": "utf-8"}
+    made = {
+        "class": "logging.FileHandler",
+        "filename": os.fspath(path),
+        "level": "ERROR",
+        "encoding": "utf-8",
+    }
     logger = config["loggers"]["vllm"]
     own = {**logger, "handlers": [*logger["handlers"], "load"]}
-    return {**config, "handlers": {**config["handlers"], "load": made}, "loggers": {**config["loggers"], "vllm": own}}
+    return {
+        **config,
+        "handlers": {**config["handlers"], "load": made},
+        "loggers": {**config["loggers"], "vllm": own},
+    }
 
 
 def first_exception(text: str) -> str:

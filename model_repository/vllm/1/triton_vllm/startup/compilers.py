@@ -41,7 +41,9 @@ class Compilers:
     notes: tuple[str, ...] = ()
 
 
-def choose(engine_args: Mapping[str, Any], environment: Mapping[str, str], prefix: Path, *, on_cpu: bool) -> Compilers:
+def choose(
+    engine_args: Mapping[str, Any], environment: Mapping[str, str], prefix: Path, *, on_cpu: bool
+) -> Compilers:
     """Return the settings that avoid every compiler that is missing.
 
     Args:
@@ -51,27 +53,41 @@ def choose(engine_args: Mapping[str, Any], environment: Mapping[str, str], prefi
         on_cpu: whether vLLM runs on a CPU.
     """
     path = environment.get("PATH", os.defpath)
-    has_cpp = "CXX" in environment or any(shutil.which(name, path=path) for name in ("g++", "clang++", "c++"))
+    has_cpp = "CXX" in environment or any(
+        shutil.which(name, path=path) for name in ("g++", "clang++", "c++")
+    )
     if on_cpu:
         # The C++ code that torch.compile writes includes Python.h.
         has_headers = Path(sysconfig.get_path("include"), "Python.h").is_file()
         if (has_cpp and has_headers) or any(name in engine_args for name in _EAGER):
             return Compilers()
         return Compilers(
-            {"enforce_eager": True}, {}, ("no C++ compiler or no Python.h here: models run eagerly (enforce_eager)",)
+            {"enforce_eager": True},
+            {},
+            ("no C++ compiler or no Python.h here: models run eagerly (enforce_eager)",),
         )
     variables: dict[str, str] = {}
     notes = []
-    if "CC" not in environment and not any(shutil.which(name, path=path) for name in ("gcc", "clang")):
+    if "CC" not in environment and not any(
+        shutil.which(name, path=path) for name in ("gcc", "clang")
+    ):
         own = prefix / "bin" / OWN
         if own.is_file():
             variables["CC"] = str(own)
-            notes.append(f"no C compiler here: GPU kernels are compiled with the environment's own, CC={own}")
+            notes.append(
+                f"no C compiler here: GPU kernels are compiled with the environment's own, CC={own}"
+            )
         else:
-            notes.append("no C compiler here, which GPU kernels need: install gcc, or build with --with ziglang")
-    if "VLLM_USE_FLASHINFER_SAMPLER" not in environment and not (has_cpp and _has_nvcc(environment, path)):
+            notes.append(
+                "no C compiler here, which GPU kernels need: install gcc, or build with --with ziglang"
+            )
+    if "VLLM_USE_FLASHINFER_SAMPLER" not in environment and not (
+        has_cpp and _has_nvcc(environment, path)
+    ):
         variables["VLLM_USE_FLASHINFER_SAMPLER"] = "0"
-        notes.append("no CUDA toolkit with a C++ compiler here: FlashInfer's sampler, which compiles itself, is off")
+        notes.append(
+            "no CUDA toolkit with a C++ compiler here: FlashInfer's sampler, which compiles itself, is off"
+        )
     return Compilers({}, variables, tuple(notes))
 
 

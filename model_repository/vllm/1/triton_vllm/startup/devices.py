@@ -14,7 +14,11 @@ VARIABLE = "CUDA_VISIBLE_DEVICES"
 
 
 def visible(
-    kind: str, device_id: int, gpu_ids: tuple[int, ...], engine_args: Mapping[str, Any], environment: Mapping[str, str]
+    kind: str,
+    device_id: int,
+    gpu_ids: tuple[int, ...],
+    engine_args: Mapping[str, Any],
+    environment: Mapping[str, str],
 ) -> str | None:
     """Return the value for CUDA_VISIBLE_DEVICES, or None to leave it as it is.
 
@@ -38,11 +42,15 @@ def visible(
                 "for multi-GPU models"
             )
         if gpu_ids:
-            raise ConfigError("GPU_DEVICE_IDS is for KIND_MODEL; with KIND_GPU, list the GPUs in instance_group.gpus")
+            raise ConfigError(
+                "GPU_DEVICE_IDS is for KIND_MODEL; with KIND_GPU, list the GPUs in instance_group.gpus"
+            )
         return _nth(environment.get(VARIABLE, ""), device_id) if device_id >= 0 else None
     if kind != "MODEL" or not gpu_ids:
         return None
-    if len(gpu_ids) != world and (world > 1 or engine_args.get("distributed_executor_backend") != "ray"):
+    if len(gpu_ids) != world and (
+        world > 1 or engine_args.get("distributed_executor_backend") != "ray"
+    ):
         shown = " * ".join(f"{name}_parallel_size({size})" for name, size in sizes.items())
         raise ConfigError(
             "The number of GPU IDs specified in GPU_DEVICE_IDS parameter must match the total parallelism world size "
@@ -57,7 +65,9 @@ def parallel_sizes(engine_args: Mapping[str, Any]) -> dict[str, int]:
     Raises:
         ConfigError: a size is not a positive integer.
     """
-    return {name: _size(engine_args, f"{name}_parallel_size") for name in ("tensor", "pipeline", "data")}
+    return {
+        name: _size(engine_args, f"{name}_parallel_size") for name in ("tensor", "pipeline", "data")
+    }
 
 
 def _size(engine_args: Mapping[str, Any], name: str) -> int:

@@ -29,7 +29,13 @@ def _renamed(name: str) -> Replacement:
 
 def _task(value: Any) -> Mapping[str, Any]:
     """Return `runner` and `convert`, which replaced `task` (vLLM 0.10 to 0.14)."""
-    pooling = {"embed": "embed", "embedding": "embed", "classify": "classify", "score": "classify", "reward": "none"}
+    pooling = {
+        "embed": "embed",
+        "embedding": "embed",
+        "classify": "classify",
+        "score": "classify",
+        "reward": "none",
+    }
     if value in ("auto", None):
         return {}
     if value in pooling:
@@ -110,7 +116,11 @@ class EngineArgs:
 def place(model_dir: Path, version_dir: Path) -> Path:
     """Return the path that the arguments are read from; the file may be missing."""
     official = version_dir / ARGUMENTS_NAME
-    return official if official.is_file() and not (model_dir / FILE_NAME).is_file() else model_dir / FILE_NAME
+    return (
+        official
+        if official.is_file() and not (model_dir / FILE_NAME).is_file()
+        else model_dir / FILE_NAME
+    )
 
 
 def read(model_dir: Path, version_dir: Path) -> Mapping[str, Any]:
@@ -129,7 +139,11 @@ def read(model_dir: Path, version_dir: Path) -> Mapping[str, Any]:
         _refuse_difference(values, _object(official), f"{version_dir.name}/{ARGUMENTS_NAME}")
     names = {key: values[key] for key in ("model", "tokenizer") if isinstance(values.get(key), str)}
     # `strip` leaves nothing of "", "." and "..", which name no folder of the model's.
-    own = {key: model_dir / name for key, name in names.items() if name.strip("./") and not name.startswith("/")}
+    own = {
+        key: model_dir / name
+        for key, name in names.items()
+        if name.strip("./") and not name.startswith("/")
+    }
     # os.path returns False for a folder that may not be entered and for a name that is too long;
     # Path.is_dir() raises
     return values | {key: str(folder) for key, folder in own.items() if os.path.isdir(folder)}  # noqa: PTH112
@@ -139,11 +153,15 @@ def _object(path: Path) -> dict[str, Any]:
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ConfigError(f'{path} is missing: write the engine arguments there, e.g. {{"model": "…"}}') from None
+        raise ConfigError(
+            f'{path} is missing: write the engine arguments there, e.g. {{"model": "…"}}'
+        ) from None
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path} cannot be read as JSON: {error}") from None
     if not isinstance(values, dict):
-        raise ConfigError(f"{path} must hold a JSON object of engine arguments, not {type(values).__name__}")
+        raise ConfigError(
+            f"{path} must hold a JSON object of engine arguments, not {type(values).__name__}"
+        )
     return values
 
 
@@ -152,7 +170,11 @@ def _refuse_difference(ours: Mapping[str, Any], official: Mapping[str, Any], nam
     if ours == official:
         return
     missing = object()
-    differing = sorted(key for key in ours.keys() | official.keys() if ours.get(key, missing) != official.get(key, missing))
+    differing = sorted(
+        key
+        for key in ours.keys() | official.keys()
+        if ours.get(key, missing) != official.get(key, missing)
+    )
     shown = ", ".join(differing[:5]) + (", …" if len(differing) > 5 else "")
     raise ConfigError(
         f"{FILE_NAME} and {name} both hold engine arguments and differ ({shown[:200]}): put what is meant into {name}, which "
@@ -180,14 +202,19 @@ def fit(given: Mapping[str, Any], declared: Mapping[str, Any], file: str = FILE_
     warning = f"engine arguments that this vLLM no longer has: {'; '.join(notes)}" if notes else ""
     # JSON's null means vLLM's default, whatever the declared type is
     set_ones = {name: value for name, value in wanted.items() if value is not None}
-    return EngineArgs({name: _coerced(name, value, declared[name], file) for name, value in set_ones.items()}, warning)
+    return EngineArgs(
+        {name: _coerced(name, value, declared[name], file) for name, value in set_ones.items()},
+        warning,
+    )
 
 
 _NO_HUB = re.compile(
     r"couldn't connect to|OfflineModeIsEnabled|offline mode is enabled|LocalEntryNotFound|cannot find the requested files"
     r"|outgoing traffic has been disabled|Max retries exceeded|ConnectionError|ConnectError|Name or service not known"
 )
-_NOT_ON_HUB = re.compile(r"RepositoryNotFound|GatedRepo|not a valid model identifier|gated repo|401 Client|404 Client")
+_NOT_ON_HUB = re.compile(
+    r"RepositoryNotFound|GatedRepo|not a valid model identifier|gated repo|401 Client|404 Client"
+)
 
 
 def unfetched(values: Mapping[str, Any], error: BaseException, file: str = FILE_NAME) -> str:
@@ -209,7 +236,9 @@ def unfetched(values: Mapping[str, Any], error: BaseException, file: str = FILE_
     return ""
 
 
-def failure(values: Mapping[str, Any], error: Exception, file: str = FILE_NAME, cause: str = "") -> str:
+def failure(
+    values: Mapping[str, Any], error: Exception, file: str = FILE_NAME, cause: str = ""
+) -> str:
     """Return one line for Triton's status on why vLLM did not start with these arguments.
 
     Args:

@@ -38,7 +38,9 @@ class Processes:
     variables: dict[str, str] = field(default_factory=dict)
 
 
-def choose(engine_args: Mapping[str, Any], environment: Mapping[str, str], cores: int, in_engine_core: Any) -> Processes:
+def choose(
+    engine_args: Mapping[str, Any], environment: Mapping[str, str], cores: int, in_engine_core: Any
+) -> Processes:
     """Return the settings that put EngineCore and its worker into one process if vLLM runs on few CPU cores.
 
     For a CPU engine, vLLM starts an additional process for its one worker, so that it can bind the
@@ -58,7 +60,9 @@ def choose(engine_args: Mapping[str, Any], environment: Mapping[str, str], cores
     """
     alone = all(size == 1 for size in parallel_sizes(engine_args).values())
     alone = alone and all(str(engine_args.get(name) or 1) == "1" for name in _CONTEXT_PARALLEL)
-    binds = environment.get(BINDING, "") not in ("", "nobind") or bool(environment.get("VLLM_CPU_NUM_OF_RESERVED_CPU"))
+    binds = environment.get(BINDING, "") not in ("", "nobind") or bool(
+        environment.get("VLLM_CPU_NUM_OF_RESERVED_CPU")
+    )
     chosen = binds or any(engine_args.get(name) for name in _CHOICES)
     if in_engine_core is None or cores > FEW_CORES or chosen or not alone:
         return Processes()

@@ -38,7 +38,9 @@ def settle(environment: MutableMapping[str, str], log: Log) -> None:
     try:
         place = str(private_folder())
     except OSError as error:
-        log.warning(f"neither {usual} nor a folder in its place can be written: {error}; name one with {CACHE}")
+        log.warning(
+            f"neither {usual} nor a folder in its place can be written: {error}; name one with {CACHE}"
+        )
         return
     if (usual / "huggingface").is_dir():
         environment.setdefault("HF_HOME", str(usual / "huggingface"))
@@ -69,5 +71,7 @@ def private_folder() -> Path:
 
 def _is_writable(folder: Path) -> bool:
     # a missing folder can be made if its nearest existing parent can be written
-    existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if os.path.lexists(path))
+    existing = next(
+        path for path in (folder.absolute(), *folder.absolute().parents) if os.path.lexists(path)
+    )
     return os.access(existing, os.W_OK | os.X_OK)

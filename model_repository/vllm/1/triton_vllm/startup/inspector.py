@@ -40,13 +40,18 @@ class Inspector:
         self._command = command
         self._owner = os.getpid()
         pipe = subprocess.PIPE
-        self._process: subprocess.Popen[bytes] | None = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe)
+        self._process: subprocess.Popen[bytes] | None = subprocess.Popen(
+            command, stdin=pipe, stdout=pipe, stderr=pipe
+        )
 
     def lend(self, registry: str = REGISTRY) -> None:
         """Make the module `registry` use this process; do nothing if the module is missing or its command differs."""
         with contextlib.suppress(ImportError):
             names = vars(importlib.import_module(registry))
-            if names.get("_SUBPROCESS_COMMAND") == self._command and names.get("subprocess") is subprocess:
+            if (
+                names.get("_SUBPROCESS_COMMAND") == self._command
+                and names.get("subprocess") is subprocess
+            ):
                 names["subprocess"] = _Lender(self)
 
     def run(self, command: list[str], **options: Any) -> subprocess.CompletedProcess[bytes]:

@@ -109,7 +109,9 @@ def _load(args: Mapping[str, str], log: Log, shared: Frontends | None) -> Model:
         engine, outbox = _start(prepared, shared, log)
         parsers = _parsers(prepared, engine, outbox)
         departure = _departure(engine, prepared, args["model_name"], log)
-        watch = CancellationWatch(engine.runner.in_flight.jobs, engine.runner.cancel, log, departure)
+        watch = CancellationWatch(
+            engine.runner.in_flight.jobs, engine.runner.cancel, log, departure
+        )
         watch.start()
         publisher = _publish(prepared, shared, args, log)
     interpreter.tune()
@@ -129,12 +131,17 @@ def _start(prepared: Prepared, shared: Frontends | None, log: Log) -> tuple[Engi
     engine = Engine(vllm, source, prompter, log=log, limits=limits, pace=pace)
     many = available_cores() >= MANY_CORES
     threads = settings.senders or (2 if many else 1)
-    pacing = (CORES_TO_SPARE if many else FEW_CORES) if settings.dialect.merges_outputs else ONE_BY_ONE
+    pacing = (
+        (CORES_TO_SPARE if many else FEW_CORES) if settings.dialect.merges_outputs else ONE_BY_ONE
+    )
     outbox = Outbox(partial(deliver, log), log, threads, pacing)
     outbox.start()
     # Ray passes variables on to other machines. The file does not exist there, and vLLM would not
     # start.
-    uses_ray = "ray" in (values.get("distributed_executor_backend"), values.get("data_parallel_backend"))
+    uses_ray = "ray" in (
+        values.get("distributed_executor_backend"),
+        values.get("data_parallel_backend"),
+    )
     with Cause(None if uses_ray else vllm.logging_config, os.environ) as cause:
         try:
             engine.start(outbox.put, _store(prepared, shared, log))
@@ -147,7 +154,9 @@ def _start(prepared: Prepared, shared: Frontends | None, log: Log) -> tuple[Engi
             if unfetched:  # vLLM's traceback through three libraries would add nothing
                 raise ConfigError(unfetched) from None
             log.error("".join(traceback.format_exception(error)))  # noqa: TRY400 - Triton's log has no exception()
-            raise ConfigError(engine_args.failure(values, error, prepared.file_name, cause.find())) from None
+            raise ConfigError(
+                engine_args.failure(values, error, prepared.file_name, cause.find())
+            ) from None
     return engine, outbox
 
 
@@ -173,18 +182,26 @@ def _departure(engine: Engine, prepared: Prepared, name: str, log: Log) -> Depar
     grace = prepared.settings.unload_grace_s
 
     def leave() -> None:
-        log.info(f"the server ends: {len(engine.runner.in_flight.jobs())} requests in flight have {grace:.0f} s to finish")
+        log.info(
+            f"the server ends: {len(engine.runner.in_flight.jobs())} requests in flight have {grace:.0f} s to finish"
+        )
         engine.leave(grace)
 
     return Departure(partial(triton.is_ending, name), leave)
 
 
-def _publish(prepared: Prepared, shared: Frontends | None, args: Mapping[str, str], log: Log) -> Publisher | None:
+def _publish(
+    prepared: Prepared, shared: Frontends | None, args: Mapping[str, str], log: Log
+) -> Publisher | None:
     if not prepared.settings.metrics or prepared.engine_args.get("disable_log_stats", False):
         return None
     labels = {"model": args["model_name"], "version": args["model_version"]}
     claim = Claim(args, os.getppid(), log)
-    mirror = Mirror(triton.TritonMetrics(), labels, dialect=prepared.settings.dialect, others=claim.shared)
+    mirror = Mirror(
+        triton.TritonMetrics(), labels, dialect=prepared.settings.dialect, others=claim.shared
+    )
     if shared is None:
         return Publisher(mirror, vllm_api.prometheus_families, log.warning, claim)
-    return Publisher(mirror, lambda: shared.latest(vllm_api.prometheus_families()), log.warning, claim)
+    return Publisher(
+        mirror, lambda: shared.latest(vllm_api.prometheus_families()), log.warning, claim
+    )

@@ -42,8 +42,12 @@ def check(model_dir: Path) -> str:
 def _compare(model_dir: Path, entry: dict[str, Any]) -> None:
     name, size = entry.get("name"), entry.get("size")
     file = model_dir / str(name)
-    if not name or not isinstance(size, int) or not file.is_file():  # an unpacked environment has no archive
+    if (
+        not name or not isinstance(size, int) or not file.is_file()
+    ):  # an unpacked environment has no archive
         return
     found = file.stat().st_size
     if found != size:
-        raise ConfigError(f"{file} has {found} bytes, but {FILE_NAME} says {size}: it belongs to another build; {REMEDY}")
+        raise ConfigError(
+            f"{file} has {found} bytes, but {FILE_NAME} says {size}: it belongs to another build; {REMEDY}"
+        )

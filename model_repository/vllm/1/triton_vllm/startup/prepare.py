@@ -63,7 +63,9 @@ class Prepared:
     parsers: ParserNames
 
 
-def prepare(args: Mapping[str, str], log: Log, progress: Progress, until_loaded: ExitStack) -> Prepared:
+def prepare(
+    args: Mapping[str, str], log: Log, progress: Progress, until_loaded: ExitStack
+) -> Prepared:
     """Return everything that a model's engine is started with.
 
     Args:
@@ -110,7 +112,9 @@ def prepare(args: Mapping[str, str], log: Log, progress: Progress, until_loaded:
     return Prepared(chosen, vllm, {**defaults, **values}, adapters, file_name, names)
 
 
-def _choose_devices(args: Mapping[str, str], chosen: Settings, given: Mapping[str, Any], log: Log) -> None:
+def _choose_devices(
+    args: Mapping[str, str], chosen: Settings, given: Mapping[str, Any], log: Log
+) -> None:
     kind, device = args["model_instance_kind"], int(args["model_instance_device_id"])
     gpus = devices.visible(kind, device, chosen.gpu_ids, given, os.environ)
     if gpus is not None:
@@ -157,10 +161,15 @@ def _choose_processes(vllm: Vllm, values: Mapping[str, Any]) -> Mapping[str, Any
     os.environ.update(processes.variables)
     for name, value in vllm_api.child_environment().items():
         os.environ.setdefault(name, value)
-    return {**processes.arguments, **({"worker_extension_cls": CPU_WORKER} if in_engine_core is not None else {})}
+    return {
+        **processes.arguments,
+        **({"worker_extension_cls": CPU_WORKER} if in_engine_core is not None else {}),
+    }
 
 
-def _choose_statistics(chosen: Settings, values: Mapping[str, Any], file_name: str) -> Mapping[str, Any]:
+def _choose_statistics(
+    chosen: Settings, values: Mapping[str, Any], file_name: str
+) -> Mapping[str, Any]:
     """Return the engine argument that turns off unread statistics, which vLLM would record at each step of the model.
 
     They stay on with traces, which are made of them: without statistics, the first traced request
@@ -168,5 +177,7 @@ def _choose_statistics(chosen: Settings, values: Mapping[str, Any], file_name: s
     """
     traces = bool(values.get("otlp_traces_endpoint"))
     if traces and values.get("disable_log_stats"):
-        raise ConfigError(f"{file_name}: otlp_traces_endpoint needs what disable_log_stats turns off; leave one of them out")
+        raise ConfigError(
+            f"{file_name}: otlp_traces_endpoint needs what disable_log_stats turns off; leave one of them out"
+        )
     return {} if chosen.metrics or traces else {"disable_log_stats": True}

@@ -69,8 +69,13 @@ def read(model_config: Mapping[str, Any]) -> Settings:
         ConfigError: a value is of the wrong type, or the model is not decoupled.
     """
     if not (model_config.get("model_transaction_policy") or {}).get("decoupled", False):
-        raise ConfigError("config.pbtxt: streaming needs `model_transaction_policy { decoupled: true }`")
-    given = {name: entry.get("string_value", "") for name, entry in (model_config.get("parameters") or {}).items()}
+        raise ConfigError(
+            "config.pbtxt: streaming needs `model_transaction_policy { decoupled: true }`"
+        )
+    given = {
+        name: entry.get("string_value", "")
+        for name, entry in (model_config.get("parameters") or {}).items()
+    }
 
     def value(name: str, convert: Callable[[Any], Any], default: Any) -> Any:
         # An empty value counts as not set.
@@ -92,11 +97,16 @@ def read(model_config: Mapping[str, Any]) -> Settings:
         senders=value("RESPONSE_SENDER_THREADS", _senders, Settings.senders),
         lora_directory=value("LORA_DIRECTORY", str, Settings.lora_directory),
         limits=Limits(
-            **{field.name: value(field.name.upper(), _LISTS.get(field.name, _limit), field.default) for field in fields(Limits)}
+            **{
+                field.name: value(field.name.upper(), _LISTS.get(field.name, _limit), field.default)
+                for field in fields(Limits)
+            }
         ),
     )
     if not given.get("RESTART_DEAD_ENGINE") and (chosen.health_check or chosen.dialect.is_official):
-        return replace(chosen, restart=False)  # if the engine came back, the health check would never fail
+        return replace(
+            chosen, restart=False
+        )  # if the engine came back, the health check would never fail
     return chosen
 
 
@@ -126,9 +136,14 @@ def _names(text: str) -> tuple[str, ...]:
 
 def _domains(text: str) -> tuple[str, ...]:
     names = _names(text.lower())
-    wrong = next((name for name in names if not set(name) <= set("abcdefghijklmnopqrstuvwxyz0123456789.-")), None)
+    wrong = next(
+        (name for name in names if not set(name) <= set("abcdefghijklmnopqrstuvwxyz0123456789.-")),
+        None,
+    )
     if wrong is not None:
-        raise ValueError(f"must be comma-separated host names such as images.example.com, not '{wrong}'")
+        raise ValueError(
+            f"must be comma-separated host names such as images.example.com, not '{wrong}'"
+        )
     return names
 
 
@@ -145,7 +160,9 @@ def _some_of(known: Collection[str]) -> Callable[[str], tuple[str, ...]]:
         names = _names(text)
         wrong = next((name for name in names if name not in known), None)
         if wrong is not None:
-            raise ValueError(f"must name some of {', '.join(known)}, separated by commas, not '{wrong}'")
+            raise ValueError(
+                f"must name some of {', '.join(known)}, separated by commas, not '{wrong}'"
+            )
         return names
 
     return read_names
@@ -172,11 +189,14 @@ def _gpu_ids(text: str) -> tuple[int, ...]:
         ids = tuple(int(part) for part in text.split(","))
     except ValueError:
         reason = (
-            f"Invalid value for GPU_DEVICE_IDS: '{text}'. Expected a comma-separated list of integer GPU IDs (e.g., '0,1,2')."
+            f"Invalid value for GPU_DEVICE_IDS: '{text}'. "
+            "Expected a comma-separated list of integer GPU IDs (e.g., '0,1,2')."
         )
         raise ConfigError(f"config.pbtxt: {reason}") from None
     if min(ids) < 0:
-        raise ValueError(f"contains invalid GPU ID(s): {[i for i in ids if i < 0]}. GPU IDs must be non-negative integers.")
+        raise ValueError(
+            f"contains invalid GPU ID(s): {[i for i in ids if i < 0]}. GPU IDs must be non-negative integers."
+        )
     if len(set(ids)) < len(ids):
         repeated = sorted({i for i in ids if ids.count(i) > 1})
         raise ValueError(f"contains duplicate GPU ID(s): {repeated}. Each GPU ID must be unique.")

@@ -49,7 +49,9 @@ ROOT = "VLLM_CACHE_ROOT"
 # vLLM puts both below its cache root for torch.compile, but not for kernels that it launches itself
 # (seen in 0.22.1)
 _BELOW = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
-_OURS = re.compile(r"/vllm_env/inductor/[0-9a-f]{16}$")  # the start-up hook sets such a path if the operator has not set one
+_OURS = re.compile(
+    r"/vllm_env/inductor/[0-9a-f]{16}$"
+)  # the start-up hook sets such a path if the operator has not set one
 _GPUS = Path("/proc/driver/nvidia/gpus")
 _CPU = Path("/proc/cpuinfo")
 _REMEDY = "make it again with ./gen_vllm_env.sh --warm"
@@ -112,8 +114,14 @@ def use(model_dir: Path, environment: MutableMapping[str, str], log: Log) -> Non
         log.warning(f"{filled} is ignored: {type(error).__name__}: {error}; {_REMEDY}")
         return
     _point(environment, root, replace=False)
-    other = "" if made.engine_args == here.engine_args else ", with other engine arguments, so vLLM may compile again"
-    log.info(f"vLLM's caches, filled on {made.made_at}{other}: a private copy of {filled} in {root}")
+    other = (
+        ""
+        if made.engine_args == here.engine_args
+        else ", with other engine arguments, so vLLM may compile again"
+    )
+    log.info(
+        f"vLLM's caches, filled on {made.made_at}{other}: a private copy of {filled} in {root}"
+    )
 
 
 def current(model_dir: Path) -> Record:
@@ -121,8 +129,13 @@ def current(model_dir: Path) -> Record:
     manifest = {}
     with contextlib.suppress(OSError):
         manifest = json.loads((model_dir / FILE_NAME).read_text(encoding="utf-8"))
-    arguments = (model_dir / engine_args.FILE_NAME, *sorted(model_dir.glob(f"*/{official.ARGUMENTS_NAME}")))
-    digest = hashlib.sha256(b"".join(file.read_bytes() for file in arguments if file.is_file())).hexdigest()
+    arguments = (
+        model_dir / engine_args.FILE_NAME,
+        *sorted(model_dir.glob(f"*/{official.ARGUMENTS_NAME}")),
+    )
+    digest = hashlib.sha256(
+        b"".join(file.read_bytes() for file in arguments if file.is_file())
+    ).hexdigest()
     return Record(str(manifest.get("lock_digest", "")), vllm_version(), device_names(), digest)
 
 
@@ -146,7 +159,10 @@ def misfit(made: Record, here: Record) -> str:
     for what in ("environment", "vllm", "devices"):
         theirs, ours = getattr(made, what), getattr(here, what)
         if theirs != ours:
-            shown = [", ".join(value) if isinstance(value, tuple) else value[:16] for value in (theirs, ours)]
+            shown = [
+                ", ".join(value) if isinstance(value, tuple) else value[:16]
+                for value in (theirs, ours)
+            ]
             return f"it was made with {what} {shown[0] or 'unknown'}, and this is {shown[1] or 'unknown'}"
     return ""
 
@@ -168,7 +184,9 @@ def device_names() -> tuple[str, ...]:
     found = set()
     with contextlib.suppress(OSError):
         for file in _GPUS.glob("*/information"):
-            found |= set(re.findall(r"^Model:\s*(.+?)\s*$", file.read_text(encoding="utf-8"), re.MULTILINE))
+            found |= set(
+                re.findall(r"^Model:\s*(.+?)\s*$", file.read_text(encoding="utf-8"), re.MULTILINE)
+            )
     with contextlib.suppress(OSError):
         cpu = _CPU.read_text(encoding="utf-8")
         found = found or set(re.findall(r"^model name\s*:\s*(.+?)\s*$", cpu, re.MULTILINE))
@@ -224,7 +242,11 @@ def relocate(folder: Path, old: str, new: str) -> None:
 
 def _moved(value: Any, old: str, new: str) -> Any:
     if isinstance(value, str):
-        return new + value[len(old) :] if old and (value == old or value.startswith(f"{old}/")) else value
+        return (
+            new + value[len(old) :]
+            if old and (value == old or value.startswith(f"{old}/"))
+            else value
+        )
     if isinstance(value, dict):
         return {key: _moved(item, old, new) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -250,7 +272,9 @@ def _write(root: Path, record: Record) -> None:
 
 def _writable_place(environment: Mapping[str, str]) -> Path:
     with contextlib.suppress(OSError, RuntimeError):  # RuntimeError: this user has no home
-        place = Path(environment.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser(), "vllm_env", "warm")
+        place = Path(
+            environment.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser(), "vllm_env", "warm"
+        )
         place.mkdir(parents=True, exist_ok=True)
         if os.access(place, os.W_OK | os.X_OK):
             return place

@@ -22,7 +22,13 @@ from triton_vllm.vllm_api.engine import (
     start,
     xgrammar_tokenizer,
 )
-from triton_vllm.vllm_api.fields import Schema, engine_arg_types, pooling_types, request_keywords, sampling_schema
+from triton_vllm.vllm_api.fields import (
+    Schema,
+    engine_arg_types,
+    pooling_types,
+    request_keywords,
+    sampling_schema,
+)
 from triton_vllm.vllm_api.instances import connect, lacking, launch, note_statistics
 from triton_vllm.vllm_api.parsers import (
     Conversation,
@@ -35,7 +41,19 @@ from triton_vllm.vllm_api.parsers import (
     has_parsers,
 )
 from triton_vllm.vllm_api.parts import OPTIONAL_PLACES, PLACES, Vllm, load
-from triton_vllm.vllm_api.platform import child_environment, prometheus_families, runs_on_cpu, supports_ray, variables
-from triton_vllm.vllm_api.prompts import media_loaders, parse_prompt, pooled_tokenizer, render_chat, renderer
+from triton_vllm.vllm_api.platform import (
+    child_environment,
+    prometheus_families,
+    runs_on_cpu,
+    supports_ray,
+    variables,
+)
+from triton_vllm.vllm_api.prompts import (
+    media_loaders,
+    parse_prompt,
+    pooled_tokenizer,
+    render_chat,
+    renderer,
+)
 from triton_vllm.vllm_api.refusals import is_refusal, too_large
 from triton_vllm.vllm_api.scoring import RenderPair, pair_renderer

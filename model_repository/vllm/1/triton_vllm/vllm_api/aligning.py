@@ -40,10 +40,14 @@ class Aligner:
     def __init__(self, held: int, decode: Callable[[list[int]], str]) -> None:
         self._held = held
         self._decode = decode
-        self._first: list[int] | None = []  # tokens before any text: until some has come, the total length is unknown
+        self._first: (
+            list[int] | None
+        ) = []  # tokens before any text: until some has come, the total length is unknown
         self._recent: list[int] = []
         self._length = 0  # of the text at the end of the last token
-        self._waiting: deque[tuple[int, list[int]]] = deque()  # tokens, each with the length of the text at its end
+        self._waiting: deque[tuple[int, list[int]]] = (
+            deque()
+        )  # tokens, each with the length of the text at its end
         self._text = ""  # of the tokens that wait
         self._come = self._gone = 0  # characters received, and characters returned
 
@@ -71,7 +75,9 @@ class Aligner:
             found.append(Fragment(last.text + self._text, last.token_ids, part.finish_reason))
         return found
 
-    def _measured(self, ids: Sequence[int], length: int, base: int | None) -> list[tuple[int, list[int]]]:
+    def _measured(
+        self, ids: Sequence[int], length: int, base: int | None
+    ) -> list[tuple[int, list[int]]]:
         """Return each token with the length of the text at its end.
 
         Args:
@@ -87,7 +93,9 @@ class Aligner:
         self._recent = known[-_CONTEXT:]
         front = length - end if base is None else base
         lengths = [*(min(front + one, length) for one in ends[:-1]), length]
-        return [(at_end, [token]) for at_end, token in zip(lengths, ids, strict=False)]  # without tokens `lengths` has one entry
+        return [
+            (at_end, [token]) for at_end, token in zip(lengths, ids, strict=False)
+        ]  # without tokens `lengths` has one entry
 
     def _text_length(self, ids: list[int]) -> int:
         return len(self._decode(ids).rstrip(_INCOMPLETE)) if ids else 0

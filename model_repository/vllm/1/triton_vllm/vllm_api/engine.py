@@ -22,13 +22,17 @@ def start(vllm: Vllm, values: Mapping[str, Any]) -> EngineClient:
     """Start AsyncLLM and return when the model is loaded; call it inside the event loop that will serve it."""
 
     def make(args: Any) -> EngineClient:
-        llm: EngineClient = vllm.AsyncLLM.from_engine_args(args, usage_context=vllm.UsageContext.API_SERVER)
+        llm: EngineClient = vllm.AsyncLLM.from_engine_args(
+            args, usage_context=vllm.UsageContext.API_SERVER
+        )
         return llm
 
     return created(vllm, values, make)
 
 
-def created(vllm: Vllm, values: Mapping[str, Any], make: Callable[[Any], EngineClient]) -> EngineClient:
+def created(
+    vllm: Vllm, values: Mapping[str, Any], make: Callable[[Any], EngineClient]
+) -> EngineClient:
     """Return the client that `make` starts from vLLM's object of the engine arguments."""
     args = vllm.AsyncEngineArgs(**values)
     # An earlier start may have turned the cache on; this start must read the variables again.
@@ -50,10 +54,14 @@ async def sample_once(vllm: Vllm, llm: EngineClient) -> None:
     is empty, even with `enforce_eager`. Without compilation, each token would take twice as long to
     sample (32 of 50,000 tokens: 34 ms instead of 15). On a GPU, vLLM samples while it starts.
     """
-    params = vllm.SamplingParams(max_tokens=1, temperature=1.0, logprobs=0, output_kind=vllm.RequestOutputKind.FINAL_ONLY)
+    params = vllm.SamplingParams(
+        max_tokens=1, temperature=1.0, logprobs=0, output_kind=vllm.RequestOutputKind.FINAL_ONLY
+    )
     prompt: Any = {"prompt_token_ids": [0]}
     found = renderer(vllm, llm)
-    if found is not None:  # for a raw prompt, vLLM warns in every server's log that it is deprecated
+    if (
+        found is not None
+    ):  # for a raw prompt, vLLM warns in every server's log that it is deprecated
         (prompt,) = found.render_cmpl([parse_prompt(vllm, llm, prompt)])
     async for _ in llm.generate(prompt, params, "triton-sample-once"):
         pass
@@ -102,7 +110,9 @@ def has_begun(llm: EngineClient, request_id: str, count: int) -> bool | None:
         parent = getattr(processor, "parent_requests", {}).get(request_id)
         ids = (request_id,) if parent is None else parent.child_requests
     prefilling = [getattr(states[own], "is_prefilling", None) for own in ids if own in states]
-    if not prefilling or None in prefilling:  # empty as well if the request has finished and its output is on the way
+    if (
+        not prefilling or None in prefilling
+    ):  # empty as well if the request has finished and its output is on the way
         return None
     return len(prefilling) < count or not all(prefilling)
 
@@ -168,7 +178,9 @@ def facts(llm: EngineClient, tasks: Sequence[str] = ()) -> Facts:
     if config is None:
         return Facts(tuple(tasks))
     chosen = getattr(llm, "vllm_config", None)
-    traces = bool(getattr(getattr(chosen, "observability_config", None), "otlp_traces_endpoint", None))
+    traces = bool(
+        getattr(getattr(chosen, "observability_config", None), "otlp_traces_endpoint", None)
+    )
     adapters_on_cpu = getattr(chosen, "lora_config", None) is not None and runs_on_cpu()
     return Facts(
         tasks=tuple(tasks),
@@ -209,7 +221,9 @@ async def xgrammar_tokenizer(llm: EngineClient) -> Callable[[], str]:
     size = llm.model_config.get_vocab_size()
 
     def write() -> str:
-        info = importlib.import_module("xgrammar").TokenizerInfo.from_huggingface(tokenizer, vocab_size=size)
+        info = importlib.import_module("xgrammar").TokenizerInfo.from_huggingface(
+            tokenizer, vocab_size=size
+        )
         return str(info.serialize_json())
 
     return write

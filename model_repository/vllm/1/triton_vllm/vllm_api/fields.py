@@ -89,6 +89,8 @@ def _resolve(hint: Any, namespace: Mapping[str, Any]) -> Any:
     if not isinstance(hint, str):
         return hint
     try:
-        return typing.get_type_hints(type("_", (), {"__annotations__": {"x": hint}}), dict(namespace))["x"]
+        return typing.get_type_hints(
+            type("_", (), {"__annotations__": {"x": hint}}), dict(namespace)
+        )["x"]
     except Exception:  # noqa: BLE001 - an annotation may name something that only type checkers import
         return Any

@@ -40,7 +40,9 @@ def lacking(vllm: Vllm) -> str:
     return ", ".join(missing)
 
 
-def launch(vllm: Vllm, values: Mapping[str, Any], others: Sequence[tuple[str, str]]) -> tuple[EngineClient, str | None]:
+def launch(
+    vllm: Vllm, values: Mapping[str, Any], others: Sequence[tuple[str, str]]
+) -> tuple[EngineClient, str | None]:
     """Start AsyncLLM with an engine that also answers `others`; this process ends the engine. Otherwise like `start`.
 
     Args:
@@ -65,7 +67,9 @@ def launch(vllm: Vllm, values: Mapping[str, Any], others: Sequence[tuple[str, st
     def for_all(*args: Any, **kwargs: Any) -> Iterator[Any]:
         addresses = {**dict(zip(names, args, strict=False)), **kwargs}["addresses"]
         if not all(address.startswith("ipc://") for address in addresses.inputs):
-            raise ConfigError("instance_group: count above 1 needs all ranks of the engine on this machine; use count: 1")
+            raise ConfigError(
+                "instance_group: count above 1 needs all ranks of the engine on this machine; use count: 1"
+            )
         addresses.inputs.extend(requests for requests, _ in others)
         addresses.outputs.extend(outputs for _, outputs in others)
         with launch_engines(*args, **kwargs) as launched:
@@ -79,7 +83,9 @@ def launch(vllm: Vllm, values: Mapping[str, Any], others: Sequence[tuple[str, st
     return llm, statistics[0]
 
 
-def connect(vllm: Vllm, values: Mapping[str, Any], place: Mapping[str, str | None], index: int, count: int) -> EngineClient:
+def connect(
+    vllm: Vllm, values: Mapping[str, Any], place: Mapping[str, str | None], index: int, count: int
+) -> EngineClient:
     """Start AsyncLLM as front end `index` of `count` over an engine that another process has launched.
 
     Args:
@@ -137,7 +143,9 @@ def note_statistics(llm: Any, note: Callable[[int, float], None]) -> None:
     engine.get_output_async, manager.record = received, noted
 
 
-def _client(vllm: Vllm, values: Mapping[str, Any], index: int, count: int, addresses: Any) -> EngineClient:
+def _client(
+    vllm: Vllm, values: Mapping[str, Any], index: int, count: int, addresses: Any
+) -> EngineClient:
     def make(args: Any) -> EngineClient:
         # With these set, vLLM turns off its cache of pictures, on which only one front end and the
         # engine would agree.

@@ -53,7 +53,11 @@ def has_parsers() -> bool:
         parser = importlib.import_module("vllm.parser.abstract_parser").Parser
     except (ImportError, AttributeError):
         return False
-    return hasattr(parser, "parse") and hasattr(parser, "parse_delta") and hasattr(request, "extract_structured_outputs")
+    return (
+        hasattr(parser, "parse")
+        and hasattr(parser, "parse_delta")
+        and hasattr(request, "extract_structured_outputs")
+    )
 
 
 def check_parsers(names: ParserNames) -> None:
@@ -65,7 +69,9 @@ def check_parsers(names: ParserNames) -> None:
     if not names:
         return
     if not has_parsers():
-        raise ParserError("tool_parser needs a vLLM whose vllm.parser reads whole answers and streams (0.26 or later)")
+        raise ParserError(
+            "tool_parser needs a vLLM whose vllm.parser reads whole answers and streams (0.26 or later)"
+        )
     for argument, name in (("tool_parser", names.tool), ("reasoning_parser", names.reasoning)):
         module, manager = _MANAGERS[argument]
         found = getattr(importlib.import_module(module), manager)
@@ -74,7 +80,9 @@ def check_parsers(names: ParserNames) -> None:
         known = found.list_registered()
         if name and name not in known:
             hint = closest(name, known)
-            raise ParserError(f"{argument}: vLLM has no parser '{name}'{hint}; it has {', '.join(known)}")
+            raise ParserError(
+                f"{argument}: vLLM has no parser '{name}'{hint}; it has {', '.join(known)}"
+            )
 
 
 @dataclass(frozen=True)
@@ -165,13 +173,20 @@ class Parsers:
         template_kwargs = request.build_chat_params(None, "auto").chat_template_kwargs
 
         def make() -> Any:
-            return self._parser(self._tokenizer, request.tools, chat_template_kwargs=template_kwargs, model_config=self._config)
+            return self._parser(
+                self._tokenizer,
+                request.tools,
+                chat_template_kwargs=template_kwargs,
+                model_config=self._config,
+            )
 
         parser = make()
         always = getattr(self._parser, "always_adjust_request", False)
         if always or self._parser.reasoning_parser_cls is not None or request.tool_choice != "none":
             request = parser.adjust_request(request)
-        return Conversation(request, make, template_kwargs, auto_tools=bool(self.names.tool), alone=alone)
+        return Conversation(
+            request, make, template_kwargs, auto_tools=bool(self.names.tool), alone=alone
+        )
 
 
 class Conversation:
@@ -203,7 +218,9 @@ class Conversation:
 
     def tools(self) -> tuple[Mapping[str, Any], ...] | None:
         """Return the tools as the chat template takes them, or None."""
-        return tuple(tool.model_dump() for tool in self.request.tools) if self.request.tools else None
+        return (
+            tuple(tool.model_dump() for tool in self.request.tools) if self.request.tools else None
+        )
 
     def structured(self) -> Any:
         """Return the constraint of the answer: the request's own, or the one that the tool choice makes from the tools."""
@@ -270,16 +287,24 @@ class Reader:
         if prompt is not None and hasattr(self._parser, "set_prompt_token_ids"):
             self._parser.set_prompt_token_ids(prompt)
         reasoning, content, calls = self._parser.parse(
-            part.text, self._request, enable_auto_tools=self._auto_tools, model_output_token_ids=part.token_ids
+            part.text,
+            self._request,
+            enable_auto_tools=self._auto_tools,
+            model_output_token_ids=part.token_ids,
         )
         choice = self._request.tool_choice
         forced = choice == "required" or _is_named(choice)
         if not forced and not (choice == "auto" and self._request.tools and self._auto_tools):
             calls = None
-        called = (choice == "auto" and bool(calls)) or (choice == "required" and part.finish_reason == "stop")
+        called = (choice == "auto" and bool(calls)) or (
+            choice == "required" and part.finish_reason == "stop"
+        )
         made = [_tool_call(call) for call in calls or ()]
         return Piece(
-            content or "", reasoning or "", made[:1] if self._one else made, "tool_calls" if called else part.finish_reason
+            content or "",
+            reasoning or "",
+            made[:1] if self._one else made,
+            "tool_calls" if called else part.finish_reason,
         )
 
 
@@ -290,7 +315,10 @@ class _StreamReader(Reader):
         super().__init__(conversation)
         self._begun = self._called = False
         if conversation.held:  # without stop strings, each token comes with its text
-            decode = partial(self._parser.model_tokenizer.decode, skip_special_tokens=conversation.skips_special_tokens)
+            decode = partial(
+                self._parser.model_tokenizer.decode,
+                skip_special_tokens=conversation.skips_special_tokens,
+            )
             self.aligner = Aligner(conversation.held, decode)
 
     def read(self, part: CompletionOutput | Fragment, prompt: Sequence[int] | None) -> Piece:
@@ -325,4 +353,8 @@ def _is_named(choice: Any) -> bool:
 
 def _tool_call(call: Any) -> dict[str, Any]:
     identity = getattr(call, "id", None) or f"chatcmpl-tool-{uuid.uuid4().hex}"
-    return {"id": identity, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+    return {
+        "id": identity,
+        "type": "function",
+        "function": {"name": call.name, "arguments": call.arguments},
+    }

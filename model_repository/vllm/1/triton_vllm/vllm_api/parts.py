@@ -29,8 +29,12 @@ OPTIONAL_PLACES: Mapping[str, tuple[str, ...]] = {
     "VLLMClientError": ("vllm.exceptions",),  # the request is wrong
     "VLLMValidationError": ("vllm.exceptions",),
     "GracefulHTTPError": ("vllm.exceptions",),  # queue overflow (503), since 0.30
-    "GenerationError": ("vllm.exceptions",),  # a request failed in EngineCore; since 0.30, put into its collector since 0.33
-    "RetryableRequestError": ("vllm.exceptions",),  # the same failure, but sending the request again may help; since 0.32
+    "GenerationError": (
+        "vllm.exceptions",
+    ),  # a request failed in EngineCore; since 0.30, put into its collector since 0.33
+    "RetryableRequestError": (
+        "vllm.exceptions",
+    ),  # the same failure, but sending the request again may help; since 0.32
     "ChatParams": ("vllm.renderers.params", "vllm.renderers"),  # since 0.20
     "ThreadSafeHFTokenizerMixin": ("vllm.tokenizers.hf",),  # since 0.22
     "ImageMediaIO": ("vllm.multimodal.media", "vllm.multimodal.image"),
@@ -95,7 +99,9 @@ def load() -> Vllm:
     """
     vllm = importlib.import_module("vllm")
     found = {name: _find(name, places) for name, places in PLACES.items()}
-    optional = {name: _find(name, places, required=False) for name, places in OPTIONAL_PLACES.items()}
+    optional = {
+        name: _find(name, places, required=False) for name, places in OPTIONAL_PLACES.items()
+    }
     refusals = tuple(e for e in (optional["VLLMClientError"], optional["VLLMValidationError"]) if e)
     return Vllm(
         version=str(getattr(vllm, "__version__", "unknown")),
@@ -114,7 +120,9 @@ def load() -> Vllm:
         disable_envs_cache=optional["disable_envs_cache"],
         step_timeout_s=float(optional["VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS"] or Vllm.step_timeout_s),
         logging_config=optional["DEFAULT_LOGGING_CONFIG"],
-        media_io={name: optional[f"{name.capitalize()}MediaIO"] for name in ("image", "audio", "video")},
+        media_io={
+            name: optional[f"{name.capitalize()}MediaIO"] for name in ("image", "audio", "video")
+        },
     )
 
 
@@ -125,5 +133,7 @@ def _find(name: str, places: tuple[str, ...], *, required: bool = True) -> Any:
         except (ImportError, AttributeError):
             continue
     if required:
-        raise ImportError(f"this vLLM has no {name} in {' or '.join(places)}; vLLM 0.11 to 0.33 are supported")
+        raise ImportError(
+            f"this vLLM has no {name} in {' or '.join(places)}; vLLM 0.11 to 0.33 are supported"
+        )
     return None

@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 
 def variables() -> Collection[str]:
     """Return the environment variables that this vLLM reads. It warns of other variables of its prefix, or refuses them."""
-    known: Mapping[str, Any] = getattr(importlib.import_module("vllm.envs"), "environment_variables", {})
+    known: Mapping[str, Any] = getattr(
+        importlib.import_module("vllm.envs"), "environment_variables", {}
+    )
     return known.keys()
 
 

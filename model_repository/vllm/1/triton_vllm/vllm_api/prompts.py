@@ -39,17 +39,24 @@ def pooled_tokenizer(vllm: Vllm, renderer: Renderer) -> Any | None:
     return tokenizer if pooled is not None and isinstance(tokenizer, pooled) else None
 
 
-async def render_chat(vllm: Vllm, llm: EngineClient, messages: list[Any], template_kwargs: Mapping[str, Any]) -> Any:
+async def render_chat(
+    vllm: Vllm, llm: EngineClient, messages: list[Any], template_kwargs: Mapping[str, Any]
+) -> Any:
     """Return the prompt of a conversation, made with the model's chat template.
 
     Raises:
         Exception: the template's own exception about the messages.
     """
-    options = {"add_generation_prompt": not template_kwargs.get("continue_final_message"), **template_kwargs}
+    options = {
+        "add_generation_prompt": not template_kwargs.get("continue_final_message"),
+        **template_kwargs,
+    }
     found: Renderer | None = getattr(llm, "renderer", None)
     if found is not None and vllm.ChatParams is not None and hasattr(found, "render_chat_async"):
         params = vllm.ChatParams(chat_template_kwargs=options)
-        _, (prompt,) = await found.render_chat_async([messages], params)  # vLLM limits the template's time (0.32)
+        _, (prompt,) = await found.render_chat_async(
+            [messages], params
+        )  # vLLM limits the template's time (0.32)
         return prompt
     tokenizer = llm.get_tokenizer()
     tokenizer = await tokenizer if inspect.isawaitable(tokenizer) else tokenizer

@@ -38,7 +38,9 @@ def is_refusal(vllm: Vllm, error: Exception) -> bool:
         last = last.tb_next
     module = str(last.tb_frame.f_globals.get("__name__", ""))
     # The last instruction of the frame tells a `raise` from a failing call.
-    return module.partition(".")[0] == "vllm" and last.tb_frame.f_code.co_code[last.tb_lasti] == _RAISE
+    return (
+        module.partition(".")[0] == "vllm" and last.tb_frame.f_code.co_code[last.tb_lasti] == _RAISE
+    )
 
 
 def too_large(error: Exception) -> str | None:

@@ -32,7 +32,9 @@ def pair_renderer(llm: EngineClient) -> RenderPair | None:
     """Return a function that makes a prompt and its parameters from two texts; None if this vLLM has no class for that."""
     try:
         processors = importlib.import_module(f"{_PLACE}.io_processor").ScoringIOProcessors
-        request = importlib.import_module(f"{_PLACE}.protocol").ScoreTextRequest(text_1="a", text_2="a")
+        request = importlib.import_module(f"{_PLACE}.protocol").ScoreTextRequest(
+            text_1="a", text_2="a"
+        )
         processor = processors["cross-encoder"](
             vllm_config=getattr(llm, "vllm_config", None),
             renderer=getattr(llm, "renderer", None),
