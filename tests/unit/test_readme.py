@@ -17,6 +17,7 @@ from support.reports import ready_seconds
 from triton_vllm.base.dialect import Dialect
 from triton_vllm.base.limits import Limits
 from triton_vllm.base.official import NAME
+from triton_vllm.request.contract import INPUTS, OUTPUTS, Tensor
 from triton_vllm.startup.settings import Settings
 from vllm_env.cli.commands import COMMANDS
 from vllm_env.cli.main import _next_commands
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parent.parent.parent
 PAGES = (
     *("README.md", "docs/README.md", "docs/command_line.md", "docs/first_start.md", "docs/how_it_works.md", "docs/parameters.md"),
-    *("docs/serving.md", "docs/several_machines.md", "docs/troubleshooting.md"),
+    *("docs/serving.md", "docs/several_machines.md", "docs/tensors.md", "docs/troubleshooting.md"),
 )
 """Each block of code of these is run by a test, or the page says why not."""
 
@@ -81,6 +82,14 @@ def _as_parameter(value: Any) -> str:
     if isinstance(value, tuple | str):
         return value if isinstance(value, str) else ",".join(value)
     return str(value).lower() if isinstance(value, bool) else f"{value:.12g}"
+
+
+@pytest.mark.parametrize(("table", "tensors"), [("inputs", INPUTS), ("outputs", OUTPUTS)])
+def test_the_tensor_tables_are_those_of_the_model(table: str, tensors: tuple[Tensor, ...]):
+    """docs/tensors.md has each input and output in the model's order, with its type and shape, and no other."""
+    text = (ROOT / "docs/tensors.md").read_text("utf-8").split(f"<!-- {table}")[1].split(f"<!-- end of {table}")[0]
+    documented = re.findall(r"^\| `(\w+)` \| (\w+) \| `\[(-?\d+)\]` \| .+ \|$", text, re.MULTILINE)
+    assert documented == [(t.name, t.data_type.removeprefix("TYPE_"), str(*t.dims)) for t in tensors]
 
 
 def test_the_rules_table_is_that_of_the_program():
