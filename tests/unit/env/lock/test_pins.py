@@ -51,7 +51,7 @@ def test_a_wheel_is_named_as_it_names_itself(tmp_path: Path) -> None:
 def test_a_wheel_without_vllm_is_wrong_usage(tmp_path: Path) -> None:
     """A wheel of something else would install well and fail at the first import."""
     wheel = _wheel(tmp_path, "vllm-1.0-py3-none-any.whl", package="other")
-    with pytest.raises(UsageError, match="holds no vllm package"):
+    with pytest.raises(UsageError, match="does not contain the package vllm"):
         _resolve(tmp_path, Pin("wheel", str(wheel)))
 
 
