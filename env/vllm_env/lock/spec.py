@@ -152,7 +152,7 @@ def check_save(spec: Spec, file: Path) -> None:
     if file.exists() and (is_source or only_profile(file) != spec.profile):
         raise UsageError(
             f"--save {file}: the file exists and will not be replaced.",
-            cause=f"It is the spec that is read, or not a spec of the profile {spec.profile} alone.",
+            cause=f"It is the spec in use, or not a spec of the profile {spec.profile} alone.",
             remedy="Name another file.",
         )
 
