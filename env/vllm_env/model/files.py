@@ -47,7 +47,7 @@ def parse_config(file: Path, text: str) -> ModelConfig:
         text_format.Parse(text, config, allow_unknown_field=True)
     except text_format.ParseError as error:
         raise VllmEnvError(
-            f"cannot read {file} as a model configuration: {error}.",
+            f"{file} cannot be read as a model configuration: {error}.",
             remedy="Fix the line that the message names.",
         ) from error
     return config
@@ -85,7 +85,7 @@ def check_model(model: Path, manifest: Manifest) -> None:
         # Parsed but not run: its imports are in the environment, not on this machine.
         ast.parse(_read(code), str(code))
     except (SyntaxError, ValueError) as error:
-        raise VllmEnvError(f"cannot parse {code} as Python: {error}.", remedy=_COPY) from error
+        raise VllmEnvError(f"{code} cannot be parsed as Python: {error}.", remedy=_COPY) from error
 
 
 def check_receiver(model: Path) -> None:
