@@ -155,7 +155,7 @@ def test_the_message_names_file_library_packages_and_remedy(tmp_path: Path) -> N
         make_library(tmp_path / "env" / "lib" / "vllm", name, needs=(numa,))
     with pytest.raises(VllmEnvError) as caught:
         check_missing_libraries(find_needed_libraries(tmp_path / "env", "cpu"))
-    assert "libnuma.so.1, which lib/vllm/_C.abi3.so and 2 more needs" in caught.value.what
+    assert "libnuma.so.1, needed by lib/vllm/_C.abi3.so and 2 more" in caught.value.what
     assert "apt-get install libnuma1" in caught.value.remedy
 
 
