@@ -18,7 +18,6 @@ finds it by its usual name.
 
 import fnmatch
 import os
-import re
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,6 +72,11 @@ class Tolerated:
     reason: str
 
 
+# Libraries of CUDA, of ROCm and of Intel's toolkit; a machine rarely has all three.
+_TOOLKITS = (
+    "libcudart.so.*", "libcublas*.so.*", "libcusparse.so.*", "libhip*.so.*", "libroc*.so.*",
+    "libsycl.so.*", "libimf.so*", "libintlc.so*", "libirng.so*", "libsvml.so*",
+)  # fmt: skip
 _RDMA = ("libibverbs.so.*", "librdmacm.so.*", "libmlx5.so.*", "libefa.so.*")
 TOLERATED = (
     Tolerated(
@@ -108,12 +112,8 @@ TOLERATED = (
     ),
     Tolerated(
         "*/bitsandbytes/libbitsandbytes_*",
-        (
-            *("libcudart.so.*", "libcublas*.so.*", "libcusparse.so.*", "libhip*.so.*"),
-            *("libroc*.so.*", "libsycl.so.*"),
-            *("libimf.so*", "libintlc.so*", "libirng.so*", "libsvml.so*"),
-        ),
-        "one file per toolkit and release; bitsandbytes takes the one of torch's",
+        _TOOLKITS,
+        "one file per toolkit and release; bitsandbytes loads the one that fits torch",
     ),
     Tolerated(
         "*/nvidia/*/lib/libcufile_rdma.so*", _RDMA, "opened by libcufile for storage over RDMA"
@@ -121,11 +121,9 @@ TOLERATED = (
 )
 """Files that cannot be loaded in a bare container and that are not loaded there."""
 
-_SONAME = re.compile(r"(?P<name>.+?)\.so(?:\.(?P<version>\d+))?")
-
 
 def outside(library: str, profile: str) -> bool:
-    """Return whether a library comes from the machine or, for the profile ``cuda``, from the driver."""
+    """Return whether a library comes from the machine or, for ``cuda``, from its driver."""
     return library in SYSTEM or (profile == "cuda" and library in DRIVER)
 
 
@@ -139,15 +137,12 @@ def tolerated(file: str, library: str, rules: tuple[Tolerated, ...] = TOLERATED)
 
 def likely_package(library: str) -> str:
     """Return the Debian package that probably contains a library (``libnuma1``)."""
-    match = _SONAME.match(library)
-    if match is None:
-        return library
-    name = match["name"]
-    version = match["version"] or ""
+    name, _, version = library.partition(".so")
+    major = version.lstrip(".").partition(".")[0]
     # Debian Policy 8.1 makes the package's name from the soname, with a dash after a digit:
     # libtbb2.so.1 would be in libtbb2-1.
-    dash = "-" if name[-1].isdigit() and version else ""
-    return f"{name}{dash}{version}".lower().replace("_", "-")
+    dash = "-" if name[-1:].isdigit() and major else ""
+    return f"{name}{dash}{major}".lower().replace("_", "-")
 
 
 # For linkers only: the toolkit's stubs/libcuda.so has the soname of the driver's library, but no

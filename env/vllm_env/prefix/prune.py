@@ -32,35 +32,55 @@ class Rule:
     inside: bool = False
 
 
+_SITE = r"lib/python3\.\d+/site-packages"
 RULES = (
     Rule("static-libraries", "nothing links against them at run time", re.compile(r".*\.(a|la)")),
-    Rule("debug-symbols", "a debugger reads them, a server does not", re.compile(r".*\.(dbg|debug|pdb)")),
-    Rule("tests", "packages carry their own tests", re.compile(r"lib/python3\.\d+/site-packages/(?!ziglang/).+/tests?")),
+    Rule(
+        "debug-symbols",
+        "a debugger reads them, a server does not",
+        re.compile(r".*\.(dbg|debug|pdb)"),
+    ),
+    # Not in ziglang, whose own library has folders of that name.
+    Rule(
+        "tests",
+        "packages carry their own tests",
+        re.compile(rf"{_SITE}/(?!ziglang/).+/tests?"),
+    ),
     Rule(
         "test-programs",
         "PyTorch's wheel carries its C++ unit tests",
-        re.compile(r"lib/python3\.\d+/site-packages/torch/bin/(test_[^/]+|[^/]+StoreTest)"),
+        re.compile(rf"{_SITE}/torch/bin/(test_[^/]+|[^/]+StoreTest)"),
     ),
     Rule(
         "intel-offload",
-        "drivers with which Intel's OpenMP offloads to Intel GPUs; vLLM on a CPU only needs libiomp5",
+        "drivers with which Intel's OpenMP offloads to Intel GPUs; "
+        "vLLM on a CPU only needs libiomp5",
         re.compile(r"lib/lib(omptarget|sycl|ur_|pi_|iompstubs5|archer).*"),
         ("cpu",),
     ),
+    # The compiler of relocate.py targets x86_64-linux-gnu only.
     Rule(
         "other-targets",
         "headers with which ziglang compiles for other systems and processors",
-        re.compile(r"lib/python3\.\d+/site-packages/ziglang/lib/libc/include/(?!(any-linux-any|generic-glibc|x86-linux-(any|gnu))$)[^/]+"),
+        re.compile(
+            rf"{_SITE}/ziglang/lib/libc/include/"
+            r"(?!(any-linux-any|generic-glibc|x86-linux-(any|gnu))$)[^/]+"
+        ),
     ),
     Rule("pkg-config", "only builds read them", re.compile(r"(lib|share)/pkgconfig")),
-    Rule("manuals", "nobody reads manuals in a server's environment", re.compile(r"share/(man|doc|info)")),
+    Rule(
+        "manuals",
+        "nobody reads manuals in a server's environment",
+        re.compile(r"share/(man|doc|info)"),
+    ),
+    # Last, because the first rule that matches a file counts, and this one matches every file.
     Rule(
         "symbols",
         "tables in programs and libraries that a debugger reads and the loader does not",
         re.compile(r".+"),
         inside=True,
     ),
-)  # fmt: skip
+)
 
 
 def rules_for(profile: str, keep: tuple[str, ...]) -> tuple[Rule, ...]:
@@ -80,20 +100,16 @@ def prune(prefix: Path, rules: tuple[Rule, ...]) -> None:
 
 
 def _matches(prefix: Path, rules: tuple[Rule, ...]) -> Iterator[tuple[Path, Rule]]:
-    """Yield files and folders with the first rule that matches them; do not enter a folder that is to be removed."""
+    """Yield files and folders of a prefix with the first rule that matches them."""
+    start = len(f"{prefix}/")
     for folder, folders, files in os.walk(prefix):
-        relative = os.path.relpath(folder, prefix)
         for name in [*files, *folders]:
-            rule = next(
-                (
-                    r
-                    for r in rules
-                    if r.pattern.fullmatch(name if relative == "." else f"{relative}/{name}")
-                ),
-                None,
-            )
+            # A string, not a Path: an environment has 80,000 files.
+            path = f"{folder}/{name}"
+            rule = next((rule for rule in rules if rule.pattern.fullmatch(path, start)), None)
             if rule is None or (rule.inside and name in folders):
                 continue
             if name in folders:
+                # os.walk then does not enter the folder, which the caller removes.
                 folders.remove(name)
-            yield Path(folder) / name, rule
+            yield Path(path), rule
