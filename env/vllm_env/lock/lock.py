@@ -55,9 +55,12 @@ def make_lock(workspace: Workspace, spec: Spec, rules: ReleaseRules, options: Lo
         check_save(spec, options.save)
     pinned = resolve_pin(workspace, spec)
     inputs = inputs_of(spec, pinned)
-    files = _places(workspace, spec, inputs)
+    # Searched in this order: the lock that --save has written, so that the same command finds it
+    # again; the one next to the spec; the cache.
+    files = [workspace.cache.path("locks", key_of(dataclasses.asdict(inputs)), "pylock.toml")]
+    if spec.is_default:
+        files.insert(0, lock_beside(spec.path, spec.profile))
     if options.save:
-        # The same command again finds the lock that --save has written.
         files.insert(0, lock_beside(options.save, spec.profile))
     fitting, drift = _find([] if options.upgrade else files, inputs, rules)
 
@@ -125,12 +128,6 @@ def inputs_of(spec: Spec, pinned: PinnedVllm) -> Inputs:
     # A pinned file counts by name and hash. On another machine it may be in another folder.
     pin = re.sub(r"@ \S*/", "@ ", pinned.requirement)
     return Inputs(pin=pin, **{name: getattr(spec, name) for name in names})
-
-
-def _places(workspace: Workspace, spec: Spec, inputs: Inputs) -> list[Path]:
-    """Return the places of a spec's lock, in the order in which they are searched."""
-    cached = workspace.cache.path("locks", key_of(dataclasses.asdict(inputs)), "pylock.toml")
-    return [lock_beside(spec.path, spec.profile), cached] if spec.is_default else [cached]
 
 
 def _find(files: list[Path], inputs: Inputs, rules: ReleaseRules) -> tuple[LockFile | None, str]:

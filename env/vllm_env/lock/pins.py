@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from email.parser import HeaderParser
 from pathlib import Path
 
+from packaging.requirements import Requirement
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
 from vllm_env.base.cache import key_of, touch
@@ -53,7 +54,7 @@ class PinnedVllm:
     @property
     def name(self) -> str:
         """Return the distribution's name; a wheel may have another one than the profile."""
-        return re.split(r"[\s=@\[]", self.requirement, maxsplit=1)[0]
+        return Requirement(self.requirement).name
 
 
 class NotKnownError(VllmEnvError):
@@ -96,8 +97,8 @@ def _refuse_in_dry_run(workspace: Workspace, pin: Pin) -> None:
 
 def _from_wheel(workspace: Workspace, pin: Pin) -> PinnedVllm:
     if "://" not in pin.value:
-        wheel = Path(pin.value).resolve()
-        return _of_wheel(wheel, origin=f"wheel {wheel.name}")
+        wheel = Path(pin.value)
+        return _of_wheel(wheel.resolve(), origin=f"wheel {wheel.name}")
     folder = workspace.cache.path("wheels", key_of(pin.value))
     known_wheel = _known(folder)
     if known_wheel is None:

@@ -200,17 +200,16 @@ def _from_table(table: dict[str, Any], profile: str, file: Path) -> Spec:
     where = f"[profile.{profile}] of {file}"
     _refuse_unknown(table, {*_PIN_KEYS, *_LIST_KEYS, *_STRING_KEYS}, where)
     # dataclasses do not check types, and a wrong one would fail later, far from the spec file.
-    for key in (*_PIN_KEYS, *_STRING_KEYS):
-        if not isinstance(table.get(key, ""), str):
+    for key, value in table.items():
+        if key in _LIST_KEYS:
+            is_valid = isinstance(value, list) and all(isinstance(item, str) for item in value)
+            form = 'a list of strings, such as ["…"]'
+        else:
+            is_valid = isinstance(value, str)
+            form = 'a string, such as "…"'
+        if not is_valid:
             raise UsageError(
-                f"{key} in {where} must be a string, not {table[key]!r}.",
-                remedy=f'Write {key} = "…".',
-            )
-    for key in _LIST_KEYS:
-        value = table.get(key, [])
-        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-            raise UsageError(
-                f"{key} in {where} must be a list of strings.", remedy=f'Write {key} = ["…"].'
+                f"{key} in {where} must be {form}, not {value!r}.", remedy="Fix the value."
             )
     pins = [Pin(kind, table[key]) for key, kind in _PIN_KEYS.items() if table.get(key)]
     if len(pins) != 1:

@@ -113,8 +113,13 @@ class Manifest:
 
     def is_whole(self, model: Path) -> bool:
         """Return whether the environment's files have the recorded sizes."""
-        # A truncated file has another size. Hashing up to 4 GB would take many seconds.
-        return all(_has_size(model / record.name, record.size) for record in self.environment)
+        # A truncated file has another size. Hashing up to 4 GB would take many seconds. The layout
+        # "directory" records no size for its folder.
+        sizes = {model / record.name: record.size for record in self.environment}
+        return all(
+            file.is_dir() or (file.is_file() and file.stat().st_size == size)
+            for file, size in sizes.items()
+        )
 
     def expected(self) -> Expected:
         """Return the expected properties of the published environment."""
@@ -124,11 +129,6 @@ class Manifest:
         versions = {**self.versions, distribution: self.vllm.version}
         profile = str(self.spec.get("profile", "cpu"))
         return Expected(self.stub.python, self.stub.release, versions, profile=profile)
-
-
-def _has_size(file: Path, size: int) -> bool:
-    # The layout "directory" records no size for its folder.
-    return file.is_dir() or (file.is_file() and file.stat().st_size == size)
 
 
 def describe_build(

@@ -19,9 +19,9 @@ from vllm_env.base.workspace import TOOLS
 from .needed_libraries import DRIVER, SYSTEM, Need, NeededLibraries
 
 # The folders of Debian and Ubuntu, and those of Red Hat, for a machine without ldconfig's cache.
-STANDARD_FOLDERS = tuple(
-    Path(root, name) for name in ("lib/x86_64-linux-gnu", "lib64", "lib") for root in ("/", "/usr")
-)
+STANDARD_FOLDERS = tuple(map(Path, (
+    "/lib/x86_64-linux-gnu", "/usr/lib/x86_64-linux-gnu", "/lib64", "/usr/lib64", "/lib", "/usr/lib"
+)))  # fmt: skip
 # A line of ``ldconfig -p``: name, kind in brackets, path.
 _LINE = re.compile(r"^\s*(\S+) \(([^)]*)\) => (/.*)$", re.MULTILINE)
 

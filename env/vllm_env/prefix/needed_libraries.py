@@ -19,6 +19,7 @@ finds it by its usual name.
 import fnmatch
 import os
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,97 +30,64 @@ from vllm_env.base.errors import VllmEnvError
 # may lack a library. Each entry was decided on the needs of CPU and CUDA environments of vLLM 0.32
 # and 0.33.
 
-# libnsl and libcrypt are not part of the C library: Debian has them in packages of their own, and
-# images without them exist.
 SYSTEM = {
-    **dict.fromkeys(
-        ("ld-linux-x86-64.so.2", "libc.so.6", "libm.so.6", "libmvec.so.1", "libdl.so.2",
-         "libpthread.so.0", "librt.so.1", "libutil.so.1", "libresolv.so.2", "libanl.so.1"),
-        "part of the C library; a process has only one, the machine's",
-    ),
-    **dict.fromkeys(
-        ("libgcc_s.so.1", "libstdc++.so.6"), "tritonserver and the stub need it themselves"
-    ),
+    # The C library, of which a process has only one: the machine's. libnsl and libcrypt are not
+    # part of it: Debian has them in packages of their own, and images without them exist.
+    "ld-linux-x86-64.so.2", "libc.so.6", "libm.so.6", "libmvec.so.1", "libdl.so.2",
+    "libpthread.so.0", "librt.so.1", "libutil.so.1", "libresolv.so.2", "libanl.so.1",
+    # tritonserver and the stub need these two themselves.
+    "libgcc_s.so.1", "libstdc++.so.6",
 }  # fmt: skip
-"""Libraries that every machine with tritonserver has, with the reason."""
+"""Libraries that every machine with tritonserver has."""
 
-# They must match the driver's version, so a copy in the environment would break on another machine.
 DRIVER = {
-    "libcuda.so.1": "the driver's; the container runtime mounts it",
-    "libcudadebugger.so.1": "the driver's, for debuggers",
-    "libnvidia-ml.so.1": "the driver's; the container runtime mounts it",
-    "libnvidia-ptxjitcompiler.so.1": "the driver's compiler of PTX",
-    "libnvidia-nvvm.so.4": "the driver's compiler of NVVM",
-    "libnvcuvid.so.1": "the driver's video decoder",
-    "libnvidia-encode.so.1": "the driver's video encoder",
-    "libnvidia-opticalflow.so.1": "the driver's, for video",
-}
-"""Libraries of the NVIDIA driver, with the reason; only for the profile ``cuda``."""
+    # Mounted by the container runtime. All of these must match the driver's version.
+    "libcuda.so.1", "libnvidia-ml.so.1",
+    # For debuggers.
+    "libcudadebugger.so.1",
+    # The compilers of PTX and NVVM.
+    "libnvidia-ptxjitcompiler.so.1", "libnvidia-nvvm.so.4",
+    # Video: decoder, encoder and optical flow.
+    "libnvcuvid.so.1", "libnvidia-encode.so.1", "libnvidia-opticalflow.so.1",
+}  # fmt: skip
+"""Libraries of the NVIDIA driver; only for the profile ``cuda``."""
 
-
-@dataclass(frozen=True)
-class Tolerated:
-    """Files that may lack some libraries.
-
-    Attributes:
-        file: shell pattern of the files' paths in the environment.
-        libraries: shell patterns of the libraries' names.
-        reason: why the files do not need them.
-    """
-
-    file: str
-    libraries: tuple[str, ...]
-    reason: str
-
-
-# Libraries of CUDA, of ROCm and of Intel's toolkit; a machine rarely has all three.
-_TOOLKITS = (
-    "libcudart.so.*", "libcublas*.so.*", "libcusparse.so.*", "libhip*.so.*", "libroc*.so.*",
-    "libsycl.so.*", "libimf.so*", "libintlc.so*", "libirng.so*", "libsvml.so*",
-)  # fmt: skip
 _RDMA = ("libibverbs.so.*", "librdmacm.so.*", "libmlx5.so.*", "libefa.so.*")
-TOLERATED = (
-    Tolerated(
-        "*/lib-dynload/_crypt.*",
-        ("libcrypt.so.*",),
-        "the module crypt left Python in 3.13; nothing imports it",
+TOLERATED: dict[str, tuple[str, ...]] = {
+    # These two modules left Python in 3.13, and nothing imports them.
+    "*/lib-dynload/_crypt.*": ("libcrypt.so.*",),
+    "*/lib-dynload/nis.*": ("libnsl.so.*", "libtirpc.so.*"),
+    # Two of three thread pools; numba takes the third, workqueue.
+    "*/numba/np/ufunc/omppool.*": ("libgomp.so.*",),
+    "*/numba/np/ufunc/tbbpool.*": ("libtbb.so.*",),
+    # One file per FFmpeg release; torchcodec takes the first that loads.
+    "*/torchcodec/libtorchcodec_*": (
+        "libavcodec.so.*", "libavdevice.so.*", "libavfilter.so.*", "libavformat.so.*",
+        "libavutil.so.*", "libsw*.so.*",
     ),
-    Tolerated(
-        "*/lib-dynload/nis.*",
-        ("libnsl.so.*", "libtirpc.so.*"),
-        "nis left Python in 3.13; nothing imports it",
+    # Opened when a HEIC image is decoded.
+    "*/torchcodec/libtorchcodec_heic*": ("libheif.so.*",),
+    # A plug-in for one kind of network, opened between hosts that have it.
+    "*/nvidia/nvshmem/lib/nvshmem_transport_*": (
+        *_RDMA, "libfabric.so.*", "libucp.so.*", "libucs.so.*",
     ),
-    Tolerated(
-        "*/numba/np/ufunc/*pool.*",
-        ("libgomp.so.*", "libtbb.so.*"),
-        "omppool and tbbpool are two of three thread pools; numba takes the third, workqueue",
+    # A plug-in for one kind of launcher; vLLM starts NVSHMEM through torch.
+    "*/nvidia/nvshmem/lib/nvshmem_bootstrap_*": (
+        "libmpi.so.*", "liboshmem.so.*", "libpmix.so.*",
     ),
-    # libtorchcodec_heic* also needs libheif, which is opened when a HEIC image is decoded.
-    Tolerated(
-        "*/torchcodec/libtorchcodec_*",
-        ("libav*.so.*", "libsw*.so.*", "libheif.so.*"),
-        "one file per FFmpeg release; torchcodec takes the first that loads",
+    # One file per toolkit and release; bitsandbytes loads the one of torch's toolkit.
+    "*/bitsandbytes/libbitsandbytes_*": (
+        "libcudart.so.*", "libcublas*.so.*", "libcusparse.so.*",
+        "libhip*.so.*", "libroc*.so.*",
+        "libsycl.so.*", "libimf.so*", "libintlc.so*", "libirng.so*", "libsvml.so*",
     ),
-    Tolerated(
-        "*/nvidia/nvshmem/lib/nvshmem_transport_*",
-        (*_RDMA, "libfabric.so.*", "libucp.so.*", "libucs.so.*"),
-        "a plug-in for one kind of network, opened between hosts that have it",
-    ),
-    Tolerated(
-        "*/nvidia/nvshmem/lib/nvshmem_bootstrap_*",
-        ("libmpi.so.*", "liboshmem.so.*", "libpmix.so.*"),
-        "a plug-in for one kind of launcher; vLLM starts NVSHMEM through torch",
-    ),
-    Tolerated(
-        "*/bitsandbytes/libbitsandbytes_*",
-        _TOOLKITS,
-        "one file per toolkit and release; bitsandbytes loads the one that fits torch",
-    ),
-    Tolerated(
-        "*/nvidia/*/lib/libcufile_rdma.so*", _RDMA, "opened by libcufile for storage over RDMA"
-    ),
-)
-"""Files that cannot be loaded in a bare container and that are not loaded there."""
+    # Opened by libcufile for storage over RDMA.
+    "*/nvidia/*/lib/libcufile_rdma.so*": _RDMA,
+}  # fmt: skip
+"""Files that are never loaded in a bare container, and the libraries that they may lack.
+
+Both are shell patterns: of a file's path in the environment, and of a library's name.
+"""
 
 
 def outside(library: str, profile: str) -> bool:
@@ -127,11 +95,12 @@ def outside(library: str, profile: str) -> bool:
     return library in SYSTEM or (profile == "cuda" and library in DRIVER)
 
 
-def tolerated(file: str, library: str, rules: tuple[Tolerated, ...] = TOLERATED) -> bool:
+def tolerated(file: str, library: str, rules: Mapping[str, tuple[str, ...]] = TOLERATED) -> bool:
     """Return whether a file of the environment may lack a library."""
-    covering = (rule for rule in rules if fnmatch.fnmatchcase(file, rule.file))
     return any(
-        fnmatch.fnmatchcase(library, pattern) for rule in covering for pattern in rule.libraries
+        fnmatch.fnmatchcase(file, files) and fnmatch.fnmatchcase(library, pattern)
+        for files, libraries in rules.items()
+        for pattern in libraries
     )
 
 
@@ -179,14 +148,14 @@ class NeededLibraries:
 
 
 def find_needed_libraries(
-    environment: Path, profile: str, rules: tuple[Tolerated, ...] = TOLERATED
+    environment: Path, profile: str, rules: Mapping[str, tuple[str, ...]] = TOLERATED
 ) -> NeededLibraries:
     """Return the needs of all ELF files of an unpacked environment.
 
     Args:
         environment: the folder that contains ``bin`` and ``lib``.
         profile: ``cpu``, or ``cuda``, which gets the driver's libraries from the serving machine.
-        rules: the files that may lack libraries.
+        rules: the files that may lack libraries, as :data:`TOLERATED`.
     """
     # 1) Read all ELF files.
     root = os.path.realpath(environment)

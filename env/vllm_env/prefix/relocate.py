@@ -33,7 +33,6 @@ export ZIG_GLOBAL_CACHE_DIR
 exec "$prefix/{packages}/ziglang/zig" cc -target x86_64-linux-gnu.2.28 "$@"
 """
 _SCRIPTS = Path(conda_pack.__file__).with_name("scripts") / "posix"
-_HOOK = inside.FOLDER / "runtime_hook.py"
 _MODULE = "_vllm_env_runtime"
 # This name sorts before the .pth files of packages, so that they already run with UTF-8.
 _PTH = "00_vllm_env.pth"
@@ -62,7 +61,7 @@ def install_runtime(prefix: Path, identity: str) -> None:
     # archive. No package of the conda layer has activate.d scripts.
     for name in ("activate", "deactivate"):
         shutil.copyfile(_SCRIPTS / name, programs / name)
-    shutil.copyfile(_HOOK, packages / f"{_MODULE}.py")
+    shutil.copyfile(inside.FOLDER / "runtime_hook.py", packages / f"{_MODULE}.py")
     (packages / _PTH).write_text(f"import {_MODULE}\n")
     # Compiled kernels include headers of this environment. By default, torch would share them with
     # every other environment in /tmp/torchinductor_USER. The hook replaces {cache}.

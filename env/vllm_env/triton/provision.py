@@ -20,8 +20,6 @@ from .root import STUB_NAME, TritonRoot, rules_of
 WHEEL = "nvidia-pytriton==0.7.0"
 _FILE = "nvidia_pytriton-0.7.0-*.whl"
 _RELEASE = "24.10"
-# The version that its tritonserver reports.
-_SERVER_VERSION = "2.51.0"
 # The wheel's stub for 3.13 needs a libpython under a name that only the wheel has.
 _STUBS = ("3.8", "3.9", "3.10", "3.11", "3.12")
 _DOWNLOAD = f"download {WHEEL}, which carries the CPU Triton"
@@ -59,7 +57,7 @@ def _stub_in_root(python: str) -> Path:
 
 
 def _check_machine() -> None:
-    # The wheel's programs are linked against glibc 2.35.
+    # A Triton of 24.10 is built for Ubuntu 22.04, which has glibc 2.35.
     require_glibc(
         minor=35,
         what=f"The CPU Triton of {WHEEL}",
@@ -147,6 +145,7 @@ def _lay_out(wheel: Path, root: Path) -> None:
     launcher.parent.mkdir()
     launcher.write_text(_LAUNCHER)
     launcher.chmod(0o755)
-    (root / "TRITON_VERSION").write_text(f"{_SERVER_VERSION}\n")
+    # The version that its tritonserver reports.
+    (root / "TRITON_VERSION").write_text("2.51.0\n")
     # Last, because this file marks a complete root.
     (root / "RELEASE").write_text(f"{_RELEASE}\n")

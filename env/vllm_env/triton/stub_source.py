@@ -1,7 +1,7 @@
 """Build the stub from source: ``python_backend`` at a Triton release, for one Python.
 
-The build takes 2 minutes on 2 cores. Besides Triton's repositories it fetches pybind11, dlpack,
-googletest and Boost.
+The build takes 2 minutes on 2 cores. It fetches Triton's repositories, and through them pybind11,
+dlpack, googletest and Boost.
 """
 
 import os
@@ -265,9 +265,9 @@ def _definitions(build: _Build, prefix: Path, python: str) -> list[str]:
 
 def _build_environment(options: StubOptions) -> dict[str, str]:
     """Return the variables of a build."""
-    # The policy is for the projects that CMake fetches and configures. Without the other variables,
-    # CMake cannot find another Python than the prefix's.
+    # An empty value removes a variable. Without these three, CMake cannot find another Python.
     variables = dict.fromkeys(("VIRTUAL_ENV", "CONDA_PREFIX", "PYTHONPATH"), "")
+    # Here, too, because CMake also configures the projects that it fetches.
     variables["CMAKE_POLICY_VERSION_MINIMUM"] = "3.5"
     if options.git_url != DEFAULT_GIT_URL:
         # Older releases hard-code the organisation for the other repositories. git replaces it.
