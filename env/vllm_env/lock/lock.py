@@ -72,7 +72,7 @@ def make_lock(workspace: Workspace, spec: Spec, rules: ReleaseRules, options: Lo
             report.note(
                 f"the lock does not pin the interpreter of this machine: Python {layer} is used"
             )
-        lock = Lock(spec, pinned, layer, _with_files(fitting.wheels, spec, pinned), inputs)
+        wheels = _with_files(fitting.wheels, spec, pinned)
     elif options.locked:
         raise VllmEnvError(
             f"--locked: the lock {files[0]} does not fit this spec.",
@@ -88,7 +88,8 @@ def make_lock(workspace: Workspace, spec: Spec, rules: ReleaseRules, options: Lo
                 cause="With --offline only uv's cache may have the wheels.",
             )
         layer = choose_layer(workspace, spec.python, upgrade=options.upgrade)
-        lock = Lock(spec, pinned, layer, resolve(workspace, spec, rules, pinned), inputs)
+        wheels = resolve(workspace, spec, rules, pinned)
+    lock = Lock(spec, pinned, layer, wheels, inputs)
 
     # 3) Write it.
     if workspace.dry_run:

@@ -156,8 +156,11 @@ def _explained(workspace: Workspace, error: CommandError, spec: Spec) -> VllmEnv
     # uv's two sentences for a package that does not support this Python.
     if re.search(r"[Pp]ython>=?[\d.]+[^.]*?cannot be used|does not satisfy Python\S+", error.tail):
         remedy = "Pick another --python."
-    what = f"The requirements of {spec.pin} for Python {spec.python} have no solution."
-    return CommandError(what, tail=error.tail, remedy=remedy)
+    return CommandError(
+        f"The requirements of {spec.pin} for Python {spec.python} have no solution.",
+        tail=error.tail,
+        remedy=remedy,
+    )
 
 
 def _known_versions(workspace: Workspace, distribution: str) -> str:

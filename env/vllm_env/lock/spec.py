@@ -166,7 +166,7 @@ def save_spec(spec: Spec, file: Path) -> None:
         # Relative below the spec's folder, so that both can be moved to another machine together.
         value = str(place.relative_to(folder) if place.is_relative_to(folder) else place)
     key = next(key for key, kind in _PIN_KEYS.items() if kind == spec.pin.kind)
-    table = {key: value, **{name: getattr(spec, name) for name in (*_STRING_KEYS, *_LIST_KEYS)}}
+    table = {key: value} | {name: getattr(spec, name) for name in (*_STRING_KEYS, *_LIST_KEYS)}
     # resolve(): if the file is a link, the link stays and its target is written.
     write_whole(file.resolve(), tomli_w.dumps({"profile": {spec.profile: table}}))
 

@@ -145,8 +145,7 @@ def _patch(source: Path, target: Path, *options: str) -> None:
     temporary = target.with_name(f".{target.name}.new")
     shutil.copyfile(source, temporary)
     temporary.chmod(0o755)
-    command = [TOOLS / "patchelf", *options, temporary]
-    run(command, what=f"set the library path of {target.name}")
+    run([TOOLS / "patchelf", *options, temporary], what=f"set the library path of {target.name}")
     temporary.replace(target)
 
 

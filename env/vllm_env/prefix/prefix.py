@@ -162,9 +162,8 @@ def _complete_libraries(prefix: Path, profile: str, vendored: Path | None) -> No
 def _compile(prefix: Path) -> None:
     # -I -S: neither the user's variables nor the environment's own hook take part.
     python = [prefix / "bin" / "python", "-I", "-S"]
-    script = inside.FOLDER / "compile_tree.py"
     run(
-        [*python, script, prefix, NEUTRAL_PREFIX, os.cpu_count() or 1],
+        [*python, inside.FOLDER / "compile_tree.py", prefix, NEUTRAL_PREFIX, os.cpu_count() or 1],
         what="compile the environment to bytecode",
         # A fixed hash seed: otherwise the order of sets in constants would differ from build to
         # build.

@@ -148,10 +148,12 @@ def build_stub(
         build.clone()
         built = build.compile(_definitions(build, prefix, python))
         _remove_run_path(built)
+        # Only the program goes into the cache; the rest of the build is removed with ``staging``.
         done = staging / "done"
         done.mkdir()
-        shutil.copyfile(built, done / STUB_NAME)
-        (done / STUB_NAME).chmod(0o755)
+        stub = done / STUB_NAME
+        shutil.copyfile(built, stub)
+        stub.chmod(0o755)
         put_in_place(done, target.parent)
     return target
 
