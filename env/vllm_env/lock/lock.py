@@ -159,8 +159,10 @@ def _with_files(
 ) -> tuple[LockedWheel, ...]:
     """Return the wheels with the places of those files that no index has."""
     # A lock names these files without their folders and hosts, so that it fits other machines.
-    requirements = map(Requirement, spec.requirements)
-    urls = {canonicalize_name(requirement.name): requirement.url for requirement in requirements}
+    urls: dict[str, str | None] = {
+        canonicalize_name(requirement.name): requirement.url
+        for requirement in map(Requirement, spec.requirements)
+    }
     if pinned.wheel:
         urls[canonicalize_name(pinned.name)] = pinned.wheel.as_uri()
     return tuple(

@@ -233,7 +233,7 @@ def render_sbom(lock: Lock) -> str:
         qualifiers = f"build={package.build}&subdir={package.subdir}"
         url = f"pkg:conda/{package.name}@{package.version}?{qualifiers}"
         components.append(_component(url, package))
-    # Sorted, because the lock's order does not belong to its digest.
+    # Sorted, because equal locks may list their wheels in another order.
     wheels = sorted(lock.wheels, key=lambda wheel: wheel.name)
     components += [_component(f"pkg:pypi/{wheel.name}@{wheel.version}", wheel) for wheel in wheels]
     # No serial number and no time, which CycloneDX allows: both would differ from build to build.
