@@ -97,11 +97,11 @@ def _refuse_in_dry_run(workspace: Workspace, pin: Pin) -> None:
 
 def _from_wheel(workspace: Workspace, pin: Pin) -> PinnedVllm:
     if "://" not in pin.value:
-        wheel = Path(pin.value)
-        return _of_wheel(wheel.resolve(), origin=f"wheel {wheel.name}")
+        file = Path(pin.value)
+        return _of_wheel(file.resolve(), origin=f"wheel {file.name}")
     folder = workspace.cache.path("wheels", key_of(pin.value))
-    known_wheel = _known(folder)
-    if known_wheel is None:
+    wheel = _known(folder)
+    if wheel is None:
         _refuse_in_dry_run(workspace, pin)
         with workspace.cache.staging() as staging:
             workspace.network.pip_command(
@@ -111,11 +111,11 @@ def _from_wheel(workspace: Workspace, pin: Pin) -> PinnedVllm:
                 env={"TMPDIR": str(staging)},
                 remedy="Check the URL of the wheel.",
             )
-            known_wheel = _keep(staging, folder)
-        if known_wheel is None:
+            wheel = _keep(staging, folder)
+        if wheel is None:
             # pip download accepts a source archive, too.
             raise VllmEnvError(f"{pin} is not a wheel.", remedy="Give the URL of a .whl file.")
-    return _of_wheel(known_wheel, origin=f"wheel {urllib.parse.unquote(pin.value)}")
+    return _of_wheel(wheel, origin=f"wheel {urllib.parse.unquote(pin.value)}")
 
 
 def _known(folder: Path) -> Path | None:
@@ -167,16 +167,16 @@ def _from_commit(workspace: Workspace, spec: Spec) -> PinnedVllm:
     index = (spec.wheel_index or _WHEEL_INDEX).rstrip("/")
     url = spec.git_url or _GIT_URL
     folder = _built_folder(workspace, spec, sha)
-    built = _known(folder)
-    if built is None:
+    wheel = _known(folder)
+    if wheel is None:
         wheel = _wheel_of_commit(workspace, index, spec)
         if wheel:
             return _of_wheel(wheel, commit=sha, origin=f"per-commit wheel index {index}")
         tree = workspace.cache.path("sources", sha)
         if not (tree / ".complete").is_file():
             _clone(workspace, url, sha, tree)
-        built = _build_wheel(workspace, tree, spec, sha, folder)
-    return _of_wheel(built, commit=sha, origin=f"git {url} at {sha}")
+        wheel = _build_wheel(workspace, tree, spec, sha, folder)
+    return _of_wheel(wheel, commit=sha, origin=f"git {url} at {sha}")
 
 
 def _wheel_of_commit(workspace: Workspace, index: str, spec: Spec) -> Path | None:
@@ -184,9 +184,9 @@ def _wheel_of_commit(workspace: Workspace, index: str, spec: Spec) -> Path | Non
     sha = spec.pin.value
     cert = workspace.network.pip.cert
     folder = workspace.cache.path("wheels", key_of(index, sha, spec.python, spec.torch_backend))
-    known = _known(folder)
-    if known:
-        return known
+    wheel = _known(folder)
+    if wheel:
+        return wheel
     _refuse_in_dry_run(workspace, spec.pin)
     if workspace.network.offline:
         return None

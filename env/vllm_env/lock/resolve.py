@@ -35,10 +35,10 @@ def resolve(
     numpy = [rules.numpy_bound] if rules.numpy_bound else []
     requirements = [pinned.requirement, *spec.requirements, *numpy]
     # A marker that is never true drops a requirement.
-    dropped = [f'{name}; sys_platform == "never"' for name in spec.drop]
+    exclusions = [f'{name}; sys_platform == "never"' for name in spec.drop]
     # NumPy's bound must be an override, too: some packages declare numpy>=2 but run with NumPy 1,
     # for example opencv-python-headless 4.13.
-    overrides = [*spec.overrides, *numpy, *dropped]
+    overrides = [*spec.overrides, *numpy, *exclusions]
     with workspace.cache.staging() as folder:
         (folder / "in.txt").write_text("\n".join(requirements) + "\n")
         (folder / "overrides.txt").write_text("\n".join(overrides) + "\n")
@@ -70,14 +70,14 @@ def resolve(
     # 3) Choose one wheel of each package. uv lists all wheels that fit the platform.
     environment: Any = {"python_version": spec.python, "python_full_version": f"{spec.python}.0"}
     try:
-        chosen = list(
+        choices = list(
             document.select(environment=environment, tags=_tags(spec.python, rules.glibc))
         )
     except PylockSelectError as error:
         raise VllmEnvError(
             f"{error}.", remedy="Pin another version of that package: --with 'NAME==VERSION'."
         ) from error
-    return tuple(_locked(package, file, pinned, spec) for package, file in chosen)
+    return tuple(_locked(package, file, pinned, spec) for package, file in choices)
 
 
 def _tags(python: str, glibc: int) -> list[Tag]:

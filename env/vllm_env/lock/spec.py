@@ -112,13 +112,13 @@ def load_spec(profile: str, overrides: Overrides, path: Path | None = None) -> S
     changes: dict[str, Any] = {name: value for name, value in vars(overrides).items() if value}
     # --with adds packages to the profile's. Every other option replaces the profile's value.
     packages = changes.pop("packages", ())
-    further = tuple(package for package in packages if package not in spec.requirements)
-    changes["requirements"] = spec.requirements + further
-    changed = dataclasses.replace(spec, **changes)
-    _validate(changed)
+    new_packages = tuple(package for package in packages if package not in spec.requirements)
+    changes["requirements"] = spec.requirements + new_packages
+    new_spec = dataclasses.replace(spec, **changes)
+    _validate(new_spec)
     # Compared by value: an option that repeats the profile's own value changes nothing, so the
     # committed lock still fits.
-    return dataclasses.replace(changed, is_default=changed == spec)
+    return dataclasses.replace(new_spec, is_default=new_spec == spec)
 
 
 def read_toml(file: Path) -> dict[str, Any]:

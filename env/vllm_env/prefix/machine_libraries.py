@@ -122,12 +122,12 @@ def add_libraries(
     # vLLM's processes.
     folder = environment / "lib"
     folder.mkdir(parents=True, exist_ok=True)
-    added = []
+    copies = []
     for soname, file in libraries.items():
         target = folder / soname
         _patch(file, target, "--set-rpath", "$ORIGIN", "--set-soname", soname)
         section = read_dynamic_section(target)
-        added.append(AddedLibrary(soname, file, section.glibc if section else ()))
+        copies.append(AddedLibrary(soname, file, section.glibc if section else ()))
     for name in sorted({need.file for need in needs if need.library in libraries}):
         file = environment / name
         section = read_dynamic_section(file)
@@ -136,7 +136,7 @@ def add_libraries(
         kind = ["--force-rpath"] if section and section.rpath else []
         run_path = f"$ORIGIN/{os.path.relpath(folder, file.parent)}"
         _patch(file, file, *kind, "--add-rpath", run_path)
-    return tuple(added)
+    return tuple(copies)
 
 
 def _patch(source: Path, target: Path, *options: str) -> None:
@@ -149,12 +149,12 @@ def _patch(source: Path, target: Path, *options: str) -> None:
     temporary.replace(target)
 
 
-def newer_glibc(added: Iterable[AddedLibrary], needs: NeededLibraries) -> tuple[AddedLibrary, ...]:
+def newer_glibc(copies: Iterable[AddedLibrary], needs: NeededLibraries) -> tuple[AddedLibrary, ...]:
     """Return the added libraries that need a newer glibc than all other files of the environment.
 
     Args:
-        added: the copied libraries.
+        copies: the copied libraries.
         needs: the needs of the environment before the copying.
     """
     # With such a library, the environment no longer starts on machines with an older glibc.
-    return tuple(library for library in added if library.glibc > needs.glibc)
+    return tuple(library for library in copies if library.glibc > needs.glibc)

@@ -95,15 +95,15 @@ def make_prefix(
         return Prefix(target / "env", key, lock, left_out, reused=True)
     require_space(workspace.cache.root, BUILD_SPACE[lock.spec.profile], "the environment")
     with workspace.cache.staging() as staging:
-        made = staging / "made"
-        prefix = made / "env"
+        entry = staging / "made"
+        prefix = entry / "env"
         report.step(f"Python {lock.python}", fraction=0.02)
         install_layer(workspace, lock.conda, prefix)
         _install_wheels(workspace, lock, prefix, staging)
         packages = site_packages(prefix)
         # Before make_relocatable() rewrites the wheels' RECORD files, which have the digests.
-        owned = read_installed(packages)
-        check_clashes(find_clashes(owned), owned)
+        distributions = read_installed(packages)
+        check_clashes(find_clashes(distributions), distributions)
         install_runtime(prefix, lock.digest)
         # Before the search for libraries: an omitted file needs none.
         prune(prefix, rules)
@@ -115,8 +115,8 @@ def make_prefix(
         _compile(prefix)
         set_times(prefix)
         # Later builds use only a prefix that has this file.
-        (made / ".complete").touch()
-        put_in_place(made, target)
+        (entry / ".complete").touch()
+        put_in_place(entry, target)
     return Prefix(target / "env", key, lock, left_out, reused=False)
 
 
@@ -146,15 +146,15 @@ def _complete_libraries(prefix: Path, profile: str, vendored: Path | None) -> No
     """Pack libraries that the environment needs, but no wheel contains: vLLM's libnuma.so.1."""
     needs = find_needed_libraries(prefix, profile)
     libraries = with_dependencies(needs.missing_libraries, prefix, vendored)
-    added = add_libraries(libraries, prefix, needs.missing)
-    for library in added:
+    copies = add_libraries(libraries, prefix, needs.missing)
+    for library in copies:
         report.note(
             f"packed {library.source}, which the environment needs and a bare container lacks"
         )
     # Here, and not only in the check of the finished environment: a prefix that lacks a library
     # must not get into the cache.
-    check_missing_libraries(find_needed_libraries(prefix, profile) if added else needs)
-    for library in newer_glibc(added, needs):
+    check_missing_libraries(find_needed_libraries(prefix, profile) if copies else needs)
+    for library in newer_glibc(copies, needs):
         version = ".".join(map(str, library.glibc))
         report.note(f"{library.soname} of this machine makes the environment need glibc {version}")
 

@@ -92,12 +92,12 @@ def make_relocatable(prefix: Path, packages: Path) -> None:
         prefix: the environment.
         packages: its ``site-packages``.
     """
-    changed = _rewrite_scripts(prefix)
+    scripts = _rewrite_scripts(prefix)
     for info in sorted(packages.glob("*.dist-info")):
         for name in _ACCIDENTS:
             (info / name).unlink(missing_ok=True)
         if (info / "RECORD").is_file():
-            _rewrite_record(info / "RECORD", packages, changed)
+            _rewrite_record(info / "RECORD", packages, scripts)
     (prefix / "CACHEDIR.TAG").unlink(missing_ok=True)
     records = prefix / "conda-meta"
     # conda-pack and conda recognise a prefix by this file. Its content is the time of each step.
@@ -122,7 +122,7 @@ def _rewrite_scripts(prefix: Path) -> set[Path]:
     # uv writes this form if the line would be longer than 127 bytes, the limit of the kernel.
     by_shell = rf"#!/bin/sh\n'''exec' '?{place}[^\n]*\n' '''\n"
     first_lines = re.compile(rf"\A(?:{direct}|{by_shell})".encode())
-    changed = set()
+    scripts = set()
     for script in (prefix / "bin").iterdir():
         if script.is_symlink() or not script.is_file():
             continue
@@ -130,8 +130,8 @@ def _rewrite_scripts(prefix: Path) -> set[Path]:
         new = first_lines.sub(_SHEBANG, data)
         if new != data:
             write_whole(script, new)
-            changed.add(script)
-    return changed
+            scripts.add(script)
+    return scripts
 
 
 def _rewrite_conda_record(file: Path, prefix: Path) -> None:
@@ -162,7 +162,7 @@ def _updated(entry: dict[str, Any], file: Path) -> dict[str, Any]:
     return entry | {"sha256_in_prefix": file_sha256(file), "size_in_bytes": file.stat().st_size}
 
 
-def _rewrite_record(record: Path, packages: Path, changed: set[Path]) -> None:
+def _rewrite_record(record: Path, packages: Path, scripts: set[Path]) -> None:
     """Sort the rows, omit removed files, and update the digests of changed files."""
     rows = []
     for path, digest, size in csv.reader(io.StringIO(record.read_text("utf-8"))):
@@ -171,7 +171,7 @@ def _rewrite_record(record: Path, packages: Path, changed: set[Path]) -> None:
         if not file.exists() and not path.endswith(".pyc"):
             continue
         # prune.py changes the size of a file. A script may have its old size by chance.
-        if file in changed or (size and int(size) != file.stat().st_size):
+        if file in scripts or (size and int(size) != file.stat().st_size):
             data = file.read_bytes()
             sha256 = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
             rows.append([path, f"sha256={sha256}", str(len(data))])

@@ -162,9 +162,9 @@ def _read(stream: BinaryIO) -> _Elf:
 
     segments_size = header.segments * _SEGMENT.size
     segment_table = _at(stream, header.segments_at, segments_size)
-    mapped = [offset + length for offset, length in _SEGMENT.iter_unpack(segment_table)]
-    loaded = [s.end for s in sections if s.is_loaded and s.kind != _NO_BITS]
-    fixed = max(_FILE.size, header.segments_at + segments_size, *mapped, *loaded)
+    segment_ends = [offset + length for offset, length in _SEGMENT.iter_unpack(segment_table)]
+    section_ends = [s.end for s in sections if s.is_loaded and s.kind != _NO_BITS]
+    fixed = max(_FILE.size, header.segments_at + segments_size, *segment_ends, *section_ends)
     return _Elf(header, sections, names, fixed, size)
 
 
@@ -191,15 +191,15 @@ def _droppable(elf: _Elf) -> set[int]:
 def _require_known(elf: _Elf, stream: BinaryIO) -> None:
     """Check that only sections and the section table follow the loaded part."""
     # Other bytes may be data that a program looks for at the end of its own file.
-    known = [
+    blocks = [
         (s.offset, s.end, s.alignment)
         for s in elf.sections[1:]
         if s.kind != _NO_BITS and s.size and s.end > elf.fixed
     ]
     table = elf.header.sections_at
-    known.append((table, table + len(elf.sections) * _SECTION.size, 8))
+    blocks.append((table, table + len(elf.sections) * _SECTION.size, 8))
     position = elf.fixed
-    for start, end, alignment in sorted(known):
+    for start, end, alignment in sorted(blocks):
         gap = start - position
         # Between them there may only be the zeros that align the next one.
         _require(0 <= gap < max(alignment, 1) and _at(stream, position, gap) == bytes(gap))
@@ -217,10 +217,10 @@ def _remaining(elf: _Elf, dropped: set[int]) -> _Elf:
     # Symbols of the dynamic table name their section by number, so the loaded sections must keep
     # theirs.
     _require(min(dropped) > max(i for i, s in enumerate(elf.sections) if s.is_loaded))
-    kept = [i for i in range(len(elf.sections)) if i not in dropped]
-    number = {old: new for new, old in enumerate(kept)}
+    remaining = [i for i in range(len(elf.sections)) if i not in dropped]
+    number = {old: new for new, old in enumerate(remaining)}
     sections = []
-    for old in kept:
+    for old in remaining:
         section = elf.sections[old]
         _require(section.is_loaded or section.alignment <= _PAGE)
         # A group lists its sections by number in its content, which is copied unchanged.
@@ -234,7 +234,7 @@ def _remaining(elf: _Elf, dropped: set[int]) -> _Elf:
         elf,
         header=elf.header._replace(names_at=number[elf.header.names_at]),
         sections=sections,
-        names=[elf.names[i] for i in kept],
+        names=[elf.names[i] for i in remaining],
     )
 
 

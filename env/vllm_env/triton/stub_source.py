@@ -146,15 +146,15 @@ def build_stub(
     with workspace.cache.staging() as staging:
         build = _Build(workspace, triton, options, staging, log)
         build.clone()
-        built = build.compile(_definitions(build, prefix, python))
-        _remove_run_path(built)
+        program = build.compile(_definitions(build, prefix, python))
+        _remove_run_path(program)
         # Only the program goes into the cache; the rest of the build is removed with ``staging``.
-        done = staging / "done"
-        done.mkdir()
-        stub = done / STUB_NAME
-        shutil.copyfile(built, stub)
+        entry = staging / "done"
+        entry.mkdir()
+        stub = entry / STUB_NAME
+        shutil.copyfile(program, stub)
         stub.chmod(0o755)
-        put_in_place(done, target.parent)
+        put_in_place(entry, target.parent)
     return target
 
 
