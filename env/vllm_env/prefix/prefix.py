@@ -160,7 +160,7 @@ def _complete_libraries(prefix: Path, profile: str, vendored: Path | None) -> No
 
 
 def _compile(prefix: Path) -> None:
-    # -I -S: neither the user's variables nor the environment's own hook take part.
+    # -I -S: neither the user's packages nor the environment's own hook take part.
     python = [prefix / "bin" / "python", "-I", "-S"]
     run(
         [*python, inside.FOLDER / "compile_tree.py", prefix, NEUTRAL_PREFIX, os.cpu_count() or 1],
@@ -173,7 +173,7 @@ def _compile(prefix: Path) -> None:
 
 
 def _show_compiled(line: str) -> None:
-    # compile_tree.py prints "DONE TOTAL". Any other line is a warning of the interpreter.
+    # compile_tree.py prints "DONE TOTAL" after each chunk of files.
     progress = re.fullmatch(r"(\d+) (\d+)", line.strip())
     if progress:
         done, total = map(int, progress.groups())
