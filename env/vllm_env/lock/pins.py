@@ -148,15 +148,14 @@ def _of_wheel(wheel: Path, *, origin: str, commit: str = "") -> PinnedVllm:
             declared = HeaderParser().parsestr(archive.read(metadata).decode())["Name"]
     except (InvalidWheelFilename, zipfile.BadZipFile, StopIteration, OSError) as error:
         raise UsageError(
-            f"{wheel} is not a wheel that can be installed: {error or 'it has no metadata'}.",
+            f"{wheel} is not a wheel that can be installed: {str(error) or 'it has no metadata'}.",
             remedy="Download it again. Its name must have the form "
             "NAME-VERSION-PYTHON-ABI-PLATFORM.whl.",
         ) from error
     # Another wheel would install without an error, and the first import would fail.
     if "vllm/__init__.py" not in names:
         raise UsageError(
-            f"The wheel {wheel} does not contain the package vllm.",
-            remedy="Give a wheel of vLLM.",
+            f"The wheel {wheel} does not contain the package vllm.", remedy="Give a wheel of vLLM."
         )
     requirement = f"{declared} @ {wheel.as_uri()}#sha256={file_sha256(wheel)}"
     return PinnedVllm(requirement, commit=commit, origin=origin, wheel=wheel)

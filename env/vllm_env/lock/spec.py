@@ -189,10 +189,7 @@ def _profile_table(file: Path, profile: str) -> dict[str, Any]:
         )
     table = profiles[profile]
     if not isinstance(table, dict):
-        raise UsageError(
-            f"profile.{profile} in {file} is not a table.",
-            remedy=_EXAMPLE,
-        )
+        raise UsageError(f"profile.{profile} in {file} is not a table.", remedy=_EXAMPLE)
     return table
 
 

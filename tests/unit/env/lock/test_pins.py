@@ -55,6 +55,15 @@ def test_a_wheel_without_vllm_is_wrong_usage(tmp_path: Path) -> None:
         _resolve(tmp_path, Pin("wheel", str(wheel)))
 
 
+def test_a_wheel_without_metadata_is_refused_with_the_reason(tmp_path: Path) -> None:
+    """Such a file has a wheel's name and is a ZIP file, but pip cannot install it."""
+    wheel = tmp_path / "vllm-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("vllm/__init__.py", "")
+    with pytest.raises(UsageError, match="it has no metadata"):
+        _resolve(tmp_path, Pin("wheel", str(wheel)))
+
+
 @pytest.mark.parametrize(
     ("pin", "wanted"),
     [
