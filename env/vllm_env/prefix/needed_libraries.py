@@ -31,8 +31,8 @@ from vllm_env.base.errors import VllmEnvError
 # and 0.33.
 
 SYSTEM = {
-    # The C library, of which a process has only one: the machine's. libnsl and libcrypt are not
-    # part of it: Debian has them in packages of their own, and images without them exist.
+    # The C library. A process has only one, the machine's. libnsl and libcrypt are not part of it:
+    # Debian has them in packages of their own, and images without them exist.
     "ld-linux-x86-64.so.2", "libc.so.6", "libm.so.6", "libmvec.so.1", "libdl.so.2",
     "libpthread.so.0", "librt.so.1", "libutil.so.1", "libresolv.so.2", "libanl.so.1",
     # tritonserver and the stub need these two themselves.
