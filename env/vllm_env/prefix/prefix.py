@@ -1,10 +1,11 @@
 """Make the prefix: a conda environment with the lock's interpreter and wheels, ready to be packed.
 
-The steps, in this order: conda packages, wheels, the hook that replaces activation, omitted files, missing libraries,
-removal of this build's paths and times, bytecode.
+The steps, in this order: conda packages, wheels, the hook that replaces activation, omitted files,
+missing libraries, removal of this build's paths and times, bytecode.
 """
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,11 +25,13 @@ from .needed_libraries import check_missing_libraries, find_needed_libraries
 from .prune import prune, rules_for
 from .relocate import install_runtime, make_relocatable, set_times, site_packages
 
-# Raise it when the content of a prefix changes: through a step below, or through a file that relocate.py copies into it.
-# The key has no digests of the sources: a new comment there would make every user build 2 to 8 GB again.
+# Raise it when the content of a prefix changes: through a step below, or through a file that
+# relocate.py copies into it. The key has no digests of the sources: a new comment there would make
+# every user build 2 to 8 GB again.
 _FORMAT = 2
+# An unpacked prefix has about 3.3 GB (cpu) or 8.2 GB (cuda).
 BUILD_SPACE = {"cpu": 6 * 10**9, "cuda": 12 * 10**9}
-"""Free bytes needed to make a prefix, by profile. An unpacked prefix has about 3.3 GB (cpu) or 8.2 GB (cuda)."""
+"""Free bytes needed to make a prefix, by profile."""
 EXTRACTED_SPACE = {"cpu": 25 * 10**8, "cuda": 10**10}
 """Bytes in /tmp that Triton needs to extract an environment, by profile."""
 
@@ -58,7 +61,7 @@ class Prefix:
 
 
 def prefix_key(lock: Lock, keep: tuple[str, ...]) -> str:
-    """Return the content key of a lock's prefix, made from the lock and the rules that omit files."""
+    """Return the content key of a prefix, made from its lock and the rules that omit files."""
     rules = [rule.name for rule in rules_for(lock.spec.profile, keep)]
     return key_of(_FORMAT, lock.digest, lock.spec.profile, rules)
 
@@ -77,7 +80,8 @@ def make_prefix(
         workspace: the cache and the network.
         lock: the packages to install.
         keep: names of the rules that must not omit files.
-        triton: a Triton root. Libraries that no wheel contains are taken from it if it has its own, else from this machine.
+        triton: a Triton root. Libraries that no wheel contains come from it if it has its own, else
+            from this machine.
 
     Raises:
         VllmEnvError: too little space is free, or a wheel is not found or does not match the lock.
@@ -91,35 +95,40 @@ def make_prefix(
         return Prefix(target / "env", key, lock, left_out, reused=True)
     require_space(workspace.cache.root, BUILD_SPACE[lock.spec.profile], "the environment")
     with workspace.cache.staging() as staging:
-        made = staging / "made"
-        prefix = made / "env"
-        report.step(f"Python {lock.python}", 0.02)
+        entry = staging / "made"
+        prefix = entry / "env"
+        report.step(f"Python {lock.python}", fraction=0.02)
         install_layer(workspace, lock.conda, prefix)
         _install_wheels(workspace, lock, prefix, staging)
-        owned = read_installed(
-            site_packages(prefix)
-        )  # before the wheels' RECORD files are rewritten
-        check_clashes(find_clashes(owned), owned)
+        packages = site_packages(prefix)
+        # Before make_relocatable() rewrites the wheels' RECORD files, which have the digests.
+        distributions = read_installed(packages)
+        check_clashes(find_clashes(distributions), distributions)
         install_runtime(prefix, lock.digest)
+        # Before the search for libraries: an omitted file needs none.
         prune(prefix, rules)
         _complete_libraries(prefix, lock.spec.profile, triton / "lib" if triton else None)
-        make_relocatable(prefix, site_packages(prefix))
+        make_relocatable(prefix, packages)
+        # Bytecode records the time of its source, so the times are set first, and again for the
+        # bytecode files.
         set_times(prefix)
         _compile(prefix)
         set_times(prefix)
-        (made / ".complete").touch()
-        put_in_place(made, target)
+        # Later builds use only a prefix that has this file.
+        (entry / ".complete").touch()
+        put_in_place(entry, target)
     return Prefix(target / "env", key, lock, left_out, reused=False)
 
 
 def _install_wheels(workspace: Workspace, lock: Lock, prefix: Path, staging: Path) -> None:
     requirements = staging / "requirements.txt"
     requirements.write_text(lock.requirements, "utf-8")
-    report.step(f"{len(lock.wheels)} wheels", 0.05)
+    report.step(f"{len(lock.wheels)} wheels", fraction=0.05)
     command = [
         "pip", "install", "--python", prefix / "bin" / "python", "--no-deps",
         "--require-hashes", "--no-compile-bytecode", "--only-binary", ":all:", "--no-config",
-        # Hard links into uv's cache save copying 3 GB. They are safe because no step writes a file in place.
+        # Hard links into uv's cache save copying 3 GB. They are safe because no step writes a file
+        # in place.
         "--link-mode", "hardlink", "--requirement", requirements,
     ]  # fmt: skip
     workspace.network.uv(
@@ -128,50 +137,45 @@ def _install_wheels(workspace: Workspace, lock: Lock, prefix: Path, staging: Pat
         torch_backend=lock.spec.torch_backend,
         # TMPDIR: uv leaves a lock file there for each environment that it has seen.
         env={"VIRTUAL_ENV": "", "CONDA_PREFIX": "", "TMPDIR": str(staging)},
-        remedy="Check that the package registry answers; --upgrade if a locked wheel was withdrawn.",
+        remedy="Check that the package registry answers. "
+        "If it no longer has a locked wheel, resolve again with --upgrade.",
     )
 
 
 def _complete_libraries(prefix: Path, profile: str, vendored: Path | None) -> None:
-    """Pack libraries that the environment needs, but no wheel contains and a bare container lacks: vLLM's libnuma.so.1."""
-    found = find_needed_libraries(prefix, profile)
-    added = add_libraries(
-        with_dependencies(found.missing_libraries, prefix, vendored), prefix, found.missing
-    )
-    for library in added:
+    """Pack libraries that the environment needs, but no wheel contains: vLLM's libnuma.so.1."""
+    needs = find_needed_libraries(prefix, profile)
+    libraries = with_dependencies(needs.missing_libraries, prefix, vendored)
+    copies = add_libraries(libraries, prefix, needs.missing)
+    for library in copies:
         report.note(
             f"packed {library.source}, which the environment needs and a bare container lacks"
         )
-    # Before the prefix is cached for later builds.
-    check_missing_libraries(find_needed_libraries(prefix, profile) if added else found)
-    for library in newer_glibc(added, found):
-        needed = ".".join(map(str, library.glibc))
-        report.note(f"{library.soname} of this machine makes the environment need glibc {needed}")
+    # Here, and not only in the check of the finished environment: a prefix that lacks a library
+    # must not get into the cache.
+    check_missing_libraries(find_needed_libraries(prefix, profile) if copies else needs)
+    for library in newer_glibc(copies, needs):
+        version = ".".join(map(str, library.glibc))
+        report.note(f"{library.soname} of this machine makes the environment need glibc {version}")
 
 
 def _compile(prefix: Path) -> None:
-    script = inside.FOLDER / "compile_tree.py"
+    # -I -S: neither the user's packages nor the environment's own hook take part.
+    python = [prefix / "bin" / "python", "-I", "-S"]
     run(
-        [
-            prefix / "bin" / "python",
-            "-I",
-            "-S",
-            script,
-            prefix,
-            NEUTRAL_PREFIX,
-            str(os.cpu_count() or 1),
-        ],
+        [*python, inside.FOLDER / "compile_tree.py", prefix, NEUTRAL_PREFIX, os.cpu_count() or 1],
         what="compile the environment to bytecode",
-        # A fixed hash seed: otherwise the order of sets in constants would differ from build to build.
+        # A fixed hash seed: otherwise the order of sets in constants would differ from build to
+        # build.
         env={"PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": ""},
         on_line=_show_compiled,
     )
 
 
 def _show_compiled(line: str) -> None:
-    numbers = line.split()
-    if len(numbers) == 2 and numbers[0].isdigit():
-        report.step(
-            f"bytecode {numbers[0]}/{numbers[1]}",
-            0.4 + 0.6 * int(numbers[0]) / max(1, int(numbers[1])),
-        )
+    # compile_tree.py prints "DONE TOTAL" after each chunk of files.
+    progress = re.fullmatch(r"(\d+) (\d+)", line.strip())
+    if progress:
+        done, total = map(int, progress.groups())
+        # Bytecode is the last part of the progress, from 0.4 to 1.
+        report.step(f"bytecode {done}/{total}", fraction=0.4 + 0.6 * done / max(1, total))

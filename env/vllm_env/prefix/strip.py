@@ -1,10 +1,11 @@
-"""Remove symbol tables and debug information from ELF files without moving anything that is loaded.
+"""Remove symbol tables and debug information from ELF files without moving any loaded byte.
 
-GNU strip changes the layout of a file. That breaks libraries that patchelf or auditwheel has changed ("ELF load command
-address/offset not properly aligned"). Also, not every container has binutils.
+GNU strip changes the layout of a file. That breaks libraries that patchelf or auditwheel has
+changed ("ELF load command address/offset not properly aligned"). Also, not every container has
+binutils.
 
-Here, all bytes up to the end of what a loader maps keep their place. Of the sections behind them some are removed, and the
-section table is written again. A file with another layout stays as it is.
+Here, all bytes up to the end of what a loader maps keep their place. Of the sections behind them
+some are removed, and the section table is written again. A file with another layout stays as it is.
 """
 
 import itertools
@@ -14,28 +15,59 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-_LEAST = 64 * 2**10  # bytes; saving less is not worth rewriting a file
+# Bytes. Saving less is not worth rewriting a file.
+_LEAST = 64 * 2**10
 
-# Headers of an ELF-64 file, of a segment and of a section, all little-endian (System V gABI 4.1, elf(5)).
+# Headers of an ELF-64 file and of a section, little-endian (System V gABI 4.1, elf(5)). Of a
+# segment's header only the offset and the size in the file are read.
 _FILE = struct.Struct("<16sHHIQQQIHHHHHH")
-_SEGMENT = struct.Struct("<IIQQQQQQ")
+_SEGMENT = struct.Struct("<8xQ16xQ16x")
 _SECTION = struct.Struct("<IIQQQQIIQQ")
-_MAGIC = b"\x7fELF\x02\x01"  # 64 bits, little-endian
-_PROGRAM, _LIBRARY = 2, 3
-_MACHINES = (
-    62,
-    183,
-)  # x86-64 and AArch64. Code for GPUs is in ELF files, too, and their driver reads the symbols
-# Section types (SHT_SYMTAB, SHT_STRTAB, ...) and flags (SHF_ALLOC, SHF_INFO_LINK).
-_SYMBOLS, _STRINGS, _RELA, _NO_BITS, _REL, _GROUP, _SYMBOL_SECTIONS = 2, 3, 4, 8, 9, 17, 18
-_IS_LOADED, _INFO_IS_SECTION = 0x2, 0x40
-_PAGE = 4096  # bytes; a section that is not loaded has no larger alignment
-_RESERVED = 0xFF00  # from this value on, a section count or index has a special meaning
-_DEBUG = (".debug_", ".zdebug_", ".rela.debug_", ".gnu_debug", ".gdb_index")
+# 64 bits, little-endian.
+_MAGIC = b"\x7fELF\x02\x01"
+# Programs and shared libraries. A linker needs the symbols of an object file (kind 1).
+_LOADABLE = (2, 3)
+# x86-64 and AArch64. Code for GPUs is in ELF files, too, and their driver reads the symbols.
+_MACHINES = (62, 183)
+# Kinds of sections.
+_SYMBOLS = 2  # SHT_SYMTAB
+_STRINGS = 3  # SHT_STRTAB
+_RELA = 4  # SHT_RELA
+_NO_BITS = 8  # SHT_NOBITS
+_REL = 9  # SHT_REL
+_GROUP = 17  # SHT_GROUP
+_SYMBOL_SECTIONS = 18  # SHT_SYMTAB_SHNDX
+# Flags of sections.
+_IS_LOADED = 0x2  # SHF_ALLOC
+_INFO_IS_SECTION = 0x40  # SHF_INFO_LINK
+# Bytes. A section that is not loaded has no larger alignment.
+_PAGE = 4096
+# From this value on, a section count or index has a special meaning (SHN_LORESERVE).
+_RESERVED = 0xFF00
+_DEBUG = (b".debug_", b".zdebug_", b".rela.debug_", b".gnu_debug", b".gdb_index")
+
+
+class _Header(NamedTuple):
+    """The header of a file; the fields have the same order as in the file."""
+
+    ident: bytes
+    kind: int
+    machine: int
+    version: int
+    entry: int
+    segments_at: int
+    sections_at: int
+    flags: int
+    size: int
+    segment_size: int
+    segments: int
+    section_size: int
+    sections: int
+    names_at: int
 
 
 class _Section(NamedTuple):
-    """A section header; the fields have the same order as in the file."""
+    """The header of a section; the fields have the same order as in the file."""
 
     name: int
     kind: int
@@ -50,6 +82,7 @@ class _Section(NamedTuple):
 
     @property
     def end(self) -> int:
+        # SHT_NOBITS is memory that starts as zeros. Its size is not a size in the file.
         return self.offset + (0 if self.kind == _NO_BITS else self.size)
 
     @property
@@ -59,14 +92,20 @@ class _Section(NamedTuple):
 
 @dataclass(frozen=True)
 class _Elf:
-    """An ELF file: its header, its sections with names, and the offset below which nothing may move (``fixed``)."""
+    """An ELF file.
 
-    header: tuple[bytes | int, ...]
+    Attributes:
+        header: its header.
+        sections: the headers of its sections.
+        names: their names.
+        fixed: the offset below which nothing may move.
+        size: its size in bytes.
+    """
+
+    header: _Header
     sections: list[_Section]
     names: list[bytes]
     fixed: int
-    table: int
-    names_at: int
     size: int
 
 
@@ -75,9 +114,9 @@ class _UnusualError(Exception):
 
 
 def strip_symbols(file: Path) -> int:
-    """Remove the symbol table and debug information of an ELF file; return the bytes saved, 0 if the file is unchanged.
+    """Remove the symbol table and debug information of an ELF file; return the bytes saved.
 
-    The file is replaced by a rename, with its mode and times, because it may be a hard link into a cache.
+    A file that is not changed saves 0 bytes. A changed file keeps its mode and times.
     """
     if file.is_symlink() or file.stat().st_size < _LEAST:
         return 0
@@ -92,6 +131,7 @@ def strip_symbols(file: Path) -> int:
         # An IndexError or ValueError means that an index or a name points to nothing.
         except (_UnusualError, IndexError, ValueError):
             return 0
+        # Replaced by a rename, because the file may be a hard link into uv's cache.
         temporary = file.with_name(f".{file.name}.new")
         with temporary.open("wb") as sink:
             _write(rest, stream, sink)
@@ -108,38 +148,24 @@ def _require(condition: bool) -> None:  # noqa: FBT001 - reads like a sentence
 
 def _read(stream: BinaryIO) -> _Elf:
     size = stream.seek(0, 2)
-    header = _FILE.unpack(_at(stream, 0, _FILE.size))
-    (
-        ident,
-        kind,
-        machine,
-        _,
-        _,
-        segments_at,
-        table,
-        _,
-        _,
-        segment_size,
-        segments,
-        section_size,
-        count,
-        names_at,
-    ) = header
-    _require(ident.startswith(_MAGIC) and kind in (_PROGRAM, _LIBRARY) and machine in _MACHINES)
-    _require((segment_size, section_size) == (_SEGMENT.size, _SECTION.size))
-    _require(segments > 0 and 0 < names_at < count < _RESERVED)
-    sections = [
-        _Section(*row) for row in _SECTION.iter_unpack(_at(stream, table, count * _SECTION.size))
-    ]
-    strings = _at(stream, sections[names_at].offset, sections[names_at].size)
+    header = _Header(*_FILE.unpack(_at(stream, 0, _FILE.size)))
+    _require(header.ident.startswith(_MAGIC))
+    _require(header.kind in _LOADABLE and header.machine in _MACHINES)
+    _require(header.segment_size == _SEGMENT.size and header.section_size == _SECTION.size)
+    _require(header.segments > 0 and 0 < header.names_at < header.sections < _RESERVED)
+
+    section_table = _at(stream, header.sections_at, header.sections * _SECTION.size)
+    sections = [_Section(*row) for row in _SECTION.iter_unpack(section_table)]
+    texts = sections[header.names_at]
+    strings = _at(stream, texts.offset, texts.size)
     names = [strings[s.name : strings.index(b"\0", s.name)] for s in sections]
-    mapped = [
-        s[2] + s[5]
-        for s in _SEGMENT.iter_unpack(_at(stream, segments_at, segments * _SEGMENT.size))
-    ]
-    loaded = [s.end for s in sections if s.is_loaded and s.kind != _NO_BITS]
-    fixed = max(_FILE.size, segments_at + segments * _SEGMENT.size, *mapped, *loaded)
-    return _Elf(header, sections, names, fixed, table, names_at, size)
+
+    segments_size = header.segments * _SEGMENT.size
+    segment_table = _at(stream, header.segments_at, segments_size)
+    segment_ends = [offset + length for offset, length in _SEGMENT.iter_unpack(segment_table)]
+    section_ends = [s.end for s in sections if s.is_loaded and s.kind != _NO_BITS]
+    fixed = max(_FILE.size, header.segments_at + segments_size, *segment_ends, *section_ends)
+    return _Elf(header, sections, names, fixed, size)
 
 
 def _at(stream: BinaryIO, offset: int, length: int) -> bytes:
@@ -151,68 +177,78 @@ def _at(stream: BinaryIO, offset: int, length: int) -> bytes:
 def _droppable(elf: _Elf) -> set[int]:
     """Return the indices of symbol tables, their string tables and debug sections."""
     sections = elf.sections
-    free = {i for i, s in enumerate(sections) if i and not s.is_loaded}
+    # Section 0 is a placeholder. The loaded symbols (.dynsym) are the ones that ld.so reads.
+    free = {i for i, section in enumerate(sections) if i and not section.is_loaded}
     symbols = {i for i in free if sections[i].kind == _SYMBOLS}
-    strings = {sections[i].link for i in symbols if sections[sections[i].link].kind == _STRINGS} - {
-        elf.names_at
-    }
+    strings = {sections[i].link for i in symbols if sections[sections[i].link].kind == _STRINGS}
+    # The names of the sections may be in the same table, which then stays.
+    strings.discard(elf.header.names_at)
     extended = {i for i in free if sections[i].kind == _SYMBOL_SECTIONS}
-    debug = {i for i in free if elf.names[i].decode("latin-1").startswith(_DEBUG)}
+    debug = {i for i in free if elf.names[i].startswith(_DEBUG)}
     return (symbols | strings | extended | debug) & free
 
 
 def _require_known(elf: _Elf, stream: BinaryIO) -> None:
-    """Check that only sections and the section table follow the loaded part.
-
-    Other bytes may be data that a program looks for at the end of its own file.
-    """
-    behind = [
+    """Check that only sections and the section table follow the loaded part."""
+    # Other bytes may be data that a program looks for at the end of its own file.
+    blocks = [
         (s.offset, s.end, s.alignment)
         for s in elf.sections[1:]
         if s.kind != _NO_BITS and s.size and s.end > elf.fixed
     ]
-    behind.append((elf.table, elf.table + len(elf.sections) * _SECTION.size, 8))
+    table = elf.header.sections_at
+    blocks.append((table, table + len(elf.sections) * _SECTION.size, 8))
     position = elf.fixed
-    for start, end, alignment in sorted(behind):
+    for start, end, alignment in sorted(blocks):
         gap = start - position
+        # Between them there may only be the zeros that align the next one.
         _require(0 <= gap < max(alignment, 1) and _at(stream, position, gap) == bytes(gap))
         position = end
     _require(position == elf.size)
 
 
 def _remaining(elf: _Elf, dropped: set[int]) -> _Elf:
-    """Return the remaining sections with new numbers; fail if a remaining section refers to a removed one."""
+    """Return the remaining sections with new numbers.
+
+    Raises:
+        _UnusualError: a remaining section refers to a removed one.
+    """
     _require(all(elf.sections[i].offset >= elf.fixed for i in dropped))
-    # Symbols of the dynamic table name their section by number, so the loaded sections must keep theirs.
+    # Symbols of the dynamic table name their section by number, so the loaded sections must keep
+    # theirs.
     _require(min(dropped) > max(i for i, s in enumerate(elf.sections) if s.is_loaded))
-    kept = [i for i in range(len(elf.sections)) if i not in dropped]
-    number = {old: new for new, old in enumerate(kept)}
+    remaining = [i for i in range(len(elf.sections)) if i not in dropped]
+    number = {old: new for new, old in enumerate(remaining)}
     sections = []
-    for section in (elf.sections[i] for i in kept):
+    for old in remaining:
+        section = elf.sections[old]
         _require(section.is_loaded or section.alignment <= _PAGE)
-        refers = section.kind in (_REL, _RELA) or section.flags & _INFO_IS_SECTION
-        _require(
-            section.kind != _GROUP
-            and section.link in number
-            and (not refers or section.info in number)
-        )
-        info = number[section.info] if refers else section.info
-        sections.append(section._replace(link=number[section.link], info=info))
+        # A group lists its sections by number in its content, which is copied unchanged.
+        _require(section.kind != _GROUP and section.link in number)
+        # ``info`` is a section's number in relocations and with this flag, else any other number.
+        if section.kind in (_REL, _RELA) or section.flags & _INFO_IS_SECTION:
+            _require(section.info in number)
+            section = section._replace(info=number[section.info])
+        sections.append(section._replace(link=number[section.link]))
     return replace(
-        elf, sections=sections, names=[elf.names[i] for i in kept], names_at=number[elf.names_at]
+        elf,
+        header=elf.header._replace(names_at=number[elf.header.names_at]),
+        sections=sections,
+        names=[elf.names[i] for i in remaining],
     )
 
 
 def _write(elf: _Elf, source: BinaryIO, sink: BinaryIO) -> None:
-    """Write the loaded part unchanged, the sections behind it in their order, and a new section table."""
+    """Write the loaded part unchanged, the sections behind it, and a new section table."""
     source.seek(0)
     _copy(source, sink, elf.fixed)
+    # The names of the removed sections go, so every name has a new place.
     strings = b"".join(name + b"\0" for name in elf.names)
-    starts = [0, *itertools.accumulate(len(name) + 1 for name in elf.names)]
+    starts = itertools.accumulate((len(name) + 1 for name in elf.names), initial=0)
     sections = [s._replace(name=start) for s, start in zip(elf.sections, starts, strict=False)]
     for i in sorted(range(1, len(sections)), key=lambda i: sections[i].offset):
         section = sections[i]
-        if i == elf.names_at:
+        if i == elf.header.names_at:
             sections[i] = section._replace(offset=sink.tell(), size=len(strings))
             sink.write(strings)
         elif section.offset >= elf.fixed and not section.is_loaded:
@@ -221,8 +257,9 @@ def _write(elf: _Elf, source: BinaryIO, sink: BinaryIO) -> None:
             _copy(source, sink, section.end - section.offset)
     table = _pad(sink, 8)
     sink.writelines(_SECTION.pack(*section) for section in sections)
+    # The header is the first thing in the file. It now has the place and length of the new table.
     sink.seek(0)
-    sink.write(_FILE.pack(*elf.header[:6], table, *elf.header[7:12], len(sections), elf.names_at))
+    sink.write(_FILE.pack(*elf.header._replace(sections_at=table, sections=len(sections))))
 
 
 def _pad(sink: BinaryIO, alignment: int) -> int:
@@ -233,6 +270,7 @@ def _pad(sink: BinaryIO, alignment: int) -> int:
 
 def _copy(source: BinaryIO, sink: BinaryIO, length: int) -> None:
     while length:
+        # 1 MiB at a time: libraries of CUDA have hundreds of megabytes.
         data = source.read(min(length, 2**20))
         if not data:
             raise OSError(f"{source.name} changed while it was stripped")

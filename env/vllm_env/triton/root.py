@@ -1,7 +1,8 @@
-"""The Triton root: its release, its stubs, and the requirements of its Python backend on an environment."""
+"""The Triton root: its release, its stubs, and its Python backend's rules for an environment."""
 
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,27 +12,35 @@ from vllm_env.base.errors import UsageError, VllmEnvError
 STUB_NAME = "triton_python_backend_stub"
 
 
+# Sources: CMakeLists.txt, src/pb_env.cc and src/stub_launcher.cc of python_backend, which has a
+# branch ``rYY.MM`` per release.
 @dataclass(frozen=True)
 class ReleaseRules:
-    """The requirements of one Triton release on an environment.
+    """The rules of one Triton release for an environment.
 
-    Sources: CMakeLists.txt, src/pb_env.cc and src/stub_launcher.cc of python_backend, which has a branch ``rYY.MM`` per release.
+    Attributes:
+        since: the first release with these rules.
+        glibc: minor version of the container's glibc, for which wheels are chosen.
+        numpy_bound: the required NumPy, or "".
+        activates: whether the launcher sources ``bin/activate``.
+        secure_extraction: whether the extraction refuses ``..``, absolute paths and writing through
+            symbolic links.
     """
 
     since: str
     glibc: int
-    """Minor version of the container's glibc (Ubuntu 20.04 2.31, 22.04 2.35, 24.04 2.39); wheels are chosen for it."""
     numpy_bound: str
-    """The required NumPy, or "": a stub with pybind11 2.10 cannot read the arrays of NumPy 2."""
     activates: bool
-    """Whether the launcher sources ``bin/activate``. Since 25.08 it only sets PATH, LD_LIBRARY_PATH and VIRTUAL_ENV."""
     secure_extraction: bool
-    """Whether the extraction refuses ``..``, absolute paths and writing through symbolic links (26.06)."""
 
 
 CONTAINER_ROOT = Path("/opt/tritonserver")
 
 # Oldest first. For a release, the newest row that is not newer than the release applies.
+# 23.05: Ubuntu 22.04 with glibc 2.35 replaces 20.04 with 2.31.
+# 24.11: Ubuntu 24.04 with glibc 2.39. The stub has pybind11 2.12; 2.10 cannot read NumPy 2 arrays.
+# 25.08: the launcher only sets PATH, LD_LIBRARY_PATH and VIRTUAL_ENV.
+# 26.06: libarchive's SECURE flags are set.
 RELEASES = (
     ReleaseRules("23.01", 31, "numpy<2", activates=True, secure_extraction=False),
     ReleaseRules("23.05", 35, "numpy<2", activates=True, secure_extraction=False),
@@ -41,21 +50,22 @@ RELEASES = (
 )
 NEWEST_KNOWN = "26.07"
 
-# From NVIDIA's release notes: server 2.51 is 24.10, and each month has a new minor version. But 25.07 came as 2.59.1, so 2.60
-# is 25.08 and 2.69 is 26.05.
-_KNOWN_MINOR, _KNOWN_RELEASE = 51, (24, 10)
-_OLDEST_MINOR = 30
-
 
 @dataclass(frozen=True)
 class TritonRoot:
-    """A Triton installation with ``bin/tritonserver`` and ``backends/python``; its release is like ``24.10``."""
+    """A Triton installation with ``bin/tritonserver`` and ``backends/python``.
+
+    Attributes:
+        path: the root, such as ``/opt/tritonserver``.
+        release: the release, such as ``24.10``.
+        rules: the release's rules.
+        stubs: ready-made stubs by Python version, such as ``3.11``.
+    """
 
     path: Path
     release: str
     rules: ReleaseRules
     stubs: dict[str, Path] = field(default_factory=dict)
-    """Ready-made stubs by Python version, such as ``3.11``."""
 
     @property
     def binary(self) -> Path:
@@ -64,25 +74,27 @@ class TritonRoot:
 
     @property
     def is_there(self) -> bool:
-        """Return whether it is installed. A dry run may know a root that a build would first make."""
+        """Return whether it is installed. A dry run may know a root that a build would make."""
         return self.binary.is_file()
 
 
 def rules_of(release: str) -> ReleaseRules:
-    """Return the newest row that is not newer than ``release`` (``YY.MM``); for an older release, the first row."""
-    return next(
-        (row for row in reversed(RELEASES) if _ordinal(row.since) <= _ordinal(release)), RELEASES[0]
-    )
+    """Return the rules of a release (``YY.MM``); for one older than the table, the first row."""
+    rules = RELEASES[0]
+    for row in RELEASES:
+        if _ordinal(row.since) <= _ordinal(release):
+            rules = row
+    return rules
 
 
 def is_known(release: str) -> bool:
-    """Return whether the table was checked for this release; for a newer one, the newest row is only an assumption."""
+    """Return whether the table was checked for this release."""
+    # For a newer one, the newest row is only an assumption.
     return _ordinal(RELEASES[0].since) <= _ordinal(release) <= _ordinal(NEWEST_KNOWN)
 
 
-def _ordinal(release: str) -> tuple[int, int]:
-    year, month = release.split(".")[:2]
-    return int(year), int(month)
+def _ordinal(release: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in release.split(".")[:2])
 
 
 def release_of_server(version: str) -> str:
@@ -91,18 +103,21 @@ def release_of_server(version: str) -> str:
     Raises:
         VllmEnvError: the version is older than the table.
     """
-    numbers = [int(n) for n in version.split(".")[:3]]
+    numbers = [int(number) for number in version.split(".")[:3]]
     minor = numbers[1]
-    months = (_KNOWN_RELEASE[0] * 12 + _KNOWN_RELEASE[1] - 1) + (minor - _KNOWN_MINOR)
-    # 25.06 and 25.07 share the minor version 59, so each later release is one month further on.
-    if numbers > [2, 59, 0]:
-        months += 1
-    if minor < _OLDEST_MINOR:
+    # 2.30 is 23.01, the first row of the table.
+    if minor < 30:
         raise VllmEnvError(
             f"tritonserver {version} is older than this tool knows.",
             remedy="Use Triton 23.01 or newer.",
         )
-    return f"{months // 12}.{months % 12 + 1:02d}"
+    # From NVIDIA's release notes: 2.51 is 24.10, and each month has a new minor version.
+    months = 24 * 12 + 9 + minor - 51
+    # But 25.07 came as 2.59.1, with the minor version of 25.06. So 2.60 is 25.08 and 2.69 is 26.05.
+    if numbers > [2, 59, 0]:
+        months += 1
+    year, month = divmod(months, 12)
+    return f"{year}.{month + 1:02d}"
 
 
 def open_root(path: Path) -> TritonRoot:
@@ -115,42 +130,50 @@ def open_root(path: Path) -> TritonRoot:
         if not (path / needed).is_file():
             raise UsageError(
                 f"--triton-root {path} is not a Triton installation: it has no {needed}.",
-                remedy="Give the folder that holds bin/ and backends/ (in a Triton container /opt/tritonserver), "
-                "or omit the option and a CPU Triton is provisioned into .triton/.",
+                remedy="Give the folder that contains bin/ and backends/ (in a Triton container "
+                f"{CONTAINER_ROOT}). Or omit the option: the build then makes a CPU Triton in "
+                ".triton/.",
             )
     release = _release(path)
     return TritonRoot(path, release, rules_of(release), _stubs(path))
 
 
 def _release(path: Path) -> str:
-    """Return the release of a root from its own files. The container's variables count only for the container's root."""
+    """Return the release of a root from its own files, or from the container's variables."""
+    # A Triton that a user has mounted into a container is not of the container's release.
     in_container = path == CONTAINER_ROOT
-    recorded = path / "RELEASE"  # written by provision.py
-    variable = os.environ.get("NVIDIA_TRITON_SERVER_VERSION", "") if in_container else ""
-    named = recorded.read_text().strip() if recorded.is_file() else variable
-    if re.fullmatch(r"\d\d\.\d\d", named):
-        return named
-    version_file = path / "TRITON_VERSION"
-    variable = (
-        os.environ.get("TRITON_VERSION") or os.environ.get("TRITON_SERVER_VERSION", "")
-        if in_container
-        else ""
-    )
-    version = version_file.read_text().strip() if version_file.is_file() else variable
+    variables: Mapping[str, str] = os.environ if in_container else {}
+    # provision.py writes this file.
+    recorded = path / "RELEASE"
+    release = _content(recorded) or variables.get("NVIDIA_TRITON_SERVER_VERSION", "")
+    if re.fullmatch(r"\d\d\.\d\d", release):
+        return release
+    version = _content(path / "TRITON_VERSION")
+    for name in ("TRITON_VERSION", "TRITON_SERVER_VERSION"):
+        version = version or variables.get(name, "")
     if re.match(r"\d+\.\d+", version):
         return release_of_server(version)
     raise UsageError(
         f"The release of the Triton in {path} is not known: it has no TRITON_VERSION file.",
-        cause=""
-        if not in_container
-        else "NVIDIA_TRITON_SERVER_VERSION, which its containers set, is not set either.",
+        cause="NVIDIA_TRITON_SERVER_VERSION, which its containers set, is not set either."
+        if in_container
+        else "",
         remedy=f"Write its release, such as 26.06, into {recorded}.",
     )
 
 
+def _content(file: Path) -> str:
+    return file.read_text().strip() if file.is_file() else ""
+
+
 def _stubs(path: Path) -> dict[str, Path]:
-    candidates = [
+    # A container has one stub, next to the backend. A root from the wheel has one per Python, too.
+    stubs = {}
+    for stub in (
         path / "backends" / "python" / STUB_NAME,
         *path.glob(f"python_backend_stubs/*/{STUB_NAME}"),
-    ]
-    return {version: stub for stub in candidates if (version := needed_python(stub))}
+    ):
+        version = needed_python(stub)
+        if version:
+            stubs[version] = stub
+    return stubs

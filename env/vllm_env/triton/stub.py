@@ -1,13 +1,14 @@
-"""The stub: the program ``triton_python_backend_stub`` that embeds the environment's Python for one Triton release.
+"""The stub: the program ``triton_python_backend_stub``, which embeds the environment's Python.
 
-A stub works with one Python version, whose libpython it loads, and with one Triton release: the layout of their shared
-memory changes between releases. The Triton root's own stub is used if it fits; otherwise one is built (stub_source.py).
-Both kinds are checked before use: as an ELF file against the libraries that it will load, and by starting it.
+A stub works with one Python version, whose libpython it loads, and with one Triton release: the
+layout of their shared memory changes between releases. The Triton root's own stub is used if it
+fits; otherwise one is built (stub_source.py). Both kinds are checked before use: as an ELF file
+against the libraries that it will load, and by starting it.
 """
 
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -26,7 +27,16 @@ StubMode = Literal["auto", "prebuilt", "source"]
 
 @dataclass(frozen=True)
 class Stub:
-    """A stub for one Python (``3.11``) and one Triton release (``24.10``); ``origin`` is ``prebuilt`` or ``source``."""
+    """A stub for one Python and one Triton release.
+
+    Attributes:
+        path: the program.
+        python: the Python version, such as ``3.11``.
+        release: the Triton release, such as ``24.10``.
+        sha256: hexadecimal digest.
+        size: bytes.
+        origin: ``prebuilt`` or ``source``.
+    """
 
     path: Path
     python: str
@@ -44,7 +54,8 @@ class StubPlan:
         triton: the Triton root.
         python: the full version (``3.11.7``).
         options: how to build it.
-        prebuilt: a stub of the Triton root, which in a dry run need not exist yet; None if one will be built.
+        prebuilt: a stub of the Triton root, which in a dry run need not exist yet; None if one will
+            be built.
     """
 
     triton: TritonRoot
@@ -59,7 +70,7 @@ class StubPlan:
 
     @property
     def identity(self) -> str:
-        """Return what identifies the stub: its digest, or the key under which it will be built."""
+        """Return the stub's digest, or the key under which it will be built."""
         if self.prebuilt:
             return file_sha256(self.prebuilt)
         return stub_source.source_key(self.triton.release, self.python, self.options)
@@ -74,23 +85,29 @@ def plan_stub(
         VllmEnvError: no stub fits, and none can be built.
     """
     plan = StubPlan(triton, python, options)
-    path = triton.stubs.get(plan.minor) if mode != "source" else None
-    if path:
-        return StubPlan(triton, python, options, path)
+    if mode != "source" and plan.minor in triton.stubs:
+        return replace(plan, prebuilt=triton.stubs[plan.minor])
+    refusal = (
+        f"--python {plan.minor}: the Triton {triton.release} in {triton.path} has no stub for it"
+    )
+    # By number: as texts, 3.9 would come after 3.10.
+    versions = sorted(triton.stubs, key=lambda version: int(version.split(".")[1]))
+    known = f"It has stubs for Python {', '.join(versions) or 'none'}."
     if mode == "prebuilt":
         raise VllmEnvError(
-            f"--python {plan.minor}: the Triton {triton.release} in {triton.path} has no stub for it.",
-            cause=f"It has stubs for Python {_versions(triton)}.",
+            f"{refusal}.",
+            cause=known,
             remedy="Pick one of these with --python, or build one with --stub source.",
         )
     try:
         stub_source.check_buildable(workspace, triton.release, python, options)
     except VllmEnvError as error:
+        # With --stub source the user has decided to build, and other Pythons are no remedy.
         if mode != "auto":
             raise
         raise VllmEnvError(
-            f"--python {plan.minor}: the Triton {triton.release} in {triton.path} has no stub for it, and none can be built.",
-            cause=f"It has stubs for Python {_versions(triton)}. {error.what}",
+            f"{refusal}, and none can be built.",
+            cause=f"{known} {error.what}",
             remedy=f"Pick one of these with --python. Or: {error.remedy}",
         ) from error
     return plan
@@ -105,31 +122,38 @@ def make_stub(workspace: Workspace, plan: StubPlan, prefix: Path) -> Stub:
     path = plan.prebuilt or stub_source.build_stub(
         workspace, plan.triton, plan.python, prefix, plan.options
     )
+    # A stub from the cache is checked again: the prefix may have other libraries.
     check_stub(path, plan.minor, plan.triton, prefix)
-    origin = "prebuilt" if plan.prebuilt else "source"
     return Stub(
-        path, plan.minor, plan.triton.release, file_sha256(path), path.stat().st_size, origin
+        path=path,
+        python=plan.minor,
+        release=plan.triton.release,
+        sha256=file_sha256(path),
+        size=path.stat().st_size,
+        origin="prebuilt" if plan.prebuilt else "source",
     )
 
 
-def _versions(triton: TritonRoot) -> str:
-    return ", ".join(sorted(triton.stubs, key=lambda v: int(v.split(".")[1]))) or "none"
-
-
 def check_stub(stub: Path, python: str, triton: TritonRoot, environment: Path) -> None:
-    """Raise a VllmEnvError if a stub would not start in a prefix or environment with this Python (``3.11``)."""
-    needs = read_dynamic_section(stub)
-    if needs is None:
+    """Raise a VllmEnvError if a stub would not start in an environment with this Python (``3.11``).
+
+    Args:
+        stub: the program.
+        python: the environment's Python version, such as ``3.11``.
+        triton: the Triton root, whose libraries the stub may need.
+        environment: the folder that contains ``bin`` and ``lib``.
+    """
+    section = read_dynamic_section(stub)
+    if section is None:
         raise VllmEnvError(
             f"The stub {stub} is not a dynamic ELF program.", remedy="Use --stub source."
         )
-    wanted = next((name for name in needs.needed if name.startswith("libpython")), "no libpython")
-    if (
-        not re.match(rf"libpython{re.escape(python)}\.", wanted)
-        or not (environment / "lib" / wanted).exists()
-    ):
+    libraries = (name for name in section.needed if name.startswith("libpython"))
+    library = next(libraries, "no libpython")
+    fits = library.startswith(f"libpython{python}.")
+    if not fits or not (environment / "lib" / library).exists():
         raise VllmEnvError(
-            f"The stub {stub} needs {wanted}, the environment has Python {python}.",
+            f"The stub {stub} needs {library}, the environment has Python {python}.",
             cause="A stub loads the libpython that it was built for from the environment's lib/.",
             remedy="Use the --python that it was built for, or --stub source.",
         )
@@ -142,21 +166,25 @@ def start_stub(stub: Path, triton: TritonRoot, environment: Path) -> None:
     Raises:
         VllmEnvError: it does not print its usage and end with status 1, as stubs do.
     """
+    # As Triton sets it: the environment's libraries come first.
     inherited = os.environ.get("LD_LIBRARY_PATH", "")
     folders = [str(environment / "lib"), str(triton.path / "lib"), *inherited.split(":")]
-    path = ":".join(dict.fromkeys(f for f in folders if f))
+    # An empty entry would mean the working folder.
+    path = ":".join(filter(None, folders))
     # Only the stub gets the environment's libraries. They may not fit bash.
-    text = 'LD_LIBRARY_PATH=$1 "$0"; printf "\\nstatus %s\\n" $?'
-    output = run(["bash", "-c", text, stub, path], what=f"start the stub {stub}")
-    *said, status = output.strip().splitlines()
+    script = 'LD_LIBRARY_PATH=$1 "$0"; printf "\\nstatus %s\\n" $?'
+    output = run(["bash", "-c", script, stub, path], what=f"start the stub {stub}")
+    *lines, status = output.strip().splitlines()
     # ld.so, too, ends with status 1 if a library lacks the version of a symbol.
-    is_refused = re.search(r"error while loading shared libraries|version `\S+' not found", output)
-    if status == "status 1" and not is_refused:
+    refused = re.search(r"error while loading shared libraries|version `\S+' not found", output)
+    if status == "status 1" and not refused:
         return
+    cause = "It is not a stub of the Python backend, or is damaged."
+    if refused:
+        cause = "A library that it needs is missing or too old here."
+    answer = " ".join(lines)[-300:] or "it printed nothing"
     raise VllmEnvError(
-        f"The stub {stub} does not start ({status}): {' '.join(said)[-300:] or 'it printed nothing'}",
-        cause="A library that it needs is missing or too old here."
-        if is_refused
-        else "It is not a stub of the Python backend, or is damaged.",
+        f"The stub {stub} does not start ({status}): {answer}",
+        cause=cause,
         remedy="Build one here: --stub source.",
     )

@@ -1,4 +1,8 @@
-"""Build the stub from source: ``python_backend`` at the branch of a Triton release, for the environment's Python."""
+"""Build the stub from source: ``python_backend`` at a Triton release, for one Python.
+
+The build takes 2 minutes on 2 cores. It fetches Triton's repositories, and through them pybind11,
+dlpack, googletest and Boost.
+"""
 
 import os
 import re
@@ -16,7 +20,8 @@ from vllm_env.base.workspace import TOOLS, Workspace
 
 from .root import STUB_NAME, TritonRoot
 
-_FORMAT = 1  # raise it when the build changes
+# Raise it when the build changes.
+_FORMAT = 1
 DEFAULT_GIT_URL = "https://github.com/triton-inference-server"
 _TARGET = "triton-python-backend-stub"
 _PACKAGES = "apt-get install g++ git libarchive-dev rapidjson-dev zlib1g-dev libnuma-dev"
@@ -42,53 +47,73 @@ class StubOptions:
     def of(
         cls, git_url: str | None = None, boost_url: str | None = None, jobs: int = 0
     ) -> "StubOptions":
-        """Return options with the given mirrors, else with those in TRITON_GIT_URL and TRITON_BOOST_URL."""
-        url = git_url or os.environ.get("TRITON_GIT_URL") or DEFAULT_GIT_URL
-        return cls(url.rstrip("/"), boost_url or os.environ.get("TRITON_BOOST_URL", ""), jobs)
+        """Return options with these mirrors, else those in TRITON_GIT_URL and TRITON_BOOST_URL."""
+        git_url = git_url or os.environ.get("TRITON_GIT_URL") or DEFAULT_GIT_URL
+        boost_url = boost_url or os.environ.get("TRITON_BOOST_URL", "")
+        return cls(git_url.rstrip("/"), boost_url, jobs)
 
 
 def source_key(release: str, python: str, options: StubOptions) -> str:
-    """Return the content key of a stub that is built from source; ``python`` is the full version."""
+    """Return the content key of a stub that is built from source.
+
+    Args:
+        release: the Triton release, such as ``24.10``.
+        python: the full Python version, such as ``3.11.7``.
+        options: the sources; the number of jobs does not count.
+    """
     return key_of(_FORMAT, release, python, options.git_url, options.boost_url, options.gpu)
 
 
 def check_buildable(workspace: Workspace, release: str, python: str, options: StubOptions) -> None:
-    """Raise a VllmEnvError early if a stub for a full Python version is not cached and cannot be built here."""
+    """Raise a VllmEnvError if a stub is not cached and cannot be built here.
+
+    Args:
+        workspace: the cache and the network.
+        release: the Triton release, such as ``24.10``.
+        python: the full Python version, such as ``3.11.7``.
+        options: the sources.
+    """
     if _cached(workspace, source_key(release, python, options)).is_file():
         return
-    compiler = os.environ.get("CXX") or next(
-        (c for c in ("c++", "g++", "clang++") if shutil.which(c)), ""
-    )
-    for program, what in (("git", "git"), (compiler, "a C++ compiler")):
-        if not program or shutil.which(program) is None:
+    # CMake takes CXX and no other compiler if it is set.
+    compiler = os.environ.get("CXX")
+    compilers = [compiler] if compiler else ["c++", "g++", "clang++"]
+    for what, programs in {"git": ["git"], "a C++ compiler": compilers}.items():
+        if not any(map(shutil.which, programs)):
             raise VllmEnvError(
-                f"The stub of Triton {release} must be built, and {what} is missing on this machine.",
+                f"The stub of Triton {release} must be built, and {what} is missing here.",
                 remedy=f"Install it ({_PACKAGES}), or pick a --python for which there is a stub.",
             )
     check_branch(workspace, release, options)
 
 
 def check_branch(workspace: Workspace, release: str, options: StubOptions) -> None:
-    """Raise a VllmEnvError if ``python_backend`` has no branch for a release, or the organisation does not answer."""
+    """Raise a VllmEnvError if ``python_backend`` cannot be reached or has no such release."""
     repository = f"{options.git_url}/python_backend.git"
-    remedy = "Name a mirror with --triton-git-url, or use a --python for which there is a stub (--stub prebuilt)."
-    what = f"look for branch r{release} in {repository}"
+    branch = f"r{release}"
+    remedy = (
+        "Name a mirror with --triton-git-url, or use a --python for which there is a stub "
+        "(--stub prebuilt)."
+    )
+    what = f"look for branch {branch} in {repository}"
+    # Outside the try: the error of --offline already has its own remedy.
     workspace.network.require(what)
     try:
-        answer = workspace.network.git(
-            ["ls-remote", "--heads", "--tags", repository, f"r{release}"], what
-        )
+        # A mirror may have the release as a tag.
+        command = ["ls-remote", "--heads", "--tags", repository, branch]
+        answer = workspace.network.git(command, what)
     except CommandError as error:
-        said = error.tail.strip().splitlines()
+        lines = error.tail.strip().splitlines()
         raise CommandError(
             f"The stub of Triton {release} must be built, and {repository} cannot be reached.",
             tail=error.tail,
-            cause=said[-1] if said else error.cause,
+            # git prints its reason last.
+            cause=lines[-1] if lines else error.cause,
             remedy=remedy,
         ) from error
-    if f"/r{release}" not in answer:
+    if f"/{branch}" not in answer:
         raise VllmEnvError(
-            f"{repository} has no branch r{release}, from which the stub of Triton {release} is built.",
+            f"{repository} has no branch {branch}, from which Triton {release}'s stub is built.",
             cause="Branches of python_backend are named after the container's release, rYY.MM.",
             remedy=f"Check that the Triton root is of release {release}. {remedy}",
         )
@@ -115,24 +140,27 @@ def build_stub(
         return target
     log = workspace.cache.path("logs", f"stub-r{triton.release}-python{python}-{key[:8]}.log")
     log.parent.mkdir(parents=True, exist_ok=True)
+    # The log has only the last build.
     log.unlink(missing_ok=True)
     check_branch(workspace, triton.release, options)
     with workspace.cache.staging() as staging:
         build = _Build(workspace, triton, options, staging, log)
         build.clone()
-        built = build.compile(_definitions(build, prefix, python))
-        _remove_run_path(built)
-        done = staging / "done"
-        done.mkdir()
-        shutil.copyfile(built, done / STUB_NAME)
-        (done / STUB_NAME).chmod(0o755)
-        put_in_place(done, target.parent)
+        program = build.compile(_definitions(build, prefix, python))
+        _remove_run_path(program)
+        # Only the program goes into the cache; the rest of the build is removed with ``staging``.
+        entry = staging / "done"
+        entry.mkdir()
+        stub = entry / STUB_NAME
+        shutil.copyfile(program, stub)
+        stub.chmod(0o755)
+        put_in_place(entry, target.parent)
     return target
 
 
 @dataclass(frozen=True)
 class _Build:
-    """A running build: ``source`` and ``build`` are in ``staging``; the output of programs goes to ``log``."""
+    """A running build in the folder ``staging``; the output of programs goes to ``log``."""
 
     workspace: Workspace
     triton: TritonRoot
@@ -141,81 +169,84 @@ class _Build:
     log: Path
 
     def clone(self) -> None:
-        release, source = self.triton.release, self.staging / "source"
+        branch = f"r{self.triton.release}"
+        source = self.staging / "source"
         url = f"{self.options.git_url}/python_backend.git"
-        report.step(f"clone python_backend r{release}")
+        report.step(f"clone python_backend {branch}")
         self.workspace.network.git(
-            ["clone", "--quiet", "--depth", "1", "--branch", f"r{release}", url, source],
-            f"clone python_backend at r{release}",
+            ["clone", "--quiet", "--depth", "1", "--branch", branch, url, source],
+            f"clone python_backend at {branch}",
             on_line=self._record,
             remedy="Check the network, or name a mirror with --triton-git-url.",
         )
         lists = source / "CMakeLists.txt"
         if self.options.boost_url and lists.is_file():
-            lists.write_text(
-                with_boost_url(lists.read_text("utf-8"), self.options.boost_url), "utf-8"
-            )
+            text = with_boost_url(lists.read_text("utf-8"), self.options.boost_url)
+            lists.write_text(text, "utf-8")
 
     def compile(self, definitions: list[str]) -> Path:
-        cmake, build, jobs = (
-            TOOLS / "cmake",
-            self.staging / "build",
-            self.options.jobs or os.cpu_count() or 1,
-        )
+        cmake = TOOLS / "cmake"
+        build = self.staging / "build"
+        jobs = self.options.jobs or os.cpu_count() or 1
         self._step("configure", [cmake, "-S", self.staging / "source", "-B", build, *definitions])
+        # Only the stub: the backend's own library belongs to the Triton root.
         self._step("compile", [cmake, "--build", build, "--target", _TARGET, "--parallel", jobs])
-        built = next(build.rglob(STUB_NAME), None)
-        if built is None:
-            cause = f"The whole log is in {self.log}."
+        stub = next(build.rglob(STUB_NAME), None)
+        if stub is None:
             raise VllmEnvError(
                 f"The target {_TARGET} left no {STUB_NAME}.",
-                cause=cause,
+                cause=f"The whole log is in {self.log}.",
                 remedy="Use --stub prebuilt.",
             )
-        return built
+        return stub
 
     def _step(self, name: str, command: list[object]) -> None:
-        """Run CMake through the network's gate, because it fetches sources when it configures and when it builds."""
         report.step(name)
-        what, env = (
-            f"{name} the stub of Triton {self.triton.release}",
-            _build_environment(self.options),
-        )
         try:
-            self.workspace.network.program(command, what, env=env, on_line=self._record)
+            # Through the network's gate, which knows --offline: CMake fetches sources both when it
+            # configures and when it builds.
+            self.workspace.network.program(
+                command,
+                f"{name} the stub of Triton {self.triton.release}",
+                env=_build_environment(self.options),
+                on_line=self._record,
+            )
         except CommandError as error:
-            cause = f"The whole log is in {self.log}."
             raise CommandError(
-                error.what, tail=error.tail, cause=cause, remedy=_remedy(error.tail)
+                error.what,
+                tail=error.tail,
+                cause=f"The whole log is in {self.log}.",
+                remedy=_remedy(error.tail),
             ) from error
 
     def _record(self, line: str) -> None:
         with self.log.open("a", encoding="utf-8") as sink:
             sink.write(f"{line}\n")
+        # Ninja's progress.
         if re.match(r"\[\d+/\d+\]", line):
             report.step(line)
 
 
 def with_boost_url(text: str, url: str) -> str:
-    """Return a CMakeLists.txt that fetches Boost from ``url``. Up to 25.07, the address is hard-coded in the file."""
-    return (
-        text
-        if "TRITON_BOOST_URL" in text
-        else re.sub(r"(\bURL\s+)\S+/boost_\S+", rf"\g<1>{url}", text)
-    )
+    """Return a CMakeLists.txt that fetches Boost from ``url``."""
+    # Up to 25.07 the address is hard-coded in the file. Since then this variable has it.
+    if "TRITON_BOOST_URL" in text:
+        return text
+    return re.sub(r"(\bURL\s+)\S+/boost_\S+", rf"\g<1>{url}", text)
 
 
 def _definitions(build: _Build, prefix: Path, python: str) -> list[str]:
-    """Return CMake's options. They name the Python in each way that pybind11 2.6 to 2.13 and CMake's modules read."""
+    """Return CMake's options."""
     minor = ".".join(python.split(".")[:2])
-    interpreter, library = prefix / "bin" / "python", prefix / "lib" / f"libpython{minor}.so"
-    headers, tag = prefix / "include" / f"python{minor}", f"r{build.triton.release}"
+    tag = f"r{build.triton.release}"
     options = build.options
     definitions = {
         "CMAKE_BUILD_TYPE": "Release",
         "CMAKE_MAKE_PROGRAM": TOOLS / "ninja",
-        "CMAKE_POLICY_VERSION_MINIMUM": "3.5",  # without it, CMake 4 refuses the projects of older releases
-        "CMAKE_CXX_FLAGS": f"-ffile-prefix-map={build.staging}/=",  # gives equal bytes for every build folder
+        # Without it, CMake 4 refuses the projects of older releases.
+        "CMAKE_POLICY_VERSION_MINIMUM": "3.5",
+        # Gives equal bytes for every build folder.
+        "CMAKE_CXX_FLAGS": f"-ffile-prefix-map={build.staging}/=",
         "TRITON_BACKEND_REPO_TAG": tag,
         "TRITON_COMMON_REPO_TAG": tag,
         "TRITON_CORE_REPO_TAG": tag,
@@ -223,24 +254,25 @@ def _definitions(build: _Build, prefix: Path, python: str) -> list[str]:
         "TRITON_ENABLE_GPU": "ON" if options.gpu else "OFF",
         "PYBIND11_PYTHON_VERSION": minor,
     }
-    # The paths are given because the interpreter's own LIBDIR is the neutral prefix, where nothing exists.
+    # The paths are given because the interpreter's own LIBDIR is the neutral prefix, where nothing
+    # exists. pybind11 2.6 to 2.13 and CMake's modules read them under one of these names.
     for name in ("PYTHON", "Python", "Python3"):
-        places = {"EXECUTABLE": interpreter, "LIBRARY": library, "INCLUDE_DIR": headers}
-        definitions |= {f"{name}_{what}": place for what, place in places.items()}
+        definitions[f"{name}_EXECUTABLE"] = prefix / "bin" / "python"
+        definitions[f"{name}_LIBRARY"] = prefix / "lib" / f"libpython{minor}.so"
+        definitions[f"{name}_INCLUDE_DIR"] = prefix / "include" / f"python{minor}"
     if options.boost_url:
         definitions["TRITON_BOOST_URL"] = options.boost_url
     return ["-G", "Ninja", *(f"-D{name}={value}" for name, value in definitions.items())]
 
 
 def _build_environment(options: StubOptions) -> dict[str, str]:
-    """Return the variables of a build. git itself replaces the organisation that older releases hard-code."""
-    variables = {
-        "CMAKE_POLICY_VERSION_MINIMUM": "3.5",
-        "VIRTUAL_ENV": "",
-        "CONDA_PREFIX": "",
-        "PYTHONPATH": "",
-    }
+    """Return the variables of a build."""
+    # An empty value removes a variable. Without these three, CMake cannot find another Python.
+    variables = dict.fromkeys(("VIRTUAL_ENV", "CONDA_PREFIX", "PYTHONPATH"), "")
+    # Here, too, because CMake also configures the projects that it fetches.
+    variables["CMAKE_POLICY_VERSION_MINIMUM"] = "3.5"
     if options.git_url != DEFAULT_GIT_URL:
+        # Older releases hard-code the organisation for the other repositories. git replaces it.
         variables |= {
             "GIT_CONFIG_COUNT": "1",
             "GIT_CONFIG_KEY_0": f"url.{options.git_url}/.insteadOf",
@@ -253,14 +285,19 @@ def _remedy(tail: str) -> str:
     if re.search(r"archive\.h|rapidjson|RapidJSON|zlib\.h|ZLIB|numa\.h", tail):
         return f"Install what it needs: {_PACKAGES}."
     if re.search(r"CUDAToolkit|nvcc|cuda", tail, re.IGNORECASE):
-        return "Build it where the CUDA toolkit is, or for a Python for which the container has a stub: --stub prebuilt."
+        return (
+            "Build it where the CUDA toolkit is, or for a Python for which the container has a "
+            "stub: --stub prebuilt."
+        )
     if re.search(r"Could not resolve host|Failed to clone|download|Connection", tail):
         return "Check the network, or name mirrors with --triton-git-url and --triton-boost-url."
     return "Use a --python for which there is a stub (--stub prebuilt), or report the log."
 
 
 def _remove_run_path(stub: Path) -> None:
-    """Remove the path of libpython at link time: under Triton, LD_LIBRARY_PATH begins with the environment's lib."""
-    needs = read_dynamic_section(stub)
-    if needs and (needs.rpath or needs.runpath):
+    """Remove the path that libpython had at link time."""
+    # pybind11 takes it from the interpreter, and no other machine has it. Under Triton,
+    # LD_LIBRARY_PATH begins with the environment's lib.
+    section = read_dynamic_section(stub)
+    if section and (section.rpath or section.runpath):
         run([TOOLS / "patchelf", "--remove-rpath", stub], what="remove the stub's library path")

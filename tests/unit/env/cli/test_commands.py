@@ -105,7 +105,7 @@ def test_verify_refuses_a_changed_file_before_anything_long(
     """By its digest, its size being the same."""
     (model / file).write_text((model / file).read_text().upper())
     assert _run("verify", "--model-repository", model.parent) == 1
-    assert f"{file} is not what" in capsys.readouterr().err
+    assert f"{file} does not match" in capsys.readouterr().err
     assert checked == []
 
 

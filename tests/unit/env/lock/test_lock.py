@@ -96,7 +96,7 @@ def test_locked_says_that_the_interpreter_is_this_machines(
     """The wheels are the lock's wherever the interpreter comes from, and what is not locked is said."""
     _make(spec, root, locked=True)
     said = capsys.readouterr().err
-    assert f"the lock does not pin the interpreter of this machine: Python {channel.layer} is taken" in said
+    assert f"the lock does not pin the interpreter of this machine: Python {channel.layer} is used" in said
 
 
 def test_the_interpreter_of_conda_forge_is_locked(spec: Spec, root: Path, channel: Channel, tmp_path: Path) -> None:

@@ -51,7 +51,16 @@ def test_a_wheel_is_named_as_it_names_itself(tmp_path: Path) -> None:
 def test_a_wheel_without_vllm_is_wrong_usage(tmp_path: Path) -> None:
     """A wheel of something else would install well and fail at the first import."""
     wheel = _wheel(tmp_path, "vllm-1.0-py3-none-any.whl", package="other")
-    with pytest.raises(UsageError, match="holds no vllm package"):
+    with pytest.raises(UsageError, match="does not contain the package vllm"):
+        _resolve(tmp_path, Pin("wheel", str(wheel)))
+
+
+def test_a_wheel_without_metadata_is_refused_with_the_reason(tmp_path: Path) -> None:
+    """Such a file has a wheel's name and is a ZIP file, but pip cannot install it."""
+    wheel = tmp_path / "vllm-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("vllm/__init__.py", "")
+    with pytest.raises(UsageError, match="it has no metadata"):
         _resolve(tmp_path, Pin("wheel", str(wheel)))
 
 

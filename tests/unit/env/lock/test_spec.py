@@ -99,7 +99,7 @@ def test_bad_python_is_refused(tmp_path: Path, python: str) -> None:
     [
         (Pin("release", "newest"), "is not a version"),
         (Pin("commit", "abc123"), "not a full commit SHA"),
-        (Pin("wheel", "/nonexistent/x.whl"), "no such file"),
+        (Pin("wheel", "/nonexistent/x.whl"), "the file does not exist"),
         (Pin("source", "/nonexistent"), "not a Python source tree"),
     ],
 )

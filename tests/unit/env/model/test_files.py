@@ -65,7 +65,7 @@ def test_a_configuration_that_leads_elsewhere_is_refused(model: Path, old: str, 
 def test_what_is_no_configuration_is_refused_with_its_line(model: Path) -> None:
     """Triton does not load such a model either."""
     (model / "config.pbtxt").write_text('backend: "python"\nparameters {\n')
-    with pytest.raises(VllmEnvError, match=r"config\.pbtxt is no model configuration: 2:"):
+    with pytest.raises(VllmEnvError, match=r"config\.pbtxt cannot be read as a model configuration: 2:"):
         check_model(model, _MANIFEST)
 
 
@@ -105,7 +105,7 @@ def test_what_is_missing_is_named(model: Path, name: str) -> None:
 def test_code_that_does_not_parse_is_refused(model: Path) -> None:
     """With the line."""
     (model / "1/model.py").write_text("import json\ndef (:\n")
-    with pytest.raises(VllmEnvError, match=r"model\.py is no Python: .*line 2"):
+    with pytest.raises(VllmEnvError, match=r"model\.py cannot be parsed as Python: .*line 2"):
         check_model(model, _MANIFEST)
 
 

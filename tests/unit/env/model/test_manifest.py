@@ -182,7 +182,7 @@ def test_refuses_files_that_are_not_the_manifests(manifest: Manifest, tmp_path: 
     check_files(tmp_path, unpacked)
     for data in (b"arch", b"ARCHIVE"):
         (tmp_path / "archive").write_bytes(data)
-        with pytest.raises(VllmEnvError, match=r"archive is not what .*vllm_env\.json says"):
+        with pytest.raises(VllmEnvError, match=r"archive does not match .*vllm_env\.json"):
             check_files(tmp_path, packed)
     (tmp_path / "stub").unlink()
     with pytest.raises(VllmEnvError, match="stub is missing"):

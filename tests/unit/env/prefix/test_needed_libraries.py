@@ -13,12 +13,12 @@ from vllm_env.base.errors import VllmEnvError
 from vllm_env.prefix.needed_libraries import (
     Need,
     NeededLibraries,
-    Tolerated,
     check_missing_libraries,
     find_needed_libraries,
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
 
@@ -30,8 +30,8 @@ def packages(tmp_path: Path) -> Path:
     return folder
 
 
-def _find(packages: Path, profile: str = "cpu", rules: tuple[Tolerated, ...] = ()) -> NeededLibraries:
-    return find_needed_libraries(packages.parents[2], profile, rules)
+def _find(packages: Path, profile: str = "cpu", rules: Mapping[str, tuple[str, ...]] | None = None) -> NeededLibraries:
+    return find_needed_libraries(packages.parents[2], profile, rules or {})
 
 
 def _missing(packages: Path) -> tuple[str, ...]:
@@ -128,7 +128,7 @@ def test_the_driver_is_the_machines_on_cuda_only(packages: Path, tmp_path: Path)
 
 def test_a_tolerated_file_is_told_and_others_are_not_excused(packages: Path, tmp_path: Path) -> None:
     """A rule covers its file and its library; the same library in another file, or another in this one, is missing."""
-    rules = (Tolerated("*/numba/*", ("libtbb.so.*",), "a test"),)
+    rules = {"*/numba/*": ("libtbb.so.*",)}
     tbb, other = _absent(tmp_path, "libtbb.so.12"), _absent(tmp_path, "libother.so.1", symbol="other")
     make_library(packages / "numba", "tbbpool.so", needs=(tbb, other))
     make_library(packages / "demo", "demo.so", needs=(tbb,))
@@ -155,7 +155,7 @@ def test_the_message_names_file_library_packages_and_remedy(tmp_path: Path) -> N
         make_library(tmp_path / "env" / "lib" / "vllm", name, needs=(numa,))
     with pytest.raises(VllmEnvError) as caught:
         check_missing_libraries(find_needed_libraries(tmp_path / "env", "cpu"))
-    assert "libnuma.so.1, which lib/vllm/_C.abi3.so and 2 more needs" in caught.value.what
+    assert "libnuma.so.1, needed by lib/vllm/_C.abi3.so and 2 more" in caught.value.what
     assert "apt-get install libnuma1" in caught.value.remedy
 
 

@@ -378,7 +378,7 @@ def _ours(model: Path) -> None:
         (_config('backend: "tensorrtllm"'), 'names the backend "tensorrtllm"'),
         (_config('backend: "python"'), 'names the backend "python"'),
         (_config(""), 'names the backend ""'),
-        (_config("{"), "is no model configuration"),
+        (_config("{"), "as a model configuration"),
         (_ours, "is a model of this project already"),
         (lambda model: (model / "3").mkdir(), "has the versions 1, 3"),
         (lambda model: (model / "1").rename(model / "2"), "has the versions 2,"),

@@ -70,7 +70,7 @@ def test_an_environment_that_is_named_is_replaced_once() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ('backend: "vllm', "is no model configuration: 1:10"),
+        ('backend: "vllm', "as a model configuration: 1:10"),
         ('backend: "vllm" max_batch_size: 8', "has max_batch_size: 8"),
         ('backend: "vllm" model_transaction_policy { decoupled: false }', "not decoupled"),
         ('backend: "vl" "lm"', "cannot be edited"),
