@@ -32,7 +32,8 @@ from .official_model import (
     read_text,
 )
 
-_NOT_TAKEN = (*BUILT_NAMES, CACHE_NAME, *(f"{CODE}/{name}" for name in CODE_NAMES))
+_OWN_CODE = tuple(f"{CODE}/{name}" for name in CODE_NAMES)
+_NOT_TAKEN = (*BUILT_NAMES, CACHE_NAME, *_OWN_CODE)
 # A larger file (in bytes) stays where it is. A tokenizer.json may have 30 MB, but then it is next
 # to weights.
 _LARGE = 10_000_000
@@ -150,7 +151,7 @@ def refuse_target(source: Path, target: Path) -> None:
             cause="The code would be replaced in another place.",
             remedy="Put a folder there.",
         )
-    refuse_mounts(target, tuple(f"{CODE}/{name}" for name in CODE_NAMES))
+    refuse_mounts(target, _OWN_CODE)
 
 
 def _refuse_template(target: Path, template: Path) -> None:
@@ -185,8 +186,8 @@ def stage_template(adoption: Adoption, template: Path, folder: Path) -> Path:
     code = folder / CODE
     code.mkdir(exist_ok=True)
     copy_own_code(template / CODE, code)
-    for name in CODE_NAMES:
-        make_readable(code / name)
+    for name in _OWN_CODE:
+        make_readable(folder / name)
     write_whole(folder / CONFIG_NAME, adoption.config)
     return folder
 

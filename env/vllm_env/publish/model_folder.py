@@ -206,12 +206,9 @@ def _place_folder(made: Path, place: Path, owner: Owner) -> None:
 
 def copy_own_code(source: Path, folder: Path) -> None:
     """Copy this project's code from the version folder ``source`` into a folder without it."""
-    for name in CODE_NAMES:
-        if (source / name).is_dir():
-            ignore = shutil.ignore_patterns(*_BYTECODE)
-            shutil.copytree(source / name, folder / name, ignore=ignore)
-        else:
-            shutil.copy2(source / name, folder / name)
+    shutil.copy2(source / "model.py", folder / "model.py")
+    ignore = shutil.ignore_patterns(*_BYTECODE)
+    shutil.copytree(source / "triton_vllm", folder / "triton_vllm", ignore=ignore)
 
 
 def _place_code(made: Path, version: Path, aside: Path) -> None:

@@ -60,7 +60,7 @@ def check_writable(repository: Path, model: str) -> None:
         VllmEnvError: the repository cannot be written, or a volume is mounted over built files.
     """
     place = nearest(repository / model)
-    if place.exists() and not place.is_dir():
+    if not place.is_dir():
         raise VllmEnvError(
             f"--model-repository {repository}: {place} is not a folder.", remedy="Name a folder."
         )
@@ -186,13 +186,13 @@ def _publish_in_place(built: BuiltSet, target: Path, template: Path) -> None:
             give(staging, owner_of(target))
             write_set(built, staging)
             missing = stage_missing(built, template, target, staging / "missing")
-            placed += [target / path.name for path in missing.iterdir()]
+            *others, manifest = BUILT_NAMES
             placed += [target / name for name in BUILT_NAMES]
+            placed += [target / path.name for path in missing.iterdir()]
             # 2) Rename them: environment, code and arguments, config.pbtxt. A server that polls
             # must not see the configuration before the files that it names.
-            for name in BUILT_NAMES:
-                if name != MANIFEST_NAME:
-                    _place(staging / name, target / name)
+            for name in others:
+                _place(staging / name, target / name)
             place_missing(built, missing, target)
             set_environment_path(target, built.layout.environment)
             # 3) Remove the files of another layout. A small archive next to another build's parts
@@ -200,7 +200,7 @@ def _publish_in_place(built: BuiltSet, target: Path, template: Path) -> None:
             for name in set(files()).difference(built.layout.files):
                 _remove(target / name)
             # 4) The manifest makes the new set valid.
-            _place(staging / MANIFEST_NAME, target / MANIFEST_NAME)
+            _place(staging / manifest, target / manifest)
             sync(target)
     except BaseException:
         with interrupts_held():
