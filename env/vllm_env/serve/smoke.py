@@ -227,7 +227,7 @@ def _check(request: SmokeRequest, answers: tuple[tuple[str, str], ...]) -> None:
         if not answer.strip():
             raise VllmEnvError(
                 f"The served model answered nothing to {prompt!r}.",
-                cause="An empty answer does not show that the weights are right or that texts arrive.",
+                cause="An empty answer does not show that the weights are right.",
                 remedy=(
                     "Name another --smoke-model, or use --no-smoke-run. "
                     f"The server's log is {request.log}."

@@ -60,8 +60,8 @@ def compile_library(compiler: Path, source: str, library: Path, *options: str) -
     """
     file = library.with_suffix(".c")
     file.write_text(source)
-    # The compiler is zig, and its cache is kept out of the home. Empty values remove the user's own
-    # settings for compilers.
+    # The environment's compiler is zig, which would put its cache into the home. Empty values
+    # remove the user's own settings for compilers.
     variables = {"ZIG_GLOBAL_CACHE_DIR": str(library.parent / "cache"), "CC": "", "CPATH": ""}
     command = [compiler, file, *options, "-shared", "-fPIC", "-o", library]
     run(command, what=f"compile {library.name} with {compiler}", env=variables)

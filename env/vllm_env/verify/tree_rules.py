@@ -92,7 +92,7 @@ def _check_distributions(found: dict[str, str], expected: Expected) -> None:
         more = " …" if len(wrong) > 5 else ""
         raise VllmEnvError(
             f"The environment is not what its lock says: {'; '.join(wrong[:5])}{more}.",
-            cause="It was changed after it was built, or the lock is another one's.",
+            cause="It was changed after it was built, or this is the lock of another environment.",
             remedy=REBUILD,
         )
 
@@ -120,7 +120,7 @@ def is_same_version(one: str, other: str) -> bool:
     # torch.__version__.
     try:
         return Specifier(f"=={other}").contains(one, prereleases=True)
-    # One of them is not a version as PEP 440 has it.
+    # One of them does not follow PEP 440.
     except ValueError:
         return one == other
 
@@ -141,7 +141,7 @@ def check_versions(versions: Mapping[str, str], release: str) -> None:
     numpy = versions.get("numpy")
     if numpy and rules_of(release).numpy_bound and Version(numpy).major >= 2:
         raise VllmEnvError(
-            f"NumPy {numpy} does not go with a stub of Triton {release}.",
+            f"NumPy {numpy} does not work with a stub of Triton {release}.",
             cause=(
                 "Stubs before 24.11 have pybind11 2.10, which cannot read arrays of NumPy 2: "
                 "the first request aborts them."
