@@ -155,7 +155,8 @@ def _ignore_of_template(template: Path, target: Path, *, only_lacking: bool) -> 
     def ignore(folder: str, names: list[str]) -> set[str]:
         left_out = patterns(folder, names)
         for path in (Path(folder, name) for name in names):
-            if path.resolve() in volumes or (only_lacking and is_kept(path)):
+            is_volume = volumes and path.resolve() in volumes
+            if is_volume or (only_lacking and is_kept(path)):
                 left_out.add(path.name)
         return left_out
 

@@ -16,7 +16,6 @@ from pathlib import Path
 import psutil
 
 MARKER = "VLLM_ENV_SERVER_ID"
-_PROC = Path("/proc")
 # Extracted environments (python_backend's src/pb_env.cc hard-codes the path), and the shared
 # memory that Python's multiprocessing makes for vLLM. A killed process removes neither.
 _TRACES = re.compile(rb"/tmp/python_env_\w+|/dev/shm/(?:psm_|sem\.mp-)\w+")
@@ -71,7 +70,7 @@ def traces(group: Iterable[psutil.Process]) -> set[Path]:
     # second for vLLM's processes. A process may end at any moment, hence the OSError.
     found: set[bytes] = set()
     for process in group:
-        folder = _PROC / str(process.pid)
+        folder = Path("/proc", str(process.pid))
         for source in ("environ", "maps", "cmdline"):
             with contextlib.suppress(OSError):
                 found.update(_TRACES.findall((folder / source).read_bytes()))

@@ -148,6 +148,7 @@ class TritonServer:
                 self.start()
                 self.wait_ready()
                 break
+            # An interrupt, too, must end the server.
             except BaseException as error:
                 self.stop()
                 if attempt == _ATTEMPTS or not isinstance(error, StuckStartError):
@@ -193,7 +194,7 @@ class TritonServer:
 
     def _command(self) -> list[str]:
         return [
-            os.fspath(self.binary),
+            str(self.binary),
             f"--model-repository={self.repository}",
             "--http-address=127.0.0.1",
             "--grpc-address=127.0.0.1",

@@ -26,8 +26,8 @@ def is_fetchable(workspace: Workspace, model: str) -> bool:
     caches = variables.get("XDG_CACHE_HOME") or "~/.cache"
     home = variables.get("HF_HOME") or f"{caches}/huggingface"
     hub = Path(variables.get("HF_HUB_CACHE") or f"{home}/hub").expanduser()
-    name = model.replace("/", "--")
-    if any(hub.glob(f"models--{name}/snapshots/*/config.json")):
+    folder = hub / f"models--{model.replace('/', '--')}"
+    if any(folder.glob("snapshots/*/config.json")):
         return True
     # 2) The hub itself.
     if variables.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on"):
@@ -63,10 +63,10 @@ def own_model(
 def _reason_against(workspace: Workspace, model: str, arguments: Mapping[str, Any]) -> str:
     """Return why this machine cannot serve a model, or an empty string."""
     if not model:
-        return "it names none"
+        return "the engine arguments name no model"
     # The smoke run checks that each prompt gets a text.
     if arguments.get("runner") == "pooling" or arguments.get("task") in _POOLING:
-        return "it answers with no text"
+        return "it does not answer with text"
     # Path.is_dir() raises if a folder may not be entered; os.path.isdir() returns False.
     if os.path.isdir(model):  # noqa: PTH112
         return ""
