@@ -10,7 +10,6 @@ it extracted to ``/tmp`` are removed.
 
 import contextlib
 import http.client
-import os
 import random
 import re
 import signal
