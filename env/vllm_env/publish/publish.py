@@ -177,7 +177,7 @@ def _publish_in_place(built: BuiltSet, target: Path, template: Path) -> None:
 
     If that fails, remove a new model.
     """
-    there = set(target.iterdir()) if target.is_dir() else None
+    old_content = set(target.iterdir()) if target.is_dir() else None
     _make_folder(target)
     placed: list[Path] = []
     try:
@@ -204,23 +204,23 @@ def _publish_in_place(built: BuiltSet, target: Path, template: Path) -> None:
             sync(target)
     except BaseException:
         with interrupts_held():
-            _remove_new_model(target, there, placed)
+            _remove_new_model(target, old_content, placed)
         raise
 
 
-def _remove_new_model(target: Path, there: set[Path] | None, placed: list[Path]) -> None:
+def _remove_new_model(target: Path, old_content: set[Path] | None, placed: list[Path]) -> None:
     """Remove the placed files if there was no model before.
 
-    ``there`` is the folder's old content, or None if the folder is new.
+    ``old_content`` is None if the folder is new.
     """
-    before = there or set()
+    before = old_content or set()
     if before.intersection({target / CONFIG_NAME, target / MANIFEST_NAME}):
         return
     # The configuration goes first, because a server may poll.
     for path in sorted(set(placed) - before, key=lambda path: path.name != CONFIG_NAME):
         with contextlib.suppress(OSError):
             _remove(path)
-    if there is None:
+    if old_content is None:
         # The folder is not empty if another program has put a file there.
         with contextlib.suppress(OSError):
             target.rmdir()
