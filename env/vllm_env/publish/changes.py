@@ -11,8 +11,7 @@ from pathlib import Path
 
 from vllm_env.base.errors import VllmEnvError
 
-from .exchange import STAGING
-from .model_folder import BUILT_NAMES
+from .model_folder import is_replaced
 
 State = dict[Path, tuple[int, ...]]
 """The size (bytes) and mtime (ns) of each file; an empty tuple for a folder."""
@@ -28,8 +27,8 @@ def state_of(model: Path) -> State:
         if folder == str(model):
             # A build replaces these anyway. os.walk() does not enter folders that are taken out
             # of its list.
-            names[:] = [name for name in names if not _is_replaced(name)]
-            paths = [path for path in paths if not _is_replaced(path.name)]
+            names[:] = [name for name in names if not is_replaced(name)]
+            paths = [path for path in paths if not is_replaced(path.name)]
         for path in paths:
             with contextlib.suppress(FileNotFoundError):
                 status = path.lstat()
@@ -40,12 +39,8 @@ def state_of(model: Path) -> State:
     return state
 
 
-def _is_replaced(name: str) -> bool:
-    return name in BUILT_NAMES or name.startswith(STAGING)
-
-
 def refuse_changes(model: Path, new: Path, before: State) -> None:
-    """Check that no file or folder of ``model`` has changed since `state_of` returned ``before``.
+    """Check that no file or folder of ``model`` has changed since ``state_of`` returned ``before``.
 
     Raises:
         VllmEnvError: a file or folder was added, removed or changed, and ``new`` lacks the change.

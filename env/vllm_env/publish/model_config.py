@@ -56,7 +56,8 @@ def rewrite_config(file: Path, text: str, environment: str) -> str:
         # Triton fills in an empty field.
         if getattr(wanted, field) not in ("", value):
             setattr(wanted, field, value)
-            text = _edited(file, text, rf"\b{field}{_GAP}:{_GAP}{_STRING}", value, wanted)
+            pattern = rf"\b{field}{_GAP}:{_GAP}{_STRING}"
+            text = _edited(file, text, pattern=pattern, value=value, wanted=wanted)
     # 2) The parameter that names the environment.
     place = f"{MODEL_DIRECTORY}/{environment}"
     if ENVIRONMENT not in wanted.parameters:
@@ -66,7 +67,7 @@ def rewrite_config(file: Path, text: str, environment: str) -> str:
     if parameter.string_value == place:
         return text
     parameter.string_value = place
-    return _edited(file, text, _PLACE, place, wanted)
+    return _edited(file, text, pattern=_PLACE, value=place, wanted=wanted)
 
 
 def _refuse(file: Path, config: ModelConfig) -> None:

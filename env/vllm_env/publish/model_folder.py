@@ -93,15 +93,18 @@ def _link_tree(source: Path, target: Path) -> None:
 
     def ignore(folder: str, names: list[str]) -> list[str]:
         # Deeper down, a file with such a name is the user's.
-        if Path(folder) != source:
-            return []
-        return [name for name in names if name in BUILT_NAMES or name.startswith(STAGING)]
+        return [name for name in names if is_replaced(name)] if Path(folder) == source else []
 
     shutil.copytree(
         source, target, symlinks=True, ignore=ignore, copy_function=link_or_copy, dirs_exist_ok=True
     )
     shutil.copystat(source, target)
     give_as(target, source)
+
+
+def is_replaced(name: str) -> bool:
+    """Return whether a build replaces the file or folder of this name in a model's folder."""
+    return name in BUILT_NAMES or name.startswith(STAGING)
 
 
 def stage_missing(built: BuiltSet, template: Path, target: Path, missing: Path) -> Path:
@@ -164,7 +167,7 @@ def _ignore_of_template(template: Path, target: Path, *, only_lacking: bool) -> 
 
 
 def place_missing(built: BuiltSet, missing: Path, target: Path) -> None:
-    """Move the files of `stage_missing` into a model's folder, ``config.pbtxt`` last.
+    """Move the files of ``stage_missing`` into a model's folder, ``config.pbtxt`` last.
 
     Placed files belong to the folder's owner.
     """
@@ -175,7 +178,7 @@ def place_missing(built: BuiltSet, missing: Path, target: Path) -> None:
     completes = config.exists()
     if adopted:
         _place_folder(missing / CODE, target / CODE, owner)
-        _place_code(missing / CODE, target / CODE, missing.parent)
+        _place_code(missing / CODE, target / CODE, aside=missing.parent)
     if completes:
         let_read(target)
     # config.pbtxt marks a complete model, and a server may poll.
@@ -284,20 +287,21 @@ def stage_candidate(built: BuiltSet, current: Path, template: Path, new: Path) -
     As in publishing, a model without ``config.pbtxt`` is completed from ``template``.
     """
     new.mkdir(parents=True)
+    complete = (current / CONFIG_NAME).exists()
     sources = [current]
-    if not (current / CONFIG_NAME).exists():
+    if not complete:
         # The last one wins. An adopted model gets only the files that it lacks.
         sources = [template, current] if built.adopted_from else [current, template]
     for source in sources:
         if (source / CODE).is_dir():
             copy_code(source / CODE, new / CODE)
-    configured = current if sources == [current] else template
+    configured = current if complete else template
     shutil.copy2(configured / CONFIG_NAME, new / CONFIG_NAME)
     if built.adopted_from:
         # The old code is moved away and not overwritten: modules that no longer exist must go.
         with staging_in(new) as staging:
             copy_own_code(template / CODE, staging)
-            _place_code(staging, new / CODE, staging)
+            _place_code(staging, new / CODE, aside=staging)
     write_set(built, new, linked=True)
     set_environment_path(new, built.layout.environment)
 

@@ -161,6 +161,6 @@ def find_unpacked() -> list[tuple[Path, int, Callable[[], object]]]:
     """
     found: list[tuple[Path, int, Callable[[], object]]] = []
     for place in parts_unpack.places():
-        free = partial(parts_unpack.remove_unused, place, 0)
+        free = partial(parts_unpack.remove_unused, place, keep=0)
         found += [(Path(path), tree_size(Path(path)), free) for path in free(dry_run=True)]
     return found

@@ -53,13 +53,7 @@ class Warmed:
     ready_seconds: float
 
 
-def warm(
-    workspace: Workspace,
-    binary: Path,
-    model: Path,
-    *,
-    log: Path,
-) -> Warmed:
+def warm(workspace: Workspace, binary: Path, model: Path, *, log: Path) -> Warmed:
     """Load a model once with its own engine arguments, and keep the caches that vLLM filled.
 
     They are in ``model/vllm_cache``. The server loads no other model of the repository.
@@ -117,7 +111,7 @@ def _fill(workspace: Workspace, binary: Path, model: Path, log: Path) -> Warmed:
         # Publishing exchanges the model's folder. Caches placed in the old one would be lost.
         with publishing(workspace, repository):
             _place(filled, model / CACHE_NAME)
-    return Warmed(model / CACHE_NAME, files, size, seconds)
+    return Warmed(folder=model / CACHE_NAME, files=files, size=size, ready_seconds=seconds)
 
 
 def _load(binary: Path, model: Path, filled: Path, log: Path) -> float:

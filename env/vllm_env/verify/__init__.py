@@ -3,5 +3,5 @@
 The results are notes for the user, or an error. Environments are unpacked and started below the
 cache; nothing in them changes.
 """
-# Without these checks most faults would show only at a server's start or at its first request, and
+# Without these checks, such errors would show only at a server's start or at its first request, and
 # often on another machine than the one that built.

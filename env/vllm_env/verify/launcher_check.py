@@ -15,7 +15,6 @@ from vllm_env import inside
 from vllm_env.base.errors import REBUILD, CommandError, VllmEnvError
 from vllm_env.base.process import run
 from vllm_env.base.workspace import Workspace
-from vllm_env.triton.root import rules_of
 
 from .tree_rules import Expected, is_same_version
 
@@ -235,10 +234,9 @@ def check_start(workspace: Workspace, environment: Path, expected: Expected) -> 
         VllmEnvError: an import fails, or a module comes from outside the environment, or its
             version is not the lock's.
     """
-    activates = rules_of(expected.release).activates
     arrays = tuple(name for name in ("numpy", "torch") if name in expected.versions)
     modules = (*arrays, "vllm", "vllm.v1.engine.async_llm")
-    started = start(workspace, environment, modules, activates=activates)
+    started = start(workspace, environment, modules, activates=expected.activates)
     judge(started, environment, expected.versions)
     # The probe skips modules that do not exist.
     if "vllm" not in started.imported:

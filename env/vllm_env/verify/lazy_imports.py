@@ -16,7 +16,6 @@ from vllm_env import inside
 from vllm_env.base import report
 from vllm_env.base.errors import VllmEnvError
 from vllm_env.base.workspace import Workspace
-from vllm_env.triton.root import rules_of
 
 from .driver_standin import write_driver_standin
 from .launcher_check import ask
@@ -161,7 +160,7 @@ def import_each(
             _PROBE,
             {"profile": expected.profile, "modules": modules, "seconds": seconds},
             variables,
-            activates=rules_of(expected.release).activates,
+            activates=expected.activates,
             what="import what vLLM imports after its start",
         )
     return {name: failure for name, failure in answers.items() if failure}

@@ -38,6 +38,11 @@ class Expected:
     complete: bool = False
     profile: str = "cpu"
 
+    @property
+    def activates(self) -> bool:
+        """Return whether the release's launcher sources ``bin/activate``."""
+        return rules_of(self.release).activates
+
 
 def check_tree(environment: Path, expected: Expected) -> None:
     """Check that Triton would accept an unpacked environment and answer its first request.

@@ -14,7 +14,7 @@ from vllm_env.base.workspace import Workspace
 from vllm_env.layout.layout import Layout, Packed
 from vllm_env.lock.pylock import Lock
 from vllm_env.prefix.needed_libraries import check_missing_libraries, find_needed_libraries
-from vllm_env.triton.root import NEWEST_KNOWN, TritonRoot, is_known, rules_of
+from vllm_env.triton.root import NEWEST_KNOWN, TritonRoot, is_known
 
 from .compiler_check import check_compiler
 from .launcher_check import check_start, judge, start
@@ -77,8 +77,7 @@ def _verify_interpreter(workspace: Workspace, environment: Path, expected: Expec
     # A stub starts in this interpreter before the other packages are unpacked. The embedded
     # interpreter must read UTF-8 and import NumPy at that point.
     check_leaks(environment, build_places(workspace.cache.root))
-    activates = rules_of(expected.release).activates
-    started = start(workspace, environment, ("numpy",), activates=activates)
+    started = start(workspace, environment, ("numpy",), activates=expected.activates)
     judge(started, environment, versions={})
 
 
@@ -86,7 +85,7 @@ def verify_tree(workspace: Workspace, environment: Path, expected: Expected) -> 
     """Check an unpacked environment, up to an import of vLLM.
 
     Returns:
-        Notes for the user, as in `verify_packed`.
+        Notes for the user, as in ``verify_packed``.
 
     Raises:
         VllmEnvError: names the rule and the remedy.
