@@ -206,7 +206,7 @@ def _copy_errors_explained(source: Path) -> Iterator[None]:
 
 def _divide(source: Path, documents: Documents) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
     """Return the files to copy, and the files and folders that stay where they are."""
-    named = {
+    named_paths = {
         Path(value)
         for document in documents.values()
         for value in document.values()
@@ -224,7 +224,7 @@ def _divide(source: Path, documents: Documents) -> tuple[tuple[Path, ...], tuple
             # that folder as the model.
             if name == CODE:
                 waiting.append(path)
-            elif name in _NOT_TAKEN or path in named:
+            elif name in _NOT_TAKEN or path in named_paths:
                 left.append(path)
             elif path.is_dir():
                 # A linked folder may be large, or lead back to a folder above.

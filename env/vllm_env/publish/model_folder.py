@@ -142,24 +142,24 @@ def _ignore_of_template(template: Path, target: Path, *, only_lacking: bool) -> 
     )
     volumes = mounts_in(template)
     # This project's code is staged on its own.
-    kept = {Path(CODE, name) for name in CODE_NAMES}
+    present = {Path(CODE, name) for name in CODE_NAMES}
     # Either file holds the engine arguments. If one exists, the other is not missing: the model
     # refuses two that differ.
     if _has_engine_args(target):
-        kept |= {Path(ENGINE_ARGS_NAME), Path(OFFICIAL_ARGS)}
+        present |= {Path(ENGINE_ARGS_NAME), Path(OFFICIAL_ARGS)}
 
-    def is_kept(path: Path) -> bool:
+    def is_present(path: Path) -> bool:
         name = path.relative_to(template)
-        there = target / name
+        counterpart = target / name
         # Two folders are merged. A folder that is a link now is the user's.
-        merged = path.is_dir() and there.is_dir() and not there.is_symlink()
-        return name in kept or (os.path.lexists(there) and not merged)
+        merged = path.is_dir() and counterpart.is_dir() and not counterpart.is_symlink()
+        return name in present or (os.path.lexists(counterpart) and not merged)
 
     def ignore(folder: str, names: list[str]) -> set[str]:
         left_out = patterns(folder, names)
         for path in (Path(folder, name) for name in names):
             is_volume = volumes and path.resolve() in volumes
-            if is_volume or (only_lacking and is_kept(path)):
+            if is_volume or (only_lacking and is_present(path)):
                 left_out.add(path.name)
         return left_out
 
@@ -200,10 +200,10 @@ def place_missing(built: BuiltSet, missing: Path, target: Path) -> None:
         give(place, owner)
 
 
-def _place_folder(made: Path, place: Path, owner: Owner) -> None:
+def _place_folder(staged: Path, place: Path, owner: Owner) -> None:
     if not place.is_dir():
         place.mkdir()
-        place.chmod(stat.S_IMODE(made.stat().st_mode))
+        place.chmod(stat.S_IMODE(staged.stat().st_mode))
         let_read(place)
         give(place, owner)
 
@@ -215,14 +215,14 @@ def copy_own_code(source: Path, folder: Path) -> None:
     shutil.copytree(source / "triton_vllm", folder / "triton_vllm", ignore=ignore)
 
 
-def _place_code(made: Path, version: Path, aside: Path) -> None:
+def _place_code(staged: Path, version: Path, aside: Path) -> None:
     """Rename this project's code into place, and the old code into the folder ``aside``."""
     for name in CODE_NAMES:
-        give_tree(made / name, owner_of(version))
+        give_tree(staged / name, owner_of(version))
         # The old code is not deleted: it may be a link to the user's files.
         if os.path.lexists(version / name):
             (version / name).rename(aside / f"old-{name}")
-        (made / name).rename(version / name)
+        (staged / name).rename(version / name)
 
 
 def write_engine_args(template: Path, model: Path) -> None:

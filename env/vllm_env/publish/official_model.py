@@ -79,9 +79,9 @@ def _check_version(model: Path) -> None:
     versions = [name for name in names if re.fullmatch("0|[1-9][0-9]*", name)]
     if versions == [CODE]:
         return
-    found = f"the versions {', '.join(versions)}" if versions else "no version"
+    content = f"the versions {', '.join(versions)}" if versions else "no version"
     raise VllmEnvError(
-        f"{model} has {found}, and a model is adopted with version {CODE} alone.",
+        f"{model} has {content}, and a model is adopted with version {CODE} alone.",
         remedy=(
             f"Leave one folder, {CODE}/ with model.json. "
             "Make a separate model of each other version."

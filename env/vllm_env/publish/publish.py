@@ -226,13 +226,13 @@ def _remove_new_model(target: Path, old_content: set[Path] | None, placed: list[
             target.rmdir()
 
 
-def _place(made: Path, place: Path) -> None:
+def _place(staged: Path, place: Path) -> None:
     # rename() replaces a file, but no folder with contents.
-    if made.is_dir():
+    if staged.is_dir():
         remove_tree(place)
     # No layout has all files.
-    if made.exists():
-        made.rename(place)
+    if staged.exists():
+        staged.rename(place)
 
 
 def _remove(path: Path) -> None:

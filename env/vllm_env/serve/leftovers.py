@@ -91,12 +91,12 @@ def find_private_caches(roots: set[Path]) -> list[Abandoned]:
     They are in cache folders (``roots``) and in the folders for temporary files. While a server
     runs, they are in use.
     """
-    found = [path for root in roots for path in (root / "warm").glob("*")]
+    copies = [path for root in roots for path in (root / "warm").glob("*")]
     # A server may have another TMPDIR than this process.
     for folder in {Path(tempfile.gettempdir()), Path("/tmp")}:  # noqa: S108
         caches = (path for path in folder.glob("*") if _WARM.fullmatch(path.name))
-        found += [path for path in caches if _status(path)]
-    return [Abandoned(path, tree_size(path)) for path in sorted(found)]
+        copies += [path for path in caches if _status(path)]
+    return [Abandoned(path, tree_size(path)) for path in sorted(copies)]
 
 
 def server_runs() -> bool:
@@ -159,8 +159,8 @@ def find_unpacked() -> list[tuple[Path, int, Callable[[], object]]]:
         Each folder, its size in bytes, and the function that removes it. The function keeps a
         folder that a server has begun to use meanwhile.
     """
-    found: list[tuple[Path, int, Callable[[], object]]] = []
+    unpacked: list[tuple[Path, int, Callable[[], object]]] = []
     for place in parts_unpack.places():
         free = partial(parts_unpack.remove_unused, place, keep=0)
-        found += [(Path(path), tree_size(Path(path)), free) for path in free(dry_run=True)]
-    return found
+        unpacked += [(Path(path), tree_size(Path(path)), free) for path in free(dry_run=True)]
+    return unpacked

@@ -68,34 +68,34 @@ def traces(group: Iterable[psutil.Process]) -> set[Path]:
     """Return the extracted environments and the shared memory that these processes use."""
     # This reads the kernel's files itself: psutil reads the sizes of all maps, which takes a
     # second for vLLM's processes. A process may end at any moment, hence the OSError.
-    found: set[bytes] = set()
+    paths: set[bytes] = set()
     for process in group:
         folder = Path("/proc", str(process.pid))
         for source in ("environ", "maps", "cmdline"):
             with contextlib.suppress(OSError):
-                found.update(_TRACES.findall((folder / source).read_bytes()))
+                paths.update(_TRACES.findall((folder / source).read_bytes()))
         # During the extraction, only the server's working folder names the environment.
         with contextlib.suppress(OSError):
-            found.update(_TRACES.findall(os.fsencode((folder / "cwd").readlink())))
-    return {Path(os.fsdecode(path)) for path in found}
+            paths.update(_TRACES.findall(os.fsencode((folder / "cwd").readlink())))
+    return {Path(os.fsdecode(path)) for path in paths}
 
 
 def end(group: Iterable[psutil.Process], *, grace: float) -> None:
     """End processes with SIGTERM; after ``grace`` seconds, send SIGKILL to the remaining ones."""
-    left = list(group)
+    remaining = list(group)
     for send in (psutil.Process.terminate, psutil.Process.kill):
-        for process in left:
+        for process in remaining:
             with contextlib.suppress(psutil.Error):
                 send(process)
-        left = wait_gone(left, timeout=grace)
+        remaining = wait_gone(remaining, timeout=grace)
 
 
 def wait_gone(group: Iterable[psutil.Process], *, timeout: float) -> list[psutil.Process]:
     """Wait for processes to end; return those that still live after ``timeout`` seconds."""
     # psutil.wait_procs() would also wait for zombies, for which their parents may never wait.
     deadline = time.monotonic() + timeout
-    left = [process for process in group if is_alive(process)]
-    while left and time.monotonic() < deadline:
+    remaining = [process for process in group if is_alive(process)]
+    while remaining and time.monotonic() < deadline:
         time.sleep(0.05)
-        left = [process for process in left if is_alive(process)]
-    return left
+        remaining = [process for process in remaining if is_alive(process)]
+    return remaining

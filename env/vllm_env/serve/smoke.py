@@ -223,7 +223,7 @@ def _read_prompts(path: Path) -> list[str]:
 
 def _check(request: SmokeRequest, answers: tuple[tuple[str, str], ...]) -> None:
     for prompt, answer in answers:
-        wanted = request.expected.get(prompt, "")
+        beginning = request.expected.get(prompt, "")
         if not answer.strip():
             raise VllmEnvError(
                 f"The served model answered nothing to {prompt!r}.",
@@ -233,9 +233,9 @@ def _check(request: SmokeRequest, answers: tuple[tuple[str, str], ...]) -> None:
                     f"The server's log is {request.log}."
                 ),
             )
-        if not answer.startswith(wanted):
+        if not answer.startswith(beginning):
             raise VllmEnvError(
-                f"The served model completed {prompt!r} with {answer!r}, not with {wanted!r}.",
+                f"The served model completed {prompt!r} with {answer!r}, not with {beginning!r}.",
                 cause=(
                     "This environment computes other results "
                     "than the one that trained the stand-in model."

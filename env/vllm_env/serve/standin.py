@@ -85,14 +85,14 @@ def ensure_standin(workspace: Workspace, python: Path, recipe: Recipe | None = N
         return folder
     report.step("making a small model that knows the answers to the prompts")
     with workspace.cache.staging() as staged:
-        made = staged / "model"
-        made.mkdir()
+        model = staged / "model"
+        model.mkdir()
         recipe_file = staged / "recipe.json"
         recipe_file.write_text(json.dumps(asdict(recipe)), "utf-8")
-        _train(python, recipe_file, made)
+        _train(python, recipe_file, model)
         # safetensors writes files with mode 0600, and the server may run as another user.
-        make_readable(made)
-        put_in_place(made, folder)
+        make_readable(model)
+        put_in_place(model, folder)
     return folder
 
 

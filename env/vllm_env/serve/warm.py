@@ -103,23 +103,23 @@ def _fill(workspace: Workspace, binary: Path, model: Path, log: Path) -> Warmed:
         # model loads: that may take an hour, and a build must be able to publish.
         with publishing(workspace, repository):
             remove_abandoned_staging(model.parent)
-            filled = stack.enter_context(staging_in(model)) / CACHE_NAME
-            filled.mkdir()
-        seconds = _load(binary, model, filled, log)
-        files, size = _finish(filled, log)
-        give_tree(filled, owner_of(model.resolve()))
+            caches = stack.enter_context(staging_in(model)) / CACHE_NAME
+            caches.mkdir()
+        seconds = _load(binary, model, caches, log)
+        files, size = _finish(caches, log)
+        give_tree(caches, owner_of(model.resolve()))
         # Publishing exchanges the model's folder. Caches placed in the old one would be lost.
         with publishing(workspace, repository):
-            _place(filled, model / CACHE_NAME)
+            _place(caches, model / CACHE_NAME)
     return Warmed(folder=model / CACHE_NAME, files=files, size=size, ready_seconds=seconds)
 
 
-def _load(binary: Path, model: Path, filled: Path, log: Path) -> float:
+def _load(binary: Path, model: Path, caches: Path, log: Path) -> float:
     """Serve the model until it is ready; return the seconds that this took."""
     log.unlink(missing_ok=True)
     started = time.monotonic()
     launch = Launch(
-        environment={_VARIABLE: str(filled)},
+        environment={_VARIABLE: str(caches)},
         arguments=("--model-control-mode=explicit", f"--load-model={model.name}"),
         ready_timeout=_READY_SECONDS,
     )
@@ -127,12 +127,12 @@ def _load(binary: Path, model: Path, filled: Path, log: Path) -> float:
         return time.monotonic() - started
 
 
-def _finish(filled: Path, log: Path) -> tuple[int, int]:
+def _finish(caches: Path, log: Path) -> tuple[int, int]:
     """Make the caches ready for other machines and users; return the number of files and bytes."""
-    for file in filled.glob(_OF_THIS_MACHINE):
+    for file in caches.glob(_OF_THIS_MACHINE):
         file.unlink()
-    files = [path for path in filled.rglob("*") if path.is_file()]
-    if not (filled / RECORD_NAME).is_file() or len(files) < 2:
+    files = [path for path in caches.rglob("*") if path.is_file()]
+    if not (caches / RECORD_NAME).is_file() or len(files) < 2:
         raise VllmEnvError(
             "--warm: the model loaded, but vLLM left no caches.",
             cause="The model's folder has another 1/model.py than this project's, or an older one.",
@@ -141,14 +141,14 @@ def _finish(filled: Path, log: Path) -> tuple[int, int]:
             ),
         )
     # vLLM creates some files with mode 0600.
-    make_readable(filled)
+    make_readable(caches)
     return len(files), sum(path.stat().st_size for path in files)
 
 
-def _place(filled: Path, target: Path) -> None:
+def _place(caches: Path, target: Path) -> None:
     if not os.path.lexists(target):
-        filled.rename(target)
+        caches.rename(target)
     # On a file system that cannot exchange folders, there is a moment without caches.
-    elif not exchange(filled, target):
-        target.rename(filled.with_name("old"))
-        filled.rename(target)
+    elif not exchange(caches, target):
+        target.rename(caches.with_name("old"))
+        caches.rename(target)

@@ -87,12 +87,12 @@ def _installed(packages: Path) -> dict[str, str]:
     return {str(canonicalize_name(name)): version for name, _, version in stems if name}
 
 
-def _check_distributions(found: dict[str, str], expected: Expected) -> None:
-    check_versions(found, expected.release)
-    wrong = differing(found, expected.versions)
+def _check_distributions(installed: dict[str, str], expected: Expected) -> None:
+    check_versions(installed, expected.release)
+    wrong = differing(installed, expected.versions)
     if expected.complete:
-        extra = found.keys() - expected.versions.keys() - {*_OF_PYTHON}
-        wrong += [f"{name} {found[name]} is not in it" for name in sorted(extra)]
+        extra = installed.keys() - expected.versions.keys() - {*_OF_PYTHON}
+        wrong += [f"{name} {installed[name]} is not in it" for name in sorted(extra)]
     if wrong:
         more = " …" if len(wrong) > 5 else ""
         raise VllmEnvError(
@@ -102,17 +102,17 @@ def _check_distributions(found: dict[str, str], expected: Expected) -> None:
         )
 
 
-def differing(found: Mapping[str, str], wanted: Mapping[str, str]) -> list[str]:
-    """Return a line for each distribution that is missing or has another version than wanted.
+def differing(installed: Mapping[str, str], locked: Mapping[str, str]) -> list[str]:
+    """Return a line for each distribution that is missing or has another version than locked.
 
     Args:
-        found: the installed versions.
-        wanted: the expected versions; an empty string accepts any version.
+        installed: the installed versions.
+        locked: the expected versions; an empty string accepts any version.
     """
     return [
-        f"{name} is {found.get(name, 'missing')} and not {version}"
-        for name, version in wanted.items()
-        if version and not is_same_version(found.get(name, ""), version)
+        f"{name} is {installed.get(name, 'missing')} and not {version}"
+        for name, version in locked.items()
+        if version and not is_same_version(installed.get(name, ""), version)
     ]
 
 
