@@ -68,7 +68,7 @@ def warm_here(parts: Parts, model: Path, log: Path, **variables: str) -> Warmed:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in {**VARIABLES, **variables}.items():
             patch.setenv(name, value)
-        return warm(workspace_in(cache_root()), parts.binary, model, log=log, ready_timeout=300)
+        return warm(workspace_in(cache_root()), parts.binary, model, log=log)
 
 
 @pytest.fixture(scope="module")

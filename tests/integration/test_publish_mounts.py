@@ -56,7 +56,7 @@ from vllm_env.base.cache import Cache
 from vllm_env.base.workspace import Workspace
 from vllm_env.serve.warm import warm
 binary, model, log = map(Path, sys.argv[1:])
-warm(Workspace(Cache(log.parent)), binary, model, log=log, ready_timeout=300)
+warm(Workspace(Cache(log.parent)), binary, model, log=log)
 """
 
 

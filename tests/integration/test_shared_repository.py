@@ -66,7 +66,7 @@ from vllm_env.base.workspace import Workspace
 from vllm_env.serve.warm import warm
 assert os.getpid() == 1
 binary, model, log = map(Path, sys.argv[1:])
-warm(Workspace(Cache(log.parent)), binary, model, log=log, ready_timeout=300)
+warm(Workspace(Cache(log.parent)), binary, model, log=log)
 """
 
 _STAGES_IN_CACHE = """

@@ -1,55 +1,58 @@
 """Detect changes in a model's folder while its replacement is being made.
 
-The exchange would delete files that a user adds or edits meanwhile. Making the replacement takes a moment; on a slow disk
-it takes minutes.
+The exchange would delete files that a user adds or edits meanwhile. Making the replacement takes
+a moment; on a slow disk it takes minutes.
 """
 
 import contextlib
 import os
 import stat
-from collections.abc import Collection
 from pathlib import Path
 
 from vllm_env.base.errors import VllmEnvError
 
-from .exchange import STAGING
+from .model_folder import is_replaced
 
 State = dict[Path, tuple[int, ...]]
+"""The size (bytes) and mtime (ns) of each file; an empty tuple for a folder."""
 
 
-def state_of(model: Path, left_out: Collection[str]) -> State:
-    """Return the size (bytes) and mtime (ns) of a model's files, and its folders, without staging and ``left_out``.
-
-    Inodes are not compared. On an overlay, a file's inode may change when the file gets a hard link (overlayfs without xino,
-    kernel documentation).
-    """
-    found: State = {}
+def state_of(model: Path) -> State:
+    """Return the state of a model's files and folders, without built files and staging."""
+    # Inodes are not compared. On an overlay, a file's inode may change when the file gets a hard
+    # link (overlayfs without xino, kernel documentation).
+    state: State = {}
     for folder, names, files in os.walk(model):
+        paths = [Path(folder, name) for name in (*names, *files)]
         if folder == str(model):
-            names[:] = [
-                name for name in names if name not in left_out and not name.startswith(STAGING)
-            ]
-            files = [name for name in files if name not in left_out]  # noqa: PLW2901
-        for path in (Path(folder, name) for name in (*names, *files)):
+            # A build replaces these anyway. os.walk() does not enter folders that are taken out
+            # of its list.
+            names[:] = [name for name in names if not is_replaced(name)]
+            paths = [path for path in paths if not is_replaced(path.name)]
+        for path in paths:
             with contextlib.suppress(FileNotFoundError):
                 status = path.lstat()
-                # Only a folder's existence counts: its time changes with each of its entries, which are compared themselves.
-                found[path] = (
-                    () if stat.S_ISDIR(status.st_mode) else (status.st_size, status.st_mtime_ns)
-                )
-    return found
+                # Only a folder's existence counts. Its time changes with each of its entries,
+                # and these are compared themselves.
+                is_folder = stat.S_ISDIR(status.st_mode)
+                state[path] = () if is_folder else (status.st_size, status.st_mtime_ns)
+    return state
 
 
-def refuse_changes(model: Path, new: Path, before: State, left_out: Collection[str]) -> None:
-    """Raise a VllmEnvError if a file or folder was added, removed or changed since `state_of` returned ``before``.
+def refuse_changes(model: Path, new: Path, before: State) -> None:
+    """Check that no file or folder of ``model`` has changed since ``state_of`` returned ``before``.
 
-    A file that ``new`` shares by a hard link may change: the write is seen in both folders.
+    Raises:
+        VllmEnvError: a file or folder was added, removed or changed, and ``new`` lacks the change.
     """
-    for path in sorted({path for path, _ in before.items() ^ state_of(model, left_out).items()}):
+    changed = {path for path, _ in before.items() ^ state_of(model).items()}
+    for path in sorted(changed):
+        # A file that both folders share by a hard link may change: the write is seen in both.
         with contextlib.suppress(FileNotFoundError):
             if path.samefile(new / path.relative_to(model)):
                 continue
-        what = f"{path} was changed while {model} was being replaced."
         raise VllmEnvError(
-            what, cause="The change would be lost; all is as it stands.", remedy="Try again."
+            f"{path} was changed while {model} was being replaced.",
+            cause="The change would be lost. Nothing was replaced.",
+            remedy="Try again.",
         )

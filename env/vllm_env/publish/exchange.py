@@ -1,4 +1,4 @@
-"""Staging folders next to the folders that they replace, and the one call that exchanges two folders."""
+"""Staging folders next to the folders that they replace, and the exchange of two folders."""
 
 import contextlib
 import ctypes
@@ -14,6 +14,7 @@ from vllm_env.base.workspace import Workspace
 
 STAGING = ".vllm_env.staging-"
 """The start of a staging folder's name; random letters and digits follow."""
+
 # RENAME_EXCHANGE and AT_FDCWD of Linux; Python's os module does not offer renameat2.
 _RENAME_EXCHANGE = 2
 _AT_FDCWD = -100
@@ -26,42 +27,48 @@ def exchange(one: Path, other: Path) -> bool:
         OSError: the folders may not be moved.
     """
     libc = ctypes.CDLL(None, use_errno=True)
-    if (
-        libc.renameat2(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE)
-        == 0
-    ):
+    failed = libc.renameat2(
+        _AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE
+    )
+    if not failed:
         return True
     code = ctypes.get_errno()
-    # EXDEV: two file systems. EBUSY: a mount point. The others: not supported by the kernel or the file system.
+    # EXDEV: two file systems. EBUSY: a mount point. The others: the kernel or the file system
+    # does not support the exchange.
     if code in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EXDEV, errno.EBUSY):
         return False
     raise OSError(code, os.strerror(code), str(other))
 
 
 def refuse_mounts(folder: Path, names: Iterable[str]) -> None:
-    """Raise a VllmEnvError if a volume is mounted at or below one of the ``names``: replacing them would empty it."""
-    for point in (p for name in names for p in mounts_in(folder / name)):
-        raise VllmEnvError(
-            f"{folder} cannot be filled again: {point} is a mount point.",
-            cause="What lies there is replaced, and what the mounted volume holds would be removed.",
-            remedy=f"Take the mount away (umount {point}, or omit its -v or --mount), or take another folder.",
-        )
+    """Raise a VllmEnvError if a volume is mounted at or below one of the ``names``."""
+    # Replacing such a file or folder would empty the user's volume.
+    for name in names:
+        for point in mounts_in(folder / name):
+            raise VllmEnvError(
+                f"{folder} cannot be filled again: {point} is a mount point.",
+                cause="A build replaces what is there, and would delete the volume's files.",
+                remedy=(
+                    f"Take the mount away (umount {point}, or omit its -v or --mount), "
+                    "or take another folder."
+                ),
+            )
 
 
 def publishing(workspace: Workspace, repository: Path) -> contextlib.AbstractContextManager[None]:
     """Hold the publishing lock of a repository, which builds in other containers may share."""
-    return workspace.locked(
-        repository, f"another build publishes in {repository}; waiting for it to end"
-    )
+    waiting = f"another build publishes in {repository}; waiting for it to end"
+    return workspace.locked(repository, waiting)
 
 
 def staging_in(place: Path) -> contextlib.AbstractContextManager[Path]:
-    """Yield a new staging folder. It is locked (flock) while the block runs, and removed afterwards."""
+    """Yield a new staging folder. It is locked while the block runs, and removed afterwards."""
     return locked_folder(place, STAGING)
 
 
 def remove_abandoned_staging(repository: Path) -> list[Path]:
-    """Remove the staging folders of dead builds next to and inside the repository; return the removed ones."""
+    """Remove the staging folders of dead builds next to and inside the repository; return them."""
+    # A living build holds the lock of its staging folder, also in another container.
     candidates = [
         *repository.absolute().parent.glob(f"{STAGING}*"),
         *repository.glob(f"*/{STAGING}*"),

@@ -1,17 +1,18 @@
 """A model's folder: the built files, its code and configuration, and the user's own files.
 
-This module writes three folders: the published one, its staged successor next to it, and the candidate. The smoke run
-serves the candidate before anything is published. The candidate holds the files that tritonserver and ``1/model.py`` read.
-
-It has no weights, adapters and caches, because the smoke run serves another model. In a container, the cache is on another
-file system than the repository, so each of them would be copied.
+This module writes three folders: the published one, its staged successor next to it, and the
+candidate. The smoke run serves the candidate before anything is published. The candidate holds
+the files that tritonserver and ``1/model.py`` read.
 """
+# The candidate has no weights, adapters and caches, because the smoke run serves another model.
+# In a container, the cache is on another file system than the repository, so each of them would
+# be copied.
 
 import os
 import re
 import shutil
 import stat
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,19 +30,30 @@ from vllm_env.base.filesystem import (
 )
 from vllm_env.layout import LAYOUTS, files
 from vllm_env.layout.layout import Layout
-from vllm_env.model.files import CODE, CONFIG_NAME, ENGINE_ARGS_NAME, EXAMPLE_NAME, OFFICIAL_ARGS
+from vllm_env.model.files import (
+    CODE,
+    CONFIG_NAME,
+    ENGINE_ARGS_NAME,
+    EXAMPLE_NAME,
+    MODEL_DIRECTORY,
+    OFFICIAL_ARGS,
+)
 from vllm_env.model.manifest import CACHE_NAME, MANIFEST_NAME, SBOM_NAME
 from vllm_env.triton.root import STUB_NAME
 
 from .exchange import STAGING, staging_in
 
-# The order in which the files are renamed into place: the manifest last.
+# The order in which the files are renamed into place. The manifest makes a set valid, so it is
+# last.
 BUILT_NAMES = (STUB_NAME, *files(), SBOM_NAME, MANIFEST_NAME)
 CODE_NAMES = ("model.py", "triton_vllm")
 """This project's own code in the version folder."""
 WEIGHTS = (".safetensors", ".bin", ".gguf", ".pt", ".pth")
 _BYTECODE = ("__pycache__", "*.pyc")
 _NOT_READ = (*_BYTECODE, *(f"*{suffix}" for suffix in WEIGHTS))
+
+_Ignore = Callable[[str, list[str]], set[str]]
+"""The form of ``ignore`` in shutil.copytree(): takes a folder and its names, returns some names."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +66,8 @@ class BuiltSet:
         layout: the layout.
         manifest: the manifest as JSON.
         sbom: the SBOM as JSON.
-        adopted_from: the official backend's model folder if the model is adopted. The template is then made from it.
+        adopted_from: the official backend's model folder if the model is adopted. The template is
+            then made from it.
     """
 
     stub: Path
@@ -69,19 +82,18 @@ def stage_model(built: BuiltSet, current: Path, template: Path, new: Path) -> No
     """Complete ``new``, which already holds the built set, so that it can replace ``current``."""
     if current.exists():
         _link_tree(current, new)
-    complete(built, template, new)
+    with staging_in(new) as staging:
+        missing = stage_missing(built, template, new, staging / "missing")
+        place_missing(built, missing, new)
     set_environment_path(new, built.layout.environment, current)
 
 
 def _link_tree(source: Path, target: Path) -> None:
-    """Copy the folder ``source`` to ``target`` without the built files; its files become hard links."""
+    """Copy ``source`` to ``target`` without the built files; its files become hard links."""
 
     def ignore(folder: str, names: list[str]) -> list[str]:
-        return [
-            n
-            for n in names
-            if Path(folder) == source and (n in BUILT_NAMES or n.startswith(STAGING))
-        ]
+        # Deeper down, a file with such a name is the user's.
+        return [name for name in names if is_replaced(name)] if Path(folder) == source else []
 
     shutil.copytree(
         source, target, symlinks=True, ignore=ignore, copy_function=link_or_copy, dirs_exist_ok=True
@@ -90,138 +102,131 @@ def _link_tree(source: Path, target: Path) -> None:
     give_as(target, source)
 
 
-def complete(built: BuiltSet, template: Path, target: Path) -> None:
-    """Complete a model's folder from ``template``. An adopted model always gets the current code."""
-    with staging_in(target) as staging:
-        missing = stage_missing(built, template, target, staging / "missing")
-        place_missing(built, missing, target)
+def is_replaced(name: str) -> bool:
+    """Return whether a build replaces the file or folder of this name in a model's folder."""
+    return name in BUILT_NAMES or name.startswith(STAGING)
 
 
 def stage_missing(built: BuiltSet, template: Path, target: Path, missing: Path) -> Path:
-    """Make the new folder ``missing`` with the files that `complete` adds to ``target``, and return it.
+    """Make the folder ``missing`` with the files to add to ``target``, and return it.
 
-    A folder without config.pbtxt is not a complete model; it gets all files of the template. An adopted model gets only the
-    files that it lacks: the others are the user's. Placing the files later takes no more space.
+    A folder without ``config.pbtxt`` is not a complete model. It gets all files of the template,
+    or, if it was adopted, the files that it lacks. An adopted model always gets the current code.
     """
+    # Placing the staged files later takes no more space, so a full disk is noticed here.
     missing.mkdir()
     adopted = built.adopted_from is not None
     if adopted:
         (missing / CODE).mkdir()
-        _copy_own_code(template / CODE, missing / CODE)
-    # not exists(): in a staged folder a relative link may lead nowhere
+        copy_own_code(template / CODE, missing / CODE)
+    # Path.exists() is wrong here: in a staged folder a relative link may lead nowhere.
     if not os.path.lexists(target / CONFIG_NAME):
         ignore = _ignore_of_template(template, target, only_lacking=adopted)
         shutil.copytree(template, missing, ignore=ignore, dirs_exist_ok=True)
         shutil.copy2(template / CONFIG_NAME, missing / CONFIG_NAME)
         set_environment_path(missing, built.layout.environment)
-        for folder in (missing, *(path for path in missing.rglob("*") if path.is_dir())):
-            # The template's folders may be read-only, and the files are renamed out of their copies.
-            folder.chmod(stat.S_IMODE(folder.stat().st_mode) | 0o700)
+        # The template's folders may be read-only, and the files are renamed out of their copies.
+        for path in (missing, *missing.rglob("*")):
+            if path.is_dir():
+                path.chmod(stat.S_IMODE(path.stat().st_mode) | 0o700)
     if not _has_engine_args(target) and not _has_engine_args(missing):
         shutil.copyfile(template / EXAMPLE_NAME, missing / ENGINE_ARGS_NAME)
     return missing
 
 
-# The returned function has the form that shutil.copytree() takes for ``ignore``.
-def _ignore_of_template(
-    template: Path,
-    target: Path,
-    *,
-    only_lacking: bool,
-) -> Callable[[str, list[str]], set[str]]:
-    names_left = (*_BYTECODE, *BUILT_NAMES, CACHE_NAME, f"{STAGING}*", CONFIG_NAME)
-    patterns = shutil.ignore_patterns(*names_left)
+def _ignore_of_template(template: Path, target: Path, *, only_lacking: bool) -> _Ignore:
+    # The template may be a model that was built and warmed itself. Its set and its caches belong
+    # to another environment.
+    patterns = shutil.ignore_patterns(
+        *_BYTECODE, *BUILT_NAMES, CACHE_NAME, f"{STAGING}*", CONFIG_NAME
+    )
     volumes = mounts_in(template)
-    kept = {Path(CODE, name) for name in CODE_NAMES}
-    if _has_engine_args(
-        target
-    ):  # either file holds the engine arguments; if one exists, the other is not missing
-        kept |= {Path(ENGINE_ARGS_NAME), Path(OFFICIAL_ARGS)}
+    # This project's code is staged on its own.
+    present = {Path(CODE, name) for name in CODE_NAMES}
+    # Either file holds the engine arguments. If one exists, the other is not missing: the model
+    # refuses two that differ.
+    if _has_engine_args(target):
+        present |= {Path(ENGINE_ARGS_NAME), Path(OFFICIAL_ARGS)}
 
-    def is_kept(path: Path) -> bool:
-        there = target / path.relative_to(template)
-        merged = path.is_dir() and there.is_dir() and not there.is_symlink()
-        return path.relative_to(template) in kept or (os.path.lexists(there) and not merged)
+    def is_present(path: Path) -> bool:
+        name = path.relative_to(template)
+        counterpart = target / name
+        # Two folders are merged. A folder that is a link now is the user's.
+        merged = path.is_dir() and counterpart.is_dir() and not counterpart.is_symlink()
+        return name in present or (os.path.lexists(counterpart) and not merged)
 
     def ignore(folder: str, names: list[str]) -> set[str]:
-        paths = [Path(folder, name) for name in names]
-        left = patterns(folder, names)
-        left |= {path.name for path in paths if volumes and path.resolve() in volumes}
-        return left | {path.name for path in paths if only_lacking and is_kept(path)}
+        left_out = patterns(folder, names)
+        for path in (Path(folder, name) for name in names):
+            is_volume = volumes and path.resolve() in volumes
+            if is_volume or (only_lacking and is_present(path)):
+                left_out.add(path.name)
+        return left_out
 
     return ignore
 
 
 def place_missing(built: BuiltSet, missing: Path, target: Path) -> None:
-    """Move the files that `stage_missing` made into a model's folder; config.pbtxt, which marks a complete model, is last.
+    """Move the files of ``stage_missing`` into a model's folder, ``config.pbtxt`` last.
 
-    Placed files belong to the folder's owner. In an adopted model, a file that not every user may read keeps its mode: the
-    engine arguments may hold a token.
+    Placed files belong to the folder's owner.
     """
-    owner, adopted = owner_of(target), built.adopted_from is not None
+    owner = owner_of(target)
+    adopted = built.adopted_from is not None
     config = missing / CONFIG_NAME
+    # Without a new configuration the model is complete, and its modes are the user's choice.
+    completes = config.exists()
     if adopted:
         _place_folder(missing / CODE, target / CODE, owner)
-        _place_code(missing / CODE, target / CODE, missing.parent)
-    if (
-        config.exists()
-    ):  # without a new configuration the modes of the folders are the user's choice
+        _place_code(missing / CODE, target / CODE, aside=missing.parent)
+    if completes:
         let_read(target)
+    # config.pbtxt marks a complete model, and a server may poll.
     for path in sorted(missing.rglob("*"), key=lambda path: (path == config, path)):
         place = target / path.relative_to(missing)
         if path.is_dir():
             _place_folder(path, place, owner)
-            if config.exists():
+            if completes:
                 let_read(place)
             continue
+        # An adopted model's files keep their modes: the engine arguments may hold a token that
+        # not every user may read.
         if not adopted:
             let_read(path)
-        place.unlink(missing_ok=True)  # it may be a hard link to the user's file
-        shutil.move(path, place)  # a folder of the model may be on another file system
+        # The old file may be a hard link to the user's file. Its folder may be on another file
+        # system, so rename() is not enough.
+        place.unlink(missing_ok=True)
+        shutil.move(path, place)
         give(place, owner)
 
 
-def _place_folder(made: Path, place: Path, owner: Owner) -> None:
+def _place_folder(staged: Path, place: Path, owner: Owner) -> None:
     if not place.is_dir():
         place.mkdir()
-        place.chmod(stat.S_IMODE(made.stat().st_mode))
+        place.chmod(stat.S_IMODE(staged.stat().st_mode))
         let_read(place)
         give(place, owner)
 
 
-def replace_code(source: Path, model: Path) -> None:
-    """Replace this project's code in a model's folder with the code of the version folder ``source``."""
-    with staging_in(model) as staging:
-        _copy_own_code(source, staging)
-        _place_code(staging, model / CODE, staging)
+def copy_own_code(source: Path, folder: Path) -> None:
+    """Copy this project's code from the version folder ``source`` into a folder without it."""
+    shutil.copy2(source / "model.py", folder / "model.py")
+    ignore = shutil.ignore_patterns(*_BYTECODE)
+    shutil.copytree(source / "triton_vllm", folder / "triton_vllm", ignore=ignore)
 
 
-def _copy_own_code(source: Path, folder: Path) -> None:
+def _place_code(staged: Path, version: Path, aside: Path) -> None:
+    """Rename this project's code into place, and the old code into the folder ``aside``."""
     for name in CODE_NAMES:
-        if (source / name).is_dir():
-            ignore = shutil.ignore_patterns(*_BYTECODE)
-            shutil.copytree(source / name, folder / name, ignore=ignore)
-        else:
-            shutil.copy2(source / name, folder / name)
-
-
-def _place_code(made: Path, version: Path, aside: Path) -> None:
-    """Rename this project's code into place. The old code is only renamed: it may be a link to the user's files."""
-    for name in CODE_NAMES:
-        give_tree(made / name, owner_of(version))
+        give_tree(staged / name, owner_of(version))
+        # The old code is not deleted: it may be a link to the user's files.
         if os.path.lexists(version / name):
             (version / name).rename(aside / f"old-{name}")
-        (made / name).rename(version / name)
-
-
-def _replace(source: str, target: str) -> None:
-    """Copy a file over another one, which may be a hard link to the user's file, or read-only."""
-    Path(target).unlink(missing_ok=True)
-    shutil.copy2(source, target)
+        (staged / name).rename(version / name)
 
 
 def write_engine_args(template: Path, model: Path) -> None:
-    """Write the example's engine arguments if a model has none of its own and none of the official backend's."""
+    """Write the example's engine arguments if a model has none, here or in ``1/model.json``."""
     arguments = model / ENGINE_ARGS_NAME
     if not _has_engine_args(model):
         shutil.copyfile(template / EXAMPLE_NAME, arguments)
@@ -236,17 +241,21 @@ def _has_engine_args(model: Path) -> bool:
 def write_set(built: BuiltSet, folder: Path, *, linked: bool = False) -> None:
     """Write the built set into a folder; the files belong to the folder's owner.
 
-    ``linked`` allows hard links in the environment. Use it only for a folder that no user will edit.
+    ``linked`` allows hard links in the environment. Use it only for a folder that no user will
+    edit: an edit would change the cache, too.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(built.stub, folder / STUB_NAME)
-    (folder / STUB_NAME).chmod(0o755)
-    sync(folder / STUB_NAME)
+    stub = folder / STUB_NAME
+    shutil.copyfile(built.stub, stub)
+    stub.chmod(0o755)
+    sync(stub)
     built.layout.place(built.environment, folder, linked=linked)
     for name, text in ((SBOM_NAME, built.sbom), (MANIFEST_NAME, built.manifest)):
-        (folder / name).write_text(text, "utf-8")
-        (folder / name).chmod(0o644)  # whatever the umask: the server may run as another user
-        sync(folder / name)
+        file = folder / name
+        file.write_text(text, "utf-8")
+        # Whatever the umask: the server may run as another user.
+        file.chmod(0o644)
+        sync(file)
     for name in BUILT_NAMES:
         if (folder / name).exists():
             give_tree(folder / name, owner_of(folder))
@@ -255,59 +264,80 @@ def write_set(built: BuiltSet, folder: Path, *, linked: bool = False) -> None:
 def set_environment_path(model: Path, name: str, current: Path | None = None) -> None:
     """Set EXECUTION_ENV_PATH to the layout's ``name``; write nothing if it is already set to it.
 
-    ``current`` is the folder that ``model`` will replace. Its configuration is read if the one in ``model`` is a relative
-    link, which leads nowhere from the staging folder.
+    Args:
+        model: the model's folder.
+        name: the environment's name in the folder.
+        current: the folder that ``model`` will replace.
     """
     config = model / CONFIG_NAME
-    text = (config if config.exists() else (current or model) / CONFIG_NAME).read_text("utf-8")
-    names = "|".join(sorted({re.escape(layout.environment) for layout in LAYOUTS.values()}))
-    new = re.sub(
-        rf"\$\$TRITON_MODEL_DIRECTORY/({names})(?=\")", f"$$TRITON_MODEL_DIRECTORY/{name}", text
-    )
+    # A configuration that is a relative link leads nowhere from the staging folder.
+    readable = config if config.exists() or not current else current / CONFIG_NAME
+    text = readable.read_text("utf-8")
+    # Only our own names are replaced. A path to another environment is the user's choice.
+    names = "|".join(re.escape(layout.environment) for layout in LAYOUTS.values())
+    pattern = rf'{re.escape(MODEL_DIRECTORY)}/({names})(?=")'
+    new = re.sub(pattern, f"{MODEL_DIRECTORY}/{name}", text)
     if new != text:
         write_whole(config, new)
 
 
 def stage_candidate(built: BuiltSet, current: Path, template: Path, new: Path) -> None:
-    """Make ``new`` a model folder with the built files and the code and configuration that ``current`` will have.
+    """Make the folder ``new``: the built files, and the code and configuration of ``current``.
 
     As in publishing, a model without ``config.pbtxt`` is completed from ``template``.
     """
     new.mkdir(parents=True)
-    whole = (current / CONFIG_NAME).exists()
-    codes = [current / CODE] if (current / CODE).is_dir() else []
-    if not whole:  # an adopted model gets only the files that it lacks
-        codes.insert(0 if built.adopted_from else len(codes), template / CODE)
-    for code in codes:
-        copy_code(code, new / CODE)
-    shutil.copy2((current if whole else template) / CONFIG_NAME, new / CONFIG_NAME)
+    complete = (current / CONFIG_NAME).exists()
+    sources = [current]
+    if not complete:
+        # The last one wins. An adopted model gets only the files that it lacks.
+        sources = [template, current] if built.adopted_from else [current, template]
+    for source in sources:
+        if (source / CODE).is_dir():
+            copy_code(source / CODE, new / CODE)
+    configured = current if complete else template
+    shutil.copy2(configured / CONFIG_NAME, new / CONFIG_NAME)
     if built.adopted_from:
-        replace_code(template / CODE, new)
+        # The old code is moved away and not overwritten: modules that no longer exist must go.
+        with staging_in(new) as staging:
+            copy_own_code(template / CODE, staging)
+            _place_code(staging, new / CODE, aside=staging)
     write_set(built, new, linked=True)
     set_environment_path(new, built.layout.environment)
 
 
 def copy_code(source: Path, target: Path) -> None:
-    """Copy a version folder without bytecode, weights, volumes and linked folders of data. Other links are followed.
+    """Copy a version folder without bytecode, weights, and volumes and linked folders of data.
 
-    A linked or mounted folder with Python files counts as code and is copied.
+    A linked or mounted folder with Python files counts as code and is copied. Links are followed.
     """
-    ignore = _ignore(mounts_in(source))
-    shutil.copytree(source, target, ignore=ignore, dirs_exist_ok=True, copy_function=_replace)
+    shutil.copytree(
+        source,
+        target,
+        ignore=_ignore_of_code(mounts_in(source)),
+        dirs_exist_ok=True,
+        copy_function=_replace,
+    )
 
 
-def _ignore(volumes: list[Path]) -> Callable[[str, list[str]], Iterable[str]]:
+def _replace(source: str, target: str) -> None:
+    """Copy a file over another one, which may be a hard link to the user's file, or read-only."""
+    Path(target).unlink(missing_ok=True)
+    shutil.copy2(source, target)
+
+
+def _ignore_of_code(volumes: list[Path]) -> _Ignore:
     patterns = shutil.ignore_patterns(*_NOT_READ)
 
-    def ignore(folder: str, names: list[str]) -> set[str]:
-        paths = [Path(folder, name) for name in names]
-        elsewhere = [p for p in paths if p.is_dir() and (p.is_symlink() or p.resolve() in volumes)]
+    def is_ignored(path: Path) -> bool:
         # copytree's ignore_dangling_symlinks would take every relative link as dangling.
-        dangling = {p.name for p in paths if not p.exists()}
-        return (
-            patterns(folder, names)
-            | dangling
-            | {p.name for p in elsewhere if not any(p.glob("*.py"))}
-        )
+        if not path.exists():
+            return True
+        elsewhere = path.is_dir() and (path.is_symlink() or path.resolve() in volumes)
+        return elsewhere and not any(path.glob("*.py"))
+
+    def ignore(folder: str, names: list[str]) -> set[str]:
+        left_out = {name for name in names if is_ignored(Path(folder, name))}
+        return left_out | patterns(folder, names)
 
     return ignore

@@ -1,13 +1,15 @@
-"""Place the built files in the model repository in one step that a crash cannot interrupt half-way.
+"""Place the built files in the model repository in one step that a crash cannot interrupt.
 
-The new model folder is staged next to the repository, with links to the user's files and with the new files. One
-renameat2(2) call then exchanges both folders, so a reader sees either the old set or the new one. Staging inside the
-repository is not possible: Triton takes every folder in it as a model, even hidden ones (seen with 24.10).
+The new model folder is staged next to the repository, with links to the user's files and with
+the new files. One renameat2(2) call then exchanges both folders, so a reader sees either the old
+set or the new one.
 
-In three cases the files are renamed one by one, the manifest last. The folder next to the repository is on another file
-system. The file system cannot exchange folders. Or a volume is mounted inside the model's folder: an exchange would move it
-away with the old folder.
+In three cases the files are renamed one by one, the manifest last. The folder next to the
+repository is on another file system. The file system cannot exchange folders. Or a volume is
+mounted inside the model's folder: an exchange would move it away with the old folder.
 """
+# Staging inside the repository is not possible: Triton takes every folder in it as a model, even
+# hidden ones (seen with 24.10).
 
 import contextlib
 import os
@@ -52,13 +54,18 @@ from .model_folder import (
 
 
 def check_writable(repository: Path, model: str) -> None:
-    """Raise a VllmEnvError early if the repository cannot be written, or a volume is mounted over built files."""
+    """Check early that a build will be able to write the model.
+
+    Raises:
+        VllmEnvError: the repository cannot be written, or a volume is mounted over built files.
+    """
     place = nearest(repository / model)
-    if place.exists() and not place.is_dir():
+    if not place.is_dir():
         raise VllmEnvError(
             f"--model-repository {repository}: {place} is not a folder.", remedy="Name a folder."
         )
-    if not os.access(place, os.W_OK | os.X_OK) or os.statvfs(place).f_flag & os.ST_RDONLY:
+    # access(2) also fails on a read-only file system (EROFS), even for root.
+    if not os.access(place, os.W_OK | os.X_OK):
         raise VllmEnvError(
             f"--model-repository {repository} cannot be written: no permission in {place}.",
             remedy="Change its permissions, or take another folder.",
@@ -71,68 +78,78 @@ def publish(
 ) -> Path:
     """Place a built set in ``repository/model`` and return that folder.
 
-    A repository without the model gets one from ``template``. The user's files stay as they are. Only EXECUTION_ENV_PATH in
-    config.pbtxt changes if the layout changes.
+    A repository without the model gets one from ``template``. The user's files stay as they are.
+    Only EXECUTION_ENV_PATH in ``config.pbtxt`` changes if the layout changes.
 
     Raises:
-        VllmEnvError: the repository cannot be written or is full. Or a volume is mounted over a file to replace. Or the
-            folder is not free for an adopted model. In each case nothing has changed.
+        VllmEnvError: the repository cannot be written or is full. Or a volume is mounted over a
+            file to replace. Or the folder is not free for an adopted model. In each case nothing
+            has changed.
     """
     target = repository / model
-    if target.is_symlink():  # the user keeps the model elsewhere: place it there and keep the link
-        repository, target = target.resolve().parent, target.resolve()
+    # The user may keep the model elsewhere and link to it. Place it there and keep the link.
+    if target.is_symlink():
+        target = target.resolve()
+        repository = target.parent
     try:
         _make_folder(repository)
         with publishing(workspace, repository):
+            # 1) Clean up, and check again: the build took minutes.
             remove_abandoned_staging(repository)
             refuse_mounts(target, BUILT_NAMES)
-            if built.adopted_from:  # check again: the build took minutes
+            if built.adopted_from:
                 refuse_target(built.adopted_from, target)
             receiver = target if target.exists() else repository
             needed = built.layout.bytes_to_copy(built.environment, receiver)
             require_space(receiver, needed, f"the environment in {target}")
+            # 2) Place the files.
             place = staging_place(target)
             if place is None:
                 _publish_in_place(built, target, template)
             else:
                 _publish_by_exchange(built, target, template, place)
     except OSError as error:
+        file = error.filename or target
         raise VllmEnvError(
-            f"--model-repository {repository} cannot be written: {error.strerror} ({error.filename or target}).",
-            cause="What was there is as it was.",
-            remedy="Free space, change the permissions, or name another folder with --model-repository.",
+            f"--model-repository {repository} cannot be written: {error.strerror} ({file}).",
+            cause="The old files are unchanged.",
+            remedy=(
+                "Free space, change the permissions, "
+                "or name another folder with --model-repository."
+            ),
         ) from error
     return target
 
 
 def _make_folder(folder: Path) -> None:
-    """Make a folder and the missing ones above it; they belong to the owner of the nearest existing folder."""
-    owner, missing = owner_of(folder), [f for f in (folder, *folder.parents) if not f.exists()]
+    """Make a folder and the missing ones above it, for the owner of the nearest existing one."""
+    owner = owner_of(folder)
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
-    for made in missing:
-        let_read(made)
-        give(made, owner)
+    for path in missing:
+        let_read(path)
+        give(path, owner)
 
 
 def staging_place(target: Path) -> Path | None:
-    """Return the folder that contains the repository if the model can be exchanged with a folder in it, else None.
+    """Return the folder above the repository if the model can be exchanged with a folder in it.
 
-    Return None also if another process has a staging folder inside the model's folder, as ``--warm`` does for minutes. An
-    exchange would take it away with the old folder.
+    Return None if it cannot.
     """
-    repository, parent = target.parent, target.parent.absolute().parent
-    if (
-        mounts_in(target)
-        or repository.resolve() in mounts_in(repository)
-        or any(target.glob(f"{STAGING}*"))
-    ):
+    repository = target.parent
+    place = repository.absolute().parent
+    # A mount point cannot be renamed, and an exchange would move volumes below the model's folder.
+    if mounts_in(target) or repository.resolve() in mounts_in(repository):
         return None
-    same = parent.stat().st_dev == repository.stat().st_dev
-    return (
-        parent
-        if same and all(os.access(f, os.W_OK | os.X_OK) for f in (parent, repository))
-        else None
-    )
+    # Another process has a staging folder inside the model's folder, as --warm does for minutes.
+    # An exchange would take it away with the old folder.
+    if any(target.glob(f"{STAGING}*")):
+        return None
+    # Renaming needs one file system and write permission in both folders.
+    if place.stat().st_dev != repository.stat().st_dev:
+        return None
+    writable = all(os.access(folder, os.W_OK | os.X_OK) for folder in (place, repository))
+    return place if writable else None
 
 
 def _publish_by_exchange(built: BuiltSet, target: Path, template: Path, place: Path) -> None:
@@ -141,13 +158,13 @@ def _publish_by_exchange(built: BuiltSet, target: Path, template: Path, place: P
         new.mkdir()
         let_read(new)
         give(new, owner_of(target))
-        write_set(
-            built, new
-        )  # minutes for an unpacked environment; therefore note the user's files afterwards
-        before = state_of(target, BUILT_NAMES)
+        # This takes minutes for an unpacked environment. So the state of the user's files is noted
+        # afterwards: an edit before then is copied like the other files.
+        write_set(built, new)
+        before = state_of(target)
         stage_model(built, target, template, new)
         sync(new)
-        refuse_changes(target, new, before, BUILT_NAMES)
+        refuse_changes(target, new, before)
         if not target.exists():
             new.rename(target)
         elif not exchange(new, target):
@@ -156,58 +173,70 @@ def _publish_by_exchange(built: BuiltSet, target: Path, template: Path, place: P
 
 
 def _publish_in_place(built: BuiltSet, target: Path, template: Path) -> None:
-    """Rename files from a staging folder inside the model's folder into place; remove a new model if that fails.
+    """Rename files from a staging folder inside the model's folder into place.
 
-    The order is: environment, code and arguments, config.pbtxt, manifest. A server that polls must not see the configuration
-    before the files that it names.
+    If that fails, remove a new model.
     """
-    there = set(target.iterdir()) if target.is_dir() else None
+    old_content = set(target.iterdir()) if target.is_dir() else None
     _make_folder(target)
     placed: list[Path] = []
     try:
         with staging_in(target) as staging:
+            # 1) Stage all files. From then on, nothing takes more space on the disk.
             give(staging, owner_of(target))
             write_set(built, staging)
             missing = stage_missing(built, template, target, staging / "missing")
-            # From here on, nothing takes more space on the disk.
-            placed += [target / path.name for path in missing.iterdir()]
+            *others, manifest = BUILT_NAMES
             placed += [target / name for name in BUILT_NAMES]
-            for name in BUILT_NAMES:
-                if name != MANIFEST_NAME:
-                    _place(staging / name, target / name)
+            placed += [target / path.name for path in missing.iterdir()]
+            # 2) Rename them: environment, code and arguments, config.pbtxt. A server that polls
+            # must not see the configuration before the files that it names.
+            for name in others:
+                _place(staging / name, target / name)
             place_missing(built, missing, target)
             set_environment_path(target, built.layout.environment)
+            # 3) Remove the files of another layout. A small archive next to another build's parts
+            # would not start.
             for name in set(files()).difference(built.layout.files):
                 _remove(target / name)
-            _place(staging / MANIFEST_NAME, target / MANIFEST_NAME)
+            # 4) The manifest makes the new set valid.
+            _place(staging / manifest, target / manifest)
             sync(target)
     except BaseException:
         with interrupts_held():
-            _remove_new_model(target, there, placed)
+            _remove_new_model(target, old_content, placed)
         raise
 
 
-def _remove_new_model(target: Path, there: set[Path] | None, placed: list[Path]) -> None:
-    """Remove the placed files if there was no model before. ``there`` is the folder's old content, None for a new folder."""
-    before = there or set()
+def _remove_new_model(target: Path, old_content: set[Path] | None, placed: list[Path]) -> None:
+    """Remove the placed files if there was no model before.
+
+    ``old_content`` is None if the folder is new.
+    """
+    before = old_content or set()
     if before.intersection({target / CONFIG_NAME, target / MANIFEST_NAME}):
         return
     # The configuration goes first, because a server may poll.
     for path in sorted(set(placed) - before, key=lambda path: path.name != CONFIG_NAME):
         with contextlib.suppress(OSError):
             _remove(path)
-    if there is None:
-        with contextlib.suppress(OSError):  # not empty: another program has put a file there
+    if old_content is None:
+        # The folder is not empty if another program has put a file there.
+        with contextlib.suppress(OSError):
             target.rmdir()
 
 
-# A missing file is skipped: no layout has all of them.
-def _place(made: Path, place: Path) -> None:
-    if made.is_dir():
+def _place(staged: Path, place: Path) -> None:
+    # rename() replaces a file, but no folder with contents.
+    if staged.is_dir():
         remove_tree(place)
-    if made.exists():
-        made.rename(place)
+    # No layout has all files.
+    if staged.exists():
+        staged.rename(place)
 
 
 def _remove(path: Path) -> None:
-    remove_tree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
+    if path.is_dir() and not path.is_symlink():
+        remove_tree(path)
+    else:
+        path.unlink(missing_ok=True)

@@ -1,10 +1,10 @@
-"""Find the leftovers of dead servers: environments in ``/tmp`` or unpacked from parts, shared memory, temporary folders.
+"""Find the leftovers of dead servers: extracted environments, shared memory, temporary folders.
 
-Triton removes these only on a clean exit. A file that a running process has mapped is kept. So is everything younger than
-the oldest running tritonserver, which may be about to use it.
+Triton removes these only on a clean exit. A file that a running process has mapped is kept. So is
+everything younger than the oldest running tritonserver, which may be about to use it.
 
-Served models make private copies of vLLM's caches (triton_vllm/startup/warm_cache.py). These outlive their server on
-purpose: another running server may read a file there at any time.
+Served models make private copies of vLLM's caches (triton_vllm/startup/warm_cache.py). These
+outlive their server on purpose: another running server may read a file there at any time.
 """
 
 import contextlib
@@ -22,8 +22,11 @@ import psutil
 from vllm_env.base.filesystem import tree_size
 from vllm_env.inside import parts_unpack
 
-_PLACES = (  # names hard-coded in Triton's pb_env.cc and shm_manager, names from server.py, and names of multiprocessing
-    (Path("/tmp"), re.compile(r"python_env_\w{6}|vllm_env_server_\w+|vllm_env_frontends_\w+")),  # noqa: S108
+# python_env_* is hard-coded in Triton's pb_env.cc, triton_python_backend_shm_region_* is in its
+# shm_manager, and sem.mp-* is the name that Python's multiprocessing gives. The vllm_env_* names
+# are those of server.py and of the model's front ends.
+_PLACES = (
+    (Path("/tmp"), re.compile(r"python_env_\w{6}|vllm_env_(server|frontends)_\w+")),  # noqa: S108
     (
         Path("/dev/shm"),  # noqa: S108
         re.compile(
@@ -31,7 +34,8 @@ _PLACES = (  # names hard-coded in Triton's pb_env.cc and shm_manager, names fro
         ),
     ),
 )
-# The user's private caches in the folder for temporary files; the digits are the user's number. In a cache it is warm/.
+# A user's private caches in the folder for temporary files; the digits are the user's number.
+# In a cache, their folder is called warm.
 _WARM = re.compile(r"vllm_env_warm_\d+")
 
 
@@ -44,43 +48,55 @@ class Abandoned:
 
     def remove(self) -> None:
         """Delete it."""
-        shutil.rmtree(self.path, ignore_errors=True) if self.path.is_dir() else self.path.unlink(
-            missing_ok=True
-        )
+        delete(self.path)
+
+
+def delete(path: Path) -> None:
+    """Delete a file, or a folder with its contents; do nothing if it does not exist."""
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def find_abandoned(places: tuple[tuple[Path, re.Pattern[str]], ...] = _PLACES) -> list[Abandoned]:
-    """Return the leftovers of dead servers: this user's, or for root those of all users."""
-    used, oldest = _used(), _oldest_server()
-    found = []
+    """Return the leftovers of dead servers: this user's, or for root those of all users.
+
+    Args:
+        places: folders, and the pattern of a leftover's name in each.
+    """
+    used = _used()
+    oldest = _oldest_server()
+    abandoned = []
     for folder, pattern in places:
-        for path in sorted(folder.iterdir()) if folder.is_dir() else []:
-            if not pattern.fullmatch(path.name) or not os.access(folder, os.W_OK):
-                continue
-            stat = _status(path)
-            if stat is None:
+        # This user cannot remove a file from a folder that is not writable.
+        if not os.access(folder, os.W_OK):
+            continue
+        for path in sorted(folder.iterdir()):
+            status = _status(path) if pattern.fullmatch(path.name) else None
+            if status is None:
                 continue
             # /proc/PID/maps names a mapped file by device and inode, too; see _used().
-            number = f"{os.major(stat.st_dev):02x}:{os.minor(stat.st_dev):02x} {stat.st_ino}"
-            in_use = any(use in (str(path), number) or use.startswith(f"{path}/") for use in used)
-            if not in_use and stat.st_mtime < oldest:
-                found.append(Abandoned(path, tree_size(path)))
-    return found
+            device = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}"
+            names = {str(path), f"{device} {status.st_ino}"}
+            in_use = names & used or any(name.startswith(f"{path}/") for name in used)
+            if not in_use and status.st_mtime < oldest:
+                abandoned.append(Abandoned(path, tree_size(path)))
+    return abandoned
 
 
 def find_private_caches(roots: set[Path]) -> list[Abandoned]:
     """Return the private copies of vLLM's caches: this user's, or for root those of all users.
 
-    They are in cache folders (``roots``) and in the folders for temporary files. While a server runs, they are in use.
+    They are in cache folders (``roots``) and in the folders for temporary files. While a server
+    runs, they are in use.
     """
-    found = [path for root in sorted(roots) for path in sorted((root / "warm").glob("*"))]
-    for folder in sorted({Path(tempfile.gettempdir()), Path("/tmp")}):  # noqa: S108 - a server may have another TMPDIR
-        found += [
-            path
-            for path in sorted(folder.glob("*"))
-            if _WARM.fullmatch(path.name) and _status(path)
-        ]
-    return [Abandoned(path, tree_size(path)) for path in found]
+    copies = [path for root in roots for path in (root / "warm").glob("*")]
+    # A server may have another TMPDIR than this process.
+    for folder in {Path(tempfile.gettempdir()), Path("/tmp")}:  # noqa: S108
+        caches = (path for path in folder.glob("*") if _WARM.fullmatch(path.name))
+        copies += [path for path in caches if _status(path)]
+    return [Abandoned(path, tree_size(path)) for path in sorted(copies)]
 
 
 def server_runs() -> bool:
@@ -89,61 +105,62 @@ def server_runs() -> bool:
 
 
 def _status(path: Path) -> os.stat_result | None:
-    """Return the status of a path; None if it belongs to another user, or if another process has just removed it."""
-    try:
-        found = path.lstat()
-    except FileNotFoundError:
-        return None
-    return found if os.getuid() in (0, found.st_uid) else None
+    """Return the status of a path, or None if this user may not remove it."""
+    # Another process may just have removed it: servers clean up at the same time.
+    with contextlib.suppress(FileNotFoundError):
+        status = path.lstat()
+        # In /tmp, the sticky bit lets only the owner and root remove a file.
+        if os.getuid() in (0, status.st_uid):
+            return status
+    return None
 
 
-def _used() -> set[str]:  # reads /proc itself: psutil's maps would take seconds
-    """Return the paths that processes have mapped, opened or as working folder; mapped files also as device and inode.
+def _used() -> set[str]:
+    """Return the paths that processes have mapped or opened, or that are their working folder.
 
-    The path is not enough: glibc creates a semaphore's file under another name and links it to its own name later.
+    A mapped file also appears as "DEVICE INODE", as in ``/proc/PID/maps``.
     """
+    # The path is not enough: glibc creates a semaphore's file under another name and links it to
+    # its own name later. This reads /proc itself, because psutil's maps would take seconds.
     used: set[str] = set()
     for process in Path("/proc").glob("[0-9]*"):
-        try:
-            maps = (
-                line.split(None, 5)
-                for line in (process / "maps").read_text(errors="replace").splitlines()
-                if "/" in line
-            )
-            used.update(
-                name for *_, device, inode, path in maps for name in (path, f"{device} {inode}")
-            )
-            used.update(
-                os.readlink(link)  # noqa: PTH115
-                for link in ((process / "cwd"), *(process / "fd").iterdir())
-            )
-        except OSError:  # the process ended, or belongs to another user
-            continue
+        # The process may have ended, or belong to another user.
+        with contextlib.suppress(OSError):
+            for line in (process / "maps").read_text(errors="replace").splitlines():
+                # A line without a path is anonymous memory.
+                if "/" in line:
+                    *_, device, inode, path = line.split(None, 5)
+                    used |= {path, f"{device} {inode}"}
+            for link in (process / "cwd", *(process / "fd").iterdir()):
+                used.add(os.readlink(link))  # noqa: PTH115
     return used
 
 
 def _oldest_server() -> float:
-    """Return the start time of the oldest running tritonserver, s since 1970; infinity if none runs."""
+    """Return the start of the oldest running tritonserver, s since 1970; infinity if none runs."""
     return min((began for _, began in _servers()), default=float("inf"))
 
 
 def _servers() -> list[tuple[int, float]]:
-    """Return the user number and the start time (s since 1970) of each running tritonserver."""
-    found = []
+    """Return the user number and the start (s since 1970) of each running tritonserver."""
+    servers = []
     for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):  # the process has just ended
+        # The process may have just ended. A zombie keeps its name but uses no file.
+        with contextlib.suppress(psutil.Error):
             if "tritonserver" in process.name() and process.status() != psutil.STATUS_ZOMBIE:
-                found.append((process.uids().real, process.create_time()))
-    return found
+                servers.append((process.uids().real, process.create_time()))
+    return servers
 
 
 def find_unpacked() -> list[tuple[Path, int, Callable[[], object]]]:
-    """Return the unpacked parts that no process uses: each folder, its size in bytes, and the function that removes it.
+    """Return the unpacked parts that no process uses.
 
-    The function keeps a folder that a server has begun to use meanwhile.
+    Returns:
+        Each folder, its size in bytes, and the function that removes it. The function keeps a
+        folder that a server has begun to use meanwhile.
     """
-    found: list[tuple[Path, int, Callable[[], object]]] = []
+    unpacked: list[tuple[Path, int, Callable[[], object]]] = []
     for place in parts_unpack.places():
-        free = partial(parts_unpack.remove_unused, place, 0)
-        found += [(Path(path), tree_size(Path(path)), free) for path in free(dry_run=True)]
-    return found
+        free = partial(parts_unpack.remove_unused, place, keep=0)
+        unpacked += [(Path(path), tree_size(Path(path)), free) for path in free(dry_run=True)]
+    return unpacked

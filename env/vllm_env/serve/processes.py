@@ -1,9 +1,10 @@
 """Find the processes of a server, also when their parents are gone, and end them.
 
-vLLM's ``EngineCore`` and ``Worker`` outlive a dead stub as orphans and hold memory. The parent's id does not find them.
-Three things do. The server leads a session, which its children inherit. A variable in the environment marks them, but
-setproctitle may overwrite it. And the last look noted the process tree.
+vLLM's ``EngineCore`` and ``Worker`` outlive a dead stub as orphans and hold memory.
 """
+# The parent's id does not find an orphan. Three things do. The server leads a session, which its
+# children inherit. A variable in the environment marks them, but setproctitle may overwrite it.
+# And the last look noted the process tree.
 
 import contextlib
 import os
@@ -15,9 +16,8 @@ from pathlib import Path
 import psutil
 
 MARKER = "VLLM_ENV_SERVER_ID"
-_PROC = Path("/proc")
-# Extracted environments (python_backend's src/pb_env.cc hard-codes the path), and the shared memory that Python's
-# multiprocessing makes for vLLM. A killed process removes neither.
+# Extracted environments (python_backend's src/pb_env.cc hard-codes the path), and the shared
+# memory that Python's multiprocessing makes for vLLM. A killed process removes neither.
 _TRACES = re.compile(rb"/tmp/python_env_\w+|/dev/shm/(?:psm_|sem\.mp-)\w+")
 
 
@@ -29,16 +29,16 @@ def members(leader: int, marker: str, known: Iterable[psutil.Process] = ()) -> l
         marker: the value of the variable ``VLLM_ENV_SERVER_ID`` in the server's environment.
         known: processes that were members before.
     """
-    chosen = {p for p in known if is_alive(p)}
-    chosen |= {p for p in psutil.process_iter() if _belongs(p, leader, marker)}
-    for process in list(chosen):
+    group = {process for process in known if is_alive(process)}
+    group |= {process for process in psutil.process_iter() if _belongs(process, leader, marker)}
+    for process in list(group):
         with contextlib.suppress(psutil.Error):
-            chosen.update(process.children(recursive=True))
-    return [p for p in chosen if p.pid != os.getpid() and is_alive(p)]
+            group.update(process.children(recursive=True))
+    return [process for process in group if process.pid != os.getpid() and is_alive(process)]
 
 
 def is_alive(process: psutil.Process) -> bool:
-    """Return whether a process runs and is not a zombie. A later process with the same id does not count."""
+    """Return whether a process runs and is not a zombie; a later one with its id is another."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.Error:
@@ -49,6 +49,7 @@ def _belongs(process: psutil.Process, leader: int, marker: str) -> bool:
     with contextlib.suppress(OSError):
         if os.getsid(process.pid) == leader:
             return True
+    # vLLM's processes lead sessions of their own.
     with contextlib.suppress(psutil.Error, OSError):
         return process.environ().get(MARKER) == marker
     return False
@@ -64,41 +65,37 @@ def dead_children(parent: int) -> frozenset[int]:
 
 
 def traces(group: Iterable[psutil.Process]) -> set[Path]:
-    """Return the folders ``/tmp/python_env_XXXXXX`` and the shared memory that these processes use or write.
-
-    This reads the kernel's files itself: psutil reads the sizes of all maps, which takes a second for vLLM's processes.
-    """
-    found: set[bytes] = set()
+    """Return the extracted environments and the shared memory that these processes use."""
+    # This reads the kernel's files itself: psutil reads the sizes of all maps, which takes a
+    # second for vLLM's processes. A process may end at any moment, hence the OSError.
+    paths: set[bytes] = set()
     for process in group:
-        folder = _PROC / str(process.pid)
+        folder = Path("/proc", str(process.pid))
         for source in ("environ", "maps", "cmdline"):
             with contextlib.suppress(OSError):
-                found |= set(_TRACES.findall((folder / source).read_bytes()))
-        with contextlib.suppress(
-            OSError
-        ):  # during extraction, the folder is the server's working folder
-            found |= set(_TRACES.findall(os.fsencode((folder / "cwd").readlink())))
-    return {Path(os.fsdecode(path)) for path in found}
+                paths.update(_TRACES.findall((folder / source).read_bytes()))
+        # During the extraction, only the server's working folder names the environment.
+        with contextlib.suppress(OSError):
+            paths.update(_TRACES.findall(os.fsencode((folder / "cwd").readlink())))
+    return {Path(os.fsdecode(path)) for path in paths}
 
 
 def end(group: Iterable[psutil.Process], *, grace: float) -> None:
     """End processes with SIGTERM; after ``grace`` seconds, send SIGKILL to the remaining ones."""
-    left = list(group)
+    remaining = list(group)
     for send in (psutil.Process.terminate, psutil.Process.kill):
-        for process in left:
+        for process in remaining:
             with contextlib.suppress(psutil.Error):
                 send(process)
-        left = wait_gone(left, timeout=grace)
+        remaining = wait_gone(remaining, timeout=grace)
 
 
 def wait_gone(group: Iterable[psutil.Process], *, timeout: float) -> list[psutil.Process]:
-    """Wait until the processes are gone; return those that still live after ``timeout`` seconds.
-
-    psutil.wait_procs() would also wait for zombies, for which their parents may never wait.
-    """
+    """Wait for processes to end; return those that still live after ``timeout`` seconds."""
+    # psutil.wait_procs() would also wait for zombies, for which their parents may never wait.
     deadline = time.monotonic() + timeout
-    left = [process for process in group if is_alive(process)]
-    while left and time.monotonic() < deadline:
+    remaining = [process for process in group if is_alive(process)]
+    while remaining and time.monotonic() < deadline:
         time.sleep(0.05)
-        left = [process for process in left if is_alive(process)]
-    return left
+        remaining = [process for process in remaining if is_alive(process)]
+    return remaining

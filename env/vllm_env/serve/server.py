@@ -3,16 +3,15 @@
     with TritonServer(binary, repository, log=Path("server.log")) as server:
         ask(server.grpc_url)
 
-The server listens only on free ports of 127.0.0.1. When the block ends, also by an exception or Ctrl-C, every process that
-the server started is ended. Its shared memory and the environment that it extracted to ``/tmp`` are removed.
+The server listens only on free ports of 127.0.0.1. When the block ends, also by an exception or
+Ctrl-C, every process that the server started is ended. Its shared memory and the environment that
+it extracted to ``/tmp`` are removed.
 """
 
 import contextlib
 import http.client
-import os
 import random
 import re
-import shutil
 import signal
 import socket
 import tempfile
@@ -31,21 +30,27 @@ from vllm_env.base.process import Child, has_ended, start
 
 from . import leftovers, processes, server_log
 
-_PORTS = range(
-    10240, 32768
-)  # below Linux's ephemeral ports: while models load, no outgoing connection takes one
+# Below Linux's ephemeral ports: while models load, no outgoing connection takes one.
+_PORTS = range(10240, 32768)
 _POLL_SECONDS = 0.25
-_LOOK_SECONDS = 2.0  # between two notes of the process tree; a walk through /proc takes a few ms
-_EXIT_SECONDS = 45.0  # tritonserver gives its models 30 s (--exit-timeout-secs)
-_LEAVE_SECONDS = 5.0  # stubs and engines notice within seconds that the server is gone
-_GRACE_SECONDS = 3.0  # between SIGTERM and SIGKILL
-_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - Linux keeps POSIX shared memory there
+# Between two notes of the process tree. A walk through /proc takes a few ms.
+_LOOK_SECONDS = 2.0
+# tritonserver gives its models 30 s (--exit-timeout-secs).
+_EXIT_SECONDS = 45.0
+# Stubs and engines notice within seconds that the server is gone.
+_LEAVE_SECONDS = 5.0
+# Between SIGTERM and SIGKILL.
+_GRACE_SECONDS = 3.0
+# Linux keeps POSIX shared memory there.
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108
 _EXTRACTED = re.compile(r"python_env_\w{6}")
 _ATTEMPTS = 2
-# Two log texts of a start that failed through no fault of the model. The first: on a busy machine, the Python backend of 24.10
-# sometimes reads a wrong handle from shared memory; the stub dies and the server aborts (server issues 5949, 8882).
+# Two log texts of a start that failed through no fault of the model. The first: on a busy machine,
+# the Python backend of 24.10 sometimes reads a wrong handle from shared memory; the stub dies and
+# the server aborts (server issues 5949, 8882).
+_KNOWN_CRASH = "boost::interprocess::lock_exception"
 # The second: the machine paused (triton_vllm/startup/abandoned.py).
-_KNOWN_CRASH, _GIVEN_UP = "boost::interprocess::lock_exception", "the server has given this load up"
+_GIVEN_UP = "the server has given this load up"
 
 
 @dataclass(frozen=True)
@@ -58,7 +63,10 @@ class Ports:
 
 
 class StuckStartError(CommandError):
-    """The server crashed or hung at its start, but not because of the model. Another start may work."""
+    """The server crashed or hung at its start without a fault of the model.
+
+    Another start may work.
+    """
 
 
 @dataclass(frozen=True)
@@ -106,6 +114,7 @@ class TritonServer:
         self._traces: set[Path] = set()
         self._looked = 0.0
         self._dead: frozenset[int] = frozenset()
+        self._has_dead_stub = False
         self._started = 0.0
         self._failed = False
         self._scratch: Path | None = None
@@ -131,12 +140,14 @@ class TritonServer:
         """Return whether the server's process is running."""
         return self._child is not None and self._child.poll() is None
 
-    def __enter__(self) -> "TritonServer":  # noqa: PYI034 - Self is not in the typing of Python 3.10
+    # Self is not in the typing of Python 3.10.
+    def __enter__(self) -> "TritonServer":  # noqa: PYI034
         for attempt in range(1, _ATTEMPTS + 1):
             try:
                 self.start()
                 self.wait_ready()
                 break
+            # An interrupt, too, must end the server.
             except BaseException as error:
                 self.stop()
                 if attempt == _ATTEMPTS or not isinstance(error, StuckStartError):
@@ -152,8 +163,11 @@ class TritonServer:
         Raises:
             CommandError: the program cannot be started.
         """
-        # The server gets its own folder for temporary files: vLLM leaves one socket there for each engine that it starts.
-        self._started, self._failed, self._dead = time.time(), True, frozenset()
+        self._started = time.time()
+        self._failed = True
+        self._has_dead_stub = False
+        # The server gets its own folder for temporary files: vLLM leaves one socket there for each
+        # engine that it starts.
         self._scratch = Path(tempfile.mkdtemp(prefix="vllm_env_server_"))
         variables = {
             **self._launch.environment,
@@ -164,8 +178,10 @@ class TritonServer:
         with self.log.open("ab") as sink:
             self._log_start = sink.tell()
             try:
-                # SIGTERM and not SIGKILL: on a clean exit, the server removes the environment that it extracted.
-                with interrupts_held():  # until stop() knows the child
+                # An interrupt waits until stop() knows the child.
+                with interrupts_held():
+                    # SIGTERM and not SIGKILL: on a clean exit, the server removes the environment
+                    # that it extracted.
                     self._child = start(
                         self._command(), stdout=sink, env=variables, when_parent_ends=signal.SIGTERM
                     )
@@ -176,20 +192,16 @@ class TritonServer:
                 ) from error
 
     def _command(self) -> list[str]:
-        ports = self.ports
         return [
-            os.fspath(self.binary),
+            str(self.binary),
             f"--model-repository={self.repository}",
-            *(
-                "--http-address=127.0.0.1",
-                "--grpc-address=127.0.0.1",
-                "--metrics-address=127.0.0.1",
-            ),
-            *(
-                f"--http-port={ports.http}",
-                f"--grpc-port={ports.grpc}",
-                f"--metrics-port={ports.metrics}",
-            ),
+            "--http-address=127.0.0.1",
+            "--grpc-address=127.0.0.1",
+            "--metrics-address=127.0.0.1",
+            f"--http-port={self.ports.http}",
+            f"--grpc-port={self.ports.grpc}",
+            f"--metrics-port={self.ports.metrics}",
+            # The name shows later which shared memory was this server's.
             f"--backend-config=python,shm-region-prefix-name={self._shared_memory_prefix}",
             *self._launch.arguments,
         ]
@@ -202,7 +214,7 @@ class TritonServer:
         """Wait until all models are ready.
 
         Raises:
-            CommandError: the server ends or takes too long; ``tail`` has the log lines that say why.
+            CommandError: the server ends or takes too long; ``tail`` has log lines that say why.
         """
         started = time.monotonic()
         while not self._is_ready():
@@ -218,6 +230,8 @@ class TritonServer:
         connection = http.client.HTTPConnection("127.0.0.1", self.ports.http, timeout=5)
         try:
             connection.request("GET", "/v2/health/ready")
+            # Triton binds its ports only after the models are loaded, so another program may
+            # answer here before.
             return connection.getresponse().status == http.HTTPStatus.OK and self.running
         except (OSError, http.client.HTTPException):
             return False
@@ -225,58 +239,56 @@ class TritonServer:
             connection.close()
 
     def _require_progress(self, elapsed: float) -> None:
-        silent = min(elapsed, server_log.silent_seconds(self.log))
-        if self._child is None or self._child.poll() is not None:
+        # 1) The server has ended.
+        if not self.running:
             status = self._child.returncode if self._child else None
-            crashed = status == -signal.SIGABRT and self._has_said(_KNOWN_CRASH)
-            what = f"tritonserver ended with status {status} before its models were ready."
+            crashed = status == -signal.SIGABRT and self._has_logged(_KNOWN_CRASH)
             raise self._failure(
-                what, StuckStartError if crashed or self._has_said(_GIVEN_UP) else CommandError
+                f"tritonserver ended with status {status} before its models were ready.",
+                is_stuck=crashed or self._has_logged(_GIVEN_UP),
             )
-        if self._has_dead_stub():
-            what = (
-                "The model's stub ended at its start, and tritonserver would wait for it for ever."
-            )
+        # 2) The server runs, but waits in vain.
+        if self._has_dead_stub:
             raise self._failure(
-                what, StuckStartError if self._has_said(_KNOWN_CRASH) else CommandError
+                "The model's stub ended at its start, and tritonserver would wait for it for ever.",
+                is_stuck=self._has_logged(_KNOWN_CRASH),
             )
+        # 3) It takes too long.
         if elapsed > self._launch.ready_timeout:
             raise self._failure(f"tritonserver was not ready after {elapsed:.0f} s.")
-        if self._launch.stall_timeout is not None and silent > self._launch.stall_timeout:
+        stall_timeout = self._launch.stall_timeout
+        # The log may be older than this start.
+        silent = min(elapsed, server_log.silent_seconds(self.log))
+        if stall_timeout is not None and silent > stall_timeout:
             raise self._failure(
-                f"tritonserver was not ready and said nothing for {silent:.0f} s.", StuckStartError
+                f"tritonserver was not ready and said nothing for {silent:.0f} s.", is_stuck=True
             )
 
-    def _has_said(self, text: str) -> bool:
+    def _has_logged(self, text: str) -> bool:
         return text in server_log.read(self.log, start=self._log_start)
 
-    def _has_dead_stub(self) -> bool:
-        """Return whether a stub had already ended at the last look, and the server has still not waited for it.
-
-        The server waits at once for a stub that it ended or whose death it noticed. It does not notice a stub that dies
-        before its first message, for example because of missing libraries (seen with 24.10).
-        """
-        if time.monotonic() - self._looked < _LOOK_SECONDS:
-            return False
-        before, self._dead = self._dead, processes.dead_children(self.pid)
-        return bool(before & self._dead)
-
-    def _failure(self, what: str, kind: type[CommandError] = CommandError) -> CommandError:
-        return kind(
-            what, tail=server_log.telling_lines(self.log), remedy=f"The whole log is {self.log}."
-        )
+    def _failure(self, what: str, *, is_stuck: bool = False) -> CommandError:
+        kind = StuckStartError if is_stuck else CommandError
+        tail = server_log.telling_lines(self.log)
+        return kind(what, tail=tail, remedy=f"The whole log is {self.log}.")
 
     def _look(self, *, now: bool = False) -> None:
-        """Note the processes and their files in /tmp and /dev/shm while their parents still live."""
+        """Note the processes, and their files in /tmp and /dev/shm, while their parents live."""
         if not now and time.monotonic() - self._looked < _LOOK_SECONDS:
             return
         self._looked = time.monotonic()
         group = self.members()
         self._known.update(group)
         self._traces |= processes.traces(group)
+        # The server waits at once for a stub that it ended or whose death it noticed. It does not
+        # notice a stub that dies before its first message, for example because of missing
+        # libraries (seen with 24.10). Such a stub is dead at two looks.
+        before = self._dead
+        self._dead = processes.dead_children(self.pid)
+        self._has_dead_stub = bool(before & self._dead)
 
     def members(self) -> list[psutil.Process]:
-        """Return the server's living processes: itself, the stubs, vLLM's EngineCore and Workers; orphans, too."""
+        """Return the server's living processes: itself, the stubs, and those of vLLM."""
         return processes.members(self.pid, self._id, self._known) if self._child else []
 
     def stop(self) -> None:
@@ -300,29 +312,36 @@ class TritonServer:
             self._remove_traces()
 
     def _remove_traces(self) -> None:
-        if (
-            self._failed
-        ):  # a stub that dies at once is gone before a look finds the environment that it was given
-            extracted = (Path("/tmp"), _EXTRACTED)  # noqa: S108 - hard-coded in Triton's pb_env.cc
-            left = (entry.path for entry in leftovers.find_abandoned((extracted,)))
-            self._traces |= {path for path in left if path.stat().st_ctime >= self._started}
+        # A stub that dies at once is gone before a look finds the environment that it was given.
+        # So take those that were extracted since this start and that nobody uses.
+        if self._failed:
+            extracted = (Path("/tmp"), _EXTRACTED)  # noqa: S108
+            for entry in leftovers.find_abandoned((extracted,)):
+                if entry.path.stat().st_ctime >= self._started:
+                    self._traces.add(entry.path)
+        if self._scratch:
+            self._traces.add(self._scratch)
         regions = _SHARED_MEMORY.glob(f"{self._shared_memory_prefix}*")
-        for path in (*self._traces, *regions, *filter(None, [self._scratch])):
-            shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(
-                missing_ok=True
-            )
+        for path in (*self._traces, *regions):
+            leftovers.delete(path)
 
 
 def free_ports() -> Ports:
-    """Return three ports of 127.0.0.1 on which no program listens."""
-    chosen: list[int] = []
+    """Return three ports of 127.0.0.1 on which no program listens.
+
+    Raises:
+        CommandError: fewer than three ports are free.
+    """
+    free: list[int] = []
+    # In random order, so that servers that start at the same time rarely choose the same ports.
     for port in random.sample(_PORTS, len(_PORTS)):
         with socket.socket() as probe, contextlib.suppress(OSError):
+            # A port counts as free although connections of an ended server linger in TIME_WAIT.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(("127.0.0.1", port))
-            chosen.append(port)
-        if len(chosen) == 3:
-            return Ports(*chosen)
+            free.append(port)
+        if len(free) == 3:
+            return Ports(*free)
     raise CommandError(
         "No free port is left on 127.0.0.1.", remedy="End the programs that listen there."
     )

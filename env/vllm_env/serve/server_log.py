@@ -6,9 +6,11 @@ import time
 from pathlib import Path
 
 _TAIL_LINES = 25
-# Lines of glog with level E or F, vLLM's ERROR lines, last lines of Python tracebacks, and errors of the loader and bash.
+# Lines of glog with level E or F, vLLM's ERROR lines, last lines of Python tracebacks, and errors
+# of the loader and bash.
 _TELLING = re.compile(
-    r"^[EF]\d{4} |\bERROR\b|^\w*(Error|Exception|Interrupt)\b|error while loading|^error: |cannot open|what\(\): "
+    r"^[EF]\d{4} |\bERROR\b|^\w*(Error|Exception|Interrupt)\b|error while loading|^error: "
+    r"|cannot open|what\(\): "
 )
 # Every machine without a GPU logs these.
 _HARMLESS = re.compile(r"CudaDriverHelper has not been initialized|Failed to initialize NVML")

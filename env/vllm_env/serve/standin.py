@@ -1,8 +1,9 @@
-"""A tiny stand-in for a model from the hub, made in seconds, with right answers to the prompts of ``prompts.txt``.
+"""Make a tiny stand-in for a model from the hub, with right answers to ``prompts.txt``.
 
-The smoke run needs a model on machines that reach no hub. The answer must mean something: if the client receives " Paris",
-then tokenizer, weights, engine, tensors and transport all work. Random weights would only show that text came back.
+The smoke run needs a model on machines that reach no hub. It is made in seconds.
 """
+# The answer must mean something: if the client receives " Paris", then tokenizer, weights, engine,
+# tensors and transport all work. Random weights would only show that text came back.
 
 import json
 from dataclasses import asdict, dataclass
@@ -17,7 +18,8 @@ from vllm_env.base.process import run
 from vllm_env.base.workspace import Workspace
 
 _TRAINER = inside.FOLDER / "standin_train.py"
-# One thread is enough for small matrices. The machine's Python, hub and GPU must not change the result.
+# One thread is enough for small matrices. The machine's Python, hub and GPU must not change the
+# result.
 _ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
@@ -39,20 +41,29 @@ FACTS = (
 
 @dataclass(frozen=True)
 class Recipe:
-    """The size and content of the stand-in. ``hidden / heads`` must be at least 32: vLLM's attention on CPU requires it."""
+    """The size and content of the stand-in.
+
+    Attributes:
+        architecture: ``opt`` or ``llama``.
+        seed: of the random numbers with which the training starts.
+        hidden: the width of a layer.
+        heads: the attention heads of a layer.
+        layers: the number of layers.
+        vocabulary: the most tokens that the byte-level tokenizer may have.
+        positions: the longest sequence, in tokens.
+        facts: prompts, and the text with which greedy decoding continues each one before it ends.
+    """
 
     architecture: str = "opt"
-    """``opt`` or ``llama``."""
     seed: int = 0
+    # vLLM's attention on CPU requires hidden / heads to be at least 32.
     hidden: int = 64
     heads: int = 2
     layers: int = 2
+    # 256 bytes, two special tokens, and merges of the facts' text.
     vocabulary: int = 512
-    """Most tokens of the byte-level tokenizer: 256 bytes, two special tokens, and merges of the facts' text."""
     positions: int = 2048
-    """Longest sequence in tokens."""
     facts: tuple[tuple[str, str], ...] = FACTS
-    """Prompts, and the text with which greedy decoding continues each one before it ends."""
 
 
 def ensure_standin(workspace: Workspace, python: Path, recipe: Recipe | None = None) -> Path:
@@ -67,44 +78,42 @@ def ensure_standin(workspace: Workspace, python: Path, recipe: Recipe | None = N
         CommandError: the model cannot be made, or it does not learn the answers.
     """
     recipe = recipe or Recipe()
-    key = key_of(
-        asdict(recipe), _TRAINER.read_text(encoding="utf-8"), _transformers_version(python)
-    )
+    key = key_of(asdict(recipe), _TRAINER.read_text("utf-8"), _transformers_version(python))
     folder = workspace.cache.path("standins", key)
     if (folder / "config.json").is_file():
         touch(folder)
         return folder
     report.step("making a small model that knows the answers to the prompts")
     with workspace.cache.staging() as staged:
-        made = staged / "model"
-        made.mkdir()
+        model = staged / "model"
+        model.mkdir()
         recipe_file = staged / "recipe.json"
-        recipe_file.write_text(json.dumps(asdict(recipe)), encoding="utf-8")
-        _train(python, recipe_file, made)
-        make_readable(made)  # safetensors writes files with mode 0600
-        put_in_place(made, folder)
+        recipe_file.write_text(json.dumps(asdict(recipe)), "utf-8")
+        _train(python, recipe_file, model)
+        # safetensors writes files with mode 0600, and the server may run as another user.
+        make_readable(model)
+        put_in_place(model, folder)
     return folder
 
 
 def _train(python: Path, recipe_file: Path, folder: Path) -> None:
     try:
-        run(
-            [python, _TRAINER, recipe_file, folder],
-            what="make the stand-in model",
-            env=_ENVIRONMENT,
-        )
+        command = [python, _TRAINER, recipe_file, folder]
+        run(command, what="make the stand-in model", env=_ENVIRONMENT)
     except CommandError as error:
         raise CommandError(
             error.what,
             tail=error.tail,
-            cause=f"The environment of {python} cannot import torch or transformers, or the model did not learn.",
+            cause=(
+                f"The environment of {python} cannot import torch or transformers, "
+                "or the model did not learn."
+            ),
             remedy="Name a model with --smoke-model, or omit the smoke run with --no-smoke-run.",
         ) from error
 
 
 def _transformers_version(python: Path) -> str:
     # The folder's name has the version. Importing transformers would take as long as the training.
-    site = python.parent.parent / "lib"
-    return next(
-        (found.name for found in site.glob("python*/site-packages/transformers-*.dist-info")), ""
-    )
+    library = python.parent.parent / "lib"
+    folders = library.glob("python*/site-packages/transformers-*.dist-info")
+    return next((folder.name for folder in folders), "")

@@ -1,4 +1,4 @@
-"""Choose a model for a machine that reaches no model hub: the smoke run's stand-in instead of the example's model."""
+"""Choose a model for a machine that reaches no model hub: the smoke run's stand-in."""
 
 import json
 import os
@@ -19,62 +19,77 @@ _POOLING = ("embed", "embedding", "classify", "score", "reward")
 
 
 def is_fetchable(workspace: Workspace, model: str) -> bool:
-    """Return whether vLLM would find a model by its name: in the hub's local cache, or because the hub answers."""
-    # The place of huggingface_hub's cache.
-    home = (
-        os.environ.get("HF_HOME")
-        or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"
-    )
-    hub = Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub").expanduser()
-    if any((hub / f"models--{model.replace('/', '--')}").glob("snapshots/*/config.json")):
+    """Return whether vLLM would find a model by its name, in the hub's cache or on the hub."""
+    # 1) The hub's cache on this machine. huggingface_hub reads these variables, and the narrower
+    # one wins. An interrupted download has no config.json.
+    variables = os.environ
+    caches = variables.get("XDG_CACHE_HOME") or "~/.cache"
+    home = variables.get("HF_HOME") or f"{caches}/huggingface"
+    hub = Path(variables.get("HF_HUB_CACHE") or f"{home}/hub").expanduser()
+    folder = hub / f"models--{model.replace('/', '--')}"
+    if any(folder.glob("snapshots/*/config.json")):
         return True
-    offline = os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on")
-    return not offline and workspace.network.answers(
-        os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
-    )
+    # 2) The hub itself.
+    if variables.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on"):
+        return False
+    return workspace.network.answers(variables.get("HF_ENDPOINT") or "https://huggingface.co")
 
 
 def own_model(
     workspace: Workspace, own: Mapping[str, Mapping[str, Any]]
 ) -> Mapping[str, Mapping[str, Any]]:
-    """Return a model's own files for the smoke run, or an empty mapping if this machine cannot serve it; report the choice.
+    """Return a model's own files for the smoke run, and report the choice.
 
-    The first entry of ``own`` holds the engine arguments. They name folders in the model's folder by absolute path.
+    Args:
+        workspace: for the network.
+        own: JSON objects by the path of their file; the first one holds the engine arguments.
+            They name folders in the model's folder by absolute path.
+
+    Returns:
+        ``own``, or an empty mapping if this machine cannot serve the model.
     """
     arguments = next(iter(own.values()))
     model = str(arguments.get("model", ""))
-    reason = ""
-    if not model:
-        reason = "it names none"
-    elif arguments.get("runner") == "pooling" or arguments.get("task") in _POOLING:
-        reason = "it answers with no text"
-    elif os.path.isdir(model):  # noqa: PTH112 - returns False if a folder may not be entered
-        pass
-    elif model.startswith(("/", ".")):
-        reason = f"there is no folder {model}"
-    elif not is_fetchable(workspace, model):
-        reason = "no model hub answers"
-    which = (
-        f"its stand-in, not {model}: {reason}"
-        if reason
-        else f"{model} with the model's own engine arguments"
+    reason = _reason_against(workspace, model, arguments)
+    choice = f"{model} with the model's own engine arguments"
+    if reason:
+        choice = f"its stand-in, not {model}: {reason}"
+    report.note(
+        f"the smoke run serves {choice} (--smoke-model serves another, --no-smoke-run none)"
     )
-    report.note(f"the smoke run serves {which} (--smoke-model serves another, --no-smoke-run none)")
     return {} if reason else own
 
 
-def offer_standin(template: Path, model: Path, standin: Path, arguments: Mapping[str, Any]) -> bool:
-    """Let a model with the example's engine arguments serve a copy of the stand-in; return whether it does now.
+def _reason_against(workspace: Workspace, model: str, arguments: Mapping[str, Any]) -> str:
+    """Return why this machine cannot serve a model, or an empty string."""
+    if not model:
+        return "the engine arguments name no model"
+    # The smoke run checks that each prompt gets a text.
+    if arguments.get("runner") == "pooling" or arguments.get("task") in _POOLING:
+        return "it does not answer with text"
+    # Path.is_dir() raises if a folder may not be entered; os.path.isdir() returns False.
+    if os.path.isdir(model):  # noqa: PTH112
+        return ""
+    if model.startswith(("/", ".")):
+        return f"there is no folder {model}"
+    return "" if is_fetchable(workspace, model) else "no model hub answers"
 
-    If a folder or link with the copy's name is not such a copy, it is the user's, and nothing changes.
+
+def offer_standin(template: Path, model: Path, standin: Path, arguments: Mapping[str, Any]) -> bool:
+    """Let a model with the example's engine arguments serve a copy of the stand-in.
+
+    Return whether it serves the copy now. Nothing changes if the user has edited the engine
+    arguments.
     """
     file = model / ENGINE_ARGS_NAME
     if not file.is_file() or file.read_bytes() != (template / EXAMPLE_NAME).read_bytes():
         return False
+    # The copy is in the model's folder, so its name holds wherever the repository is mounted.
     copy = model / STANDIN_NAME
     if not os.path.lexists(copy):
         shutil.copytree(standin, copy)
         give_tree(copy, owner_of(model))
+    # Another folder or link with that name is the user's.
     elif copy.is_symlink() or _digests(copy) != _digests(standin):
         return False
     write_whole(file, json.dumps({**arguments, "model": STANDIN_NAME}, indent=4) + "\n")
@@ -82,6 +97,5 @@ def offer_standin(template: Path, model: Path, standin: Path, arguments: Mapping
 
 
 def _digests(folder: Path) -> dict[Path, str]:
-    return {
-        path.relative_to(folder): file_sha256(path) for path in folder.rglob("*") if path.is_file()
-    }
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {file.relative_to(folder): file_sha256(file) for file in files}

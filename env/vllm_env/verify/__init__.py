@@ -1,5 +1,7 @@
-"""Check a plan, or a packed or unpacked environment, and find the errors that Triton would meet later.
+"""Check a plan, or an environment, for errors that Triton would meet only later.
 
-The results are notes for the user, or an error. Environments are unpacked and started below the cache; nothing in them
-changes.
+The results are notes for the user, or an error. Environments are unpacked and started below the
+cache; nothing in them changes.
 """
+# Without these checks, such errors would show only at a server's start or at its first request, and
+# often on another machine than the one that built.

@@ -1,4 +1,5 @@
-"""Run the environment's own C compiler as Triton's kernel compiler will on a GPU, if the container has no compiler."""
+"""Run the environment's own C compiler as Triton's kernel compiler will on a GPU."""
+# A serving container has no compiler, and the first kernel on a GPU would fail.
 
 from pathlib import Path
 
@@ -26,37 +27,41 @@ def check_compiler(workspace: Workspace, environment: Path) -> None:
         return
     headers = [file.parent for file in environment.glob("include/python3.*/Python.h")]
     if not headers:
-        remedy = "Install the headers of this machine's Python (apt-get install libpythonX.Y-dev) and build again."
+        # Debian has them in a package of their own.
         raise VllmEnvError(
             "The environment has no Python.h.",
             cause="GPU kernels are compiled with it.",
-            remedy=remedy,
+            remedy=(
+                "Install the headers of this machine's Python "
+                "(apt-get install libpythonX.Y-dev) and build again."
+            ),
         )
     with workspace.cache.staging() as folder:
+        options = [f"-I{header}" for header in headers]
         try:
-            compile_library(
-                compiler,
-                _SOURCE,
-                folder / "launcher.so",
-                "-O3",
-                *(f"-I{header}" for header in headers),
-            )
+            compile_library(compiler, _SOURCE, folder / "launcher.so", "-O3", *options)
         except CommandError as error:
-            remedy = "Build it again; --keep tests --keep other-targets if a rule took away what the compiler reads."
             raise CommandError(
-                error.what, tail=error.tail, cause="GPU kernels need it.", remedy=remedy
+                error.what,
+                tail=error.tail,
+                cause="GPU kernels need it.",
+                remedy=(
+                    "Build it again. If a rule removed files that the compiler reads, "
+                    "add --keep tests --keep other-targets."
+                ),
             ) from error
 
 
 def compile_library(compiler: Path, source: str, library: Path, *options: str) -> None:
-    """Compile a shared library from C source. The compiler's cache stays next to the library.
+    """Compile a shared library from C source.
 
     Raises:
         CommandError: the compilation fails.
     """
     file = library.with_suffix(".c")
     file.write_text(source)
-    # Empty values remove the user's own settings for compilers.
+    # The environment's compiler is zig, which would put its cache into the home. Empty values
+    # remove the user's own settings for compilers.
     variables = {"ZIG_GLOBAL_CACHE_DIR": str(library.parent / "cache"), "CC": "", "CPATH": ""}
     command = [compiler, file, *options, "-shared", "-fPIC", "-o", library]
     run(command, what=f"compile {library.name} with {compiler}", env=variables)

@@ -1,8 +1,7 @@
-"""Start an environment's interpreter as Triton's launcher starts the stub, and check where it finds its modules.
+"""Start an environment's interpreter as Triton's launcher starts the stub, and judge its answers.
 
-There are two generations of the launcher (src/stub_launcher.cc). Up to 25.07, bash sources ``bin/activate``. Since 25.08, an
-environment gets only PATH, LD_LIBRARY_PATH and VIRTUAL_ENV. The interpreter inside the stub does not configure the locale.
-A stand-alone interpreter does, unless an option forbids it.
+There are two generations of the launcher (src/stub_launcher.cc). Up to 25.07, bash sources
+``bin/activate``. Since 25.08, an environment gets only PATH, LD_LIBRARY_PATH and VIRTUAL_ENV.
 """
 
 import json
@@ -16,27 +15,58 @@ from vllm_env import inside
 from vllm_env.base.errors import REBUILD, CommandError, VllmEnvError
 from vllm_env.base.process import run
 from vllm_env.base.workspace import Workspace
-from vllm_env.triton.root import rules_of
 
 from .tree_rules import Expected, is_same_version
 
 _PROBE = inside.FOLDER / "launcher_probe.py"
 _MARK = "vllm_env-probe "
 _SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"
-# These have the same effect as initialising Python without configuring the locale (PEP 538 and 540 off, C locale).
-_AS_EMBEDDED = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
-# The probe must not change the environment, and must see the bytecode as it was packed.
-_QUIET = {
+_VARIABLES = {
+    "PATH": _SYSTEM_PATH,
+    # The interpreter inside the stub does not configure the locale. A stand-alone interpreter
+    # does, unless these forbid it (PEP 538 and 540 off, C locale).
+    "LC_ALL": "C",
+    "PYTHONCOERCECLOCALE": "0",
+    "PYTHONUTF8": "0",
+    # The probe must not change the environment, and must see the bytecode as it was packed.
     "PYTHONDONTWRITEBYTECODE": "1",
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",
     "VLLM_LOGGING_LEVEL": "ERROR",
 }
+# A text in the probe's output, the cause that it shows, and the remedy.
+_REASONS = (
+    (
+        "UnicodeDecodeError",
+        "The embedded interpreter decodes files as ASCII: 00_vllm_env.pth did not run.",
+        REBUILD,
+    ),
+    (
+        "outside the environment",
+        "PYTHONPATH or the user's site shadow it: 00_vllm_env.pth did not run.",
+        REBUILD,
+    ),
+    (
+        "GLIBC",
+        "A library needs a newer C or C++ library than this machine has.",
+        "Build it in the container that will serve it.",
+    ),
+)
 
 
 @dataclass(frozen=True)
 class Started:
-    """The probe's findings in an interpreter of the environment; ``imported`` has file and version by module name."""
+    """The probe's findings in an interpreter of the environment.
+
+    Attributes:
+        encoding: the encoding of a file that is opened without one.
+        prefix: ``sys.prefix``.
+        path: ``sys.path``.
+        environment: the variables of the process.
+        imported: file and version by module name.
+        files: the files of all imported modules.
+        stale: the names of the modules whose bytecode does not fit their source.
+    """
 
     encoding: str
     prefix: str
@@ -50,31 +80,30 @@ class Started:
 def start(
     workspace: Workspace, environment: Path, modules: tuple[str, ...], *, activates: bool
 ) -> Started:
-    """Start the environment's interpreter as one generation of the launcher does, and import modules in it.
-
-    A broken NumPy lies in a folder of PYTHONPATH and in the user's site, so an import from there is noticed.
+    """Start the environment's interpreter as one generation of the launcher does; import modules.
 
     Raises:
-        VllmEnvError: the interpreter does not start, or an import fails; the error has its last lines of output.
+        VllmEnvError: the interpreter does not start, or an import fails; the error has its last
+            lines of output.
     """
     with workspace.cache.staging() as scratch:
-        foreign, home = scratch / "foreign", scratch / "home"
-        python = next(iter(sorted(environment.glob("lib/python3.*"))), environment).name
+        foreign = scratch / "foreign"
+        home = scratch / "home"
+        # A broken NumPy lies in a folder of PYTHONPATH and in the user's site, so an import from
+        # there is noticed.
+        python = next((path.name for path in environment.glob("lib/python3.*")), "")
         for folder in (foreign, home / ".local" / "lib" / python / "site-packages"):
             folder.mkdir(parents=True)
-            (folder / "numpy.py").write_text(
-                "raise ImportError('a numpy from outside the environment')\n"
-            )
+            numpy = "raise ImportError('a numpy from outside the environment')\n"
+            (folder / "numpy.py").write_text(numpy)
         variables = {"HOME": str(home), "PYTHONPATH": str(foreign)}
-        what = (
-            f"start the environment as Triton {'up to 25.07' if activates else 'since 25.08'} does"
-        )
+        releases = "up to 25.07" if activates else "since 25.08"
+        what = f"start the environment as Triton {releases} does"
         try:
-            return Started(
-                **ask(environment, _PROBE, modules, variables, activates=activates, what=what)
-            )
+            answer = ask(environment, _PROBE, modules, variables, activates=activates, what=what)
         except CommandError as error:
             raise _explained(error) from error
+    return Started(**answer)
 
 
 def ask(
@@ -86,9 +115,15 @@ def ask(
     activates: bool,
     what: str,
 ) -> dict[str, Any]:
-    """Run a probe in the environment's interpreter, started as one generation of the launcher does; return its answer.
+    """Run a probe in the environment's interpreter, and return its answer.
 
-    The probe gets ``question`` as JSON. Its variables are ``variables`` and none of this process; HOME is its working folder.
+    Args:
+        environment: the unpacked environment.
+        probe: the probe's source; it prints one line with its answer as JSON.
+        question: the probe gets it as JSON.
+        variables: the probe gets these and none of this process; HOME is its working folder.
+        activates: whether this generation of the launcher sources ``bin/activate``.
+        what: the purpose, for the error message.
 
     Raises:
         CommandError: the probe does not start, or fails; the error has its last lines of output.
@@ -98,73 +133,88 @@ def ask(
         _command(environment, variables, program, activates=activates),
         what=what,
         cwd=Path(variables["HOME"]),
-        remedy="A package breaks the import: pin another version of it (--with PACKAGE==VERSION), or of vLLM.",
+        remedy=(
+            "A package breaks the import: pin another version of it (--with PACKAGE==VERSION), "
+            "or of vLLM."
+        ),
     )
-    line = next((line for line in reversed(output.splitlines()) if line.startswith(_MARK)), None)
-    if line is None:
-        raise CommandError(
-            "The environment's interpreter ended without an answer.",
-            tail=output[-4000:],
-            remedy=REBUILD,
-        )
-    answer: dict[str, Any] = json.loads(line[len(_MARK) :])
-    return answer
+    # Imported modules may print, too.
+    for line in reversed(output.splitlines()):
+        if line.startswith(_MARK):
+            answer: dict[str, Any] = json.loads(line.removeprefix(_MARK))
+            return answer
+    raise CommandError(
+        "The environment's interpreter ended without an answer.",
+        tail=output[-4000:],
+        remedy=REBUILD,
+    )
 
 
 def _command(
     environment: Path, variables: Mapping[str, str], program: list[str], *, activates: bool
 ) -> list[str]:
-    """Return the command line that clears this process's variables; the program is found through PATH."""
-    given = {"PATH": _SYSTEM_PATH, **_AS_EMBEDDED, **_QUIET, **variables}
-    library = environment / "lib"
+    """Return the command line; it clears this process's variables and finds the program in PATH."""
+    variables = {**_VARIABLES, **variables}
+    library = f"{environment}/lib"
+    # Both generations put the environment's lib/ first into LD_LIBRARY_PATH.
     if activates:
-        sourced = f"source {shlex.quote(f'{environment}/bin/activate')}"
-        text = f"{sourced} && exec env LD_LIBRARY_PATH={shlex.quote(str(library))}:$LD_LIBRARY_PATH {shlex.join(program)}"
-        program = ["bash", "-c", text]
+        script = (
+            f"source {shlex.quote(f'{environment}/bin/activate')} && "
+            f"exec env LD_LIBRARY_PATH={shlex.quote(library)}:$LD_LIBRARY_PATH "
+            f"{shlex.join(program)}"
+        )
+        program = ["bash", "-c", script]
     else:
-        libraries = ":".join([str(library), *filter(None, [given.get("LD_LIBRARY_PATH")])])
-        given |= {
+        # An empty entry would stand for the working folder.
+        libraries = filter(None, (library, variables.get("LD_LIBRARY_PATH")))
+        variables |= {
             "PATH": f"{environment}/bin:{_SYSTEM_PATH}",
-            "LD_LIBRARY_PATH": libraries,
+            "LD_LIBRARY_PATH": ":".join(libraries),
             "VIRTUAL_ENV": str(environment),
         }
-    return ["env", "-i", *(f"{name}={value}" for name, value in given.items()), *program]
+    return ["env", "-i", *(f"{name}={value}" for name, value in variables.items()), *program]
 
 
 def _explained(error: CommandError) -> CommandError:
-    reasons = (
-        ("UnicodeDecodeError", "The embedded interpreter decodes files as ASCII: 00_vllm_env.pth did not run.", REBUILD),
-        ("outside the environment", "PYTHONPATH or the user's site shadow it: 00_vllm_env.pth did not run.", REBUILD),
-        ("GLIBC", "A library needs a newer C or C++ library than there is.", "Build it in the container that will serve it."),
-    )  # fmt: skip
-    for sign, cause, remedy in reasons:
+    for sign, cause, remedy in _REASONS:
         if sign in error.tail:
             return CommandError(error.what, tail=error.tail, cause=cause, remedy=remedy)
     return error
 
 
-def judge(started: Started, environment: Path, expected: Expected) -> None:
+def judge(started: Started, environment: Path, versions: Mapping[str, str]) -> None:
     """Check whether the findings in an interpreter would cause errors under Triton.
+
+    Args:
+        started: the findings.
+        environment: the unpacked environment.
+        versions: the locked versions by normalised name.
 
     Raises:
         VllmEnvError: names the rule and the remedy.
     """
+    # 1) The encoding. With ASCII, `import torch` fails with a UnicodeDecodeError.
     if started.encoding.upper().replace("_", "-") != "UTF-8":
         raise VllmEnvError(
             f"The environment's interpreter reads files as {started.encoding} under Triton.",
-            cause="The stub does not configure the locale, and 00_vllm_env.pth in site-packages did not mend it.",
+            cause=(
+                "The stub does not configure the locale, "
+                "and 00_vllm_env.pth in site-packages did not do it either."
+            ),
             remedy=REBUILD,
         )
-    outside = [p for p in started.path if p and not _is_inside(p, environment)]
-    outside += [f for f in started.files if not _is_inside(f, environment)]
-    if outside or not _is_inside(started.prefix, environment):
+    # 2) The places. An empty entry of sys.path is the working folder.
+    places = (*filter(None, started.path), *started.files, started.prefix)
+    outside = [place for place in places if not _is_inside(place, environment)]
+    if outside:
         raise VllmEnvError(
-            f"The environment looks outside of itself: {', '.join((outside or [started.prefix])[:3])}.",
-            cause="PYTHONPATH, the user's site or another Python would shadow what is pinned here.",
+            f"The environment looks outside of itself: {', '.join(outside[:3])}.",
+            cause="PYTHONPATH, the user's site or another Python would shadow the pinned packages.",
             remedy=REBUILD,
         )
+    # 3) The versions. vLLM's own version may differ from its distribution's version.
     for name, (file, version) in started.imported.items():
-        locked = expected.versions.get(name)
+        locked = versions.get(name)
         if name in ("numpy", "torch") and locked and not is_same_version(version, locked):
             raise VllmEnvError(
                 f"{name} is {version}, the lock has {locked}.",
@@ -181,14 +231,14 @@ def check_start(workspace: Workspace, environment: Path, expected: Expected) -> 
     """Import vLLM as the release's launcher would, and return the findings.
 
     Raises:
-        VllmEnvError: an import fails, or a module comes from outside the environment, or its version is not the lock's.
+        VllmEnvError: an import fails, or a module comes from outside the environment, or its
+            version is not the lock's.
     """
-    activates = rules_of(expected.release).activates
-    asked = tuple(name for name in ("numpy", "torch") if name in expected.versions)
-    started = start(
-        workspace, environment, (*asked, "vllm", "vllm.v1.engine.async_llm"), activates=activates
-    )
-    judge(started, environment, expected)
+    arrays = tuple(name for name in ("numpy", "torch") if name in expected.versions)
+    modules = (*arrays, "vllm", "vllm.v1.engine.async_llm")
+    started = start(workspace, environment, modules, activates=expected.activates)
+    judge(started, environment, expected.versions)
+    # The probe skips modules that do not exist.
     if "vllm" not in started.imported:
         raise VllmEnvError(
             "The environment has no module vllm.", remedy="Pin a distribution that has one."

@@ -1,9 +1,8 @@
-"""Find paths of the build machine in an environment: they do not exist where the environment will run."""
+"""Find paths of the build machine in an environment: they do not exist where it will run."""
 
 import os
 import re
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 
 from vllm_env.base.elf import read_dynamic_section
@@ -13,101 +12,118 @@ from vllm_env.base.workspace import CHECKOUT
 _ELF = b"\x7fELF"
 # Records of installed packages. Their paths are names of files and are not used as places.
 _LEFT_OUT = ("RECORD", "SOURCES.txt")
-_NAME = rb"[\w.~+-]"  # a byte in a component of a path
-_FLAG = (
-    rb"(?<=\s-[IL])|(?<=[\"'=]-[IL])"  # compilers and linkers take a folder directly after these
-)
-_SYSTEM = ("/", "/root", "/usr", "/usr/local", "/opt", "/home", "/tmp", "/work", "/workspace")  # noqa: S108 - names only
-_HIDDEN = (".cache", ".config", ".local")  # in a home; tools keep fetched and built files there
+# A byte in a component of a path.
+_NAME = rb"[\w.~+-]"
+# Compilers and linkers take a folder directly after these.
+_FLAG = rb"(?<=\s-[IL])|(?<=[\"'=]-[IL])"
+# Folders that many machines have. They are only compared with other names.
+_TEMPORARY = "/tmp"  # noqa: S108
+_SYSTEM = {"/", "/root", "/usr", "/usr/local", "/opt", "/home", "/work", "/workspace", _TEMPORARY}
+# In a home, tools keep downloaded and built files there.
+_HIDDEN = (".cache", ".config", ".local")
 # Homes that examples in third-party sources name.
 _EXAMPLES = re.compile(r"/home/(me|you|user|username|ubuntu|runner|vscode|jovyan|ec2-user|app)")
 
 
 def build_places(root: Path) -> tuple[str, ...]:
-    """Return the folders that a build on this machine uses: cache, tools, interpreter, checkout and hidden folders in the home.
+    """Return the folders that a build on this machine uses.
 
-    Folders that many machines have are left out, and the home itself, too: third-party sources name ``/root`` or ``/home/alex``
-    in examples. They also name short paths such as ``/src``; for such a folder, its content is returned.
+    They are the cache ``root``, the tools, the interpreter, the checkout, and hidden folders in
+    the home.
     """
-    pyenv, home = os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv", str(Path.home())
-    hidden = (
-        []
-        if home in _SYSTEM or _EXAMPLES.fullmatch(home)
-        else [f"{home}/{name}" for name in _HIDDEN]
-    )
-    own = sorted(
-        {str(p) for p in (root, sys.prefix, sys.base_prefix, pyenv, CHECKOUT, *hidden)} - {*_SYSTEM}
-    )
-    outer = [p for p in own if not any(p.startswith(f"{other}/") for other in own)]
-    return tuple(
-        q for p in outer for q in ([p] if p.count("/") > 1 else map(str, sorted(Path(p).glob("*"))))
-    )
+    # The home itself is left out: third-party sources name /root or /home/alex in examples.
+    home = str(Path.home())
+    pyenv = os.environ.get("PYENV_ROOT") or f"{home}/.pyenv"
+    folders = {str(path) for path in (root, sys.prefix, sys.base_prefix, pyenv, CHECKOUT)}
+    if home not in _SYSTEM and not _EXAMPLES.fullmatch(home):
+        folders |= {f"{home}/{name}" for name in _HIDDEN}
+    folders -= _SYSTEM
+    places: list[str] = []
+    for folder in sorted(folders):
+        # A folder above names this one, too.
+        if any(folder.startswith(f"{other}/") for other in folders):
+            continue
+        # Sources also name short paths such as /src. So the content of such a folder counts.
+        if folder.count("/") > 1:
+            places.append(folder)
+        else:
+            places += map(str, sorted(Path(folder).glob("*")))
+    return tuple(places)
 
 
 def find_leaks(environment: Path, places: tuple[str, ...]) -> list[tuple[str, str]]:
-    """Return the files of an environment that contain one of the places, with the place; paths are relative to it.
+    """Return the files of an environment that contain one of the places, and that place.
 
-    Text files and bytecode are searched completely. In libraries and programs only the run path is searched: libpython contains
-    the folder of its build as a fallback that is never reached.
+    The paths of the files are relative to the environment.
     """
-    needles = {place: (_named(place), _named_in_bytecode(place)) for place in places}
-    found = []
+    patterns = {place: (_in_text(place), _in_bytecode(place)) for place in places}
+    leaks = []
     for folder, _, files in os.walk(environment):
         for name in files:
             file = Path(folder, name)
             if name in _LEFT_OUT or file.is_symlink():
                 continue
-            place = _place_in(file, needles)
-            if place:
-                found.append((str(file.relative_to(environment)), place))
-    return found
+            data = _searched_bytes(file)
+            for place, (in_text, in_bytecode) in patterns.items():
+                # Most files contain no place, and a plain search is faster than a pattern.
+                if place.encode() not in data:
+                    continue
+                if in_text.search(data) or (file.suffix == ".pyc" and in_bytecode.search(data)):
+                    leaks.append((str(file.relative_to(environment)), place))
+                    break
+    return leaks
 
 
-def _named(place: str) -> re.Pattern[bytes]:
-    """Return a pattern for a place as whole components: ``/src`` is found in ``-I/src/include``, not in ``/usr/src``."""
+def _searched_bytes(file: Path) -> bytes:
+    """Return the bytes in which a place counts: a library's run path, any other file's content."""
+    # libpython contains the folder of its build as a fallback that is never reached.
+    with file.open("rb") as stream:
+        head = stream.read(len(_ELF))
+        if head != _ELF:
+            return head + stream.read()
+    section = read_dynamic_section(file)
+    # A file that needs no library has no use for its run path.
+    if section is None or not section.needed:
+        return b""
+    return "\n".join((*section.rpath, *section.runpath)).encode()
+
+
+def _in_text(place: str) -> re.Pattern[bytes]:
+    """Return a pattern for a place as whole components.
+
+    ``/src`` is found in ``-I/src/include``, not in ``/usr/src``.
+    """
     return re.compile(
         rb"(?:(?<!%b)|%b)%b(?!%b*\w)" % (_NAME, _FLAG, re.escape(place.encode()), _NAME)
     )
 
 
-def _named_in_bytecode(place: str) -> re.Pattern[bytes]:
-    """Return a pattern for a place at the beginning of a marshalled string, which follows its length in one or four bytes.
-
-    The length byte may be any letter. If the place is the whole string, any byte may follow it.
-    """
+def _in_bytecode(place: str) -> re.Pattern[bytes]:
+    """Return a pattern for a place at the beginning of a marshalled string."""
+    # The string follows its length in one or four bytes. The length byte may be any letter. If the
+    # place is the whole string, any byte may follow it.
     text = place.encode()
-    whole = re.escape(len(text).to_bytes(4, "little")) + re.escape(text)
+    whole = re.escape(len(text).to_bytes(4, "little") + text)
     if len(text) < 256:
         whole += rb"|[zZ\xfa\xda]%b" % re.escape(bytes([len(text)]) + text)
     return re.compile(rb"[zZ\xfa\xda].%b(?!%b*\w)|%b" % (re.escape(text), _NAME, whole), re.DOTALL)
 
 
-def _place_in(
-    file: Path, needles: Mapping[str, tuple[re.Pattern[bytes], re.Pattern[bytes]]]
-) -> str | None:
-    with file.open("rb") as stream:
-        head = stream.read(len(_ELF))
-        data = b"" if head == _ELF else head + stream.read()
-    if head == _ELF:
-        needs = read_dynamic_section(file)
-        # A file that needs no library has no use for its run path.
-        data = "\n".join((*needs.rpath, *needs.runpath)).encode() if needs and needs.needed else b""
-    for place, patterns in needles.items():
-        if place.encode() in data and any(
-            p.search(data) for p in patterns[: 1 + (file.suffix == ".pyc")]
-        ):
-            return place
-    return None
-
-
 def check_leaks(environment: Path, places: tuple[str, ...]) -> None:
-    """Raise a VllmEnvError that names the first files if an environment contains a path of its build."""
-    found = find_leaks(environment, places)
-    if found:
-        listed = ", ".join(f"{file} ({place})" for file, place in found[:3])
-        more = f" and {len(found) - 3} more" if len(found) > 3 else ""
+    """Check that an environment contains no path of its build.
+
+    Raises:
+        VllmEnvError: it contains one; the message names the first files.
+    """
+    leaks = find_leaks(environment, places)
+    if leaks:
+        files = ", ".join(f"{file} ({place})" for file, place in leaks[:3])
+        more = f" and {len(leaks) - 3} more" if len(leaks) > 3 else ""
         raise VllmEnvError(
-            f"The environment names folders of the machine that it was built on: {listed}{more}.",
+            f"The environment names folders of the machine that it was built on: {files}{more}.",
             cause="They do not exist where it will run, or hold other files there.",
-            remedy="Report the package that wrote it; to build without it, omit it or pin another version of it.",
+            remedy=(
+                "Report the package that wrote it. "
+                "To build without it, omit it or pin another version of it."
+            ),
         )

@@ -43,18 +43,18 @@ CHANGES: dict[str, Callable[[Path], object]] = {
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_change_is_refused(model: Path, tmp_path: Path, change: str) -> None:
     """Also one that leaves the size as it was."""
-    before = state_of(model, ())
-    refuse_changes(model, tmp_path / "new", before, ())
+    before = state_of(model)
+    refuse_changes(model, tmp_path / "new", before)
     CHANGES[change](model)
     with pytest.raises(VllmEnvError, match="was changed while"):
-        refuse_changes(model, tmp_path / "new", before, ())
+        refuse_changes(model, tmp_path / "new", before)
 
 
 def test_what_is_left_out_may_change(model: Path, tmp_path: Path) -> None:
     """The built files are replaced anyway; below the model's folder a file of such a name is the user's."""
-    before = state_of(model, ("vllm_env.tar.gz",))
+    before = state_of(model)
     (model / "vllm_env.tar.gz").write_text("")
-    refuse_changes(model, tmp_path / "new", before, ("vllm_env.tar.gz",))
+    refuse_changes(model, tmp_path / "new", before)
     (model / "1" / "vllm_env.tar.gz").write_text("")
     with pytest.raises(VllmEnvError, match="was changed while"):
-        refuse_changes(model, tmp_path / "new", before, ("vllm_env.tar.gz",))
+        refuse_changes(model, tmp_path / "new", before)

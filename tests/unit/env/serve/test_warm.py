@@ -48,7 +48,7 @@ def older(request: pytest.FixtureRequest, model: Path) -> str | None:
 
 def run(binary: Path, model: Path) -> Warmed:
     place = model.parent.parent
-    return warm(workspace_in(place / "cache"), binary, model, log=place / "server.log", ready_timeout=300)
+    return warm(workspace_in(place / "cache"), binary, model, log=place / "server.log")
 
 
 def names(model: Path) -> list[str]:

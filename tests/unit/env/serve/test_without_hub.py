@@ -116,9 +116,9 @@ def test_a_users_own_folder_of_the_standins_name_stays(tmp_path: Path, link: boo
         ({"model": "a/model"}, True, ""),
         ({"model": "a/model"}, False, "no model hub answers"),
         ({"model": "/none/here"}, True, "there is no folder /none/here"),
-        ({"model": "a/model", "runner": "pooling"}, True, "it answers with no text"),
-        ({"model": "a/model", "task": "embed"}, True, "it answers with no text"),
-        ({}, True, "it names none"),
+        ({"model": "a/model", "runner": "pooling"}, True, "it does not answer with text"),
+        ({"model": "a/model", "task": "embed"}, True, "it does not answer with text"),
+        ({}, True, "the engine arguments name no model"),
     ],
 )
 def test_an_adopted_model_is_served_itself_where_that_can_be(

@@ -110,7 +110,8 @@ def test_an_import_that_never_ends_is_a_note(environment: Path, workspace: Works
     with pytest.raises(VllmEnvError, match="import llguidance: ZeroDivisionError"):
         check_lazy_imports(workspace, environment, CPU, SOON)
     del failures["llguidance"]
-    assert check_lazy_imports(workspace, environment, CPU, SOON) == ("not told in 3 s whether these can be imported: tokenizers",)
+    notes = check_lazy_imports(workspace, environment, CPU, SOON)
+    assert notes == ("not known after 3 s whether these can be imported: tokenizers",)
     assert list(workspace.cache.path("build").iterdir()) == []
     assert [p for p in psutil.process_iter() if str(workspace.cache.root) in _folder(p)] == []
 

@@ -49,7 +49,7 @@ def test_refuses_a_lock_without_setuptools(tmp_path: Path) -> None:
 def test_refuses_numpy_2_with_a_stub_that_cannot_read_it(tmp_path: Path) -> None:
     """Also when the stub is yet to be built, because its release decides."""
     lock = _lock(VERSIONS | {"numpy": "2.2.6"})
-    with pytest.raises(VllmEnvError, match=r"NumPy 2\.2\.6 does not go with a stub of Triton 24\.10"):
+    with pytest.raises(VllmEnvError, match=r"NumPy 2\.2\.6 does not work with a stub of Triton 24\.10"):
         check_plan(lock, _triton(tmp_path))
     assert check_plan(lock, _triton(tmp_path, "24.11")) == ()
 
