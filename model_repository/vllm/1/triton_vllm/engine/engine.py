@@ -118,11 +118,11 @@ class Engine:
         return vllm_api.Parsers(self._llm, names)
 
     def leave(self, grace_s: float) -> None:
-        """Let requests in flight continue for `grace_s` seconds, then cancel them; for a server that is stopping."""
+        """Let requests in flight continue for ``grace_s`` seconds, then cancel them; for a server that is stopping."""
         self._loop.call_soon_threadsafe(self._loop.call_later, grace_s, self._keep_refusing)
 
     def stop(self, grace_s: float) -> None:
-        """Let requests finish within `grace_s` seconds, cancel the rest and shut vLLM down; a second call does nothing."""
+        """Let requests finish within ``grace_s`` seconds, cancel the rest and shut vLLM down; a second call does nothing."""
         if self._loop.is_closed():
             return
         self._ending.set()

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from triton_vllm.job import Job
 
 BEGUN = math.inf
-"""`Job.waiting_since` of a job that no longer waits."""
+"""``Job.waiting_since`` of a job that no longer waits."""
 
 
 class InFlight:
@@ -57,7 +57,7 @@ class InFlight:
         self._entered += len(job.ids)
 
     def leave(self, job: Job, *, unwritten: bool = False) -> None:
-        """Remove a job, if it is here; `unwritten` keeps it until its reply is closed."""
+        """Remove a job, if it is here; ``unwritten`` keeps it until its reply is closed."""
         if unwritten:
             self._unwritten = [
                 *self._unwritten,
@@ -67,7 +67,7 @@ class InFlight:
             self._left += len(job.ids)
 
     def overdue(self, came: float, llm: EngineClient) -> list[Job]:
-        """Return the jobs that have waited since before `came`, in the event loop's time; vLLM is asked only about these.
+        """Return the jobs that have waited since before ``came``, in the event loop's time; vLLM is asked only about these.
 
         An operator's sleep is left out: it waits for the requests in flight, not in vLLM's queue.
         """
@@ -79,7 +79,7 @@ class InFlight:
         return [job for job in waiting if _waits(job, llm)]
 
     def stuck(self, moved: float) -> list[Job]:
-        """Return the jobs without an output since `moved`, in the event loop's time; each job is returned only once."""
+        """Return the jobs without an output since ``moved``, in the event loop's time; each job is returned only once."""
         stuck = [job for job in self.jobs() if job.moved < moved]
         for job in stuck:
             job.moved = math.inf

@@ -50,7 +50,7 @@ class Translator:
         return InternalError("the engine failed on this request; the server's log has the details")
 
     def own(self, error: Exception) -> AdapterError | None:
-        """Return the error for a request that alone ended with this exception; None if all requests in flight ended (`loss`).
+        """Return the error for a request that alone ended with this exception; None if all requests in flight ended (``loss``).
 
         Since 0.33, vLLM puts such an exception into the collector if EngineCore has not taken a
         request: its grammar does not compile, or the engine sleeps.

@@ -67,7 +67,7 @@ class Prompter:
             _log.info("Nothing could be sampled ahead", exc_info=True)
 
     async def make(self, llm: EngineClient, request: GenerateRequest | Part) -> Any:
-        """Return the prompt for `add_request`; runs in the engine's event loop.
+        """Return the prompt for ``add_request``; runs in the engine's event loop.
 
         Raises:
             AdapterError: the media cannot be decoded, the chat template refuses the messages, or

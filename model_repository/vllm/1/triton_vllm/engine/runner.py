@@ -43,7 +43,7 @@ LINGER_S = 30.0
 class Runner:
     """Runs jobs in vLLM.
 
-    `submit` and `cancel` are for other threads. All other methods are called in the event loop,
+    ``submit`` and ``cancel`` are for other threads. All other methods are called in the event loop,
     unless their docstring says otherwise.
 
     Args:
@@ -88,7 +88,7 @@ class Runner:
 
     def use(self, llm: EngineClient, facts: vllm_api.Facts) -> None:
         """Use this engine from now on; it is the first one, or replaces an engine that was lost."""
-        self.operator.begin_anew()
+        self.operator.restart()
         self._facts = facts
         self.llm = llm
 
@@ -107,7 +107,7 @@ class Runner:
         return llm is not None and not vllm_api.is_dead(llm)
 
     def submit(self, job: Job) -> None:
-        """Take a job from another thread; its outputs go to `put`."""
+        """Take a job from another thread; its outputs go to ``put``."""
         job.moved = job.waiting_since = self._loop.time()
         # Done here, not in the loop: the watch is woken next. It would find nothing in flight and
         # sleep again.

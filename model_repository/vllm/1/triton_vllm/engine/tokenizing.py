@@ -44,7 +44,7 @@ def needs_thread(prompt: Mapping[str, Any], *, pooled: bool) -> bool:
 async def tokenize(
     vllm: vllm_api.Vllm, llm: EngineClient, prompt: Mapping[str, Any], turns: Turns
 ) -> Any:
-    """Tokenize a prompt if this vLLM can (0.20 on); otherwise return it unchanged, and `add_request` tokenizes it.
+    """Tokenize a prompt if this vLLM can (0.20 on); otherwise return it unchanged, and ``add_request`` tokenizes it.
 
     Args:
         vllm: the loaded vLLM.

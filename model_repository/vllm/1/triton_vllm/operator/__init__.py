@@ -1,4 +1,4 @@
-"""Requests of an operator (sleep, wake up, load an adapter): turn JSON into a call of the engine, and return its result.
+"""Operator requests: what an operator may ask of the engine itself, if config.pbtxt allows it.
 
-Reading a request has no effects. Only `run` calls the engine.
+``request`` reads them without the engine. ``run`` carries them out in the engine's event loop.
 """

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from triton_vllm.vllm_api import Facts, Parsers, Vllm
 
 BY_TOKEN = ("token_embed", "token_classify", "encode")
-"""Pooling tasks whose answer has a vector for each token. In older vLLM, `encode` may also have one vector."""
+"""Pooling tasks whose answer has a vector for each token. In older vLLM, ``encode`` may also have one vector."""
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,7 @@ class Admission:
         return job
 
     def _options(self, fields: Mapping[str, Any], params: Any) -> dict[str, Any]:
-        """Return the additional keyword arguments of `add_request`; set the fields that belong into SamplingParams there."""
+        """Return the additional keyword arguments of ``add_request``; set the fields that belong into SamplingParams there."""
         extra = {**fields.get("extra_args", {})}
         if "kv_transfer_params" in fields:
             extra["kv_transfer_params"] = fields["kv_transfer_params"]

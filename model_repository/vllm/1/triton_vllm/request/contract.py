@@ -1,6 +1,6 @@
 """The tensors of the model: the official vLLM backend's, and our optional additions.
 
-`complete` adds them to a model's configuration, so that `config.pbtxt` need not list them.
+``complete`` adds them to a model's configuration, so that ``config.pbtxt`` need not list them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Tensor:
-    """A declared tensor; `dims` are as in config.pbtxt (-1 = any), and shapes have no batch dimension."""
+    """A declared tensor; ``dims`` are as in config.pbtxt (-1 = any), and shapes have no batch dimension."""
 
     name: str
     data_type: str
@@ -108,7 +108,7 @@ def require_completed(model_config: Mapping[str, Any]) -> None:
 
 
 def complete(config: ModelConfig) -> ModelConfig:
-    """Add the tensors and the decoupled policy that `config` (Triton's ModelConfig) lacks; return it."""
+    """Add the tensors and the decoupled policy that ``config`` (Triton's ModelConfig) lacks; return it."""
     declared = config.as_dict()
     given = {t["name"] for t in declared["input"]}, {t["name"] for t in declared["output"]}
     for tensor in INPUTS:

@@ -1,6 +1,6 @@
-"""Read the fields of `sampling_parameters` that are not about sampling: for vLLM's scheduler, its caches and other engines.
+"""Read the fields of ``sampling_parameters`` that are not about sampling: for vLLM's scheduler, its caches and other engines.
 
-Any client may use `cache_salt`. The other fields affect other requests or other machines, so the
+Any client may use ``cache_salt``. The other fields affect other requests or other machines, so the
 operator allows them by name.
 """
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 ENGINE_FIELDS = ("extra_args", "kv_transfer_params", "session_id", "data_parallel_rank")
 """The other fields that vLLM takes with a request, if the operator allows them."""
 LONGEST = 256
-"""The most characters of `cache_salt` and `session_id`, which are a digest or a name."""
+"""The most characters of ``cache_salt`` and ``session_id``, which are a digest or a name."""
 _TRANSFER = "kv_transfer_params"
 _OBJECTS = ("extra_args", _TRANSFER)
 

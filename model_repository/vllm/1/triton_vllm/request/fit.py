@@ -77,7 +77,7 @@ def check_params(params: Any, facts: Facts) -> None:
 
     Raises:
         InvalidRequestError: a parameter has such an id. The text names the parameter.
-        UnsupportedError: `prompt_logprobs` for an engine that does not survive it.
+        UnsupportedError: ``prompt_logprobs`` for an engine that does not survive it.
     """
     if getattr(params, "prompt_logprobs", None) is not None and not facts.prompt_logprobs:
         raise UnsupportedError(
@@ -93,7 +93,7 @@ def check_ids(name: str, ids: Iterable[int], facts: Facts) -> None:
     """Refuse token ids outside the model's vocabulary.
 
     Raises:
-        InvalidRequestError: there is such an id. The text begins with `name`.
+        InvalidRequestError: there is such an id. The text begins with ``name``.
     """
     largest, smallest = max(ids), min(ids)
     if smallest < 0 or 0 < facts.vocabulary <= largest:

@@ -38,7 +38,7 @@ PLAIN = {
     )
     for kind in (BOOL, INT64)
 }
-"""The tensors that are only read, by type. To add one, add a row to `INPUTS` and an attribute to `GenerateRequest`."""
+"""The tensors that are only read, by type. To add one, add a row to ``INPUTS`` and an attribute to ``GenerateRequest``."""
 # Triton's frontends and request parameters reserve these names. They reach the parameters only by
 # header forwarding.
 RESERVED = ("sequence_id", "sequence_start", "sequence_end", "headers", "traceparent", "tracestate")
@@ -59,7 +59,7 @@ def parse(
 
     Args:
         inputs: the tensors by name. Strings are object arrays of bytes.
-        parameters: the request parameters as JSON text. `sampling_parameters`, if given, replaces them.
+        parameters: the request parameters as JSON text. ``sampling_parameters``, if given, replaces them.
         timeout: Triton's own timeout of the request in microseconds. Used if the request sets no
             other; 0 means none.
         limits: a request that exceeds them is refused.
@@ -125,10 +125,10 @@ def _flag(inputs: Inputs, name: str) -> bool:
 
 
 def _plain(inputs: Inputs, values: dict[str, Any]) -> dict[str, Any]:
-    """Return the tensors that become attributes of a `GenerateRequest` unchanged, each read by its type.
+    """Return the tensors that become attributes of a ``GenerateRequest`` unchanged, each read by its type.
 
     If a number's tensor is missing, the sampling parameter of the same name is used. It is removed
-    from `values`.
+    from ``values``.
     """
     read = {name: _integer(inputs, values, name) for name in PLAIN[INT64]}
     return read | {name: _flag(inputs, name) for name in PLAIN[BOOL]}

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 # Only the adapter or vLLM itself sets these, never a client.
 INTERNAL = frozenset({"output_kind", "skip_clone", "output_text_buffer_length", "extra_args"})
 USUAL_TOKENS = 16
-"""vLLM's `max_tokens` for a request that has none."""
+"""vLLM's ``max_tokens`` for a request that has none."""
 LONGEST_STOP_STRING = 1024
 _COUNTED = re.compile(r"\d+ validation errors? for \w+\n")
 """Matches the first line of pydantic's errors, which only counts them; the reasons follow."""
@@ -211,7 +211,7 @@ def _object(value: Any, name: str) -> dict[str, Any]:
 
 
 def _response_format(value: Any) -> dict[str, Any]:
-    """Return the constraint for the OpenAI protocol's `response_format`."""
+    """Return the constraint for the OpenAI protocol's ``response_format``."""
     found = _object(value, "response_format")
     kind = found.get("type")
     if kind == "text":
