@@ -1,4 +1,4 @@
-"""Operator requests: what an operator may ask of the engine itself, if config.pbtxt allows it.
+"""Turn an operator's request (sleep, wake up, load an adapter) into calls of the engine and a result.
 
-``request`` reads them without the engine. ``run`` carries them out in the engine's event loop.
+Reading a request has no effects. Only ``run`` calls the engine.
 """

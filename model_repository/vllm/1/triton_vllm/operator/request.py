@@ -80,7 +80,7 @@ def _check(name: str, value: Any) -> None:
     # In Python, True equals 1, and JSON has both. Level 2 drops the model's weights as well.
     if name == "level" and (type(value) is not int or value not in (0, 1)):
         raise InvalidRequestError(
-            f"{NAME}.level must be 0, which only pauses the engine, "
+            f"{NAME}.level must be 0, which only pauses, "
             "or 1, which also frees the memory of the devices"
         )
     if name == "name" and not (isinstance(value, str) and value):

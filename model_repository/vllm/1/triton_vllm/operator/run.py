@@ -130,7 +130,7 @@ class Operator:
         return {"asleep": False}
 
     async def _load_lora(self, llm: EngineClient, name: str) -> Answer:
-        """Load an adapter, or load it again if its files have changed."""
+        """Load an adapter, even if its files seem unchanged."""
         if self.store is None:
             raise UnsupportedError(NO_LORA)
         if self.asleep:
