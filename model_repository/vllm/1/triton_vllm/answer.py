@@ -1,4 +1,4 @@
-"""The answer to one request: the items that wait to be sent, and the rules for sending and asking."""
+"""The answer to one request: the items that wait to be sent, and the rules for sending them."""
 
 from __future__ import annotations
 

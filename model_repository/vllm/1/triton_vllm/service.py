@@ -1,6 +1,6 @@
-"""Load the model, then pass each request from ``request`` to the engine and its answer to ``reply``.
+"""Load the model, then pass each request from room to room; only ``model.py`` imports this.
 
-Only ``model.py`` imports this.
+``request`` makes a job, ``engine`` runs it, ``reply`` sends its outputs.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class Service:
     """
 
     def __init__(self, args: Mapping[str, str]) -> None:
-        self._log = triton.Log(args["model_name"])
+        self._name = args["model_name"]
+        self._log = triton.Log(self._name)
         self._model = load(args, self._log)
         prepared = self._model.prepared
         settings = prepared.settings
-        self._name = args["model_name"]
         # The official backend unloads an unhealthy model if its health check is on. A model that
         # starts its engine again must stay loaded.
         unload = self._unload if settings.health_check and not settings.restart else None
@@ -74,7 +74,7 @@ class Service:
         return self._model.engine.runner.is_up()
 
     def close(self) -> None:
-        """Unload the model: wait a limited time for the requests in flight, then cancel the rest."""
+        """Unload the model; the requests in flight may finish within a time limit."""
         jobs = self._model.engine.runner.in_flight.jobs()
         self._log.info(f"unloading, {len(jobs)} requests in flight")
         self._model.close()

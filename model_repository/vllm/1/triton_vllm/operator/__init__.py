@@ -1,4 +1,4 @@
-"""Turn an operator's request (sleep, wake up, load an adapter) into calls of the engine and a result.
+"""Turn an operator's request, such as sleep or wake up, into a call of the engine and a result.
 
 Reading a request has no effects. Only ``run`` calls the engine.
 """

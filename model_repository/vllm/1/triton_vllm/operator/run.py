@@ -53,7 +53,12 @@ class Operator:
     async def run(
         self, llm: EngineClient, request: OperatorRequest, wanted: Callable[[], bool]
     ) -> Told:
-        """Run a request and return its result; ``wanted`` returns whether a client still waits for it.
+        """Run a request and return its result.
+
+        Args:
+            llm: the engine.
+            request: what to do.
+            wanted: returns whether a client still waits for the result.
 
         Raises:
             AdapterError: the operation is not possible now, or not for this model.
@@ -108,7 +113,7 @@ class Operator:
         try:
             while self._busy():
                 if not wanted():
-                    raise UnavailableError("the requests in flight have not ended in time")  # noqa: TRY301 - as all errors
+                    raise UnavailableError("the requests in flight have not ended in time")  # noqa: TRY301
                 if wakes != self._wakes:
                     raise UnavailableError(  # noqa: TRY301
                         "wake_up was asked for before the requests in flight had ended"

@@ -37,7 +37,7 @@ def deliver(log: Log, reply: Reply, items: Sequence[Item]) -> None:
         reply.give_up()
         # The log goes through Triton's shared memory, which may be full.
         with contextlib.suppress(Exception):
-            log.error(f"response not sent: {type(error).__name__}: {error}")  # noqa: TRY400 - Triton's log has no exception()
+            log.error(f"response not sent: {type(error).__name__}: {error}")  # noqa: TRY400
 
 
 def _send(reply: Reply, items: Sequence[Item], *, final: bool) -> None:

@@ -1,4 +1,4 @@
-"""Send responses outside the event loop, and merge the outputs that a request has queued meanwhile."""
+"""Send responses outside the event loop, and merge the outputs that a request has queued."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class Pacing:
     merges: bool = True
 
 
-# A send costs the stub and the server 60 to 70 us each, whatever it carries. With 32 streams and one
-# token per send, this took 1.5 of 2 cores away from the engine. A send is timed by the clock on
+# A send costs the stub and the server 60 to 70 us each, whatever it carries. With 32 streams and
+# one token per send, this took 1.5 of 2 cores away from the engine. A send is timed by the clock on
 # purpose. It takes longer when the engine needs the cores, and then fewer sends are right. To a
 # reader, twelve responses a second are smooth.
 #
@@ -99,7 +99,8 @@ class Outbox:
         # themselves, so that streams need not wait for them.
         names = [*(f"triton-send-{i}" for i in range(threads)), "triton-send-bulky"]
         self._lanes = [_Lane(send, log, pacing, clock, name) for name in names]
-        self._next = 0
+        self._bulky_lane = threads
+        self._next_lanes = itertools.cycle(range(threads))
 
     def start(self) -> None:
         """Start the threads."""
@@ -109,12 +110,7 @@ class Outbox:
     def assign(self, reply: Reply) -> None:
         """Choose the reply's thread; call it once, before the first ``put``."""
         # A reply stays with its thread, so its responses cannot overtake each other.
-        last = len(self._lanes) - 1
-        if reply.bulky:
-            reply.lane = last
-            return
-        reply.lane = self._next
-        self._next = (self._next + 1) % last
+        reply.lane = self._bulky_lane if reply.bulky else next(self._next_lanes)
 
     def put(self, reply: Reply, item: Item) -> None:
         """Queue an output or an exception for sending; it never blocks."""
@@ -190,8 +186,10 @@ class _Lane:
                 self._sleep(self._wakes_at)
             self._wakes_at = _AWAKE
         self._take()
+        # The model is being unloaded, so no reply waits for the end of its pause.
         while self._waiting:
-            self._send(heapq.heappop(self._waiting)[2], self._clock())
+            _, _, reply = heapq.heappop(self._waiting)
+            self._send(reply, self._clock())
 
     def _sleep(self, until: float) -> None:
         timeout = None if until == math.inf else max(0.0, until - self._clock())
@@ -213,7 +211,8 @@ class _Lane:
         # many replies.
         horizon = self._clock() + 0.25 * self._pause()
         while self._waiting and self._waiting[0][0] <= horizon:
-            self._send(heapq.heappop(self._waiting)[2], self._clock())
+            _, _, reply = heapq.heappop(self._waiting)
+            self._send(reply, self._clock())
             # A first or last output must not wait for the others.
             self._take()
 

@@ -105,8 +105,9 @@ class Assembler:
         self._add_of_request(tensors, outputs)
         return [*tensors.items(), *parsed.items()]
 
-    def _parse(self, outputs: Sequence[RequestOutput], completions: list[Completion]) -> _Named:  # noqa: ARG002 - for chats
+    def _parse(self, outputs: Sequence[RequestOutput], completions: list[Completion]) -> _Named:  # noqa: ARG002
         """Return additional tensors; put the parsed texts and finish reasons in the completions."""
+        # Only a chat has something to parse.
         return {}
 
     def _add_extras(self, tensors: _Named, completions: list[Completion]) -> None:
@@ -234,7 +235,7 @@ class ToldAssembler:
 
     def build(self, outputs: Sequence[Told]) -> Tensors:
         """Return a JSON object as ``text_output``."""
-        return [("text_output", string_tensor(json.dumps(dict(outputs[-1].outputs))))]
+        return [("text_output", string_tensor(json.dumps(outputs[-1].outputs)))]
 
 
 def assembler(job: Job) -> ResponseBuilder:
