@@ -93,7 +93,7 @@ class Runner:
 
     def use(self, llm: EngineClient, facts: vllm_api.Facts) -> None:
         """Use this engine from now on; it is the first one, or replaces an engine that was lost."""
-        self.operator.restart()
+        self.operator.mark_awake()
         self._facts = facts
         self.llm = llm
 
@@ -157,12 +157,14 @@ class Runner:
             self._finish(job, self._translator.refusal(error))
 
     def _set_deadline(self, job: Job) -> None:
-        own = job.request.timeout
-        seconds = own / 1e6 or self._limits.default_timeout_seconds
+        timeout_us = job.request.timeout
+        seconds = timeout_us / 1e6 or self._limits.default_timeout_seconds
         if not seconds:
             return
         # The client knows its own timeout by the number and unit that it sent.
-        which = f"timeout of {own} us" if own else f"the default timeout of {seconds} s"
+        which = f"the default timeout of {seconds} s"
+        if timeout_us:
+            which = f"timeout of {timeout_us} us"
         error = UnavailableError(f"{which} expired before the request had finished")
         job.deadline = self._loop.call_later(seconds, self._abort, job, error)
 

@@ -88,8 +88,8 @@ class Operator:
         self._log.info(f"operator request {operation}: {answer}")
         return Told({"operation": operation, **answer})
 
-    def restart(self) -> None:
-        """Reset the state after the engine was started again: it is awake."""
+    def mark_awake(self) -> None:
+        """Admit requests again: the engine was woken up, or started again."""
         self.asleep = False
         self.closed = False
 
@@ -113,7 +113,9 @@ class Operator:
         try:
             while self._busy():
                 if not wanted():
-                    raise UnavailableError("the requests in flight have not ended in time")  # noqa: TRY301
+                    raise UnavailableError(  # noqa: TRY301
+                        "the requests in flight have not ended in time"
+                    )
                 if wakes != self._wakes:
                     raise UnavailableError(  # noqa: TRY301
                         "wake_up was asked for before the requests in flight had ended"
@@ -130,8 +132,7 @@ class Operator:
     async def _wake_up(self, llm: EngineClient) -> Answer:
         # Requests are admitted only after the engine is awake: a sleeping vLLM would hold them.
         await self._calls.answer(llm.wake_up())
-        self.asleep = False
-        self.closed = False
+        self.mark_awake()
         return {"asleep": False}
 
     async def _load_lora(self, llm: EngineClient, name: str) -> Answer:

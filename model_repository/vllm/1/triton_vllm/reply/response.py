@@ -105,7 +105,11 @@ class Assembler:
         self._add_of_request(tensors, outputs)
         return [*tensors.items(), *parsed.items()]
 
-    def _parse(self, outputs: Sequence[RequestOutput], completions: list[Completion]) -> _Named:  # noqa: ARG002
+    def _parse(
+        self,
+        outputs: Sequence[RequestOutput],  # noqa: ARG002
+        completions: list[Completion],  # noqa: ARG002
+    ) -> _Named:
         """Return additional tensors; put the parsed texts and finish reasons in the completions."""
         # Only a chat has something to parse.
         return {}
@@ -126,8 +130,12 @@ class Assembler:
             tensors["cumulative_logprob"] = np.array(sums, np.float32)
         if wants.logprobs:
             # If the client did not ask vLLM for them, they were computed only for the sum.
-            shown = [] if wants.no_logprobs else [logprobs_json(c.logprobs) for c in completions]
-            tensors["logprobs"] = string_tensor(*(shown or ["null"] * self._n))
+            texts = (
+                ["null"] * self._n
+                if wants.no_logprobs
+                else [logprobs_json(c.logprobs) for c in completions]
+            )
+            tensors["logprobs"] = string_tensor(*texts)
         if wants.num_output_tokens:
             counts = [len(c.token_ids) for c in completions]
             tensors["num_output_tokens"] = np.array(counts, np.uint32)
@@ -150,8 +158,8 @@ class Assembler:
         if wants.num_cached_tokens:
             tensors["num_cached_tokens"] = np.array([last.num_cached_tokens or 0], np.uint32)
         if wants.prompt_logprobs:
-            found = next((o.prompt_logprobs for o in outputs if o.prompt_logprobs), None)
-            tensors["prompt_logprobs"] = string_tensor(logprobs_json(found))
+            positions = next((o.prompt_logprobs for o in outputs if o.prompt_logprobs), None)
+            tensors["prompt_logprobs"] = string_tensor(logprobs_json(positions))
         if wants.kv_transfer_params:
             transfer = json.dumps(getattr(last, "kv_transfer_params", None))
             tensors["kv_transfer_params"] = string_tensor(transfer)
@@ -181,8 +189,8 @@ class ChatAssembler(Assembler):
             reasons = [piece.finish_reason for piece in pieces if piece.finish_reason]
             # The parser's reason replaces vLLM's: an answer with tool calls ends with "tool_calls".
             completion.finish_reason = reasons[-1] if reasons else None
-            found = [call for piece in pieces for call in piece.tool_calls]
-            calls.append(json.dumps(found, ensure_ascii=False))
+            new_calls = [call for piece in pieces for call in piece.tool_calls]
+            calls.append(json.dumps(new_calls, ensure_ascii=False))
             thoughts.append("".join(piece.reasoning for piece in pieces))
         return {"tool_calls": string_tensor(*calls), "reasoning": string_tensor(*thoughts)}
 

@@ -96,12 +96,10 @@ def check_ids(name: str, ids: Iterable[int], facts: Facts) -> None:
         InvalidRequestError: there is such an id. The text begins with ``name``.
     """
     # A prompt may have a hundred thousand ids, and these two functions loop in C.
-    largest = max(ids)
-    smallest = min(ids)
-    # A vocabulary of 0 is unknown.
-    if smallest < 0 or 0 < facts.vocabulary <= largest:
-        wrong = smallest if smallest < 0 else largest
-        raise InvalidRequestError(
-            f"{name}: token id {wrong} "
-            f"is not in the model's vocabulary of {facts.vocabulary} tokens"
-        )
+    for token in (min(ids), max(ids)):
+        # A vocabulary of 0 is unknown.
+        if token < 0 or 0 < facts.vocabulary <= token:
+            raise InvalidRequestError(
+                f"{name}: token id {token} "
+                f"is not in the model's vocabulary of {facts.vocabulary} tokens"
+            )

@@ -46,7 +46,7 @@ RESERVED = ("sequence_id", "sequence_start", "sequence_end", "headers", "tracepa
 
 # Triton's OpenAI frontends of 2024 and 2025 send `best_of` with each completion and `logprobs` with
 # each chat. vLLM no longer has `best_of`, and its `logprobs` is a number.
-UNSAID = {"best_of": 1, "logprobs": False}
+MEANINGLESS = {"best_of": 1, "logprobs": False}
 """Parameters that ask for nothing if they have this value."""
 
 
@@ -211,15 +211,15 @@ def _parameters(inputs: Inputs, parameters: str, limits: Limits) -> dict[str, An
         # A forwarded HTTP header arrives as a parameter, too. None of vLLM's names has a dash or a
         # capital.
         values = {k: v for k, v in values.items() if k.isidentifier() and k == k.lower()}
-    return {key: value for key, value in values.items() if not _is_unsaid(key, value)}
+    return {key: value for key, value in values.items() if not _is_meaningless(key, value)}
 
 
-def _is_unsaid(key: str, value: Any) -> bool:
+def _is_meaningless(key: str, value: Any) -> bool:
     """Return whether a parameter says nothing about sampling."""
     if value is None or key in RESERVED or key.startswith("triton_"):
         return True
     # In Python, True equals 1, and ``logprobs`` 0 asks for something.
-    usual = UNSAID.get(key)
+    usual = MEANINGLESS.get(key)
     return type(value) is type(usual) and value == usual
 
 
@@ -264,14 +264,15 @@ def _parse_embedding(
     chosen = {}
     for name, value in pooling.items():
         # The OpenAI frontend sends each value as a list with one element.
-        is_wrapped = isinstance(value, list) and len(value) == 1
-        chosen[name] = value[0] if is_wrapped else value
+        element = value[0] if isinstance(value, list) and len(value) == 1 else value
+        if element is not None:
+            chosen[name] = element
     return EmbedRequest(
         parts=embedding.parts(limits, values, takes_unknown_fields=dialect.takes_unknown_fields),
         scoring=embedding.scoring(limits, values),
         wants=_wants(inputs),
         task=str(task),
-        parameters={name: value for name, value in chosen.items() if value is not None},
+        parameters=chosen,
         lora_name=_lora_name(values),
         priority=_integer(inputs, {}, "priority"),
         timeout=_integer(inputs, {}, "timeout") or timeout,

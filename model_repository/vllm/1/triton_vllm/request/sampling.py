@@ -25,7 +25,7 @@ USUAL_TOKENS = 16
 LONGEST_STOP_STRING = 1024
 """Characters of each string of ``stop`` and ``bad_words``."""
 # That line only counts the errors; the reasons follow.
-_COUNTED = re.compile(r"\d+ validation errors? for \w+\n")
+_COUNT_LINE = re.compile(r"\d+ validation errors? for \w+\n")
 """Matches the first line of pydantic's errors."""
 # The official backend, older vLLM and the OpenAI protocol have other names for the same constraint.
 GUIDED = {
@@ -38,7 +38,7 @@ GUIDED = {
 }
 
 # Since vLLM 0.11 these hold for the whole engine, so a request cannot set them.
-UNASKED = ("backend", "_backend", "backend_was_auto", "_backend_was_auto")
+ENGINE_WIDE = ("backend", "_backend", "backend_was_auto", "_backend_was_auto")
 """Fields of a constraint that are ignored."""
 
 
@@ -75,8 +75,8 @@ def build(
         # The request's values take precedence over the model's defaults.
         checked = {"max_tokens": None, **chat.values, **checked}
         if chat.most is not None:
-            asked = checked["max_tokens"]
-            checked["max_tokens"] = chat.most if asked is None else min(chat.most, asked)
+            tokens = checked["max_tokens"]
+            checked["max_tokens"] = chat.most if tokens is None else min(chat.most, tokens)
     _check_amounts(limits, checked, chat.room if chat else USUAL_TOKENS)
     # A stream gets only new tokens. A whole answer comes at the end, in one output.
     checked["output_kind"] = schema.streaming if stream else schema.whole
@@ -118,7 +118,7 @@ def _check_amounts(limits: Limits, values: Mapping[str, Any], usual: int) -> Non
 
 def _reason(error: Exception) -> str:
     """Return the message of vLLM's exception, on one line."""
-    text, counted = _COUNTED.subn("", str(error).strip())
+    text, counted = _COUNT_LINE.subn("", str(error).strip())
     if not counted:
         return text.partition("\n")[0]
     # Pydantic adds the type, the value and a web address after the first reason.
@@ -158,7 +158,7 @@ def _structured(schema: Schema, values: dict[str, Any], limits: Limits) -> dict[
     for name in ("structured_outputs", "guided_decoding"):
         if name in values:
             constraint |= _object(values.pop(name), name)
-    for name in UNASKED:
+    for name in ENGINE_WIDE:
         constraint.pop(name, None)
     # Triton's OpenAI frontend sends every field of its own vLLM's class, and newer vLLM does not
     # have this one.
@@ -197,30 +197,30 @@ def _from_json(value: Any, otherwise: Any) -> Any:
 
 
 def _object(value: Any, name: str) -> dict[str, Any]:
-    found = _from_json(value, None)
-    if not isinstance(found, dict):
+    fields = _from_json(value, None)
+    if not isinstance(fields, dict):
         raise InvalidRequestError(
             f"sampling parameter '{name}' must be an object such as " + '{"regex": "…"}'
         )
-    return found
+    return fields
 
 
 def _response_format(value: Any) -> dict[str, Any]:
     """Return the constraint for the OpenAI protocol's ``response_format``."""
-    found = _object(value, "response_format")
-    kind = found.get("type")
+    fields = _object(value, "response_format")
+    kind = fields.get("type")
     if kind == "text":
         return {}
     if kind == "json_object":
         return {"json_object": True}
     if kind == "json_schema":
-        inner = found.get("json_schema")
+        inner = fields.get("json_schema")
         schema = inner.get("schema", inner) if isinstance(inner, dict) else None
         if isinstance(schema, dict):
             return {"json": schema}
         raise InvalidRequestError("response_format.json_schema must hold an object 'schema'")
     if kind == "structural_tag":
-        return {"structural_tag": json.dumps(found)}
+        return {"structural_tag": json.dumps(fields)}
     raise InvalidRequestError(
         "response_format.type must be one of text, json_object, json_schema, structural_tag"
     )
