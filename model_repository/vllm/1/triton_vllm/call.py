@@ -31,7 +31,7 @@ class GenerateRequest:
         lora_name: the name of a LoRA adapter. None for the base model.
         priority: as vLLM's scheduler has it. A lower number goes first.
         timeout: microseconds, as everywhere in Triton. With 0 there is no timeout.
-        constraint: a constraint of the answer that must be compiled. None if there is none.
+        constraint: a constraint of the answer that vLLM must compile, if the request has one.
         cache_salt: requests with different salts share no cached prefixes.
         engine_fields: the fields that are in ``ENGINE_FIELDS``.
     """
