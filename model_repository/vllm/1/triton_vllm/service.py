@@ -39,13 +39,20 @@ class Service:
         # The official backend unloads an unhealthy model if its health check is on. A model that
         # starts its engine again must stay loaded.
         unload = self._unload if settings.health_check and not settings.restart else None
+        engine = self._model.engine
+        limits = settings.limits
         self._admission = Admission(
-            prepared.vllm,
-            Gate(self._model.engine.runner, settings.limits.max_requests_in_flight, unload),
-            self._model.engine.facts,
-            prepared.adapters.find,
-            self._log,
-            Policy(self._name, settings.limits, settings.dialect, self._model.parsers),
+            vllm=prepared.vllm,
+            gate=Gate(engine.runner, most=limits.max_requests_in_flight, when_dead=unload),
+            facts=engine.facts,
+            find_adapter=prepared.adapters.find,
+            log=self._log,
+            policy=Policy(
+                name=self._name,
+                limits=limits,
+                dialect=settings.dialect,
+                parsers=self._model.parsers,
+            ),
         )
 
     def accept(self, request: TritonRequest) -> None:

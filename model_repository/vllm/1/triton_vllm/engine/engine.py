@@ -118,7 +118,11 @@ class Engine:
         self._loop.call_soon_threadsafe(self._check)
 
     def parsers(self, names: vllm_api.ParserNames) -> vllm_api.Parsers:
-        """Return the parsers with these names for the engine's model."""
+        """Return the parsers with these names for the engine's model.
+
+        Raises:
+            ParserError: the parsers do not fit the model.
+        """
         return vllm_api.Parsers(self._llm, names)
 
     def leave(self, grace_s: float) -> None:

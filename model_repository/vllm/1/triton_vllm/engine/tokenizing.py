@@ -51,6 +51,10 @@ async def tokenize(
         llm: the engine. Its loop is the running one.
         prompt: as vLLM takes it.
         turns: decides when a prompt may be tokenized and added in the loop.
+
+    Raises:
+        InvalidRequestError: a text has far more tokens than the model takes.
+        Exception: vLLM's own exception.
     """
     renderer = vllm_api.renderer(vllm, llm)
     # Before 0.20, vLLM has no renderer.

@@ -80,7 +80,10 @@ class Operator:
             if operation == "sleep":
                 answer = await self._sleep(llm, request.arguments.get("level"), wanted, wakes)
             elif operation == "wake_up":
-                answer = await self._wake_up(llm)
+                # Requests are admitted only after that: a sleeping vLLM would hold them.
+                await self._calls.answer(llm.wake_up())
+                self.mark_awake()
+                answer = {"asleep": False}
             elif operation == "reset_prefix_cache":
                 answer = {"reset": bool(await self._calls.answer(llm.reset_prefix_cache()))}
             else:
@@ -128,12 +131,6 @@ class Operator:
             self.asleep, self.closed = before
             raise
         return {"asleep": True}
-
-    async def _wake_up(self, llm: EngineClient) -> Answer:
-        # Requests are admitted only after the engine is awake: a sleeping vLLM would hold them.
-        await self._calls.answer(llm.wake_up())
-        self.mark_awake()
-        return {"asleep": False}
 
     async def _load_lora(self, llm: EngineClient, name: str) -> Answer:
         """Load an adapter, even if its files seem unchanged."""

@@ -116,6 +116,7 @@ class Admission:
         return None
 
     def _job(self, request: TritonRequest, reply: Reply) -> Job:
+        """Return the job of a request, or raise the reason for its refusal."""
         # 1) Refuse what no request may do now, before anything is read.
         self._gate.require_alive()
         inputs = triton.inputs(request)
@@ -125,7 +126,9 @@ class Admission:
         # 2) Read the request.
         parameters = triton.parameters(request)
         timeout = triton.timeout_us(request) if self._dialect.reads_timeout else 0
-        parsed = parse(inputs, parameters, timeout, self._limits, self._dialect)
+        parsed = parse(
+            inputs, parameters, timeout=timeout, limits=self._limits, dialect=self._dialect
+        )
         if isinstance(parsed, OperatorRequest):
             return Job(parsed, None, reply)
         self._gate.require_awake()
@@ -210,7 +213,7 @@ class Admission:
         return Job(parsed, params, reply, most_numbers=self._limits.max_pooled_numbers)
 
     def _pairs(self, scoring: Scoring) -> dict[str, Any]:
-        """Return the task and the parts of a request for scores; both depend on the model."""
+        """Return the ``task`` and ``parts`` of a request for scores; both depend on the model."""
         task = self._facts.scoring_task
         queries = scoring.queries
         documents = scoring.documents

@@ -69,6 +69,7 @@ def parse(
 
     Raises:
         InvalidRequestError: the text has the name of the input, the reason and the expected value.
+        UnsupportedError: the operator has not allowed a field or an operation.
     """
     check_sizes(limits, inputs, parameters)
     if operator.NAME in inputs:
@@ -85,7 +86,9 @@ def parse(
         raise InvalidRequestError(f"exactly one of {', '.join(PROMPTS)} is required, found {found}")
     return GenerateRequest(
         media=_media(inputs, limits),
-        text=_text(inputs, empty=dialect.takes_empty_text) if "text_input" in inputs else None,
+        text=_text(inputs, takes_empty=dialect.takes_empty_text)
+        if "text_input" in inputs
+        else None,
         token_ids=_token_ids(inputs) if "prompt_token_ids" in inputs else None,
         chat=_chat(inputs, limits) if "messages" in inputs else None,
         echo=_echo(inputs, stream=plain["stream"]),
@@ -101,7 +104,11 @@ def parse(
 
 
 def strings(inputs: Inputs, name: str) -> tuple[str, ...]:
-    """Return all elements of a string tensor."""
+    """Return all elements of a string tensor of any shape.
+
+    Raises:
+        InvalidRequestError: an element is not UTF-8.
+    """
     try:
         return tuple(map(_decoded, inputs[name].reshape(-1)))
     except UnicodeDecodeError:
@@ -137,9 +144,9 @@ def _plain(inputs: Inputs, values: dict[str, Any]) -> dict[str, Any]:
     return numbers | {name: _flag(inputs, name) for name in PLAIN[BOOL]}
 
 
-def _text(inputs: Inputs, *, empty: bool) -> str:
+def _text(inputs: Inputs, *, takes_empty: bool) -> str:
     text = str(_scalar(inputs, "text_input"))
-    if not text and not empty:
+    if not text and not takes_empty:
         raise InvalidRequestError("text_input is empty: give a prompt of at least one character")
     return text
 

@@ -27,16 +27,9 @@ LONGEST_STOP_STRING = 1024
 # That line only counts the errors; the reasons follow.
 _COUNT_LINE = re.compile(r"\d+ validation errors? for \w+\n")
 """Matches the first line of pydantic's errors."""
-# The official backend, older vLLM and the OpenAI protocol have other names for the same constraint.
-GUIDED = {
-    "guided_json": "json",
-    "guided_regex": "regex",
-    "guided_choice": "choice",
-    "guided_grammar": "grammar",
-    "guided_json_object": "json_object",
-    "guided_whitespace_pattern": "whitespace_pattern",
-}
-
+# The official backend and older vLLM have a parameter for each, such as ``guided_json``.
+GUIDED = ("json", "regex", "choice", "grammar", "json_object", "whitespace_pattern")
+"""Fields of a constraint that a request may also give as parameters, after ``guided_``."""
 # Since vLLM 0.11 these hold for the whole engine, so a request cannot set them.
 ENGINE_WIDE = ("backend", "_backend", "backend_was_auto", "_backend_was_auto")
 """Fields of a constraint that are ignored."""
@@ -152,7 +145,9 @@ def _coerced(schema: Schema, name: str, value: Any, hint: Any) -> Any:
 
 def _structured(schema: Schema, values: dict[str, Any], limits: Limits) -> dict[str, Any]:
     """Replace each spelling of a structured-output constraint by the one that this vLLM takes."""
-    constraint = {new: values.pop(old) for old, new in GUIDED.items() if old in values}
+    constraint = {
+        name: values.pop(f"guided_{name}") for name in GUIDED if f"guided_{name}" in values
+    }
     if "response_format" in values:
         constraint |= _response_format(values.pop("response_format"))
     for name in ("structured_outputs", "guided_decoding"):
