@@ -62,7 +62,7 @@ def _check_ids_of_prompt(ids: tuple[int, ...] | None, facts: Facts) -> None:
 
 
 def _check_length(characters: int, facts: Facts, limits: Limits) -> None:
-    # Such a text cannot fit, so no time is spent on its tokens.
+    # Such a text hardly ever fits, so no time is spent on tokenizing it.
     most = facts.max_tokens * limits.max_characters_per_token
     if 0 < most < characters:
         raise InvalidRequestError(
