@@ -10,7 +10,7 @@ from triton_vllm.job import Job
 
 
 class FakeChannel:
-    """In place of `transport.Channel`.
+    """In place of `base.triton.Channel`.
 
     Attributes:
         sent: a pair for each response, (tensors or error, final), in order.

@@ -1,10 +1,11 @@
-"""The answer to one request: the items that wait to be sent, and the rules for sending and asking."""
+"""The answer to one request: the items that wait to be sent, and the rules for sending them."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
 from collections import deque
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from triton_vllm.base.errors import AdapterError, InternalError
@@ -13,21 +14,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from triton_vllm.base.protocols import Item, Tensors
+    from triton_vllm.base.triton import Channel
 
 NOT_SENT = "the response could not be sent; the server's log tells why"
-
-
-class Channel(Protocol):
-    """The way to the client of one request; `base.triton.Channel` in the server."""
-
-    def send(self, tensors: Tensors, *, final: bool) -> None:
-        """Send one response."""
-
-    def send_error(self, error: AdapterError) -> None:
-        """Send an error as the final response."""
-
-    def is_cancelled(self) -> bool:
-        """Ask the server whether the client has cancelled the request or gone away."""
 
 
 class ResponseBuilder(Protocol):
@@ -37,16 +26,12 @@ class ResponseBuilder(Protocol):
         """Return the tensors of one response from the outputs since the previous one."""
 
 
+# Two replies are never equal, and the text of a reply would show a client's answer.
+@dataclass(slots=True, eq=False, repr=False)
 class Reply:
     """A request's answer: open at first, possibly cancelled by the client, and closed at the end.
 
-    Each request gets exactly one final response. With it, the server frees its state of the
-    request. The server crashes if it is asked at that moment or later whether the request is
-    cancelled. So a reply closes before it sends its final response, closing waits for a running
-    question, and a closed reply asks nothing.
-
-    One thread at a time sends; any thread may ask. The event loop fills `pending` and the one
-    sender thread drains it. Both ends of a deque are atomic, so no lock is needed.
+    Each request gets exactly one final response. One thread at a time sends; any thread may ask.
 
     Attributes:
         closed: the final response is on its way or sent. Read-only for other classes.
@@ -54,51 +39,41 @@ class Reply:
             classes.
         assembler: makes responses from outputs. Set by the service.
         bulky: whether its response may take long to write, so that others should not wait for it.
-            Set by `request`.
+            Set by ``request``.
         pending: the items that have not been sent.
-        complete: whether the last item is in `pending` or has been sent. Set by the event loop,
+        complete: whether the last item is in ``pending`` or has been sent. Set by the event loop,
             before it adds that item.
         refusal: the error to send in place of a bulky answer that has not been written yet. Set by
             the event loop.
-        lane: the number of its sender thread.
+        lane: the number of its sender thread. Set by the outbox, like ``queued`` and ``due``.
         queued: whether the reply waits in the sender's queue.
-        due: the outbox's time before which the next response is not sent. Set by the sender thread.
+        due: the outbox's time in seconds before which the next response is not sent.
     """
 
-    __slots__ = (
-        "_asking",
-        "_channel",
-        "assembler",
-        "bulky",
-        "cancelled",
-        "closed",
-        "complete",
-        "due",
-        "lane",
-        "pending",
-        "queued",
-        "refusal",
-    )
-
-    def __init__(self, channel: Channel) -> None:
-        self._channel = channel
-        self._asking = threading.Lock()
-        self.cancelled = False
-        self.closed = False
-        self.assembler: ResponseBuilder
-        self.bulky = False
-        self.pending: deque[Item] = deque()
-        self.complete = False
-        self.refusal: AdapterError | None = None
-        self.lane = 0
-        self.queued = False
-        self.due = 0.0
+    _channel: Channel
+    assembler: ResponseBuilder = field(init=False)
+    # The event loop appends and the one sender thread removes. Both ends of a deque are atomic, so
+    # no lock is needed.
+    pending: deque[Item] = field(default_factory=deque)
+    bulky: bool = False
+    cancelled: bool = False
+    closed: bool = False
+    complete: bool = False
+    refusal: AdapterError | None = None
+    lane: int = 0
+    queued: bool = False
+    due: float = 0.0
+    # With the final response, the server frees its state of the request. If it is asked at that
+    # moment or later whether the request is cancelled, it crashes. So a reply closes before it
+    # sends its final response, closing waits for a running question, and a closed reply asks
+    # nothing. This lock makes closing wait.
+    _asking: threading.Lock = field(default_factory=threading.Lock)
 
     def send(self, tensors: Tensors, *, final: bool) -> None:
-        """Send one response, unless the reply is closed; blocks until the server has confirmed it.
+        """Send one response, unless the reply is closed; wait until the server has confirmed it.
 
         Raises:
-            Exception: the server's own exception. Call `give_up` then.
+            Exception: the server's own exception. Call ``give_up`` then.
         """
         if self.closed:
             return
@@ -110,7 +85,7 @@ class Reply:
         """Send an error as the final response, unless the reply is closed.
 
         Raises:
-            Exception: the server's own exception. Call `give_up` then.
+            Exception: the server's own exception. Call ``give_up`` then.
         """
         if self.closed:
             return
@@ -118,15 +93,17 @@ class Reply:
         self._channel.send_error(error)
 
     def give_up(self) -> None:
-        """Close after a response could not be built or sent, and send the client an error if the server still takes it."""
+        """Close after a response could not be built or sent; try to send the client an error."""
         self._close()
-        with contextlib.suppress(
-            Exception
-        ):  # the server refuses it if the final response was already on its way
+        # The server refuses the error if the final response was already on its way.
+        with contextlib.suppress(Exception):
             self._channel.send_error(InternalError(NOT_SENT))
 
     def is_cancelled(self) -> bool:
-        """Return whether the client has cancelled the request; a round trip to the server. False for a closed reply."""
+        """Return whether the client has cancelled the request; False for a closed reply.
+
+        This is a round trip to the server, until the server has once said yes.
+        """
         with self._asking:
             if not self.closed and not self.cancelled:
                 self.cancelled = self._channel.is_cancelled()

@@ -1,4 +1,4 @@
-"""The content of a request: `request` makes it, `engine` and `reply` read it."""
+"""The content of a request: ``request`` makes it, ``engine`` and ``reply`` read it."""
 
 from __future__ import annotations
 
@@ -17,14 +17,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class GenerateRequest:
-    """One prompt to complete; exactly one of `text`, `token_ids` and `chat` is set.
+    """One prompt to complete; exactly one of ``text``, ``token_ids`` and ``chat`` is set.
 
     Attributes:
-        media: base64 strings for each kind of media.
+        text: the prompt as text.
+        token_ids: the prompt as token ids.
+        chat: the prompt as a conversation.
+        stream: whether the client wants new tokens as soon as they exist.
+        echo: whether the prompt precedes the answer.
+        wants: the optional outputs that the client asked for.
         parameters: the sampling parameters, as JSON has them.
+        media: base64 strings for each kind of media.
+        lora_name: the name of a LoRA adapter. None for the base model.
+        priority: as vLLM's scheduler has it. A lower number goes first.
         timeout: microseconds, as everywhere in Triton. With 0 there is no timeout.
+        constraint: a constraint of the answer that vLLM must compile, if the request has one.
         cache_salt: requests with different salts share no cached prefixes.
-        engine_fields: the fields that are in `ENGINE_FIELDS`.
+        engine_fields: the fields that are in ``ENGINE_FIELDS``.
     """
 
     text: str | None
@@ -43,4 +52,5 @@ class GenerateRequest:
     engine_fields: Mapping[str, Any] = field(default_factory=dict)
 
 
+# Code that needs to know the kind of a request asks with ``isinstance``.
 Request = GenerateRequest | EmbedRequest | OperatorRequest

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -16,67 +17,58 @@ if TYPE_CHECKING:
     from triton_vllm.vllm_api import Conversation
 
 _numbers = itertools.count(1)
+# Several instances may share one engine, each in a process of its own. The process number keeps
+# their ids apart.
 _PREFIX = f"triton-{os.getpid()}"
 
 
+# Two jobs are never equal, and the text of a job would show a client's prompt.
+@dataclass(slots=True, eq=False, repr=False)
 class Job:
-    """A request, and its state in the engine; `reply` holds the state of its answer.
+    """A request, and its state in the engine; ``reply`` holds the state of its answer.
 
     Attributes:
-        id: the request's id in vLLM.
-        ids: an id for each part of a pooling request. The first is `id`.
-        request: the parsed request. Set by `request`, like `params`.
-        params: vLLM's SamplingParams or PoolingParams.
-        conversation: the chat for the parsers, if the model has parsers. Otherwise None.
-        several: whether there is more than one completion.
+        request: the parsed request. Set by ``request``, like ``params``.
+        params: vLLM's SamplingParams or PoolingParams. None for an operator request.
         reply: the answer.
-        task: adds the request to vLLM. Set by the event loop, like `deadline` and `ended`.
-        deadline: ends the request when its timeout has expired.
-        ended: whether the last item has been put.
+        id: the request's id in vLLM.
+        ids: an id for each part of a pooling request. The first is ``id``.
+        several: whether there is more than one completion.
+        moved: when its last output or the request itself came, in the event loop's time in
+            seconds. Infinity once it has been logged as stuck.
+        waiting_since: when the request came, in the same time. Infinity once vLLM is known to have
+            begun to work on it.
         added: whether vLLM has the request.
-        waiting_since: when the request came, in the event loop's time. Infinity once vLLM is known
-            to have begun to work on it.
-        options: additional keyword arguments of vLLM's `add_request`.
-        moved: when its last output or the request itself came, in the event loop's time. Infinity
-            once it has been logged as stuck.
+        ended: whether the last item has been put. Set by the event loop, like ``task`` and
+            ``deadline``.
+        options: additional keyword arguments of vLLM's ``add_request``.
         adapter: its LoRA adapter. Its files exist as long as some code holds this object.
+        conversation: the chat for the parsers, if the model has parsers. Otherwise None.
         most_numbers: the most numbers in a pooling request's answer. 0 means no limit.
+        task: adds the request to vLLM.
+        deadline: ends the request when its timeout has expired.
     """
 
-    __slots__ = (
-        "adapter",
-        "added",
-        "conversation",
-        "deadline",
-        "ended",
-        "id",
-        "ids",
-        "most_numbers",
-        "moved",
-        "options",
-        "params",
-        "reply",
-        "request",
-        "several",
-        "task",
-        "waiting_since",
-    )
+    request: Request
+    params: Any
+    reply: Reply
+    id: str = field(init=False)
+    ids: tuple[str, ...] = field(init=False)
+    several: bool = field(init=False)
+    moved: float = 0.0
+    waiting_since: float = 0.0
+    added: bool = False
+    ended: bool = False
+    options: Mapping[str, Any] = field(default_factory=dict)
+    adapter: Version | None = None
+    conversation: Conversation | None = None
+    most_numbers: int = 0
+    task: asyncio.Task[None] | None = None
+    deadline: asyncio.TimerHandle | None = None
 
-    def __init__(self, request: Request, params: Any, reply: Reply) -> None:
+    def __post_init__(self) -> None:
         self.id = f"{_PREFIX}-{next(_numbers)}"
-        parts = len(getattr(request, "parts", ())) or 1
+        # vLLM takes one input at a time, so each part becomes a request of its own there.
+        parts = len(getattr(self.request, "parts", ())) or 1
         self.ids = (self.id, *(f"{self.id}.{number}" for number in range(1, parts)))
-        self.request = request
-        self.params = params
-        self.several = getattr(params, "n", 1) > 1
-        self.reply = reply
-        self.moved = 0.0
-        self.waiting_since = 0.0
-        self.added = False
-        self.ended = False
-        self.options: Mapping[str, Any] = {}
-        self.adapter: Version | None = None
-        self.conversation: Conversation | None = None
-        self.most_numbers = 0
-        self.task: asyncio.Task[None] | None = None
-        self.deadline: asyncio.TimerHandle | None = None
+        self.several = getattr(self.params, "n", 1) > 1

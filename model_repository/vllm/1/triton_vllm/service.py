@@ -1,4 +1,7 @@
-"""Connect the rooms: load the model, then pass each request from `request` to the engine. Only `model.py` imports this."""
+"""Load the model, then pass each request from room to room; only ``model.py`` imports this.
+
+``request`` makes a job, ``engine`` runs it, ``reply`` sends its outputs.
+"""
 
 from __future__ import annotations
 
@@ -21,26 +24,35 @@ class Service:
     """A loaded model.
 
     Args:
-        args: the arguments that Triton passes to `initialize`.
+        args: the arguments that Triton passes to ``initialize``.
 
     Raises:
         ConfigError: the model's files are wrong.
     """
 
     def __init__(self, args: Mapping[str, str]) -> None:
-        self._log = triton.Log(args["model_name"])
+        self._name = args["model_name"]
+        self._log = triton.Log(self._name)
         self._model = load(args, self._log)
         prepared = self._model.prepared
         settings = prepared.settings
-        self._name = args["model_name"]
+        # The official backend unloads an unhealthy model if its health check is on. A model that
+        # starts its engine again must stay loaded.
         unload = self._unload if settings.health_check and not settings.restart else None
+        engine = self._model.engine
+        limits = settings.limits
         self._admission = Admission(
-            prepared.vllm,
-            Gate(self._model.engine.runner, settings.limits.max_requests_in_flight, unload),
-            self._model.engine.facts,
-            prepared.adapters.find,
-            self._log,
-            Policy(self._name, settings.limits, settings.dialect, self._model.parsers),
+            vllm=prepared.vllm,
+            gate=Gate(engine.runner, most=limits.max_requests_in_flight, when_dead=unload),
+            facts=engine.facts,
+            find_adapter=prepared.adapters.find,
+            log=self._log,
+            policy=Policy(
+                name=self._name,
+                limits=limits,
+                dialect=settings.dialect,
+                parsers=self._model.parsers,
+            ),
         )
 
     def accept(self, request: TritonRequest) -> None:
@@ -48,16 +60,20 @@ class Service:
         job = self._admission.admit(request)
         if job is None:
             return
+        # Making an assembler opens vLLM's parsers, which may raise anything. Triton passes several
+        # requests in one call, and an exception would leave the others without an answer.
         try:
             job.reply.assembler = assembler(job)
-        except Exception as error:  # noqa: BLE001 - this opens vLLM's parsers, and the batch's other requests must be served
+        except Exception as error:  # noqa: BLE001
             self._log.error(f"request refused: {type(error).__name__}: {error}")
             job.reply.fail(
                 InternalError("the answer could not be prepared; the server's log has the details")
             )
             return
+        # The thread is chosen before the job is submitted: its first output may come at once.
         self._model.outbox.assign(job.reply)
         self._model.engine.runner.submit(job)
+        # The watch sleeps while nothing is in flight, so it is woken after the job has entered.
         self._model.watch.wake()
 
     def is_ready(self) -> bool:
@@ -65,10 +81,9 @@ class Service:
         return self._model.engine.runner.is_up()
 
     def close(self) -> None:
-        """Let requests in flight finish within a time limit, cancel the rest, and end every process and thread."""
-        self._log.info(
-            f"unloading, {len(self._model.engine.runner.in_flight.jobs())} requests in flight"
-        )
+        """Unload the model; the requests in flight may finish within a time limit."""
+        jobs = self._model.engine.runner.in_flight.jobs()
+        self._log.info(f"unloading, {len(jobs)} requests in flight")
         self._model.close()
         self._log.info("unloaded")
 

@@ -92,9 +92,9 @@ def test_what_is_malformed_is_refused(text, says):
 
 @pytest.mark.parametrize("name", ["text_input", "embedding_request"])
 def test_an_operation_goes_alone(name):
-    """What stands beside it would be left out without a word."""
+    """Another input would be ignored without a word."""
     given = {"operator_request": np.array([b"{}"], np.object_), name: np.array([b"x"], np.object_)}
-    with pytest.raises(AdapterError, match=f"operator_request goes alone, found {name} beside it"):
+    with pytest.raises(AdapterError, match=f"operator_request cannot be combined with {name}"):
         parse(given, "", limits=ALL)
 
 

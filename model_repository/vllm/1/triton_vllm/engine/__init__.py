@@ -1,5 +1,5 @@
-"""Run vLLM: take jobs, and pass each output to `put`. A job's last output is finished or an exception.
+"""Run vLLM: take jobs, and pass each output to ``put``.
 
-This room owns the event loop and its thread. It knows nothing about Triton, tensors or how an
-answer is sent.
+A job's last output is finished or an exception. This room owns the event loop and its thread. It
+knows nothing about Triton, tensors or how an answer is sent.
 """

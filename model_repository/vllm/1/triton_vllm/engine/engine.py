@@ -47,13 +47,16 @@ class Pace:
     backoff: tuple[float, ...] = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)
 
 
+# If the engine hangs, all requests are stuck.
 _SHOWN = 20
-"""The most stuck requests in a line of the log; if the engine hangs, all requests are stuck."""
+"""The most stuck requests in a line of the log."""
 UNLOADED = "the model was unloaded before the request had finished"
 
 
 class Engine:
-    """vLLM's engine, in an event loop on its own thread. Public methods are called from other threads.
+    """vLLM's engine, in an event loop on its own thread.
+
+    Public methods are called from other threads.
 
     Args:
         vllm: the loaded vLLM.
@@ -86,7 +89,8 @@ class Engine:
         self._translator = Translator(vllm, log)
         self._thread = LoopThread(self._translator.note, log)
         self._loop = self._thread.loop
-        self._llm: EngineClient  # from `_load` on
+        # Set by ``_load``.
+        self._llm: EngineClient
         self._ending = threading.Event()
         self._asked_at = 0.0
         self._hung = False
@@ -114,18 +118,27 @@ class Engine:
         self._loop.call_soon_threadsafe(self._check)
 
     def parsers(self, names: vllm_api.ParserNames) -> vllm_api.Parsers:
-        """Return the parsers with these names for the engine's model."""
+        """Return the parsers with these names for the engine's model.
+
+        Raises:
+            ParserError: the parsers do not fit the model.
+        """
         return vllm_api.Parsers(self._llm, names)
 
     def leave(self, grace_s: float) -> None:
-        """Let requests in flight continue for `grace_s` seconds, then cancel them; for a server that is stopping."""
+        """Cancel the requests in flight after ``grace_s`` seconds."""
+        # The server is stopping. It unloads the model only after the last response.
         self._loop.call_soon_threadsafe(self._loop.call_later, grace_s, self._keep_refusing)
 
     def stop(self, grace_s: float) -> None:
-        """Let requests finish within `grace_s` seconds, cancel the rest and shut vLLM down; a second call does nothing."""
+        """Let requests finish within ``grace_s`` seconds, cancel the rest and shut vLLM down.
+
+        A second call does nothing.
+        """
         if self._loop.is_closed():
             return
         self._ending.set()
+        # A failure here must not keep the thread from ending.
         with contextlib.suppress(Exception):
             self._thread.run(self._drain(grace_s))
         self._thread.end()
@@ -133,6 +146,7 @@ class Engine:
     async def _load(self) -> None:
         self._llm = await self._source.start()
         self.facts = vllm_api.facts(self._llm, await self._llm.get_supported_tasks())
+        # A model that only pools has no token to sample.
         if "generate" in self.facts.tasks:
             await self._prompter.start(self._llm)
         self._hung = False
@@ -141,18 +155,22 @@ class Engine:
         self.runner.use(self._llm, self.facts)
 
     def _check(self) -> None:
-        """Check regularly whether the engine is alive: if it dies while idle, no request gets an error."""
+        """Check whether the engine is alive; this calls itself again after each period."""
+        # Without this, an engine that died while idle would be noticed only by the next request,
+        # which would fail.
         if self._ending.is_set():
             return
         try:
-            loss = self._loss() if self.runner.llm is not None else None
-            if loss is not None:
-                self._bury(loss)
-                if self._pace.restart:
-                    self._loop.create_task(self._revive())
-                    return
             if self.runner.llm is not None:
-                self._ask_now_and_then()
+                loss = self._loss()
+                if loss is None:
+                    self._ask_now_and_then()
+                else:
+                    self._bury(loss)
+                    if self._pace.restart:
+                        # It begins the checks again when the engine runs.
+                        self._loop.create_task(self._revive())
+                        return
             self.runner.refuse_overdue()
             self.runner.in_flight.tidy()
             self._note_stuck()
@@ -171,59 +189,62 @@ class Engine:
         self._source.retire(hung=self._hung)
         if loss.in_order:
             self._log.info(f"the engine {loss.what}")
-        else:
-            self._log.error(
-                f"the engine {loss.what}" + (", starting it again" if self._pace.restart else "")
-            )
+            return
+        what_next = ", starting it again" if self._pace.restart else ""
+        self._log.error(f"the engine {loss.what}{what_next}")
 
     def _ask_now_and_then(self) -> None:
         """Ask EngineCore a question from time to time while requests are open."""
-        if (
-            self.runner.in_flight.jobs()
-            and self._loop.time() - self._asked_at > self._pace.question_period
-        ):
+        is_due = self._loop.time() - self._asked_at > self._pace.question_period
+        if is_due and self.runner.in_flight.jobs():
+            # Infinity until the answer comes: one question at a time.
             self._asked_at = math.inf
             self._loop.create_task(self._ask())
 
     async def _ask(self) -> None:
-        """Find out whether EngineCore hangs. vLLM takes a hanging one for healthy, and its requests would wait for ever.
-
-        EngineCore answers between two steps of the model, so an answer may take as long as a step may.
-        """
+        """Find out whether EngineCore hangs."""
+        # vLLM takes a hanging EngineCore for healthy, and its requests would wait for ever.
+        # EngineCore answers between two steps of the model, so an answer may take as long as a step
+        # may.
         llm = self._llm
         try:
             await asyncio.wait_for(llm.is_sleeping(), self._silence)
         except asyncio.TimeoutError:
-            self._hung = llm is self._llm  # a lost engine's answer says nothing about the new one
-        except Exception as error:  # noqa: BLE001 - `is_dead` finds a dead engine, and no request is at fault
+            # A lost engine's answer says nothing about the new one.
+            self._hung = llm is self._llm
+        except Exception as error:  # noqa: BLE001 - is_dead finds a dead engine
             if not vllm_api.is_dead(llm):
                 self._translator.note("the engine could not be asked", error)
         finally:
             self._asked_at = self._loop.time()
 
     def _note_stuck(self) -> None:
-        """Log the requests without an output for long, with their state; a long whole answer is among them."""
+        """Log the requests that have had no output for long, with their state."""
+        # A long whole answer is among them: it has only one output. So they are only logged.
         stuck = self.runner.in_flight.stuck(self._loop.time() - self._silence)
         if not stuck:
             return
-        shown = "; ".join(_state(job) for job in stuck[:_SHOWN])
+        states = "; ".join(_state(job) for job in stuck[:_SHOWN])
         self._log.warning(
-            f"{len(stuck)} requests have had no output for {self._silence:.0f} s: {shown}"
+            f"{len(stuck)} requests have had no output for {self._silence:.0f} s: {states}"
         )
 
     async def _revive(self) -> None:
         """Try to start the engine until it runs."""
+        delays = self._pace.backoff
         attempt = 0
         while not self._ending.is_set():
             began = time.monotonic()
             try:
+                # When an engine has died, its workers may still hold the devices' memory.
                 self._llm.shutdown()
                 await self._load()
-            except Exception as error:  # noqa: BLE001 - e.g. out of memory, until the dead engine's memory is free
-                delay = self._pace.backoff[min(attempt, len(self._pace.backoff) - 1)]
+            except Exception as error:  # noqa: BLE001 - e.g. out of memory, until it is freed
+                delay = delays[min(attempt, len(delays) - 1)]
                 attempt += 1
                 self._log.error(
-                    f"restart {attempt} failed, next one in {delay:.0f} s: {type(error).__name__}: {error}"
+                    f"restart {attempt} failed, next one in {delay:.0f} s: "
+                    f"{type(error).__name__}: {error}"
                 )
                 await asyncio.sleep(delay)
             else:
@@ -232,7 +253,8 @@ class Engine:
                 return
 
     def _keep_refusing(self) -> None:
-        """Cancel the requests in flight, now and again after each period, because more may arrive."""
+        """Cancel the requests in flight, now and again after each period."""
+        # More requests may arrive until the server unloads the model.
         self.runner.refuse_all(UNLOADED)
         self._loop.call_later(self._pace.health_period, self._keep_refusing)
 
@@ -244,14 +266,14 @@ class Engine:
         while in_flight.count() and self._loop.time() < end:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
         self.runner.refuse_all(UNLOADED)
-        await asyncio.sleep(0)  # lets the tasks begin that stop the refused requests
+        # Lets the tasks begin that stop the refused requests.
+        await asyncio.sleep(0)
         self._source.close()
         self._llm.shutdown()
         if self.runner.store is not None:
             self.runner.store.close()
-        rest = [
-            task for task in asyncio.all_tasks(self._loop) if task is not asyncio.current_task()
-        ]
+        # A loop that is closed with open tasks logs each of them as destroyed.
+        rest = asyncio.all_tasks(self._loop) - {asyncio.current_task()}
         for task in rest:
             task.cancel()
         await asyncio.gather(*rest, return_exceptions=True)

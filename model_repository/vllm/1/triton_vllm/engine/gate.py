@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Gate:
-    """Checks the engine's state for a request, before the request is read; no check needs a round trip.
+    """Checks the engine's state for a request, before the request is read.
 
     Args:
         runner: runs the requests.
@@ -33,6 +33,7 @@ class Gate:
         Raises:
             UnavailableError: the engine is dead.
         """
+        # No check of this class asks vLLM's processes: every request passes here.
         if self._runner.is_up():
             return
         if self._when_dead is not None:
@@ -45,11 +46,15 @@ class Gate:
         Raises:
             UnavailableError: the model is asleep.
         """
+        # An operator request must still get through, to wake the model up.
         if self._runner.operator.asleep:
             raise UnavailableError(ASLEEP)
 
     def require_room(self, inputs: int = 1) -> None:
-        """Refuse the request if it would exceed the limit of requests in flight; each input of a pooling request counts.
+        """Refuse the request if too many would be in flight.
+
+        Args:
+            inputs: the inputs of a pooling request; each counts.
 
         Raises:
             UnavailableError: there is no room now.
@@ -61,5 +66,6 @@ class Gate:
                 f"{self._most} requests are in flight, and no more are taken: try again later"
             )
         raise UnavailableError(
-            f"with {inputs} inputs more than {self._most} requests would be in flight: try again later"
+            f"with {inputs} inputs more than {self._most} requests would be in flight: "
+            "try again later"
         )

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from triton_vllm.job import Job
 
 BEGUN = math.inf
-"""`Job.waiting_since` of a job that no longer waits."""
+"""``Job.waiting_since`` of a job that no longer waits."""
 
 
 class InFlight:
@@ -27,13 +27,13 @@ class InFlight:
         self._jobs: dict[str, Job] = {}
         self._entered = 0
         self._left = 0
-        self._unwritten: list[Job] = []  # replaced, never changed: other threads read it
+        # Replaced, never changed: other threads read it.
+        self._unwritten: list[Job] = []
 
     def jobs(self) -> list[Job]:
         """Return the jobs that have not ended."""
-        return list(
-            self._jobs.values()
-        )  # one C call, so no other thread can change the dict meanwhile
+        # One C call, so no other thread can change the dict meanwhile.
+        return list(self._jobs.values())
 
     def unwritten(self) -> list[Job]:
         """Return the ended jobs whose bulky answers are not written yet."""
@@ -57,29 +57,30 @@ class InFlight:
         self._entered += len(job.ids)
 
     def leave(self, job: Job, *, unwritten: bool = False) -> None:
-        """Remove a job, if it is here; `unwritten` keeps it until its reply is closed."""
+        """Remove a job, if it is here; ``unwritten`` keeps it until its reply is closed."""
+        # Added here before it is removed there, so that the job always counts.
         if unwritten:
-            self._unwritten = [
-                *self._unwritten,
-                job,
-            ]  # before the removal, so that the job always counts
+            self._unwritten = [*self._unwritten, job]
         if self._jobs.pop(job.id, None) is not None:
             self._left += len(job.ids)
 
     def overdue(self, came: float, llm: EngineClient) -> list[Job]:
-        """Return the jobs that have waited since before `came`, in the event loop's time; vLLM is asked only about these.
-
-        An operator's sleep is left out: it waits for the requests in flight, not in vLLM's queue.
-        """
-        waiting = [
+        """Return the jobs that have waited since before ``came``, in the event loop's time in s."""
+        # vLLM is asked last, so only about old jobs. An operator's sleep is left out: it waits for
+        # the requests in flight, not in vLLM's queue.
+        return [
             job
             for job in self.jobs()
-            if job.waiting_since < came and not isinstance(job.request, OperatorRequest)
+            if job.waiting_since < came
+            and not isinstance(job.request, OperatorRequest)
+            and _waits(job, llm)
         ]
-        return [job for job in waiting if _waits(job, llm)]
 
     def stuck(self, moved: float) -> list[Job]:
-        """Return the jobs without an output since `moved`, in the event loop's time; each job is returned only once."""
+        """Return the jobs without an output since ``moved``, in the event loop's time in s.
+
+        Each job is returned only once.
+        """
         stuck = [job for job in self.jobs() if job.moved < moved]
         for job in stuck:
             job.moved = math.inf
@@ -87,11 +88,12 @@ class InFlight:
 
 
 def _waits(job: Job, llm: EngineClient) -> bool:
-    """Return whether vLLM has not begun to work on a job; a job that is still being added waits, too."""
+    """Return whether vLLM has not begun to work on a job; a job that is being added waits, too."""
     if not job.added:
         return True
     begun = vllm_api.has_begun(llm, job.id, getattr(job.params, "n", 1))
-    if begun is None:  # then only a stream shows it, with its first output
+    # If vLLM does not say so, only a stream shows it, with its first output.
+    if begun is None:
         begun = not getattr(job.request, "stream", False)
     if begun:
         job.waiting_since = BEGUN

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from triton_vllm import vllm_api
 from triton_vllm.base.errors import (
@@ -18,12 +18,13 @@ from triton_vllm.vllm_api.refusals import FAILED, RETRY
 if TYPE_CHECKING:
     from triton_vllm.base.protocols import Log
 
+# vLLM's errors repeat their input, however long it is.
 LONGEST = 500
 """Characters of an error's text."""
 
 
 class Translator:
-    """Turns vLLM's exceptions into errors for clients, and logs those that are not a client's fault.
+    """Turns vLLM's exceptions into errors for clients; logs those that are not a client's fault.
 
     Args:
         vllm: the loaded vLLM. It says which exceptions are refusals.
@@ -33,7 +34,8 @@ class Translator:
     def __init__(self, vllm: vllm_api.Vllm, log: Log) -> None:
         self._vllm = vllm
         self._log = log
-        self._known: set[tuple[Any, ...]] = set()
+        # Kinds of failures whose traceback is in the log.
+        self._known: set[tuple[str, type[Exception], str]] = set()
         self._last: Exception | None = None
 
     def refusal(self, error: Exception) -> AdapterError:
@@ -50,26 +52,24 @@ class Translator:
         return InternalError("the engine failed on this request; the server's log has the details")
 
     def own(self, error: Exception) -> AdapterError | None:
-        """Return the error for a request that alone ended with this exception; None if all requests in flight ended (`loss`).
+        """Return the error for a request that alone ended with this exception.
 
-        Since 0.33, vLLM puts such an exception into the collector if EngineCore has not taken a
-        request: its grammar does not compile, or the engine sleeps.
+        Return None if the exception has ended all requests in flight; ``loss`` has their error.
         """
+        # Since 0.33, vLLM puts such an exception into the collector if EngineCore has not taken a
+        # request: its grammar does not compile, or the engine sleeps.
         if isinstance(error, self._vllm.passing_failures):
             return UnavailableError(RETRY)
         if isinstance(error, self._vllm.failures):
             return InternalError(FAILED)
-        return (
-            self.refusal(error)
-            if isinstance(error, (*self._vllm.refusals, *self._vllm.busy_errors))
-            else None
-        )
+        if isinstance(error, (*self._vllm.refusals, *self._vllm.busy_errors)):
+            return self.refusal(error)
+        return None
 
     def loss(self, error: Exception) -> AdapterError:
-        """Return the error for a request that was in flight when vLLM's output handler failed, which is no request's fault.
-
-        The handler gives its exception to all requests in flight and ends. vLLM is dead after that.
-        """
+        """Return the error for a request that was in flight when vLLM's output handler failed."""
+        # The handler gives the same exception to all requests in flight, so it is logged once. Then
+        # the handler ends, and vLLM is dead. That is no request's fault.
         if not isinstance(error, self._vllm.EngineDeadError) and error is not self._last:
             self._last = error
             self.note("vLLM's output handler failed", error)
@@ -78,7 +78,8 @@ class Translator:
     def note(self, what: str, error: Exception) -> None:
         """Log an exception; the first one from a place in the code is logged with its traceback."""
         places = traceback.extract_tb(error.__traceback__)
-        kind = (what, type(error), *((p.filename, p.lineno) for p in places[-1:]))
+        # Without the text, which may contain a request's own values and then differs each time.
+        kind = (what, type(error), str(places[-1:]))
         line = f"{what}: {type(error).__name__}: {error}"
         if kind not in self._known:
             self._known.add(kind)

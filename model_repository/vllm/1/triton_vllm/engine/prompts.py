@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from triton_vllm.base.protocols import EngineClient
 
 _log = logging.getLogger(__name__)
+# Decoding a picture may take three times the bytes of its pixels.
 DECODED_AT_ONCE = 4
-"""The most requests whose pictures are decoded at the same time: each may take three times the bytes of its pixels."""
+"""The most requests whose pictures are decoded at the same time."""
 
 
 class Prompter:
@@ -50,24 +51,28 @@ class Prompter:
         self._check = check
         self._turns = Turns()
         self._trials = Trials()
-        self._pairs: tuple[EngineClient, vllm_api.RenderPair | None] | None = None
+        self._pairs_of: EngineClient | None = None
+        self._render_pair: vllm_api.RenderPair | None = None
         self._samples_ahead = samples_ahead
         self._decoding = asyncio.Semaphore(DECODED_AT_ONCE)
-        self._reading = (
-            asyncio.Lock()
-        )  # for the headers of videos in messages: one request at a time
+        # For the headers of videos in messages: one request at a time.
+        self._reading = asyncio.Lock()
 
     async def start(self, llm: EngineClient) -> None:
-        """Do now what the first requests would wait for; runs in the engine's event loop and never raises."""
+        """Do now what the first requests would wait for; never raises.
+
+        This runs in the engine's event loop.
+        """
         if not self._samples_ahead:
             return
         try:
             await vllm_api.sample_once(self._vllm, llm)
-        except Exception:  # noqa: BLE001 - e.g. the model takes no such prompt; its first request then waits
+        except Exception:  # noqa: BLE001
+            # For example, the model takes no such prompt. Its first request then waits.
             _log.info("Nothing could be sampled ahead", exc_info=True)
 
     async def make(self, llm: EngineClient, request: GenerateRequest | Part) -> Any:
-        """Return the prompt for `add_request`; runs in the engine's event loop.
+        """Return the prompt for ``add_request``; runs in the engine's event loop.
 
         Raises:
             AdapterError: the media cannot be decoded, the chat template refuses the messages, or
@@ -77,10 +82,9 @@ class Prompter:
             if request.constraint is not None:
                 await self._trials.check(llm, request.constraint)
             prompt = await self._prompt(llm, request)
+            # vLLM reads the salt next to the tokens, whichever way they were made.
             if request.cache_salt is not None:
-                prompt["cache_salt"] = (
-                    request.cache_salt
-                )  # vLLM reads it next to the tokens, whichever way they were made
+                prompt["cache_salt"] = request.cache_salt
             return prompt
         return await tokenize(self._vllm, llm, _as_vllm(request), self._turns)
 
@@ -97,18 +101,21 @@ class Prompter:
         return await tokenize(self._vllm, llm, prompt, self._turns)
 
     async def make_pair(self, llm: EngineClient, part: Part, params: Any) -> tuple[Any, Any]:
-        """Return the prompt and its own parameters for two texts that a cross-encoder reads together.
+        """Return the prompt and its parameters for two texts that a cross-encoder reads together.
 
         Raises:
             AdapterError: this vLLM does not join pairs.
         """
-        if self._pairs is None or self._pairs[0] is not llm:
-            self._pairs = llm, vllm_api.pair_renderer(llm)
-        if self._pairs[1] is None:
+        # One renderer for each engine: an engine that was started again has its own.
+        if llm is not self._pairs_of:
+            self._pairs_of = llm
+            self._render_pair = vllm_api.pair_renderer(llm)
+        if self._render_pair is None:
             raise UnsupportedError(
-                "this vLLM does not read pairs of texts for the adapter; send them to an embedding model"
+                "this vLLM does not read pairs of texts for the adapter; "
+                "send them to an embedding model"
             )
-        return await self._pairs[1](part.text, part.second, params)
+        return await self._render_pair(part.text, part.second, params)
 
     async def _chat(self, llm: EngineClient, chat: Chat) -> Any:
         kwargs = dict(chat.template_kwargs)
@@ -118,26 +125,24 @@ class Prompter:
         if videos:
             async with self._reading:
                 await asyncio.to_thread(decode.check_within, videos, self._check)
+        messages = [dict(message) for message in chat.messages]
         try:
-            return await vllm_api.render_chat(
-                self._vllm, llm, [dict(m) for m in chat.messages], kwargs
-            )
+            return await vllm_api.render_chat(self._vllm, llm, messages, kwargs)
         except AdapterError:
             raise
-        except ImportError as error:  # raised where vLLM would use a decoder that is not installed
-            raise UnsupportedError(
-                f"messages hold what cannot be decoded: {decode.NO_DECODER}"
-            ) from error
-        except Exception as error:  # a template is the model's own program and may raise anything
+        except ImportError as error:
+            # vLLM would use a decoder that is not installed.
+            text = f"messages hold what cannot be decoded: {decode.NO_DECODER}"
+            raise UnsupportedError(text) from error
+        except Exception as error:
+            # A template is the model's own program and may raise anything.
             refusal = vllm_api.too_large(error)
             if refusal:
-                raise InvalidRequestError(
-                    f"messages hold what cannot be decoded: {refusal}"
-                ) from error
-            text = str(error).strip().split("\n", 1)[0]
-            raise InvalidRequestError(
-                f"messages cannot be rendered by the model's chat template: {text}"
-            ) from error
+                text = f"messages hold what cannot be decoded: {refusal}"
+            else:
+                reason = str(error).strip().partition("\n")[0]
+                text = f"messages cannot be rendered by the model's chat template: {reason}"
+            raise InvalidRequestError(text) from error
 
 
 def _as_vllm(request: GenerateRequest | Part) -> dict[str, Any]:

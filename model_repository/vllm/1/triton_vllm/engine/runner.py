@@ -1,4 +1,7 @@
-"""Give requests to vLLM and pass on its outputs; each request ends with exactly one last item, whatever vLLM does."""
+"""Give requests to vLLM and pass on its outputs.
+
+Each request ends with exactly one last item, whatever vLLM does.
+"""
 
 from __future__ import annotations
 
@@ -36,14 +39,15 @@ if TYPE_CHECKING:
     Put = Callable[[Reply, Item], None]
 
 
+# EngineCore may be in a step, and may read the adapter again.
 LINGER_S = 30.0
-"""How long a replaced adapter stays after its last request: EngineCore may be in a step, and may read it again."""
+"""How long a replaced adapter stays after its last request, s."""
 
 
 class Runner:
     """Runs jobs in vLLM.
 
-    `submit` and `cancel` are for other threads. All other methods are called in the event loop,
+    ``submit`` and ``cancel`` are for other threads. All other methods are called in the event loop,
     unless their docstring says otherwise.
 
     Args:
@@ -73,7 +77,8 @@ class Runner:
         self._translator = translator
         self._limits = limits
         self._log = log
-        self._put: Put  # from `deliver_to` on
+        # Set by ``deliver_to``, because the outbox is made after the engine.
+        self._put: Put
         self.store: AdapterStore | None = None
         self._facts = vllm_api.Facts()
         self.llm: EngineClient | None = None
@@ -88,12 +93,13 @@ class Runner:
 
     def use(self, llm: EngineClient, facts: vllm_api.Facts) -> None:
         """Use this engine from now on; it is the first one, or replaces an engine that was lost."""
-        self.operator.begin_anew()
+        self.operator.mark_awake()
         self._facts = facts
         self.llm = llm
 
     def lose(self) -> None:
         """End all jobs with an error, because the engine is dead."""
+        # First, so that the gate in Triton's thread refuses new requests from now on.
         self.llm = None
         for job in self.in_flight.jobs():
             self._finish(job, UnavailableError(DEAD))
@@ -102,12 +108,12 @@ class Runner:
             self.store.give_up()
 
     def is_up(self) -> bool:
-        """Return whether there is a living engine; any thread may call it, and it needs no round trip."""
+        """Return whether there is a living engine; any thread may call it."""
         llm = self.llm
         return llm is not None and not vllm_api.is_dead(llm)
 
     def submit(self, job: Job) -> None:
-        """Take a job from another thread; its outputs go to `put`."""
+        """Take a job from another thread; its outputs go to ``put``."""
         job.moved = job.waiting_since = self._loop.time()
         # Done here, not in the loop: the watch is woken next. It would find nothing in flight and
         # sleep again.
@@ -115,7 +121,7 @@ class Runner:
         self._loop.call_soon_threadsafe(self._begin, job)
 
     def cancel(self, job: Job) -> None:
-        """Stop a job that the client no longer wants or can no longer receive; called from another thread."""
+        """Stop a job that the client no longer wants or can no longer receive."""
         self._loop.call_soon_threadsafe(self._abort, job, CancelledError("Request was cancelled"))
 
     def refuse_all(self, reason: str) -> None:
@@ -132,13 +138,17 @@ class Runner:
             return
         overdue = self.in_flight.overdue(self._loop.time() - limit, self.llm)
         for job in overdue:
-            text = f"the model has not begun to work on the request after {limit} s in the queue; try again later"
+            text = (
+                f"the model has not begun to work on the request after {limit} s in the queue; "
+                "try again later"
+            )
             self._abort(job, UnavailableError(text))
         if overdue:
             self._log.warning(f"{len(overdue)} requests were refused after {limit} s in the queue")
 
     def _begin(self, job: Job) -> None:
-        if job.ended:  # the engine has died, or is being unloaded
+        # The engine may have died since, or is being unloaded.
+        if job.ended:
             return
         try:
             self._set_deadline(job)
@@ -147,11 +157,14 @@ class Runner:
             self._finish(job, self._translator.refusal(error))
 
     def _set_deadline(self, job: Job) -> None:
-        own = job.request.timeout
-        seconds = own / 1e6 or self._limits.default_timeout_seconds
+        timeout_us = job.request.timeout
+        seconds = timeout_us / 1e6 or self._limits.default_timeout_seconds
         if not seconds:
             return
-        which = f"timeout of {own} us" if own else f"the default timeout of {seconds} s"
+        # The client knows its own timeout by the number and unit that it sent.
+        which = f"the default timeout of {seconds} s"
+        if timeout_us:
+            which = f"timeout of {timeout_us} us"
         error = UnavailableError(f"{which} expired before the request had finished")
         job.deadline = self._loop.call_later(seconds, self._abort, job, error)
 
@@ -163,6 +176,7 @@ class Runner:
             if isinstance(job.request, OperatorRequest):
                 self._finish(job, await self.operator.run(llm, job.request, lambda: not job.ended))
                 return
+            # The engine may have been sent to sleep after the request was admitted.
             if self.operator.closed:
                 raise UnavailableError(ASLEEP)  # noqa: TRY301
             if self.store is not None and job.request.lora_name is not None:
@@ -170,28 +184,29 @@ class Runner:
             collectors = await self._enter(llm, job)
         except Exception as error:  # noqa: BLE001 - a request must never take the model down
             self._finish(job, self._translator.refusal(error))
+            # vLLM has some of the job's parts, or a request that it began before it raised.
             if len(job.ids) > 1 or not isinstance(error, AdapterError):
-                await self._stop(
-                    job
-                )  # vLLM has some of the job's parts, or what it began before it raised
+                await self._stop(job)
             return
         finally:
             job.task = None
-        if job.ended:  # cancelled or out of time while the job was being added
+        # The job may have been cancelled, or its time may have run out, while it was being added.
+        if job.ended:
             await self._stop(job)
             return
         job.added = True
+        take = partial(self._take, job)
         if len(collectors) == 1 and not job.most_numbers:
-            vllm_api.attach(collectors[0], lambda item: self._take(job, item))
+            vllm_api.attach(collectors[0], take)
             return
-        gathering = Gathering(len(collectors), lambda item: self._take(job, item), job.most_numbers)
+        gathering = Gathering(len(collectors), take, job.most_numbers)
         for number, collector in enumerate(collectors):
             vllm_api.attach(collector, partial(self._gather, job, gathering, number))
 
     async def _enter(self, llm: EngineClient, job: Job) -> list[Collector]:
         """Add a job to vLLM; a pooling request becomes one request for each of its parts."""
         request = job.request
-        made = []
+        collectors = []
         for name, part in zip(job.ids, getattr(request, "parts", (request,)), strict=True):
             params = job.params
             if getattr(part, "second", None) is not None:
@@ -200,20 +215,22 @@ class Runner:
                 prompt = await self._prompter.make(llm, part)
             if getattr(params, "min_tokens", 0):
                 bound_minimum(params, prompt, self._facts.max_tokens)
-            told = job.conversation.engine_options(prompt) if job.conversation else {}
-            adapter = job.adapter.request if job.adapter else None
-            options = {"lora_request": adapter, "priority": request.priority, **job.options, **told}
-            made.append(await llm.add_request(name, prompt, params, **options))
+            options = {"priority": request.priority, **job.options}
+            options["lora_request"] = job.adapter.request if job.adapter else None
+            if job.conversation:
+                options |= job.conversation.engine_options(prompt)
+            collectors.append(await llm.add_request(name, prompt, params, **options))
+            # The remaining parts would be stopped at once.
             if job.ended:
                 break
-        return made
+        return collectors
 
     def _gather(
         self, job: Job, gathering: Gathering, number: int, item: Output | Exception
     ) -> None:
         try:
             gathering.take(number, item)
-        except Exception as error:  # noqa: BLE001 - as in `_take`
+        except Exception as error:  # noqa: BLE001 - as in _take
             self._translator.note("an output was not taken", error)
             self._abort(job, InternalError(FAILED))
 
@@ -223,23 +240,24 @@ class Runner:
         job.moved = self._loop.time()
         job.waiting_since = BEGUN
         try:
+            # If one completion or part of a job has failed, the others still run in vLLM. So those
+            # jobs are aborted, not only finished.
             if isinstance(item, AdapterError):
-                self._abort(job, item)  # the job's other parts may still run in vLLM
+                self._abort(job, item)
             elif isinstance(item, Exception):
                 own = self._translator.own(item)
                 if own is None:
                     self._finish(job, self._translator.loss(item))
                 else:
-                    self._abort(job, own)  # the job's other completions may still run in vLLM
+                    self._abort(job, own)
             elif (job.several or len(job.ids) > 1) and (error := failure(item)) is not None:
-                self._abort(
-                    job, error
-                )  # one completion or part has failed; the others still run in vLLM
+                self._abort(job, error)
             elif item.finished:
                 self._finish(job, failure(item) or item)
             else:
                 self._put(job.reply, item)
-        except Exception as error:  # noqa: BLE001 - it would end vLLM's output handler, and with it all other requests
+        except Exception as error:  # noqa: BLE001
+            # It would end vLLM's output handler, and with it all other requests.
             self._translator.note("an output was not taken", error)
             with contextlib.suppress(Exception):
                 self._abort(job, InternalError(FAILED))
@@ -247,13 +265,14 @@ class Runner:
     def _finish(self, job: Job, last: Item) -> None:
         if job.ended:
             return
-        job.ended = job.reply.complete = True
+        job.ended = True
+        job.reply.complete = True
         self.in_flight.leave(job, unwritten=job.reply.bulky and not isinstance(last, AdapterError))
         if job.deadline is not None:
             job.deadline.cancel()
-        if (
-            job.adapter is not None
-        ):  # its files must exist until EngineCore knows that the request has ended
+        # The adapter's files must exist until EngineCore knows that the request has ended. The
+        # timer holds the object that keeps them.
+        if job.adapter is not None:
             self._loop.call_later(LINGER_S, lambda _: None, job.adapter)
         try:
             self._put(job.reply, last)
@@ -266,7 +285,8 @@ class Runner:
         if job.ended:
             return
         self._finish(job, error)
-        if job.task is None:  # otherwise `_add` still runs, and checks `ended` itself
+        # While ``_add`` runs, it checks ``ended`` itself.
+        if job.task is None:
             self._loop.create_task(self._stop(job))
 
     async def _stop(self, job: Job) -> None:
@@ -276,5 +296,6 @@ class Runner:
             return
         for name in job.ids:
             await llm.abort(name)
+            # vLLM's ``abort`` leaves its entry for a request with several completions behind.
             if job.several:
                 vllm_api.forget_parent(llm, name)

@@ -18,16 +18,16 @@ if TYPE_CHECKING:
     from triton_vllm.base.protocols import EngineClient
     from triton_vllm.engine.turns import Turns
 
+# That takes about 5 ms for English. Another thread costs two hand-overs of Python's lock for each
+# request. With 256 requests arriving at once, that was a fifth of the whole cost of taking them in.
 LONGEST_IN_LOOP = 16384
-"""The longest prompt, in characters, that is tokenized in the event loop; that takes about 5 ms for
-English. Another thread costs two hand-overs of Python's lock for each request. With 256 requests
-arriving at once, that was a fifth of the whole cost of taking them in."""
-
+"""The longest prompt, in characters, that is tokenized in the event loop."""
+# A longer text seldom fits, so its tokens are counted before vLLM's one thread gets it.
 USUAL_CHARACTERS = 8
-"""Characters for each token of the model's length.
-A longer text seldom fits, so its tokens are counted before vLLM's one thread gets it."""
+"""Characters for each token of the model's length."""
+# This takes about 50 ms.
 PIECE = 65_536
-"""Characters that are counted at once; this takes about 50 ms."""
+"""Characters that are counted at once."""
 
 
 def needs_thread(prompt: Mapping[str, Any], *, pooled: bool) -> bool:
@@ -44,24 +44,28 @@ def needs_thread(prompt: Mapping[str, Any], *, pooled: bool) -> bool:
 async def tokenize(
     vllm: vllm_api.Vllm, llm: EngineClient, prompt: Mapping[str, Any], turns: Turns
 ) -> Any:
-    """Tokenize a prompt if this vLLM can (0.20 on); otherwise return it unchanged, and `add_request` tokenizes it.
+    """Return the tokenized prompt, or the prompt unchanged if vLLM tokenizes it in ``add_request``.
 
     Args:
         vllm: the loaded vLLM.
         llm: the engine. Its loop is the running one.
         prompt: as vLLM takes it.
         turns: decides when a prompt may be tokenized and added in the loop.
+
+    Raises:
+        InvalidRequestError: a text has far more tokens than the model takes.
+        Exception: vLLM's own exception.
     """
     renderer = vllm_api.renderer(vllm, llm)
+    # Before 0.20, vLLM has no renderer.
     if renderer is None:
         await turns.take()
         return prompt
     tokenizer = vllm_api.pooled_tokenizer(vllm, renderer)
     if needs_thread(prompt, pooled=tokenizer is not None):
         if tokenizer is not None:
-            await _refuse_long(
-                tokenizer, prompt.get("prompt", ""), vllm_api.facts(llm).max_tokens, turns
-            )
+            most = vllm_api.facts(llm).max_tokens
+            await _refuse_long(tokenizer, prompt.get("prompt", ""), most, turns)
         (rendered,) = await renderer.render_cmpl_async([vllm_api.parse_prompt(vllm, llm, prompt)])
     else:
         await turns.take()
@@ -70,21 +74,17 @@ async def tokenize(
 
 
 async def _refuse_long(tokenizer: Any, text: str, most: int, turns: Turns) -> None:
-    """Refuse a text with far more tokens than the model takes, without counting all of them.
-
-    Each cut between pieces may add a token or two, so the limit is a quarter higher. One piece of
-    one text is counted at a time.
-    """
+    """Refuse a text with far more tokens than the model takes, without counting all of them."""
     if len(text) <= most * USUAL_CHARACTERS or most <= 0:
         return
     count = 0
     for start in range(0, len(text), PIECE):
+        piece = text[start : start + PIECE]
+        # By turns: a second long text need not wait until the first is counted.
         async with turns.counting:
-            count += len(
-                await asyncio.to_thread(
-                    tokenizer.encode, text[start : start + PIECE], add_special_tokens=False
-                )
-            )
+            tokens = await asyncio.to_thread(tokenizer.encode, piece, add_special_tokens=False)
+        count += len(tokens)
+        # Each cut between pieces may add a token or two, so the limit is a quarter higher.
         if count > most + most // 4 + 64:
             raise InvalidRequestError(
                 f"the prompt has more than {count} tokens; this model's maximum is {most}"

@@ -1,4 +1,4 @@
-"""Requests of an operator (sleep, wake up, load an adapter): turn JSON into a call of the engine, and return its result.
+"""Turn an operator's request, such as sleep or wake up, into a call of the engine and a result.
 
-Reading a request has no effects. Only `run` calls the engine.
+Reading a request has no effects. Only ``run`` calls the engine.
 """

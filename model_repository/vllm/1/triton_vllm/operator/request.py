@@ -1,4 +1,4 @@
-"""Parse `operator_request`: what an operator may ask of the engine itself, if config.pbtxt allows it."""
+"""Parse ``operator_request``, a request of an operator to the engine itself."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
 NAME = "operator_request"
+# ``level`` may be left out, a name may not.
 OPERATIONS: Mapping[str, tuple[str, ...]] = {
     "sleep": ("level",),
     "wake_up": (),
@@ -26,11 +27,13 @@ OPERATIONS: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class OperatorRequest:
-    """A request for one of the `OPERATIONS`."""
+    """A request for one of the ``OPERATIONS``; ``timeout`` is in microseconds, 0 means none."""
 
     operation: str
     arguments: Mapping[str, Any]
     timeout: int = 0
+    # Every request has these two. An operation runs on the engine, not in vLLM's queue, so they
+    # keep their defaults.
     priority: int = 0
     lora_name: str | None = None
 
@@ -39,7 +42,7 @@ def parse(text: str, depth: int, allowed: Collection[str], timeout: int) -> Oper
     """Return the parsed request.
 
     Args:
-        text: a JSON object with `operation` and its arguments.
+        text: a JSON object with ``operation`` and its arguments.
         depth: the most levels of JSON.
         allowed: OPERATOR_REQUESTS.
         timeout: the request's timeout in microseconds.
@@ -51,7 +54,8 @@ def parse(text: str, depth: int, allowed: Collection[str], timeout: int) -> Oper
     """
     if not allowed:
         raise UnsupportedError(
-            "this model takes no operator requests: OPERATOR_REQUESTS in its config.pbtxt lists none"
+            "this model takes no operator requests: "
+            "OPERATOR_REQUESTS in its config.pbtxt lists none"
         )
     values = json_object(text, NAME, depth)
     operation = values.pop("operation", None)
@@ -59,22 +63,25 @@ def parse(text: str, depth: int, allowed: Collection[str], timeout: int) -> Oper
         raise InvalidRequestError(f"{NAME}.operation must be one of {', '.join(OPERATIONS)}")
     if operation not in allowed:
         raise UnsupportedError(
-            f"{NAME}: '{operation}' is not allowed: OPERATOR_REQUESTS in the model's config.pbtxt does not list it"
+            f"{NAME}: '{operation}' is not allowed: "
+            "OPERATOR_REQUESTS in the model's config.pbtxt does not list it"
         )
     known = OPERATIONS[operation]
     for name, value in values.items():
         if name not in known:
             raise InvalidRequestError(f"{NAME}: '{operation}' has no argument '{shown(name)}'")
         _check(name, value)
-    if known == ("name",) and "name" not in values:
+    if "name" in known and "name" not in values:
         raise InvalidRequestError(f"{NAME}: '{operation}' needs the name of an adapter")
     return OperatorRequest(operation, values, timeout=timeout)
 
 
 def _check(name: str, value: Any) -> None:
+    # In Python, True equals 1, and JSON has both. Level 2 drops the model's weights as well.
     if name == "level" and (type(value) is not int or value not in (0, 1)):
         raise InvalidRequestError(
-            f"{NAME}.level must be 0, which only pauses, or 1, which also frees the memory of the devices"
+            f"{NAME}.level must be 0, which only pauses, "
+            "or 1, which also frees the memory of the devices"
         )
     if name == "name" and not (isinstance(value, str) and value):
         raise InvalidRequestError(f"{NAME}.name must be the name of an adapter")

@@ -13,7 +13,7 @@ from triton_vllm.base.protocols import Told
 from triton_vllm.operator.request import OperatorRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable
 
     from triton_vllm.base.protocols import EngineClient, Log
     from triton_vllm.lora.store import AdapterStore
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 ASLEEP = "the model is asleep; an operator request wakes it up"
 LOOK_S = 0.05
 """Seconds between two checks whether the requests in flight have ended."""
+Answer = dict[str, Any]
+"""The result of an operation: a JSON object."""
 
 
 class Operator:
@@ -42,83 +44,96 @@ class Operator:
         self._log = log
         self._calls = Calls()
         self._lock = asyncio.Lock()
-        self._wakes = 0  # wake_up requests so far: each ends the earlier sleeps that have not begun
-        self.asleep = self.closed = False
+        # The wake_up requests so far. Each ends the earlier sleeps that have not begun.
+        self._wakes = 0
+        self.asleep = False
+        self.closed = False
         self.store: AdapterStore | None = None
 
     async def run(
         self, llm: EngineClient, request: OperatorRequest, wanted: Callable[[], bool]
     ) -> Told:
-        """Run a request and return its result; `wanted` returns whether a client still waits for it.
+        """Run a request and return its result.
+
+        Args:
+            llm: the engine.
+            request: what to do.
+            wanted: returns whether a client still waits for the result.
 
         Raises:
             AdapterError: the operation is not possible now, or not for this model.
             Exception: vLLM's own exception.
         """
-        operation, arguments = request.operation, request.arguments
+        operation = request.operation
+        # A question needs no lock, so it is answered while a sleep waits.
+        if operation == "is_sleeping":
+            asleep = await self._calls.answer(llm.is_sleeping())
+            return Told({"operation": operation, "asleep": bool(asleep)})
+        # A sleep holds the lock while it waits, and this wake_up must end it. So it is counted
+        # before it gets the lock itself.
         self._wakes += operation == "wake_up"
         wakes = self._wakes
-        does: dict[str, Callable[[], Coroutine[Any, Any, dict[str, Any]]]] = {
-            "sleep": lambda: self._sleep(llm, wanted, wakes, arguments.get("level")),
-            "wake_up": lambda: self._wake_up(llm),
-            "is_sleeping": lambda: self._is_sleeping(llm),
-            "reset_prefix_cache": lambda: self._reset(llm),
-            "load_lora": lambda: self._load_lora(llm, arguments["name"]),
-        }
-        if operation == "is_sleeping":  # needs no lock, so it is answered while a sleep waits
-            return Told({"operation": operation, **await does[operation]()})
         async with self._lock:
-            if not wanted():  # the request was cancelled, or its timeout has expired
+            # The request may have been cancelled, or its timeout may have expired.
+            if not wanted():
                 raise UnavailableError(f"{operation} was not begun in time")
-            said = await does[operation]()
-        self._log.info(f"operator request {operation}: {said}")
-        return Told({"operation": operation, **said})
+            if operation == "sleep":
+                answer = await self._sleep(llm, request.arguments.get("level"), wanted, wakes)
+            elif operation == "wake_up":
+                # Requests are admitted only after that: a sleeping vLLM would hold them.
+                await self._calls.answer(llm.wake_up())
+                self.mark_awake()
+                answer = {"asleep": False}
+            elif operation == "reset_prefix_cache":
+                answer = {"reset": bool(await self._calls.answer(llm.reset_prefix_cache()))}
+            else:
+                answer = await self._load_lora(llm, request.arguments["name"])
+        self._log.info(f"operator request {operation}: {answer}")
+        return Told({"operation": operation, **answer})
 
-    def begin_anew(self) -> None:
-        """Reset the state after the engine was started again: it is awake."""
-        self.asleep = self.closed = False
+    def mark_awake(self) -> None:
+        """Admit requests again: the engine was woken up, or started again."""
+        self.asleep = False
+        self.closed = False
 
     def give_up(self) -> None:
         """End the waits for an engine that has died."""
         self._calls.give_up()
 
     async def _sleep(
-        self, llm: EngineClient, wanted: Callable[[], bool], wakes: int, level: int | None
-    ) -> dict[str, Any]:
+        self, llm: EngineClient, level: int | None, wanted: Callable[[], bool], wakes: int
+    ) -> Answer:
+        """Refuse new requests, wait for those in flight, then send the engine to sleep."""
         frees = vllm_api.frees_memory(llm)
         if level == 1 and not frees:
             raise UnsupportedError(
-                "this model frees no memory in its sleep: its engine argument enable_sleep_mode is not set"
+                "this model frees no memory in its sleep: "
+                "its engine argument enable_sleep_mode is not set"
             )
-        was, self.asleep = (self.asleep, self.closed), True
+        # The engine may sleep already. A second sleep that fails must not wake it up.
+        before = (self.asleep, self.closed)
+        self.asleep = True
         try:
             while self._busy():
                 if not wanted():
-                    raise UnavailableError("the requests in flight have not ended in time")  # noqa: TRY301 - as all errors
+                    raise UnavailableError(  # noqa: TRY301
+                        "the requests in flight have not ended in time"
+                    )
                 if wakes != self._wakes:
                     raise UnavailableError(  # noqa: TRY301
                         "wake_up was asked for before the requests in flight had ended"
                     )
                 await asyncio.sleep(LOOK_S)
-            self.closed = True  # in the same step of the loop as the last check: no job can begin between the two
+            # The last check was in the same step of the loop: no job can begin between the two.
+            self.closed = True
             await self._calls.answer(llm.sleep(int(frees) if level is None else level))
         except BaseException:
-            self.asleep, self.closed = was
+            self.asleep, self.closed = before
             raise
         return {"asleep": True}
 
-    async def _wake_up(self, llm: EngineClient) -> dict[str, Any]:
-        await self._calls.answer(llm.wake_up())
-        self.asleep = self.closed = False
-        return {"asleep": False}
-
-    async def _is_sleeping(self, llm: EngineClient) -> dict[str, Any]:
-        return {"asleep": bool(await self._calls.answer(llm.is_sleeping()))}
-
-    async def _reset(self, llm: EngineClient) -> dict[str, Any]:
-        return {"reset": bool(await self._calls.answer(llm.reset_prefix_cache()))}
-
-    async def _load_lora(self, llm: EngineClient, name: str) -> dict[str, Any]:
+    async def _load_lora(self, llm: EngineClient, name: str) -> Answer:
+        """Load an adapter, even if its files seem unchanged."""
         if self.store is None:
             raise UnsupportedError(NO_LORA)
         if self.asleep:

@@ -16,16 +16,18 @@ if TYPE_CHECKING:
 
 
 def deliver(log: Log, reply: Reply, items: Sequence[Item]) -> None:
-    """Send one response for consecutive outputs, then an error if the last item is one. Never raises.
+    """Send one response for consecutive outputs, then an error if the last item is one.
 
-    This runs in the reply's sender thread. If something cannot be sent, the reply is closed, and
-    the watch ends the request.
+    This runs in the reply's sender thread and never raises. If something cannot be sent, the reply
+    is closed, and the watch ends the request.
     """
     last = items[-1]
     try:
         if reply.bulky and not isinstance(last, AdapterError):
+            # A bulky answer may have waited for others, and takes seconds to write.
             last = _refusal(reply) or last
         if isinstance(last, AdapterError):
+            # A client that has cancelled reads no more content.
             if len(items) > 1 and not isinstance(last, CancelledError):
                 reply.send(reply.assembler.build(items[:-1]), final=False)
             _fail(log, reply, last)
@@ -33,18 +35,16 @@ def deliver(log: Log, reply: Reply, items: Sequence[Item]) -> None:
             _send(reply, items, final=last.finished)
     except Exception as error:  # noqa: BLE001 - the thread must serve the next reply
         reply.give_up()
-        with contextlib.suppress(
-            Exception
-        ):  # the log goes through the shared memory, which may be full
-            log.error(f"response not sent: {type(error).__name__}: {error}")  # noqa: TRY400 - Triton's log has no exception()
+        # The log goes through Triton's shared memory, which may be full.
+        with contextlib.suppress(Exception):
+            log.error(f"response not sent: {type(error).__name__}: {error}")  # noqa: TRY400
 
 
 def _send(reply: Reply, items: Sequence[Item], *, final: bool) -> None:
     try:
         tensors = reply.assembler.build(items)
-    except (
-        AdapterError
-    ) as error:  # the model's answer cannot be sent, e.g. because of infinite numbers
+    except AdapterError as error:
+        # The model's answer cannot be sent. For example, JSON has no infinite numbers.
         reply.fail(error)
     else:
         reply.send(tensors, final=final)
@@ -54,9 +54,8 @@ def _fail(log: Log, reply: Reply, error: AdapterError) -> None:
     if not isinstance(error, CancelledError):
         reply.fail(error)
         return
-    with contextlib.suppress(
-        Exception
-    ):  # the log goes through the shared memory, which may be full
+    # The official backend logs these two lines, so tools may look for them.
+    with contextlib.suppress(Exception):
         log.info(official.CANCELLING)
     reply.fail(error)
     with contextlib.suppress(Exception):
@@ -64,7 +63,7 @@ def _fail(log: Log, reply: Reply, error: AdapterError) -> None:
 
 
 def _refusal(reply: Reply) -> AdapterError | None:
-    """Return the error to send in place of a bulky answer, or None; the answer may have waited, and takes seconds to write."""
-    return reply.refusal or (
-        CancelledError("Request was cancelled") if reply.is_cancelled() else None
-    )
+    """Return the error to send in place of a bulky answer, or None."""
+    if reply.refusal is None and reply.is_cancelled():
+        return CancelledError("Request was cancelled")
+    return reply.refusal

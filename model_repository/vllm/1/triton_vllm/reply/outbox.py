@@ -1,4 +1,4 @@
-"""Send responses outside the event loop, and merge the outputs of a request that were queued since its last response."""
+"""Send responses outside the event loop, and merge the outputs that a request has queued."""
 
 from __future__ import annotations
 
@@ -19,10 +19,13 @@ from triton_vllm.base.protocols import Item, Log
 
 Deliver = Callable[[Reply, list[Item]], None]
 
+# The server needs two writes to find out that a client has closed an HTTP connection, so noticing
+# that takes two pauses. That is a reason for shorter pauses with few streams.
 MANY = 48
-"""With this many streams per sender thread, a pause may be as long as `Pacing.longest`. With half as
-many or fewer it is at most half as long. The server needs two writes to find out that a client has
-closed an HTTP connection, so noticing that takes two pauses."""
+"""With this many streams per sender thread, a pause may be as long as ``Pacing.longest``.
+
+With half as many or fewer it is at most half as long.
+"""
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,7 @@ class Pacing:
 
     Attributes:
         share: the part of a sender thread's time that sending may take before outputs are merged.
-            If sends are so expensive that the pause would exceed `longest`, they take more.
+            If sends are so expensive that the pause would exceed ``longest``, they take more.
         longest: the longest pause between two responses of a request, s.
         merges: whether a response may contain several outputs at all.
     """
@@ -41,27 +44,30 @@ class Pacing:
     merges: bool = True
 
 
-FEW_CORES = Pacing(0.25, 0.08)
-"""For machines where sends and the engine share the cores. A send costs the stub and the server 60
-to 70 us each, whatever it carries. With 32 streams and one token per send, this took 1.5 of 2 cores
-away from the engine. A send is timed by the clock on purpose. It takes longer when the engine needs
-the cores, and then fewer sends are right. To a reader, twelve responses a second are smooth.
-
-Measured with vLLM 0.32 in four rounds, next to vLLM's own server, for 8, 32 and 128 streams. With
-these pauses we had 1.05, 0.94 and 0.94 times the tokens a second of vLLM's server. With half of the
-time in sends it was 0.98, 0.87 and 0.89 times; without a pause 0.83, 0.79 and 0.73 times. The gaps
-of 8 streams were 24, 12 and 6 ms, and 3 ms with vLLM's server."""
-CORES_TO_SPARE = Pacing(1.0, 0.0)
-"""No pause: a response carries the outputs that were queued while its thread sent others. On an
-H200 with 16 cores, pauses did not raise the tokens a second of a Llama-7B. With 256 streams the gap
-at the 99th percentile was 48 to 60 ms with pauses and 37 to 39 ms without
-(benchmarks/results/gaps_h200.md). With vLLM 0.33 and half a host, these 256 streams fill the
-interpreter's core, at 62 ms."""
-ONE_BY_ONE = Pacing(1.0, 0.0, merges=False)
+# A send costs the stub and the server 60 to 70 us each, whatever it carries. With 32 streams and
+# one token per send, this took 1.5 of 2 cores away from the engine. A send is timed by the clock on
+# purpose. It takes longer when the engine needs the cores, and then fewer sends are right. To a
+# reader, twelve responses a second are smooth.
+#
+# Measured with vLLM 0.32 in four rounds, next to vLLM's own server, for 8, 32 and 128 streams. With
+# these pauses we had 1.05, 0.94 and 0.94 times the tokens a second of vLLM's server. With half of
+# the time in sends it was 0.98, 0.87 and 0.89 times; without a pause 0.83, 0.79 and 0.73 times. The
+# gaps of 8 streams were 24, 12 and 6 ms, and 3 ms with vLLM's server.
+FEW_CORES = Pacing(share=0.25, longest=0.08)
+"""For machines where sends and the engine share the cores."""
+# On an H200 with 16 cores, pauses did not raise the tokens a second of a Llama-7B. With 256 streams
+# the gap at the 99th percentile was 48 to 60 ms with pauses and 37 to 39 ms without
+# (benchmarks/results/gaps_h200.md). With vLLM 0.33 and half a host, these 256 streams fill the
+# interpreter's core, at 62 ms.
+CORES_TO_SPARE = Pacing(share=1.0, longest=0.0)
+"""No pause: a response carries the outputs that were queued while its thread sent others."""
+ONE_BY_ONE = Pacing(share=1.0, longest=0.0, merges=False)
 """One output per response, as the official backend sends them."""
-_LEARNING = 0.05  # the weight of the newest send in the average cost
+_LEARNING = 0.05
+"""The weight of the newest send in the average cost."""
 _FIRST_COST_S = 1e-4
 _AWAKE = -math.inf
+"""In place of the time at which a thread wakes up: it needs no ring."""
 
 
 class Outbox:
@@ -71,9 +77,6 @@ class Outbox:
     pause. The pause grows with the number of streams and with the time that a send takes. At light
     load it is almost zero, and each output is a response of its own. Under pressure a response
     carries several tokens.
-
-    A reply always stays with the same thread, so its responses cannot overtake each other. Replies
-    with one response that takes long to write, a vector for each token, have their own thread.
 
     Args:
         deliver: sends one response for a reply's consecutive outputs. Called in the reply's thread.
@@ -92,9 +95,12 @@ class Outbox:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         send = deliver if pacing.merges else partial(_one_by_one, deliver)
+        # A vector for each token takes seconds to write. Such answers have the last thread to
+        # themselves, so that streams need not wait for them.
         names = [*(f"triton-send-{i}" for i in range(threads)), "triton-send-bulky"]
         self._lanes = [_Lane(send, log, pacing, clock, name) for name in names]
-        self._next = 0
+        self._bulky_lane = threads
+        self._next_lanes = itertools.cycle(range(threads))
 
     def start(self) -> None:
         """Start the threads."""
@@ -102,13 +108,9 @@ class Outbox:
             lane.thread.start()
 
     def assign(self, reply: Reply) -> None:
-        """Choose the reply's thread; call it once, before the first `put`."""
-        last = len(self._lanes) - 1
-        if reply.bulky:
-            reply.lane = last
-            return
-        reply.lane = self._next
-        self._next = (self._next + 1) % last
+        """Choose the reply's thread; call it once, before the first ``put``."""
+        # A reply stays with its thread, so its responses cannot overtake each other.
+        reply.lane = self._bulky_lane if reply.bulky else next(self._next_lanes)
 
     def put(self, reply: Reply, item: Item) -> None:
         """Queue an output or an exception for sending; it never blocks."""
@@ -133,7 +135,7 @@ def _one_by_one(deliver: Deliver, reply: Reply, items: list[Item]) -> None:
 
 
 class _Lane:
-    """One sender thread: the replies with something to send, and those that wait for the end of their pause."""
+    """One sender thread, with the replies that have something to send or wait for their turn."""
 
     def __init__(
         self, deliver: Deliver, log: Log, pacing: Pacing, clock: Callable[[], float], name: str
@@ -143,7 +145,8 @@ class _Lane:
         self._clock = clock
         self._ready: deque[Reply] = deque()
         self._waiting: list[tuple[float, int, Reply]] = []
-        self._numbers = itertools.count()  # orders replies that are due at the same time
+        # Numbers order replies that are due at the same time; replies cannot be compared.
+        self._numbers = itertools.count()
         self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._wakes_at = _AWAKE
         self._ended = False
@@ -163,7 +166,7 @@ class _Lane:
         self._ring()
 
     def turn(self) -> float:
-        """Send all replies that are due; return when the next one is due, or infinity if no reply waits."""
+        """Send all replies that are due; return the time when the next one is due, or infinity."""
         self._take()
         self._send_due()
         return self._waiting[0][0] if self._waiting else math.inf
@@ -177,18 +180,21 @@ class _Lane:
         self._wakes_at = _AWAKE
         while not self._ended:
             self._wakes_at = self.turn()
-            if (
-                not self._ready and not self._ended
-            ):  # otherwise a reply came while the thread counted as awake
+            # A reply that came while the thread counted as awake has not rung, so it is looked for
+            # again before the sleep.
+            if not self._ready and not self._ended:
                 self._sleep(self._wakes_at)
             self._wakes_at = _AWAKE
         self._take()
+        # The model is being unloaded, so no reply waits for the end of its pause.
         while self._waiting:
-            self._send(heapq.heappop(self._waiting)[2], self._clock())
+            _, _, reply = heapq.heappop(self._waiting)
+            self._send(reply, self._clock())
 
     def _sleep(self, until: float) -> None:
+        timeout = None if until == math.inf else max(0.0, until - self._clock())
         with contextlib.suppress(queue.Empty):
-            self._bell.get(timeout=None if until == math.inf else max(0.0, until - self._clock()))
+            self._bell.get(timeout=timeout)
 
     def _take(self) -> None:
         """Send the ready replies that are due, and let the rest wait."""
@@ -205,13 +211,14 @@ class _Lane:
         # many replies.
         horizon = self._clock() + 0.25 * self._pause()
         while self._waiting and self._waiting[0][0] <= horizon:
-            self._send(heapq.heappop(self._waiting)[2], self._clock())
-            self._take()  # a first or last output must not wait for the others
+            _, _, reply = heapq.heappop(self._waiting)
+            self._send(reply, self._clock())
+            # A first or last output must not wait for the others.
+            self._take()
 
     def _pause(self) -> float:
-        if (
-            self._streams <= 1
-        ):  # a single reader gets each token on its own, as from the official backend
+        # A single reader gets each token on its own, as from the official backend.
+        if self._streams <= 1:
             return 0.0
         longest = self._pacing.longest * min(max(self._streams / MANY, 0.5), 1.0)
         return min(longest, self._streams * self._cost / self._pacing.share)
@@ -230,10 +237,12 @@ class _Lane:
         try:
             self._deliver(reply, items)
         except BaseException:
+            # The thread goes on with the other replies, and nothing else would answer this one.
             reply.give_up()
             raise
-        # a moving average
+        # A moving average: one slow send must not make all streams wait.
         self._cost += _LEARNING * (self._clock() - began - self._cost)
+        # Only replies with more to come count as streams.
         if reply.closed:
             self._streams -= not is_first
         else:

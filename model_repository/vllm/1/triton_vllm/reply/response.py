@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,29 +33,23 @@ if TYPE_CHECKING:
     from triton_vllm.job import Job
     from triton_vllm.pooling.embedding import Scoring
 
-# JSON has neither infinity nor NaN. OpenAI-compatible servers write this value for an impossible token.
+# JSON has neither infinity nor NaN. OpenAI-compatible servers write this value for an impossible
+# token.
 LOWEST_LOGPROB = -9999.0
+_Named = dict[str, "np.ndarray[Any, Any]"]
+"""The tensors of a response by name, in the order in which they are sent."""
 
 
+@dataclass(slots=True)
 class Completion:
-    """The part of one of a request's `n` completions that one response carries."""
+    """The part of one of a request's ``n`` completions that one response carries."""
 
-    __slots__ = (
-        "cumulative_logprob",
-        "finish_reason",
-        "logprobs",
-        "stop_reason",
-        "text",
-        "token_ids",
-    )
-
-    def __init__(self, cumulative_logprob: float | None = None) -> None:
-        self.text = ""
-        self.token_ids: list[int] = []
-        self.logprobs: list[Any] | None = None
-        self.cumulative_logprob = cumulative_logprob
-        self.finish_reason: str | None = None
-        self.stop_reason: Any = None
+    cumulative_logprob: float | None = None
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[Any] | None = None
+    finish_reason: str | None = None
+    stop_reason: Any = None
 
     def add(self, output: CompletionOutput) -> None:
         """Append one CompletionOutput of vLLM."""
@@ -65,7 +60,8 @@ class Completion:
         if output.cumulative_logprob is not None:
             self.cumulative_logprob = output.cumulative_logprob
         if output.finish_reason is not None:
-            self.finish_reason, self.stop_reason = output.finish_reason, output.stop_reason
+            self.finish_reason = output.finish_reason
+            self.stop_reason = output.stop_reason
 
 
 class Assembler:
@@ -83,89 +79,96 @@ class Assembler:
         self._wants = wants
         self._n = n
         self._prefix = prefix
+        # Decided once for each request, because ``build`` runs for every token of a stream.
         self._plain = n == 1 and not prefix and wants == Wants()
+        # vLLM sends the completions one at a time. One that is missing keeps its last sum.
         self._cumulative: list[float | None] = [None] * n
 
     def build(self, outputs: Sequence[RequestOutput]) -> Tensors:
         """Return the tensors (name, array) of one response from consecutive RequestOutputs."""
-        # The usual case needs only the text.
+        # 1) The usual case needs only the text.
         if self._plain:
-            return [
-                ("text_output", string_tensor("".join(c.text for o in outputs for c in o.outputs)))
-            ]
-        completions = [Completion(self._cumulative[i]) for i in range(self._n)]
+            text = "".join(part.text for output in outputs for part in output.outputs)
+            return [("text_output", string_tensor(text))]
+        # 2) Merge the outputs of each completion.
+        completions = [Completion(total) for total in self._cumulative]
         for output in outputs:
             for part in output.outputs:
                 completions[part.index].add(part)
         self._cumulative = [c.cumulative_logprob for c in completions]
-        prefix, self._prefix = self._prefix, ""
+        # 3) Make the tensors. The parser changes the texts, so it comes first.
         parsed = self._parse(outputs, completions)
-        return [
-            ("text_output", string_tensor(*(prefix + c.text for c in completions))),
-            *self._extras(outputs, completions),
-            *parsed,
-        ]
+        texts = [self._prefix + c.text for c in completions]
+        self._prefix = ""
+        tensors = {"text_output": string_tensor(*texts)}
+        self._add_extras(tensors, completions)
+        self._add_of_request(tensors, outputs)
+        return [*tensors.items(), *parsed.items()]
 
-    def _parse(self, outputs: Sequence[RequestOutput], completions: list[Completion]) -> Tensors:  # noqa: ARG002 - for chats
-        """Return additional tensors, and replace the completions' texts and finish reasons by the parsed ones."""
-        return []
+    def _parse(
+        self,
+        outputs: Sequence[RequestOutput],  # noqa: ARG002
+        completions: list[Completion],  # noqa: ARG002
+    ) -> _Named:
+        """Return additional tensors; put the parsed texts and finish reasons in the completions."""
+        # Only a chat has something to parse.
+        return {}
 
-    def _extras(self, outputs: Sequence[RequestOutput], completions: list[Completion]) -> Tensors:
-        wants, tensors = self._wants, []
+    def _add_extras(self, tensors: _Named, completions: list[Completion]) -> None:
+        """Add the optional tensors that have a part for each completion."""
+        wants = self._wants
         if wants.finish_reason:
-            tensors.append(
-                ("finish_reason", string_tensor(*(str(c.finish_reason) for c in completions)))
-            )
+            # The official backend sends the word None until a completion ends.
+            reasons = [str(c.finish_reason) for c in completions]
+            tensors["finish_reason"] = string_tensor(*reasons)
         if wants.cumulative_logprob:
             # A completion that has not begun has the sum 0.
-            sums = [
-                0.0 if c.cumulative_logprob is None else c.cumulative_logprob for c in completions
-            ]
-            finite = [total if math.isfinite(total) else LOWEST_LOGPROB for total in sums]
-            tensors.append(("cumulative_logprob", np.array(finite, np.float32)))
+            sums = [c.cumulative_logprob or 0.0 for c in completions]
+            for index, total in enumerate(sums):
+                if not math.isfinite(total):
+                    sums[index] = LOWEST_LOGPROB
+            tensors["cumulative_logprob"] = np.array(sums, np.float32)
         if wants.logprobs:
-            found = (None if wants.no_logprobs else c.logprobs for c in completions)
-            tensors.append(("logprobs", string_tensor(*map(logprobs_json, found))))
+            # If the client did not ask vLLM for them, they were computed only for the sum.
+            texts = (
+                ["null"] * self._n
+                if wants.no_logprobs
+                else [logprobs_json(c.logprobs) for c in completions]
+            )
+            tensors["logprobs"] = string_tensor(*texts)
         if wants.num_output_tokens:
-            tensors.append(
-                ("num_output_tokens", np.array([len(c.token_ids) for c in completions], np.uint32))
-            )
+            counts = [len(c.token_ids) for c in completions]
+            tensors["num_output_tokens"] = np.array(counts, np.uint32)
         if wants.token_ids:
-            tensors.append(
-                ("token_ids", np.array([t for c in completions for t in c.token_ids], np.int64))
-            )
+            # One list for all completions; ``num_output_tokens`` says where each begins.
+            token_ids = [token for c in completions for token in c.token_ids]
+            tensors["token_ids"] = np.array(token_ids, np.int64)
         if wants.stop_reason:
-            tensors.append(
-                ("stop_reason", string_tensor(*(json.dumps(c.stop_reason) for c in completions)))
-            )
-        return tensors + self._of_prompt(outputs)
+            # JSON keeps a stop token's number apart from a stop string of digits.
+            stops = [json.dumps(c.stop_reason) for c in completions]
+            tensors["stop_reason"] = string_tensor(*stops)
 
-    def _of_prompt(self, outputs: Sequence[RequestOutput]) -> Tensors:
-        """Return the tensors that belong to the request, not to a completion."""
-        wants, last, tensors = self._wants, outputs[-1], []
+    def _add_of_request(self, tensors: _Named, outputs: Sequence[RequestOutput]) -> None:
+        """Add the optional tensors that belong to the request, not to a completion."""
+        wants = self._wants
+        last = outputs[-1]
         if wants.num_input_tokens:
-            tensors.append(
-                ("num_input_tokens", np.array([len(last.prompt_token_ids or ())], np.uint32))
-            )
+            count = len(last.prompt_token_ids or ())
+            tensors["num_input_tokens"] = np.array([count], np.uint32)
         if wants.num_cached_tokens:
-            tensors.append(
-                ("num_cached_tokens", np.array([last.num_cached_tokens or 0], np.uint32))
-            )
+            tensors["num_cached_tokens"] = np.array([last.num_cached_tokens or 0], np.uint32)
         if wants.prompt_logprobs:
-            found = next((o.prompt_logprobs for o in outputs if o.prompt_logprobs), None)
-            tensors.append(("prompt_logprobs", string_tensor(logprobs_json(found))))
+            positions = next((o.prompt_logprobs for o in outputs if o.prompt_logprobs), None)
+            tensors["prompt_logprobs"] = string_tensor(logprobs_json(positions))
         if wants.kv_transfer_params:
-            tensors.append(
-                (
-                    "kv_transfer_params",
-                    string_tensor(json.dumps(getattr(last, "kv_transfer_params", None))),
-                )
-            )
-        return tensors
+            transfer = json.dumps(getattr(last, "kv_transfer_params", None))
+            tensors["kv_transfer_params"] = string_tensor(transfer)
 
 
 class ChatAssembler(Assembler):
-    """Makes the responses of one chat on a model with parsers: content, reasoning and tool calls, each in its tensor.
+    """Makes the responses of one chat on a model with parsers.
+
+    Content, reasoning and tool calls each have their own tensor.
 
     Args:
         wants: the optional outputs of the request.
@@ -178,24 +181,18 @@ class ChatAssembler(Assembler):
         self._plain = False
         self._reader = reader
 
-    def _parse(self, outputs: Sequence[RequestOutput], completions: list[Completion]) -> Tensors:
-        pieces = self._reader.read(outputs)
-        for completion, found in zip(completions, pieces, strict=True):
-            completion.text = "".join(piece.content for piece in found)
-            completion.finish_reason = next(
-                (p.finish_reason for p in reversed(found) if p.finish_reason), None
-            )
-        calls = ([call for piece in found for call in piece.tool_calls] for found in pieces)
-        return [
-            (
-                "tool_calls",
-                string_tensor(*(json.dumps(each, ensure_ascii=False) for each in calls)),
-            ),
-            (
-                "reasoning",
-                string_tensor(*("".join(piece.reasoning for piece in found) for found in pieces)),
-            ),
-        ]
+    def _parse(self, outputs: Sequence[RequestOutput], completions: list[Completion]) -> _Named:
+        calls = []
+        thoughts = []
+        for completion, pieces in zip(completions, self._reader.read(outputs), strict=True):
+            completion.text = "".join(piece.content for piece in pieces)
+            reasons = [piece.finish_reason for piece in pieces if piece.finish_reason]
+            # The parser's reason replaces vLLM's: an answer with tool calls ends with "tool_calls".
+            completion.finish_reason = reasons[-1] if reasons else None
+            new_calls = [call for piece in pieces for call in piece.tool_calls]
+            calls.append(json.dumps(new_calls, ensure_ascii=False))
+            thoughts.append("".join(piece.reasoning for piece in pieces))
+        return {"tool_calls": string_tensor(*calls), "reasoning": string_tensor(*thoughts)}
 
 
 class PoolingAssembler:
@@ -211,9 +208,9 @@ class PoolingAssembler:
         self._scoring = scoring
 
     def build(self, outputs: Sequence[PoolingRequestOutput | Gathered]) -> Tensors:
-        """Return the tensors (name, array): a JSON element for each input or pair, and counts over all of them.
+        """Return the tensors (name, array): a JSON element for each input or pair, and counts.
 
-        Pooled numbers are nested as the model's task nests them.
+        The counts are over all inputs. Pooled numbers are nested as the model's task nests them.
 
         Raises:
             InternalError: a number is not finite, so JSON cannot hold it.
@@ -222,9 +219,8 @@ class PoolingAssembler:
         parts = last.outputs if isinstance(last, Gathered) else [last]
         try:
             if self._scoring:
-                scored = scores.answer(
-                    self._scoring, [part.outputs.data.tolist() for part in parts]
-                )
+                numbers = [part.outputs.data.tolist() for part in parts]
+                scored = scores.answer(self._scoring, numbers)
                 texts = [json.dumps(score, allow_nan=False) for score in scored]
             else:
                 texts = [_pooled_json(part.outputs.data) for part in parts]
@@ -234,13 +230,10 @@ class PoolingAssembler:
             ) from None
         tensors: Tensors = [("text_output", string_tensor(*texts))]
         if self._wants.num_input_tokens:
-            tensors.append(
-                (
-                    "num_input_tokens",
-                    np.array([sum(len(part.prompt_token_ids) for part in parts)], np.uint32),
-                )
-            )
+            count = sum(len(part.prompt_token_ids) for part in parts)
+            tensors.append(("num_input_tokens", np.array([count], np.uint32)))
         if self._wants.num_output_tokens:
+            # Pooling makes no tokens, but the client asked for the tensor.
             tensors.append(("num_output_tokens", np.array([0], np.uint32)))
         return tensors
 
@@ -249,48 +242,57 @@ class ToldAssembler:
     """Makes the one response to an operator."""
 
     def build(self, outputs: Sequence[Told]) -> Tensors:
-        """Return a JSON object as `text_output`."""
-        return [("text_output", string_tensor(json.dumps(dict(outputs[-1].outputs))))]
+        """Return a JSON object as ``text_output``."""
+        return [("text_output", string_tensor(json.dumps(outputs[-1].outputs)))]
 
 
 def assembler(job: Job) -> ResponseBuilder:
     """Return the object that makes the responses of a job."""
-    asked = job.request
-    if isinstance(asked, OperatorRequest):
+    request = job.request
+    if isinstance(request, OperatorRequest):
         return ToldAssembler()
-    if isinstance(asked, EmbedRequest):
-        return PoolingAssembler(asked.wants, asked.scoring)
+    if isinstance(request, EmbedRequest):
+        return PoolingAssembler(request.wants, request.scoring)
+    n = job.params.n
     if job.conversation is not None:
-        return ChatAssembler(
-            asked.wants, job.params.n, AnswerReader(job.conversation, job.params.n)
-        )
-    prefix = (asked.text or "") if asked.echo else ""
-    return Assembler(asked.wants, job.params.n, prefix)
+        return ChatAssembler(request.wants, n, AnswerReader(job.conversation, n))
+    # Token ids and conversations have no text to echo.
+    prefix = request.text if request.echo else None
+    return Assembler(request.wants, n, prefix or "")
 
 
 def string_tensor(*values: str) -> np.ndarray[Any, Any]:
     """Return a string tensor of shape [len(values)]."""
     array = np.empty(len(values), np.object_)
-    for i, value in enumerate(values):
+    for index, value in enumerate(values):
         # "replace", because a lone surrogate has no UTF-8.
-        array[i] = value.encode("utf-8", "replace")
+        array[index] = value.encode("utf-8", "replace")
     return array
 
 
 def _pooled_json(data: Any) -> str:
-    """Return numbers as JSON, row by row; one call for all numbers of a long text would hold Python's lock for seconds."""
+    """Return numbers as JSON, nested as they are."""
     if getattr(data, "ndim", 1) < 2:
         return json.dumps(data.tolist(), allow_nan=False)
+    # Row by row: one call for all numbers of a long text would hold Python's lock for seconds.
     return f"[{', '.join(_pooled_json(row) for row in data)}]"
 
 
 def logprobs_json(positions: Positions | None) -> str:
-    """Return a JSON list with an object for each position: token id -> logprob, rank, decoded_token; "null" for None."""
+    """Return a JSON list with an object for each position, or "null" for None.
+
+    The object maps a token id to an object with ``logprob``, ``rank`` and ``decoded_token``.
+    """
     if positions is None:
         return "null"
-    return json.dumps(
-        [None if p is None else {t: _logprob(entry) for t, entry in p.items()} for p in positions]
-    )
+    entries: list[dict[int, Any] | None] = []
+    for position in positions:
+        # A prompt's first token follows nothing, so it has no log probability.
+        if position is None:
+            entries.append(None)
+        else:
+            entries.append({token: _logprob(entry) for token, entry in position.items()})
+    return json.dumps(entries)
 
 
 def _logprob(entry: Logprob) -> dict[str, Any]:

@@ -16,33 +16,37 @@ if TYPE_CHECKING:
     from triton_vllm.job import Job
 
 PERIOD_S = 0.05
+"""From one look to the next, s, with few requests in flight."""
 LONGEST_S = 1.0
 """The longest pause, s."""
+# A quarter was too much. With 256 requests in flight on an H200, the questions were then two thirds
+# of the stub's cost of a whole answer, without the engine's own work.
 MAX_SHARE = 0.05
-"""The share of the thread's time that may go into questions; a question costs 60 us. A quarter was
-too much. With 256 requests in flight on an H200, the questions were then two thirds of the stub's
-cost of a whole answer, without the engine's own work."""
+"""The share of the thread's time that may go into questions."""
 QUESTION_S = 6e-5
-"""The cost of a question, s, where nothing else runs."""
+"""The cost of a question, s, if nothing else runs."""
+# On a busy machine a question takes longer. The rest is waiting, which takes no processor time.
 DEAREST_S = 8 * QUESTION_S
-"""The highest cost of a question that the watch assumes. On a busy machine the rest is waiting, which takes no processor time."""
+"""The highest cost of a question that the watch assumes, s."""
+# With few requests in flight, a cancellation is then noticed soon. At a question's usual cost, this
+# takes 3 % of a core.
 FEW = 24
-"""The watch asks about this many requests in each period, whatever that costs. So with few requests
-in flight, none waits for long. At a question's usual cost, that takes 3 % of a core."""
+"""The watch asks about this many requests in each period, whatever that costs."""
+# A machine on which a look takes longer than a period has other work as well.
 LEAST_S = 0.01
-"""The shortest pause, s: a machine on which a look takes longer than a period has other work as well."""
+"""The shortest pause, s."""
+# Without it, one late answer on a busy machine made the watch pause for a second, and one in twenty
+# cancellations waited for that.
 _GROWTH = 1.25
-"""The largest factor by which the assumed cost may grow from one look to the next. Without it, one
-late answer on a busy machine made the watch pause for a second, and one in twenty cancellations
-waited for that."""
+"""The largest factor by which the assumed cost may grow from one look to the next."""
 
 
 class Departure:
     """Notices that the server is stopping while requests are in flight.
 
     A stopping server unloads a model only after the last response of every request. It waits for
-    that for a limited time (30 s by default), then ends and cuts off the clients. It does not tell
-    a model that it is stopping, but says so when asked.
+    that for a limited time (30 s by default). Then it ends and cuts off the clients. It does not
+    tell a model that it is stopping, but says so when asked.
 
     Args:
         is_ending: asks the server. A round trip.
@@ -74,8 +78,8 @@ class Departure:
 class CancellationWatch:
     """Asks the server about each request in flight every 50 ms.
 
-    Triton does not tell a model about a cancellation. The model must ask, with a round trip per
-    request. Asking here, not once per token, keeps the cost off the token path. With more than
+    Triton does not tell a model about a cancellation. The model must ask, with a round trip for
+    each request. Asking here, not once per token, keeps the cost off the token path. With more than
     about 60 requests in flight the period grows, to 0.3 s at 256, so that asking stays cheap.
 
     Args:
@@ -123,7 +127,11 @@ class CancellationWatch:
         self._thread.join()
 
     def look(self) -> tuple[bool, float]:
-        """Ask about each job once; return whether any of them is still open, and the pause before the next look in seconds."""
+        """Ask about each job once.
+
+        Returns:
+            Whether any of the jobs is still open, and the pause before the next look in seconds.
+        """
         began = self._clock()
         asked = 0
         for job in self._jobs():
@@ -141,11 +149,12 @@ class CancellationWatch:
         if asked and self._departure is not None:
             self._departure.look()
         rest = began + PERIOD_S - self._clock()
-        return asked > 0, min(
-            max(rest, LEAST_S, self._cost * (asked - FEW) * (1 / MAX_SHARE - 1)), LONGEST_S
-        )
+        # After this pause, the questions beyond the first few have taken their share of the time.
+        fair = self._cost * (asked - FEW) * (1 / MAX_SHARE - 1)
+        return asked > 0, min(max(rest, LEAST_S, fair), LONGEST_S)
 
     def _note(self, error: Exception) -> None:
+        # Once is enough: the same question would fail twenty times a second.
         if not self._failed:
             self._failed = True
             self._log.error(f"a request could not be asked about: {type(error).__name__}: {error}")
@@ -158,7 +167,8 @@ class CancellationWatch:
             try:
                 busy, pause = self.look()
             except BaseException:
-                self._wake.set()  # the thread begins again, and the requests in flight still need it
+                # The thread begins again, and the requests in flight still need it.
+                self._wake.set()
                 raise
             self._end.wait(pause)
             if busy:

@@ -32,8 +32,9 @@ if TYPE_CHECKING:
     from triton_vllm.pooling.embedding import Scoring
     from triton_vllm.vllm_api import Facts, Parsers, Vllm
 
+# In older vLLM, ``encode`` may also have one vector.
 BY_TOKEN = ("token_embed", "token_classify", "encode")
-"""Pooling tasks whose answer has a vector for each token. In older vLLM, `encode` may also have one vector."""
+"""Pooling tasks whose answer has a vector for each token."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ class Gate(Protocol):
         """Refuse the request if only operator requests are taken."""
 
     def require_room(self, inputs: int = 1) -> None:
-        """Refuse the request if too many would be in flight; each input of a pooling request counts."""
+        """Refuse the request if too many would be in flight; each pooling input counts."""
 
 
 class Admission:
@@ -107,6 +108,7 @@ class Admission:
         except AdapterError as error:
             reply.fail(error)
         except Exception as error:  # noqa: BLE001 - a request must never take the model down
+            # The client gets no details: they may be the server's own.
             self._log.error(f"request refused: {type(error).__name__}: {error}")
             reply.fail(
                 InternalError("the request could not be read; the server's log has the details")
@@ -114,79 +116,91 @@ class Admission:
         return None
 
     def _job(self, request: TritonRequest, reply: Reply) -> Job:
+        """Return the job of a request, or raise the reason for its refusal."""
+        # 1) Refuse what no request may do now, before anything is read.
         self._gate.require_alive()
         inputs = triton.inputs(request)
-        if operator.NAME not in inputs:  # an operator must be able to drain a full model
+        # An operator must be able to drain a full model.
+        if operator.NAME not in inputs:
             self._gate.require_room()
+        # 2) Read the request.
         parameters = triton.parameters(request)
         timeout = triton.timeout_us(request) if self._dialect.reads_timeout else 0
-        parsed = parse(inputs, parameters, timeout, self._limits, self._dialect)
+        parsed = parse(
+            inputs, parameters, timeout=timeout, limits=self._limits, dialect=self._dialect
+        )
         if isinstance(parsed, OperatorRequest):
             return Job(parsed, None, reply)
         self._gate.require_awake()
         if isinstance(parsed, EmbedRequest) and parsed.scoring is not None:
             parsed = replace(parsed, **self._pairs(parsed.scoring))
+        # 3) Check it against this model.
         if parsed.lora_name is not None:
             self._find_adapter(parsed.lora_name)
         check_fit(parsed, self._facts, self._limits)
         self._check_room(parsed)
+        # 4) Make vLLM's parameters.
         job = (
-            self._generate(parsed, reply)
-            if isinstance(parsed, GenerateRequest)
-            else self._embed(parsed, reply)
+            self._embed(parsed, reply)
+            if isinstance(parsed, EmbedRequest)
+            else self._generate(parsed, reply)
         )
-        if self._facts.traces and (headers := triton.trace_headers(request)):
+        headers = triton.trace_headers(request) if self._facts.traces else None
+        if headers:
             job.options = {**job.options, "trace_headers": headers}
         return job
 
     def _generate(self, parsed: GenerateRequest, reply: Reply) -> Job:
         self._require("generate")
         values = parsed.parameters
+        # Without logprobs vLLM sums up nothing, and the answer is NaN.
         if parsed.wants.cumulative_logprob and "logprobs" not in values:
-            values = {
-                **values,
-                "logprobs": 0,
-            }  # without it vLLM sums up nothing, and the answer is NaN
+            values = {**values, "logprobs": 0}
             parsed = replace(parsed, wants=replace(parsed.wants, no_logprobs=True))
-        defaults = self._facts.chat if parsed.chat else None
+        chat = parsed.chat
         params = sampling.build(
-            self._schema, values, stream=parsed.stream, limits=self._limits, chat=defaults
+            self._schema,
+            values,
+            stream=parsed.stream,
+            limits=self._limits,
+            chat=None if chat is None else self._facts.chat,
         )
         check_params(params, self._facts)
         conversation = None
-        if parsed.chat is not None:
+        if chat is not None:
             refusals = (*self._vllm.client_errors, KeyError)
             conversation = conversations.begin(
-                self._parsers, parsed.chat, params, refusals, self._limits, stream=parsed.stream
+                self._parsers, chat, params, refusals, self._limits, stream=parsed.stream
             )
+            if conversation is not None:
+                parsed = replace(parsed, chat=replace(chat, tools=conversation.tools()))
+        # Read from the parameters only now: the conversation may have set a constraint for its
+        # tools.
         constraint = constraints.to_compile(
             self._limits, getattr(params, self._schema.structured_name, None)
         )
         if constraint is not None:
             parsed = replace(parsed, constraint=constraint)
-        if conversation is not None and parsed.chat is not None:
-            parsed = replace(parsed, chat=replace(parsed.chat, tools=conversation.tools()))
-        job = Job(parsed, params, reply)
-        job.conversation = conversation
+        job = Job(parsed, params, reply, conversation=conversation)
         if parsed.engine_fields:
             job.options = self._options(parsed.engine_fields, params)
         return job
 
     def _options(self, fields: Mapping[str, Any], params: Any) -> dict[str, Any]:
-        """Return the additional keyword arguments of `add_request`; set the fields that belong into SamplingParams there."""
+        """Set the fields that belong into SamplingParams; return the others for ``add_request``."""
         extra = {**fields.get("extra_args", {})}
         if "kv_transfer_params" in fields:
             extra["kv_transfer_params"] = fields["kv_transfer_params"]
         if extra:
             params.extra_args = extra
-        options = {
-            name: fields[name] for name in ("session_id", "data_parallel_rank") if name in fields
-        }
-        unknown = next(
-            (name for name in options if name not in vllm_api.request_keywords(self._vllm)), None
-        )
-        if unknown is not None:
-            raise UnsupportedError(f"sampling parameter '{unknown}': this vLLM does not have it")
+        known = vllm_api.request_keywords(self._vllm)
+        options = {}
+        for name in ("session_id", "data_parallel_rank"):
+            if name not in fields:
+                continue
+            if name not in known:
+                raise UnsupportedError(f"sampling parameter '{name}': this vLLM does not have it")
+            options[name] = fields[name]
         return options
 
     def _embed(self, parsed: EmbedRequest, reply: Reply) -> Job:
@@ -194,31 +208,33 @@ class Admission:
         params = pooling.build(
             self._vllm.PoolingParams, self._pooling_types, self._vllm.client_errors, parsed
         )
-        job = Job(parsed, params, reply)
-        job.most_numbers = self._limits.max_pooled_numbers
         reply.bulky = parsed.task in BY_TOKEN
-        return job
+        # Each number takes 21 characters of JSON, and some tasks make a vector for each token.
+        return Job(parsed, params, reply, most_numbers=self._limits.max_pooled_numbers)
 
     def _pairs(self, scoring: Scoring) -> dict[str, Any]:
-        """Return the task and the parts of a request for scores; both depend on the model."""
+        """Return the ``task`` and ``parts`` of a request for scores; both depend on the model."""
         task = self._facts.scoring_task
-        # A single query is repeated for every document.
-        queries = scoring.queries * (1 if len(scoring.queries) > 1 else len(scoring.documents))
+        queries = scoring.queries
+        documents = scoring.documents
         if task == "classify":
-            parts = tuple(
-                Part(text=q, second=d) for q, d in zip(queries, scoring.documents, strict=True)
-            )
+            # A cross-encoder reads pairs. A single query is repeated for every document.
+            if len(queries) == 1:
+                queries *= len(documents)
+            pairs = zip(queries, documents, strict=True)
+            parts = [Part(text=query, second=document) for query, document in pairs]
         else:
-            parts = tuple(Part(text=text) for text in (*scoring.queries, *scoring.documents))
-        return {"task": task or "score", "parts": parts}
+            # Other models embed each text on its own, and the vectors are compared.
+            parts = [Part(text=text) for text in (*queries, *documents)]
+        return {"task": task or "score", "parts": tuple(parts)}
 
     def _check_room(self, parsed: Request) -> None:
-        count = len(getattr(parsed, "parts", (None,)))
+        count = len(getattr(parsed, "parts", ()))
         # The gate has already counted one; more inputs need more room.
         if count > 1:
-            refuse_above(
-                self._limits.max_requests_in_flight, count, "embedding_request has", "inputs"
-            )
+            # More inputs than the limit would never find room, however long the client waits.
+            most = self._limits.max_requests_in_flight
+            refuse_above(most, count, "embedding_request has", "inputs")
             self._gate.require_room(count)
 
     def _require(self, task: str) -> None:

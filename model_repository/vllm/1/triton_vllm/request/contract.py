@@ -1,6 +1,6 @@
 """The tensors of the model: the official vLLM backend's, and our optional additions.
 
-`complete` adds them to a model's configuration, so that `config.pbtxt` need not list them.
+``complete`` adds them to a model's configuration, so that ``config.pbtxt`` need not list them.
 """
 
 from __future__ import annotations
@@ -18,16 +18,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Tensor:
-    """A declared tensor; `dims` are as in config.pbtxt (-1 = any), and shapes have no batch dimension."""
+    """A declared tensor; ``dims`` are as in config.pbtxt: -1 is any size, no batch dimension."""
 
     name: str
     data_type: str
     dims: tuple[int, ...] = (1,)
 
+    def declaration(self) -> dict[str, Any]:
+        """Return the tensor as Triton's ModelConfig takes it."""
+        return {"name": self.name, "data_type": self.data_type, "dims": list(self.dims)}
 
-STRING, BOOL, INT64, UINT32, FP32 = (
-    f"TYPE_{t}" for t in ("STRING", "BOOL", "INT64", "UINT32", "FP32")
-)
+
+STRING = "TYPE_STRING"
+BOOL = "TYPE_BOOL"
+INT64 = "TYPE_INT64"
+UINT32 = "TYPE_UINT32"
+FP32 = "TYPE_FP32"
 
 FLAGS = (
     "return_finish_reason",
@@ -53,18 +59,18 @@ INPUTS = (
     Tensor("exclude_input_in_output", BOOL),
     *(Tensor(name, BOOL) for name in FLAGS),
     Tensor("embedding_request", STRING),
-    # our additions
+    # Our additions. All are optional, so the official backend's clients work unchanged.
     Tensor("messages", STRING, (-1,)),
     Tensor("tools", STRING),
     Tensor("tool_choice", STRING),
     Tensor("parallel_tool_calls", BOOL),
     Tensor("chat_template_kwargs", STRING),
-    Tensor(
-        "prompt_token_ids", INT64, (-1,)
-    ),  # with INT32, Triton truncates JSON integers: 2^32 + 5 was served as 5
+    # With INT32, Triton truncates JSON integers: 2^32 + 5 was served as 5.
+    Tensor("prompt_token_ids", INT64, (-1,)),
     Tensor("operator_request", STRING),
     Tensor("audio", STRING, (-1,)),
     Tensor("video", STRING, (-1,)),
+    # Triton reserves these two names among the request parameters. As tensors they get through.
     Tensor("priority", INT64),
     Tensor("timeout", INT64),
     *(Tensor(name, BOOL) for name in EXTRA_FLAGS),
@@ -77,7 +83,7 @@ OUTPUTS = (
     Tensor("logprobs", STRING, (-1,)),
     Tensor("num_input_tokens", UINT32),
     Tensor("num_output_tokens", UINT32, (-1,)),
-    # our additions
+    # Our additions. A response has them only if the request asks for them.
     Tensor("token_ids", INT64, (-1,)),
     Tensor("stop_reason", STRING, (-1,)),
     Tensor("prompt_logprobs", STRING),
@@ -89,15 +95,15 @@ OUTPUTS = (
 
 
 def require_completed(model_config: Mapping[str, Any]) -> None:
-    """Check that the server has completed a model's configuration, or that the file declares the tensors itself.
+    """Check that the configuration declares the tensors, by the file or by the server's completion.
 
     Raises:
         ConfigError: a declaration is missing that every request needs.
     """
-    declared = {
-        tensor["name"] for field in ("input", "output") for tensor in model_config.get(field) or ()
-    }
+    tensors = [*(model_config.get("input") or ()), *(model_config.get("output") or ())]
+    declared = {tensor["name"] for tensor in tensors}
     lacking = [name for name in ("text_input", "text_output") if name not in declared]
+    # Without this policy, Triton takes exactly one response for each request.
     if not (model_config.get("model_transaction_policy") or {}).get("decoupled"):
         lacking.append("model_transaction_policy { decoupled: true }")
     if lacking:
@@ -108,24 +114,17 @@ def require_completed(model_config: Mapping[str, Any]) -> None:
 
 
 def complete(config: ModelConfig) -> ModelConfig:
-    """Add the tensors and the decoupled policy that `config` (Triton's ModelConfig) lacks; return it."""
+    """Add the tensors and the decoupled policy that ``config`` lacks; return it."""
     declared = config.as_dict()
-    given = {t["name"] for t in declared["input"]}, {t["name"] for t in declared["output"]}
+    # A declaration in the file stays as it is: Triton refuses a second one that differs.
+    known_inputs = {tensor["name"] for tensor in declared["input"]}
     for tensor in INPUTS:
-        if tensor.name not in given[0]:
-            config.add_input(
-                {
-                    "name": tensor.name,
-                    "data_type": tensor.data_type,
-                    "dims": list(tensor.dims),
-                    "optional": True,
-                }
-            )
+        if tensor.name not in known_inputs:
+            config.add_input({**tensor.declaration(), "optional": True})
+    known_outputs = {tensor["name"] for tensor in declared["output"]}
     for tensor in OUTPUTS:
-        if tensor.name not in given[1]:
-            config.add_output(
-                {"name": tensor.name, "data_type": tensor.data_type, "dims": list(tensor.dims)}
-            )
+        if tensor.name not in known_outputs:
+            config.add_output(tensor.declaration())
     config.set_model_transaction_policy({"decoupled": True})
     # The declared shapes have no batch dimension.
     config.set_max_batch_size(0)

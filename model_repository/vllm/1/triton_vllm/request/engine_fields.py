@@ -1,6 +1,8 @@
-"""Read the fields of `sampling_parameters` that are not about sampling: for vLLM's scheduler, its caches and other engines.
+"""Read the fields of ``sampling_parameters`` that are not about sampling.
 
-Any client may use `cache_salt`. The other fields affect other requests or other machines, so the
+They are for vLLM's scheduler, its caches and other engines.
+
+Any client may use ``cache_salt``. The other fields affect other requests or other machines, so the
 operator allows them by name.
 """
 
@@ -17,17 +19,19 @@ if TYPE_CHECKING:
 ENGINE_FIELDS = ("extra_args", "kv_transfer_params", "session_id", "data_parallel_rank")
 """The other fields that vLLM takes with a request, if the operator allows them."""
 LONGEST = 256
-"""The most characters of `cache_salt` and `session_id`, which are a digest or a name."""
+"""The most characters of ``cache_salt`` and ``session_id``, which are a digest or a name."""
 _TRANSFER = "kv_transfer_params"
 _OBJECTS = ("extra_args", _TRANSFER)
 
 
 def cache_salt(values: dict[str, Any]) -> str | None:
-    """Remove and return the salt of the prefix cache; requests share cached prefixes only if their salts are equal.
+    """Remove and return the salt of the prefix cache.
 
     Raises:
         InvalidRequestError: the salt is not a string, is empty or too long.
     """
+    # Requests share cached prefixes only if their salts are equal. A wrong salt harms only the
+    # request itself, so no permission is needed.
     salt = values.pop("cache_salt", None)
     return None if salt is None else _string("cache_salt", salt)
 
@@ -44,33 +48,39 @@ def take(values: dict[str, Any], allowed: Collection[str], depth: int) -> dict[s
         UnsupportedError: the operator has not allowed a field.
         InvalidRequestError: a value has the wrong type.
     """
-    found = {name: values.pop(name) for name in ENGINE_FIELDS if name in values}
-    for name, value in found.items():
+    fields: dict[str, Any] = {}
+    for name in ENGINE_FIELDS:
+        if name not in values:
+            continue
         if name not in allowed:
             raise UnsupportedError(
-                f"sampling parameter '{name}' is not allowed: ALLOWED_REQUEST_FIELDS in the model's config.pbtxt does not list it"
+                f"sampling parameter '{name}' is not allowed: "
+                "ALLOWED_REQUEST_FIELDS in the model's config.pbtxt does not list it"
             )
-        found[name] = _object(name, value, depth) if name in _OBJECTS else _plain(name, value)
-    if (
-        _TRANSFER in found.get("extra_args", {}) and _TRANSFER not in allowed
-    ):  # vLLM would read it from there, too
+        value = values.pop(name)
+        fields[name] = _object(name, value, depth) if name in _OBJECTS else _plain(name, value)
+    # vLLM would read it from there, too.
+    if _TRANSFER in fields.get("extra_args", ()) and _TRANSFER not in allowed:
         raise UnsupportedError(
-            f"sampling parameter 'extra_args' must not have {_TRANSFER}, which ALLOWED_REQUEST_FIELDS does not list"
+            f"sampling parameter 'extra_args' must not have {_TRANSFER}, "
+            "which ALLOWED_REQUEST_FIELDS does not list"
         )
-    return found
+    return fields
 
 
 def _object(name: str, value: Any, depth: int) -> dict[str, Any]:
-    made = json_value(value, name, depth) if isinstance(value, str) else value
-    if not isinstance(made, dict):
+    fields = json_value(value, name, depth) if isinstance(value, str) else value
+    if not isinstance(fields, dict):
         raise InvalidRequestError(f"sampling parameter '{name}' must be an object")
-    check_integers(made, f"sampling parameter '{name}'")
-    return made
+    # vLLM sends the object to EngineCore by msgpack, which has no larger integers.
+    check_integers(fields, f"sampling parameter '{name}'")
+    return fields
 
 
 def _plain(name: str, value: Any) -> int | str:
     if name == "session_id":
         return _string(name, value)
+    # In Python, a boolean is an integer.
     if type(value) is not int or not 0 <= value < 1 << 31:
         raise InvalidRequestError(
             f"sampling parameter '{name}' must be the number of an engine, from 0 on"

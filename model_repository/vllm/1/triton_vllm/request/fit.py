@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from triton_vllm.base.errors import InvalidRequestError, UnsupportedError
-from triton_vllm.call import GenerateRequest
 from triton_vllm.operator.request import OperatorRequest
+from triton_vllm.pooling.embedding import EmbedRequest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from triton_vllm.call import Request
     from triton_vllm.vllm_api import Facts
 
+# vLLM uses these as indexes of tables that requests share.
 TOKEN_IDS = (
     "allowed_token_ids",
     "logit_bias",
@@ -34,50 +35,49 @@ def check_fit(request: Request, facts: Facts, limits: Limits) -> None:
     """
     if isinstance(request, OperatorRequest):
         return
-    chat = request.chat if isinstance(request, GenerateRequest) else None
-    if (
-        isinstance(request, GenerateRequest)
-        and not facts.multimodal
-        and (request.media or (chat and chat.media))
-    ):
-        raise UnsupportedError(
-            f"{next(iter(request.media), 'messages')}: this model takes texts only"
-        )
-    if isinstance(request, GenerateRequest):
-        _check_prompt(
-            request.text, request.token_ids, chat.characters if chat else 0, facts, limits
-        )
+    if isinstance(request, EmbedRequest):
+        for part in request.parts:
+            _check_ids_of_prompt(part.token_ids, facts)
+            _check_length(len(part.text or "") + len(part.second or ""), facts, limits)
         return
-    for part in request.parts:
-        _check_prompt(part.text, part.token_ids, len(part.second or ""), facts, limits)
+    chat = request.chat
+    if not facts.multimodal and (request.media or (chat and chat.media)):
+        source = next(iter(request.media), "messages")
+        raise UnsupportedError(f"{source}: this model takes texts only")
+    _check_ids_of_prompt(request.token_ids, facts)
+    _check_length(chat.characters if chat else len(request.text or ""), facts, limits)
 
 
-def _check_prompt(
-    text: str | None, ids: tuple[int, ...] | None, characters: int, facts: Facts, limits: Limits
-) -> None:
-    if ids is not None:
-        if 0 < facts.max_tokens < len(ids):
-            raise InvalidRequestError(
-                f"the prompt has {len(ids)} tokens, more than this model's maximum of {facts.max_tokens}"
-            )
-        if (
-            not facts.multimodal
-        ):  # multimodal models use ids above their vocabulary as placeholders of pictures
-            check_ids("the prompt", ids, facts)
-    characters += len(text or "")
-    if 0 < facts.max_tokens * limits.max_characters_per_token < characters:
+def _check_ids_of_prompt(ids: tuple[int, ...] | None, facts: Facts) -> None:
+    if ids is None:
+        return
+    if 0 < facts.max_tokens < len(ids):
         raise InvalidRequestError(
-            f"the prompt has {characters} characters, too many for this model's maximum of {facts.max_tokens} tokens; "
-            f"it takes at most {facts.max_tokens * limits.max_characters_per_token}"
+            f"the prompt has {len(ids)} tokens, "
+            f"more than this model's maximum of {facts.max_tokens}"
+        )
+    # Multimodal models use ids above their vocabulary as placeholders of pictures.
+    if not facts.multimodal:
+        check_ids("the prompt", ids, facts)
+
+
+def _check_length(characters: int, facts: Facts, limits: Limits) -> None:
+    # Such a text hardly ever fits, so no time is spent on tokenizing it.
+    most = facts.max_tokens * limits.max_characters_per_token
+    if 0 < most < characters:
+        raise InvalidRequestError(
+            f"the prompt has {characters} characters, "
+            f"too many for this model's maximum of {facts.max_tokens} tokens; "
+            f"it takes at most {most}"
         )
 
 
 def check_params(params: Any, facts: Facts) -> None:
-    """Refuse token ids outside the vocabulary in vLLM's SamplingParams: they index tables that requests share.
+    """Refuse values in vLLM's SamplingParams that harm other requests.
 
     Raises:
         InvalidRequestError: a parameter has such an id. The text names the parameter.
-        UnsupportedError: `prompt_logprobs` for an engine that does not survive it.
+        UnsupportedError: ``prompt_logprobs`` for an engine that does not survive it.
     """
     if getattr(params, "prompt_logprobs", None) is not None and not facts.prompt_logprobs:
         raise UnsupportedError(
@@ -93,11 +93,13 @@ def check_ids(name: str, ids: Iterable[int], facts: Facts) -> None:
     """Refuse token ids outside the model's vocabulary.
 
     Raises:
-        InvalidRequestError: there is such an id. The text begins with `name`.
+        InvalidRequestError: there is such an id. The text begins with ``name``.
     """
-    largest, smallest = max(ids), min(ids)
-    if smallest < 0 or 0 < facts.vocabulary <= largest:
-        wrong = smallest if smallest < 0 else largest
-        raise InvalidRequestError(
-            f"{name}: token id {wrong} is not in the model's vocabulary of {facts.vocabulary} tokens"
-        )
+    # A prompt may have a hundred thousand ids, and these two functions loop in C.
+    for token in (min(ids), max(ids)):
+        # A vocabulary of 0 is unknown.
+        if token < 0 or 0 < facts.vocabulary <= token:
+            raise InvalidRequestError(
+                f"{name}: token id {token} "
+                f"is not in the model's vocabulary of {facts.vocabulary} tokens"
+            )

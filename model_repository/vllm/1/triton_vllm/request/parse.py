@@ -30,22 +30,24 @@ if TYPE_CHECKING:
 
 PROMPTS = ("text_input", "messages", "prompt_token_ids")
 PARALLEL = "parallel_tool_calls"
+# To add such a tensor, add a row to ``INPUTS`` and an attribute to ``GenerateRequest``.
 PLAIN = {
     kind: tuple(
-        t.name
-        for t in INPUTS
-        if t.data_type == kind and t.dims == (1,) and t.name in GenerateRequest.__annotations__
+        tensor.name
+        for tensor in INPUTS
+        if tensor.data_type == kind and tensor.name in GenerateRequest.__annotations__
     )
     for kind in (BOOL, INT64)
 }
-"""The tensors that are only read, by type. To add one, add a row to `INPUTS` and an attribute to `GenerateRequest`."""
+"""The tensors that become attributes of a ``GenerateRequest`` unchanged, by type."""
 # Triton's frontends and request parameters reserve these names. They reach the parameters only by
 # header forwarding.
 RESERVED = ("sequence_id", "sequence_start", "sequence_end", "headers", "traceparent", "tracestate")
 
 # Triton's OpenAI frontends of 2024 and 2025 send `best_of` with each completion and `logprobs` with
 # each chat. vLLM no longer has `best_of`, and its `logprobs` is a number.
-UNSAID = (("best_of", 1), ("logprobs", False))
+MEANINGLESS = {"best_of": 1, "logprobs": False}
+"""Parameters that ask for nothing if they have this value."""
 
 
 def parse(
@@ -59,7 +61,7 @@ def parse(
 
     Args:
         inputs: the tensors by name. Strings are object arrays of bytes.
-        parameters: the request parameters as JSON text. `sampling_parameters`, if given, replaces them.
+        parameters: the request parameters as JSON text. ``sampling_parameters`` replaces them.
         timeout: Triton's own timeout of the request in microseconds. Used if the request sets no
             other; 0 means none.
         limits: a request that exceeds them is refused.
@@ -67,6 +69,7 @@ def parse(
 
     Raises:
         InvalidRequestError: the text has the name of the input, the reason and the expected value.
+        UnsupportedError: the operator has not allowed a field or an operation.
     """
     check_sizes(limits, inputs, parameters)
     if operator.NAME in inputs:
@@ -74,41 +77,51 @@ def parse(
     if embedding.NAME in inputs:
         return _parse_embedding(inputs, timeout, limits, dialect)
     values = _parameters(inputs, parameters, limits)
+    # The functions that get ``values`` remove their fields. The rest are sampling parameters.
     plain = _plain(inputs, values)
-    given = [name for name in PROMPTS if name in inputs]
-    if len(given) != 1:
-        found = f"found {' and '.join(given)}" if given else "found none"
-        raise InvalidRequestError(f"exactly one of {', '.join(PROMPTS)} is required, {found}")
-    media = _media(inputs, limits)
+    plain["timeout"] = plain["timeout"] or timeout
+    prompts = [name for name in PROMPTS if name in inputs]
+    if len(prompts) != 1:
+        found = " and ".join(prompts) or "none"
+        raise InvalidRequestError(f"exactly one of {', '.join(PROMPTS)} is required, found {found}")
     return GenerateRequest(
-        text=_text(inputs, empty=dialect.takes_empty_text) if "text_input" in inputs else None,
+        media=_media(inputs, limits),
+        text=_text(inputs, takes_empty=dialect.takes_empty_text)
+        if "text_input" in inputs
+        else None,
         token_ids=_token_ids(inputs) if "prompt_token_ids" in inputs else None,
         chat=_chat(inputs, limits) if "messages" in inputs else None,
         echo=_echo(inputs, stream=plain["stream"]),
         wants=_wants(inputs),
         lora_name=_lora_name(values),
-        media=media,
         cache_salt=engine_fields.cache_salt(values),
         engine_fields=engine_fields.take(
             values, limits.allowed_request_fields, limits.max_json_depth
         ),
         parameters=values,
-        **{**plain, "timeout": plain["timeout"] or timeout},
+        **plain,
     )
 
 
 def strings(inputs: Inputs, name: str) -> tuple[str, ...]:
-    """Return all elements of a string tensor."""
+    """Return all elements of a string tensor of any shape.
+
+    Raises:
+        InvalidRequestError: an element is not UTF-8.
+    """
     try:
-        return tuple(
-            v.decode("utf-8") if isinstance(v, bytes) else str(v) for v in inputs[name].reshape(-1)
-        )
+        return tuple(map(_decoded, inputs[name].reshape(-1)))
     except UnicodeDecodeError:
         raise InvalidRequestError(f"{name} must be UTF-8 text") from None
 
 
+def _decoded(value: Any) -> str:
+    # Triton's strings are bytes.
+    return value.decode("utf-8") if isinstance(value, bytes) else str(value)
+
+
 def _scalar(inputs: Inputs, name: str) -> Any:
-    values = inputs[name].reshape(-1)
+    values = inputs[name]
     if values.size != 1:
         raise InvalidRequestError(f"{name} must have one element, not {values.size}")
     value = values.item(0)
@@ -125,18 +138,15 @@ def _flag(inputs: Inputs, name: str) -> bool:
 
 
 def _plain(inputs: Inputs, values: dict[str, Any]) -> dict[str, Any]:
-    """Return the tensors that become attributes of a `GenerateRequest` unchanged, each read by its type.
-
-    If a number's tensor is missing, the sampling parameter of the same name is used. It is removed
-    from `values`.
-    """
-    read = {name: _integer(inputs, values, name) for name in PLAIN[INT64]}
-    return read | {name: _flag(inputs, name) for name in PLAIN[BOOL]}
+    """Return the tensors of ``PLAIN``, each read by its type."""
+    # If a number's tensor is missing, the sampling parameter of the same name is used.
+    numbers = {name: _integer(inputs, values, name) for name in PLAIN[INT64]}
+    return numbers | {name: _flag(inputs, name) for name in PLAIN[BOOL]}
 
 
-def _text(inputs: Inputs, *, empty: bool) -> str:
+def _text(inputs: Inputs, *, takes_empty: bool) -> str:
     text = str(_scalar(inputs, "text_input"))
-    if not text and not empty:
+    if not text and not takes_empty:
         raise InvalidRequestError("text_input is empty: give a prompt of at least one character")
     return text
 
@@ -155,30 +165,33 @@ def _chat(inputs: Inputs, limits: Limits) -> Chat:
     texts = {name: str(_scalar(inputs, name)) for name in chat.INPUTS if name in inputs}
     texts["messages"] = chat.joined(strings(inputs, "messages"))
     parsed = chat.parse(limits, texts)
-    return (
-        replace(parsed, parallel_tool_calls=_flag(inputs, PARALLEL))
-        if PARALLEL in inputs
-        else parsed
-    )
+    # If the client says nothing, vLLM's default holds, not False.
+    if PARALLEL in inputs:
+        return replace(parsed, parallel_tool_calls=_flag(inputs, PARALLEL))
+    return parsed
 
 
 def _media(inputs: Inputs, limits: Limits) -> dict[str, tuple[str, ...]]:
-    media = {name: items for name in MEDIA if name in inputs and (items := strings(inputs, name))}
-    if media and "messages" in inputs:
-        raise InvalidRequestError(
-            f"{next(iter(media))}: with messages, media go into their content"
-        )
-    pixels = sum(
-        check_item(limits, name, f"{name}[{i}]", text)
-        for name, items in media.items()
-        for i, text in enumerate(items)
-    )
+    media = {}
+    pixels = 0
+    for name in MEDIA:
+        # An empty tensor counts as missing.
+        items = strings(inputs, name) if name in inputs else ()
+        if not items:
+            continue
+        if "messages" in inputs:
+            raise InvalidRequestError(f"{name}: with messages, media go into their content")
+        for index, text in enumerate(items):
+            pixels += check_item(limits, name, f"{name}[{index}]", text)
+        media[name] = items
+    # All pictures together: each of them is decoded in memory.
     refuse_above(limits.max_image_pixels, pixels, "the pictures have", "pixels")
     return media
 
 
 def _echo(inputs: Inputs, *, stream: bool) -> bool:
-    """Return whether the prompt precedes the answer: in a whole answer unless excluded, in a stream never."""
+    """Return whether the prompt precedes the answer."""
+    # As in the official backend: in a whole answer unless excluded, in a stream never.
     if "exclude_input_in_output" not in inputs:
         return not stream and "text_input" in inputs
     echo = not _flag(inputs, "exclude_input_in_output")
@@ -190,43 +203,31 @@ def _echo(inputs: Inputs, *, stream: bool) -> bool:
 
 
 def _wants(inputs: Inputs) -> Wants:
-    return Wants(
-        **{
-            name.removeprefix("return_"): True
-            for name in (*FLAGS, *EXTRA_FLAGS)
-            if _flag(inputs, name)
-        }
-    )
+    flags = [name for name in (*FLAGS, *EXTRA_FLAGS) if _flag(inputs, name)]
+    return Wants(**{name.removeprefix("return_"): True for name in flags})
 
 
 def _parameters(inputs: Inputs, parameters: str, limits: Limits) -> dict[str, Any]:
+    name = "the request parameters"
+    text = parameters
     if "sampling_parameters" in inputs:
-        text = str(_scalar(inputs, "sampling_parameters"))
-        values = json_object(text, "sampling_parameters", limits.max_json_depth) if text else {}
-    else:
-        values = (
-            json_object(parameters, "the request parameters", limits.max_json_depth)
-            if parameters
-            else {}
-        )
+        name = "sampling_parameters"
+        text = str(_scalar(inputs, name))
+    values = json_object(text, name, limits.max_json_depth) if text else {}
+    if "sampling_parameters" not in inputs:
         # A forwarded HTTP header arrives as a parameter, too. None of vLLM's names has a dash or a
         # capital.
         values = {k: v for k, v in values.items() if k.isidentifier() and k == k.lower()}
-    given = {
-        key: value for key, value in values.items() if value is not None and key not in RESERVED
-    }
-    return {
-        key: value
-        for key, value in given.items()
-        if not (key.startswith("triton_") or _is_unsaid(key, value))
-    }
+    return {key: value for key, value in values.items() if not _is_meaningless(key, value)}
 
 
-def _is_unsaid(key: str, value: Any) -> bool:
-    return any(
-        key == name and type(value) is type(default) and value == default
-        for name, default in UNSAID
-    )
+def _is_meaningless(key: str, value: Any) -> bool:
+    """Return whether a parameter says nothing about sampling."""
+    if value is None or key in RESERVED or key.startswith("triton_"):
+        return True
+    # In Python, True equals 1, and ``logprobs`` 0 asks for something.
+    usual = MEANINGLESS.get(key)
+    return type(value) is type(usual) and value == usual
 
 
 def _lora_name(values: dict[str, Any]) -> str | None:
@@ -250,32 +251,35 @@ def _integer(inputs: Inputs, values: dict[str, Any], name: str) -> int:
 
 
 def _parse_operator(inputs: Inputs, timeout: int, limits: Limits) -> OperatorRequest:
-    also = next((name for name in (*PROMPTS, embedding.NAME) if name in inputs), None)
-    if also is not None:
-        raise InvalidRequestError(f"{operator.NAME} goes alone, found {also} beside it")
-    text, own = str(_scalar(inputs, operator.NAME)), _integer(inputs, {}, "timeout")
-    return operator.parse(text, limits.max_json_depth, limits.operator_requests, own or timeout)
+    for name in (*PROMPTS, embedding.NAME):
+        if name in inputs:
+            raise InvalidRequestError(f"{operator.NAME} cannot be combined with {name}")
+    text = str(_scalar(inputs, operator.NAME))
+    timeout = _integer(inputs, {}, "timeout") or timeout
+    return operator.parse(text, limits.max_json_depth, limits.operator_requests, timeout)
 
 
 def _parse_embedding(
     inputs: Inputs, timeout: int, limits: Limits, dialect: Dialect
 ) -> EmbedRequest:
-    values = json_object(
-        str(_scalar(inputs, "embedding_request")), "embedding_request", limits.max_json_depth
-    )
+    text = str(_scalar(inputs, embedding.NAME))
+    values = json_object(text, embedding.NAME, limits.max_json_depth)
     pooling = values.get("pooling_params") or {}
     if not isinstance(pooling, dict):
         raise InvalidRequestError("embedding_request.pooling_params must be an object")
-    pooling = dict(pooling)
     task = pooling.pop("task", "embed")
-    # The OpenAI frontend sends each value as a list with one element.
-    flat = {k: v[0] if isinstance(v, list) and len(v) == 1 else v for k, v in pooling.items()}
+    chosen = {}
+    for name, value in pooling.items():
+        # The OpenAI frontend sends each value as a list with one element.
+        element = value[0] if isinstance(value, list) and len(value) == 1 else value
+        if element is not None:
+            chosen[name] = element
     return EmbedRequest(
         parts=embedding.parts(limits, values, takes_unknown_fields=dialect.takes_unknown_fields),
         scoring=embedding.scoring(limits, values),
         wants=_wants(inputs),
         task=str(task),
-        parameters={k: v for k, v in flat.items() if v is not None},
+        parameters=chosen,
         lora_name=_lora_name(values),
         priority=_integer(inputs, {}, "priority"),
         timeout=_integer(inputs, {}, "timeout") or timeout,
