@@ -46,7 +46,7 @@ class BuiltTriton(TritonTarget):
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
-    """Return the options; `cases` maps names to repositories."""
+    """Return the options; ``cases`` maps names to repositories."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -93,7 +93,7 @@ def versions_of(repository: Path) -> dict[str, str]:
 
 
 def drop_page_cache(places: Iterable[Path]) -> None:
-    """Make the kernel drop the files below `places` from its page cache; this needs no privilege."""
+    """Make the kernel drop the files below ``places`` from its page cache; this needs no privilege."""
     os.sync()  # only written-back pages can be dropped
     for place in places:
         for file in filter(Path.is_file, place.rglob("*")):

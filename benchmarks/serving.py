@@ -92,7 +92,7 @@ def closed_cells(options: argparse.Namespace) -> list[report.Cell]:
 
 
 def capacity(rounds: list[report.Round], like: report.Cell) -> tuple[float, str]:
-    """Return the requests/s and the name of the slowest target, at the most in flight, for streaming loads like `like`."""
+    """Return the requests/s and the name of the slowest target, at the most in flight, for streaming loads like ``like``."""
     loads = [
         replace(entry.cell, in_flight=0) == replace(like, in_flight=0, rate=0.0) for entry in rounds
     ]

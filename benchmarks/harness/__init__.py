@@ -1,6 +1,6 @@
 """Shared by the benchmarks: model shapes without weights, servers, load generators, process accounting and reports.
 
-A benchmark can be started with any `python3`. If it lacks tritonclient, a Python that gen_vllm_env.sh has made takes over.
+A benchmark can be started with any ``python3``. If it lacks tritonclient, a Python that gen_vllm_env.sh has made takes over.
 """
 
 import contextlib

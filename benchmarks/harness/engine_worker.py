@@ -32,7 +32,7 @@ class EngineClient:
         self._engine, self._name, self._asked = engine, name, 0
 
     async def ask(self, request: Request, answer: Answer) -> None:
-        """See `load.Client`."""
+        """See ``load.Client``."""
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
@@ -48,7 +48,7 @@ class EngineClient:
             answer.add(output.outputs[0].text)
 
     async def close(self) -> None:
-        """See `load.Client`."""
+        """See ``load.Client``."""
 
 
 async def serve(arguments: dict[str, Any], replies: int) -> None:

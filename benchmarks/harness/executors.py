@@ -15,10 +15,10 @@ _SIZES = ("tensor_parallel_size", "pipeline_parallel_size")
 
 
 def asked(choice: str, engine: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the engine argument that gives all targets the executor `choice`.
+    """Return the engine argument that gives all targets the executor ``choice``.
 
-    The result is empty for `default`, which leaves each target its own executor, and if `engine` already names one. An engine
-    with several workers gets `mp` instead of `uni`, which can run only one.
+    The result is empty for ``default``, which leaves each target its own executor, and if ``engine`` already names one. An engine
+    with several workers gets ``mp`` instead of ``uni``, which can run only one.
     """
     if choice == "default" or ARGUMENT in engine:
         return {}
@@ -27,7 +27,7 @@ def asked(choice: str, engine: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def running(roles: Mapping[str, float]) -> str:
-    """Return the executor of a started target, judged by its processes: with `uni`, the worker is inside EngineCore.
+    """Return the executor of a started target, judged by its processes: with ``uni``, the worker is inside EngineCore.
 
     Args:
         roles: number of the target's processes by role.

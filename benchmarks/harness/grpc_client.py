@@ -139,7 +139,7 @@ class GrpcConnection(asyncio.Protocol):
         self._transport.write(data)
 
     def start_stream(self, method: str) -> tuple[int, asyncio.Queue[bytes | None]]:
-        """Start a call of `method`; return the stream's number and the queue for its messages."""
+        """Start a call of ``method``; return the stream's number and the queue for its messages."""
         # A client's streams have odd numbers (RFC 9113, 5.1.1).
         stream, self._next = self._next, self._next + 2
         queue: asyncio.Queue[bytes | None] = asyncio.Queue()
@@ -200,7 +200,7 @@ class TritonGrpcClient:
         )
 
     async def ask(self, request: Request, answer: Answer) -> None:
-        """See `load.Client`."""
+        """See ``load.Client``."""
         self._connection.send(self._stream, build_request(self._model, request))
         while True:
             message = await self._queue.get()
@@ -217,5 +217,5 @@ class TritonGrpcClient:
                 return
 
     async def close(self) -> None:
-        """See `load.Client`."""
+        """See ``load.Client``."""
         self._connection.end(self._stream)

@@ -32,7 +32,7 @@ class HttpConnection:
         return cls(reader, writer, f"127.0.0.1:{port}")
 
     async def post(self, path: str, body: bytes) -> AsyncIterator[bytes]:
-        """Send `body` (JSON) and yield the answer's body as it arrives."""
+        """Send ``body`` (JSON) and yield the answer's body as it arrives."""
         head = f"POST {path} HTTP/1.1\r\nHost: {self._host}\r\nContent-Type: application/json\r\n"
         self._writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
         headers = (await self._reader.readuntil(b"\r\n\r\n")).lower()
@@ -79,7 +79,7 @@ class OpenAIClient:
         self._connection, self._model = connection, model
 
     async def ask(self, request: Request, answer: Answer) -> None:
-        """See `load.Client`."""
+        """See ``load.Client``."""
         body = {
             "model": self._model,
             "prompt": request.prompt,
@@ -99,5 +99,5 @@ class OpenAIClient:
                 answer.add(json.loads(event)["choices"][0]["text"])
 
     async def close(self) -> None:
-        """See `load.Client`."""
+        """See ``load.Client``."""
         await self._connection.close()

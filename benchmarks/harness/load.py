@@ -31,7 +31,7 @@ class Client(Protocol):
     """A connection that answers one request at a time."""
 
     async def ask(self, request: Request, answer: Answer) -> None:
-        """Send the prompt, call `answer.add` for each piece of text that arrives, and return after the last piece."""
+        """Send the prompt, call ``answer.add`` for each piece of text that arrives, and return after the last piece."""
 
     async def close(self) -> None:
         """Release the connection."""
@@ -42,7 +42,7 @@ class WrongAnswerError(Exception):
 
 
 async def run_load(clients: Sequence[Client], load: Load) -> Measurement:
-    """Send `load` to one target through `clients`.
+    """Send ``load`` to one target through ``clients``.
 
     Raises:
         WrongAnswerError: an answer has another number of tokens than requested, or there are too few answers.

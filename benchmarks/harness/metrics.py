@@ -1,4 +1,4 @@
-"""The figures of serving, with the names and definitions of `vllm bench serve` (vllm/benchmarks/serve.py)."""
+"""The figures of serving, with the names and definitions of ``vllm bench serve`` (vllm/benchmarks/serve.py)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from harness.shapes import MARK
 
 @dataclass
 class Answer:
-    """The arrival times of the pieces of one answer, in seconds of `time.perf_counter`."""
+    """The arrival times of the pieces of one answer, in seconds of ``time.perf_counter``."""
 
     started: float
     sent_late: float = 0.0
@@ -22,7 +22,7 @@ class Answer:
     pieces: list[str] = field(default_factory=list)
 
     def add(self, text: str) -> None:
-        """Note that `text` has arrived now. Ignore an empty piece, which some targets send last."""
+        """Note that ``text`` has arrived now. Ignore an empty piece, which some targets send last."""
         if not text:
             return
         self.times.append(time.perf_counter())
@@ -38,7 +38,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Measurement:
-    """The figures of one load. Times are in seconds; percentiles are interpolated as by `numpy.percentile`.
+    """The figures of one load. Times are in seconds; percentiles are interpolated as by ``numpy.percentile``.
 
     - request and output throughput: complete answers, and their tokens, per second. The time counts from the first request to
       the end of the last answer.
@@ -103,5 +103,5 @@ def summarize(answers: list[Answer], duration_s: float, unfinished: int = 0) -> 
 
 
 def percentile(values: list[float], percent: float) -> float:
-    """Return the interpolated percentile of `values`; 0 if there are no values."""
+    """Return the interpolated percentile of ``values``; 0 if there are no values."""
     return float(np.percentile(values or [0.0], percent))

@@ -1,4 +1,4 @@
-"""The options of `serving.py`."""
+"""The options of ``serving.py``."""
 
 from __future__ import annotations
 

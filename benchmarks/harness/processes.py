@@ -26,7 +26,7 @@ _ROLES = {
 
 
 def session_of(leader: int) -> list[psutil.Process]:
-    """Return the living processes of the session that `leader` leads (the server's own session)."""
+    """Return the living processes of the session that ``leader`` leads (the server's own session)."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):
@@ -36,14 +36,14 @@ def session_of(leader: int) -> list[psutil.Process]:
 
 
 def role_of(process: psutil.Process) -> str:
-    """Return the role of a process: a value of `_ROLES`, or other."""
+    """Return the role of a process: a value of ``_ROLES``, or other."""
     words = " ".join([process.name(), *process.cmdline()])
     # The first match counts, so "VLLM::APIServer" comes before "VLLM::".
     return next((role for sign, role in _ROLES.items() if sign in words), "other")
 
 
 def by_role(leader: int, amount: Callable[[psutil.Process], float]) -> dict[str, float]:
-    """Return the sum of an amount over the session of `leader`, by role."""
+    """Return the sum of an amount over the session of ``leader``, by role."""
     used: dict[str, float] = {}
     for process in session_of(leader):
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -83,7 +83,7 @@ def first_in_line() -> Iterator[bool]:
 
 
 def exit_on_sigterm() -> None:
-    """Exit at the first SIGTERM, so that the servers are stopped; ignore a second one, which `timeout` sends."""
+    """Exit at the first SIGTERM, so that the servers are stopped; ignore a second one, which ``timeout`` sends."""
 
     def leave(*_: object) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -93,7 +93,7 @@ def exit_on_sigterm() -> None:
 
 
 def end_session(leader: int, patience_s: float = 30) -> None:
-    """End the session of `leader`: SIGTERM to the leader, then SIGKILL to the processes left after `patience_s`."""
+    """End the session of ``leader``: SIGTERM to the leader, then SIGKILL to the processes left after ``patience_s``."""
     with contextlib.suppress(psutil.NoSuchProcess):
         psutil.Process(leader).terminate()
     psutil.wait_procs(session_of(leader), timeout=patience_s)

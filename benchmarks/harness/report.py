@@ -25,7 +25,7 @@ _RATIOS_TO = ("engine", "openai")
 class Cell:
     """One load, which is the same for all targets in one table.
 
-    With a `rate` (requests/s) it is an open loop, and `in_flight` is its upper bound.
+    With a ``rate`` (requests/s) it is an open loop, and ``in_flight`` is its upper bound.
     """
 
     stream: bool
@@ -59,7 +59,7 @@ class Round:
 
 @dataclass(frozen=True)
 class Column:
-    """One column of the table: the field `name` of Measurement times `factor`, with `digits` after the point."""
+    """One column of the table: the field ``name`` of Measurement times ``factor``, with ``digits`` after the point."""
 
     head: str
     name: str
@@ -97,7 +97,7 @@ def shown(values: list[float], digits: int) -> str:
 
 
 def ratios(rounds: list[Round], target: str, to: str) -> list[float]:
-    """Return the output tokens/s of `target` divided by those of `to`, for each round that has both."""
+    """Return the output tokens/s of ``target`` divided by those of ``to``, for each round that has both."""
     speed = {(entry.target, entry.number): entry.measured.output_throughput for entry in rounds}
     pairs = [
         (speed.get((target, n)), speed.get((to, n)))
@@ -155,7 +155,7 @@ def by_cell(rounds: list[Round]) -> dict[Cell, list[Round]]:
 
 
 def write(out: Path, title: str, machine: Machine, notes: list[str], rounds: list[Round]) -> None:
-    """Write the report to `out`.md and `out`.json."""
+    """Write the report to ``out``.md and ``out``.json."""
     parts = [
         f"# {title}",
         "\n".join([*machine.lines(), *(f"- {note}" for note in [*notes, LEGEND])]),

@@ -1,4 +1,4 @@
-"""Name reports so that none is replaced: each run adds a file with its time and commit, and a row in `runs.md`."""
+"""Name reports so that none is replaced: each run adds a file with its time and commit, and a row in ``runs.md``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _HEAD = "| when | report | commit | command |\n|---|---|---|---|\n"
 
 
 def _claim(out: Path, commit: str) -> Path:
-    """Return a new stem next to `out`, made of its name, the time and the commit; an empty `.md` file reserves it."""
+    """Return a new stem next to ``out``, made of its name, the time and the commit; an empty ``.md`` file reserves it."""
     out.parent.mkdir(parents=True, exist_ok=True)
     name = f"{out.name}-{datetime.now(timezone.utc):%Y%m%d-%H%M}-{re.sub(r'[^A-Za-z0-9_]+', '-', commit)}"
     for number in itertools.count(1):
@@ -29,7 +29,7 @@ def _claim(out: Path, commit: str) -> Path:
 
 
 def _record(stem: Path, commit: str, command: str) -> None:
-    """Add a row for a run to `runs.md` next to its report."""
+    """Add a row for a run to ``runs.md`` next to its report."""
     runs = stem.with_name("runs.md")
     head = "" if runs.exists() else _HEAD
     escaped = command.replace("|", r"\|")

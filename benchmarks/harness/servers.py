@@ -85,7 +85,7 @@ class Server:
             )
 
     def wait_for(self, url: str) -> None:
-        """Wait until `url` answers with status 200.
+        """Wait until ``url`` answers with status 200.
 
         Raises:
             StartFailedError: the server ends, is silent too long, or takes too long.

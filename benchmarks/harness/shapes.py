@@ -1,6 +1,6 @@
 """Make checkpoints of a given shape without weights, for engines that load dummy weights.
 
-A checkpoint is a `config.json` and a WordLevel tokenizer. Each token is one word that starts with `MARK`. So the number of
+A checkpoint is a ``config.json`` and a WordLevel tokenizer. Each token is one word that starts with ``MARK``. So the number of
 tokens in a text is the number of marks in it, whichever target wrote the text and however it was split.
 """
 
@@ -93,7 +93,7 @@ SHAPES = {
 
 
 def write_checkpoint(shape: Shape, folder: Path) -> Path:
-    """Write `config.json` and the tokenizer of `shape` into `folder`; return `folder`."""
+    """Write ``config.json`` and the tokenizer of ``shape`` into ``folder``; return ``folder``."""
     folder.mkdir(parents=True, exist_ok=True)
     vocabulary = {f"{MARK}{i}": i for i in range(shape.vocabulary)}
     tokenizer: dict[str, object] = {
@@ -119,6 +119,6 @@ def write_checkpoint(shape: Shape, folder: Path) -> Path:
 
 
 def make_prompt(source: random.Random, tokens: int, vocabulary: int) -> str:
-    """Return a prompt of exactly `tokens` tokens; it is random, so that no prefix cache holds it."""
+    """Return a prompt of exactly ``tokens`` tokens; it is random, so that no prefix cache holds it."""
     # Numbers below 4 are left out: among them are the special tokens (padding, begin, end, unknown).
     return " ".join(f"{MARK}{number}" for number in source.choices(range(4, vocabulary), k=tokens))

@@ -52,7 +52,7 @@ class EngineTarget(Server):
     name = "engine"
 
     def start(self) -> float:
-        """See `Target`."""
+        """See ``Target``."""
         started = time.monotonic()
         worker = Path(__file__).with_name("engine_worker.py")
         python = str(self.setting.environment / "bin" / "python")
@@ -65,7 +65,7 @@ class EngineTarget(Server):
         return time.monotonic() - started
 
     def measure(self, load: Load) -> Measurement:
-        """See `Target`."""
+        """See ``Target``."""
         stdin = self.running().stdin
         assert stdin is not None
         stdin.write(json.dumps(asdict(load)).encode() + b"\n")
@@ -88,7 +88,7 @@ class OpenAITarget(Server):
     name = "openai"
 
     def start(self) -> float:
-        """See `Target`."""
+        """See ``Target``."""
         started = time.monotonic()
         self.port = free_port()
         python = str(self.setting.environment / "bin" / "python")
@@ -106,7 +106,7 @@ class OpenAITarget(Server):
         return time.monotonic() - started
 
     def measure(self, load: Load) -> Measurement:
-        """See `Target`."""
+        """See ``Target``."""
         return run(self._measure(load))
 
     async def _measure(self, load: Load) -> Measurement:
@@ -125,7 +125,7 @@ class TritonTarget(Server):
     stall_limit_s = 150.0  # as in vllm_env's smoke run: extraction and vLLM's import are each silent for tens of seconds
 
     def start(self) -> float:
-        """See `Target`."""
+        """See ``Target``."""
         started = time.monotonic()
         self.http, self.grpc, metrics = free_port(), free_port(), free_port()
         repository = self.prepare()
@@ -156,7 +156,7 @@ class TritonTarget(Server):
         return place_model(self.setting, self.setting.work / f"store-{self.name}" / self.model)
 
     def measure(self, load: Load) -> Measurement:
-        """See `Target`."""
+        """See ``Target``."""
         return run(self._measure(load))
 
     async def _measure(self, load: Load) -> Measurement:

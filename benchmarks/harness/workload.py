@@ -24,10 +24,10 @@ class Load:
     Attributes:
         in_flight: number of clients, each with one request at a time.
         requests: the largest number of requests.
-        seconds: no request starts later than this; 0 sets no limit and sends exactly `requests`.
+        seconds: no request starts later than this; 0 sets no limit and sends exactly ``requests``.
         rate: requests per second in a Poisson process (open loop). 0 is a closed loop: each client sends its next request
             when its last answer is complete.
-        workload: one of `KINDS`.
+        workload: one of ``KINDS``.
     """
 
     in_flight: int
@@ -52,11 +52,11 @@ class Turn:
 
 
 def conversations(load: Load) -> Iterator[list[Turn]]:
-    """Yield conversations that have `load.requests` turns in total.
+    """Yield conversations that have ``load.requests`` turns in total.
 
-    - `fixed`: one turn of `prompt_tokens` and `answer_tokens`.
-    - `mixed`: one turn; both lengths are log-normal (sigma 0.7) with these medians, from a quarter to four times the median.
-    - `multi-turn`: `turns` turns of the fixed lengths. Each prompt repeats the whole conversation, which a prefix cache holds.
+    - ``fixed``: one turn of ``prompt_tokens`` and ``answer_tokens``.
+    - ``mixed``: one turn; both lengths are log-normal (sigma 0.7) with these medians, from a quarter to four times the median.
+    - ``multi-turn``: ``turns`` turns of the fixed lengths. Each prompt repeats the whole conversation, which a prefix cache holds.
     """
     source = random.Random(load.seed)
     left = load.requests

@@ -1,4 +1,4 @@
-"""The adapter's needs of vLLM: those that its own sources state, read with `ast`, and those that `needs` adds."""
+"""The adapter's needs of vLLM: those that its own sources state, read with ``ast``, and those that ``needs`` adds."""
 
 from __future__ import annotations
 

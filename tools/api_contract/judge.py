@@ -171,7 +171,7 @@ def _answers(sources: Sources, version: str) -> Iterator[str]:
 
 
 def _finish_reasons(sources: Sources) -> list[str]:
-    """Return the possible values of a completion's `finish_reason`."""
+    """Return the possible values of a completion's ``finish_reason``."""
     found = sources.find("vllm.v1.engine", "FINISH_REASON_STRINGS")
     value = found[1].value if found and isinstance(found[1], ast.Assign) else None
     return (
@@ -181,9 +181,9 @@ def _finish_reasons(sources: Sources) -> list[str]:
 
 @functools.cache  # reads many modules
 def _put_calls(sources: Sources) -> list[str]:
-    """Return the calls of `RequestOutputCollector.put`, each with its argument: `module.Class.method(argument)`.
+    """Return the calls of ``RequestOutputCollector.put``, each with its argument: ``module.Class.method(argument)``.
 
-    In a module that names the class, each call of `put` counts. Elsewhere, only the object's name tells (`_STATE`), because the
+    In a module that names the class, each call of ``put`` counts. Elsewhere, only the object's name tells (``_STATE``), because the
     sources do not state its type.
     """
     knowing = set(sources.modules_with(".put", needs.COLLECTOR))
@@ -222,7 +222,7 @@ def _refusals(sources: Sources, wanted: Needs) -> Iterator[str]:
 def _raised(sources: Sources) -> dict[str, list[str]]:
     """Return the classes that each module for requests raises, without re-raised variables: their names say nothing.
 
-    A module's own `__getattr__` is left out. It raises Python's error for a missing name.
+    A module's own ``__getattr__`` is left out. It raises Python's error for a missing name.
     """
     found: dict[str, list[str]] = {}
     for module in needs.REFUSING:

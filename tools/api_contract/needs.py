@@ -1,4 +1,4 @@
-"""The needs of the adapter that its own sources do not state by types; `adapter` reads the other ones there."""
+"""The needs of the adapter that its own sources do not state by types; ``adapter`` reads the other ones there."""
 
 from __future__ import annotations
 
@@ -322,7 +322,7 @@ PUT_ALWAYS = tuple(
 )
 """These calls deliver the answers, and the end of a cancelled request."""
 HANDLER = f"{_ENGINE}.AsyncLLM._run_output_handler.output_handler"
-"""The only function that may call `process_outputs` in AsyncLLM's module."""
+"""The only function that may call ``process_outputs`` in AsyncLLM's module."""
 # Modules that report errors in a request. Not all versions have all of them.
 REFUSING = (
     *("vllm.sampling_params", "vllm.pooling_params", "vllm.inputs.preprocess", "vllm.inputs.parse"),

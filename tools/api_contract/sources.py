@@ -21,10 +21,10 @@ class SourceError(Exception):
 
 
 class Sources:
-    """Read the modules below a folder with the package `vllm`.
+    """Read the modules below a folder with the package ``vllm``.
 
     Args:
-        root: the folder, such as `site-packages`.
+        root: the folder, such as ``site-packages``.
     """
 
     def __init__(self, root: Path) -> None:
@@ -158,7 +158,7 @@ class CallSite(NamedTuple):
 
 
 def calls_of(tree: ast.Module, *methods: str) -> Iterator[CallSite]:
-    """Yield the calls of methods. A method that is passed on without a call has the arguments `by reference`."""
+    """Yield the calls of methods. A method that is passed on without a call has the arguments ``by reference``."""
 
     def walk(node: ast.AST, path: tuple[str, ...]) -> Iterator[CallSite]:
         called = node.func if isinstance(node, ast.Call) else None
