@@ -99,10 +99,10 @@ def _method(node: ast.AST, passed: tuple[str, ...], *, awaited: bool | None) -> 
     required = placed[: len(placed) - len(arguments.defaults)]
     defaults = zip(keywords, arguments.kw_defaults, strict=True)
     required += [name for name, value in defaults if value is None]
-    unknown = [name for name in required if name not in (*passed, "self", "cls")]
-    yield from (f"({name}=): required now" for name in unknown)
+    missing = [name for name in required if name not in (*passed, "self", "cls")]
+    yield from (f"({name}=): required now" for name in missing)
     # 3) The adapter awaits the method or not, as before
-    if awaited not in (None, is_awaited(node)):
+    if awaited is not None and awaited != is_awaited(node):
         yield ": is no longer async" if awaited else ": is async now"
 
 
