@@ -53,8 +53,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     add = parser.add_argument
     add("cases", nargs="+", type=_case, metavar="NAME=REPOSITORY", help="with the model vllm in it")
     add("--triton-root", type=Path, default=Path("/opt/tritonserver"), metavar="DIR")
-    add("--first-starts", type=int, default=3, help="of each case, with an empty home (default 3)")
-    add("--starts", type=int, default=3, help="of each case, that come later (default 3)")
+    add("--first-starts", type=int, default=3, help="with an empty home, of each case (default 3)")
+    add("--starts", type=int, default=3, help="later ones, of each case (default 3)")
     add(
         "--keep-page-cache",
         action="store_true",

@@ -80,14 +80,20 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--prefix", type=Path, required=True, metavar="DIR", help="a finished conda prefix")
-    add("--rounds", type=int, default=3, help="interleaved rounds (default: 3)")
-    add("--cores", type=int, default=2, help="that both may use (default: 2)")
-    add("--triton-root", type=Path, default=ROOT / ".triton", metavar="DIR", help="for its version")
+    add("--rounds", type=int, default=3, help="times that each one packs (default: 3)")
+    add("--cores", type=int, default=2, help="cores that both may use (default: 2)")
+    add(
+        "--triton-root",
+        type=Path,
+        default=ROOT / ".triton",
+        metavar="DIR",
+        help="its version is reported",
+    )
     add(
         "--work",
         type=Path,
         metavar="DIR",
-        help="for archives; default the folder for temporary files",
+        help="folder for archives; default the one for temporary files",
     )
     results.add_options(parser, ROOT / "benchmarks/results/packing")
     options = parser.parse_args(arguments)

@@ -39,17 +39,17 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     add("--environment", type=Path, required=True, metavar="DIR")
     add("--triton-root", type=Path, default=Path("/opt/tritonserver"), metavar="DIR")
     add("--model-repository", type=Path, default=Path("model_repository"), metavar="DIR")
-    add("--requests", type=int, default=100_000)
-    add("--in-flight", type=int, default=64)
-    add("--tokens", type=int, default=4, help="an answer")
-    add("--steps", type=int, default=20, help="times that memory is noted")
-    add("--limit-mb", type=float, default=30)
+    add("--requests", type=int, default=100_000, help="number of them (default: %(default)s)")
+    add("--in-flight", type=int, default=64, help="requests at a time (default: %(default)s)")
+    add("--tokens", type=int, default=4, help="tokens in an answer (default: %(default)s)")
+    add("--steps", type=int, default=20, help="measurements of the memory (default: %(default)s)")
+    add("--limit-mb", type=float, default=30, help="for the stub's growth (default: %(default)s)")
     add(
         "--out",
         type=Path,
         default=Path("benchmarks/results/soak"),
         metavar="PATH",
-        help="time and commit are added to it",
+        help=results.OUT_HELP,
     )
     add("--work", type=Path, metavar="DIR")
     return parser.parse_args(arguments)

@@ -89,14 +89,14 @@ def _add_servers(parser: argparse.ArgumentParser) -> None:
 
 def _add_loads(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--rounds", type=int, default=3)
+    add("--rounds", type=int, default=3, help="measurements of each load and target (default 3)")
     add(
         "--seconds",
         type=float,
         default=60,
         help="window in which requests start (default %(default)s); it waits for the last answers",
     )
-    add("--requests", type=int, default=1_000_000, help="at most, in a window")
+    add("--requests", type=int, default=1_000_000, help="most requests in a window")
     add(
         "--settle",
         type=float,
@@ -104,9 +104,9 @@ def _add_loads(parser: argparse.ArgumentParser) -> None:
         # vLLM spins for 1 s after its last request, and would take a core from the next target.
         help="seconds of rest before each measurement (default %(default)s)",
     )
-    add("--in-flight", type=int, nargs="*", default=[1, 8, 32, 128], help="of the closed loop")
-    add("--tokens", type=int, nargs="+", default=[64], help="tokens an answer, one table each")
-    add("--prompt-tokens", type=int, nargs="+", default=[32])
+    add("--in-flight", type=int, nargs="*", default=[1, 8, 32, 128], help="clients, closed loop")
+    add("--tokens", type=int, nargs="+", default=[64], help="in an answer (default 64)")
+    add("--prompt-tokens", type=int, nargs="+", default=[32], help="in a prompt (default 32)")
     add("--modes", nargs="+", choices=("whole", "stream"), default=["whole", "stream"])
     add(
         "--workload",
@@ -115,7 +115,7 @@ def _add_loads(parser: argparse.ArgumentParser) -> None:
         help="fixed lengths; mixed: log-normal around them; multi-turn: conversations of --turns, "
         "with the prefix cache",
     )
-    add("--turns", type=int, default=4, help="of a multi-turn conversation")
+    add("--turns", type=int, default=4, help="turns of a multi-turn conversation")
     add(
         "--rates",
         type=float,
@@ -138,5 +138,5 @@ def _add_loads(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=512,
         metavar="N",
-        help="of the open loop: later requests wait for a connection",
+        help="open loop: most requests at a time; later ones wait for a connection",
     )

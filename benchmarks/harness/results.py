@@ -12,14 +12,15 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterable
 
+OUT_HELP = "name of the report, to which time and commit are added (default: %(default)s)"
 _HEAD = "| when | report | commit | command |\n|---|---|---|---|\n"
 
 
 def add_options(parser: argparse.ArgumentParser, out: Path) -> None:
     """Add the options of a report, with the folder and the name of the reports by default."""
     add = parser.add_argument
-    add("--out", type=Path, default=out, metavar="PATH", help="time and commit are added to it")
-    add("--commit", default="", help="for a copy without git history")
+    add("--out", type=Path, default=out, metavar="PATH", help=OUT_HELP)
+    add("--commit", default="", help="commit for the report of a copy without git history")
 
 
 def _claim(out: Path, commit: str) -> Path:

@@ -86,7 +86,7 @@ def write_checkpoint(shape: Shape, folder: Path) -> Path:
     """Write ``config.json`` and the tokenizer of ``shape`` into ``folder``; return ``folder``."""
     folder.mkdir(parents=True, exist_ok=True)
     vocabulary = {f"{MARK}{i}": i for i in range(shape.vocabulary)}
-    tokenizer = {
+    tokenizer: dict[str, object] = {
         "version": "1.0",
         "truncation": None,
         "padding": None,

@@ -8,7 +8,7 @@ import subprocess
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from harness.grpc_client import GrpcConnection, TritonGrpcClient
 from harness.http_client import HttpConnection, OpenAIClient
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
 
+_Result = TypeVar("_Result")
 # Seconds for the servers to accept the connections and streams, before the load starts.
 _OPENED_S = 0.2
 
@@ -177,12 +178,12 @@ async def measure_and_close(clients: Sequence[Client], load: Load) -> Measuremen
             await client.close()
 
 
-def run(work: Coroutine[None, None, Measurement]) -> Measurement:
+def run(work: Coroutine[None, None, _Result]) -> _Result:
     """Run a coroutine, on uvloop if this Python has it."""
     # vLLM's own server uses it, too.
     try:
         import uvloop
     except ImportError:
         return asyncio.run(work)
-    result: Measurement = uvloop.run(work)
+    result: _Result = uvloop.run(work)
     return result
