@@ -127,16 +127,16 @@ def start_once(case: str, number: int, setting: Setting, *, first: bool) -> Star
     # Otherwise this start would wait for gigabytes that the previous one has extracted.
     os.sync()
     # In local time without a zone, as in the server's log.
-    launched = datetime.now()  # noqa: DTZ005
-    began = time.monotonic()
+    launch = datetime.now()  # noqa: DTZ005
+    beginning = time.monotonic()
     try:
         ready = server.start()
         run(ask(server.grpc))
-        first_token = time.monotonic() - began
+        first_token = time.monotonic() - beginning
     finally:
         server.stop()
     log = server.log.read_text(encoding="utf-8", errors="replace")
-    return Start(case, number, first, ready, first_token, phases.parse(log, launched))
+    return Start(case, number, first, ready, first_token, phases.parse(log, launch))
 
 
 def start(case: str, number: int, setting: Setting, report: Report, *, first: bool) -> Start:
@@ -207,7 +207,7 @@ def main(arguments: list[str]) -> int:
         page_cache = "kept"
     report = Report(
         out=options.out,
-        described=machine.describe(versions, options.triton_root, commit=options.commit),
+        conditions=machine.describe(versions, options.triton_root, commit=options.commit),
         command=command,
         notes=[f"command: `{command}`", f"page cache before first starts: {page_cache}"],
     )

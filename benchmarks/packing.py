@@ -25,7 +25,7 @@ from pathlib import Path
 from statistics import median
 
 from harness import machine, results
-from harness.report import markdown, shown
+from harness.report import markdown, median_and_range
 
 ROOT = Path(__file__).resolve().parent.parent
 OURS = "vllm-env"
@@ -121,9 +121,9 @@ def pack_once(packer: str, prefix: Path, cores: int, folder: Path) -> Run:
     # vllm-env ends with fsync(), which would also wait for the data of the previous run.
     os.sync()
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    began = time.monotonic()
+    beginning = time.monotonic()
     done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
-    wall = time.monotonic() - began
+    wall = time.monotonic() - beginning
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     run = Run(
         packer=packer,
@@ -149,9 +149,9 @@ def unpack(archive: Path, folder: Path) -> float:
     environment = {**os.environ, "LC_ALL": "C.UTF-8"}
     # Otherwise the kernel might write the archive's data meanwhile.
     os.sync()
-    began = time.monotonic()
+    beginning = time.monotonic()
     subprocess.run(command, check=True, capture_output=True, env=environment, cwd=place)
-    seconds = time.monotonic() - began
+    seconds = time.monotonic() - beginning
     shutil.rmtree(place)
     return seconds
 
@@ -167,8 +167,8 @@ def table(runs: list[Run]) -> str:
         for run in runs:
             values[run.packer].append(getattr(run, name) / unit)
         heads.append(head)
-        theirs.append(shown(values[CONDA_PACK], 1))
-        ours.append(shown(values[OURS], 1))
+        theirs.append(median_and_range(values[CONDA_PACK], 1))
+        ours.append(median_and_range(values[OURS], 1))
         ratios.append(f"{median(values[OURS]) / median(values[CONDA_PACK]):.2f}")
     return markdown(heads, [theirs, ours, ratios])
 

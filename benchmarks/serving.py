@@ -56,7 +56,7 @@ class Run:
     Attributes:
         options: the command line's options.
         command: the command line.
-        described: the machine.
+        conditions: the machine, versions and commit.
         notes: lines for the head of the report.
         rounds: the measurements so far.
         out: the report's path without suffix; None until there is a measurement.
@@ -64,7 +64,7 @@ class Run:
 
     options: argparse.Namespace
     command: str
-    described: machine.Machine
+    conditions: machine.Machine
     notes: list[str]
     rounds: list[report.Round] = field(default_factory=list)
     out: Path | None = None
@@ -72,10 +72,10 @@ class Run:
     def add(self, cell: report.Cell, targets: list[Target]) -> None:
         """Measure one cell on all targets, write the report and print the cell's table."""
         measured = run_cell(targets, cell, self.options)
-        self.out = self.out or results.take(self.options.out, self.described.commit, self.command)
+        self.out = self.out or results.take(self.options.out, self.conditions.commit, self.command)
         self.rounds += measured
         title = f"Serving, {self.options.shape} shape, dummy weights"
-        report.write(self.out, title, self.described, self.notes, self.rounds)
+        report.write(self.out, title, self.conditions, self.notes, self.rounds)
         print(f"\n{cell.title}\n{report.table(measured)}", flush=True)
 
 
@@ -250,7 +250,7 @@ def prepare(options: argparse.Namespace, arguments: list[str]) -> tuple[Run, Set
         **_LIMITS,
         **options.engine_arguments,
     }
-    engine.update(executors.asked(options.executor, engine))
+    engine.update(executors.argument(options.executor, engine))
     # A turn repeats the conversation so far, which the prefix cache holds.
     if options.workload == "multi-turn":
         engine.setdefault("enable_prefix_caching", True)
@@ -281,7 +281,7 @@ def prepare(options: argparse.Namespace, arguments: list[str]) -> tuple[Run, Set
     run = Run(
         options=options,
         command=command,
-        described=machine.describe(versions, setting.triton_root, commit=options.commit),
+        conditions=machine.describe(versions, setting.triton_root, commit=options.commit),
         notes=[
             f"command: `{command}`",
             f"engine arguments: `{json.dumps({**engine, 'model': options.shape})}`",

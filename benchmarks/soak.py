@@ -100,9 +100,9 @@ def main(arguments: list[str]) -> int:
         work=work,
     )
     server = TritonTarget(setting)
-    described = machine.describe(machine.versions_of(setting.environment), setting.triton_root)
+    conditions = machine.describe(machine.versions_of(setting.environment), setting.triton_root)
     command = f"python3 benchmarks/soak.py {shlex.join(arguments)}"
-    head = [*described.lines(), f"- command: `{command}`"]
+    head = [*conditions.lines(), f"- command: `{command}`"]
     try:
         server.start()
         samples = soak(server, options)
@@ -113,7 +113,7 @@ def main(arguments: list[str]) -> int:
     requests, last = samples[-1]
     growth = (last["stub"] - settled["stub"]) / 1e6
     verdict = f"The stub grew by {growth:.1f} MB over {requests:,} requests."
-    stem = results.take(options.out, described.commit, command)
+    stem = results.take(options.out, conditions.commit, command)
     title = "# Memory over many requests"
     results.write_text(stem, [title, "\n".join(head), verdict, table(samples)])
     print(verdict)

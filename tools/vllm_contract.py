@@ -32,22 +32,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with fetch.sources_of(options.vllm, options.cache) as sources:
             wanted = adapter.read()
-            made = describe(sources, wanted)
-            wrong = problems(sources, wanted, sources.version)
+            record = describe(sources, wanted)
+            faults = problems(sources, wanted, sources.version)
     except SourceError as error:
         print(f"vllm_contract.py: {error}", file=sys.stderr)
         return 2
-    recorded = json.loads(RECORD.read_text(encoding="utf-8"))
-    difference = compare(recorded, made)
+    pinned = json.loads(RECORD.read_text(encoding="utf-8"))
+    difference = compare(pinned, record)
     # A vLLM with faults must not become the one that the others are compared with.
-    if options.record and not wrong:
-        RECORD.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
-    print(f"vLLM {made['version']}, compared with the recorded {recorded['version']}")
-    for title, entries in {"wrong, the adapter needs it": wrong, **asdict(difference)}.items():
+    if options.record and not faults:
+        RECORD.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    print(f"vLLM {record['version']}, compared with the recorded {pinned['version']}")
+    for title, entries in {"wrong, the adapter needs it": faults, **asdict(difference)}.items():
         print(f"{title}: {len(entries) or 'nothing'}")
         for entry in entries:
             print(f"  {entry}")
-    return 1 if wrong else 0
+    return 1 if faults else 0
 
 
 def _parser() -> argparse.ArgumentParser:

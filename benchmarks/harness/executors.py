@@ -15,7 +15,7 @@ CHOICES = (*SPELLINGS, "default")
 _SIZES = ("tensor_parallel_size", "pipeline_parallel_size")
 
 
-def asked(choice: str, engine: Mapping[str, Any]) -> dict[str, Any]:
+def argument(choice: str, engine: Mapping[str, Any]) -> dict[str, Any]:
     """Return the engine argument that gives all targets the executor ``choice``.
 
     Args:
@@ -30,7 +30,7 @@ def asked(choice: str, engine: Mapping[str, Any]) -> dict[str, Any]:
     return {ARGUMENT: SPELLINGS[choice]}
 
 
-def running(roles: Mapping[str, float]) -> str:
+def executor_of(roles: Mapping[str, float]) -> str:
     """Return the executor of a started target.
 
     Args:

@@ -190,21 +190,23 @@ class GrpcConnection(asyncio.Protocol):
             self._transport.close()
 
 
-def build_request(model: str, asked: Request) -> bytes:
+def build_request(model: str, request: Request) -> bytes:
     """Return a serialised ModelInferRequest with the official backend's tensors."""
-    sampling = json.dumps({"max_tokens": asked.answer_tokens, "ignore_eos": True, "temperature": 0})
-    request = service_pb2.ModelInferRequest(model_name=model)
-    for name, data in (("text_input", asked.prompt), ("sampling_parameters", sampling)):
-        request.inputs.add(name=name, datatype="BYTES", shape=[1])
+    sampling = json.dumps(
+        {"max_tokens": request.answer_tokens, "ignore_eos": True, "temperature": 0}
+    )
+    message = service_pb2.ModelInferRequest(model_name=model)
+    for name, data in (("text_input", request.prompt), ("sampling_parameters", sampling)):
+        message.inputs.add(name=name, datatype="BYTES", shape=[1])
         # An element of type BYTES has its length in front, four bytes.
-        request.raw_input_contents.append(struct.pack("<I", len(data)) + data.encode())
-    for name, flag in (("stream", asked.stream), ("exclude_input_in_output", True)):
-        request.inputs.add(name=name, datatype="BOOL", shape=[1])
-        request.raw_input_contents.append(bytes((flag,)))
-    request.outputs.add(name="text_output")
+        message.raw_input_contents.append(struct.pack("<I", len(data)) + data.encode())
+    for name, flag in (("stream", request.stream), ("exclude_input_in_output", True)):
+        message.inputs.add(name=name, datatype="BOOL", shape=[1])
+        message.raw_input_contents.append(bytes((flag,)))
+    message.outputs.add(name="text_output")
     # The server then marks the last response, even if it has no text.
-    request.parameters["triton_enable_empty_final_response"].bool_param = True
-    serialised: bytes = request.SerializeToString()
+    message.parameters["triton_enable_empty_final_response"].bool_param = True
+    serialised: bytes = message.SerializeToString()
     return serialised
 
 

@@ -34,18 +34,18 @@ class Phase:
     seconds: float
 
 
-def parse(log: str, launched: datetime) -> list[Phase]:
+def parse(log: str, launch: datetime) -> list[Phase]:
     """Return the phases of a start in their order, without those that the log does not show.
 
     Args:
         log: the text of the server's log.
-        launched: when the server was started, in local time as in the log.
+        launch: when the server was started, in local time as in the log.
     """
     # Lines without a timestamp, such as tables and tracebacks, end no phase.
-    timestamps = [_timestamp(line, launched.year) for line in log.splitlines()]
+    timestamps = [_timestamp(line, launch.year) for line in log.splitlines()]
     lines = [found for found in timestamps if found]
     phases = []
-    last = launched
+    last = launch
     for name, end in _ENDS:
         for number, (when, text) in enumerate(lines):
             if re.search(end, text):

@@ -105,7 +105,7 @@ _COLUMNS = (
 )
 
 
-def shown(values: list[float], digits: int) -> str:
+def median_and_range(values: list[float], digits: int) -> str:
     """Return the median; for several rounds, also minimum and maximum."""
     middle = f"{median(values):,.{digits}f}"
     if len(values) == 1:
@@ -159,8 +159,8 @@ def table(rounds: list[Round]) -> str:
         figures = []
         for column in columns:
             values = [getattr(entry.measured, column.name) * column.factor for entry in mine]
-            figures.append(shown(values, column.digits))
-        figures[1:1] = [shown(ratios(rounds, target, base), 2) for base in bases]
+            figures.append(median_and_range(values, column.digits))
+        figures[1:1] = [median_and_range(ratios(rounds, target, base), 2) for base in bases]
         # A role that would be shown as 0.000 is left out.
         seconds = per_thousand(mine).items()
         used = [f"{role} {value:.3f}" for role, value in seconds if value >= 0.0005]

@@ -148,7 +148,7 @@ class Server:
         """Return the executor of the started engine, judged by its processes."""
         # The amount of each process is 1, so the sum is the number of processes.
         roles = processes.by_role(self.running().pid, lambda _: 1)
-        return executors.running(roles)
+        return executors.executor_of(roles)
 
     def resident(self) -> dict[str, float]:
         """Return the resident bytes, by role."""

@@ -8,7 +8,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from harness import results
-from harness.report import markdown, shown
+from harness.report import markdown, median_and_range
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -53,7 +53,15 @@ def table(starts: list[Start]) -> str:
             if ready:
                 compared = median(ready) / median(e.ready_s for e in groups[base, first])
                 kind = "first" if first else "later"
-                rows.append([case, kind, shown(ready, 1), shown(token, 1), f"{compared:.2f}"])
+                rows.append(
+                    [
+                        case,
+                        kind,
+                        median_and_range(ready, 1),
+                        median_and_range(token, 1),
+                        f"{compared:.2f}",
+                    ]
+                )
     return markdown(["case", "start", "ready s", "first token s", f"ready / {base}"], rows)
 
 
@@ -77,7 +85,7 @@ class Report:
 
     Attributes:
         out: folder and name of the reports, as for ``results.take``.
-        described: the machine.
+        conditions: the machine, versions and commit.
         command: the command line.
         notes: lines for the head of the report.
         starts: the starts so far.
@@ -85,7 +93,7 @@ class Report:
     """
 
     out: Path
-    described: Machine
+    conditions: Machine
     command: str
     notes: list[str]
     starts: list[Start] = field(default_factory=list)
@@ -94,13 +102,13 @@ class Report:
     def write(self) -> None:
         """Write the report as Markdown and JSON."""
         if self.stem is None:
-            self.stem = results.take(self.out, self.described.commit, self.command)
-        head = "\n".join([*self.described.lines(), *(f"- {note}" for note in self.notes)])
+            self.stem = results.take(self.out, self.conditions.commit, self.command)
+        head = "\n".join([*self.conditions.lines(), *(f"- {note}" for note in self.notes)])
         heading = "## By phase, median seconds"
         parts = ["# Cold start", head, table(self.starts), heading, phase_table(self.starts)]
         results.write_text(self.stem, parts)
         content = {
-            "machine": asdict(self.described),
+            "machine": asdict(self.conditions),
             "notes": self.notes,
             "starts": [asdict(entry) for entry in self.starts],
         }

