@@ -48,7 +48,7 @@ _HOST_AND_PORT = re.compile(r"(?P<host>[^\s/:]+|\[[0-9a-fA-F:.%]+\]):(?P<port>\d
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the client with ``argv``, by default ``sys.argv[1:]``, and return the exit code."""
     flags = _parser().parse_args(argv)
-    # An answer may contain characters that an ASCII terminal cannot show. A test's stdout may be
+    # An answer may contain characters that an ASCII terminal cannot show. In a test, stdout may be
     # another kind of stream.
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
@@ -111,7 +111,7 @@ def _print_answers(answers: Sequence[Answer]) -> None:
 
 def _report_failures(answers: Sequence[Answer]) -> bool:
     """Print each reason once, with its first request; return True if no request failed."""
-    # A lost connection fails up to 256 requests for one reason. One line says that, too.
+    # A lost connection fails many requests for one reason. One line is enough to say so.
     failed: dict[str, list[Prompt]] = defaultdict(list)
     for answer in answers:
         if answer.error:
@@ -227,7 +227,7 @@ def _use_tools_environment() -> None:
             python = str(path)
             if python not in tried:
                 tried.append(python)
-                # A container has made this Python from its own, which may be missing here.
+                # A container may have made it, as a link to a program that is missing here.
                 with contextlib.suppress(OSError):
                     environment = {**os.environ, _TRIED: os.pathsep.join(tried)}
                     arguments = [python, __file__, *sys.argv[1:]]

@@ -24,7 +24,7 @@ def _use_tools_environment() -> None:
         python = str(path)
         if python not in tried:
             tried.append(python)
-            # A container has made this Python from its own, which may be missing here.
+            # A container may have made it, as a link to a program that is missing here.
             with contextlib.suppress(OSError):
                 environment = {**os.environ, _TRIED: os.pathsep.join(tried)}
                 os.execve(python, [python, *sys.argv], environment)

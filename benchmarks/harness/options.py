@@ -58,7 +58,7 @@ def _add_servers(parser: argparse.ArgumentParser) -> None:
         metavar="TARGET",
         help="default: " + " ".join(TARGETS),
     )
-    add("--shape", choices=sorted(SHAPES), default="tiny-opt")
+    add("--shape", choices=sorted(SHAPES), default="tiny-opt", help="of the model")
     add(
         "--device",
         choices=("cpu", "gpu"),

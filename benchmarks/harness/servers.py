@@ -25,6 +25,7 @@ _START_LIMIT_S = 600
 # that the scheduler puts on that core then stops for seconds, with every target. Without pinning,
 # the same load is up to six times as fast.
 CPU_VARIABLES = {
+    # In GiB. By default, the cache is a fraction of the machine's memory, for each target.
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "OMP_NUM_THREADS": "1",
