@@ -46,20 +46,24 @@ class Needs:
 def read(folder: Path = VERSION_FOLDER) -> Needs:
     """Return the adapter's needs, read from a version folder of the model."""
     package = folder / "triton_vllm"
+    # 1) Names and their modules
     parts = package / "vllm_api" / "parts.py"
     required = _literal(parts, "PLACES")
     places = required | _literal(parts, "OPTIONAL_PLACES")
     since = {**needs.SINCE, **dict.fromkeys(required, needs.OLDEST)}
+    # 2) Classes and their members; what `needs` states of a member comes last and counts
     classes: dict[str, dict[str, Member]] = defaultdict(dict)
-    # Both may have members of one class. What `needs` states of a member comes last and counts.
     for table in (_declared(package / "base" / "protocols.py"), needs.STATED):
         for owner, members in table.items():
             classes[owner] |= members
-    # Some names of variables are attributes of vllm.envs, too. These are judged as names.
-    used = {text for _, text in texts(folder) if _VARIABLE.fullmatch(text)} - places.keys()
-    variables = {name: needs.VARIABLES.get(name, needs.OLDEST) for name in sorted(used)}
-    checked = needs.CHECKED_BY_VLLM.union(_literal(package / "request" / "fit.py", "TOKEN_IDS"))
-    return Needs(places, since, classes, variables, checked)
+    # 3) Environment variables; some are imported from vllm.envs, and judged as names
+    variables: dict[str, str] = {}
+    for _, text in texts(folder):
+        if _VARIABLE.fullmatch(text) and text not in places:
+            variables[text] = needs.VARIABLES.get(text, needs.OLDEST)
+    # 4) Parameters with token ids
+    checked = _literal(package / "request" / "fit.py", "TOKEN_IDS")
+    return Needs(places, since, classes, variables, needs.CHECKED_BY_VLLM.union(checked))
 
 
 def _literal(path: Path, name: str) -> Any:
@@ -102,10 +106,10 @@ def _member(node: Function, class_since: str) -> Member:
 
 def is_awaited(node: Function) -> bool:
     """Return whether the caller must await the result of a function."""
-    returns = ast.unparse(node.returns) if node.returns else ""
     if isinstance(node, ast.AsyncFunctionDef):
         # An asynchronous generator is called without await.
         return not any(isinstance(inner, ast.Yield) for inner in ast.walk(node))
+    returns = ast.unparse(node.returns) if node.returns else ""
     return returns.startswith(("Awaitable[", "Coroutine["))
 
 
