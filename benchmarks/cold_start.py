@@ -1,13 +1,13 @@
-"""Measure how long built model repositories take from launch to ready and to the first answer, phase by phase.
+"""Measure how long a built model takes to be ready and to give its first answer, phase by phase.
 
     python3 benchmarks/cold_start.py archive=REPOSITORY parts=REPOSITORY --triton-root ROOT
 
-A case is a name and a model repository. Build the repository with `gen_vllm_env.sh --model-repository`, and choose
-`--layout`, `--warm` and `vllm_engine_args.json`. Cases take turns.
+A case is a name and a model repository. Build it with `gen_vllm_env.sh --model-repository`, and
+choose `--layout`, `--warm` and `vllm_engine_args.json`. Cases take turns.
 
-Each of the `--first-starts` has an empty home, as in a new container. Its files are read from the disk, or from memory with
-`--keep-page-cache`. Later starts find vLLM's caches in the home. The table goes to a new file next to `--out`, and a row to
-`runs.md` in that folder.
+Each of the `--first-starts` has an empty home, as in a new container. Its files are read from the
+disk, or from memory with `--keep-page-cache`. Later starts find vLLM's caches in the home. The
+table goes to a new file next to `--out`, and a row to `runs.md` in that folder.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness import machine, phases
+from harness import machine, phases, results
 from harness.grpc_client import GrpcConnection, TritonGrpcClient
 from harness.load import Request
 from harness.metrics import Answer
@@ -46,45 +46,39 @@ class BuiltTriton(TritonTarget):
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
-    """Return the options; `cases` maps names to repositories."""
+    """Return the options; ``cases`` maps names to repositories."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
     add("cases", nargs="+", type=_case, metavar="NAME=REPOSITORY", help="with the model vllm in it")
     add("--triton-root", type=Path, default=Path("/opt/tritonserver"), metavar="DIR")
-    add("--first-starts", type=int, default=3, help="of each case, with an empty home (default 3)")
-    add("--starts", type=int, default=3, help="of each case, that come later (default 3)")
+    add("--first-starts", type=int, default=3, help="with an empty home, of each case (default 3)")
+    add("--starts", type=int, default=3, help="later ones, of each case (default 3)")
     add(
         "--keep-page-cache",
         action="store_true",
-        help="first starts find in memory what the starts before have read",
+        help="first starts find in memory the files that earlier starts have read",
     )
-    add(
-        "--out",
-        type=Path,
-        default=Path("benchmarks/results/cold_start"),
-        metavar="PATH",
-        help="time and commit are added to it",
-    )
+    results.add_options(parser, Path("benchmarks/results/cold_start"))
     add(
         "--work", type=Path, metavar="DIR", help="homes and logs; default a new temporary directory"
     )
-    add("--commit", default="", help="for a copy without git history")
     options = parser.parse_args(arguments)
     options.cases = dict(options.cases)
     return options
 
 
 def _case(text: str) -> tuple[str, Path]:
-    name, found, repository = text.partition("=")
-    if not found or not (Path(repository) / "vllm" / "config.pbtxt").is_file():
+    name, _, repository = text.partition("=")
+    if not repository or not Path(repository, "vllm", "config.pbtxt").is_file():
         raise argparse.ArgumentTypeError(f"{text!r} is not NAME=REPOSITORY with a model vllm in it")
     return name, Path(repository).absolute()
 
 
 def versions_of(repository: Path) -> dict[str, str]:
-    """Return the versions in a built model's manifest; an empty mapping for a model without a manifest."""
+    """Return the versions in a built model's manifest; {} if the model has none."""
+    # A model that gen_vllm_env.sh did not build has no manifest.
     manifest = repository / "vllm" / "vllm_env.json"
     if not manifest.is_file():
         return {}
@@ -93,119 +87,129 @@ def versions_of(repository: Path) -> dict[str, str]:
 
 
 def drop_page_cache(places: Iterable[Path]) -> None:
-    """Make the kernel drop the files below `places` from its page cache; this needs no privilege."""
-    os.sync()  # only written-back pages can be dropped
+    """Make the kernel drop the files below ``places`` from its page cache."""
+    # Only pages that are written back can be dropped.
+    os.sync()
     for place in places:
-        for file in filter(Path.is_file, place.rglob("*")):
-            with file.open("rb") as opened:
-                os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-
-
-def fresh_home(folder: Path) -> None:
-    """Make an empty home."""
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
+        for path in place.rglob("*"):
+            if path.is_file():
+                with path.open("rb") as file:
+                    # Unlike /proc/sys/vm/drop_caches, this does not need root.
+                    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 async def ask(port: int) -> None:
     """Send a request for one token."""
     connection = await GrpcConnection.open(port)
+    client = TritonGrpcClient(connection, BuiltTriton.model)
+    request = Request("The capital of France is", answer_tokens=1, stream=False)
     try:
-        request = Request("The capital of France is", answer_tokens=1, stream=False)
-        await TritonGrpcClient(connection, BuiltTriton.model).ask(
-            request, Answer(time.perf_counter())
-        )
+        await client.ask(request, Answer(time.perf_counter()))
     finally:
         connection.close()
 
 
 def start_once(case: str, number: int, setting: Setting, *, first: bool) -> Start:
-    """Start the server, ask for one token, and stop it."""
+    """Start the server, ask for one token, and stop it.
+
+    Args:
+        case: the case's name.
+        number: number of the start, from 0.
+        setting: with the repository, and a home in ``variables``.
+        first: whether the home must be empty.
+    """
     server = BuiltTriton(setting)
     server.log = setting.work / f"{case}-{number}.log"
+    home = Path(setting.variables["HOME"])
     if first:
-        fresh_home(Path(setting.variables["HOME"]))
-    os.sync()  # otherwise this start would wait for gigabytes that the previous one has extracted
-    launched, began = datetime.now(), time.monotonic()  # noqa: DTZ005 - compared with a log without zones
+        shutil.rmtree(home, ignore_errors=True)
+    home.mkdir(parents=True, exist_ok=True)
+    # Otherwise this start would wait for gigabytes that the previous one has extracted.
+    os.sync()
+    # In local time without a zone, as in the server's log.
+    launch = datetime.now()  # noqa: DTZ005
+    beginning = time.monotonic()
     try:
         ready = server.start()
         run(ask(server.grpc))
-        first_token = time.monotonic() - began
+        first_token = time.monotonic() - beginning
     finally:
         server.stop()
     log = server.log.read_text(encoding="utf-8", errors="replace")
-    return Start(case, number, first, ready, first_token, phases.parse(log, launched))
+    return Start(case, number, first, ready, first_token, phases.parse(log, launch))
 
 
 def start(case: str, number: int, setting: Setting, report: Report, *, first: bool) -> Start:
-    """Start once. If the start fails, note it and start once again.
-
-    tritonserver 24.10 sometimes hangs or aborts in its own start, before it loads the model (env/vllm_env/serve/server.py).
-    """
+    """Start once. If the start fails, note it in the report and start once again."""
     try:
         return start_once(case, number, setting, first=first)
+    # tritonserver 24.10 sometimes hangs or aborts in its own start, before it loads the model
+    # (env/vllm_env/serve/server.py).
     except StartFailedError as error:
-        report.notes.append(
-            f"{case}, start {number + 1}: repeated, because {str(error).partition(';')[0]}"
-        )
+        # Without the second part of the message, which names the log.
+        reason = str(error).partition(";")[0]
+        report.notes.append(f"{case}, start {number + 1}: repeated, because {reason}")
         log = setting.work / f"{case}-{number}.log"
         log.rename(log.with_suffix(".failed.log"))
         return start_once(case, number, setting, first=first)
 
 
 def start_all(options: argparse.Namespace, work: Path, report: Report) -> None:
-    """Start the cases in turns, first starts before later ones; write the report after each turn."""
+    """Start the cases in turns, first starts before later ones.
+
+    Args:
+        options: the command line's options.
+        work: folder for homes and logs.
+        report: gets the starts, and is written after each turn.
+    """
     total = options.first_starts + options.starts
     for number in range(total):
         first = number < options.first_starts
         for case, repository in options.cases.items():
             home = work / f"home-{case}"
+            # With --first-starts 0, an earlier run in this folder must not count, either.
             if number == 0:
-                fresh_home(home)
+                shutil.rmtree(home, ignore_errors=True)
             if first and not options.keep_page_cache:
                 drop_page_cache([repository, options.triton_root])
             variables = {
                 "HOME": str(home),
                 "XDG_CACHE_HOME": str(home / ".cache"),
-                "PYTHONDONTWRITEBYTECODE": "",  # the server may write bytecode, whatever this shell has set
+                # The server may write bytecode, whatever this shell has set.
+                "PYTHONDONTWRITEBYTECODE": "",
             }
             setting = Setting(
+                # The repository names its environment and its engine arguments.
                 environment=Path(),
+                arguments={},
                 triton_root=options.triton_root.absolute(),
                 model_repository=repository,
-                arguments={},
                 variables=variables,
                 work=work,
             )
             print(f"{case}: start {number + 1} of {total}", file=sys.stderr, flush=True)
-            report.starts.append(start(case, number, setting, report, first=first))
-            print(
-                f"{case}: ready after {report.starts[-1].ready_s:.1f} s",
-                file=sys.stderr,
-                flush=True,
-            )
+            done = start(case, number, setting, report, first=first)
+            report.starts.append(done)
+            print(f"{case}: ready after {done.ready_s:.1f} s", file=sys.stderr, flush=True)
         report.write()
 
 
-def main(arguments: list[str] | None = None) -> int:
+def main(arguments: list[str]) -> int:
     """Start the cases and write the report."""
-    given = sys.argv[1:] if arguments is None else arguments
-    options = parse(given)
+    options = parse(arguments)
     exit_on_sigterm()
     work = (options.work or Path(tempfile.mkdtemp(prefix="cold_start_"))).absolute()
+    # The first case with a manifest tells the versions.
     versions = next(filter(None, map(versions_of, options.cases.values())), {})
-    described = machine.describe(versions, options.triton_root, commit=options.commit)
-    command = f"python3 benchmarks/cold_start.py {shlex.join(given)}"
-    page_cache = (
-        "kept"
-        if options.keep_page_cache
-        else "dropped for the files of the repository and of Triton"
-    )
+    command = f"python3 benchmarks/cold_start.py {shlex.join(arguments)}"
+    page_cache = "dropped for the files of the repository and of Triton"
+    if options.keep_page_cache:
+        page_cache = "kept"
     report = Report(
-        options.out,
-        described,
-        command,
-        [f"command: `{command}`", f"page cache before first starts: {page_cache}"],
+        out=options.out,
+        conditions=machine.describe(versions, options.triton_root, commit=options.commit),
+        command=command,
+        notes=[f"command: `{command}`", f"page cache before first starts: {page_cache}"],
     )
     start_all(options, work, report)
     print(table(report.starts), phase_table(report.starts), sep="\n\n")
@@ -213,4 +217,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

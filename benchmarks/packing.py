@@ -2,41 +2,57 @@
 
     python3 benchmarks/packing.py --prefix ~/.cache/vllm_env/prefixes/KEY/env --rounds 5 --cores 2
 
-Both pack the same files in turn. Files that prune.py leaves out are missing for both, so they do not count as better
-compression. The figures are wall time, processor time, size, and peak memory of the packing process with its workers. One
-more is the time in which libarchive unpacks the result on one core, as Triton does at a start.
+Both pack the same files in turn. Files that prune.py leaves out are missing for both, so they do
+not count as better compression. The figures are wall time, processor time, size, and peak memory of
+the packing process with its workers. One more is the time in which libarchive unpacks the result on
+one core, as Triton does at a start.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import resource
 import shlex
 import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections import defaultdict
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import median
 
 from harness import machine, results
-from harness.report import shown
+from harness.report import markdown, median_and_range
 
 ROOT = Path(__file__).resolve().parent.parent
-OURS, CONDA_PACK = "vllm-env", "conda-pack"
+OURS = "vllm-env"
+CONDA_PACK = "conda-pack"
+# The program that packs, for {prefix}, {target} and {threads}.
 _CODE = {
     OURS: (
-        "import runpy, sys; sys.argv[1:] = [{prefix!r}, {target!r}]; runpy.run_module('vllm_env.layout', run_name='__main__')"
+        "import runpy, sys; sys.argv[1:] = [{prefix!r}, {target!r}]; "
+        "runpy.run_module('vllm_env.layout', run_name='__main__')"
     ),
+    # conda-pack refuses a prefix in which files of its packages are missing, as after pruning.
     CONDA_PACK: (
-        "import conda_pack; conda_pack.pack(prefix={prefix!r}, output={target!r}, n_threads={threads}, ignore_missing_files=True)"
+        "import conda_pack; conda_pack.pack(prefix={prefix!r}, output={target!r}, "
+        "n_threads={threads}, ignore_missing_files=True)"
     ),
 }
-_COLUMNS = {  # field of a run -> its heading and unit
+# Both run on the first {threads} cores, because our packing has no option for their number. At the
+# end they print the peak memory of the process and of its workers.
+_PROGRAM = """\
+import os, resource
+os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:{threads}])
+{pack}
+who = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+print(sum(resource.getrusage(each).ru_maxrss for each in who))
+"""
+# Field of a run -> its heading and unit.
+_COLUMNS = {
     "wall": ("wall s", 1.0),
     "processor": ("processor s", 1.0),
     "size": ("MB", 1e6),
@@ -47,7 +63,7 @@ _COLUMNS = {  # field of a run -> its heading and unit
 
 @dataclass(frozen=True)
 class Run:
-    """One packing: wall and processor time (s), size (bytes), peak memory (bytes), time to unpack (s)."""
+    """One packing: times in seconds, size of the archive and peak memory in bytes."""
 
     packer: str
     wall: float
@@ -64,25 +80,25 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--prefix", type=Path, required=True, metavar="DIR", help="a finished conda prefix")
-    add("--rounds", type=int, default=3, help="interleaved rounds (default: 3)")
-    add("--cores", type=int, default=2, help="to pack with, threads of conda-pack too (default: 2)")
-    add("--triton-root", type=Path, default=ROOT / ".triton", metavar="DIR", help="for its version")
+    add("--rounds", type=int, default=3, help="times that each one packs (default: 3)")
+    add("--cores", type=int, default=2, help="cores that both may use (default: 2)")
+    add(
+        "--triton-root",
+        type=Path,
+        default=ROOT / ".triton",
+        metavar="DIR",
+        help="its version is reported",
+    )
     add(
         "--work",
         type=Path,
         metavar="DIR",
-        help="for archives; default the folder for temporary files",
+        help="folder for archives; default the one for temporary files",
     )
-    add("--commit", default="", help="for a copy without git history")
-    add(
-        "--out",
-        type=Path,
-        default=ROOT / "benchmarks/results/packing",
-        metavar="PATH",
-        help="time and commit are added to it",
-    )
+    results.add_options(parser, ROOT / "benchmarks/results/packing")
     options = parser.parse_args(arguments)
     options.prefix = options.prefix.expanduser().resolve()
+    # A container may have fewer cores than its machine.
     usable = len(os.sched_getaffinity(0))
     if options.cores > usable:
         parser.error(f"--cores {options.cores}: this machine has {usable}; give fewer")
@@ -90,26 +106,31 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 
 def pack_once(packer: str, prefix: Path, cores: int, folder: Path) -> Run:
-    """Pack in a process of its own; then unpack with the system's libarchive."""
+    """Pack in a process of its own; then unpack.
+
+    Args:
+        packer: a key of ``_CODE``.
+        prefix: the conda prefix.
+        cores: number of cores to pack with.
+        folder: for the archive and its contents.
+    """
     target = folder / f"{packer}.tar.gz"
-    code = f"import os; os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[:cores]}); "
-    code += _CODE[packer].format(prefix=str(prefix), target=str(target), threads=cores)
-    code += "; from resource import *; print(sum(getrusage(w).ru_maxrss for w in (RUSAGE_SELF, RUSAGE_CHILDREN)))"
-    os.sync()  # vllm-env ends with fsync(), which would also wait for data of the previous run
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    began = time.monotonic()
+    pack = _CODE[packer].format(prefix=str(prefix), target=str(target), threads=cores)
+    command = [sys.executable, "-c", _PROGRAM.format(threads=cores, pack=pack)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "env")}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, check=True, capture_output=True, text=True
-    )
-    wall = time.monotonic() - began
+    # vllm-env ends with fsync(), which would also wait for the data of the previous run.
+    os.sync()
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    beginning = time.monotonic()
+    done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+    wall = time.monotonic() - beginning
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     run = Run(
         packer=packer,
         wall=wall,
         processor=after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime,
         size=target.stat().st_size,
-        # ru_maxrss is in KiB on Linux.
+        # The last line of the output, in KiB (getrusage(2)).
         memory=int(done.stdout.split()[-1]) * 1024,
         unpack=unpack(target, folder),
     )
@@ -121,38 +142,35 @@ def unpack(archive: Path, folder: Path) -> float:
     """Return the seconds that libarchive needs to unpack an archive."""
     place = folder / "unpacked"
     place.mkdir()
+    code = f"import libarchive; libarchive.extract_file({str(archive)!r})"
+    command = [sys.executable, "-c", code]
+    # The C locale cannot represent every name. With C.UTF-8, libarchive keeps the bytes, as in
+    # Triton.
+    environment = {**os.environ, "LC_ALL": "C.UTF-8"}
+    # Otherwise the kernel might write the archive's data meanwhile.
     os.sync()
-    code = f"import os, libarchive; os.chdir({str(place)!r}); libarchive.extract_file({str(archive)!r})"
-    began = time.monotonic()
-    # The C locale of a server's process cannot represent every name. With C.UTF-8, libarchive keeps the bytes, as in Triton.
-    subprocess.run(
-        [sys.executable, "-c", code],
-        check=True,
-        capture_output=True,
-        env={**os.environ, "LC_ALL": "C.UTF-8"},
-    )
-    seconds = time.monotonic() - began
+    beginning = time.monotonic()
+    subprocess.run(command, check=True, capture_output=True, env=environment, cwd=place)
+    seconds = time.monotonic() - beginning
     shutil.rmtree(place)
     return seconds
 
 
 def table(runs: list[Run]) -> str:
-    """Return the medians with minimum and maximum, and the ratios of the medians within this run."""
-    heads = [head for head, _ in _COLUMNS.values()]
-    rows = [f"| packer | {' | '.join(heads)} |", "|---" * (len(heads) + 1) + "|"]
-    medians: dict[str, list[float]] = {}
-    for packer in (CONDA_PACK, OURS):
-        columns = [
-            [getattr(r, name) / by for r in runs if r.packer == packer]
-            for name, (_, by) in _COLUMNS.items()
-        ]
-        medians[packer] = [statistics.median(values) for values in columns]
-        rows.append(f"| {packer} | {' | '.join(shown(values, 1) for values in columns)} |")
-    ratios = [
-        ours / theirs for ours, theirs in zip(medians[OURS], medians[CONDA_PACK], strict=True)
-    ]
-    rows.append("| ratio | " + " | ".join(f"{ratio:.2f}" for ratio in ratios) + " |")
-    return "\n".join(rows)
+    """Return a table of the medians with their ranges, and of the medians' ratios."""
+    heads = ["packer"]
+    theirs = [CONDA_PACK]
+    ours = [OURS]
+    ratios = ["ratio"]
+    for name, (head, unit) in _COLUMNS.items():
+        values: dict[str, list[float]] = defaultdict(list)
+        for run in runs:
+            values[run.packer].append(getattr(run, name) / unit)
+        heads.append(head)
+        theirs.append(median_and_range(values[CONDA_PACK], 1))
+        ours.append(median_and_range(values[OURS], 1))
+        ratios.append(f"{median(values[OURS]) / median(values[CONDA_PACK]):.2f}")
+    return markdown(heads, [theirs, ours, ratios])
 
 
 def main(arguments: list[str]) -> None:
@@ -169,17 +187,13 @@ def main(arguments: list[str]) -> None:
     )
     command = f"python3 benchmarks/packing.py {shlex.join(arguments)}"
     out = results.take(options.out, here.commit, command)
-    head = [
-        *here.lines(),
-        f"- command: `{command}`",
-    ]
-    title = f"# Packing one prefix of {machine.tree_size(options.prefix) / 1e9:.2f} GB with {options.cores} threads"
-    text = "\n\n".join([title, "\n".join(head), table(runs)])
-    out.with_name(f"{out.name}.md").write_text(f"{text}\n", "utf-8")
-    out.with_name(f"{out.name}.json").write_text(
-        json.dumps([asdict(run) for run in runs], indent=1), "utf-8"
-    )
-    print(text)
+    head = [*here.lines(), f"- command: `{command}`"]
+    size = machine.tree_size(options.prefix) / 1e9
+    title = f"# Packing one prefix of {size:.2f} GB with {options.cores} threads"
+    parts = [title, "\n".join(head), table(runs)]
+    results.write_text(out, parts)
+    results.write_json(out, [asdict(run) for run in runs])
+    print("\n\n".join(parts))
 
 
 if __name__ == "__main__":

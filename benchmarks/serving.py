@@ -1,32 +1,34 @@
-"""Compare the serving speed of vLLM's engine alone, of vLLM's own server, and of this project's model under tritonserver.
+"""Compare the serving speed of vLLM's engine alone, vLLM's own server, and this project's model.
 
-All targets are up at the same time, with the same engine arguments and executor. They get the load in turns, in rounds.
-Other work on the machine then slows all of them down:
+All targets are up at the same time, with the same engine arguments and executor. They get the load
+in turns, in rounds. Other work on the machine then slows all of them down:
 
     python3 benchmarks/serving.py --environment ENV --triton-root ROOT
 
-`ENV` is an unpacked environment, whose `bin/python` has vLLM. The Python that runs this needs tritonclient[grpc]. A table
-and the figures of each round go to new files next to `--out`, and a row to `runs.md` in that folder.
+`ENV` is an unpacked environment, whose `bin/python` has vLLM. The Python that runs this needs
+tritonclient[grpc]. A table and the figures of each round go to new files next to `--out`, and a row
+to `runs.md` in that folder.
 `--in-flight 128 --modes stream --shares 0.5 0.8 0.95` adds open-loop arrivals.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
-import resource
 import shlex
 import sys
 import tempfile
 import time
+from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from harness import executors, machine, report, results
 from harness.options import parse
 from harness.processes import exit_on_sigterm, first_in_line
-from harness.servers import Setting
+from harness.servers import CPU_VARIABLES, Setting
 from harness.shapes import SHAPES, write_checkpoint
 from harness.targets import TARGETS, Target
 from harness.workload import Load, most_tokens
@@ -36,16 +38,13 @@ if TYPE_CHECKING:
 
     from harness.metrics import Measurement
 
+# enforce_eager avoids a run of the compiler.
 _CPU = {"dtype": "float32", "enforce_eager": True, "max_model_len": 2048}
-# By default, vLLM pins its CPU worker to core 0 and spins there. On two cores, every other process that the scheduler puts on
-# that core then stops for seconds, with every target. Without pinning, the same load is up to six times as fast.
-_CPU_VARIABLES = {
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "OMP_NUM_THREADS": "1",
-}
 _GPU = {"dtype": "float16", "max_model_len": 512}
-_GPU_MEMORY = 0.93  # for all engines together
+# For all engines together.
+_GPU_MEMORY = 0.93
+# FlashInfer's sampler is compiled at the first request, and a host may have no compiler.
+_GPU_VARIABLES = {"VLLM_USE_FLASHINFER_SAMPLER": "0"}
 # vLLM's defaults differ between its server and an engine. Here, all targets have the same limits.
 _LIMITS = {"max_num_seqs": 512, "max_num_batched_tokens": 8192}
 
@@ -57,7 +56,7 @@ class Run:
     Attributes:
         options: the command line's options.
         command: the command line.
-        described: the machine.
+        conditions: the machine, versions and commit.
         notes: lines for the head of the report.
         rounds: the measurements so far.
         out: the report's path without suffix; None until there is a measurement.
@@ -65,7 +64,7 @@ class Run:
 
     options: argparse.Namespace
     command: str
-    described: machine.Machine
+    conditions: machine.Machine
     notes: list[str]
     rounds: list[report.Round] = field(default_factory=list)
     out: Path | None = None
@@ -73,122 +72,134 @@ class Run:
     def add(self, cell: report.Cell, targets: list[Target]) -> None:
         """Measure one cell on all targets, write the report and print the cell's table."""
         measured = run_cell(targets, cell, self.options)
-        self.out = self.out or results.take(self.options.out, self.described.commit, self.command)
+        self.out = self.out or results.take(self.options.out, self.conditions.commit, self.command)
         self.rounds += measured
         title = f"Serving, {self.options.shape} shape, dummy weights"
-        report.write(self.out, title, self.described, self.notes, self.rounds)
+        report.write(self.out, title, self.conditions, self.notes, self.rounds)
         print(f"\n{cell.title}\n{report.table(measured)}", flush=True)
 
 
 def closed_cells(options: argparse.Namespace) -> list[report.Cell]:
     """Return the closed loops to measure, the lightest first."""
+    # The last option varies fastest.
+    settings = itertools.product(
+        options.prompt_tokens, options.tokens, options.in_flight, options.modes
+    )
     return [
-        report.Cell(mode == "stream", in_flight, tokens, prompt, options.workload)
-        for prompt in options.prompt_tokens
-        for tokens in options.tokens
-        for in_flight in options.in_flight
-        for mode in options.modes
+        report.Cell(
+            stream=mode == "stream",
+            in_flight=in_flight,
+            answer_tokens=tokens,
+            prompt_tokens=prompt,
+            workload=options.workload,
+        )
+        for prompt, tokens, in_flight, mode in settings
     ]
 
 
 def capacity(rounds: list[report.Round], like: report.Cell) -> tuple[float, str]:
-    """Return the requests/s and the name of the slowest target, at the most in flight, for streaming loads like `like`."""
-    loads = [
-        replace(entry.cell, in_flight=0) == replace(like, in_flight=0, rate=0.0) for entry in rounds
-    ]
-    found = [entry for entry, same in zip(rounds, loads, strict=True) if same]
+    """Return the requests/s and the name of the slowest target, with the most streams in flight.
+
+    Args:
+        rounds: the measured closed loops.
+        like: an open loop. Only loads with its tokens and its workload count.
+    """
+    closed = replace(like, rate=0.0)
+    found = [entry for entry in rounds if replace(entry.cell, in_flight=closed.in_flight) == closed]
     most = max(entry.cell.in_flight for entry in found)
-    speeds: dict[str, list[float]] = {}
+    speeds: dict[str, list[float]] = defaultdict(list)
     for entry in found:
         if entry.cell.in_flight == most:
-            speeds.setdefault(entry.target, []).append(entry.measured.request_throughput)
-    return min((median(each), name) for name, each in speeds.items())
+            speeds[entry.target].append(entry.measured.request_throughput)
+    return min((median(values), name) for name, values in speeds.items())
 
 
 def open_cells(
     options: argparse.Namespace, rounds: list[report.Round], notes: list[str]
 ) -> list[report.Cell]:
-    """Return the open loops to measure, the lowest rates first; note the capacity that shares refer to."""
+    """Return the open loops to measure, the lowest rates first.
+
+    Args:
+        options: the command line's options.
+        rounds: the measured closed loops, which tell the capacity.
+        notes: gets a line with the capacity, if rates are shares of it.
+    """
     cells = []
-    for prompt in options.prompt_tokens:
-        for tokens in options.tokens:
-            like = report.Cell(
-                stream=True,
-                in_flight=options.most_in_flight,
-                answer_tokens=tokens,
-                prompt_tokens=prompt,
+    for prompt, tokens in itertools.product(options.prompt_tokens, options.tokens):
+        like = report.Cell(
+            stream=True,
+            in_flight=options.most_in_flight,
+            answer_tokens=tokens,
+            prompt_tokens=prompt,
+            workload=options.workload,
+        )
+        rates = list(options.rates)
+        if options.shares:
+            # Above the capacity of one target, its queue would only grow.
+            most, target = capacity(rounds, like)
+            rates += [share * most for share in options.shares]
+            shares = ", ".join(f"{share:g} is {share * most:.4g}/s" for share in options.shares)
+            notes.append(
+                f"capacity, {prompt} + {tokens} tokens: {most:.4g} requests/s, "
+                f"the slowest's ({target}); {shares}"
             )
-            like = replace(like, workload=options.workload)
-            rates = list(options.rates)
-            if options.shares:
-                most, target = capacity(rounds, like)
-                rates += [share * most for share in options.shares]
-                shares = ", ".join(f"{share:g} is {share * most:.4g}/s" for share in options.shares)
-                notes.append(
-                    f"capacity, {prompt} + {tokens} tokens: {most:.4g} requests/s, the slowest's ({target}); {shares}"
-                )
-            cells += [replace(like, rate=rate) for rate in sorted(rates)]
+        cells += [replace(like, rate=rate) for rate in sorted(rates)]
     return cells
 
 
 def load_of(cell: report.Cell, options: argparse.Namespace, seed: int) -> Load:
     """Return the load of a cell."""
-    vocabulary = SHAPES[options.shape].vocabulary
-    load = Load(
-        cell.in_flight,
-        options.requests,
-        cell.prompt_tokens,
-        cell.answer_tokens,
-        cell.stream,
-        vocabulary,
-        seed,
-    )
-    return replace(
-        load, seconds=options.seconds, rate=cell.rate, workload=cell.workload, turns=options.turns
+    return Load(
+        in_flight=cell.in_flight,
+        requests=options.requests,
+        prompt_tokens=cell.prompt_tokens,
+        answer_tokens=cell.answer_tokens,
+        stream=cell.stream,
+        vocabulary=SHAPES[options.shape].vocabulary,
+        seed=seed,
+        seconds=options.seconds,
+        rate=cell.rate,
+        workload=cell.workload,
+        turns=options.turns,
     )
 
 
 def measure(target: Target, load: Load) -> tuple[Measurement, dict[str, float]]:
     """Return the measurement of a load and the CPU seconds that each role used for it."""
-    before, mine = target.cpu(), resource.getrusage(resource.RUSAGE_SELF)
+    before = {**target.cpu(), "load": time.process_time()}
     with first_in_line():
         measured = target.measure(load)
-    after, now = target.cpu(), resource.getrusage(resource.RUSAGE_SELF)
-    used = {role: after[role] - before.get(role, 0.0) for role in after}
-    used["load"] = now.ru_utime + now.ru_stime - mine.ru_utime - mine.ru_stime
+    after = {**target.cpu(), "load": time.process_time()}
+    # A process may have started meanwhile.
+    used = {role: seconds - before.get(role, 0.0) for role, seconds in after.items()}
     return measured, used
 
 
 def run_cell(
     targets: list[Target], cell: report.Cell, options: argparse.Namespace
 ) -> list[report.Round]:
-    """Measure one cell: a warm-up of each target, then rounds that begin with another target each time."""
+    """Measure one cell: a warm-up of each target, then the rounds."""
+    # 1) Warm up
     for target in targets:
         # In open loop, in_flight is only an upper bound, too large for a warm-up.
-        flying = min(cell.in_flight, 32) if cell.rate else cell.in_flight
+        count = min(cell.in_flight, 32) if cell.rate else cell.in_flight
+        load = load_of(cell, options, seed=0)
         say(f"{cell.title}: warm-up of {target.name}")
-        target.measure(
-            replace(
-                load_of(cell, options, seed=0),
-                in_flight=flying,
-                requests=flying,
-                seconds=0.0,
-                rate=0.0,
-            )
-        )
+        target.measure(replace(load, in_flight=count, requests=count, seconds=0.0, rate=0.0))
+    # 2) Measure; each round begins with another target
     rounds = []
     for number in range(options.rounds):
         first = number % len(targets)
         for target in targets[first:] + targets[:first]:
-            say(
-                f"{cell.title}: {target.name}, round {number + 1} of {options.rounds}, {options.seconds:g} s"
-            )
-            # vLLM spins for 1 s after its last request.
+            step = f"round {number + 1} of {options.rounds}, {options.seconds:g} s"
+            say(f"{cell.title}: {target.name}, {step}")
+            # vLLM spins for 1 s after its last request, and would slow the next target down.
             time.sleep(options.settle)
             measured, used = measure(target, load_of(cell, options, seed=number + 1))
             rounds.append(report.Round(cell, target.name, number, measured, used))
-    order = {target.name: i for i, target in enumerate(targets)}
-    return sorted(rounds, key=lambda entry: (order[entry.target], entry.number))
+    # Within a target, sorting keeps the rounds as they are.
+    names = [target.name for target in targets]
+    return sorted(rounds, key=lambda entry: names.index(entry.target))
 
 
 def start(target: Target, notes: list[str]) -> None:
@@ -206,26 +217,32 @@ def say(text: str) -> None:
 
 def plan(options: argparse.Namespace, targets: int) -> str:
     """Return the number of measurements and about how long they take, without the starts."""
-    opened = (
-        len(options.prompt_tokens)
-        * len(options.tokens)
-        * (len(options.rates) + len(options.shares))
-    )
+    lengths = len(options.prompt_tokens) * len(options.tokens)
+    opened = lengths * (len(options.rates) + len(options.shares))
     count = (len(closed_cells(options)) + opened) * targets * options.rounds
+    # The last answers of a window take about one more second.
     minutes = count * (options.seconds + options.settle + 1) / 60
     return f"{count} measurements of {options.seconds:g} s: about {minutes:.0f} minutes"
 
 
-def prepare(options: argparse.Namespace, given: list[str]) -> tuple[Run, Setting]:
+def prepare(options: argparse.Namespace, arguments: list[str]) -> tuple[Run, Setting]:
     """Return the run with the head of its report, and the setting that all targets share.
+
+    Args:
+        options: the command line's options.
+        arguments: the command line.
 
     Raises:
         SystemExit: the longest request does not fit into the model's maximum length.
     """
     work = (options.work or Path(tempfile.mkdtemp(prefix="serving_"))).absolute()
     checkpoint = write_checkpoint(SHAPES[options.shape], work / options.shape)
-    share = {"gpu_memory_utilization": round(_GPU_MEMORY / len(options.targets), 2)}
-    defaults = _CPU if options.device == "cpu" else {**_GPU, **share}
+    defaults: dict[str, Any] = _CPU
+    if options.device == "gpu":
+        # All engines are up at the same time, so each gets an equal part of the memory.
+        part = round(_GPU_MEMORY / len(options.targets), 2)
+        defaults = {**_GPU, "gpu_memory_utilization": part}
+    # The user's engine arguments come last, and replace ours.
     engine = {
         "model": str(checkpoint),
         "load_format": "dummy",
@@ -233,15 +250,18 @@ def prepare(options: argparse.Namespace, given: list[str]) -> tuple[Run, Setting
         **_LIMITS,
         **options.engine_arguments,
     }
-    engine.update(executors.asked(options.executor, engine))
+    engine.update(executors.argument(options.executor, engine))
+    # A turn repeats the conversation so far, which the prefix cache holds.
     if options.workload == "multi-turn":
         engine.setdefault("enable_prefix_caching", True)
+    # Found here, and not after the targets have started.
+    longest = engine["max_model_len"]
     for cell in closed_cells(options):
-        if most_tokens(load_of(cell, options, 0)) > engine["max_model_len"]:
+        if most_tokens(load_of(cell, options, seed=0)) > longest:
             raise SystemExit(
-                f"{cell.title}: longer than max_model_len {engine['max_model_len']}; use --engine-arguments"
+                f"{cell.title}: longer than max_model_len {longest}; use --engine-arguments"
             )
-    variables = _CPU_VARIABLES if options.device == "cpu" else {"VLLM_USE_FLASHINFER_SAMPLER": "0"}
+    variables = CPU_VARIABLES if options.device == "cpu" else _GPU_VARIABLES
     setting = Setting(
         environment=options.environment.absolute(),
         triton_root=options.triton_root.absolute(),
@@ -251,33 +271,32 @@ def prepare(options: argparse.Namespace, given: list[str]) -> tuple[Run, Setting
         work=work,
         instances=options.instances,
     )
-    described = machine.describe(
-        machine.versions_of(setting.environment), setting.triton_root, commit=options.commit
-    )
-    command = f"python3 benchmarks/serving.py {shlex.join(given)}"
-    notes = [
-        f"command: `{command}`",
-        f"engine arguments: `{json.dumps({**engine, 'model': options.shape})}`",
-    ]
+    versions = machine.versions_of(setting.environment)
+    command = f"python3 benchmarks/serving.py {shlex.join(arguments)}"
+    # Only tried here. Servers that are started now must not inherit the priority.
     with first_in_line() as allowed:
-        ahead = (
-            "runs before the servers (SCHED_RR)"
-            if allowed
-            else "has no priority, which takes root: its gaps may be bursts"
-        )
-    notes += [
-        f"environment of all targets: `{json.dumps(variables)}`",
-        f"the load generator {ahead}",
-    ]
-    return Run(options, command, described, notes), setting
+        priority = "runs before the servers (SCHED_RR)"
+        if not allowed:
+            priority = "has no priority, which takes root: its gaps may be bursts"
+    run = Run(
+        options=options,
+        command=command,
+        conditions=machine.describe(versions, setting.triton_root, commit=options.commit),
+        notes=[
+            f"command: `{command}`",
+            f"engine arguments: `{json.dumps({**engine, 'model': options.shape})}`",
+            f"environment of all targets: `{json.dumps(variables)}`",
+            f"the load generator {priority}",
+        ],
+    )
+    return run, setting
 
 
-def main(arguments: list[str] | None = None) -> int:
+def main(arguments: list[str]) -> int:
     """Start the targets, measure every cell, and write the report after each cell."""
-    given = sys.argv[1:] if arguments is None else arguments
-    options = parse(given, __doc__)
+    options = parse(arguments, __doc__)
     exit_on_sigterm()
-    run, setting = prepare(options, given)
+    run, setting = prepare(options, arguments)
     targets = [TARGETS[name](setting) for name in options.targets]
     say(plan(options, len(targets)))
     try:
@@ -295,4 +314,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -3,7 +3,8 @@
 
     python3 client/client.py --iterations 10
 
-Exit codes: 0 every request was answered, 1 one failed or none could be sent, 2 wrong usage, 130 interrupted.
+Exit codes: 0 if every request was answered, 1 if one failed or none could be sent, 2 for wrong
+usage, 130 after an interrupt.
 """
 
 from __future__ import annotations
@@ -38,17 +39,19 @@ if TYPE_CHECKING:
 # Greedy, so that the same prompt gives the same answer every time; the length is the tutorial's.
 SAMPLING_PARAMETERS = {"temperature": 0, "max_tokens": 100}
 TOOLS = Path(__file__).resolve().parent.parent / ".tools"
+# Passed on to the next Python. It names those that were tried, so that none is started twice.
 _TRIED = "VLLM_ENV_CLIENT_TRIED"
+# An IPv6 address is in brackets, because it contains colons itself.
 _HOST_AND_PORT = re.compile(r"(?P<host>[^\s/:]+|\[[0-9a-fA-F:.%]+\]):(?P<port>\d{1,5})")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the client with the given arguments (``sys.argv`` by default) and return the exit code."""
+    """Run the client with ``argv``, by default ``sys.argv[1:]``, and return the exit code."""
     flags = _parser().parse_args(argv)
+    # An answer may contain characters that an ASCII terminal cannot show. In a test, stdout may be
+    # another kind of stream.
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(
-            errors="backslashreplace"
-        )  # an answer may hold what an ASCII terminal cannot show
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         passed = _run(flags)
     except ClientError as error:
@@ -63,15 +66,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(flags: argparse.Namespace) -> bool:
     print(f"Loading inputs from `{flags.input_prompts}`...", flush=True)
-    prompts = number_prompts(
-        load_prompts(flags.input_prompts), iterations=flags.iterations, offset=flags.offset
-    )
+    lines = load_prompts(flags.input_prompts)
+    prompts = number_prompts(lines, iterations=flags.iterations, offset=flags.offset)
+    # Checked before anything is sent: answers that cannot be stored are not worth the wait.
     check_writable(flags.results_file)
     progress = ProgressLine(total=len(prompts), stream=sys.stderr)
     try:
         answers = _ask(flags, prompts, progress)
     finally:
         progress.clear()
+    # Also after a failed request: the other answers are complete.
     print(f"Storing results into `{flags.results_file}`...", flush=True)
     store_results(flags.results_file, answers)
     if flags.verbose:
@@ -82,15 +86,20 @@ def _run(flags: argparse.Namespace) -> bool:
 def _ask(
     flags: argparse.Namespace, prompts: Sequence[Prompt], progress: ProgressLine
 ) -> list[Answer]:
+    # Late, so that --help and wrong options work without tritonclient, and its absence is reported.
     try:
         from triton_stream import Session, ask_all
     except ImportError as error:
         raise ClientError(
             f"{sys.executable} cannot import {error.name}; pip install 'tritonclient[grpc]', "
-            "or run ./gen_vllm_env.sh doctor, which makes an environment for this machine that the client finds by itself"
+            "or run ./gen_vllm_env.sh doctor. It makes an environment that the client finds."
         ) from error
     session = Session(
-        flags.url, flags.model, flags.streaming_mode, flags.stream_timeout, SAMPLING_PARAMETERS
+        url=flags.url,
+        model=flags.model,
+        streaming=flags.streaming_mode,
+        stream_timeout=flags.stream_timeout,
+        sampling_parameters=SAMPLING_PARAMETERS,
     )
     return asyncio.run(ask_all(session, prompts, progress.advance))
 
@@ -101,22 +110,22 @@ def _print_answers(answers: Sequence[Answer]) -> None:
 
 
 def _report_failures(answers: Sequence[Answer]) -> bool:
-    """Print each reason once, with the prompts that it hit; return True if there was none."""
-    failed: dict[str, list[Answer]] = defaultdict(list)
+    """Print each reason once, with its first request; return True if no request failed."""
+    # A lost connection fails many requests for one reason. One line is enough to say so.
+    failed: dict[str, list[Prompt]] = defaultdict(list)
     for answer in answers:
         if answer.error:
-            failed[answer.error].append(answer)
-    for reason, hit in failed.items():
-        first = hit[0].prompt
-        more = f" and {len(hit) - 1} more" if len(hit) > 1 else ""
+            failed[answer.error].append(answer.prompt)
+    for reason, (first, *others) in failed.items():
+        more = f" and {len(others)} more" if others else ""
         shown = first.text if len(first.text) <= 60 else f"{first.text[:57]}..."
-        print(
-            f"error: request {first.request_id} ({_quoted(shown)}){more}: {reason}", file=sys.stderr
-        )
+        request = f"request {first.request_id} ({_quoted(shown)}){more}"
+        print(f"error: {request}: {reason}", file=sys.stderr)
     return not failed
 
 
 def _quoted(text: str) -> str:
+    # JSON keeps an answer with line breaks on one line of output.
     return json.dumps(text, ensure_ascii=False)
 
 
@@ -126,6 +135,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Asks a vLLM model served by Triton to complete the prompts of a file.",
     )
     add = parser.add_argument
+    # The names and the letters are those of the client in Triton's vLLM tutorial.
     add("-m", "--model", default="vllm", help="name of the model (default: %(default)s)")
     add("-v", "--verbose", action="store_true", help="also print every answer")
     add(
@@ -161,7 +171,7 @@ def _parser() -> argparse.ArgumentParser:
         type=Path,
         default=Path("results.txt"),
         metavar="FILE",
-        help="where answers go (default: %(default)s)",
+        help="file for the answers (default: %(default)s)",
     )
     add(
         "--iterations",
@@ -199,29 +209,29 @@ def _seconds(text: str) -> float:
         seconds = float(text)
     except ValueError:
         seconds = 0.0
+    # "nan" is a float, too. It fails every comparison.
     if not 0 < seconds < float("inf"):
         raise argparse.ArgumentTypeError(f"{text!r} is not a positive number of seconds")
     return seconds
 
 
 def _use_tools_environment() -> None:
-    """Start this program again under a Python that the project has made for itself, if this one lacks tritonclient.
-
-    Each is tried once, the newest first: one that a container has made may be a link to nothing here.
-    """
+    """Start again with a Python that the project has made, if this one lacks tritonclient."""
     try:
         import triton_stream  # noqa: F401
     except ImportError:
         tried = os.environ.get(_TRIED, "").split(os.pathsep)
-        for python in map(
-            str,
-            sorted(TOOLS.glob("venv*/bin/python"), key=lambda p: p.lstat().st_mtime, reverse=True),
-        ):
+        pythons = TOOLS.glob("venv*/bin/python")
+        # The newest first. lstat(), because the link itself may lead nowhere.
+        for path in sorted(pythons, key=lambda path: path.lstat().st_mtime, reverse=True):
+            python = str(path)
             if python not in tried:
                 tried.append(python)
+                # A container may have made it, as a link to a program that is missing here.
                 with contextlib.suppress(OSError):
                     environment = {**os.environ, _TRIED: os.pathsep.join(tried)}
-                    os.execve(python, [python, __file__, *sys.argv[1:]], environment)  # noqa: S606 - no shell is the point
+                    arguments = [python, __file__, *sys.argv[1:]]
+                    os.execve(python, arguments, environment)  # noqa: S606 - needs no shell
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""One line on a terminal that says how far a run is, once it lasts long enough for a user to wonder."""
+"""Show the progress of a long run in one line of the terminal."""
 
 from __future__ import annotations
 
@@ -9,13 +9,20 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from typing import TextIO
 
+# A shorter run needs no line.
 QUIET_SECONDS = 2.0
+# Answers may come faster than a reader can follow.
 REDRAW_SECONDS = 0.2
 
 
 @dataclass
 class ProgressLine:
-    """Counts answers; draws only on a terminal and only after ``QUIET_SECONDS``."""
+    """Count answers; draw only on a terminal and only after ``QUIET_SECONDS``.
+
+    Args:
+        total: number of prompts.
+        stream: where to draw.
+    """
 
     total: int
     stream: TextIO
@@ -27,18 +34,18 @@ class ProgressLine:
         """Note one more answer."""
         self._done += 1
         now = time.monotonic()
-        if (
-            now - self._started < QUIET_SECONDS
-            or now - self._drawn < REDRAW_SECONDS
-            or not self.stream.isatty()
-        ):
+        elapsed = now - self._started
+        if elapsed < QUIET_SECONDS or now - self._drawn < REDRAW_SECONDS:
             return
-        self._drawn = now
-        self.stream.write(f"\r{self._done}/{self.total} answers, {now - self._started:.0f} s ")
-        self.stream.flush()
+        # A log file would get a line for each drawing.
+        if self.stream.isatty():
+            self._drawn = now
+            self.stream.write(f"\r{self._done}/{self.total} answers, {elapsed:.0f} s ")
+            self.stream.flush()
 
     def clear(self) -> None:
         """Remove the line if one was drawn."""
         if self._drawn:
+            # To the start of the line, then erase it (ECMA-48).
             self.stream.write("\r\x1b[K")
             self.stream.flush()

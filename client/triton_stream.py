@@ -1,7 +1,7 @@
-"""Prompts to a Triton model over gRPC streams, as many at a time as the model may batch.
+"""Send prompts to a Triton model over gRPC, as many at a time as the model may batch.
 
-Every request has a stream of its own on one shared channel: an error in a stream names no request, so with one stream
-for all of them nobody could say which prompt failed.
+Each request has a stream of its own, and all streams share one channel. An error in a stream does
+not name its request. With one stream for all prompts, it would be unknown which prompt failed.
 """
 
 from __future__ import annotations
@@ -22,16 +22,24 @@ from prompt_file import Answer, ClientError, Prompt
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
-MAX_IN_FLIGHT = (
-    256  # vLLM's default max_num_seqs on most GPUs; more would only wait in the server's queue
-)
+# vLLM's default max_num_seqs on most GPUs. More requests would only wait in the server's queue.
+MAX_IN_FLIGHT = 256
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
-PREFLIGHT_SECONDS = 10.0  # a server that is up answers in milliseconds
+# A server that is up answers in milliseconds.
+PREFLIGHT_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
 class Session:
-    """Whom to ask and how: ``stream_timeout`` in seconds per request, or None to wait forever."""
+    """The model to ask, and how.
+
+    Attributes:
+        url: host and port of the server's gRPC, ``localhost:8001``.
+        model: name of the model.
+        streaming: whether an answer comes in pieces.
+        stream_timeout: seconds for each request; None waits forever.
+        sampling_parameters: vLLM's ``SamplingParams`` by name, for every request.
+    """
 
     url: str
     model: str
@@ -43,24 +51,31 @@ class Session:
 async def ask_all(
     session: Session, prompts: Sequence[Prompt], on_answer: Callable[[], None]
 ) -> list[Answer]:
-    """Send every prompt and return the answers in the order of ``prompts``; call ``on_answer`` after each.
+    """Send every prompt; return the answers in the order of ``prompts``.
+
+    Args:
+        session: the model to ask.
+        prompts: the prompts.
+        on_answer: called after each answer, in the order in which they arrive.
 
     Raises:
-        ClientError: there is no such server or no such model; nothing was sent.
+        ClientError: there is no such server or no such model. Nothing was sent.
     """
     places = asyncio.Semaphore(MAX_IN_FLIGHT)
-    # gRPC takes http_proxy, which docker sets, for this machine as well
-    direct = [("grpc.enable_http_proxy", 0)] if session.url.rsplit(":", 1)[0] in LOOPBACK else None
+    host = session.url.rpartition(":")[0]
+    # docker can set http_proxy in every container, and gRPC would use it for this machine, too.
+    direct = [("grpc.enable_http_proxy", 0)] if host in LOOPBACK else None
     async with InferenceServerClient(session.url, channel_args=direct) as client:
         await _require_model(client, session)
 
         async def ask_in_turn(prompt: Prompt) -> Answer:
+            # The timeout counts from here. A prompt that waits for its place has not been sent.
             async with places:
                 answer = await _ask(client, session, prompt)
             on_answer()
             return answer
 
-        return list(await asyncio.gather(*(ask_in_turn(prompt) for prompt in prompts)))
+        return await asyncio.gather(*map(ask_in_turn, prompts))
 
 
 async def _require_model(client: Any, session: Session) -> None:
@@ -76,7 +91,8 @@ async def _require_model(client: Any, session: Session) -> None:
         ready = await client.is_model_ready(session.model, client_timeout=PREFLIGHT_SECONDS)
     except InferenceServerException as error:
         raise ClientError(
-            f"the server at {where} was asked for the model {session.model}: {_reason(error)}"
+            f"the server at {where} cannot say whether the model {session.model!r} is ready: "
+            f"{_reason(error)}; see the server's log"
         ) from error
     if not ready:
         raise ClientError(
@@ -87,31 +103,32 @@ async def _require_model(client: Any, session: Session) -> None:
 
 async def _ask(client: Any, session: Session, prompt: Prompt) -> Answer:
     pieces: list[str] = []
+    # 1) Send the request, and collect the pieces of its answer
     try:
         responses = client.stream_infer(
             _one(_request(session, prompt)), stream_timeout=session.stream_timeout
         )
         async for result, error in responses:
+            # The model refused the request, or failed.
             if error is not None:
                 return Answer(prompt, "".join(pieces), _reason(error))
             pieces += _texts(result)
+    # The connection failed, or the timeout has passed.
     except grpc.RpcError as error:
         return Answer(prompt, "".join(pieces), _rpc_reason(error, session))
-    if not pieces:
-        return Answer(prompt, "", "the stream ended without a response")
-    return Answer(prompt, "".join(pieces))
+    # 2) Tell an empty answer, which is one empty piece, from a missing one
+    missing = "" if pieces else "the stream ended without a response"
+    return Answer(prompt, "".join(pieces), missing)
 
 
 def _request(session: Session, prompt: Prompt) -> dict[str, Any]:
+    sampling = json.dumps(dict(session.sampling_parameters))
+    # The official backend's tensors, so that the client works with either model.
     inputs = [
-        _tensor("text_input", "BYTES", [prompt.text.encode("utf-8")]),
-        _tensor("stream", "BOOL", [session.streaming]),
-        _tensor("exclude_input_in_output", "BOOL", [True]),
-        _tensor(
-            "sampling_parameters",
-            "BYTES",
-            [json.dumps(dict(session.sampling_parameters)).encode("utf-8")],
-        ),
+        _tensor("text_input", "BYTES", prompt.text.encode()),
+        _tensor("stream", "BOOL", value=session.streaming),
+        _tensor("exclude_input_in_output", "BOOL", value=True),
+        _tensor("sampling_parameters", "BYTES", sampling.encode()),
     ]
     return {
         "model_name": session.model,
@@ -121,11 +138,11 @@ def _request(session: Session, prompt: Prompt) -> dict[str, Any]:
     }
 
 
-def _tensor(name: str, datatype: str, values: list[Any]) -> Any:
-    tensor = InferInput(name, [len(values)], datatype)
-    tensor.set_data_from_numpy(
-        np.array(values, dtype=np.object_ if datatype == "BYTES" else np.bool_)
-    )
+def _tensor(name: str, datatype: str, value: Any) -> InferInput:
+    tensor = InferInput(name, [1], datatype)
+    # NumPy's own type for bytes would cut off NUL characters at the end.
+    kind = np.object_ if datatype == "BYTES" else np.bool_
+    tensor.set_data_from_numpy(np.array([value], dtype=kind))
     return tensor
 
 
@@ -135,7 +152,8 @@ async def _one(request: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
 
 def _texts(result: Any) -> list[str]:
     values = result.as_numpy("text_output")
-    if values is None:  # a response without tensors only says that it was the last one
+    # The last response may have no tensors. It only says that it is the last one.
+    if values is None:
         return []
     return [bytes(value).decode("utf-8", errors="replace") for value in values.reshape(-1)]
 

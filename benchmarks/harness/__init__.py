@@ -1,6 +1,7 @@
-"""Shared by the benchmarks: model shapes without weights, servers, load generators, process accounting and reports.
+"""The parts that the benchmarks share: model shapes, servers, loads, process figures and reports.
 
-A benchmark can be started with any `python3`. If it lacks tritonclient, a Python that gen_vllm_env.sh has made takes over.
+Any ``python3`` can start a benchmark. If it lacks tritonclient, a Python that gen_vllm_env.sh has
+made takes over.
 """
 
 import contextlib
@@ -10,24 +11,26 @@ import sys
 from pathlib import Path
 
 _BENCHMARKS = Path(__file__).resolve().parents[1]
-# Names the Pythons that were tried already, so that each one is started at most once.
+# Passed on to the next Python. It names those that were tried, so that none is started twice.
 _TRIED = "VLLM_ENV_BENCHMARK_TRIED"
 
 
 def _use_tools_environment() -> None:
-    """Start the benchmark again with the project's own Pythons, each at most once, the newest first."""
-    found = _BENCHMARKS.parent.glob(".tools/venv*/bin/python")
+    """Start the benchmark again with a Python that the project has made."""
+    pythons = _BENCHMARKS.parent.glob(".tools/venv*/bin/python")
     tried = os.environ.get(_TRIED, "").split(os.pathsep)
-    for python in map(str, sorted(found, key=lambda p: p.lstat().st_mtime, reverse=True)):
+    # The newest first. lstat(), because the link itself may lead nowhere.
+    for path in sorted(pythons, key=lambda path: path.lstat().st_mtime, reverse=True):
+        python = str(path)
         if python not in tried:
             tried.append(python)
+            # A container may have made it, as a link to a program that is missing here.
             with contextlib.suppress(OSError):
                 environment = {**os.environ, _TRIED: os.pathsep.join(tried)}
                 os.execve(python, [python, *sys.argv], environment)
 
 
-if (
-    importlib.util.find_spec("tritonclient") is None
-    and Path(sys.argv[0]).resolve().parent == _BENCHMARKS
-):
+# A test, or the engine's worker in a packed environment, must not be replaced by another program.
+_is_benchmark = Path(sys.argv[0]).resolve().parent == _BENCHMARKS
+if _is_benchmark and importlib.util.find_spec("tritonclient") is None:
     _use_tools_environment()

@@ -1,7 +1,7 @@
 """The baseline without a server: vLLM's AsyncLLM, with the load generator in the same process.
 
-The environment's Python runs this file. It reads one load (JSON) per line from stdin and writes one measurement per line to
-stdout.
+The environment's Python runs this file. It reads one load per line from stdin, and writes one
+measurement per line to stdout, both as JSON.
 """
 
 from __future__ import annotations
@@ -29,48 +29,57 @@ class EngineClient:
     """A client that calls the engine directly."""
 
     def __init__(self, engine: Any, name: str) -> None:
-        self._engine, self._name, self._asked = engine, name, 0
+        self._engine = engine
+        self._name = name
+        self._asked = 0
 
     async def ask(self, request: Request, answer: Answer) -> None:
-        """See `load.Client`."""
+        """See ``load.Client``."""
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
         kind = RequestOutputKind.DELTA if request.stream else RequestOutputKind.FINAL_ONLY
+        # ignore_eos, so that each answer has exactly the number of tokens that was asked for.
         sampling = SamplingParams(
             max_tokens=request.answer_tokens, ignore_eos=True, temperature=0, output_kind=kind
         )
         self._asked += 1
-        # vLLM has deprecated plain strings since 0.20 and logs a warning for each request. All versions accept a dictionary.
-        async for output in self._engine.generate(
-            {"prompt": request.prompt}, sampling, f"{self._name}-{self._asked}"
-        ):
+        request_id = f"{self._name}-{self._asked}"
+        # vLLM has deprecated plain strings since 0.20 and logs a warning for each request. All
+        # versions accept a dictionary.
+        prompt = {"prompt": request.prompt}
+        async for output in self._engine.generate(prompt, sampling, request_id):
             answer.add(output.outputs[0].text)
 
     async def close(self) -> None:
-        """See `load.Client`."""
+        """See ``load.Client``."""
 
 
 async def serve(arguments: dict[str, Any], replies: int) -> None:
-    """Start the engine; then answer loads until stdin ends."""
+    """Start the engine; then answer loads until stdin ends.
+
+    Args:
+        arguments: the engine arguments.
+        replies: file descriptor for the measurements.
+    """
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 
     engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
     os.write(replies, b'{"ready": true}\n')
-    loop = asyncio.get_running_loop()
-    while line := await loop.run_in_executor(None, sys.stdin.readline):
+    # In a thread, because the engine's own tasks need the event loop meanwhile.
+    while line := await asyncio.to_thread(sys.stdin.readline):
         load = Load(**json.loads(line))
-        clients: list[Client] = [
-            EngineClient(engine, f"{load.seed}-{i}") for i in range(load.in_flight)
-        ]
+        names = [f"{load.seed}-{number}" for number in range(load.in_flight)]
+        clients: list[Client] = [EngineClient(engine, name) for name in names]
         reply = asdict(await run_load(clients, load))
         os.write(replies, json.dumps(reply).encode() + b"\n")
     engine.shutdown()
 
 
 def main() -> None:
-    """Run the worker. stdout is only for replies, so vLLM's own output is sent to stderr."""
+    """Run the worker."""
+    # stdout is only for replies. Whatever vLLM and its processes print there goes to stderr.
     replies = os.dup(1)
     os.dup2(2, 1)
     work = serve(json.loads(sys.argv[1]), replies)

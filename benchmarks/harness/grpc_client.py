@@ -1,10 +1,11 @@
 """A client for ModelStreamInfer over a raw HTTP/2 connection in asyncio.
 
-grpc.aio needs 50-100 us of a core for each received message. On two cores, that would measure the load generator. This
-reader costs about as much as the HTTP/1.1 one, so all targets get the same load.
+grpc.aio needs 50 to 100 us of a core for each received message. On two cores, that would measure
+the load generator. This reader costs about as much as the HTTP/1.1 one, so all targets get the same
+load.
 
-It implements only the parts of HTTP/2 (RFC 9113) and gRPC's framing that a client of a trusted server needs. It does not
-decode headers, and its flow-control windows never run out.
+It implements only the parts of HTTP/2 (RFC 9113) and of gRPC's framing that a client of a trusted
+server needs. It does not decode headers, and its flow-control windows never run out.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import json
 import struct
+from collections import defaultdict
 from typing import TYPE_CHECKING, cast
 
 from tritonclient.grpc import service_pb2
@@ -20,27 +22,36 @@ if TYPE_CHECKING:
     from harness.load import Request
     from harness.metrics import Answer
 
-# Frame types, flags and the window sizes of HTTP/2 (RFC 9113, 6 and 6.9).
-_DATA, _HEADERS, _RESET, _SETTINGS, _PING, _GOAWAY, _WINDOW_UPDATE = 0, 1, 3, 4, 6, 7, 8
-_ACK = _END_STREAM = 1
+# Frame types of HTTP/2 (RFC 9113, 6).
+_DATA = 0
+_HEADERS = 1
+_RESET = 3
+_SETTINGS = 4
+_PING = 6
+_GOAWAY = 7
+_WINDOW_UPDATE = 8
+# Flags. The first two have the same value, and belong to different types.
+_ACK = 1
+_END_STREAM = 1
 _END_HEADERS = 4
+# Bytes that a peer may send before the receiver extends its window (RFC 9113, 6.9).
 _LARGEST_WINDOW = (1 << 31) - 1
 _DEFAULT_WINDOW = (1 << 16) - 1
-_REPLENISH = 1 << 24  # bytes received before the windows are extended again
+# Bytes received before the windows are extended again: rarely, and long before they run out.
+_REPLENISH = 1 << 24
 
 
 def _frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
-    return (
-        struct.pack(">I", len(payload))[1:]
-        + bytes((kind, flags))
-        + struct.pack(">I", stream)
-        + payload
-    )
+    # The length has three bytes, so the highest one of the four is left out.
+    head = struct.pack(">IBBI", len(payload), kind, flags, stream)[1:]
+    return head + payload
 
 
 def _header(name: str, value: str) -> bytes:
-    """Encode one header as literal, not indexed, without Huffman (RFC 7541, 6.2.2); both parts are under 127 bytes."""
-    return b"\x00" + bytes((len(name),)) + name.encode() + bytes((len(value),)) + value.encode()
+    """Encode one header as a literal without an index and without Huffman (RFC 7541, 6.2.2)."""
+    # A length of 127 or more would take several bytes. No header here is so long.
+    parts = (b"\x00", bytes([len(name)]), name.encode(), bytes([len(value)]), value.encode())
+    return b"".join(parts)
 
 
 class GrpcError(Exception):
@@ -53,9 +64,11 @@ class GrpcConnection(asyncio.Protocol):
     def __init__(self) -> None:
         self._transport: asyncio.WriteTransport | None = None
         self._buffer = bytearray()
+        # By stream: its complete messages (None at its end), and the bytes of the next message.
         self._streams: dict[int, asyncio.Queue[bytes | None]] = {}
         self._partial: dict[int, bytearray] = {}
-        self._received: dict[int, int] = {}
+        # By stream: bytes since its window was extended. 0 is the connection.
+        self._received: dict[int, int] = defaultdict(int)
         self._next = 1
 
     @classmethod
@@ -66,7 +79,7 @@ class GrpcConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Send the preface and set the windows to their largest size."""
-        # Uvloop's transport has the same methods, but is not a subclass.
+        # uvloop's transport has the same methods, but is not a subclass.
         self._transport = cast("asyncio.WriteTransport", transport)
         # 4 is SETTINGS_INITIAL_WINDOW_SIZE, the window of each stream (RFC 9113, 6.5.2).
         settings = struct.pack(">HI", 4, _LARGEST_WINDOW)
@@ -85,17 +98,19 @@ class GrpcConnection(asyncio.Protocol):
         """Take complete frames off the buffer."""
         buffer = self._buffer
         buffer += data
-        at, end = 0, len(buffer)
-        while end - at >= 9:
-            size = int.from_bytes(buffer[at : at + 3], "big")
-            if end - at - 9 < size:
+        start = 0
+        # A frame has nine bytes in front: the payload's length, the type, flags and the stream.
+        while start + 9 <= len(buffer):
+            high, low, kind, flags, stream = struct.unpack_from(">BHBBI", buffer, start)
+            body = start + 9
+            end = body + (high << 16) + low
+            if end > len(buffer):
                 break
-            stream = int.from_bytes(buffer[at + 5 : at + 9], "big") & _LARGEST_WINDOW
-            self._take(
-                buffer[at + 3], buffer[at + 4], stream, bytes(buffer[at + 9 : at + 9 + size])
-            )
-            at += 9 + size
-        del buffer[:at]
+            # The highest bit is reserved, and must be ignored.
+            self._take(kind, flags, stream & 0x7FFFFFFF, bytes(buffer[body:end]))
+            start = end
+        # Once for all frames, because it moves the rest of the buffer.
+        del buffer[:start]
 
     def _take(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
         if kind == _DATA:
@@ -111,11 +126,12 @@ class GrpcConnection(asyncio.Protocol):
         elif kind == _RESET or (kind == _HEADERS and flags & _END_STREAM):
             if stream in self._streams:
                 self._streams[stream].put_nowait(None)
+        # The server is about to close the connection.
         elif kind == _GOAWAY:
             self.connection_lost(None)
 
     def _take_data(self, stream: int, payload: bytes) -> None:
-        """Cut gRPC messages (flag, length, message) out of a stream's bytes."""
+        """Cut gRPC messages out of a stream's bytes: each has a flag and its length in front."""
         partial = self._partial[stream]
         partial += payload
         while len(partial) >= 5:
@@ -126,11 +142,10 @@ class GrpcConnection(asyncio.Protocol):
             del partial[: 5 + size]
 
     def _replenish(self, stream: int, size: int) -> None:
-        received = self._received.get(stream, 0) + size
-        if received > _REPLENISH:
-            self.write(_frame(_WINDOW_UPDATE, 0, stream, struct.pack(">I", received)))
-            received = 0
-        self._received[stream] = received
+        self._received[stream] += size
+        if self._received[stream] > _REPLENISH:
+            received = struct.pack(">I", self._received.pop(stream))
+            self.write(_frame(_WINDOW_UPDATE, 0, stream, received))
 
     def write(self, data: bytes) -> None:
         """Send bytes. The requests are small, so asyncio's buffer is enough flow control."""
@@ -139,11 +154,13 @@ class GrpcConnection(asyncio.Protocol):
         self._transport.write(data)
 
     def start_stream(self, method: str) -> tuple[int, asyncio.Queue[bytes | None]]:
-        """Start a call of `method`; return the stream's number and the queue for its messages."""
+        """Start a call of ``method``; return the stream's number and the queue for its messages."""
+        stream = self._next
         # A client's streams have odd numbers (RFC 9113, 5.1.1).
-        stream, self._next = self._next, self._next + 2
+        self._next += 2
         queue: asyncio.Queue[bytes | None] = asyncio.Queue()
-        self._streams[stream], self._partial[stream] = queue, bytearray()
+        self._streams[stream] = queue
+        self._partial[stream] = bytearray()
         headers = {
             ":method": "POST",
             ":scheme": "http",
@@ -159,7 +176,8 @@ class GrpcConnection(asyncio.Protocol):
     def send(self, stream: int, message: bytes) -> None:
         """Send one gRPC message without compression."""
         body = b"\x00" + struct.pack(">I", len(message)) + message
-        for at in range(0, len(body), 16384):  # the largest frame that every peer must accept
+        # 16384 bytes are the largest payload that every peer must accept (RFC 9113, 4.2).
+        for at in range(0, len(body), 16384):
             self.write(_frame(_DATA, 0, stream, body[at : at + 16384]))
 
     def end(self, stream: int) -> None:
@@ -172,35 +190,38 @@ class GrpcConnection(asyncio.Protocol):
             self._transport.close()
 
 
-def build_request(model: str, asked: Request) -> bytes:
+def build_request(model: str, request: Request) -> bytes:
     """Return a serialised ModelInferRequest with the official backend's tensors."""
-    sampling = json.dumps({"max_tokens": asked.answer_tokens, "ignore_eos": True, "temperature": 0})
-    request = service_pb2.ModelInferRequest(model_name=model)
-    for name, data in (("text_input", asked.prompt), ("sampling_parameters", sampling)):
-        request.inputs.add(name=name, datatype="BYTES", shape=[1])
+    sampling = json.dumps(
+        {"max_tokens": request.answer_tokens, "ignore_eos": True, "temperature": 0}
+    )
+    message = service_pb2.ModelInferRequest(model_name=model)
+    for name, data in (("text_input", request.prompt), ("sampling_parameters", sampling)):
+        message.inputs.add(name=name, datatype="BYTES", shape=[1])
         # An element of type BYTES has its length in front, four bytes.
-        request.raw_input_contents.append(struct.pack("<I", len(data)) + data.encode())
-    for name, flag in (("stream", asked.stream), ("exclude_input_in_output", True)):
-        request.inputs.add(name=name, datatype="BOOL", shape=[1])
-        request.raw_input_contents.append(bytes((flag,)))
-    request.outputs.add(name="text_output")
-    # Then the last response is marked even if it has no text.
-    request.parameters["triton_enable_empty_final_response"].bool_param = True
-    serialised: bytes = request.SerializeToString()
+        message.raw_input_contents.append(struct.pack("<I", len(data)) + data.encode())
+    for name, flag in (("stream", request.stream), ("exclude_input_in_output", True)):
+        message.inputs.add(name=name, datatype="BOOL", shape=[1])
+        message.raw_input_contents.append(bytes((flag,)))
+    message.outputs.add(name="text_output")
+    # The server then marks the last response, even if it has no text.
+    message.parameters["triton_enable_empty_final_response"].bool_param = True
+    serialised: bytes = message.SerializeToString()
     return serialised
 
 
 class TritonGrpcClient:
-    """A client with one ModelStreamInfer stream, which stays open between requests as tritonclient's does."""
+    """A client with one ModelStreamInfer stream, which stays open between requests."""
 
     def __init__(self, connection: GrpcConnection, model: str) -> None:
-        self._connection, self._model = connection, model
-        self._stream, self._queue = connection.start_stream(
-            "/inference.GRPCInferenceService/ModelStreamInfer"
-        )
+        self._connection = connection
+        self._model = model
+        # tritonclient keeps its stream open, too.
+        method = "/inference.GRPCInferenceService/ModelStreamInfer"
+        self._stream, self._queue = connection.start_stream(method)
 
     async def ask(self, request: Request, answer: Answer) -> None:
-        """See `load.Client`."""
+        """See ``load.Client``."""
         self._connection.send(self._stream, build_request(self._model, request))
         while True:
             message = await self._queue.get()
@@ -217,5 +238,5 @@ class TritonGrpcClient:
                 return
 
     async def close(self) -> None:
-        """See `load.Client`."""
+        """See ``load.Client``."""
         self._connection.end(self._stream)

@@ -1,4 +1,4 @@
-"""HTTP/1.1 over one kept-alive connection, as cheap as asyncio allows: the load generator must not be the bottleneck."""
+"""A client for HTTP/1.1 that uses little processor time, so that it does not limit the targets."""
 
 from __future__ import annotations
 
@@ -18,12 +18,14 @@ class HttpError(Exception):
 
 
 class HttpConnection:
-    """One connection, which handles one request at a time."""
+    """One connection, which handles one request at a time and stays open."""
 
     def __init__(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, host: str
     ) -> None:
-        self._reader, self._writer, self._host = reader, writer, host
+        self._reader = reader
+        self._writer = writer
+        self._host = host
 
     @classmethod
     async def open(cls, port: int) -> HttpConnection:
@@ -32,18 +34,20 @@ class HttpConnection:
         return cls(reader, writer, f"127.0.0.1:{port}")
 
     async def post(self, path: str, body: bytes) -> AsyncIterator[bytes]:
-        """Send `body` (JSON) and yield the answer's body as it arrives."""
+        """Send ``body`` (JSON) and yield the answer's body as it arrives.
+
+        Raises:
+            HttpError: the status is not 200. The message is the beginning of the body.
+        """
         head = f"POST {path} HTTP/1.1\r\nHost: {self._host}\r\nContent-Type: application/json\r\n"
         self._writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        # The names of headers may be in any case.
         headers = (await self._reader.readuntil(b"\r\n\r\n")).lower()
-        ok = headers.startswith(b"http/1.1 200")
-        pieces = (
-            self._chunked() if b"transfer-encoding: chunked" in headers else self._sized(headers)
-        )
-        if not ok:
-            raise HttpError(
-                b"".join([piece async for piece in pieces]).decode(errors="replace")[:500]
-            )
+        # A streamed answer has no length in front.
+        chunked = b"transfer-encoding: chunked" in headers
+        pieces = self._chunked() if chunked else self._sized(headers)
+        if not headers.startswith(b"http/1.1 200"):
+            raise HttpError((await _joined(pieces)).decode(errors="replace")[:500])
         async for piece in pieces:
             yield piece
 
@@ -54,32 +58,43 @@ class HttpConnection:
         await self._reader.readuntil(b"\r\n")
 
     async def _sized(self, headers: bytes) -> AsyncIterator[bytes]:
-        length = int(headers.split(b"content-length:", 1)[1].split(b"\r\n", 1)[0])
-        yield await self._reader.readexactly(length)
+        length = headers.partition(b"content-length:")[2].partition(b"\r\n")[0]
+        yield await self._reader.readexactly(int(length))
 
     async def close(self) -> None:
         """Close the connection."""
         self._writer.close()
 
 
+async def _joined(pieces: AsyncIterator[bytes]) -> bytes:
+    return b"".join([piece async for piece in pieces])
+
+
 async def events(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     """Yield the data of each server-sent event."""
     rest = b""
     async for piece in pieces:
+        # A piece may end within an event.
         *complete, rest = (rest + piece).split(b"\n\n")
         for event in complete:
             if event.startswith(b"data: "):
                 yield event[6:]
 
 
+def _text(completion: bytes) -> str:
+    text: str = json.loads(completion)["choices"][0]["text"]
+    return text
+
+
 class OpenAIClient:
     """A client for the completions endpoint of vLLM's own server."""
 
     def __init__(self, connection: HttpConnection, model: str) -> None:
-        self._connection, self._model = connection, model
+        self._connection = connection
+        self._model = model
 
     async def ask(self, request: Request, answer: Answer) -> None:
-        """See `load.Client`."""
+        """See ``load.Client``."""
         body = {
             "model": self._model,
             "prompt": request.prompt,
@@ -90,14 +105,13 @@ class OpenAIClient:
         }
         pieces = self._connection.post("/v1/completions", json.dumps(body).encode())
         if not request.stream:
-            answer.add(
-                json.loads(b"".join([piece async for piece in pieces]))["choices"][0]["text"]
-            )
+            answer.add(_text(await _joined(pieces)))
             return
         async for event in events(pieces):
+            # The last event of a stream is not JSON.
             if event != b"[DONE]":
-                answer.add(json.loads(event)["choices"][0]["text"])
+                answer.add(_text(event))
 
     async def close(self) -> None:
-        """See `load.Client`."""
+        """See ``load.Client``."""
         await self._connection.close()

@@ -1,4 +1,4 @@
-"""Send requests to a target: a closed loop of workers, or open-loop Poisson arrivals, with the same clients."""
+"""Send requests to a target, in a closed loop or in an open one, with the same clients."""
 
 from __future__ import annotations
 
@@ -7,15 +7,17 @@ import gc
 import random
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from harness.metrics import Answer, Measurement, summarize
 from harness.workload import conversations
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from harness.workload import Load, Turn
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -31,29 +33,34 @@ class Client(Protocol):
     """A connection that answers one request at a time."""
 
     async def ask(self, request: Request, answer: Answer) -> None:
-        """Send the prompt, call `answer.add` for each piece of text that arrives, and return after the last piece."""
+        """Send the prompt, and call ``answer.add`` for each piece of text until the last one."""
 
     async def close(self) -> None:
         """Release the connection."""
 
 
 class WrongAnswerError(Exception):
-    """A target sent another number of tokens than requested, or too few answers."""
+    """A target sent too few answers, or an answer with another number of tokens than requested."""
 
 
 async def run_load(clients: Sequence[Client], load: Load) -> Measurement:
-    """Send `load` to one target through `clients`.
+    """Send ``load`` to one target through ``clients``.
+
+    Args:
+        clients: connections to the target. Each has one request at a time.
+        load: the requests.
 
     Raises:
-        WrongAnswerError: an answer has another number of tokens than requested, or there are too few answers.
+        WrongAnswerError: an answer has another number of tokens than requested, or there are too
+            few answers.
     """
+    # A full collection in the load generator would count as a pause of the target.
     gc.collect()
-    gc.disable()  # a full collection in the load generator would count as a pause of the target
+    gc.disable()
+    send = _open_loop if load.rate else _closed_loop
     started = time.perf_counter()
     try:
-        answers, unfinished = await (_open_loop if load.rate else _closed_loop)(
-            clients, load, started
-        )
+        answers, unfinished = await send(clients, load, started)
     finally:
         gc.enable()
     # A window of time sends as many requests as fit into it.
@@ -62,47 +69,52 @@ async def run_load(clients: Sequence[Client], load: Load) -> Measurement:
         raise WrongAnswerError(
             f"{len(answers)} answers to {wanted} requests, {unfinished} unfinished"
         )
-    return summarize(answers, max(answer.times[-1] for answer in answers) - started, unfinished)
+    ended = max(answer.times[-1] for answer in answers)
+    return summarize(answers, ended - started, unfinished)
 
 
 async def _closed_loop(
     clients: Sequence[Client], load: Load, started: float
 ) -> tuple[list[Answer], int]:
+    """Let each client send its next request when its last answer is complete."""
     answers: list[Answer] = []
-    asked = conversations(load)
+    # Shared, so that a fast client sends more of them.
+    waiting = conversations(load)
     until = started + load.seconds if load.seconds else float("inf")
 
     async def work(client: Client) -> None:
-        for turns in _before(until, asked):
-            said = ""
-            for turn in _before(until, iter(turns)):
-                request = Request(said + turn.text, turn.answer_tokens, load.stream)
-                answers.append(await _ask(client, request, time.perf_counter()))
+        for turns in _before(until, waiting):
+            history = ""
+            for turn in _before(until, turns):
+                request = Request(history + turn.text, turn.answer_tokens, load.stream)
+                answer = await _ask(client, request, time.perf_counter())
+                answers.append(answer)
                 # A later turn repeats the conversation so far, as chat clients do.
-                said = f"{request.prompt} {answers[-1].text} " if len(turns) > 1 else ""
+                history = f"{request.prompt} {answer.text} "
 
-    await asyncio.gather(*(work(client) for client in clients))
+    await asyncio.gather(*map(work, clients))
     return answers, 0
 
 
 def arrival_times(load: Load) -> list[float]:
-    """Return the times at which requests are due (s): rate * seconds of them, equal for every target with the same seed.
+    """Return the times at which requests are due, in seconds from the start.
 
-    For a given number, the arrivals of a Poisson process are independent and uniform. So each seed has the same mean rate.
+    There are rate * seconds of them, and every target with the same seed gets the same ones.
     """
     source = random.Random(load.seed)
     window = load.seconds or load.requests / load.rate
-    return sorted(
-        source.uniform(0, window)
-        for _ in range(min(load.requests, max(1, round(load.rate * window))))
-    )
+    count = min(load.requests, max(1, round(load.rate * window)))
+    # For a given number, the arrivals of a Poisson process are independent and uniform. A number
+    # that is random, too, would give each seed another mean rate.
+    return sorted(source.uniform(0, window) for _ in range(count))
 
 
 async def _open_loop(
     clients: Sequence[Client], load: Load, started: float
 ) -> tuple[list[Answer], int]:
-    """Send each request when it is due; cancel those that have not ended after twice the window and ten seconds."""
+    """Send each request when it is due, whether the earlier ones have ended or not."""
     times = arrival_times(load)
+    # The client that was used last comes first, so that no more connections are used than needed.
     free: asyncio.LifoQueue[Client] = asyncio.LifoQueue()
     for client in clients:
         free.put_nowait(client)
@@ -113,15 +125,17 @@ async def _open_loop(
         free.put_nowait(client)
         return reply
 
+    # 1) Send
     tasks = []
     for at, (turn,) in zip(times, conversations(load), strict=False):
         await asyncio.sleep(max(0.0, started + at - time.perf_counter()))
         tasks.append(asyncio.create_task(answer(turn, started + at)))
+    # 2) Wait until twice the window and ten seconds; a wrong answer ends the run at once
     limit = started + 2 * (load.seconds or times[-1]) + 10 - time.perf_counter()
-    # A wrong answer ends the run at once.
     done, late = await asyncio.wait(
         tasks, timeout=max(0.0, limit), return_when=asyncio.FIRST_EXCEPTION
     )
+    # 3) Give up the rest
     for task in late:
         task.cancel()
     await asyncio.gather(*late, return_exceptions=True)
@@ -138,6 +152,8 @@ async def _ask(client: Client, request: Request, started: float) -> Answer:
     return answer
 
 
-def _before(until: float, turns: Iterator[Turn] | Iterator[list[Turn]]) -> Iterator:
-    while time.perf_counter() < until and (turn := next(turns, None)) is not None:
-        yield turn
+def _before(until: float, items: Iterable[_T]) -> Iterator[_T]:
+    for item in items:
+        if time.perf_counter() >= until:
+            return
+        yield item

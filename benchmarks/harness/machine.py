@@ -1,4 +1,4 @@
-"""The conditions of a measurement: machine, versions, commit."""
+"""Describe the conditions of a measurement: machine, versions, commit."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PROBE = "import torch, vllm; print(vllm.__version__, torch.__version__)"
 
 @dataclass(frozen=True)
 class Machine:
-    """The facts for the head of a report, each as one text."""
+    """The facts for the head of a report, each as one string."""
 
     processor: str
     memory: str
@@ -35,12 +35,14 @@ class Machine:
 
     def lines(self) -> list[str]:
         """Return the lines for the head of a report."""
-        versions = f"vLLM {self.vllm}, torch {self.torch}, tritonserver {self.triton}, load generator Python {self.python}"
-        hardware = (
-            f"{self.processor}, {self.memory}{f', {self.gpus}' if self.gpus else ''}, {self.system}"
+        # Without a GPU, that part is left out.
+        hardware = filter(None, (self.processor, self.memory, self.gpus, self.system))
+        versions = (
+            f"vLLM {self.vllm}, torch {self.torch}, tritonserver {self.triton}, "
+            f"load generator Python {self.python}"
         )
         return [
-            f"- machine: {hardware}",
+            f"- machine: {', '.join(hardware)}",
             f"- versions: {versions}",
             f"- commit {self.commit}, {self.when}",
         ]
@@ -49,12 +51,10 @@ class Machine:
 def versions_of(environment: Path) -> dict[str, str]:
     """Return the versions of vLLM and torch in an unpacked environment."""
     # -B: write no bytecode into an environment that may be packed or started later.
-    vllm, torch = [
-        *_output([str(environment / "bin" / "python"), "-B", "-c", _PROBE]).split()[-2:],
-        "?",
-        "?",
-    ][:2]
-    return {"vllm": vllm, "torch": torch}
+    output = _output([str(environment / "bin" / "python"), "-B", "-c", _PROBE])
+    # vLLM may print other lines before.
+    versions = output.split()[-2:]
+    return dict(zip(("vllm", "torch"), versions, strict=False))
 
 
 def describe(versions: Mapping[str, str], triton_root: Path, *, commit: str = "") -> Machine:
@@ -65,12 +65,11 @@ def describe(versions: Mapping[str, str], triton_root: Path, *, commit: str = ""
         triton_root: the Triton root.
         commit: for a copy of the project without git history.
     """
+    gpus = _output(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"])
     return Machine(
         processor=f"{os.cpu_count()} cores of {_processor()}",
         memory=f"{psutil.virtual_memory().total / 2**30:.0f} GiB",
-        gpus=_output(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]).replace(
-            "\n", ", "
-        ),
+        gpus=gpus.replace("\n", ", "),
         system=f"Linux {platform.release()}",
         python=platform.python_version(),
         vllm=versions.get("vllm", "?"),
@@ -84,31 +83,36 @@ def describe(versions: Mapping[str, str], triton_root: Path, *, commit: str = ""
 def _processor() -> str:
     for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
         if line.startswith("model name"):
-            return line.split(":", 1)[1].strip()
+            return line.partition(":")[2].strip()
+    # An Arm kernel does not give a name.
     return platform.machine()
 
 
 def _triton_version(root: Path) -> str:
-    """Return the version from the root's own files; RELEASE exists in a root that gen_vllm_env.sh has made."""
-    for name in ("TRITON_VERSION", "RELEASE"):
-        if (root / name).is_file():
-            return (root / name).read_text(encoding="utf-8").strip()
+    # NVIDIA's containers have this file, and so has a root that gen_vllm_env.sh has made.
+    path = root / "TRITON_VERSION"
+    if path.is_file():
+        return path.read_text(encoding="utf-8").strip()
     return os.environ.get("TRITON_SERVER_VERSION", "?")
 
 
 def _commit() -> str:
-    here = str(Path(__file__).resolve().parent)
-    commit = _output(["git", "-C", here, "rev-parse", "--short", "HEAD"])
-    changed = _output(["git", "-C", here, "status", "--porcelain", "--untracked-files=no"])
+    git = ["git", "-C", str(Path(__file__).parent)]
+    commit = _output([*git, "rev-parse", "--short", "HEAD"])
+    # Reports of earlier runs are untracked, and change nothing.
+    changed = _output([*git, "status", "--porcelain", "--untracked-files=no"])
     return f"{commit or 'unknown'}{' with changes' if changed else ''}"
 
 
 def _output(command: list[str]) -> str:
+    """Return the output of a command; an empty string if it fails, or takes over 180 s."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=180)
-    except (OSError, subprocess.TimeoutExpired):
+        return subprocess.run(
+            command, capture_output=True, text=True, check=True, timeout=180
+        ).stdout.strip()
+    # A missing fact must not end a benchmark.
+    except (OSError, subprocess.SubprocessError):
         return ""
-    return done.stdout.strip() if done.returncode == 0 else ""
 
 
 def tree_size(folder: Path) -> int:

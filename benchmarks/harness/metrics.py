@@ -1,4 +1,4 @@
-"""The figures of serving, with the names and definitions of `vllm bench serve` (vllm/benchmarks/serve.py)."""
+"""The figures of serving, by the definitions of ``vllm bench serve`` (vllm/benchmarks/serve.py)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,13 @@ from harness.shapes import MARK
 
 @dataclass
 class Answer:
-    """The arrival times of the pieces of one answer, in seconds of `time.perf_counter`."""
+    """The pieces of one answer and their arrival times, in seconds of ``time.perf_counter``.
+
+    Attributes:
+        started: when the request was sent or, in open loop, due.
+        sent_late: seconds between the two, in open loop.
+        tokens: number of tokens so far.
+    """
 
     started: float
     sent_late: float = 0.0
@@ -22,7 +28,8 @@ class Answer:
     pieces: list[str] = field(default_factory=list)
 
     def add(self, text: str) -> None:
-        """Note that `text` has arrived now. Ignore an empty piece, which some targets send last."""
+        """Note that ``text`` has arrived now."""
+        # Some targets send an empty piece last. `vllm bench serve` counts it, and we do not.
         if not text:
             return
         self.times.append(time.perf_counter())
@@ -32,20 +39,21 @@ class Answer:
 
     @property
     def text(self) -> str:
-        """Return all of its text so far."""
+        """Return the text so far."""
         return "".join(self.pieces)
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """The figures of one load. Times are in seconds; percentiles are interpolated as by `numpy.percentile`.
+    """The figures of one load. Times are in seconds.
 
-    - request and output throughput: complete answers, and their tokens, per second. The time counts from the first request to
-      the end of the last answer.
-    - TTFT: from a request's start to its first piece; in open loop the start is the time when the request is due
-    - TPOT: for each answer (last - first piece) / (tokens - 1); answers of one token do not count
-    - ITL: from one piece to the next of the same answer, over all answers together: the gap that a reader sees
-    - E2EL: from a request's start to its last piece
+    - request and output throughput: complete answers, and their tokens, per second. The time counts
+      from the first request to the end of the last answer.
+    - TTFT: from a request's start to its first piece. In open loop, it starts when it is due.
+    - TPOT: for each answer (last - first piece) / (tokens - 1). Answers of one token do not count.
+    - ITL: from one piece to the next of the same answer, over all answers: the gap that a reader
+      sees.
+    - E2EL: from a request's start to its last piece.
     """
 
     completed: int
@@ -68,7 +76,13 @@ class Measurement:
 
 
 def summarize(answers: list[Answer], duration_s: float, unfinished: int = 0) -> Measurement:
-    """Compute the figures from the arrival times of complete answers, at least one."""
+    """Compute the figures.
+
+    Args:
+        answers: complete answers, at least one.
+        duration_s: from the first request to the end of the last answer.
+        unfinished: number of answers that were given up.
+    """
     ttft = [answer.times[0] - answer.started for answer in answers]
     e2el = [answer.times[-1] - answer.started for answer in answers]
     tpot = [
@@ -76,11 +90,9 @@ def summarize(answers: list[Answer], duration_s: float, unfinished: int = 0) -> 
         for answer in answers
         if answer.tokens > 1
     ]
-    itl = [b - a for answer in answers for a, b in pairwise(answer.times)]
-    tokens, pieces = (
-        sum(answer.tokens for answer in answers),
-        sum(len(answer.times) for answer in answers),
-    )
+    itl = [later - earlier for answer in answers for earlier, later in pairwise(answer.times)]
+    tokens = sum(answer.tokens for answer in answers)
+    pieces = sum(len(answer.times) for answer in answers)
     return Measurement(
         completed=len(answers),
         unfinished=unfinished,
@@ -103,5 +115,6 @@ def summarize(answers: list[Answer], duration_s: float, unfinished: int = 0) -> 
 
 
 def percentile(values: list[float], percent: float) -> float:
-    """Return the interpolated percentile of `values`; 0 if there are no values."""
+    """Return the percentile of ``values``; 0 if there are no values."""
+    # Interpolated between two values, as `vllm bench serve` does. Whole answers have no gaps.
     return float(np.percentile(values or [0.0], percent))

@@ -1,4 +1,4 @@
-"""The options of `serving.py`."""
+"""The options of ``serving.py``."""
 
 from __future__ import annotations
 
@@ -6,40 +6,36 @@ import argparse
 import json
 from pathlib import Path
 
-from harness import executors, workload
+from harness import executors, results, workload
 from harness.shapes import SHAPES
 from harness.targets import TARGETS
 
 
 def parse(arguments: list[str], description: str | None) -> argparse.Namespace:
-    """Return the options."""
+    """Return the options.
+
+    Raises:
+        SystemExit: the arguments are wrong, or do not fit together. The message says why.
+    """
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     _add_servers(parser)
     _add_loads(parser)
-    add = parser.add_argument
-    add(
-        "--out",
-        type=Path,
-        default=Path("benchmarks/results/serving"),
-        metavar="PATH",
-        help="time and commit are added to it",
-    )
-    add(
+    results.add_options(parser, Path("benchmarks/results/serving"))
+    parser.add_argument(
         "--work",
         type=Path,
         metavar="DIR",
         help="logs and checkpoint; default a new temporary directory",
     )
-    add("--commit", default="", help="for a copy without git history")
     options = parser.parse_args(arguments)
+    # A share is a part of the capacity, which the closed loops of this run measure.
     if options.shares and not (options.in_flight and "stream" in options.modes):
-        parser.error("--shares needs streams in flight, whose requests/s it is a share of")
+        parser.error("--shares needs a closed loop of streams: --in-flight 128 --modes stream")
     if (options.shares or options.rates) and options.workload == "multi-turn":
-        parser.error(
-            "an open loop of multi-turn conversations is not defined here: a turn waits for the answer before it"
-        )
+        # A turn can only be sent when the answer before it is complete.
+        parser.error("--rates and --shares have no multi-turn conversations: use --in-flight")
     return options
 
 
@@ -62,7 +58,7 @@ def _add_servers(parser: argparse.ArgumentParser) -> None:
         metavar="TARGET",
         help="default: " + " ".join(TARGETS),
     )
-    add("--shape", choices=sorted(SHAPES), default="tiny-opt")
+    add("--shape", choices=sorted(SHAPES), default="tiny-opt", help="of the model")
     add(
         "--device",
         choices=("cpu", "gpu"),
@@ -76,8 +72,12 @@ def _add_servers(parser: argparse.ArgumentParser) -> None:
         metavar="JSON",
         help="added to the defaults",
     )
-    helped = "of all targets (default uni, mp with several workers); `default`: each target's own"
-    add("--executor", choices=executors.CHOICES, default="uni", help=helped)
+    add(
+        "--executor",
+        choices=executors.CHOICES,
+        default="uni",
+        help="of all targets (default uni, mp with several workers); `default`: each target's own",
+    )
     add(
         "--instances",
         type=int,
@@ -89,27 +89,33 @@ def _add_servers(parser: argparse.ArgumentParser) -> None:
 
 def _add_loads(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--rounds", type=int, default=3)
+    add("--rounds", type=int, default=3, help="measurements of each load and target (default 3)")
     add(
         "--seconds",
         type=float,
         default=60,
-        help="window in which requests start (default 60); the last ones are waited for",
+        help="window in which requests start (default %(default)s); it waits for the last answers",
     )
-    add("--requests", type=int, default=1_000_000, help="at most, in a window")
+    add("--requests", type=int, default=1_000_000, help="most requests in a window")
     add(
         "--settle",
         type=float,
         default=1.3,
-        help="seconds of rest before a measurement: vLLM spins 1 s after the last",
+        # vLLM spins for 1 s after its last request, and would take a core from the next target.
+        help="seconds of rest before each measurement (default %(default)s)",
     )
-    add("--in-flight", type=int, nargs="*", default=[1, 8, 32, 128], help="of the closed loop")
-    add("--tokens", type=int, nargs="+", default=[64], help="tokens an answer, one table each")
-    add("--prompt-tokens", type=int, nargs="+", default=[32])
+    add("--in-flight", type=int, nargs="*", default=[1, 8, 32, 128], help="clients, closed loop")
+    add("--tokens", type=int, nargs="+", default=[64], help="in an answer (default 64)")
+    add("--prompt-tokens", type=int, nargs="+", default=[32], help="in a prompt (default 32)")
     add("--modes", nargs="+", choices=("whole", "stream"), default=["whole", "stream"])
-    helped = "fixed lengths; mixed: log-normal around them; multi-turn: --turns of them, answered from the prefix cache"
-    add("--workload", choices=workload.KINDS, default="fixed", help=helped)
-    add("--turns", type=int, default=4, help="of a multi-turn conversation")
+    add(
+        "--workload",
+        choices=workload.KINDS,
+        default="fixed",
+        help="fixed lengths; mixed: log-normal around them; multi-turn: conversations of --turns, "
+        "with the prefix cache",
+    )
+    add("--turns", type=int, default=4, help="turns of a multi-turn conversation")
     add(
         "--rates",
         type=float,
@@ -118,12 +124,19 @@ def _add_loads(parser: argparse.ArgumentParser) -> None:
         metavar="R",
         help="open loop: Poisson arrivals, requests/s",
     )
-    helped = "open loop: rates as shares of capacity, which is the slowest target's requests/s with the most in flight"
-    add("--shares", type=float, nargs="*", default=[], metavar="S", help=helped)
+    add(
+        "--shares",
+        type=float,
+        nargs="*",
+        default=[],
+        metavar="S",
+        help="open loop: rates as shares of the capacity, which is the requests/s of the slowest "
+        "target with the most in flight",
+    )
     add(
         "--most-in-flight",
         type=int,
         default=512,
         metavar="N",
-        help="of the open loop: later requests wait for a connection",
+        help="open loop: most requests at a time; later ones wait for a connection",
     )

@@ -10,12 +10,13 @@ from datetime import datetime
 _TRITON = re.compile(r"^[IWE](\d\d)(\d\d) (\d\d:\d\d:\d\d\.\d{6}) \d+ \S+\] (.*)")
 _VLLM = re.compile(r"(?:INFO|WARNING|ERROR) (\d\d)-(\d\d) (\d\d:\d\d:\d\d) (.*)")
 
-# (phase, pattern at its end). A phase lasts from the end of the previous phase that the log shows.
+# Each phase with the pattern of the line at its end. A phase lasts from the end of the previous
+# phase that the log shows.
 _ENDS = (
     ("server", r'"Using Python execution env '),
     ("extraction, auto-complete stub", r'"TRITONBACKEND_ModelInstanceInitialize: '),
     ("instance stub", r"importing vLLM"),
-    ("import of vLLM", r"\] vLLM \S+ from |\[[^]]*\] vLLM \S+ from "),
+    ("import of vLLM", r"\] vLLM \S+ from "),
     ("EngineCore spawn and import", r"Initializing a V1 LLM engine"),
     ("engine set-up", r"Starting to load model"),
     ("weights", r"Model loading took|Loading weights took"),
@@ -27,44 +28,42 @@ _ENDS = (
 
 @dataclass(frozen=True)
 class Phase:
-    """A phase of a start, in seconds; vLLM's lines have whole seconds only."""
+    """A phase of a start, in seconds."""
 
     name: str
     seconds: float
 
 
-def parse(log: str, launched: datetime) -> list[Phase]:
+def parse(log: str, launch: datetime) -> list[Phase]:
     """Return the phases of a start in their order, without those that the log does not show.
 
     Args:
         log: the text of the server's log.
-        launched: when the server's process was started, in this machine's local time like the log's timestamps.
+        launch: when the server was started, in local time as in the log.
     """
-    lines = [
-        found for line in log.splitlines() if (found := _timestamp(line, launched)) is not None
-    ]
+    # Lines without a timestamp, such as tables and tracebacks, end no phase.
+    timestamps = [_timestamp(line, launch.year) for line in log.splitlines()]
+    lines = [found for found in timestamps if found]
     phases = []
-    at, last = 0, launched
+    last = launch
     for name, end in _ENDS:
-        pattern = re.compile(end)
-        match = next((i for i in range(at, len(lines)) if pattern.search(lines[i][1])), None)
-        if match is None:
-            continue
-        when = max(
-            last, lines[match][0]
-        )  # vLLM's whole seconds may be earlier than the microseconds of the previous line
-        phases.append(Phase(name, (when - last).total_seconds()))
-        at, last = match + 1, when
+        for number, (when, text) in enumerate(lines):
+            if re.search(end, text):
+                # vLLM's times are whole seconds, so one may be earlier than Triton's line before.
+                ended = max(last, when)
+                phases.append(Phase(name, (ended - last).total_seconds()))
+                last = ended
+                # Only later lines can end the next phase.
+                del lines[: number + 1]
+                break
     return phases
 
 
-def _timestamp(line: str, launched: datetime) -> tuple[datetime, str] | None:
-    if found := _TRITON.match(line):
-        month, day, clock, text = found.groups()
-        form = "%Y %m %d %H:%M:%S.%f"
-    elif found := _VLLM.search(line):
-        month, day, clock, text = found.groups()
-        form = "%Y %m %d %H:%M:%S"
-    else:
+def _timestamp(line: str, year: int) -> tuple[datetime, str] | None:
+    """Return the time and the text of a line of the log; None if it has no time."""
+    found = _TRITON.match(line) or _VLLM.search(line)
+    if not found:
         return None
-    return datetime.strptime(f"{launched.year} {month} {day} {clock}", form), text  # noqa: DTZ007 - the log has no zone
+    month, day, clock, text = found.groups()
+    # Neither log has the year, nor a time zone.
+    return datetime.fromisoformat(f"{year}-{month}-{day} {clock}"), text

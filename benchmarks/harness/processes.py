@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import sys
+from collections import defaultdict
 from typing import TYPE_CHECKING
 
 import psutil
@@ -26,9 +27,10 @@ _ROLES = {
 
 
 def session_of(leader: int) -> list[psutil.Process]:
-    """Return the living processes of the session that `leader` leads (the server's own session)."""
+    """Return the living processes of the session that ``leader`` leads."""
     found = []
     for process in psutil.process_iter():
+        # A process may end at any time.
         with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):
             if os.getsid(process.pid) == leader and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
@@ -36,20 +38,24 @@ def session_of(leader: int) -> list[psutil.Process]:
 
 
 def role_of(process: psutil.Process) -> str:
-    """Return the role of a process: a value of `_ROLES`, or other."""
+    """Return the role of a process: a value of ``_ROLES``, or ``other``."""
     words = " ".join([process.name(), *process.cmdline()])
     # The first match counts, so "VLLM::APIServer" comes before "VLLM::".
     return next((role for sign, role in _ROLES.items() if sign in words), "other")
 
 
 def by_role(leader: int, amount: Callable[[psutil.Process], float]) -> dict[str, float]:
-    """Return the sum of an amount over the session of `leader`, by role."""
-    used: dict[str, float] = {}
+    """Return the sum of an amount over the processes of a session, by role.
+
+    Args:
+        leader: the process that leads the session.
+        amount: returns the amount of one process, such as ``cpu_seconds``.
+    """
+    used: dict[str, float] = defaultdict(float)
     for process in session_of(leader):
         with contextlib.suppress(psutil.NoSuchProcess):
-            role = role_of(process)
-            used[role] = used.get(role, 0) + amount(process)
-    return used
+            used[role_of(process)] += amount(process)
+    return dict(used)
 
 
 def cpu_seconds(process: psutil.Process) -> float:
@@ -65,27 +71,30 @@ def resident(process: psutil.Process) -> int:
 
 @contextlib.contextmanager
 def first_in_line() -> Iterator[bool]:
-    """Let this thread run before the servers, if that is allowed (root, CAP_SYS_NICE); yield whether it is.
-
-    A load generator that waits for a core later reads many pieces at once and records them as one burst. A real-time policy is
-    necessary: by default the kernel groups processes by session, and then nice counts only within a session.
-    """
-    policy, parameters, allowed = os.sched_getscheduler(0), os.sched_getparam(0), True
+    """Let this thread run before the servers, if that is allowed; yield whether it is."""
+    # A load generator that waits for a core later reads many pieces at once, and records them as
+    # one burst.
+    policy = os.sched_getscheduler(0)
+    parameters = os.sched_getparam(0)
     try:
+        # A real-time policy is necessary. By default the kernel groups processes by session, and
+        # then nice counts only within a session.
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
+    # It takes root, or CAP_SYS_NICE.
     except PermissionError:
-        allowed = False
+        yield False
+        return
     try:
-        yield allowed
+        yield True
     finally:
-        if allowed:
-            os.sched_setscheduler(0, policy, parameters)
+        os.sched_setscheduler(0, policy, parameters)
 
 
 def exit_on_sigterm() -> None:
-    """Exit at the first SIGTERM, so that the servers are stopped; ignore a second one, which `timeout` sends."""
+    """Exit at the first SIGTERM, so that the servers are stopped."""
 
     def leave(*_: object) -> None:
+        # `timeout` sends a second one to the process group, which must not interrupt the stopping.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         sys.exit(143)
 
@@ -93,10 +102,12 @@ def exit_on_sigterm() -> None:
 
 
 def end_session(leader: int, patience_s: float = 30) -> None:
-    """End the session of `leader`: SIGTERM to the leader, then SIGKILL to the processes left after `patience_s`."""
+    """End all processes of the session of ``leader``, after ``patience_s`` seconds by force."""
+    # 1) The leader, which ends its own processes
     with contextlib.suppress(psutil.NoSuchProcess):
         psutil.Process(leader).terminate()
     psutil.wait_procs(session_of(leader), timeout=patience_s)
+    # 2) What is left: vLLM's processes survive a stub that died
     for process in session_of(leader):
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-import json
+from collections import defaultdict
 from dataclasses import asdict, dataclass
 from statistics import median
 from typing import TYPE_CHECKING
 
+from harness import results
+
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
     from harness.machine import Machine
     from harness.metrics import Measurement
 
 LEGEND = (
-    "medians over rounds, with the least and the most; names and definitions are those of `vllm bench serve`: ITL is the gap "
-    "between two pieces of an answer. In open loop TTFT starts when the request is due. Ratios are of output tokens/s, each "
-    "within one round"
+    "medians over rounds, with the least and the most; names and definitions are those of "
+    "`vllm bench serve`: ITL is the gap between two pieces of an answer. "
+    "In open loop TTFT starts when the request is due. "
+    "Ratios are of output tokens/s, each within one round"
 )
+# The targets that the others are compared with.
 _RATIOS_TO = ("engine", "openai")
 
 
@@ -25,7 +30,11 @@ _RATIOS_TO = ("engine", "openai")
 class Cell:
     """One load, which is the same for all targets in one table.
 
-    With a `rate` (requests/s) it is an open loop, and `in_flight` is its upper bound.
+    Attributes:
+        stream: whether the answers come in pieces.
+        in_flight: number of clients. In an open loop, this is only the upper bound.
+        workload: one of ``workload.KINDS``.
+        rate: requests per second of an open loop; 0 is a closed loop.
     """
 
     stream: bool
@@ -39,9 +48,9 @@ class Cell:
     def title(self) -> str:
         """Return the heading of the cell's table."""
         mode = "streaming" if self.stream else "whole answers"
-        load = (
-            f"open loop, {self.rate:.4g} requests/s" if self.rate else f"{self.in_flight} in flight"
-        )
+        load = f"{self.in_flight} in flight"
+        if self.rate:
+            load = f"open loop, {self.rate:.4g} requests/s"
         workload = "" if self.workload == "fixed" else f"{self.workload}, "
         return f"{mode}, {load}, {workload}{self.prompt_tokens} + {self.answer_tokens} tokens"
 
@@ -54,12 +63,22 @@ class Round:
     target: str
     number: int
     measured: Measurement
-    cpu_s: dict[str, float]  # by role, over this measurement; the load generator is "load"
+    # Over this measurement, by role. The load generator is "load".
+    cpu_s: dict[str, float]
 
 
 @dataclass(frozen=True)
 class Column:
-    """One column of the table: the field `name` of Measurement times `factor`, with `digits` after the point."""
+    """One column of the table.
+
+    Attributes:
+        head: the column's heading.
+        name: the field of ``Measurement``.
+        factor: changes the unit: 1e3 shows seconds as ms.
+        digits: number of digits after the point.
+        streaming: only for streams. A whole answer has one piece, and so no gaps.
+        open_loop: only for open loops.
+    """
 
     head: str
     name: str
@@ -86,24 +105,28 @@ _COLUMNS = (
 )
 
 
-def shown(values: list[float], digits: int) -> str:
+def median_and_range(values: list[float], digits: int) -> str:
     """Return the median; for several rounds, also minimum and maximum."""
-    text = f"{median(values):,.{digits}f}"
-    return (
-        text
-        if len(values) == 1
-        else f"{text} ({min(values):,.{digits}f}-{max(values):,.{digits}f})"
-    )
+    middle = f"{median(values):,.{digits}f}"
+    if len(values) == 1:
+        return middle
+    return f"{middle} ({min(values):,.{digits}f}-{max(values):,.{digits}f})"
+
+
+def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table in Markdown."""
+    lines = [f"| {' | '.join(cells)} |" for cells in (heads, *rows)]
+    return "\n".join([lines[0], "|---" * len(heads) + "|", *lines[1:]])
 
 
 def ratios(rounds: list[Round], target: str, to: str) -> list[float]:
-    """Return the output tokens/s of `target` divided by those of `to`, for each round that has both."""
-    speed = {(entry.target, entry.number): entry.measured.output_throughput for entry in rounds}
-    pairs = [
-        (speed.get((target, n)), speed.get((to, n)))
-        for n in sorted({entry.number for entry in rounds})
-    ]
-    return [a / b for a, b in pairs if a and b]
+    """Return the output tokens/s of ``target`` divided by those of ``to``, for each round."""
+    # Within a round, because other work on the machine slows all targets of a round.
+    speeds: dict[str, dict[int, float]] = defaultdict(dict)
+    for entry in rounds:
+        speeds[entry.target][entry.number] = entry.measured.output_throughput
+    bases = speeds[to]
+    return [speed / bases[number] for number, speed in speeds[target].items() if number in bases]
 
 
 def per_thousand(rounds: list[Round]) -> dict[str, float]:
@@ -119,55 +142,56 @@ def table(rounds: list[Round]) -> str:
     """Return the table of one cell as Markdown."""
     cell = rounds[0].cell
     columns = [
-        c for c in _COLUMNS if (cell.stream or not c.streaming) and (cell.rate or not c.open_loop)
+        column
+        for column in _COLUMNS
+        if (cell.stream or not column.streaming) and (cell.rate or not column.open_loop)
     ]
-    targets = list(dict.fromkeys(entry.target for entry in rounds))
-    bases = [target for target in targets if target in _RATIOS_TO]
-    heads = [
-        "target",
-        columns[0].head,
-        *(f"/ {base}" for base in bases),
-        *(c.head for c in columns[1:]),
-    ]
-    lines = [
-        f"| {' | '.join([*heads, 'CPU s per 1000 tokens'])} |",
-        "|---" * (len(heads) + 1) + "|",
-    ]
-    for target in targets:
-        mine = [entry for entry in rounds if entry.target == target]
-        figures = [
-            shown([getattr(e.measured, c.name) * c.factor for e in mine], c.digits) for c in columns
-        ]
-        figures[1:1] = [shown(ratios(rounds, target, base), 2) for base in bases]
-        used = ", ".join(
-            f"{role} {used:.3f}" for role, used in per_thousand(mine).items() if used >= 0.0005
-        )
-        lines.append(f"| {target} | {' | '.join([*figures, used])} |")
-    return "\n".join(lines)
-
-
-def by_cell(rounds: list[Round]) -> dict[Cell, list[Round]]:
-    """Group rounds by cell; the cells keep the order in which they were measured."""
-    cells: dict[Cell, list[Round]] = {}
+    by_target: dict[str, list[Round]] = defaultdict(list)
     for entry in rounds:
-        cells.setdefault(entry.cell, []).append(entry)
-    return cells
+        by_target[entry.target].append(entry)
+    bases = [target for target in by_target if target in _RATIOS_TO]
+    # 1) The heads: the ratios come after the first figure, output tokens/s
+    heads = [column.head for column in columns]
+    heads[1:1] = [f"/ {base}" for base in bases]
+    # 2) A row for each target
+    rows = []
+    for target, mine in by_target.items():
+        figures = []
+        for column in columns:
+            values = [getattr(entry.measured, column.name) * column.factor for entry in mine]
+            figures.append(median_and_range(values, column.digits))
+        figures[1:1] = [median_and_range(ratios(rounds, target, base), 2) for base in bases]
+        # A role that would be shown as 0.000 is left out.
+        seconds = per_thousand(mine).items()
+        used = [f"{role} {value:.3f}" for role, value in seconds if value >= 0.0005]
+        rows.append([target, *figures, ", ".join(used)])
+    return markdown(["target", *heads, "CPU s per 1000 tokens"], rows)
 
 
 def write(out: Path, title: str, machine: Machine, notes: list[str], rounds: list[Round]) -> None:
-    """Write the report to `out`.md and `out`.json."""
+    """Write the report to ``out``.md and ``out``.json.
+
+    Args:
+        out: the report's path without suffix, from ``results.take``.
+        title: the heading.
+        machine: the machine.
+        notes: lines for the head.
+        rounds: the measurements so far.
+    """
+    # The cells keep the order in which they were measured.
+    cells: dict[Cell, list[Round]] = defaultdict(list)
+    for entry in rounds:
+        cells[entry.cell].append(entry)
     parts = [
         f"# {title}",
         "\n".join([*machine.lines(), *(f"- {note}" for note in [*notes, LEGEND])]),
     ]
-    for cell, entries in by_cell(rounds).items():
-        parts.append(f"## {cell.title}\n\n{table(entries)}")
-    out.with_name(f"{out.name}.md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+    for cell, entries in cells.items():
+        parts += [f"## {cell.title}", table(entries)]
+    results.write_text(out, parts)
     content = {
         "machine": asdict(machine),
         "notes": notes,
         "rounds": [asdict(entry) for entry in rounds],
     }
-    out.with_name(f"{out.name}.json").write_text(
-        json.dumps(content, indent=1) + "\n", encoding="utf-8"
-    )
+    results.write_json(out, content)

@@ -1,4 +1,4 @@
-"""Server processes: start one in a session of its own, wait until it is ready, measure it, and end its session."""
+"""Start server processes, wait until they are ready, measure them, and end them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import shutil
 import socket
 import subprocess
 import time
-import urllib.error
 import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,15 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from harness import executors, processes
 
 _START_LIMIT_S = 600
+# By default, vLLM pins its CPU worker to core 0 and spins there. On two cores, every other process
+# that the scheduler puts on that core then stops for seconds, with every target. Without pinning,
+# the same load is up to six times as fast.
+CPU_VARIABLES = {
+    # In GiB. By default, the cache is a fraction of the machine's memory, for each target.
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "OMP_NUM_THREADS": "1",
+}
 
 
 @dataclass(frozen=True)
@@ -52,11 +60,15 @@ class StartFailedError(Exception):
 
 
 class Server:
-    """A server process in a session of its own, with its log in a file."""
+    """A server process in a session of its own, with its log in a file.
+
+    Attributes:
+        name: the target's name, which is the name of its log, too.
+        stall_limit_s: a start counts as stuck after this many seconds without a line in the log.
+    """
 
     name = ""
     stall_limit_s: float = _START_LIMIT_S
-    """A start counts as stuck after this many seconds without a line in the log."""
 
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
@@ -66,7 +78,13 @@ class Server:
     def launch(
         self, command: list[str], *, stdin: int | None = None, stdout: IO[bytes] | int | None = None
     ) -> None:
-        """Start the process; its output goes to the log."""
+        """Start the process; its output goes to the log.
+
+        Args:
+            command: the program and its arguments.
+            stdin: as for ``subprocess.Popen``.
+            stdout: where its output goes instead.
+        """
         # No usage statistics and no access to the hub during a measurement.
         variables = {
             **os.environ,
@@ -81,34 +99,44 @@ class Server:
                 stdout=stdout or log,
                 stderr=log,
                 env=variables,
+                # The session also has vLLM's processes, which may survive their parent.
                 start_new_session=True,
             )
 
     def wait_for(self, url: str) -> None:
-        """Wait until `url` answers with status 200.
+        """Wait until ``url`` answers with status 200.
 
         Raises:
             StartFailedError: the server ends, is silent too long, or takes too long.
         """
         limit = time.monotonic() + _START_LIMIT_S
-        while not (why := self._failed(limit)):
+        while True:
+            self._require_progress(limit)
             try:
                 with urllib.request.urlopen(url, timeout=5):
                     return
-            except (urllib.error.URLError, OSError):
+            # A refused connection, or another status: it is still loading.
+            except OSError:
                 time.sleep(0.1)
-        raise StartFailedError(f"{self.name} {why} before it was ready; see {self.log}")
 
-    def _failed(self, limit: float) -> str:
+    def _require_progress(self, limit: float) -> None:
         status = self.running().poll()
         if status is not None:
-            return f"ended with status {status}"
-        if time.time() - self.log.stat().st_mtime > self.stall_limit_s:
-            return f"said nothing for {self.stall_limit_s:.0f} s"
-        return f"took {_START_LIMIT_S} s" if time.monotonic() > limit else ""
+            why = f"ended with status {status}"
+        elif time.time() - self.log.stat().st_mtime > self.stall_limit_s:
+            why = f"said nothing for {self.stall_limit_s:.0f} s"
+        elif time.monotonic() > limit:
+            why = f"took {_START_LIMIT_S} s"
+        else:
+            return
+        raise StartFailedError(f"{self.name} {why} before it was ready; see {self.log}")
 
     def running(self) -> subprocess.Popen[bytes]:
-        """Return the started process."""
+        """Return the started process.
+
+        Raises:
+            StartFailedError: it was not started.
+        """
         if self.process is None:
             raise StartFailedError(f"{self.name} was not started")
         return self.process
@@ -119,8 +147,9 @@ class Server:
 
     def executor(self) -> str:
         """Return the executor of the started engine, judged by its processes."""
+        # The amount of each process is 1, so the sum is the number of processes.
         roles = processes.by_role(self.running().pid, lambda _: 1)
-        return executors.running(roles)
+        return executors.executor_of(roles)
 
     def resident(self) -> dict[str, float]:
         """Return the resident bytes, by role."""
@@ -134,15 +163,22 @@ class Server:
 
 
 def place_model(setting: Setting, destination: Path) -> Path:
-    """Copy the model without its archive and configure it for the benchmark; return the new model repository."""
+    """Copy the model and configure it for the benchmark.
+
+    Args:
+        setting: names the model repository, the environment and the engine arguments.
+        destination: the new folder of the model, with the model's name.
+
+    Returns:
+        the new model repository.
+    """
     shutil.rmtree(destination, ignore_errors=True)
     model = setting.model_repository / destination.name
-    shutil.copytree(
-        model, destination, ignore=shutil.ignore_patterns("*.tar.gz", "*.tar", "__pycache__")
-    )
-    (destination / "vllm_engine_args.json").write_text(
-        json.dumps(setting.arguments), encoding="utf-8"
-    )
+    # Without its archive, which may have gigabytes: the setting's environment is unpacked.
+    ignore = shutil.ignore_patterns("*.tar.gz", "*.tar", "__pycache__")
+    shutil.copytree(model, destination, ignore=ignore)
+    arguments = json.dumps(setting.arguments)
+    (destination / "vllm_engine_args.json").write_text(arguments, encoding="utf-8")
     file = destination / "config.pbtxt"
     config = text_format.Parse(file.read_text(encoding="utf-8"), ModelConfig())
     config.parameters["EXECUTION_ENV_PATH"].string_value = str(setting.environment)
@@ -153,16 +189,16 @@ def place_model(setting: Setting, destination: Path) -> Path:
 
 
 def place_stub(destination: Path, setting: Setting) -> None:
-    """Copy the Triton root's prebuilt stub for the environment's Python into a model without a stub, if there is one."""
-    pythons = sorted((setting.environment / "bin").glob("python3.*[0-9]"))
-    stub = "triton_python_backend_stub"
-    prebuilt = [
-        setting.triton_root / "python_backend_stubs" / python.name.removeprefix("python") / stub
-        for python in pythons
-    ]
-    if not (destination / stub).exists():
-        for found in filter(Path.is_file, prebuilt):
-            shutil.copy2(found, destination / stub)
+    """Copy the Triton root's stub into a model without one, if it has one for this Python."""
+    stub = destination / "triton_python_backend_stub"
+    if stub.exists():
+        return
+    # A stub works with one version of Python only, which the environment's bin/python3.X names.
+    for python in (setting.environment / "bin").glob("python3.*[0-9]"):
+        version = python.name.removeprefix("python")
+        prebuilt = setting.triton_root / "python_backend_stubs" / version / stub.name
+        if prebuilt.is_file():
+            shutil.copy2(prebuilt, stub)
 
 
 def as_flags(arguments: dict[str, object]) -> list[str]:
@@ -170,6 +206,7 @@ def as_flags(arguments: dict[str, object]) -> list[str]:
     flags = []
     for key, value in arguments.items():
         name = key.replace("_", "-")
+        # A flag for True or False has no value.
         if isinstance(value, bool):
             flags.append(f"--{name}" if value else f"--no-{name}")
         else:
@@ -178,8 +215,9 @@ def as_flags(arguments: dict[str, object]) -> list[str]:
 
 
 def free_port() -> int:
-    """Return a free port below the ephemeral ports, so that no other program gets it by chance."""
+    """Return a free port."""
     while True:
+        # Below the ephemeral ports, which the kernel gives to any program that asks.
         port = random.randrange(20000, 32000)
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))

@@ -1,7 +1,8 @@
 """Make checkpoints of a given shape without weights, for engines that load dummy weights.
 
-A checkpoint is a `config.json` and a WordLevel tokenizer. Each token is one word that starts with `MARK`. So the number of
-tokens in a text is the number of marks in it, whichever target wrote the text and however it was split.
+A checkpoint is a ``config.json`` and a WordLevel tokenizer. Each token is one word that starts with
+``MARK``. So the number of tokens in a text is the number of marks in it, whichever target wrote the
+text and however it was split.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import random
+    from collections.abc import Mapping
     from pathlib import Path
 
 MARK = "w"
@@ -19,18 +21,21 @@ MARK = "w"
 
 @dataclass(frozen=True)
 class Shape:
-    """A model's architecture, from which vLLM makes dummy weights."""
+    """A model's architecture, from which vLLM makes dummy weights.
 
-    name: str
+    Attributes:
+        vocabulary: number of tokens.
+        positions: longest prompt with its answer, in tokens.
+        config: the checkpoint's ``config.json``.
+    """
+
     vocabulary: int
     positions: int
-    config: dict[str, object]
+    config: Mapping[str, object]
 
 
-def _opt(
-    name: str, *, hidden: int, heads: int, layers: int, vocabulary: int, positions: int
-) -> Shape:
-    config: dict[str, object] = {
+def _opt(*, hidden: int, heads: int, layers: int, vocabulary: int, positions: int) -> Shape:
+    config = {
         "architectures": ["OPTForCausalLM"],
         "model_type": "opt",
         "activation_function": "relu",
@@ -47,53 +52,38 @@ def _opt(
         "eos_token_id": 2,
         "torch_dtype": "float16",
     }
-    return Shape(name, vocabulary, positions, config)
+    return Shape(vocabulary, positions, config)
 
 
-def _llama(
-    name: str, *, hidden: int, heads: int, layers: int, inner: int, vocabulary: int, positions: int
-) -> Shape:
-    config: dict[str, object] = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "hidden_act": "silu",
-        "hidden_size": hidden,
-        "intermediate_size": inner,
-        "num_attention_heads": heads,
-        "num_key_value_heads": heads,
-        "num_hidden_layers": layers,
-        "max_position_embeddings": positions,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 10000.0,
-        "tie_word_embeddings": False,
-        "vocab_size": vocabulary,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "torch_dtype": "float16",
-    }
-    return Shape(name, vocabulary, positions, config)
-
+_LLAMA_7B = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_act": "silu",
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+    "num_hidden_layers": 32,
+    "max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+    "vocab_size": 32000,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "torch_dtype": "float16",
+}
 
 SHAPES = {
-    shape.name: shape
-    for shape in (
-        _opt("tiny-opt", hidden=64, heads=2, layers=2, vocabulary=2048, positions=8192),
-        _opt("opt-125m", hidden=768, heads=12, layers=12, vocabulary=50272, positions=2048),
-        _llama(
-            "llama-7b",
-            hidden=4096,
-            heads=32,
-            layers=32,
-            inner=11008,
-            vocabulary=32000,
-            positions=4096,
-        ),
-    )
+    # vLLM's attention on a CPU needs heads of at least 32 values: 64 / 2.
+    "tiny-opt": _opt(hidden=64, heads=2, layers=2, vocabulary=2048, positions=8192),
+    "opt-125m": _opt(hidden=768, heads=12, layers=12, vocabulary=50272, positions=2048),
+    "llama-7b": Shape(vocabulary=32000, positions=4096, config=_LLAMA_7B),
 }
 
 
 def write_checkpoint(shape: Shape, folder: Path) -> Path:
-    """Write `config.json` and the tokenizer of `shape` into `folder`; return `folder`."""
+    """Write ``config.json`` and the tokenizer of ``shape`` into ``folder``; return ``folder``."""
     folder.mkdir(parents=True, exist_ok=True)
     vocabulary = {f"{MARK}{i}": i for i in range(shape.vocabulary)}
     tokenizer: dict[str, object] = {
@@ -108,17 +98,24 @@ def write_checkpoint(shape: Shape, folder: Path) -> Path:
         "model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": f"{MARK}3"},
     }
     # transformers 4 and 5 both know only this class name.
-    about = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": shape.positions}
-    for name, content in (
-        ("config.json", shape.config),
-        ("tokenizer.json", tokenizer),
-        ("tokenizer_config.json", {**about, "clean_up_tokenization_spaces": False}),
-    ):
+    about = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": shape.positions,
+        "clean_up_tokenization_spaces": False,
+    }
+    files = {
+        "config.json": shape.config,
+        "tokenizer.json": tokenizer,
+        "tokenizer_config.json": about,
+    }
+    for name, content in files.items():
         (folder / name).write_text(json.dumps(content), encoding="utf-8")
     return folder
 
 
 def make_prompt(source: random.Random, tokens: int, vocabulary: int) -> str:
-    """Return a prompt of exactly `tokens` tokens; it is random, so that no prefix cache holds it."""
-    # Numbers below 4 are left out: among them are the special tokens (padding, begin, end, unknown).
-    return " ".join(f"{MARK}{number}" for number in source.choices(range(4, vocabulary), k=tokens))
+    """Return a prompt of exactly ``tokens`` tokens."""
+    # Random, so that no prefix cache holds it. Numbers below 4 are left out: among them are the
+    # special tokens (padding, begin, end, unknown).
+    numbers = source.choices(range(4, vocabulary), k=tokens)
+    return " ".join(f"{MARK}{number}" for number in numbers)

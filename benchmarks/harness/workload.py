@@ -1,4 +1,4 @@
-"""The questions of a load: conversations of one or several turns, equal for every target with the same seed."""
+"""The questions of a load, which are the same for every target with the same seed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 KINDS = ("fixed", "mixed", "multi-turn")
-# Sigma of the log-normal lengths, and the largest factor by which they may differ from the typical length.
+# Sigma of the log-normal lengths, and the largest factor by which they may differ from the typical
+# length.
 _SPREAD = 0.7
 _WIDEST = 4
 
@@ -24,10 +25,12 @@ class Load:
     Attributes:
         in_flight: number of clients, each with one request at a time.
         requests: the largest number of requests.
-        seconds: no request starts later than this; 0 sets no limit and sends exactly `requests`.
-        rate: requests per second in a Poisson process (open loop). 0 is a closed loop: each client sends its next request
-            when its last answer is complete.
-        workload: one of `KINDS`.
+        vocabulary: the model's number of tokens.
+        seconds: no request starts later than this; 0 sets no limit and sends exactly ``requests``.
+        rate: requests per second in a Poisson process (open loop). 0 is a closed loop: each client
+            sends its next request when its last answer is complete.
+        workload: one of ``KINDS``.
+        turns: number of turns of a multi-turn conversation.
     """
 
     in_flight: int
@@ -52,11 +55,13 @@ class Turn:
 
 
 def conversations(load: Load) -> Iterator[list[Turn]]:
-    """Yield conversations that have `load.requests` turns in total.
+    """Yield conversations that have ``load.requests`` turns in total.
 
-    - `fixed`: one turn of `prompt_tokens` and `answer_tokens`.
-    - `mixed`: one turn; both lengths are log-normal (sigma 0.7) with these medians, from a quarter to four times the median.
-    - `multi-turn`: `turns` turns of the fixed lengths. Each prompt repeats the whole conversation, which a prefix cache holds.
+    - ``fixed``: one turn of ``prompt_tokens`` and ``answer_tokens``.
+    - ``mixed``: one turn. Both lengths are log-normal (sigma 0.7) with these medians, and lie
+      between a quarter of the median and four times the median.
+    - ``multi-turn``: ``turns`` turns of the fixed lengths. The sender repeats the conversation in
+      each prompt, and a prefix cache holds it.
     """
     source = random.Random(load.seed)
     left = load.requests
@@ -73,12 +78,16 @@ def most_tokens(load: Load) -> int:
 
 
 def _turn(load: Load, source: random.Random) -> Turn:
-    lengths = [load.prompt_tokens, load.answer_tokens]
+    prompt = load.prompt_tokens
+    answer = load.answer_tokens
     if load.workload == "mixed":
-        lengths = [_drawn(source, length) for length in lengths]
-    return Turn(make_prompt(source, lengths[0], load.vocabulary), lengths[1])
+        prompt = _random_length(source, prompt)
+        answer = _random_length(source, answer)
+    return Turn(make_prompt(source, prompt, load.vocabulary), answer)
 
 
-def _drawn(source: random.Random, typical: int) -> int:
-    drawn = typical * source.lognormvariate(0, _SPREAD)
-    return max(1, round(min(max(drawn, typical / _WIDEST), typical * _WIDEST)))
+def _random_length(source: random.Random, typical: int) -> int:
+    factor = source.lognormvariate(0, _SPREAD)
+    # `most_tokens` relies on these limits.
+    factor = min(max(factor, 1 / _WIDEST), _WIDEST)
+    return max(1, round(typical * factor))

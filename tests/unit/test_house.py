@@ -1,4 +1,4 @@
-"""Rules of the structure that import-linter and ruff do not check: parameters, late imports, what rooms say."""
+"""Rules of the structure that import-linter and ruff do not check: sizes, late imports, what rooms say."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGER = ROOT / "env" / "vllm_env"
 PARTS = ("env/vllm_env/**/*.py", "client/**/*.py", "model_repository/vllm/1/**/*.py", "tools/**/*.py")
 SOURCES = sorted(file for part in PARTS for file in ROOT.glob(part))
-MOST_PARAMETERS = 6
+MOST_LINES = 400
+MOST_METHODS = 20
 LATE = {
     "torch",
     "transformers",
@@ -38,15 +39,21 @@ def functions() -> Iterator[tuple[str, Function]]:
                 yield f"{file.relative_to(ROOT)}:{node.lineno} {node.name}", node
 
 
-def test_a_function_takes_few_parameters() -> None:
-    """At most six beside the object itself."""
-    counts = {}
-    for where, node in functions():
-        arguments = node.args
-        named = [a.arg for a in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
-        counts[where] = len([name for name in named if name not in ("self", "cls")])
-    assert counts
-    assert {where: count for where, count in counts.items() if count > MOST_PARAMETERS} == {}
+def test_modules_and_classes_are_short() -> None:
+    """At most 400 lines in a module and 20 methods in a class, also in the benchmarks."""
+    lines: dict[str, int] = {}
+    methods: dict[str, int] = {}
+    for file in (*SOURCES, *ROOT.glob("benchmarks/**/*.py")):
+        text = file.read_text("utf-8")
+        where = str(file.relative_to(ROOT))
+        lines[where] = len(text.splitlines())
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.ClassDef):
+                methods[f"{where} {node.name}"] = len([part for part in node.body if isinstance(part, Function)])
+    assert lines
+    assert methods
+    assert {where: count for where, count in lines.items() if count > MOST_LINES} == {}
+    assert {where: count for where, count in methods.items() if count > MOST_METHODS} == {}
 
 
 def test_imports_stand_at_the_top() -> None:

@@ -1,4 +1,4 @@
-"""The adapter's needs of vLLM: those that its own sources state, read with `ast`, and those that `needs` adds."""
+"""Collect the adapter's needs: its own sources state some, and ``needs`` adds the others."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 VERSION_FOLDER = Path(__file__).resolve().parents[2] / "model_repository" / "vllm" / "1"
-# The adapter's protocols name vLLM's class, and the first version that has a member, in their docstrings.
-_CLASS = re.compile(r"`(vllm(?:\.\w+)+)`")
+# The docstrings of the adapter's protocols name vLLM's class, between single or double backticks,
+# and the first version that has a member.
+_CLASS = re.compile(r"`+(vllm(?:\.\w+)+)`")
 _SINCE = re.compile(r"\bsince (0\.\d+)")
 _VARIABLE = re.compile(r"VLLM_[A-Z0-9_]+")
 
@@ -44,25 +45,25 @@ class Needs:
 
 def read(folder: Path = VERSION_FOLDER) -> Needs:
     """Return the adapter's needs, read from a version folder of the model."""
-    places, required = _places(folder)
+    package = folder / "triton_vllm"
+    # 1) Names and their modules
+    parts = package / "vllm_api" / "parts.py"
+    required = _literal(parts, "PLACES")
+    places = required | _literal(parts, "OPTIONAL_PLACES")
+    since = {**needs.SINCE, **dict.fromkeys(required, needs.OLDEST)}
+    # 2) Classes and their members; what `needs` states of a member comes last and counts
     classes: dict[str, dict[str, Member]] = defaultdict(dict)
-    for table in (_declared(folder / "triton_vllm" / "base" / "protocols.py"), needs.STATED):
+    for table in (_declared(package / "base" / "protocols.py"), needs.STATED):
         for owner, members in table.items():
             classes[owner] |= members
-    used = {text for _, text in texts(folder) if _VARIABLE.fullmatch(text)} - places.keys()
-    since = {name: since for name, since in needs.SINCE.items() if name in places} | dict.fromkeys(
-        required, needs.OLDEST
-    )
-    variables = {name: needs.VARIABLES.get(name, needs.OLDEST) for name in sorted(used)}
-    checked = _literal(folder / "triton_vllm" / "request" / "fit.py", "TOKEN_IDS")
-    return Needs(places, since, classes, variables, needs.CHECKED_BY_VLLM | set(checked))
-
-
-def _places(folder: Path) -> tuple[dict[str, tuple[str, ...]], set[str]]:
-    """Return name -> modules, and the names that every vLLM must have."""
-    parts = folder / "triton_vllm" / "vllm_api" / "parts.py"
-    required = _literal(parts, "PLACES")
-    return {**required, **_literal(parts, "OPTIONAL_PLACES")}, set(required)
+    # 3) Environment variables; some are imported from vllm.envs, and judged as names
+    variables: dict[str, str] = {}
+    for _, text in texts(folder):
+        if _VARIABLE.fullmatch(text) and text not in places:
+            variables[text] = needs.VARIABLES.get(text, needs.OLDEST)
+    # 4) Parameters with token ids
+    checked = _literal(package / "request" / "fit.py", "TOKEN_IDS")
+    return Needs(places, since, classes, variables, needs.CHECKED_BY_VLLM.union(checked))
 
 
 def _literal(path: Path, name: str) -> Any:
@@ -74,39 +75,42 @@ def _literal(path: Path, name: str) -> Any:
 
 
 def _declared(protocols: Path) -> dict[str, dict[str, Member]]:
-    """Return the members that the protocols of vLLM's classes declare; mypy checks the adapter against them."""
+    """Return the members that the protocols of vLLM's classes declare."""
+    # mypy checks the adapter against the protocols, so no use is missing here.
     found: dict[str, dict[str, Member]] = {}
     for node in ast.parse(protocols.read_text(encoding="utf-8")).body:
-        said = (ast.get_docstring(node) or "") if isinstance(node, ast.ClassDef) else ""
-        name = _CLASS.match(said)
-        if name and isinstance(node, ast.ClassDef):
-            since = _SINCE.search(said)
-            found[name[1]] = {
-                member.name: _member(member, since)
-                for member in node.body
-                if isinstance(member, Function)
-            }
+        if not isinstance(node, ast.ClassDef):
+            continue
+        docstring = ast.get_docstring(node) or ""
+        # Other protocols, such as those for Triton's objects, do not start with a vLLM class.
+        if name := _CLASS.match(docstring):
+            since = _since(docstring, needs.OLDEST)
+            methods = [item for item in node.body if isinstance(item, Function)]
+            found[name[1]] = {item.name: _member(item, since) for item in methods}
     return found
 
 
-def _member(node: Function, of_class: re.Match[str] | None) -> Member:
-    said = _SINCE.search(ast.get_docstring(node) or "") or of_class
-    since = said[1] if said else needs.OLDEST
-    if any(isinstance(d, ast.Name) and d.id == "property" for d in node.decorator_list):
+def _since(docstring: str | None, otherwise: str) -> str:
+    found = _SINCE.search(docstring or "")
+    return found[1] if found else otherwise
+
+
+def _member(node: Function, class_since: str) -> Member:
+    since = _since(ast.get_docstring(node), class_since)
+    if "property" in map(ast.unparse, node.decorator_list):
         return Member(since=since)
-    parameters = tuple(a.arg for a in (*node.args.args, *node.args.kwonlyargs) if a.arg != "self")
+    arguments = (*node.args.args, *node.args.kwonlyargs)
+    parameters = tuple(argument.arg for argument in arguments if argument.arg != "self")
     return Member(parameters, awaited=is_awaited(node), since=since)
 
 
 def is_awaited(node: Function) -> bool:
     """Return whether the caller must await the result of a function."""
+    if isinstance(node, ast.AsyncFunctionDef):
+        # An asynchronous generator is called without await.
+        return not any(isinstance(inner, ast.Yield) for inner in ast.walk(node))
     returns = ast.unparse(node.returns) if node.returns else ""
-    generates = any(
-        isinstance(inner, ast.Yield) for inner in ast.walk(node)
-    )  # an asynchronous generator is called without await
-    return (isinstance(node, ast.AsyncFunctionDef) and not generates) or returns.startswith(
-        ("Awaitable[", "Coroutine[")
-    )
+    return returns.startswith(("Awaitable[", "Coroutine["))
 
 
 def trees(folder: Path) -> Iterator[tuple[str, ast.Module]]:

@@ -1,4 +1,4 @@
-"""Record the contract of one vLLM as text, for what the adapter uses of it, and compare two records."""
+"""Record what the adapter uses of one vLLM as text, and compare two records."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     from api_contract.adapter import Needs
     from api_contract.sources import Sources
 
+# Name -> its definition in the sources as text. The entry `version` is vLLM's version.
 Record = dict[str, str]
-"""Name -> its definition in the sources as text. `version` is vLLM's version."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Lines for new, removed and changed names; a line for a changed name has both texts."""
+    """Lines for new, removed and changed names, as ``name: definition``."""
 
     new: list[str]
     gone: list[str]
@@ -27,64 +27,73 @@ class Difference:
 
 
 def describe(sources: Sources, wanted: Needs) -> Record:
-    """Return the record: the places of names, the definitions of classes and members, and the existing errors."""
+    """Return the record of one vLLM.
+
+    Args:
+        sources: the sources of the vLLM.
+        wanted: the adapter's needs.
+    """
     record = {"version": sources.version}
+    # 1) The modules of the names
     for name, places in wanted.places.items():
         record[f"place of {name}"] = _place(sources, name, places)
+    # 2) The definitions of classes, and of their members that the adapter or a client uses
     for owner in {*wanted.classes, *needs.RECORDED}:
-        lineage = sources.lineage(owner)
-        if lineage:
-            record[owner] = text_of(lineage[-1][1])
+        if lineage := sources.lineage(owner):
+            _, definition = lineage[-1]
+            record[owner] = text_of(definition)
         for name, node in sources.members(owner).items():
-            if name in wanted.classes.get(owner, {}) or _is_recorded(owner, name, node):
+            if name in wanted.classes.get(owner, ()) or _is_recorded(owner, name, node):
                 record[f"{owner}.{name}"] = text_of(node)
+    # 3) All errors: a new one may need an answer of its own
     for module in needs.ERRORS:
         tree = sources.module(module)
         for node in tree.body if tree else ():
             if isinstance(node, ast.ClassDef):
                 record[f"{module}.{node.name}"] = text_of(node)
+    # Sorted, so that a new record of the same vLLM is the same file.
     return dict(sorted(record.items()))
 
 
 def compare(before: Record, after: Record) -> Difference:
     """Return the difference between two records, without their versions."""
-    both = sorted(before.keys() & after.keys() - {"version"})
+    both = before.keys() & after.keys() - {"version"}
+    changed = sorted(name for name in both if before[name] != after[name])
     return Difference(
         new=[f"{name}: {after[name]}" for name in sorted(after.keys() - before.keys())],
         gone=[f"{name}: {before[name]}" for name in sorted(before.keys() - after.keys())],
-        changed=[
-            f"{name}: {before[name]}  ->  {after[name]}"
-            for name in both
-            if before[name] != after[name]
-        ],
+        changed=[f"{name}: {before[name]}  ->  {after[name]}" for name in changed],
     )
 
 
 def _place(sources: Sources, name: str, places: tuple[str, ...]) -> str:
-    """Return the module where a name is found, and the module that defines it if that is another one."""
+    """Return the module in which a name is found, and the module that defines it if it differs."""
     for module in places:
-        found = sources.find(module, name)
-        if found is not None:
-            return module if found[0] == module else f"{module} (from {found[0]})"
+        if found := sources.find(module, name):
+            defining, _ = found
+            return module if defining == module else f"{module} (from {defining})"
     return "nowhere"
 
 
 def _is_recorded(owner: str, name: str, node: ast.AST) -> bool:
+    # Methods of these classes are vLLM's own business, unless the adapter calls them.
     return owner in needs.RECORDED and not name.startswith("_") and not isinstance(node, Function)
 
 
 def text_of(node: ast.AST) -> str:
-    """Return a definition as text without its body: a signature, a type with its default, or bases."""
+    """Return a definition without its body: bases, a signature, or a type with its default."""
+    decorators = [f"@{ast.unparse(item)} " for item in getattr(node, "decorator_list", [])]
     if isinstance(node, ast.ClassDef):
-        decorators = [f"@{ast.unparse(d)}" for d in node.decorator_list]
-        return " ".join([*decorators, f"({', '.join(ast.unparse(b) for b in node.bases)})"])
+        return f"{''.join(decorators)}({', '.join(map(ast.unparse, node.bases))})"
     if isinstance(node, Function):
-        decorators = [f"@{ast.unparse(d)}" for d in node.decorator_list]
         kind = "async def" if isinstance(node, ast.AsyncFunctionDef) else "def"
         returns = f" -> {ast.unparse(node.returns)}" if node.returns else ""
-        return " ".join([*decorators, f"{kind} ({ast.unparse(node.args)}){returns}"])
+        return f"{''.join(decorators)}{kind} ({ast.unparse(node.args)}){returns}"
+    # A field, as in a dataclass.
     if isinstance(node, ast.AnnAssign):
-        return ast.unparse(node.annotation) + (
-            f" = {ast.unparse(node.value)}" if node.value else ""
-        )
-    return f"= {ast.unparse(node.value)}" if isinstance(node, ast.Assign) else "set in __init__"
+        default = f" = {ast.unparse(node.value)}" if node.value else ""
+        return f"{ast.unparse(node.annotation)}{default}"
+    # A class attribute, such as an enum's member.
+    if isinstance(node, ast.Assign):
+        return f"= {ast.unparse(node.value)}"
+    return "set in __init__"

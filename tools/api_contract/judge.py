@@ -15,11 +15,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from api_contract.adapter import Needs
-    from api_contract.needs import Member
     from api_contract.sources import Sources
 
+# Matches expressions that name a request's collector, or an object that holds it.
 _STATE = re.compile(r"\breq(uest)?_states?\b|\bstate\.queue$|[Cc]ollector")
-"""Matches expressions that name a request's collector, or an object that holds it."""
 
 
 def problems(sources: Sources, wanted: Needs, version: str) -> list[str]:
@@ -36,7 +35,8 @@ def problems(sources: Sources, wanted: Needs, version: str) -> list[str]:
         *_names(sources, wanted, version),
         *_classes(sources, wanted, version),
         *_constructors(sources, version),
-        *_answers(sources, version),
+        *_finish_reasons(sources, version),
+        *_delivery(sources),
         *_refusals(sources, wanted),
         *_surroundings(sources, wanted, version),
     ]
@@ -46,7 +46,7 @@ def order(version: str) -> tuple[int, ...]:
     """Return the numbers of a release, by which versions are compared."""
     release = re.match(r"\d+(?:\.\d+)*", version)
     numbers = tuple(int(part) for part in release[0].split(".")) if release else (9999,)
-    # 0.1.dev…: built from a clone without tags, so probably new.
+    # A build from a clone without tags is called 0.1.dev…, and is probably new.
     return (9999,) if "dev" in version and numbers < (0, 11) else numbers
 
 
@@ -74,144 +74,130 @@ def _classes(sources: Sources, wanted: Needs, version: str) -> Iterator[str]:
             if name not in present:
                 yield f"{owner}.{name}: gone"
             elif member.parameters is not None:
-                yield from (f"{owner}.{name}{text}" for text in _method(present[name], member))
-            elif (
-                member.default is not None
-                and (default := default_of(present[name])) != member.default
-            ):
-                yield f"{owner}.{name}: its default is {default}, and the adapter counts on {member.default}"
+                faults = _method(present[name], member.parameters, awaited=member.awaited)
+                yield from (f"{owner}.{name}{fault}" for fault in faults)
+            elif member.default is not None:
+                default = default_of(present[name])
+                if default != member.default:
+                    yield (
+                        f"{owner}.{name}: its default is {default}, "
+                        f"and the adapter counts on {member.default}"
+                    )
 
 
-def _method(node: ast.AST, member: Member) -> Iterator[str]:
+def _method(node: ast.AST, passed: tuple[str, ...], *, awaited: bool | None) -> Iterator[str]:
     if not isinstance(node, Function):
         yield ": is no method any more"
         return
     arguments = node.args
-    named = [a.arg for a in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
-    passed = member.parameters or ()
-    if arguments.kwarg is None:
-        yield from (f"({name}=): gone" for name in passed if name not in named)
     placed = [a.arg for a in (*arguments.posonlyargs, *arguments.args)]
+    keywords = [a.arg for a in arguments.kwonlyargs]
+    # 1) The adapter's arguments have parameters; **kwargs takes any argument
+    if arguments.kwarg is None:
+        yield from (f"({name}=): gone" for name in passed if name not in placed + keywords)
+    # 2) The others have defaults; `ast` has the defaults of the last parameters only
     required = placed[: len(placed) - len(arguments.defaults)]
-    required += [
-        a.arg
-        for a, value in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
-        if value is None
-    ]
-    yield from (
-        f"({name}=): required now" for name in required if name not in {*passed, "self", "cls"}
-    )
-    if member.awaited is not None and is_awaited(node) != member.awaited:
-        yield ": is async now" if is_awaited(node) else ": is no longer async"
+    defaults = zip(keywords, arguments.kw_defaults, strict=True)
+    required += [name for name, value in defaults if value is None]
+    missing = [name for name in required if name not in (*passed, "self", "cls")]
+    yield from (f"({name}=): required now" for name in missing)
+    # 3) The adapter awaits the method or not, as before
+    if awaited is not None and awaited != is_awaited(node):
+        yield ": is no longer async" if awaited else ": is async now"
 
 
 def default_of(node: ast.AST) -> str | None:
     """Return a field's default as written in the source; None if it has none."""
     value = node.value if isinstance(node, ast.AnnAssign | ast.Assign) else None
+    # Written as field(default=...), of dataclasses or msgspec.
     if isinstance(value, ast.Call):
-        given = {keyword.arg: keyword.value for keyword in value.keywords}
-        value = given.get("default", value)
-    return ast.unparse(value) if value is not None else None
+        arguments = {keyword.arg: keyword.value for keyword in value.keywords}
+        value = arguments.get("default", value)
+    return ast.unparse(value) if value else None
 
 
 def _constructors(sources: Sources, version: str) -> Iterator[str]:
     for owner, passed in needs.MADE.items():
-        if not _reached(version, needs.SINCE.get(owner.rpartition(".")[2], needs.OLDEST)):
+        name = owner.rpartition(".")[2]
+        if not _reached(version, needs.SINCE.get(name, needs.OLDEST)):
             continue
-        nodes = sources.members(owner)
-        fields = {
-            name: node
-            for name, node in nodes.items()
-            if isinstance(node, ast.AnnAssign) and not _is_constant(node)
-        }
-        yield from (
-            f"{owner}({name}=): required now"
-            for name, n in fields.items()
-            if n.value is None and name not in passed
-        )
-        if owner in needs.POSITIONAL and tuple(fields)[: len(passed)] != passed:
+        # The constructors of these classes have a parameter for each field, in the same order.
+        fields: list[str] = []
+        for field, node in sources.members(owner).items():
+            if not isinstance(node, ast.AnnAssign):
+                continue
+            if ast.unparse(node.annotation).startswith("ClassVar"):
+                continue
+            fields.append(field)
+            if node.value is None and field not in passed:
+                yield f"{owner}({field}=): required now"
+        if owner in needs.POSITIONAL and tuple(fields[: len(passed)]) != passed:
             yield f"{owner}: its first fields are no longer {', '.join(passed)}"
 
 
-def _is_constant(node: ast.AnnAssign) -> bool:
-    return ast.unparse(node.annotation).startswith("ClassVar")
-
-
-def _answers(sources: Sources, version: str) -> Iterator[str]:
-    reasons = _finish_reasons(sources)
-    yield from (
-        f"finish reason {name!r}: the adapter does not know it"
-        for name in reasons
-        if name not in needs.FINISH_REASONS
-    )
+def _finish_reasons(sources: Sources, version: str) -> Iterator[str]:
+    value = sources.value("vllm.v1.engine", "FINISH_REASON_STRINGS")
+    reasons = ast.literal_eval(value) if isinstance(value, ast.Tuple) else ()
+    for name in reasons:
+        if name not in needs.FINISH_REASONS:
+            yield f"finish reason {name!r}: the adapter does not know it"
     if "error" not in reasons and _reached(version, "0.14"):
         yield "finish reason 'error': gone, and a failed request would pass for an answer"
+
+
+def _delivery(sources: Sources) -> Iterator[str]:
+    # 1) A request has a collector, whose `put` the adapter replaces
     add_request = sources.members("vllm.v1.engine.async_llm.AsyncLLM").get("add_request")
-    returns = (
-        ast.unparse(add_request.returns)
-        if isinstance(add_request, Function) and add_request.returns
-        else "nothing"
-    )
+    returns = "nothing"
+    if isinstance(add_request, Function) and add_request.returns:
+        returns = ast.unparse(add_request.returns)
     if needs.COLLECTOR not in returns:
-        yield f"vllm.v1.engine.async_llm.AsyncLLM.add_request: returns {returns}, and no {needs.COLLECTOR}"
+        yield (
+            f"vllm.v1.engine.async_llm.AsyncLLM.add_request: returns {returns}, "
+            f"and no {needs.COLLECTOR}"
+        )
+    # 2) `put` is called as before, in the event loop
     putting = _put_calls(sources)
-    yield from (
-        f"{needs.COLLECTOR}.put: called in {call} now"
-        for call in putting
-        if call not in needs.PUT_BY
-    )
-    yield from (
-        f"{needs.COLLECTOR}.put: not called in {call} any more"
-        for call in needs.PUT_ALWAYS
-        if call not in putting
-    )
-    handling = _callers(sources, needs.HANDLER.split(".AsyncLLM")[0], "process_outputs")
-    if handling != [needs.HANDLER]:
-        yield f"OutputProcessor.process_outputs: called by {', '.join(handling) or 'nobody'}, and not by {needs.HANDLER} alone"
-
-
-def _finish_reasons(sources: Sources) -> list[str]:
-    """Return the possible values of a completion's `finish_reason`."""
-    found = sources.find("vllm.v1.engine", "FINISH_REASON_STRINGS")
-    value = found[1].value if found and isinstance(found[1], ast.Assign) else None
-    return (
-        [str(ast.literal_eval(item)) for item in value.elts] if isinstance(value, ast.Tuple) else []
-    )
+    for call in putting:
+        if call not in needs.PUT_BY:
+            yield f"{needs.COLLECTOR}.put: called in {call} now"
+    for call in needs.PUT_ALWAYS:
+        if call not in putting:
+            yield f"{needs.COLLECTOR}.put: not called in {call} any more"
+    # 3) Only the output handler passes on what the engine sends
+    module = needs.HANDLER.partition(".AsyncLLM")[0]
+    tree = sources.module(module)
+    calls = calls_of(tree, "process_outputs") if tree else ()
+    callers = sorted({f"{module}.{call.where}" for call in calls})
+    if callers != [needs.HANDLER]:
+        yield (
+            f"OutputProcessor.process_outputs: called by {', '.join(callers) or 'nobody'}, "
+            f"and not by {needs.HANDLER} alone"
+        )
 
 
 @functools.cache  # reads many modules
 def _put_calls(sources: Sources) -> list[str]:
-    """Return the calls of `RequestOutputCollector.put`, each with its argument: `module.Class.method(argument)`.
-
-    In a module that names the class, each call of `put` counts. Elsewhere, only the object's name tells (`_STATE`), because the
-    sources do not state its type.
-    """
-    knowing = set(sources.modules_with(".put", needs.COLLECTOR))
+    """Return the calls of ``RequestOutputCollector.put`` as ``module.Class.method(argument)``."""
+    # In a module that names the class, each call of `put` counts. Elsewhere, only the object's name
+    # tells (_STATE), because the sources do not state its type.
+    naming = set(sources.modules_with(".put", needs.COLLECTOR))
     found: set[str] = set()
     for module in sources.modules_with(".put"):
         tree = sources.module(module)
-        calls = calls_of(tree, "put", "put_nowait") if tree else ()
-        found |= {
-            f"{module}.{c.where}({c.arguments})"
-            for c in calls
-            if module in knowing or _STATE.search(c.owner)
-        }
+        for call in calls_of(tree, "put", "put_nowait") if tree else ():
+            if module in naming or _STATE.search(call.owner):
+                found.add(f"{module}.{call.where}({call.arguments})")
     return sorted(found)
-
-
-def _callers(sources: Sources, module: str, method: str) -> list[str]:
-    """Return the functions of a module that call a method of this name, on any object."""
-    tree = sources.module(module)
-    return sorted({f"{module}.{call.where}" for call in calls_of(tree, method)}) if tree else []
 
 
 def _refusals(sources: Sources, wanted: Needs) -> Iterator[str]:
     for name in sources.members("vllm.sampling_params.SamplingParams"):
-        if (
-            name.endswith("token_ids")
-            and not name.startswith(("_", "all_", "bad_words_"))
-            and name not in wanted.token_ids
-        ):
+        # vLLM derives these from other parameters.
+        if name.startswith(("_", "all_", "bad_words_")):
+            continue
+        # Such ids index tables that requests share, so they must be in the vocabulary.
+        if name.endswith("token_ids") and name not in wanted.token_ids:
             yield f"vllm.sampling_params.SamplingParams.{name}: token ids that nobody checks"
     for module, names in _raised(sources).items():
         for name in names:
@@ -220,46 +206,37 @@ def _refusals(sources: Sources, wanted: Needs) -> Iterator[str]:
 
 
 def _raised(sources: Sources) -> dict[str, list[str]]:
-    """Return the classes that each module for requests raises, without re-raised variables: their names say nothing.
-
-    A module's own `__getattr__` is left out. It raises Python's error for a missing name.
-    """
+    """Return the classes that each module for requests raises."""
     found: dict[str, list[str]] = {}
     for module in needs.REFUSING:
         tree = sources.module(module)
         names: set[str] = set()
-        body = (
-            [part for part in tree.body if getattr(part, "name", "") != "__getattr__"]
-            if tree
-            else []
-        )
-        for node in (node for part in body for node in ast.walk(part)):
-            if (
-                isinstance(node, ast.Raise)
-                and isinstance(node.exc, ast.Call)
-                and isinstance(node.exc.func, ast.Name)
-            ):
-                names.add(node.exc.func.id)
-        if names:
-            found[module] = sorted(names)
+        for part in tree.body if tree else ():
+            # A module's __getattr__ raises Python's own error for a missing name.
+            if getattr(part, "name", "") == "__getattr__":
+                continue
+            for node in ast.walk(part):
+                # `raise error` raises a variable again. Its name does not tell its class.
+                raised = node.exc if isinstance(node, ast.Raise) else None
+                if isinstance(raised, ast.Call) and isinstance(raised.func, ast.Name):
+                    names.add(raised.func.id)
+        found[module] = sorted(names)
     return found
 
 
 def _surroundings(sources: Sources, wanted: Needs, version: str) -> Iterator[str]:
-    found = sources.find("vllm.envs", "environment_variables")
-    table = found[1].value if found and isinstance(found[1], ast.Assign | ast.AnnAssign) else None
-    known = (
-        [key.value for key in table.keys if isinstance(key, ast.Constant)]
-        if isinstance(table, ast.Dict)
-        else []
-    )
+    table = sources.value("vllm.envs", "environment_variables")
+    keys = table.keys if isinstance(table, ast.Dict) else []
+    known = [key.value for key in keys if isinstance(key, ast.Constant)]
     for name, since in wanted.variables.items():
         if _reached(version, since) and name not in known:
             yield f"variable {name}: not known any more"
     for module, (since, statements) in needs.STATEMENTS.items():
+        if not _reached(version, since):
+            continue
         tree = sources.module(module)
+        # Unparsed, so that line breaks and quotes do not matter.
         written = ast.unparse(tree) if tree else ""
-        if _reached(version, since):
-            yield from (
-                f"{module}: no {text!r} any more" for text in statements if text not in written
-            )
+        for statement in statements:
+            if statement not in written:
+                yield f"{module}: no {statement!r} any more"

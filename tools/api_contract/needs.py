@@ -1,4 +1,4 @@
-"""The needs of the adapter that its own sources do not state by types; `adapter` reads the other ones there."""
+"""The needs that the adapter's sources do not state by types; ``adapter`` reads the others."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+# The first version without the V0 engine.
 OLDEST = "0.11"
 
 
@@ -16,7 +17,8 @@ class Member:
     """The use of one member of a class.
 
     Attributes:
-        parameters: for a method, the parameters that are passed; None for an attribute, a field or an enum's member.
+        parameters: for a method, the parameters that are passed; None for an attribute, a field
+            or an enum's member.
         awaited: whether the adapter awaits the method; None if both kinds work.
         since: the first version that must have it.
         default: a field's default, if the adapter relies on it.
@@ -29,9 +31,14 @@ class Member:
 
 
 _CHAT = "vllm.entrypoints.openai.chat_completion.protocol"
+# The first version whose parsers read a whole answer.
 PARSERS = "0.28"
+# Before this version the classes were elsewhere. The names are searched in all places.
 MEDIA = "0.20"
-"""Before this version the classes were elsewhere; the names are searched in all places."""
+
+
+def _method(*parameters: str, since: str = OLDEST) -> Member:
+    return Member(parameters, awaited=False, since=since)
 
 
 def _fields(*names: str, since: str = OLDEST) -> dict[str, Member]:
@@ -60,18 +67,22 @@ SINCE: Mapping[str, str] = {
 # Class -> its used members, in addition to those that triton_vllm.base.protocols declares.
 STATED: Mapping[str, Mapping[str, Member]] = {
     "vllm.v1.engine.async_llm.AsyncLLM": {
-        "from_engine_args": Member(("engine_args", "usage_context"), awaited=False),
-        # For a model with several instances. If a vLLM lacks it, such a model is refused (`vllm_api.lacking`).
-        "from_vllm_config": Member(
-            (
-                *("vllm_config", "usage_context", "enable_log_requests", "disable_log_stats"),
-                *("client_addresses", "client_count", "client_index"),
-            ),
-            awaited=False,
+        "from_engine_args": _method("engine_args", "usage_context"),
+        # For a model with several instances. If a vLLM lacks it, such a model is refused
+        # (`vllm_api.lacking`).
+        "from_vllm_config": _method(
+            "vllm_config",
+            "usage_context",
+            "enable_log_requests",
+            "disable_log_stats",
+            "client_addresses",
+            "client_count",
+            "client_index",
             since="0.28",
         ),
         **_fields("engine_core", "logger_manager", since="0.28"),
-        "get_tokenizer": Member((), awaited=None),
+        # It must be awaited before 0.20, and the adapter works with both kinds.
+        "get_tokenizer": Member(()),
         **_fields("errored", "output_processor", "vllm_config"),
         **_fields("renderer", since="0.20"),
     },
@@ -80,10 +91,9 @@ STATED: Mapping[str, Mapping[str, Member]] = {
         "get_output_async": Member((), awaited=True, since="0.28")
     },
     "vllm.v1.engine.EngineCoreOutputs": _fields("timestamp", since="0.28"),
-    "vllm.v1.engine.output_processor.RequestOutputCollector": {
-        "put": Member(("output",), awaited=False)
-    },
-    # Tells which requests wait in vLLM's queue. Without them, only a stream's first output shows that it has left the queue.
+    "vllm.v1.engine.output_processor.RequestOutputCollector": {"put": _method("output")},
+    # Tells which requests wait in vLLM's queue. Without them, only a stream's first output shows
+    # that it has left the queue.
     "vllm.v1.engine.output_processor.OutputProcessor": {
         **_fields("request_states", "parent_requests"),
         **_fields("external_req_ids", since="0.14"),
@@ -99,8 +109,8 @@ STATED: Mapping[str, Mapping[str, Member]] = {
     "vllm.config.ObservabilityConfig": _fields("otlp_traces_endpoint"),
     "vllm.config.StructuredOutputsConfig": {"backend": Member(default="'auto'")},
     "vllm.config.ModelConfig": {
-        "get_vocab_size": Member((), awaited=False),
-        "get_diff_sampling_param": Member((), awaited=False),
+        "get_vocab_size": _method(),
+        "get_diff_sampling_param": _method(),
         **_fields(
             "max_model_len", "is_multimodal_model", "enable_sleep_mode", "hf_config", "model"
         ),
@@ -123,15 +133,7 @@ STATED: Mapping[str, Mapping[str, Member]] = {
         **_fields("skip_clone", since="0.14"),
     },
     "vllm.sampling_params.StructuredOutputsParams": _fields(
-        *(
-            "json",
-            "regex",
-            "choice",
-            "grammar",
-            "json_object",
-            "structural_tag",
-            "whitespace_pattern",
-        )
+        "json", "regex", "choice", "grammar", "json_object", "structural_tag", "whitespace_pattern"
     ),
     "vllm.sampling_params.RequestOutputKind": _fields("DELTA", "FINAL_ONLY"),
     "vllm.pooling_params.PoolingParams": _fields("task"),
@@ -148,7 +150,7 @@ STATED: Mapping[str, Mapping[str, Member]] = {
         **_fields("otlp_traces_endpoint", "worker_extension_cls"),
         # For a model with several instances, as for `launch_core_engines`.
         **_fields("_api_process_count", "_api_process_rank", since="0.28"),
-        "create_engine_config": Member(("usage_context",), awaited=False),
+        "create_engine_config": _method("usage_context"),
     },
     "vllm.lora.request.LoRARequest": _fields("lora_name", "lora_int_id", "lora_path"),
     "vllm.renderers.params.ChatParams": _fields("chat_template_kwargs", since="0.20"),
@@ -156,12 +158,13 @@ STATED: Mapping[str, Mapping[str, Member]] = {
     "vllm.outputs.PoolingRequestOutput": _fields("error", since="0.32"),
     "vllm.outputs.RequestError": _fields("retryable", since="0.32"),
     "vllm.renderers.base.BaseRenderer": _fields("tokenizer", since="0.20"),
-    # Parse a chat's answer (`vllm_api.parsers`). An older vLLM has no parsers that do so by themselves.
+    # Parse a chat's answer (`vllm_api.parsers`). An older vLLM has no parsers that do so by
+    # themselves.
     f"{_CHAT}.ChatCompletionRequest": {
-        "build_chat_params": Member(
-            ("default_template", "default_template_content_format"), awaited=False, since=PARSERS
+        "build_chat_params": _method(
+            "default_template", "default_template_content_format", since=PARSERS
         ),
-        "extract_structured_outputs": Member((), awaited=False, since=PARSERS),
+        "extract_structured_outputs": _method(since=PARSERS),
         **_fields(
             "messages", "stream", "tools", "tool_choice", "parallel_tool_calls", since=PARSERS
         ),
@@ -172,37 +175,33 @@ STATED: Mapping[str, Mapping[str, Member]] = {
         **_fields("skip_special_tokens", "spaces_between_special_tokens", since=PARSERS),
     },
     "vllm.parser.abstract_parser.Parser": {
-        "parse": Member(
-            ("model_output", "request", "enable_auto_tools", "model_output_token_ids"),
-            awaited=False,
+        "parse": _method(
+            "model_output", "request", "enable_auto_tools", "model_output_token_ids", since=PARSERS
+        ),
+        "parse_delta": _method(
+            "delta_text",
+            "delta_token_ids",
+            "request",
+            "prompt_token_ids",
+            "finished",
             since=PARSERS,
         ),
-        "parse_delta": Member(
-            ("delta_text", "delta_token_ids", "request", "prompt_token_ids", "finished"),
-            awaited=False,
-            since=PARSERS,
-        ),
-        "adjust_request": Member(("request",), awaited=False, since=PARSERS),
-        "is_reasoning_end": Member(("input_ids",), awaited=False, since=PARSERS),
-        "__init__": Member(
-            ("tokenizer", "tools", "model_config", "chat_template_kwargs"),
-            awaited=False,
-            since=PARSERS,
+        "adjust_request": _method("request", since=PARSERS),
+        "is_reasoning_end": _method("input_ids", since=PARSERS),
+        "__init__": _method(
+            "tokenizer", "tools", "model_config", "chat_template_kwargs", since=PARSERS
         ),
         **_fields("reasoning_parser", "reasoning_parser_cls", "model_tokenizer", since=PARSERS),
-        "set_prompt_token_ids": Member(("prompt_token_ids",), awaited=False, since="0.32"),
+        "set_prompt_token_ids": _method("prompt_token_ids", since="0.32"),
         **_fields("always_adjust_request", since="0.32"),
     },
     "vllm.parser.ParserManager": {
-        "get_parser": Member(
-            (
-                "tool_parser_name",
-                "reasoning_parser_name",
-                "enable_auto_tools",
-                "model_name",
-                "is_harmony",
-            ),
-            awaited=False,
+        "get_parser": _method(
+            "tool_parser_name",
+            "reasoning_parser_name",
+            "enable_auto_tools",
+            "model_name",
+            "is_harmony",
             since=PARSERS,
         ),
     },
@@ -210,45 +209,38 @@ STATED: Mapping[str, Mapping[str, Member]] = {
         "content", "reasoning", "tool_calls", since=PARSERS
     ),
     "vllm.parser.abstract_parser.FunctionCall": _fields("id", "name", "arguments", since=PARSERS),
-    "vllm.tool_parsers.ToolParserManager": {
-        "list_registered": Member((), awaited=False, since=PARSERS)
-    },
+    "vllm.tool_parsers.ToolParserManager": {"list_registered": _method(since=PARSERS)},
     "vllm.reasoning.ReasoningParserManager": {
-        "list_registered": Member((), awaited=False, since=PARSERS),
-        "import_reasoning_parser": Member(("plugin_path",), awaited=False, since=PARSERS),
+        "list_registered": _method(since=PARSERS),
+        "import_reasoning_parser": _method("plugin_path", since=PARSERS),
     },
     # Builds the pairs of texts for a cross-encoder.
     "vllm.entrypoints.pooling.scoring.protocol.ScoreTextRequest": {
-        "build_tok_params": Member(("model_config",), awaited=False, since=PARSERS),
+        "build_tok_params": _method("model_config", since=PARSERS),
         **_fields("text_1", "text_2", since=PARSERS),
     },
     "vllm.entrypoints.pooling.scoring.io_processor.ScoringIOProcessor": {
-        "render_async": Member(None, since=PARSERS),
+        **_fields("render_async", since=PARSERS),
     },
-    # For a model with several instances: the addresses of the front ends, and which figures each one gets.
+    # For a model with several instances: the addresses of the front ends, and which figures each
+    # one gets.
     "vllm.v1.engine.utils.EngineZmqAddresses": _fields(
         "inputs", "outputs", "frontend_stats_publish_address", since="0.28"
     ),
     "vllm.v1.metrics.loggers.StatLoggerManager": {
-        "record": Member(
-            ("scheduler_stats", "iteration_stats", "mm_cache_stats", "engine_idx"),
-            awaited=False,
-            since="0.28",
+        "record": _method(
+            "scheduler_stats", "iteration_stats", "mm_cache_stats", "engine_idx", since="0.28"
         ),
     },
     # Decode pictures, audio and video.
-    "vllm.multimodal.media.ImageMediaIO": {
-        "load_bytes": Member(("data",), awaited=False, since=MEDIA)
-    },
-    "vllm.multimodal.media.AudioMediaIO": {
-        "load_bytes": Member(("data",), awaited=False, since=MEDIA)
-    },
+    "vllm.multimodal.media.ImageMediaIO": {"load_bytes": _method("data", since=MEDIA)},
+    "vllm.multimodal.media.AudioMediaIO": {"load_bytes": _method("data", since=MEDIA)},
     "vllm.multimodal.media.VideoMediaIO": {
-        "load_bytes": Member(("data",), awaited=False, since=MEDIA),
-        "__init__": Member(("image_io",), awaited=False, since=MEDIA),
+        "load_bytes": _method("data", since=MEDIA),
+        "__init__": _method("image_io", since=MEDIA),
     },
     "vllm.platforms.interface.Platform": {
-        "is_cpu": Member((), awaited=False),
+        "is_cpu": _method(),
         **_fields("ray_device_key"),
     },
 }
@@ -261,17 +253,19 @@ MADE: Mapping[str, tuple[str, ...]] = {
     "vllm.lora.request.LoRARequest": ("lora_name", "lora_int_id", "lora_path"),
     "vllm.renderers.params.ChatParams": ("chat_template_kwargs",),
 }
+# The adapter passes the arguments of these classes' constructors by position.
 POSITIONAL = ("vllm.lora.request.LoRARequest",)
-"""The adapter passes the arguments of these classes' constructors by position."""
 # All fields of these classes are recorded: clients name them, or they are part of an answer.
 RECORDED = (
-    *(
-        "vllm.outputs.RequestOutput",
-        "vllm.outputs.CompletionOutput",
-        "vllm.outputs.PoolingRequestOutput",
-    ),
-    *("vllm.outputs.PoolingOutput", "vllm.outputs.RequestError", "vllm.logprobs.Logprob"),
-    *("vllm.v1.engine.FinishReason", "vllm.v1.engine.EngineCoreOutput", *MADE),
+    "vllm.outputs.RequestOutput",
+    "vllm.outputs.CompletionOutput",
+    "vllm.outputs.PoolingRequestOutput",
+    "vllm.outputs.PoolingOutput",
+    "vllm.outputs.RequestError",
+    "vllm.logprobs.Logprob",
+    "vllm.v1.engine.FinishReason",
+    "vllm.v1.engine.EngineCoreOutput",
+    *MADE,
 )
 # Names that the adapter uses in addition to PLACES: module -> names.
 MODULES: Mapping[str, tuple[str, ...]] = {
@@ -290,25 +284,30 @@ MODULES: Mapping[str, tuple[str, ...]] = {
     "vllm.entrypoints.chat_utils": (),
     "vllm.renderers.chat_utils": (),
 }
-# Variable that the adapter reads or sets -> the first vLLM that reads it, if that is not the oldest.
+# Variable that the adapter reads or sets -> the first vLLM that reads it, if that is not OLDEST.
 VARIABLES: Mapping[str, str] = {
-    "VLLM_CPU_NUM_OF_RESERVED_CPU": "0.11",
     "VLLM_ENGINE_READY_TIMEOUT_S": "0.14",
     "VLLM_MAX_AUDIO_DECODE_DURATION_S": "0.24",
 }
 # The ends of a completion. `engine.outcome` treats "error" as a failure and passes the others on.
 FINISH_REASONS = frozenset({"stop", "length", "abort", "error", "repetition"})
-# Parameters of SamplingParams with token ids. The adapter checks `request.fit.TOKEN_IDS`, vLLM checks these.
+# Parameters of SamplingParams with token ids that vLLM checks. The adapter checks the others,
+# `request.fit.TOKEN_IDS`.
 CHECKED_BY_VLLM = frozenset({"prompt_logprob_token_ids"})
 COLLECTOR = "RequestOutputCollector"
-_PROCESSOR, _ENGINE = "vllm.v1.engine.output_processor", "vllm.v1.engine.async_llm"
-# `vllm_api.attach` replaces `put`. It must be called in the event loop: by the output handler or in a method of AsyncLLM.
+_PROCESSOR = "vllm.v1.engine.output_processor"
+_ENGINE = "vllm.v1.engine.async_llm"
+# `vllm_api.attach` replaces `put`. It must be called in the event loop: by the output handler or in
+# a method of AsyncLLM.
 PUT_BY = frozenset(
     {
-        f"{_PROCESSOR}.OutputProcessor.process_outputs(request_output)",  # by the output handler
-        f"{_PROCESSOR}.OutputProcessor.process_outputs(error.to_exception())",  # one request's own exception, since 0.33
-        f"{_PROCESSOR}.OutputProcessor.propagate_error(e)",  # by the output handler, at its end
-        f"{_PROCESSOR}.OutputProcessor.abort_requests(request_output)",  # by AsyncLLM.abort
+        # By the output handler. One request has its own exception since 0.33.
+        f"{_PROCESSOR}.OutputProcessor.process_outputs(request_output)",
+        f"{_PROCESSOR}.OutputProcessor.process_outputs(error.to_exception())",
+        # By the output handler, at its end.
+        f"{_PROCESSOR}.OutputProcessor.propagate_error(e)",
+        # By AsyncLLM.abort.
+        f"{_PROCESSOR}.OutputProcessor.abort_requests(request_output)",
         # For prompts that arrive in pieces, which the adapter does not send.
         f"{_PROCESSOR}.OutputProcessor._update_streaming_request_state(STREAM_FINISHED)",
         f"{_PROCESSOR}.StreamingInputOutputCollector.put(output)",
@@ -316,30 +315,31 @@ PUT_BY = frozenset(
         f"{_ENGINE}.AsyncLLM._add_streaming_input_request.handle_inputs(STREAM_FINISHED)",
     }
 )
-PUT_ALWAYS = tuple(
-    f"{_PROCESSOR}.OutputProcessor.{name}(request_output)"
-    for name in ("process_outputs", "abort_requests")
+# These calls deliver the answers, and the end of a cancelled request.
+PUT_ALWAYS = (
+    f"{_PROCESSOR}.OutputProcessor.process_outputs(request_output)",
+    f"{_PROCESSOR}.OutputProcessor.abort_requests(request_output)",
 )
-"""These calls deliver the answers, and the end of a cancelled request."""
+# The only function that may call `process_outputs` in AsyncLLM's module.
 HANDLER = f"{_ENGINE}.AsyncLLM._run_output_handler.output_handler"
-"""The only function that may call `process_outputs` in AsyncLLM's module."""
 # Modules that report errors in a request. Not all versions have all of them.
 REFUSING = (
-    *("vllm.sampling_params", "vllm.pooling_params", "vllm.inputs.preprocess", "vllm.inputs.parse"),
-    *(
-        "vllm.v1.engine.processor",
-        "vllm.v1.engine.input_processor",
-        "vllm.v1.structured_output.utils",
-    ),
-    *(
-        "vllm.v1.structured_output.backend_xgrammar",
-        "vllm.renderers.base",
-        "vllm.renderers.params",
-        "vllm.renderers.hf",
-    ),
-    *("vllm.renderers.inputs.preprocess", "vllm.tokenizers.hf"),
+    "vllm.sampling_params",
+    "vllm.pooling_params",
+    "vllm.inputs.preprocess",
+    "vllm.inputs.parse",
+    "vllm.v1.engine.processor",
+    "vllm.v1.engine.input_processor",
+    "vllm.v1.structured_output.utils",
+    "vllm.v1.structured_output.backend_xgrammar",
+    "vllm.renderers.base",
+    "vllm.renderers.params",
+    "vllm.renderers.hf",
+    "vllm.renderers.inputs.preprocess",
+    "vllm.tokenizers.hf",
 )
-# The errors that these modules raise: refusals (`vllm_api.Vllm.client_errors`), and errors that are answered as faults.
+# The errors that these modules raise: refusals (`vllm_api.Vllm.client_errors`), and errors that
+# are answered as faults.
 REFUSALS = frozenset(
     {"VLLMClientError", "VLLMValidationError", "ValueError", "TypeError", "OverflowError"}
 )
@@ -356,7 +356,8 @@ FAULTS = frozenset(
 ERRORS = ("vllm.exceptions", "vllm.v1.engine.exceptions")
 # Statements in vLLM's sources that the adapter relies on: module -> (since, statements).
 # - registry: `triton_vllm.startup.inspector` uses them; without them, only a first start is slower.
-# - audio: keep long audio from being decoded (`triton_vllm.media.audio`), and identify vLLM's refusal (`vllm_api.too_large`).
+# - audio: keep long audio from being decoded (`triton_vllm.media.audio`), and identify vLLM's
+#   refusal (`vllm_api.too_large`).
 STATEMENTS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "vllm.model_executor.models.registry": (
         OLDEST,
@@ -366,7 +367,8 @@ STATEMENTS: Mapping[str, tuple[str, tuple[str, ...]]] = {
             "/ 'modelinfos'",
         ),
     ),
-    # `vllm_api.cpu_worker` relies on the name by which generators are made, and on their being wound back.
+    # `vllm_api.cpu_worker` relies on the name by which generators are made, and on their being
+    # wound back.
     "vllm.v1.worker.gpu_model_runner": (
         "0.28",
         ("generator = torch.Generator(device=self.device)", "gen.set_offset(gen.get_offset() - 4)"),

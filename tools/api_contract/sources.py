@@ -1,11 +1,11 @@
-"""Read the sources of one vLLM: which module defines a name, what members a class has, and which functions call a method."""
+"""Read the sources of one vLLM: its names, the members of its classes, and calls of methods."""
 
 from __future__ import annotations
 
 import ast
 import functools
+import platform
 import re
-import sys
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -13,18 +13,20 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
+_Named = ast.ClassDef | Function
+_Assignment = ast.Assign | ast.AnnAssign
 _VERSION = re.compile(r"^__version__\b.*?['\"]([^'\"]+)['\"]", re.MULTILINE)
 
 
 class SourceError(Exception):
-    """The sources are not found or cannot be read; the text gives the reason."""
+    """The sources are not found or cannot be read; the message gives the reason."""
 
 
 class Sources:
-    """Read the modules below a folder with the package `vllm`.
+    """Read the modules below a folder with the package ``vllm``.
 
     Args:
-        root: the folder, such as `site-packages`.
+        root: the folder, such as ``site-packages``.
     """
 
     def __init__(self, root: Path) -> None:
@@ -45,31 +47,28 @@ class Sources:
                 try:
                     return _parsed(path.read_text(encoding="utf-8"))
                 except (SyntaxError, ValueError) as error:
-                    version = f"{sys.version_info[0]}.{sys.version_info[1]}"
-                    raise SourceError(
-                        f"{path} cannot be read by Python {version}: {error}"
-                    ) from None
+                    # A vLLM may use syntax that is newer than this Python.
+                    version = platform.python_version()
+                    message = f"{path} cannot be read by Python {version}: {error}"
+                    raise SourceError(message) from None
         return None
 
     def modules_with(self, *words: str) -> Iterator[str]:
-        """Yield the modules whose text contains all the words, so that only these need to be parsed."""
+        """Yield the names of the modules whose text contains all the words."""
+        # To search a text is much faster than to parse it, and few modules remain.
         for path in sorted(self.root.joinpath("vllm").rglob("*.py")):
             text = path.read_text(encoding="utf-8", errors="replace")
             if all(word in text for word in words):
-                yield ".".join(path.relative_to(self.root).with_suffix("").parts).removesuffix(
-                    ".__init__"
-                )
+                parts = path.relative_to(self.root).with_suffix("").parts
+                yield ".".join(parts).removesuffix(".__init__")
 
     def find(self, module: str, name: str) -> tuple[str, ast.AST] | None:
         """Return the module and the node that define a name; follow re-exports."""
         tree = self.module(module)
         for node in _statements(tree.body if tree else []):
-            if (
-                isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
-                and node.name == name
-            ):
+            if isinstance(node, _Named) and node.name == name:
                 return module, node
-            if isinstance(node, ast.Assign | ast.AnnAssign) and name in targets(node):
+            if isinstance(node, _Assignment) and name in targets(node):
                 return module, node
             if isinstance(node, ast.ImportFrom):
                 for alias in node.names:
@@ -77,60 +76,70 @@ class Sources:
                         return self.find(self._target(module, node), alias.name)
         return None
 
+    def value(self, module: str, name: str) -> ast.expr | None:
+        """Return the value that a module assigns to a name; None if it does not."""
+        found = self.find(module, name)
+        return found[1].value if found and isinstance(found[1], _Assignment) else None
+
     def _target(self, module: str, node: ast.ImportFrom) -> str:
+        """Return the full name of the module that a statement in ``module`` imports from."""
+        name = node.module or ""
         if not node.level:
-            return node.module or ""
+            return name
         package = module.split(".")
-        if not self.root.joinpath(*package).is_dir():
-            package = package[:-1]
-        return ".".join(
-            [*package[: len(package) - node.level + 1], *([node.module] if node.module else [])]
-        )
+        # The first dot means the package itself. For a plain module, that is its parent.
+        up = node.level if self.root.joinpath(*package).is_dir() else node.level + 1
+        return ".".join([*package[: len(package) - up + 1], name]).rstrip(".")
 
     def lineage(self, qualified: str) -> list[tuple[str, ast.ClassDef]]:
-        """Return a class and its bases that are defined in vLLM, with their modules; the class itself comes last."""
+        """Return a class after its bases in vLLM, each with its module; [] if it is not found."""
         module, _, name = qualified.rpartition(".")
-        found = self.find(module, name)
-        if found is None or not isinstance(found[1], ast.ClassDef):
+        where, node = self.find(module, name) or ("", None)
+        if not isinstance(node, ast.ClassDef):
             return []
-        where, node = found[0], found[1]
-        made: list[tuple[str, ast.ClassDef]] = []
-        for written in node.bases:
-            base = written.value if isinstance(written, ast.Subscript) else written
-            made += self.lineage(f"{where}.{base.id}") if isinstance(base, ast.Name) else []
-        return [*made, (where, node)]
+        found: list[tuple[str, ast.ClassDef]] = []
+        for base in node.bases:
+            # Parser[T] is the class Parser.
+            plain = base.value if isinstance(base, ast.Subscript) else base
+            if isinstance(plain, ast.Name):
+                found += self.lineage(f"{where}.{plain.id}")
+        return [*found, (where, node)]
 
     def ancestors(self, module: str, name: str) -> set[str]:
         """Return the names of a class and of all its bases, including Python's own."""
-        found = self.lineage(f"{module}.{name}")
-        return (
-            {name}
-            | {node.name for _, node in found}
-            | {ast.unparse(base) for _, node in found for base in node.bases}
-        )
+        names = {name}
+        for _, node in self.lineage(f"{module}.{name}"):
+            # The class may have been imported by another name.
+            names.add(node.name)
+            names.update(map(ast.unparse, node.bases))
+        return names
 
     def members(self, qualified: str) -> dict[str, ast.AST]:
-        """Return the members of a class and its bases: methods, fields, enum members and attributes set in __init__."""
-        made: dict[str, ast.AST] = {}
+        """Return the members of a class and its bases, with the nodes that define them.
+
+        These are methods, fields, enum members, and attributes that are set in ``__init__``.
+        """
+        found: dict[str, ast.AST] = {}
         for _, node in self.lineage(qualified):
             for item in node.body:
                 if isinstance(item, Function):
-                    made[item.name] = item
+                    found[item.name] = item
                     if item.name == "__init__":
-                        made |= _set_on_self(item)
-                elif isinstance(item, ast.Assign | ast.AnnAssign):
-                    made |= dict.fromkeys(targets(item), item)
-        return made
+                        found |= _set_on_self(item)
+                elif isinstance(item, _Assignment):
+                    found |= dict.fromkeys(targets(item), item)
+        return found
 
 
 def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
     for node in body:
         yield node
+        # A name may depend on the platform, on a version, or on an import that may fail.
         if isinstance(node, ast.If | ast.Try):
             yield from _statements([*node.body, *node.orelse])
 
 
-def targets(node: ast.Assign | ast.AnnAssign) -> list[str]:
+def targets(node: _Assignment) -> list[str]:
     """Return the names that an assignment sets."""
     left = node.targets if isinstance(node, ast.Assign) else [node.target]
     return [target.id for target in left if isinstance(target, ast.Name)]
@@ -144,6 +153,7 @@ def _set_on_self(function: Function) -> dict[str, ast.AST]:
     }
 
 
+# A class is searched in the same modules again for each of its members and bases.
 @functools.lru_cache(maxsize=128)
 def _parsed(text: str) -> ast.Module:
     return ast.parse(text)
@@ -158,20 +168,17 @@ class CallSite(NamedTuple):
 
 
 def calls_of(tree: ast.Module, *methods: str) -> Iterator[CallSite]:
-    """Yield the calls of methods. A method that is passed on without a call has the arguments `by reference`."""
+    """Yield the calls of methods with these names, on any object."""
 
-    def walk(node: ast.AST, path: tuple[str, ...]) -> Iterator[CallSite]:
-        called = node.func if isinstance(node, ast.Call) else None
+    def walk(node: ast.AST, path: str) -> Iterator[CallSite]:
         for child in ast.iter_child_nodes(node):
-            named = isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
             if isinstance(child, ast.Attribute) and child.attr in methods:
-                given = (
-                    (*node.args, *node.keywords)
-                    if isinstance(node, ast.Call) and child is called
-                    else None
-                )
-                arguments = "by reference" if given is None else ", ".join(map(ast.unparse, given))
-                yield CallSite(".".join(path), ast.unparse(child.value), arguments)
-            yield from walk(child, (*path, child.name) if named else path)  # type: ignore[attr-defined]
+                # Passed on without a call, as in `call_soon(queue.put, item)`.
+                arguments = "by reference"
+                if isinstance(node, ast.Call) and child is node.func:
+                    arguments = ", ".join(map(ast.unparse, (*node.args, *node.keywords)))
+                yield CallSite(path, ast.unparse(child.value), arguments)
+            inner = f"{path}.{child.name}".lstrip(".") if isinstance(child, _Named) else path
+            yield from walk(child, inner)
 
-    return walk(tree, ())
+    return walk(tree, "")

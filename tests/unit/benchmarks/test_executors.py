@@ -34,7 +34,7 @@ def test_what_is_asked_for(choice: str, engine: dict[str, Any], expected: str | 
     """The path of the class, because vLLM takes `uni` for `mp` on a CPU; what the engine arguments name stays."""
     from harness import executors
 
-    assert executors.asked(choice, engine).get(executors.ARGUMENT) == expected
+    assert executors.argument(choice, engine).get(executors.ARGUMENT) == expected
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_what_runs_is_read_from_the_processes(names: list[str], expected: str) -
         assert server.stdout
         assert server.stdout.readline() == b"started\n"
         wait_for(lambda: set(names) <= titles(server.pid), "the processes")
-        assert executors.running(processes.by_role(server.pid, lambda _: 1)) == expected
+        assert executors.executor_of(processes.by_role(server.pid, lambda _: 1)) == expected
     finally:
         processes.end_session(server.pid, patience_s=0)
         server.wait()
