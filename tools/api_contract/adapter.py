@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 VERSION_FOLDER = Path(__file__).resolve().parents[2] / "model_repository" / "vllm" / "1"
 # The adapter's protocols name vLLM's class, and the first version that has a member, in their docstrings.
-_CLASS = re.compile(r"`(vllm(?:\.\w+)+)`")
+_CLASS = re.compile(r"``(vllm(?:\.\w+)+)``")
 _SINCE = re.compile(r"\bsince (0\.\d+)")
 _VARIABLE = re.compile(r"VLLM_[A-Z0-9_]+")
 

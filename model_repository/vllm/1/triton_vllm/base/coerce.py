@@ -31,7 +31,7 @@ _NAMES = {
 
 
 def coerce(value: Any, hint: Any) -> Any:  # noqa: PLR0911 - a table of cases reads best as one
-    """Return `value` as the type `hint`.
+    """Return ``value`` as the type ``hint``.
 
     Raises:
         ValueError: the value does not fit. The text completes the sentence "name must be …".
@@ -58,7 +58,7 @@ def coerce(value: Any, hint: Any) -> Any:  # noqa: PLR0911 - a table of cases re
 
 
 def closest(name: str, known: Iterable[str]) -> str:
-    """Return ", did you mean 'x'?" for the known name most like `name`, or an empty string."""
+    """Return ", did you mean 'x'?" for the known name most like ``name``, or an empty string."""
     if len(name) > LONG_NAME:  # the search takes more than linear time
         return ""
     found = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)

@@ -40,12 +40,12 @@ HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
 
 
 class Dialect:
-    """The behaviour without COMPATIBILITY; `OfficialDialect` replaces what differs.
+    """The behaviour without COMPATIBILITY; ``OfficialDialect`` replaces what differs.
 
     Attributes:
         is_official: whether COMPATIBILITY asks for the official backend's behaviour.
-        takes_empty_text: whether an empty `text_input` goes to vLLM. Otherwise it is refused.
-        takes_unknown_fields: whether unknown fields of an `embedding_request` are ignored.
+        takes_empty_text: whether an empty ``text_input`` goes to vLLM. Otherwise it is refused.
+        takes_unknown_fields: whether unknown fields of an ``embedding_request`` are ignored.
             Otherwise they are refused.
         reads_timeout: whether Triton's timeout of a request is obeyed.
         merges_outputs: whether a response may contain several outputs.
@@ -60,7 +60,7 @@ class Dialect:
     metrics_period_s = 1.0
 
     def error(self, error: AdapterError) -> tuple[str, str]:
-        """Return the text and the name of the `TritonError` code for a failed request."""
+        """Return the text and the name of the ``TritonError`` code for a failed request."""
         return str(error), error.code
 
     def log_error(self, log: Log, text: str) -> None:
@@ -87,7 +87,7 @@ class OfficialDialect(Dialect):
     metrics_period_s = 0.05
 
     def error(self, error: AdapterError) -> tuple[str, str]:
-        """See `Dialect`. The official backend reports nearly all errors as internal ones, with the same prefix."""
+        """See ``Dialect``. The official backend reports nearly all errors as internal ones, with the same prefix."""
         text = str(error)
         if isinstance(error, CancelledError) or text == DEAD:
             return text, error.code
@@ -96,7 +96,7 @@ class OfficialDialect(Dialect):
         return text if known else cut(FAILED + text), "INTERNAL"
 
     def log_error(self, log: Log, text: str) -> None:
-        """See `Dialect`."""
+        """See ``Dialect``."""
         found = NOT_FOUND.match(text)
         if text.startswith(FAILED):
             log.error(f"[vllm] {text}")
@@ -106,7 +106,7 @@ class OfficialDialect(Dialect):
             log.info("[vllm] LoRA is not enabled, please restart the backend with LoRA enabled.")
 
     def metric_name(self, sample: str, labels: Mapping[str, str]) -> str | None:
-        """See `Dialect`."""
+        """See ``Dialect``."""
         if sample in COUNTERS:
             return sample
         family, _, suffix = sample.rpartition("_")
@@ -120,7 +120,7 @@ class OfficialDialect(Dialect):
         return f"{name}_{suffix}"
 
     def metric_labels(self, labels: Mapping[str, str]) -> dict[str, str]:
-        """See `Dialect`. Write a bucket's bound as Triton does: `1` where Python's client has `1.0`."""
+        """See ``Dialect``. Write a bucket's bound as Triton does: ``1`` where Python's client has ``1.0``."""
         bound = labels.get("le")
         if bound is None:
             return {}

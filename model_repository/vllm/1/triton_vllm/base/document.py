@@ -18,7 +18,7 @@ _JSON_NAMES = {
 
 
 def json_object(text: str, name: str, depth: int) -> dict[str, Any]:
-    """Return the JSON object in `text`; `name` is the input for errors, `depth` the most levels."""
+    """Return the JSON object in ``text``; ``name`` is the input for errors, ``depth`` the most levels."""
     value = json_value(text, name, depth)
     if not isinstance(value, dict):
         raise InvalidRequestError(f"{name} must be a JSON object, not {_JSON_NAMES[type(value)]}")
@@ -26,7 +26,7 @@ def json_object(text: str, name: str, depth: int) -> dict[str, Any]:
 
 
 def json_value(text: str, name: str, depth: int) -> Any:
-    r"""Return the JSON value in `text`.
+    r"""Return the JSON value in ``text``.
 
     Args:
         text: the document.
@@ -34,7 +34,8 @@ def json_value(text: str, name: str, depth: int) -> Any:
         depth: the most levels of lists and objects. 0 means no limit.
 
     Raises:
-        InvalidRequestError: not valid JSON, too deep, or half of a character that needs two ("\ud800").
+        InvalidRequestError: not valid JSON, too deep, or half of a character that needs two
+            ("\ud800").
     """
     try:
         value = json.loads(text, parse_constant=_no_constant)
@@ -55,7 +56,7 @@ def json_value(text: str, name: str, depth: int) -> Any:
 
 
 def is_deeper(value: Any, depth: int) -> bool:
-    """Return whether lists and objects are nested more than `depth` levels deep."""
+    """Return whether lists and objects are nested more than ``depth`` levels deep."""
     # level by level, without recursion: a deep document must not exhaust the stack
     level = [value] if isinstance(value, list | dict) else []
     for _ in range(depth):

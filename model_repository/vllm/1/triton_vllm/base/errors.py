@@ -1,11 +1,10 @@
 """The errors of requests, and the Triton status code of each.
 
-AdapterError
-├── InvalidRequestError   INVALID_ARG    the request itself is wrong
-├── UnsupportedError      UNSUPPORTED    right, but not for this model
-├── UnavailableError      UNAVAILABLE    the engine is dead, full or stopping, or the deadline has passed
-├── CancelledError        CANCELLED      the client asked for it, or went away
-└── InternalError         INTERNAL       a fault of vLLM or of this adapter; details are in the server's log only
+AdapterError ├── InvalidRequestError   INVALID_ARG    the request itself is wrong ├──
+UnsupportedError      UNSUPPORTED    right, but not for this model ├── UnavailableError
+UNAVAILABLE    the engine is dead, full or stopping, or the deadline has passed ├── CancelledError
+CANCELLED      the client asked for it, or went away └── InternalError         INTERNAL       a
+fault of vLLM or of this adapter; details are in the server's log only
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ DEAD = "Model is unavailable due to unhealthy vLLM engine"
 
 
 def cut(text: str) -> str:
-    """Return an error's text, shortened to `LONGEST` characters."""
+    """Return an error's text, shortened to ``LONGEST`` characters."""
     return text if len(text) <= LONGEST else text[: LONGEST - 3] + "..."
 
 
 class AdapterError(Exception):
-    """An error with a text for the client and the name of a `TritonError` code.
+    """An error with a text for the client and the name of a ``TritonError`` code.
 
     The text is cut to 500 characters, and the server's paths and addresses are removed.
     """

@@ -45,30 +45,30 @@ class Limits:
         max_requests_in_flight: requests whose answer is not complete. A further request is
             UNAVAILABLE at once.
         max_request_bytes: all inputs and parameters of a request.
-        max_text_bytes: `text_input`, `prompt_token_ids`, `embedding_request`, and `messages`
-            without their media.
-        max_parameter_bytes: each of `sampling_parameters`, `tools`, `tool_choice` and
-            `chat_template_kwargs`.
+        max_text_bytes: ``text_input``, ``prompt_token_ids``, ``embedding_request``, and
+            ``messages`` without their media.
+        max_parameter_bytes: each of ``sampling_parameters``, ``tools``, ``tool_choice`` and
+            ``chat_template_kwargs``.
         max_characters_per_token: characters for each token of the model's length. A longer text is
             not tokenized.
         max_json_depth: levels of lists and objects.
         max_messages: messages of a conversation.
         max_parts: parts of the contents of all messages.
         max_tools: tools of a conversation.
-        max_inputs: inputs of an `embedding_request`, or its pairs to score.
-        max_pooled_numbers: numbers in the answer to an `embedding_request`, for all inputs. Each
+        max_inputs: inputs of an ``embedding_request``, or its pairs to score.
+        max_pooled_numbers: numbers in the answer to an ``embedding_request``, for all inputs. Each
             takes 21 characters of JSON.
         max_n: completions of a request.
-        max_answer_tokens: `n` times `max_tokens`, if `n` is more than one.
-        max_logprobs: `logprobs` and `prompt_logprobs`.
+        max_answer_tokens: ``n`` times ``max_tokens``, if ``n`` is more than one.
+        max_logprobs: ``logprobs`` and ``prompt_logprobs``.
         max_stream_interval: tokens that vLLM gathers for one response of a stream, if the client
             asks for that.
-        max_stop_strings: strings of `stop`, and of `bad_words`.
+        max_stop_strings: strings of ``stop``, and of ``bad_words``.
         max_constraint_bytes: a JSON schema, regular expression, grammar or structural tag.
         max_constraint_depth: levels of parentheses in a regular expression or grammar.
         max_constraint_repeats: characters of a regular expression with its repetitions written out.
             Also each repetition or length in a grammar or schema.
-        max_choices: strings of `choice`, and of all enumerations of a schema.
+        max_choices: strings of ``choice``, and of all enumerations of a schema.
         max_images: pictures of a request.
         max_image_bytes: a picture's file.
         max_image_pixels: width times height of all pictures of a request. Read from the files'
@@ -79,12 +79,12 @@ class Limits:
             decodes; a video's header says it.
         max_video_frames: frames of a video. Read from its header.
         max_frame_pixels: width times height of all videos of a request. Read from their headers.
-        allowed_media_domains: hosts from which vLLM may fetch media of `messages`. If empty, vLLM
+        allowed_media_domains: hosts from which vLLM may fetch media of ``messages``. If empty, vLLM
             fetches nothing.
-        allowed_chat_template_kwargs: names in `chat_template_kwargs`.
-        allowed_request_fields: fields of `sampling_parameters` for the engine that a request may
+        allowed_chat_template_kwargs: names in ``chat_template_kwargs``.
+        allowed_request_fields: fields of ``sampling_parameters`` for the engine that a request may
             have. If empty, none.
-        operator_requests: operations that an `operator_request` may ask for. If empty, none.
+        operator_requests: operations that an ``operator_request`` may ask for. If empty, none.
         max_constraint_seconds: processor time for compiling a constraint. A process of its own
             tries it.
         default_timeout_seconds: the timeout of a request that sets none.
@@ -144,13 +144,13 @@ _SIZE = {
 
 
 def refuse_above(limit: int, found: int, what: str, unit: str = "") -> None:
-    """Refuse a request that has more than `limit` of something; a limit of 0 refuses nothing.
+    """Refuse a request that has more than ``limit`` of something; a limit of 0 refuses nothing.
 
     Args:
         limit: the limit.
         found: how much the request has.
         what: the beginning of the sentence "messages has … messages".
-        unit: the unit of `found`.
+        unit: the unit of ``found``.
 
     Raises:
         InvalidRequestError: there is more. The text has the amount and the limit.

@@ -1,6 +1,6 @@
 """Lock files with flock. The kernel frees the locks of a process that dies, so nothing depends on an orderly end.
 
-A forked process holds its parent's locks, too, until it ends or `free` is called.
+A forked process holds its parent's locks, too, until it ends or ``free`` is called.
 """
 
 from __future__ import annotations

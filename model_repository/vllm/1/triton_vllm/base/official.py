@@ -15,7 +15,7 @@ UNLOADING = "[vllm] Engine is not healthy and model will be unloaded"
 
 
 def pinned(kind: str, gpus: str, instance: str) -> str:
-    """Return the log line of an instance (`NAME_DEVICE`) with its own GPUs: Triton's for KIND_GPU, else GPU_DEVICE_IDS."""
+    """Return the log line of an instance (``NAME_DEVICE``) with its own GPUs: Triton's for KIND_GPU, else GPU_DEVICE_IDS."""
     if kind == "GPU":
         return (
             f"Detected KIND_GPU model instance, explicitly setting GPU device={gpus} for {instance}"

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Log(Protocol):
-    """Takes log lines; `base.triton.Log` in the server."""
+    """Takes log lines; ``base.triton.Log`` in the server."""
 
     def info(self, text: str) -> None:
         """Log an event of normal operation."""
@@ -37,7 +37,7 @@ class Log(Protocol):
 
 
 class TritonTensor(Protocol):
-    """`pb_utils.Tensor`."""
+    """``pb_utils.Tensor``."""
 
     def name(self) -> str:
         """Return the name of the input."""
@@ -47,7 +47,7 @@ class TritonTensor(Protocol):
 
 
 class ResponseSender(Protocol):
-    """`pb_utils.InferenceResponseSender`; only `base.triton.Channel` has one."""
+    """``pb_utils.InferenceResponseSender``; only ``base.triton.Channel`` has one."""
 
     def send(self, response: object = None, flags: int = 0) -> None:
         """Send a response; blocks until the server has confirmed it."""
@@ -57,7 +57,7 @@ class ResponseSender(Protocol):
 
 
 class TritonRequest(Protocol):
-    """`pb_utils.InferenceRequest`."""
+    """``pb_utils.InferenceRequest``."""
 
     def inputs(self) -> Sequence[TritonTensor]:
         """Return the input tensors."""
@@ -66,7 +66,7 @@ class TritonRequest(Protocol):
         """Return the request parameters as a JSON object, or an empty string."""
 
     def trace(self) -> Any:
-        """Return the server's trace of the request (24.10 has it); its `get_context` returns JSON or None."""
+        """Return the server's trace of the request (24.10 has it); its ``get_context`` returns JSON or None."""
 
     def timeout(self) -> int:
         """Return the timeout in microseconds."""
@@ -76,7 +76,7 @@ class TritonRequest(Protocol):
 
 
 class ModelConfig(Protocol):
-    """`pb_utils.ModelConfig`."""
+    """``pb_utils.ModelConfig``."""
 
     def as_dict(self) -> Mapping[str, Any]:
         """Return config.pbtxt as a JSON object."""
@@ -95,7 +95,7 @@ class ModelConfig(Protocol):
 
 
 class Metric(Protocol):
-    """`pb_utils.Metric`; each call is a round trip."""
+    """``pb_utils.Metric``; each call is a round trip."""
 
     def increment(self, value: float) -> None:
         """Raise a counter."""
@@ -105,7 +105,7 @@ class Metric(Protocol):
 
 
 class PrometheusSample(Protocol):
-    """`prometheus_client.samples.Sample`."""
+    """``prometheus_client.samples.Sample``."""
 
     @property
     def name(self) -> str:
@@ -121,7 +121,7 @@ class PrometheusSample(Protocol):
 
 
 class PrometheusFamily(Protocol):
-    """`prometheus_client.metrics_core.Metric`."""
+    """``prometheus_client.metrics_core.Metric``."""
 
     @property
     def name(self) -> str:
@@ -141,7 +141,7 @@ class PrometheusFamily(Protocol):
 
 
 class Logprob(Protocol):
-    """`vllm.logprobs.Logprob`."""
+    """``vllm.logprobs.Logprob``."""
 
     @property
     def logprob(self) -> float:
@@ -161,11 +161,11 @@ Positions = Iterable["Mapping[int, Logprob] | None"]
 
 
 class CompletionOutput(Protocol):
-    """`vllm.outputs.CompletionOutput`: the new part of one of a request's completions."""
+    """``vllm.outputs.CompletionOutput``: the new part of one of a request's completions."""
 
     @property
     def index(self) -> int:
-        """The number of the completion, below `n`."""
+        """The number of the completion, below ``n``."""
 
     @property
     def text(self) -> str:
@@ -193,7 +193,7 @@ class CompletionOutput(Protocol):
 
 
 class RequestOutput(Protocol):
-    """`vllm.outputs.RequestOutput`."""
+    """``vllm.outputs.RequestOutput``."""
 
     @property
     def outputs(self) -> Sequence[CompletionOutput]:
@@ -217,7 +217,7 @@ class RequestOutput(Protocol):
 
 
 class Pooled(Protocol):
-    """A `torch.Tensor` of pooled numbers."""
+    """A ``torch.Tensor`` of pooled numbers."""
 
     def numel(self) -> int:
         """Return how many numbers there are."""
@@ -227,7 +227,7 @@ class Pooled(Protocol):
 
 
 class PoolingOutput(Protocol):
-    """`vllm.outputs.PoolingOutput`."""
+    """``vllm.outputs.PoolingOutput``."""
 
     @property
     def data(self) -> Pooled:
@@ -235,7 +235,7 @@ class PoolingOutput(Protocol):
 
 
 class PoolingRequestOutput(Protocol):
-    """`vllm.outputs.PoolingRequestOutput`; a request has one."""
+    """``vllm.outputs.PoolingRequestOutput``; a request has one."""
 
     @property
     def outputs(self) -> PoolingOutput:
@@ -278,7 +278,7 @@ Item = Output | AdapterError
 
 
 class Collector(Protocol):
-    """`vllm.v1.engine.output_processor.RequestOutputCollector`."""
+    """``vllm.v1.engine.output_processor.RequestOutputCollector``."""
 
     put: Callable[[Output | Exception], None]
 
@@ -287,7 +287,7 @@ class Collector(Protocol):
 
 
 class Renderer(Protocol):
-    """`vllm.renderers.base.BaseRenderer`, since 0.20."""
+    """``vllm.renderers.base.BaseRenderer``, since 0.20."""
 
     def render_cmpl(self, prompts: Sequence[Any]) -> Sequence[Any]:
         """Tokenize in this thread."""
@@ -302,7 +302,7 @@ class Renderer(Protocol):
 
 
 class EngineClient(Protocol):
-    """`vllm.v1.engine.async_llm.AsyncLLM`."""
+    """``vllm.v1.engine.async_llm.AsyncLLM``."""
 
     @property
     def model_config(self) -> Any:

@@ -18,10 +18,10 @@ PAUSE_S = 0.1
 
 
 def thread(name: str, work: Callable[[], None], log: Log) -> threading.Thread:
-    """Return a thread, not yet started, that calls `work` until it returns.
+    """Return a thread, not yet started, that calls ``work`` until it returns.
 
-    After an exception, `work` is called again, so it must be able to continue. An exception that is
-    raised several times in a row is logged once.
+    After an exception, ``work`` is called again, so it must be able to continue. An exception that
+    is raised several times in a row is logged once.
     """
 
     def run() -> None:

@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 TRACE = ("traceparent", "tracestate")
 LONGEST_HEADER = 512
-"""Characters of a `tracestate`; W3C allows shortening it to that."""
+"""Characters of a ``tracestate``; W3C allows shortening it to that."""
 SHARED_MEMORY = "/dev/shm"  # noqa: S108 - where POSIX shared memory lives on Linux
 MARGIN = 8 << 20
 """Bytes of shared memory that a response must leave free: for other responses, and for one step of the region's growth."""
 PLENTY = 1 << 30
-"""Bytes of free shared memory that cannot be used up in `MOMENT_S`: that would take 50 GB/s."""
+"""Bytes of free shared memory that cannot be used up in ``MOMENT_S``: that would take 50 GB/s."""
 MOMENT_S = 0.02
 """How many seconds a measurement of free shared memory is used."""
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
@@ -59,9 +59,9 @@ def parameters(request: TritonRequest) -> str:
 def trace_headers(request: TritonRequest) -> dict[str, str]:
     """Return the request's trace as HTTP headers of W3C's trace context; empty if there is no trace.
 
-    The server's own trace comes first (`--trace-config mode=opentelemetry`). Otherwise it is the
-    headers that the frontends forward as parameters (`--http-header-forward-pattern`,
-    `--grpc-header-forward-pattern`).
+    The server's own trace comes first (``--trace-config mode=opentelemetry``). Otherwise it is the
+    headers that the frontends forward as parameters (``--http-header-forward-pattern``,
+    ``--grpc-header-forward-pattern``).
     """
     context = request.trace().get_context() if hasattr(request, "trace") else None
     try:
@@ -79,7 +79,7 @@ def trace_headers(request: TritonRequest) -> dict[str, str]:
 
 
 def timeout_us(request: TritonRequest) -> int:
-    """Return the request's `timeout` parameter in microseconds; Triton keeps it separate from the other parameters."""
+    """Return the request's ``timeout`` parameter in microseconds; Triton keeps it separate from the other parameters."""
     return int(request.timeout()) if hasattr(request, "timeout") else 0
 
 
@@ -93,10 +93,10 @@ def is_ending(name: str) -> bool:
 
     This asks the server for an answer of the model itself. The server refuses before the model sees
     the request: a decoupled model does not answer in this way. Since 26.03 the server may ask the
-    model's `is_ready` first. A stopping server answers nothing about its models, and its error says
-    so.
+    model's ``is_ready`` first. A stopping server answers nothing about its models, and its error
+    says so.
 
-    `is_model_ready` would be a smaller question. But a stopping server answers it with an error.
+    ``is_model_ready`` would be a smaller question. But a stopping server answers it with an error.
     The stub reads that error's text after it has let the server free it (24.10, and in the sources
     of 2025). On a busy machine one stub in eighteen died of that, and its requests waited for ever.
 
@@ -130,7 +130,7 @@ class Room:
     """Decides whether a response fits in shared memory.
 
     The system call releases Python's lock. Getting it back took a tenth of a sender's time with 128
-    requests in flight. So there is no system call if `PLENTY` was free a moment ago.
+    requests in flight. So there is no system call if ``PLENTY`` was free a moment ago.
 
     Args:
         free: returns the free bytes.
@@ -147,7 +147,7 @@ class Room:
         self._plenty_until = -math.inf
 
     def fits(self, size: int) -> bool:
-        """Return whether a response of `size` bytes fits, with a margin."""
+        """Return whether a response of ``size`` bytes fits, with a margin."""
         now = self._clock()
         if now < self._plenty_until and size < MARGIN:
             return True
@@ -166,7 +166,7 @@ def _size(tensors: Tensors) -> int:
 
 
 class Channel:
-    """The response sender of one request; `answer` knows when each method may be called.
+    """The response sender of one request; ``answer`` knows when each method may be called.
 
     Args:
         request: Triton's request.
@@ -218,7 +218,7 @@ class Channel:
 
 
 class TritonMetrics:
-    """Creates metrics in the server; `create` raises TritonModelException if the server has none."""
+    """Creates metrics in the server; ``create`` raises TritonModelException if the server has none."""
 
     def __init__(self) -> None:
         self._families: dict[str, Any] = {}
@@ -226,7 +226,7 @@ class TritonMetrics:
     def create(
         self, name: str, description: str, labels: Mapping[str, str], *, counter: bool
     ) -> Metric:
-        """Return a new metric in the family `name`."""
+        """Return a new metric in the family ``name``."""
         if name not in self._families:
             kind = pb_utils.MetricFamily.COUNTER if counter else pb_utils.MetricFamily.GAUGE
             self._families[name] = pb_utils.MetricFamily(

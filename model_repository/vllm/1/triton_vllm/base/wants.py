@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Wants:
-    """The optional outputs that a request asks for. With `no_logprobs` vLLM computes none, and the output `logprobs` is null."""
+    """The optional outputs that a request asks for. With ``no_logprobs`` vLLM computes none, and the output ``logprobs`` is null."""
 
     finish_reason: bool = False
     cumulative_logprob: bool = False

@@ -39,7 +39,7 @@ def choose(tool: str, values: Mapping[str, Any], file: str) -> vllm_api.ParserNa
 
     Args:
         tool: the parser of tool calls.
-        values: the engine arguments. `reasoning_parser` is one of them.
+        values: the engine arguments. ``reasoning_parser`` is one of them.
         file: the file with the arguments.
 
     Raises:

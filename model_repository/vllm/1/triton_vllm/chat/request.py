@@ -33,7 +33,8 @@ class Chat:
         messages: the messages.
         tools: the tools. None for a chat without tools.
         template_kwargs: additional arguments of the template.
-        characters: the length of messages and tools as JSON. Pictures, audios and videos do not count.
+        characters: the length of messages and tools as JSON. Pictures, audios and videos do not
+            count.
         media: whether the messages contain pictures, audios or videos.
         tool_choice: none, auto, required, or an object that names a function, as in the OpenAI
             protocol.

@@ -75,7 +75,7 @@ def check(limits: Limits, fields: Mapping[str, Any]) -> None:
 def to_compile(limits: Limits, params: Any) -> Constraint | None:
     """Return the constraint in vLLM's StructuredOutputsParams that must be tried, or None.
 
-    A `choice` need not be tried, because its size limits its cost: at most half a second (65,536
+    A ``choice`` need not be tried, because its size limits its cost: at most half a second (65,536
     characters, 32,000 tokens).
     """
     for name in ("json", "regex", "grammar", "structural_tag"):

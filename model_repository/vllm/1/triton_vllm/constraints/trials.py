@@ -1,8 +1,8 @@
 """Refuse constraints that cost too much to compile: each is tried with limits of time and memory before vLLM gets it.
 
-A constraint's size does not tell how long xgrammar takes. `.?` 64 times takes more than four
-processor seconds. `a?` 64 times takes 0.2 s, and `a{0,10000}` almost none (xgrammar 0.2.8, 32,000
-tokens).
+A constraint's size does not tell how long xgrammar takes. ``.?`` 64 times takes more than four
+processor seconds. ``a?`` 64 times takes 0.2 s, and ``a{0,10000}`` almost none (xgrammar 0.2.8,
+32,000 tokens).
 
 vLLM reads a constraint in the event loop. It compiles it in the one or few threads of EngineCore
 that all constraints share. It sets no limit of time.
@@ -147,7 +147,7 @@ class Trials:
 
 
 class Worker:
-    """The process of `trial_process.py`; its methods block.
+    """The process of ``trial_process.py``; its methods block.
 
     Args:
         tokenizer: the tokenizer as xgrammar has serialized it.

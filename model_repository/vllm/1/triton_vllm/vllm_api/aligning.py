@@ -81,9 +81,10 @@ class Aligner:
         """Return each token with the length of the text at its end.
 
         Args:
-            ids: tokens that came together. Those before any text do, and with `stream_interval` others.
+            ids: tokens that came together. Those before any text do, and with ``stream_interval``
+                others.
             length: the text's length at the end of the last token.
-            base: the text's length before the first token. None if it follows from `length`.
+            base: the text's length before the first token. None if it follows from ``length``.
         """
         known, ends, end = [*self._recent, *ids], [], 0
         for at in range(len(self._recent), len(known)) if len(ids) > 1 else ():

@@ -1,9 +1,9 @@
-"""Give vLLM's worker on a CPU random numbers that can be wound back (engine argument `worker_extension_cls`).
+"""Give vLLM's worker on a CPU random numbers that can be wound back (engine argument ``worker_extension_cls``).
 
 When vLLM has read a part of a prompt, it samples a token, discards it, and winds the request's
 generator back by an offset. PyTorch's generator for CPUs has no offset and raises. That ended
-EngineCore with all its requests (vLLM 0.28 to 0.32, torch 2.13). It took one request with a `seed`
-and a prompt that did not fit into one step.
+EngineCore with all its requests (vLLM 0.28 to 0.32, torch 2.13). It took one request with a
+``seed`` and a prompt that did not fit into one step.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 
 def make_generator(generator: Any) -> Any:
-    """Return a class like PyTorch's `Generator` in which winding back, by any offset, starts from the beginning.
+    """Return a class like PyTorch's ``Generator`` in which winding back, by any offset, starts from the beginning.
 
     That is exact for a prompt that has not been read: vLLM discards everything drawn before. A
     preempted request is the exception, because vLLM keeps its tokens: it continues with the first

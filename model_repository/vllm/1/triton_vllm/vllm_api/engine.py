@@ -33,7 +33,7 @@ def start(vllm: Vllm, values: Mapping[str, Any]) -> EngineClient:
 def created(
     vllm: Vllm, values: Mapping[str, Any], make: Callable[[Any], EngineClient]
 ) -> EngineClient:
-    """Return the client that `make` starts from vLLM's object of the engine arguments."""
+    """Return the client that ``make`` starts from vLLM's object of the engine arguments."""
     args = vllm.AsyncEngineArgs(**values)
     # An earlier start may have turned the cache on; this start must read the variables again.
     if vllm.disable_envs_cache is not None:
@@ -51,8 +51,8 @@ async def sample_once(vllm: Vllm, llm: EngineClient) -> None:
     """Make the engine sample one token, so that no client waits for the sampler's compilation.
 
     On a CPU, vLLM compiles its sampler for the first token. That takes 5 s if the compiler's cache
-    is empty, even with `enforce_eager`. Without compilation, each token would take twice as long to
-    sample (32 of 50,000 tokens: 34 ms instead of 15). On a GPU, vLLM samples while it starts.
+    is empty, even with ``enforce_eager``. Without compilation, each token would take twice as long
+    to sample (32 of 50,000 tokens: 34 ms instead of 15). On a GPU, vLLM samples while it starts.
     """
     params = vllm.SamplingParams(
         max_tokens=1, temperature=1.0, logprobs=0, output_kind=vllm.RequestOutputKind.FINAL_ONLY
@@ -68,7 +68,7 @@ async def sample_once(vllm: Vllm, llm: EngineClient) -> None:
 
 
 def attach(collector: Collector, put: Callable[[Output | Exception], None]) -> None:
-    """Send everything that vLLM puts into a request's collector to `put`, outputs and exceptions in their order.
+    """Send everything that vLLM puts into a request's collector to ``put``, outputs and exceptions in their order.
 
     vLLM would otherwise wake a task for each request and token. Called in the engine's loop, this
     costs one call.
@@ -96,7 +96,7 @@ def has_begun(llm: EngineClient, request_id: str, count: int) -> bool | None:
 
     Args:
         llm: the engine.
-        request_id: the id that `add_request` got.
+        request_id: the id that ``add_request`` got.
         count: the request's completions. vLLM keeps a state for each until it has finished.
     """
     processor = getattr(llm, "output_processor", None)
@@ -118,9 +118,9 @@ def has_begun(llm: EngineClient, request_id: str, count: int) -> bool | None:
 
 
 def forget_parent(llm: EngineClient, request_id: str) -> None:
-    """Delete vLLM's collector of the completions of an aborted request; `request_id` is the id that `add_request` got.
+    """Delete vLLM's collector of the completions of an aborted request; ``request_id`` is the id that ``add_request`` got.
 
-    vLLM's `abort` removes the completions by that id, but not the object that collects them. That
+    vLLM's ``abort`` removes the completions by that id, but not the object that collects them. That
     object would stay for ever, and for a whole answer it holds all their texts (0.14 to 0.33,
     OutputProcessor.abort_requests).
     """
@@ -135,7 +135,7 @@ class ChatDefaults:
     """What vLLM's own server uses for a conversation where the request sets nothing.
 
     Attributes:
-        values: sampling parameters. From the model's `generation_config` and from the operator.
+        values: sampling parameters. From the model's ``generation_config`` and from the operator.
         most: the most tokens of an answer, whatever the request asks for. None: as many as fit.
         room: tokens of a prompt and its answer together.
     """

@@ -25,7 +25,7 @@ class Schema:
         types: each parameter's declared type.
         make: SamplingParams itself.
         structured: the class of constraints.
-        structured_name: the parameter for `structured`.
+        structured_name: the parameter for ``structured``.
         streaming: the output kind of streamed answers.
         whole: the output kind of whole answers.
         refusals: vLLM's exceptions for wrong values.
@@ -65,7 +65,7 @@ def sampling_schema(vllm: Vllm) -> Schema:
 
 
 def request_keywords(vllm: Vllm) -> Collection[str]:
-    """Return the keyword arguments of this vLLM's `add_request`."""
+    """Return the keyword arguments of this vLLM's ``add_request``."""
     return inspect.signature(vllm.AsyncLLM.add_request).parameters.keys()
 
 

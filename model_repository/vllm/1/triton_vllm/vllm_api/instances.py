@@ -1,4 +1,4 @@
-"""Run several AsyncLLMs over one engine, each in its own process, like the API servers of `vllm serve`."""
+"""Run several AsyncLLMs over one engine, each in its own process, like the API servers of ``vllm serve``."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def lacking(vllm: Vllm) -> str:
 def launch(
     vllm: Vllm, values: Mapping[str, Any], others: Sequence[tuple[str, str]]
 ) -> tuple[EngineClient, str | None]:
-    """Start AsyncLLM with an engine that also answers `others`; this process ends the engine. Otherwise like `start`.
+    """Start AsyncLLM with an engine that also answers ``others``; this process ends the engine. Otherwise like ``start``.
 
     Args:
         vllm: the loaded vLLM.
@@ -86,13 +86,13 @@ def launch(
 def connect(
     vllm: Vllm, values: Mapping[str, Any], place: Mapping[str, str | None], index: int, count: int
 ) -> EngineClient:
-    """Start AsyncLLM as front end `index` of `count` over an engine that another process has launched.
+    """Start AsyncLLM as front end ``index`` of ``count`` over an engine that another process has launched.
 
     Args:
         vllm: the loaded vLLM.
         values: engine arguments. The same as the engine's.
-        place: `input_address` and `output_address` as `launch` got them. Also its
-            `stats_update_address`.
+        place: ``input_address`` and ``output_address`` as ``launch`` got them. Also its
+            ``stats_update_address``.
         index: from 1 on. The front end that launched the engine is 0.
         count: how many front ends there are.
 
@@ -116,10 +116,10 @@ def _replaced(module: Any, name: str, value: Any) -> Iterator[None]:
 
 
 def note_statistics(llm: Any, note: Callable[[int, float], None]) -> None:
-    """Call `note` whenever this front end has recorded figures. The engine gives each step's figures to one front end.
+    """Call ``note`` whenever this front end has recorded figures. The engine gives each step's figures to one front end.
 
-    `note` gets the rank and the time when the engine made the figures (`time.monotonic`, s). The
-    time of arrival would mislead: a busy front end may receive an older step's figures after
+    ``note`` gets the rank and the time when the engine made the figures (``time.monotonic``, s).
+    The time of arrival would mislead: a busy front end may receive an older step's figures after
     another one has received the newest. Call this function before the first output is taken.
     """
     manager = getattr(llm, "logger_manager", None)

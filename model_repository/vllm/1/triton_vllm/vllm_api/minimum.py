@@ -7,14 +7,14 @@ from typing import Any
 
 
 def bound_minimum(params: Any, prompt: Any, most: int) -> None:
-    """Lower `min_tokens` to the room that a prompt leaves.
+    """Lower ``min_tokens`` to the room that a prompt leaves.
 
     In vLLM 0.28, an answer that is shorter than its minimum does not end at the model's length. It
     never ends.
 
     Args:
         params: vLLM's SamplingParams or PoolingParams. Changed in place.
-        prompt: as `add_request` takes it. A prompt without token ids is not checked.
+        prompt: as ``add_request`` takes it. A prompt without token ids is not checked.
         most: tokens of a prompt and its answer together. 0 means unknown.
     """
     ids = prompt.get("prompt_token_ids") if isinstance(prompt, Mapping) else None

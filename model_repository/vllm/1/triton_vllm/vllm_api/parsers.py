@@ -243,7 +243,7 @@ class Conversation:
         self.skips_special_tokens = getattr(params, "skip_special_tokens", True)
 
     def engine_options(self, prompt: Any) -> dict[str, Any]:
-        """Return the keywords of `add_request` that say where a constraint begins to hold: after the reasoning."""
+        """Return the keywords of ``add_request`` that say where a constraint begins to hold: after the reasoning."""
         parser = self.make()
         if getattr(self.request, "_grammar_from_parser", False):
             return {"reasoning_ended": True}
@@ -264,7 +264,8 @@ class Reader:
     """Reads one completion that comes as a whole.
 
     Attributes:
-        aligner: turns vLLM's outputs into the parts to read. None if the outputs are read as they are.
+        aligner: turns vLLM's outputs into the parts to read. None if the outputs are read as they
+            are.
     """
 
     def __init__(self, conversation: Conversation) -> None:

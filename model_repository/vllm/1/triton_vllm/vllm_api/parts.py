@@ -54,7 +54,7 @@ class Vllm:
 
     Attributes:
         refusals: vLLM's exceptions for wrong requests.
-        client_errors: `refusals`, and Python's exceptions for wrong values.
+        client_errors: ``refusals``, and Python's exceptions for wrong values.
         busy_errors: exceptions of a full queue. Empty before 0.30.
         failures: one request has failed.
         passing_failures: one request has failed, and may be sent again.

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def renderer(vllm: Vllm, llm: EngineClient) -> Renderer | None:
-    """Return the renderer, which tokenizes prompts before they are added (0.20 on). If None, `add_request` tokenizes."""
+    """Return the renderer, which tokenizes prompts before they are added (0.20 on). If None, ``add_request`` tokenizes."""
     found: Renderer | None = getattr(llm, "renderer", None)
     if found is None or vllm.parse_model_prompt is None or not hasattr(found, "render_cmpl_async"):
         return None
@@ -66,7 +66,7 @@ async def render_chat(
 
 
 def media_loaders(vllm: Vllm, engine_args: Mapping[str, Any]) -> dict[str, Callable[[bytes], Any]]:
-    """Return a decoder of file contents for each kind of media that this vLLM knows, configured by `media_io_kwargs`."""
+    """Return a decoder of file contents for each kind of media that this vLLM knows, configured by ``media_io_kwargs``."""
     options = engine_args.get("media_io_kwargs") or {}
     io = vllm.media_io
     made: dict[str, Any] = {}

@@ -27,7 +27,7 @@ def is_refusal(vllm: Vllm, error: Exception) -> bool:
 
     vLLM has classes for that. In some places, and everywhere before 0.20, it raises a plain
     ValueError or TypeError. Wrong calls and faults of vLLM raise the same two. So a plain one is a
-    refusal only if a `raise` in vLLM's code made it.
+    refusal only if a ``raise`` in vLLM's code made it.
     """
     if isinstance(error, vllm.refusals):
         return True
@@ -60,8 +60,8 @@ def failure(item: Output) -> AdapterError | None:
     """Return the error that an output stands for, or None.
 
     vLLM ends a request that failed in EngineCore with an ordinary output. Its own server raises an
-    error then. A completion's reason is "error"; a pooled output has an `error` (since 0.32) or no
-    numbers.
+    error then. A completion's reason is "error"; a pooled output has an ``error`` (since 0.32) or
+    no numbers.
     """
     outputs: Any = item.outputs
     if isinstance(item, Told):
