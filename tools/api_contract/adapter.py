@@ -81,19 +81,20 @@ def _declared(protocols: Path) -> dict[str, dict[str, Member]]:
         name = _CLASS.match(said)
         if name and isinstance(node, ast.ClassDef):
             since = _SINCE.search(said)
-            found[name[1]] = {
-                member.name: _member(member, since)
-                for member in node.body
-                if isinstance(member, Function)
-            }
+            members: dict[str, Member] = {}
+            for member in node.body:
+                if isinstance(member, Function):
+                    members[member.name] = _member(member, since)
+                elif isinstance(member, ast.AnnAssign):
+                    attribute = Member(since=since[1] if since else needs.OLDEST)
+                    members |= dict.fromkeys(targets(member), attribute)
+            found[name[1]] = members
     return found
 
 
 def _member(node: Function, of_class: re.Match[str] | None) -> Member:
     said = _SINCE.search(ast.get_docstring(node) or "") or of_class
     since = said[1] if said else needs.OLDEST
-    if any(isinstance(d, ast.Name) and d.id == "property" for d in node.decorator_list):
-        return Member(since=since)
     parameters = tuple(a.arg for a in (*node.args.args, *node.args.kwonlyargs) if a.arg != "self")
     return Member(parameters, awaited=is_awaited(node), since=since)
 

@@ -107,53 +107,36 @@ class Metric(Protocol):
 class PrometheusSample(Protocol):
     """``prometheus_client.samples.Sample``."""
 
-    @property
-    def name(self) -> str:
-        """Its name in the exposition."""
-
-    @property
-    def labels(self) -> Mapping[str, object]:
-        """Its labels."""
-
-    @property
-    def value(self) -> float:
-        """Its value."""
+    name: str
+    """Its name in the exposition."""
+    labels: Mapping[str, object]
+    """Its labels."""
+    value: float
+    """Its value."""
 
 
 class PrometheusFamily(Protocol):
     """``prometheus_client.metrics_core.Metric``."""
 
-    @property
-    def name(self) -> str:
-        """Its name, without the suffixes of the samples."""
-
-    @property
-    def type(self) -> str:
-        """Its kind: counter, gauge, histogram or summary, among others."""
-
-    @property
-    def documentation(self) -> str:
-        """Its help text."""
-
-    @property
-    def samples(self) -> Sequence[PrometheusSample]:
-        """Its values."""
+    name: str
+    """Its name, without the suffixes of the samples."""
+    type: str
+    """Its kind: counter, gauge, histogram or summary, among others."""
+    documentation: str
+    """Its help text."""
+    samples: Sequence[PrometheusSample]
+    """Its values."""
 
 
 class Logprob(Protocol):
     """``vllm.logprobs.Logprob``."""
 
-    @property
-    def logprob(self) -> float:
-        """The token's log probability; may be minus infinity."""
-
-    @property
-    def rank(self) -> int | None:
-        """The token's rank, from 1 on."""
-
-    @property
-    def decoded_token(self) -> str | None:
-        """The token's text."""
+    logprob: float
+    """The token's log probability; may be minus infinity."""
+    rank: int | None
+    """The token's rank, from 1 on."""
+    decoded_token: str | None
+    """The token's text."""
 
 
 Positions = Iterable["Mapping[int, Logprob] | None"]
@@ -163,57 +146,35 @@ Positions = Iterable["Mapping[int, Logprob] | None"]
 class CompletionOutput(Protocol):
     """``vllm.outputs.CompletionOutput``: the new part of one of a request's completions."""
 
-    @property
-    def index(self) -> int:
-        """The number of the completion, below ``n``."""
-
-    @property
-    def text(self) -> str:
-        """The new text."""
-
-    @property
-    def token_ids(self) -> Sequence[int]:
-        """The new tokens."""
-
-    @property
-    def logprobs(self) -> Positions | None:
-        """Their log probabilities, if asked for."""
-
-    @property
-    def cumulative_logprob(self) -> float | None:
-        """The sum of the log probabilities of all tokens, if asked for."""
-
-    @property
-    def finish_reason(self) -> str | None:
-        """Why the completion has ended; None until then."""
-
-    @property
-    def stop_reason(self) -> int | str | None:
-        """The stop string or token."""
+    index: int
+    """The number of the completion, below ``n``."""
+    text: str
+    """The new text."""
+    token_ids: Sequence[int]
+    """The new tokens."""
+    logprobs: Positions | None
+    """Their log probabilities, if asked for."""
+    cumulative_logprob: float | None
+    """The sum of the log probabilities of all tokens, if asked for."""
+    finish_reason: str | None
+    """Why the completion has ended; None until then."""
+    stop_reason: int | str | None
+    """The stop string or token."""
 
 
 class RequestOutput(Protocol):
     """``vllm.outputs.RequestOutput``."""
 
-    @property
-    def outputs(self) -> Sequence[CompletionOutput]:
-        """The completions that have a new part."""
-
-    @property
-    def finished(self) -> bool:
-        """Whether this is the request's last output."""
-
-    @property
-    def prompt_token_ids(self) -> Sequence[int] | None:
-        """The prompt's tokens."""
-
-    @property
-    def num_cached_tokens(self) -> int | None:
-        """How many of the prompt's tokens came from the prefix cache."""
-
-    @property
-    def prompt_logprobs(self) -> Positions | None:
-        """The log probabilities of the prompt's tokens, if asked for."""
+    outputs: Sequence[CompletionOutput]
+    """The completions that have a new part."""
+    finished: bool
+    """Whether this is the request's last output."""
+    prompt_token_ids: Sequence[int] | None
+    """The prompt's tokens."""
+    num_cached_tokens: int | None
+    """How many of the prompt's tokens came from the prefix cache."""
+    prompt_logprobs: Positions | None
+    """The log probabilities of the prompt's tokens, if asked for."""
 
 
 class Pooled(Protocol):
@@ -229,25 +190,19 @@ class Pooled(Protocol):
 class PoolingOutput(Protocol):
     """``vllm.outputs.PoolingOutput``."""
 
-    @property
-    def data(self) -> Pooled:
-        """The pooled numbers."""
+    data: Pooled
+    """The pooled numbers."""
 
 
 class PoolingRequestOutput(Protocol):
     """``vllm.outputs.PoolingRequestOutput``; a request has one."""
 
-    @property
-    def outputs(self) -> PoolingOutput:
-        """The result."""
-
-    @property
-    def finished(self) -> bool:
-        """Whether this is the request's last output; always true."""
-
-    @property
-    def prompt_token_ids(self) -> Sequence[int]:
-        """The input's tokens."""
+    outputs: PoolingOutput
+    """The result."""
+    finished: bool
+    """Whether this is the request's last output; always true."""
+    prompt_token_ids: Sequence[int]
+    """The input's tokens."""
 
 
 class Gathered:
@@ -304,9 +259,8 @@ class Renderer(Protocol):
 class EngineClient(Protocol):
     """``vllm.v1.engine.async_llm.AsyncLLM``."""
 
-    @property
-    def model_config(self) -> Any:
-        """The model as vLLM describes it."""
+    model_config: Any
+    """The model as vLLM describes it."""
 
     async def get_supported_tasks(self) -> Sequence[str]:
         """Return what the model can do: "generate", "embed" and others."""
