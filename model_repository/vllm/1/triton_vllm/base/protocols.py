@@ -1,4 +1,4 @@
-"""Types of the objects of Triton, vLLM and Prometheus that cross modules, reduced to the members that are used.
+"""Types of the objects of Triton, vLLM and Prometheus, reduced to the members that we use.
 
 They were read in these sources:
 
@@ -8,8 +8,8 @@ They were read in these sources:
 - prometheus_client: metrics_core.py, samples.py
 
 tools/vllm_contract.py looks in the sources of other versions for the members of vLLM's classes that
-are declared here. A docstring with "since 0.20" says that earlier versions need not have the
-member.
+are declared here. The docstring of a class or method says "since 0.20" if earlier versions need not
+have it.
 """
 
 from __future__ import annotations
@@ -53,7 +53,10 @@ class ResponseSender(Protocol):
         """Send a response; blocks until the server has confirmed it."""
 
     def is_cancelled(self) -> bool:
-        """Ask the server whether the request is cancelled; this crashes the server once the final response is on its way."""
+        """Ask the server whether the request is cancelled.
+
+        Once the final response is on its way, the question crashes the server.
+        """
 
 
 class TritonRequest(Protocol):
@@ -66,7 +69,10 @@ class TritonRequest(Protocol):
         """Return the request parameters as a JSON object, or an empty string."""
 
     def trace(self) -> Any:
-        """Return the server's trace of the request (24.10 has it); its ``get_context`` returns JSON or None."""
+        """Return the server's trace of the request; its ``get_context`` returns JSON or None.
+
+        24.10 has it. Older servers may lack it.
+        """
 
     def timeout(self) -> int:
         """Return the timeout in microseconds."""
@@ -206,7 +212,10 @@ class PoolingRequestOutput(Protocol):
 
 
 class Gathered:
-    """The outputs of a pooling request's parts, in the order of the parts; our own class, the request's only output."""
+    """Our own class: the only output of a pooling request with several parts.
+
+    It has the outputs of the parts in their order.
+    """
 
     finished = True
 
@@ -215,7 +224,7 @@ class Gathered:
 
 
 class Told:
-    """The answer to an operator request; our own class, the request's only output."""
+    """Our own class: the only output of an operator request."""
 
     finished = True
 
