@@ -223,7 +223,7 @@ def compiles_with_xgrammar(llm: EngineClient) -> bool:
 async def xgrammar_tokenizer(llm: EngineClient) -> Callable[[], str]:
     """Return a function that serializes the engine's tokenizer for xgrammar.
 
-    It takes long, so call it in a thread.
+    It blocks, so call it in a thread.
     """
     tokenizer = await tokenizer_of(llm)
     size = llm.model_config.get_vocab_size()

@@ -261,8 +261,8 @@ class Conversation:
     def engine_options(self, prompt: Any) -> dict[str, Any]:
         """Return the keywords of ``add_request`` that say where a constraint begins to hold."""
         parser = self.make()
-        # Mistral's grammar of tool calls describes the reasoning, too, so it holds at once. Any other
-        # constraint begins after the reasoning.
+        # Mistral's grammar of tool calls describes the reasoning, too, so it holds at once. Any
+        # other constraint begins after the reasoning.
         if getattr(self.request, "_grammar_from_parser", False):
             return {"reasoning_ended": True}
         if parser.reasoning_parser is None:
@@ -368,7 +368,7 @@ class _StreamReader(Reader):
 
 
 def _is_named(choice: Any) -> bool:
-    # An object names a function. A string is none, auto or required.
+    # An object names a function. A string is one of "none", "auto" and "required".
     return choice is not None and not isinstance(choice, str)
 
 
