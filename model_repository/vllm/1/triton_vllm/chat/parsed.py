@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from triton_vllm.vllm_api import Conversation, Reader
 
 # Some of vLLM's parsers read the whole answer again with each token: 6 ms at 8,000 tokens of tool
-# calls. A sender thread that fell behind would never catch up, and its other streams would wait. The
-# rest of the outputs is then read as one, which takes as long as a single output. Doing that always
-# would change the result: a "<think>" stays in the text.
+# calls. A sender thread that fell behind would never catch up, and its other streams would wait.
+# After this time the rest of the outputs is read as one, which takes as long as a single output.
+# Doing that always would change the result: a "<think>" stays in the text.
 READ_S = 0.005
 """For how many processor seconds the outputs of a response are read one by one."""
 _log = logging.getLogger(__name__)

@@ -69,7 +69,7 @@ def parse(limits: Limits, texts: Mapping[str, str]) -> Chat:
         texts: the conversation's inputs as JSON.
 
     Raises:
-        InvalidRequestError: the text has the name of the input, the reason and the expected value.
+        InvalidRequestError: an input is wrong. The message names it, the reason and a right value.
     """
     messages, media = _messages(limits, texts["messages"])
     tools = None
