@@ -185,7 +185,7 @@ def _literal(value: Any, choices: tuple[Any, ...]) -> Any:
     for choice in choices:
         if str(value) == str(choice):
             return choice
-    allowed = ", ".join(str(c) for c in choices)
+    allowed = ", ".join(map(str, choices))
     raise ValueError(f"must be one of {allowed}, not {_json(value)}")
 
 
@@ -219,7 +219,8 @@ def _enum(value: Any, kind: type[enum.Enum]) -> enum.Enum:
     for member in kind:
         if value in (member, member.value) or str(value).upper() == member.name.upper():
             return member
-    raise ValueError(f"must be one of {', '.join(m.name for m in kind)}, not {_json(value)}")
+    allowed = ", ".join(member.name for member in kind)
+    raise ValueError(f"must be one of {allowed}, not {_json(value)}")
 
 
 def _record(value: Any, kind: type) -> Any:

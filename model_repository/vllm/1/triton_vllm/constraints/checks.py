@@ -111,28 +111,29 @@ def expansion(pattern: str) -> tuple[int, int]:
         if repeat and any(repeat.groups()):
             # 12 digits exceed any useful limit, and int() refuses very long numbers.
             times = max(int(text[:12]) for text in repeat.groups() if text)
+            # The part has already been counted once.
             sizes[-1] += last * max(times - 1, 0)
             last *= max(times, 1)
-            position = repeat.end()
             if sizes[-1] > MANY:
                 return MANY, deepest
-            continue
-        if char == "(":
+            position = repeat.end()
+        elif char == "(":
             sizes.append(0)
             deepest = max(deepest, len(sizes) - 1)
+            position += 1
         elif char == ")" and len(sizes) > 1:
             last = sizes.pop() + 1
             sizes[-1] += last
+            position += 1
         else:
-            position = _atom_end(pattern, position)
             last = 1
             sizes[-1] += last
-            continue
-        position += 1
+            position = _atom_end(pattern, position)
     return sum(sizes), deepest
 
 
 def _atom_end(pattern: str, position: int) -> int:
+    """Return where the character or class ends that begins at ``position``."""
     if pattern[position] == "\\":
         return position + 2
     if pattern[position] == "[":

@@ -2,8 +2,7 @@
 
 The environment's interpreter runs this file as a script. Its standard input is a Unix socket that
 delivers connections. It reads the tokenizer from the first connection. Each further connection is a
-constraint, for which it forks. A fork that exceeds its processor time or memory ends without an
-answer, and nothing else ends with it.
+constraint, for which it forks.
 """
 
 from __future__ import annotations
@@ -49,8 +48,9 @@ def serve(control: socket.socket) -> None:
             if tokenizer is None:
                 tokenizer = xgrammar.TokenizerInfo.deserialize_json(_read(connection))
                 connection.sendall(DONE)
-            # A fork that exceeds its limits ends without an answer. Nothing else ends with it.
             elif os.fork() == 0:
+                # If this process exceeds its limits, it ends without an answer, and nothing else
+                # ends with it.
                 try:
                     _attempt(xgrammar, tokenizer, json.loads(_read(connection)))
                     connection.sendall(DONE)

@@ -2,7 +2,7 @@
 
 Each is tried with limits of time and memory before vLLM gets it.
 
-A constraint's size does not tell how long xgrammar takes. ``.?`` 64 times takes more than four
+The size of a constraint does not show how long xgrammar takes. ``.?`` 64 times takes more than four
 processor seconds. ``a?`` 64 times takes 0.2 s, and ``a{0,10000}`` almost none (xgrammar 0.2.8,
 32,000 tokens).
 
@@ -133,26 +133,30 @@ class Trials:
         # One constraint starts the worker. The others wait for it.
         async with self._starting:
             if self._worker is None and self._possible:
-                try:
-                    write = await vllm_api.xgrammar_tokenizer(llm)
-                    self._worker = await asyncio.to_thread(lambda: Worker(write()))
-                    self._has_worked = True
-                except OSError:
-                    raise UnavailableError(
-                        "structured_outputs could not be tried, the machine is too busy: try again"
-                    ) from None
-                except Exception as error:
-                    # The cause is an older xgrammar, or a tokenizer that it does not know. If a
-                    # worker has run before, it is neither.
-                    if self._has_worked:
-                        raise UnavailableError(
-                            "structured_outputs could not be tried: try again"
-                        ) from error
-                    self._possible = False
-                    _log.warning(
-                        "Constraints are not tried before vLLM compiles them", exc_info=True
-                    )
+                self._worker = await self._start_worker(llm)
             return self._worker
+
+    async def _start_worker(self, llm: EngineClient) -> Worker | None:
+        """Return a new worker. None if there can be no worker on this machine."""
+        try:
+            write = await vllm_api.xgrammar_tokenizer(llm)
+            worker = await asyncio.to_thread(lambda: Worker(write()))
+        except OSError:
+            raise UnavailableError(
+                "structured_outputs could not be tried, the machine is too busy: try again"
+            ) from None
+        except Exception as error:
+            # The cause is an older xgrammar, or a tokenizer that it does not know. If a worker has
+            # run before, it is neither.
+            if self._has_worked:
+                raise UnavailableError(
+                    "structured_outputs could not be tried: try again"
+                ) from error
+            self._possible = False
+            _log.warning("Constraints are not tried before vLLM compiles them", exc_info=True)
+            return None
+        self._has_worked = True
+        return worker
 
 
 class Worker:
@@ -176,16 +180,15 @@ class Worker:
         try:
             ready = self._ask(tokenizer) == DONE
         except TimeoutError:
-            # When it is ended, it may exit with a traceback, too. That would say nothing about the
-            # tokenizer.
+            # The worker may now end with a traceback. That would say nothing about the tokenizer.
             self.end()
             raise
         except OSError:
             ready = False
         if not ready:
             self.end()
-            # A positive code means that it has exited by itself, with a traceback. A signal gives a
-            # negative one.
+            # A positive code means that the worker has ended by itself, with a traceback. A signal
+            # gives a negative one.
             if self._process.returncode > 0:
                 raise RuntimeError("xgrammar's worker cannot read the tokenizer")
             raise ConnectionError("xgrammar's worker was killed")

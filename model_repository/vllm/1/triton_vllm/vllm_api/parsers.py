@@ -314,15 +314,15 @@ class Reader:
         automatic = choice == "auto" and self._request.tools and self._auto_tools
         if not automatic and choice != "required" and not _is_named(choice):
             calls = None
-        called = (choice == "auto" and bool(calls)) or (
-            choice == "required" and part.finish_reason == "stop"
-        )
+        reason = part.finish_reason
+        if (choice == "auto" and calls) or (choice == "required" and reason == "stop"):
+            reason = "tool_calls"
         tool_calls = [_tool_call(call) for call in calls or ()]
         return Piece(
             content=content or "",
             reasoning=reasoning or "",
             tool_calls=tool_calls[:1] if self._one else tool_calls,
-            finish_reason="tool_calls" if called else part.finish_reason,
+            finish_reason=reason,
         )
 
 
@@ -342,19 +342,18 @@ class _StreamReader(Reader):
             self.aligner = Aligner(conversation.held, decode)
 
     def read(self, part: CompletionOutput | Fragment, prompt: Sequence[int] | None) -> Piece:
-        ended = part.finish_reason is not None
+        reason = part.finish_reason
         # The completion ended before its first token, so there is nothing to parse.
         if not part.text and not part.token_ids and not self._begun:
-            return Piece(finish_reason=part.finish_reason)
+            return Piece(finish_reason=reason)
         self._begun = True
         delta = self._parser.parse_delta(
             delta_text=part.text,
             delta_token_ids=list(part.token_ids),
             request=self._request,
             prompt_token_ids=prompt,
-            finished=ended,
+            finished=reason is not None,
         )
-        reason = part.finish_reason
         piece = Piece()
         if delta is not None:
             self._called |= bool(delta.tool_calls)
