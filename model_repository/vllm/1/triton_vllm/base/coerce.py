@@ -47,7 +47,7 @@ def coerce(value: Any, hint: Any) -> Any:  # noqa: PLR0911 - a table of cases re
     kind = origin or hint
     if kind in _SIMPLE:
         return _SIMPLE[kind](value)
-    if kind in (list, set, tuple) or kind in (typing.Sequence, typing.Iterable):
+    if kind in (list, set, tuple):
         return _sequence(value, kind, typing.get_args(hint))
     if kind is dict or (isinstance(kind, type) and issubclass(kind, Mapping)):
         return _mapping(value, typing.get_args(hint))
@@ -63,7 +63,7 @@ def closest(name: str, known: Iterable[str]) -> str:
     # The time of the search grows faster than the length of the name.
     if len(name) > LONG_NAME:
         return ""
-    matches = difflib.get_close_matches(name, list(known), n=1)
+    matches = difflib.get_close_matches(name, known, n=1)
     return f", did you mean '{matches[0]}'?" if matches else ""
 
 

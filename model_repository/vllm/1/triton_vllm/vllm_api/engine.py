@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from triton_vllm.vllm_api.platform import runs_on_cpu
@@ -22,26 +23,18 @@ def start(vllm: Vllm, values: Mapping[str, Any]) -> EngineClient:
 
     Call it inside the event loop that will serve it.
     """
-
-    def make(args: Any) -> EngineClient:
-        llm: EngineClient = vllm.AsyncLLM.from_engine_args(
-            args, usage_context=vllm.UsageContext.API_SERVER
-        )
-        return llm
-
-    return created(vllm, values, make)
+    usage = vllm.UsageContext.API_SERVER
+    return created(vllm, values, partial(vllm.AsyncLLM.from_engine_args, usage_context=usage))
 
 
-def created(
-    vllm: Vllm, values: Mapping[str, Any], make: Callable[[Any], EngineClient]
-) -> EngineClient:
+def created(vllm: Vllm, values: Mapping[str, Any], make: Callable[[Any], Any]) -> EngineClient:
     """Return the client that ``make`` starts from vLLM's object of the engine arguments."""
     args = vllm.AsyncEngineArgs(**values)
     # vLLM sets some of its variables itself while it starts, so it must read them again. An earlier
     # start may have turned the cache on.
     if vllm.disable_envs_cache is not None:
         vllm.disable_envs_cache()
-    llm = make(args)
+    llm: EngineClient = make(args)
     # vLLM looks up an environment variable for every token. That took a tenth of the event loop's
     # time with 256 streams on an H200. In the process that runs the model, vLLM itself turns this
     # cache on. The variables must not change after that.

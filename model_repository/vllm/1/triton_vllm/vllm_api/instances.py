@@ -163,12 +163,12 @@ def note_statistics(llm: Any, note: Callable[[int, float], None]) -> None:
 def _client(
     vllm: Vllm, values: Mapping[str, Any], *, index: int, count: int, addresses: Any
 ) -> EngineClient:
-    def make(args: Any) -> EngineClient:
+    def make(args: Any) -> Any:
         # With these set, vLLM turns off its cache of pictures. Only one front end and the engine
         # could agree on its contents.
         setattr(args, _COUNT, count)
         setattr(args, _RANK, index)
-        llm: EngineClient = vllm.AsyncLLM.from_vllm_config(
+        return vllm.AsyncLLM.from_vllm_config(
             args.create_engine_config(vllm.UsageContext.API_SERVER),
             usage_context=vllm.UsageContext.API_SERVER,
             enable_log_requests=getattr(args, "enable_log_requests", False),
@@ -177,6 +177,5 @@ def _client(
             client_count=count,
             client_index=index,
         )
-        return llm
 
     return created(vllm, values, make)
