@@ -63,7 +63,7 @@ async def render_chat(
         "add_generation_prompt": not template_kwargs.get("continue_final_message"),
         **template_kwargs,
     }
-    found = getattr(llm, "renderer", None)
+    found: Any = getattr(llm, "renderer", None)
     if vllm.ChatParams is not None and hasattr(found, "render_chat_async"):
         params = vllm.ChatParams(chat_template_kwargs=options)
         # vLLM 0.32 limits the template's time here.

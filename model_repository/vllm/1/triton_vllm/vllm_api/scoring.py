@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from triton_vllm.base.protocols import EngineClient
 
 RenderPair = Callable[[Any, Any, Any], Awaitable[tuple[Any, Any]]]
+"""Takes two texts and PoolingParams. Returns a prompt and its own PoolingParams."""
 _PLACE = "vllm.entrypoints.pooling.scoring"
 _TEMPLATES = ("vllm.renderers.chat_utils", "vllm.entrypoints.chat_utils")  # 0.32, 0.28
 
