@@ -16,6 +16,8 @@ import typing
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Union
 
+from triton_vllm.base.document import INT64
+
 # A longer name is not a misspelling of one of ours.
 LONG_NAME = 60
 """Characters of a client's value that an error repeats."""
@@ -78,8 +80,7 @@ def to_bool(value: Any) -> bool:
     Raises:
         ValueError: the value is something else.
     """
-    if isinstance(value, bool):
-        return value
+    # A boolean is an integer in Python. Its string is "True" or "False".
     word = str(value).strip().lower() if isinstance(value, str | int) else ""
     if word in _TRUE:
         return True
@@ -105,10 +106,10 @@ def to_int(value: Any) -> int:
     # `is_integer` is false for NaN and infinity.
     if isinstance(value, float) and not value.is_integer():
         raise _wrong(value, int)
-    # vLLM's processes talk by msgpack, which has no larger integers.
-    if not -(2**63) <= value < 2**63:
+    number = int(value)
+    if number not in INT64:
         raise ValueError("must be an integer of 64 bits")
-    return int(value)
+    return number
 
 
 def to_float(value: Any) -> float:

@@ -100,11 +100,11 @@ class OfficialDialect(Dialect):
 
     def log_error(self, log: Log, text: str) -> None:
         """See ``Dialect``."""
-        found = NOT_FOUND.match(text)
+        not_found = NOT_FOUND.match(text)
         if text.startswith(FAILED):
             log.error(f"[vllm] {text}")
-        elif found:
-            log.info(f"[vllm] LoRA {found[1]} not found.")
+        elif not_found:
+            log.info(f"[vllm] LoRA {not_found[1]} not found.")
         elif text == NO_LORA:
             log.info("[vllm] LoRA is not enabled, please restart the backend with LoRA enabled.")
 

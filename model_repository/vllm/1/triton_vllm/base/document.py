@@ -10,6 +10,10 @@ from triton_vllm.base.errors import InvalidRequestError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+# vLLM's processes talk by msgpack, which cannot hold larger integers. A grammar's compiler cannot
+# either.
+INT64 = range(-(2**63), 2**63)
+"""The integers that a request may contain."""
 _JSON_NAMES = {
     list: "a list",
     str: "a string",
@@ -83,11 +87,9 @@ def check_integers(value: Any, what: str) -> None:
     Raises:
         InvalidRequestError: there is such an integer.
     """
-    # vLLM's processes talk by msgpack, which cannot hold such integers. A grammar's compiler cannot
-    # either.
     level = [value]
     while level:
-        if any(isinstance(node, int) and not -(2**63) <= node < 2**63 for node in level):
+        if any(isinstance(node, int) and node not in INT64 for node in level):
             raise InvalidRequestError(f"{what} holds an integer of more than 64 bits")
         level = list(_children(level))
 

@@ -203,4 +203,5 @@ def _bytes(array: np.ndarray[Any, Any]) -> int:
     if array.size == 1:
         value = array.item(0)
         return len(value) if isinstance(value, bytes | str) else 0
-    return sum(len(value) for value in array.reshape(-1) if isinstance(value, bytes | str))
+    strings = (value for value in array.reshape(-1) if isinstance(value, bytes | str))
+    return sum(map(len, strings))

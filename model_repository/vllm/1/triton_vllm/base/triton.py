@@ -218,7 +218,8 @@ class Channel:
             self._dialect.log_error(self._log, text)
         # A code that this Triton does not have becomes UNKNOWN.
         code = getattr(pb_utils.TritonError, name, pb_utils.TritonError.UNKNOWN)
-        self._sender.send(pb_utils.InferenceResponse(error=pb_utils.TritonError(text, code)), FINAL)
+        response = pb_utils.InferenceResponse(error=pb_utils.TritonError(text, code))
+        self._sender.send(response, FINAL)
 
     def is_cancelled(self) -> bool:
         """Return whether the client has cancelled the request or gone away; a round trip."""

@@ -88,8 +88,9 @@ class AnswerReader:
 
 
 def _joined(parts: Sequence[CompletionOutput | Fragment]) -> Fragment:
+    text = "".join(part.text for part in parts)
     ids = [token for part in parts for token in part.token_ids]
-    return Fragment("".join(part.text for part in parts), ids, parts[-1].finish_reason)
+    return Fragment(text, ids, parts[-1].finish_reason)
 
 
 def _note(error: Exception) -> None:

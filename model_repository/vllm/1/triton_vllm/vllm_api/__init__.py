@@ -40,7 +40,7 @@ from triton_vllm.vllm_api.parsers import (
     check_parsers,
     has_parsers,
 )
-from triton_vllm.vllm_api.parts import OPTIONAL_PLACES, PLACES, Vllm, load
+from triton_vllm.vllm_api.parts import Vllm, load
 from triton_vllm.vllm_api.platform import (
     child_environment,
     prometheus_families,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from triton_vllm.base.protocols import CompletionOutput
@@ -26,6 +26,11 @@ class Fragment:
     finish_reason: str | None = None
 
 
+class _Token(NamedTuple):
+    end: int  # how long the completion's text is at the end of the token
+    id: int
+
+
 class Aligner:
     """Hold back the tokens of a stream until their text has come.
 
@@ -34,20 +39,19 @@ class Aligner:
     token's, they miss the end of the reasoning and pass its marks on as content.
 
     Args:
-        held: how many characters vLLM holds back until the completion ends.
+        held_characters: how many characters vLLM holds back until the completion ends.
         decode: returns the text of token ids.
     """
 
-    def __init__(self, held: int, decode: Callable[[list[int]], str]) -> None:
-        self._held = held
+    def __init__(self, held_characters: int, decode: Callable[[list[int]], str]) -> None:
+        self._held = held_characters
         self._decode = decode
         # The tokens before any text. None as soon as some text has come: only then is the length of
         # all text known.
         self._first: list[int] | None = []
         self._recent: list[int] = []
         self._length = 0  # of the text at the end of the last token
-        # The tokens that wait, each with the length of the text at its end.
-        self._waiting: deque[tuple[int, int]] = deque()
+        self._waiting: deque[_Token] = deque()
         self._text = ""  # of the tokens that wait
         self._received = 0  # characters
         self._returned = 0  # characters
@@ -60,7 +64,7 @@ class Aligner:
         ended = part.finish_reason is not None
         self._text += part.text
         self._received += len(part.text)
-        # vLLM holds back exactly `held` characters, so the received ones give the length of all
+        # vLLM holds back exactly `_held` characters, so the received ones give the length of all
         # text so far.
         length = self._received if ended else self._received + self._held
         if self._first is None:
@@ -72,7 +76,7 @@ class Aligner:
                 self._first = None
         self._length = length
         fragments = []
-        while self._waiting and (ended or self._waiting[0][0] <= self._received):
+        while self._waiting and (ended or self._waiting[0].end <= self._received):
             fragments.append(self._next())
         if ended:
             last = fragments.pop() if fragments else Fragment("", [])
@@ -100,18 +104,19 @@ class Aligner:
         self._recent = known[-_CONTEXT:]
         if base is None:
             base = length - end
-        lengths = [*(min(base + own, length) for own in ends[:-1]), length]
-        # Without tokens, `lengths` still has one entry.
-        self._waiting += zip(lengths, ids, strict=False)
+        lengths = [min(base + own, length) for own in ends[:-1]]
+        # Without tokens, this length is not used.
+        lengths.append(length)
+        self._waiting += map(_Token, lengths, ids)
 
     def _text_length(self, ids: list[int]) -> int:
         return len(self._decode(ids).rstrip(_INCOMPLETE)) if ids else 0
 
     def _next(self) -> Fragment:
         """Return the first token that waits, with its text."""
-        end, token = self._waiting.popleft()
-        count = max(0, end - self._returned)
+        token = self._waiting.popleft()
+        count = max(0, token.end - self._returned)
         self._returned += count
         text = self._text[:count]
         self._text = self._text[count:]
-        return Fragment(text, [token])
+        return Fragment(text, [token.id])

@@ -175,12 +175,12 @@ def facts(llm: EngineClient, tasks: Sequence[str] = ()) -> Facts:
     config = llm.model_config
     if config is None:
         return Facts(tuple(tasks))
-    chosen = getattr(llm, "vllm_config", None)
-    tracing = getattr(chosen, "observability_config", None)
+    vllm_config = getattr(llm, "vllm_config", None)
+    tracing = getattr(vllm_config, "observability_config", None)
     # With LoRA, vLLM's CPU build (0.32) does not survive a request for the prompt's log
     # probabilities. It adds the adapters' share for the last tokens of the batch to all tokens of
     # the prompt. The sizes differ, and EngineCore ends.
-    adapters_on_cpu = getattr(chosen, "lora_config", None) is not None and runs_on_cpu()
+    adapters_on_cpu = getattr(vllm_config, "lora_config", None) is not None and runs_on_cpu()
     return Facts(
         tasks=tuple(tasks),
         max_tokens=int(config.max_model_len),

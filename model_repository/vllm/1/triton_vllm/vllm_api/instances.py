@@ -68,13 +68,14 @@ def launch(
     """
     client = importlib.import_module(_CLIENT)
     launch_engines = client.launch_core_engines
-    names = list(inspect.signature(launch_engines).parameters)
-    statistics: list[str | None] = []
+    signature = inspect.signature(launch_engines)
+    statistics: str | None = None
 
     @contextmanager
     def for_all(*args: Any, **kwargs: Any) -> Iterator[Any]:
+        nonlocal statistics
         # vLLM passes the addresses by position or by name.
-        addresses = {**dict(zip(names, args, strict=False)), **kwargs}["addresses"]
+        addresses = signature.bind(*args, **kwargs).arguments["addresses"]
         # The front ends listen on Unix sockets, which a rank on another machine cannot reach.
         if not all(address.startswith("ipc://") for address in addresses.inputs):
             raise ConfigError(
@@ -85,13 +86,13 @@ def launch(
         addresses.outputs.extend(outputs for _, outputs in others)
         with launch_engines(*args, **kwargs) as launched:
             yield launched
-            statistics.append(addresses.frontend_stats_publish_address)
+            statistics = addresses.frontend_stats_publish_address
 
     # vLLM's client launches an engine only for itself. If it got addresses from outside, it would
     # not supervise the engine.
     with _replaced(client, "launch_core_engines", for_all):
         llm = _client(vllm, values, index=0, count=len(others) + 1, addresses=None)
-    return llm, statistics[0]
+    return llm, statistics
 
 
 def connect(
@@ -143,18 +144,18 @@ def note_statistics(llm: Any, note: Callable[[int, float], None]) -> None:
     record = manager.record
     # The engine gives each step's figures to one front end. The time of arrival would mislead: a
     # busy front end may receive an older step's figures after another one has received the newest.
-    made = 0.0
+    made_at = 0.0
 
     async def received() -> Any:
-        nonlocal made
+        nonlocal made_at
         outputs = await receive()
-        made = outputs.timestamp
+        made_at = outputs.timestamp
         return outputs
 
     def noted(scheduler_stats: Any = None, *args: Any, **kwargs: Any) -> None:
         record(scheduler_stats, *args, **kwargs)
         if scheduler_stats is not None:
-            note(kwargs.get("engine_idx", 0), made)
+            note(kwargs.get("engine_idx", 0), made_at)
 
     engine.get_output_async = received
     manager.record = noted

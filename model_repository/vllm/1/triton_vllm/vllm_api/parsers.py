@@ -231,7 +231,7 @@ class Conversation:
         self.make = make
         self.auto_tools = auto_tools
         self._template_kwargs = template_kwargs
-        self.held = 0
+        self.held_characters = 0
         self.skips_special_tokens = True
 
     def tools(self) -> tuple[Mapping[str, Any], ...] | None:
@@ -255,7 +255,7 @@ class Conversation:
     def follow(self, params: Any) -> None:
         """Read from the request's SamplingParams how vLLM will decode the answer."""
         # How much text of a stream vLLM holds back because of stop strings.
-        self.held = getattr(params, "output_text_buffer_length", 0)
+        self.held_characters = getattr(params, "output_text_buffer_length", 0)
         self.skips_special_tokens = getattr(params, "skip_special_tokens", True)
 
     def engine_options(self, prompt: Any) -> dict[str, Any]:
@@ -334,12 +334,12 @@ class _StreamReader(Reader):
         self._begun = False
         self._called = False
         # Without stop strings, each token comes with its text.
-        if conversation.held:
+        if conversation.held_characters:
             decode = partial(
                 self._parser.model_tokenizer.decode,
                 skip_special_tokens=conversation.skips_special_tokens,
             )
-            self.aligner = Aligner(conversation.held, decode)
+            self.aligner = Aligner(conversation.held_characters, decode)
 
     def read(self, part: CompletionOutput | Fragment, prompt: Sequence[int] | None) -> Piece:
         reason = part.finish_reason
@@ -357,8 +357,10 @@ class _StreamReader(Reader):
         piece = Piece()
         if delta is not None:
             self._called |= bool(delta.tool_calls)
+            calls = delta.tool_calls or ()
             # With `parallel_tool_calls` false, we return the first call only.
-            calls = [call for call in delta.tool_calls or () if call.index == 0 or not self._one]
+            if self._one:
+                calls = [call for call in calls if call.index == 0]
             tool_calls = [call.model_dump(exclude_unset=True, exclude_none=True) for call in calls]
             piece = Piece(delta.content or "", delta.reasoning or "", tool_calls)
         if self._called and reason == "stop" and not _is_named(self._request.tool_choice):

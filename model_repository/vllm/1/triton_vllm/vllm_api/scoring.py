@@ -19,10 +19,10 @@ _TEMPLATES = ("vllm.renderers.chat_utils", "vllm.entrypoints.chat_utils")  # 0.3
 
 def scoring_task(llm: EngineClient, tasks: Sequence[str]) -> str:
     """Return the pooling task with which a model scores pairs; empty if it cannot."""
-    config = llm.model_config
+    hf_config = getattr(llm.model_config, "hf_config", None)
     # A cross-encoder classifies with one label: its only number is the score of a pair. The vectors
     # that an embedding model returns for both texts are compared.
-    if "classify" in tasks and getattr(getattr(config, "hf_config", None), "num_labels", 0) == 1:
+    if "classify" in tasks and getattr(hf_config, "num_labels", 0) == 1:
         return "classify"
     return "embed" if "embed" in tasks else ""
 
