@@ -61,7 +61,7 @@ def parameters(request: TritonRequest) -> str:
 
 
 def trace_headers(request: TritonRequest) -> dict[str, str]:
-    """Return the request's trace as HTTP headers of W3C's trace context; empty if there is none.
+    """Return the request's trace as HTTP headers of W3C's trace context; empty without a trace.
 
     The server's own trace comes first (``--trace-config mode=opentelemetry``). Otherwise the
     headers are those that the frontends forward as parameters (``--http-header-forward-pattern``,
