@@ -83,7 +83,7 @@ def parse(limits: Limits, texts: Mapping[str, str]) -> Chat:
         choice = _choice(limits, texts["tool_choice"], tools or ())
     return Chat(
         messages=tuple(messages),
-        tools=tuple(tools) if tools else None,
+        tools=tools,
         template_kwargs=kwargs,
         characters=len(texts["messages"]) - sum(media) + len(texts.get("tools", "")),
         media=bool(media),
@@ -128,14 +128,14 @@ def _messages(limits: Limits, text: str) -> tuple[list[Mapping[str, Any]], list[
     return messages, media
 
 
-def _tools(limits: Limits, text: str) -> list[Mapping[str, Any]] | None:
+def _tools(limits: Limits, text: str) -> tuple[Mapping[str, Any], ...] | None:
     tools = json_value(text, "tools", limits.max_json_depth)
     if tools is None:
         return None
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         raise InvalidRequestError("tools must be a JSON list of objects")
     refuse_above(limits.max_tools, len(tools), "tools has", "entries")
-    return tools
+    return tuple(tools) or None
 
 
 def _choice(

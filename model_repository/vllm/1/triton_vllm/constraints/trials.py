@@ -71,7 +71,7 @@ class Trials:
         self._has_worked = False
         self._under_way = 0
         self._ending: asyncio.TimerHandle | None = None
-        self._passed: OrderedDict[tuple[str, str], None] = OrderedDict()
+        self._passed: OrderedDict[Constraint, None] = OrderedDict()
 
     async def check(self, llm: EngineClient, constraint: Constraint) -> None:
         """Return if vLLM may compile a constraint.
@@ -80,8 +80,7 @@ class Trials:
             InvalidRequestError: compiling takes too long or too much memory.
             UnavailableError: the machine is too busy to find out, or the worker has been killed.
         """
-        key = (constraint.kind, constraint.text)
-        if key in self._passed or not vllm_api.compiles_with_xgrammar(llm):
+        if constraint in self._passed or not vllm_api.compiles_with_xgrammar(llm):
             return
         async with self._slots:
             self._begin()
@@ -92,9 +91,10 @@ class Trials:
         if not passed:
             raise InvalidRequestError(
                 f"structured_outputs.{constraint.name} takes more than {constraint.seconds} s or "
-                f"{MEMORY >> 20} MB to compile: make it smaller, with fewer optional or nested parts"
+                f"{MEMORY >> 20} MB to compile: make it smaller, "
+                "with fewer optional or nested parts"
             )
-        self._passed[key] = None
+        self._passed[constraint] = None
         if len(self._passed) > REMEMBERED:
             self._passed.popitem(last=False)
 
@@ -178,7 +178,7 @@ class Worker:
                 command, stdin=theirs.fileno(), env={**os.environ, **ENVIRONMENT}
             )
         try:
-            ready = self._ask(tokenizer) == DONE
+            ready = self._ask(tokenizer)
         except TimeoutError:
             # The worker may now end with a traceback. That would say nothing about the tokenizer.
             self.end()
@@ -206,7 +206,7 @@ class Worker:
             "read_s": READ_S,
             "compile_s": constraint.seconds,
         }
-        return self._ask(json.dumps(task)) == DONE
+        return self._ask(json.dumps(task))
 
     def end(self) -> None:
         """End the process.
@@ -224,7 +224,8 @@ class Worker:
             self._process.kill()
             self._process.wait()
 
-    def _ask(self, text: str) -> bytes:
+    def _ask(self, text: str) -> bool:
+        """Return whether the worker, or its fork for a constraint, has done its work."""
         ours, theirs = socket.socketpair()
         with ours:
             with theirs:
@@ -232,5 +233,5 @@ class Worker:
             ours.settimeout(PATIENCE_S)
             ours.sendall(text.encode())
             ours.shutdown(socket.SHUT_WR)
-            # The answer is empty if the fork has ended without one.
-            return ours.recv(len(DONE))
+            # If the fork has ended without an answer, nothing is received.
+            return ours.recv(len(DONE)) == DONE
