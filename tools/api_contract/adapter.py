@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 VERSION_FOLDER = Path(__file__).resolve().parents[2] / "model_repository" / "vllm" / "1"
-# The adapter's protocols name vLLM's class, and the first version that has a member, in their docstrings.
-_CLASS = re.compile(r"``(vllm(?:\.\w+)+)``")
+# The docstrings of the adapter's protocols name vLLM's class, between single or double backticks,
+# and the first version that has a member.
+_CLASS = re.compile(r"`+(vllm(?:\.\w+)+)`")
 _SINCE = re.compile(r"\bsince (0\.\d+)")
 _VARIABLE = re.compile(r"VLLM_[A-Z0-9_]+")
 
@@ -74,28 +75,35 @@ def _literal(path: Path, name: str) -> Any:
 
 
 def _declared(protocols: Path) -> dict[str, dict[str, Member]]:
-    """Return the members that the protocols of vLLM's classes declare; mypy checks the adapter against them."""
+    """Return the members that the protocols of vLLM's classes declare."""
+    # mypy checks the adapter against the protocols, so no use is missing here.
     found: dict[str, dict[str, Member]] = {}
     for node in ast.parse(protocols.read_text(encoding="utf-8")).body:
-        said = (ast.get_docstring(node) or "") if isinstance(node, ast.ClassDef) else ""
-        name = _CLASS.match(said)
-        if name and isinstance(node, ast.ClassDef):
-            since = _SINCE.search(said)
+        if not isinstance(node, ast.ClassDef):
+            continue
+        docstring = ast.get_docstring(node) or ""
+        # Other protocols, such as those for Triton's objects, do not start with a vLLM class.
+        if name := _CLASS.match(docstring):
+            since = _since(docstring, needs.OLDEST)
             members: dict[str, Member] = {}
-            for member in node.body:
-                if isinstance(member, Function):
-                    members[member.name] = _member(member, since)
-                elif isinstance(member, ast.AnnAssign):
-                    attribute = Member(since=since[1] if since else needs.OLDEST)
-                    members |= dict.fromkeys(targets(member), attribute)
+            for item in node.body:
+                if isinstance(item, Function):
+                    members[item.name] = _member(item, since)
+                elif isinstance(item, ast.AnnAssign):
+                    members |= dict.fromkeys(targets(item), Member(since=since))
             found[name[1]] = members
     return found
 
 
-def _member(node: Function, of_class: re.Match[str] | None) -> Member:
-    said = _SINCE.search(ast.get_docstring(node) or "") or of_class
-    since = said[1] if said else needs.OLDEST
-    parameters = tuple(a.arg for a in (*node.args.args, *node.args.kwonlyargs) if a.arg != "self")
+def _since(docstring: str | None, otherwise: str) -> str:
+    found = _SINCE.search(docstring or "")
+    return found[1] if found else otherwise
+
+
+def _member(node: Function, class_since: str) -> Member:
+    since = _since(ast.get_docstring(node), class_since)
+    arguments = (*node.args.args, *node.args.kwonlyargs)
+    parameters = tuple(argument.arg for argument in arguments if argument.arg != "self")
     return Member(parameters, awaited=is_awaited(node), since=since)
 
 

@@ -28,7 +28,7 @@ _LATENCY = (1.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0)
 HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
     "vllm:time_to_first_token_seconds": ("vllm:time_to_first_token_seconds", _TTFT),
     "vllm:time_per_output_token_seconds": ("vllm:time_per_output_token_seconds", _PER_TOKEN),
-    # vLLM 0.11 has renamed the one above.
+    # Since 0.11, vLLM uses this name for the one above.
     "vllm:inter_token_latency_seconds": ("vllm:time_per_output_token_seconds", _PER_TOKEN),
     "vllm:e2e_request_latency_seconds": ("vllm:e2e_request_latency_seconds", _LATENCY),
     "vllm:request_prompt_tokens": ("vllm:request_prompt_tokens", ()),
