@@ -9,7 +9,7 @@ import pytest
 from api_contract import adapter, needs
 from contract.unlisted import unlisted
 from triton_vllm.request.sampling import USUAL_TOKENS
-from triton_vllm.vllm_api import OPTIONAL_PLACES, PLACES
+from triton_vllm.vllm_api.parts import OPTIONAL_PLACES, PLACES
 
 ADD = "add to tools/api_contract/needs.py what the adapter uses now"
 # what is added to a module of the adapter, and how it is told

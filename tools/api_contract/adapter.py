@@ -85,8 +85,13 @@ def _declared(protocols: Path) -> dict[str, dict[str, Member]]:
         # Other protocols, such as those for Triton's objects, do not start with a vLLM class.
         if name := _CLASS.match(docstring):
             since = _since(docstring, needs.OLDEST)
-            methods = [item for item in node.body if isinstance(item, Function)]
-            found[name[1]] = {item.name: _member(item, since) for item in methods}
+            members: dict[str, Member] = {}
+            for item in node.body:
+                if isinstance(item, Function):
+                    members[item.name] = _member(item, since)
+                elif isinstance(item, ast.AnnAssign):
+                    members |= dict.fromkeys(targets(item), Member(since=since))
+            found[name[1]] = members
     return found
 
 
@@ -97,8 +102,6 @@ def _since(docstring: str | None, otherwise: str) -> str:
 
 def _member(node: Function, class_since: str) -> Member:
     since = _since(ast.get_docstring(node), class_since)
-    if "property" in map(ast.unparse, node.decorator_list):
-        return Member(since=since)
     arguments = (*node.args.args, *node.args.kwonlyargs)
     parameters = tuple(argument.arg for argument in arguments if argument.arg != "self")
     return Member(parameters, awaited=is_awaited(node), since=since)

@@ -1,4 +1,7 @@
-"""Call EngineCore about other things than requests, and end the waits for it when it has died; vLLM does not end them."""
+"""Call EngineCore about other things than requests, e.g. to load an adapter or to sleep.
+
+vLLM does not end such a call when EngineCore dies. ``Calls`` ends it.
+"""
 
 from __future__ import annotations
 
@@ -27,20 +30,23 @@ class Calls:
         task = asyncio.ensure_future(call)
         self._open.add(task)
         try:
-            # `wait` does not raise if the call is cancelled, so that differs from a cancelled
-            # caller.
+            # `wait` does not raise if the call is cancelled. So an exception here means that this
+            # coroutine itself was cancelled.
             await asyncio.wait({task})
         finally:
             self._open.discard(task)
-            task.cancel()  # has an effect only if this coroutine was cancelled; otherwise the task is done
+            # This has an effect only if this coroutine was cancelled. Otherwise the task is done.
+            task.cancel()
         if task.cancelled():
             raise UnavailableError(DEAD)
         try:
             return task.result()
         finally:
-            del task  # the exception refers to this frame, which would refer back to it and keep all objects of the caller
+            # The exception refers to this frame. If the frame referred back to the exception, all
+            # objects of the caller would be kept.
+            del task
 
     def give_up(self) -> None:
-        """End all waits, because the engine is dead."""
+        """End all open calls, because the engine is dead."""
         for task in self._open:
             task.cancel()

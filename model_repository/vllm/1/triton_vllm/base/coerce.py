@@ -1,8 +1,7 @@
-"""Convert JSON values to the types that vLLM declares.
+"""Convert JSON values to the types that vLLM declares, and refuse values that do not fit.
 
 Old files and clients such as genai-perf write numbers and booleans as strings ("100", "true"). vLLM
-would take "false" as true. This module refuses a value that does not fit. vLLM checks few types
-itself, and fails later and less clearly.
+would take "false" as true. It checks few types itself, and fails later and less clearly.
 """
 
 from __future__ import annotations
@@ -17,9 +16,13 @@ import typing
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Union
 
+from triton_vllm.base.document import INT64
+
+# A longer name is not a misspelling of one of ours.
 LONG_NAME = 60
-"""Characters of a client's value that an error repeats; a longer name is not a misspelt one of ours."""
-_TRUE, _FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
+"""Characters of a client's value that an error repeats."""
+_TRUE = ("true", "1", "yes", "on")
+_FALSE = ("false", "0", "no", "off")
 _NAMES = {
     bool: "true or false",
     int: "an integer",
@@ -31,7 +34,7 @@ _NAMES = {
 
 
 def coerce(value: Any, hint: Any) -> Any:  # noqa: PLR0911 - a table of cases reads best as one
-    """Return `value` as the type `hint`.
+    """Return ``value`` as the type ``hint``.
 
     Raises:
         ValueError: the value does not fit. The text completes the sentence "name must be …".
@@ -46,7 +49,7 @@ def coerce(value: Any, hint: Any) -> Any:  # noqa: PLR0911 - a table of cases re
     kind = origin or hint
     if kind in _SIMPLE:
         return _SIMPLE[kind](value)
-    if kind in (list, set, tuple) or kind in (typing.Sequence, typing.Iterable):
+    if kind in (list, set, tuple):
         return _sequence(value, kind, typing.get_args(hint))
     if kind is dict or (isinstance(kind, type) and issubclass(kind, Mapping)):
         return _mapping(value, typing.get_args(hint))
@@ -58,22 +61,26 @@ def coerce(value: Any, hint: Any) -> Any:  # noqa: PLR0911 - a table of cases re
 
 
 def closest(name: str, known: Iterable[str]) -> str:
-    """Return ", did you mean 'x'?" for the known name most like `name`, or an empty string."""
-    if len(name) > LONG_NAME:  # the search takes more than linear time
+    """Return ", did you mean 'x'?" for the known name most like ``name``, or an empty string."""
+    # The time of the search grows faster than the length of the name.
+    if len(name) > LONG_NAME:
         return ""
-    found = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
-    return f", did you mean '{found[0]}'?" if found else ""
+    matches = difflib.get_close_matches(name, known, n=1)
+    return f", did you mean '{matches[0]}'?" if matches else ""
 
 
 def shown(value: str) -> str:
-    """Return a text, shortened if it is long, for an error."""
+    """Return a client's text for an error, cut to ``LONG_NAME`` characters."""
     return value if len(value) <= LONG_NAME else value[: LONG_NAME - 3] + "..."
 
 
 def to_bool(value: Any) -> bool:
-    """Return a boolean from true, false, 1, 0 or a string that spells one."""
-    if isinstance(value, bool):
-        return value
+    """Return a boolean from true, false, 1, 0 or a string that spells one.
+
+    Raises:
+        ValueError: the value is something else.
+    """
+    # A boolean is an integer in Python. Its string is "True" or "False".
     word = str(value).strip().lower() if isinstance(value, str | int) else ""
     if word in _TRUE:
         return True
@@ -83,26 +90,34 @@ def to_bool(value: Any) -> bool:
 
 
 def to_int(value: Any) -> int:
-    """Return a 64-bit integer from an integer, an integral float or a string of one; refuse a boolean."""
+    """Return a 64-bit integer from an integer, a float without fraction, or a string of one.
+
+    Raises:
+        ValueError: the value is something else, such as a boolean.
+    """
     if isinstance(value, str):
         try:
             # "100.0" and "1e3" are integers as well.
-            value = int(value) if not set(value) & set(".eE") else float(value)
+            value = float(value) if set(value) & set(".eE") else int(value)
         except ValueError:
             raise _wrong(value, int) from None
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise _wrong(value, int)
-    if isinstance(value, float) and not value.is_integer():  # also true for NaN and infinity
+    # `is_integer` is false for NaN and infinity.
+    if isinstance(value, float) and not value.is_integer():
         raise _wrong(value, int)
-    if (
-        not -(2**63) <= value < 2**63
-    ):  # vLLM's processes talk by msgpack, which has no larger integers
+    number = int(value)
+    if number not in INT64:
         raise ValueError("must be an integer of 64 bits")
-    return int(value)
+    return number
 
 
 def to_float(value: Any) -> float:
-    """Return a finite float from a number or a string of one; refuse a boolean."""
+    """Return a finite float from a number or a string of one.
+
+    Raises:
+        ValueError: the value is something else, such as a boolean.
+    """
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise _wrong(value, float)
     try:
@@ -115,15 +130,14 @@ def to_float(value: Any) -> float:
 
 
 def to_str(value: Any) -> str:
-    """Return a string; refuse anything else."""
+    """Return a string.
+
+    Raises:
+        ValueError: the value is something else.
+    """
     if not isinstance(value, str):
         raise _wrong(value, str)
     return value
-
-
-def _none(value: Any) -> None:
-    if value is not None:
-        raise _wrong(value, str)
 
 
 _SIMPLE: dict[Any, Callable[[Any], Any]] = {
@@ -131,7 +145,6 @@ _SIMPLE: dict[Any, Callable[[Any], Any]] = {
     int: to_int,
     float: to_float,
     str: to_str,
-    type(None): _none,
 }
 
 
@@ -140,26 +153,27 @@ def _wrong(value: Any, kind: type) -> ValueError:
 
 
 def _json(value: Any) -> str:
-    # Shortened before it is written as JSON, because a client's value may be huge.
-    return shown(
-        json.dumps(value[:LONG_NAME] if isinstance(value, str | list) else value, default=str)
-    )
+    # Cut before it is written as JSON, because a client's value may be huge.
+    if isinstance(value, str | list):
+        value = value[:LONG_NAME]
+    return shown(json.dumps(value, default=str))
 
 
 def _union(value: Any, members: tuple[Any, ...]) -> Any:
     if value is None and type(None) in members:
         return None
     candidates = [m for m in members if m is not type(None)]
-    # The type that the value already has goes first, so that e.g. a string stays one where a number
-    # would do, too.
+    # The type that the value already has goes first. Otherwise a string such as "1" would become a
+    # number where a string is allowed, too.
     exact = [m for m in candidates if (typing.get_origin(m) or m) is type(value)]
+    others = [m for m in candidates if m not in exact]
     problems = []
-    for member in [*exact, *(m for m in candidates if m not in exact)]:
+    for member in exact + others:
         try:
             return coerce(value, member)
         except ValueError as error:
             problems.append(error)
-    # the error of the type that fits best
+    # The first type is the one that fits best, so its error is the most useful.
     raise problems[0]
 
 
@@ -168,10 +182,11 @@ def _literal(value: Any, choices: tuple[Any, ...]) -> Any:
         # The type must match as well: in Python, True equals 1.
         if value == choice and type(value) is type(choice):
             return choice
-    for choice in choices:  # also take "1" for 1
+    # Old clients write numbers as strings, so "1" also means 1.
+    for choice in choices:
         if str(value) == str(choice):
             return choice
-    allowed = ", ".join(str(c) for c in choices)
+    allowed = ", ".join(map(str, choices))
     raise ValueError(f"must be one of {allowed}, not {_json(value)}")
 
 
@@ -189,8 +204,8 @@ def _sequence(value: Any, kind: Any, arguments: tuple[Any, ...]) -> Any:
     if not isinstance(items, list | tuple | set):
         raise _wrong(value, list)
     hint = arguments[0] if arguments else Any
-    made = [coerce(item, hint) for item in items]
-    return kind(made) if kind in (set, tuple) else made
+    values = [coerce(item, hint) for item in items]
+    return kind(values) if kind in (set, tuple) else values
 
 
 def _mapping(value: Any, arguments: tuple[Any, ...]) -> Any:
@@ -205,7 +220,8 @@ def _enum(value: Any, kind: type[enum.Enum]) -> enum.Enum:
     for member in kind:
         if value in (member, member.value) or str(value).upper() == member.name.upper():
             return member
-    raise ValueError(f"must be one of {', '.join(m.name for m in kind)}, not {_json(value)}")
+    allowed = ", ".join(member.name for member in kind)
+    raise ValueError(f"must be one of {allowed}, not {_json(value)}")
 
 
 def _record(value: Any, kind: type) -> Any:
@@ -215,9 +231,9 @@ def _record(value: Any, kind: type) -> Any:
     if not isinstance(fields, Mapping):
         raise _wrong(value, dict)
     known = [f.name for f in dataclasses.fields(kind) if f.init and not f.name.startswith("_")]
-    for name in fields:
+    for name in map(str, fields):
         if name not in known:
-            raise ValueError(f"has no field '{shown(str(name))}'{closest(str(name), known)}")
+            raise ValueError(f"has no field '{shown(name)}'{closest(name, known)}")
     try:
         return kind(**fields)
     except (TypeError, ValueError) as error:

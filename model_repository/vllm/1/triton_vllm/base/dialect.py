@@ -1,7 +1,8 @@
-"""COMPATIBILITY: the deliberate differences between us and the official vLLM backend, as one object chosen at load.
+"""COMPATIBILITY: where this model differs from the official vLLM backend on purpose.
 
-The official behaviour was read in vllm_backend's src/model.py and src/utils/metrics.py (2026).
-docs/official_backend.md lists the differences.
+A ``Dialect`` holds one side of the differences. The load chooses it. The official behaviour was
+read in vllm_backend's src/model.py and src/utils/metrics.py (2026). docs/official_backend.md lists
+the differences.
 """
 
 from __future__ import annotations
@@ -27,31 +28,30 @@ _LATENCY = (1.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0)
 HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
     "vllm:time_to_first_token_seconds": ("vllm:time_to_first_token_seconds", _TTFT),
     "vllm:time_per_output_token_seconds": ("vllm:time_per_output_token_seconds", _PER_TOKEN),
-    "vllm:inter_token_latency_seconds": (
-        "vllm:time_per_output_token_seconds",
-        _PER_TOKEN,
-    ),  # vLLM's name since 0.11
+    # Since 0.11, vLLM uses this name for the one above.
+    "vllm:inter_token_latency_seconds": ("vllm:time_per_output_token_seconds", _PER_TOKEN),
     "vllm:e2e_request_latency_seconds": ("vllm:e2e_request_latency_seconds", _LATENCY),
     "vllm:request_prompt_tokens": ("vllm:request_prompt_tokens", ()),
     "vllm:request_generation_tokens": ("vllm:request_generation_tokens", ()),
     "vllm:request_params_n": ("vllm:request_params_n", ()),
 }
-"""For each of vLLM's histograms, the official backend's name and buckets; without buckets vLLM's are used."""
+"""vLLM's histograms with the official backend's name and buckets; ``()`` means vLLM's buckets."""
 
 
 class Dialect:
-    """The behaviour without COMPATIBILITY; `OfficialDialect` replaces what differs.
+    """The behaviour without COMPATIBILITY; ``OfficialDialect`` replaces parts of it.
 
     Attributes:
         is_official: whether COMPATIBILITY asks for the official backend's behaviour.
-        takes_empty_text: whether an empty `text_input` goes to vLLM. Otherwise it is refused.
-        takes_unknown_fields: whether unknown fields of an `embedding_request` are ignored.
+        takes_empty_text: whether an empty ``text_input`` goes to vLLM. Otherwise it is refused.
+        takes_unknown_fields: whether unknown fields of an ``embedding_request`` are ignored.
             Otherwise they are refused.
         reads_timeout: whether Triton's timeout of a request is obeyed.
         merges_outputs: whether a response may contain several outputs.
         metrics_period_s: seconds between two updates of the metrics.
     """
 
+    # docs/official_backend.md has the reason for each of these values.
     is_official = False
     takes_empty_text = False
     takes_unknown_fields = False
@@ -60,14 +60,15 @@ class Dialect:
     metrics_period_s = 1.0
 
     def error(self, error: AdapterError) -> tuple[str, str]:
-        """Return the text and the name of the `TritonError` code for a failed request."""
+        """Return the text and the name of the ``TritonError`` code for a failed request."""
         return str(error), error.code
 
     def log_error(self, log: Log, text: str) -> None:
-        """Log the text of an error. Our own dialect logs nothing: the text is for the client only."""
+        """Log the text of an error."""
+        # Our own dialect logs nothing: the client has the text, and could fill the log with it.
 
     def metric_name(self, sample: str, labels: Mapping[str, str]) -> str | None:
-        """Return the name under which one of vLLM's samples is published, or None to leave it out."""
+        """Return the name under which one of vLLM's samples is published; None omits it."""
         del labels
         return sample
 
@@ -87,26 +88,28 @@ class OfficialDialect(Dialect):
     metrics_period_s = 0.05
 
     def error(self, error: AdapterError) -> tuple[str, str]:
-        """See `Dialect`. The official backend reports nearly all errors as internal ones, with the same prefix."""
+        """See ``Dialect``."""
+        # The official backend reports all errors but two as internal ones, with the same prefix.
         text = str(error)
         if isinstance(error, CancelledError) or text == DEAD:
             return text, error.code
-        # adapters are looked up first, so their errors have no prefix
-        known = text.startswith((FAILED, "LoRA "))
-        return text if known else cut(FAILED + text), "INTERNAL"
+        # It looks up adapters first, so errors about them have no prefix.
+        if not text.startswith((FAILED, "LoRA ")):
+            text = cut(FAILED + text)
+        return text, "INTERNAL"
 
     def log_error(self, log: Log, text: str) -> None:
-        """See `Dialect`."""
-        found = NOT_FOUND.match(text)
+        """See ``Dialect``."""
+        not_found = NOT_FOUND.match(text)
         if text.startswith(FAILED):
             log.error(f"[vllm] {text}")
-        elif found:
-            log.info(f"[vllm] LoRA {found[1]} not found.")
+        elif not_found:
+            log.info(f"[vllm] LoRA {not_found[1]} not found.")
         elif text == NO_LORA:
             log.info("[vllm] LoRA is not enabled, please restart the backend with LoRA enabled.")
 
     def metric_name(self, sample: str, labels: Mapping[str, str]) -> str | None:
-        """See `Dialect`."""
+        """See ``Dialect``."""
         if sample in COUNTERS:
             return sample
         family, _, suffix = sample.rpartition("_")
@@ -114,13 +117,14 @@ class OfficialDialect(Dialect):
             return None
         name, bounds = HISTOGRAMS[family]
         bound = labels.get("le")
-        # A bucket's count includes all smaller ones, so leaving buckets out keeps the rest right.
+        # A bucket's count includes all smaller buckets, so the rest stays right without some.
         if bound is not None and bounds and float(bound) not in (*bounds, math.inf):
             return None
         return f"{name}_{suffix}"
 
     def metric_labels(self, labels: Mapping[str, str]) -> dict[str, str]:
-        """See `Dialect`. Write a bucket's bound as Triton does: `1` where Python's client has `1.0`."""
+        """See ``Dialect``."""
+        # Triton writes a bucket's bound as `1`, where Python's client has `1.0`.
         bound = labels.get("le")
         if bound is None:
             return {}

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from triton_vllm.base.errors import InvalidRequestError
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+# vLLM's processes talk by msgpack, which cannot hold larger integers. A grammar's compiler cannot
+# either.
+INT64 = range(-(2**63), 2**63)
+"""The integers that a request may contain."""
 _JSON_NAMES = {
     list: "a list",
     str: "a string",
@@ -18,7 +25,7 @@ _JSON_NAMES = {
 
 
 def json_object(text: str, name: str, depth: int) -> dict[str, Any]:
-    """Return the JSON object in `text`; `name` is the input for errors, `depth` the most levels."""
+    """Return the JSON object in ``text``; arguments and errors are those of ``json_value``."""
     value = json_value(text, name, depth)
     if not isinstance(value, dict):
         raise InvalidRequestError(f"{name} must be a JSON object, not {_JSON_NAMES[type(value)]}")
@@ -26,7 +33,7 @@ def json_object(text: str, name: str, depth: int) -> dict[str, Any]:
 
 
 def json_value(text: str, name: str, depth: int) -> Any:
-    r"""Return the JSON value in `text`.
+    r"""Return the JSON value in ``text``.
 
     Args:
         text: the document.
@@ -34,63 +41,68 @@ def json_value(text: str, name: str, depth: int) -> Any:
         depth: the most levels of lists and objects. 0 means no limit.
 
     Raises:
-        InvalidRequestError: not valid JSON, too deep, or half of a character that needs two ("\ud800").
+        InvalidRequestError: the text is not valid JSON, is too deep, or has half of a character
+            that needs two ("\ud800").
     """
     try:
         value = json.loads(text, parse_constant=_no_constant)
-        # Only such an escape can make half a character. Encoding the value finds it.
+        # Only such an escape can make half a character. UTF-8 cannot encode it, so encoding the
+        # value finds it.
         if "\\ud" in text or "\\uD" in text:
             json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:
-        raise InvalidRequestError(f"{name} has a lone surrogate, which is no character") from None
+        raise InvalidRequestError(
+            f"{name} has a lone surrogate, which is half a character"
+        ) from None
     except ValueError as error:
         raise InvalidRequestError(f"{name} is not valid JSON: {error}") from None
     except RecursionError:
         raise InvalidRequestError(f"{name} is nested too deeply") from None
-    # Most documents have fewer brackets than levels are allowed. Counting brackets is cheap, so it
-    # comes first.
-    if 0 < depth < text.count("{") + text.count("[") and is_deeper(value, depth):
+    # Counting brackets is cheap, so it comes first. Most documents have fewer brackets than levels
+    # are allowed.
+    brackets = text.count("{") + text.count("[")
+    if 0 < depth < brackets and _is_deeper(value, depth):
         raise InvalidRequestError(f"{name} is nested too deeply: at most {depth} levels are taken")
     return value
 
 
-def is_deeper(value: Any, depth: int) -> bool:
-    """Return whether lists and objects are nested more than `depth` levels deep."""
-    # level by level, without recursion: a deep document must not exhaust the stack
-    level = [value] if isinstance(value, list | dict) else []
+def _is_deeper(value: Any, depth: int) -> bool:
+    """Return whether lists and objects are nested more than ``depth`` levels deep."""
+    # Level by level, without recursion: a deep document must not exhaust the stack.
+    level = [value]
     for _ in range(depth):
-        inner = [
-            child for node in level for child in (node.values() if isinstance(node, dict) else node)
-        ]
-        level = [child for child in inner if isinstance(child, list | dict)]
+        level = list(_children(level))
         if not level:
             return False
-    return bool(level)
+    return any(isinstance(node, list | dict) for node in level)
 
 
 def check_integers(value: Any, what: str) -> None:
     """Refuse integers of more than 64 bits, at any depth.
 
-    Neither msgpack, by which vLLM's processes talk, nor a grammar's compiler can hold them.
-
     Args:
         value: a value from JSON.
-        what: begins the sentence "… holds an integer of more than 64 bits".
+        what: the beginning of the sentence "… holds an integer of more than 64 bits".
 
     Raises:
         InvalidRequestError: there is such an integer.
     """
     level = [value]
     while level:
-        if any(isinstance(node, int) and not -(2**63) <= node < 2**63 for node in level):
+        if any(isinstance(node, int) and node not in INT64 for node in level):
             raise InvalidRequestError(f"{what} holds an integer of more than 64 bits")
-        inner = (
-            node.values() if isinstance(node, dict) else node
-            for node in level
-            if isinstance(node, dict | list)
-        )
-        level = [child for children in inner for child in children]
+        level = list(_children(level))
+
+
+def _children(nodes: Iterable[Any]) -> Iterator[Any]:
+    """Yield the values in the lists and objects among ``nodes``."""
+    for node in nodes:
+        if isinstance(node, dict):
+            yield from node.values()
+        elif isinstance(node, list):
+            yield from node
 
 
 def _no_constant(name: str) -> Any:
+    # Python's JSON reader takes NaN and Infinity, which JSON does not have.
     raise ValueError(f"{name} is not a JSON number")

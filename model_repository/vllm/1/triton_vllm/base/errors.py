@@ -3,9 +3,9 @@
 AdapterError
 ├── InvalidRequestError   INVALID_ARG    the request itself is wrong
 ├── UnsupportedError      UNSUPPORTED    right, but not for this model
-├── UnavailableError      UNAVAILABLE    the engine is dead, full or stopping, or the deadline has passed
+├── UnavailableError      UNAVAILABLE    the engine is dead, full or stopping, or time is up
 ├── CancelledError        CANCELLED      the client asked for it, or went away
-└── InternalError         INTERNAL       a fault of vLLM or of this adapter; details are in the server's log only
+└── InternalError         INTERNAL       a fault of vLLM or of this adapter
 """
 
 from __future__ import annotations
@@ -13,22 +13,24 @@ from __future__ import annotations
 import re
 from typing import ClassVar
 
+# vLLM's errors repeat their input, however long it is.
 LONGEST = 500
-"""Characters of an error's text; vLLM's errors repeat their input, however long it is."""
+"""The most characters of an error's text."""
+# Clients must not learn where the server's files and objects are.
 _PLACE = re.compile(r"(?<![\w:/.])/(?:[\w.+~-]+/)+[\w.+~-]*|\b0x[0-9a-fA-F]{6,}")
-"""Matches a path of this machine, or an address in its memory; clients must not see them."""
-
+"""Matches a path of this machine, or an address in its memory."""
+# The official backend uses the same text.
 DEAD = "Model is unavailable due to unhealthy vLLM engine"
-"""The answer to every request while the engine is dead; the official backend uses the same text."""
+"""The answer to every request while the engine is dead."""
 
 
 def cut(text: str) -> str:
-    """Return an error's text, shortened to `LONGEST` characters."""
+    """Return an error's text, shortened to ``LONGEST`` characters."""
     return text if len(text) <= LONGEST else text[: LONGEST - 3] + "..."
 
 
 class AdapterError(Exception):
-    """An error with a text for the client and the name of a `TritonError` code.
+    """An error with a text for the client and the name of a ``TritonError`` code.
 
     The text is cut to 500 characters, and the server's paths and addresses are removed.
     """
@@ -36,8 +38,7 @@ class AdapterError(Exception):
     code: ClassVar[str] = "INTERNAL"
 
     def __init__(self, text: str = "") -> None:
-        short = cut(text)
-        super().__init__(_PLACE.sub("…", short) if "/" in short or "0x" in short else short)
+        super().__init__(_PLACE.sub("…", cut(text)))
 
 
 class InvalidRequestError(AdapterError):
@@ -65,8 +66,8 @@ class CancelledError(AdapterError):
 
 
 class InternalError(AdapterError):
-    """Something unexpected; the text gives the client no internals."""
+    """Something unexpected failed; the details are in the server's log only."""
 
 
 class ConfigError(Exception):
-    """The model's configuration is wrong; the load fails, and Triton reports this text as the reason."""
+    """The model's configuration is wrong; Triton reports this text when the load fails."""

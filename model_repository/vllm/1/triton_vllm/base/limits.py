@@ -39,36 +39,37 @@ TEMPLATE_KWARGS = (
 
 @dataclass(frozen=True)
 class Limits:
-    """The limits of requests. Each field is the parameter of config.pbtxt with its name in capitals; 0 means no limit.
+    """The limits of requests; 0 means no limit.
+
+    Each field is the parameter of config.pbtxt with its name in capitals.
 
     Attributes:
         max_requests_in_flight: requests whose answer is not complete. A further request is
             UNAVAILABLE at once.
         max_request_bytes: all inputs and parameters of a request.
-        max_text_bytes: `text_input`, `prompt_token_ids`, `embedding_request`, and `messages`
-            without their media.
-        max_parameter_bytes: each of `sampling_parameters`, `tools`, `tool_choice` and
-            `chat_template_kwargs`.
+        max_text_bytes: ``text_input``, ``prompt_token_ids``, ``embedding_request``, and
+            ``messages`` without their media.
+        max_parameter_bytes: each of ``sampling_parameters``, ``tools``, ``tool_choice`` and
+            ``chat_template_kwargs``.
         max_characters_per_token: characters for each token of the model's length. A longer text is
             not tokenized.
         max_json_depth: levels of lists and objects.
         max_messages: messages of a conversation.
         max_parts: parts of the contents of all messages.
         max_tools: tools of a conversation.
-        max_inputs: inputs of an `embedding_request`, or its pairs to score.
-        max_pooled_numbers: numbers in the answer to an `embedding_request`, for all inputs. Each
-            takes 21 characters of JSON.
+        max_inputs: inputs of an ``embedding_request``, or its pairs to score.
+        max_pooled_numbers: numbers in the answer to an ``embedding_request``, for all inputs.
         max_n: completions of a request.
-        max_answer_tokens: `n` times `max_tokens`, if `n` is more than one.
-        max_logprobs: `logprobs` and `prompt_logprobs`.
+        max_answer_tokens: ``n`` times ``max_tokens``, if ``n`` is more than one.
+        max_logprobs: ``logprobs`` and ``prompt_logprobs``.
         max_stream_interval: tokens that vLLM gathers for one response of a stream, if the client
             asks for that.
-        max_stop_strings: strings of `stop`, and of `bad_words`.
+        max_stop_strings: strings of ``stop``, and of ``bad_words``.
         max_constraint_bytes: a JSON schema, regular expression, grammar or structural tag.
         max_constraint_depth: levels of parentheses in a regular expression or grammar.
         max_constraint_repeats: characters of a regular expression with its repetitions written out.
             Also each repetition or length in a grammar or schema.
-        max_choices: strings of `choice`, and of all enumerations of a schema.
+        max_choices: strings of ``choice``, and of all enumerations of a schema.
         max_images: pictures of a request.
         max_image_bytes: a picture's file.
         max_image_pixels: width times height of all pictures of a request. Read from the files'
@@ -76,23 +77,20 @@ class Limits:
         max_clips: audios and videos of a request.
         max_clip_bytes: the file of an audio or a video.
         max_clip_seconds: the length of an audio or a video. vLLM measures an audio while it
-            decodes; a video's header says it.
+            decodes. The length of a video is in its header.
         max_video_frames: frames of a video. Read from its header.
         max_frame_pixels: width times height of all videos of a request. Read from their headers.
-        allowed_media_domains: hosts from which vLLM may fetch media of `messages`. If empty, vLLM
+        allowed_media_domains: hosts from which vLLM may fetch media of ``messages``. If empty, vLLM
             fetches nothing.
-        allowed_chat_template_kwargs: names in `chat_template_kwargs`.
-        allowed_request_fields: fields of `sampling_parameters` for the engine that a request may
+        allowed_chat_template_kwargs: names in ``chat_template_kwargs``.
+        allowed_request_fields: fields of ``sampling_parameters`` for the engine that a request may
             have. If empty, none.
-        operator_requests: operations that an `operator_request` may ask for. If empty, none.
+        operator_requests: operations that an ``operator_request`` may ask for. If empty, none.
         max_constraint_seconds: processor time for compiling a constraint. A process of its own
             tries it.
         default_timeout_seconds: the timeout of a request that sets none.
         max_queue_seconds: how long a request may wait until vLLM begins to work on it. After that
-            it gets UNAVAILABLE. The default is an hour. With 1,024 requests in flight, also the
-            default, requests wait that long only if the server answers fewer than one in 3.5 s. Ten
-            minutes would end healthy batches: 1,024 answers of 8,000 tokens, 256 at a time and 20
-            tokens/s each. The last of them begin after 20 minutes.
+            it gets UNAVAILABLE.
     """
 
     max_requests_in_flight: int = 1024
@@ -105,7 +103,7 @@ class Limits:
     max_parts: int = 4096
     max_tools: int = 512
     max_inputs: int = 256
-    max_pooled_numbers: int = 1 << 24
+    max_pooled_numbers: int = 1 << 24  # each takes 21 characters of JSON
     max_n: int = 128
     max_answer_tokens: int = 131_072
     max_logprobs: int = 128
@@ -129,36 +127,41 @@ class Limits:
     operator_requests: tuple[str, ...] = ()
     max_constraint_seconds: int = 2
     default_timeout_seconds: int = 0
+    # With the default of `max_requests_in_flight`, requests wait for an hour only if the server
+    # answers fewer than one in 3.5 s. Ten minutes would end healthy batches: of 1,024 answers of
+    # 8,000 tokens, 256 at a time and 20 tokens/s each, the last ones begin after 20 minutes.
     max_queue_seconds: int = 3600
 
 
 USUAL = Limits()
 _COUNT = {"image": "max_images", "audio": "max_clips", "video": "max_clips"}
 _SIZE = {
-    **dict.fromkeys(("text_input", "prompt_token_ids", "embedding_request"), "max_text_bytes"),
-    **dict.fromkeys(
-        ("sampling_parameters", "tools", "tool_choice", "chat_template_kwargs", "operator_request"),
-        "max_parameter_bytes",
-    ),
+    "text_input": "max_text_bytes",
+    "prompt_token_ids": "max_text_bytes",
+    "embedding_request": "max_text_bytes",
+    "sampling_parameters": "max_parameter_bytes",
+    "tools": "max_parameter_bytes",
+    "tool_choice": "max_parameter_bytes",
+    "chat_template_kwargs": "max_parameter_bytes",
+    "operator_request": "max_parameter_bytes",
 }
 
 
 def refuse_above(limit: int, found: int, what: str, unit: str = "") -> None:
-    """Refuse a request that has more than `limit` of something; a limit of 0 refuses nothing.
+    """Refuse a request that has more than ``limit`` of something; a limit of 0 refuses nothing.
 
     Args:
-        limit: the limit.
+        limit: the most that is allowed. 0 means no limit.
         found: how much the request has.
-        what: the beginning of the sentence "messages has … messages".
-        unit: the unit of `found`.
+        what: the beginning of the sentence "tools has 9 entries".
+        unit: the unit of ``found``.
 
     Raises:
         InvalidRequestError: there is more. The text has the amount and the limit.
     """
     if 0 < limit < found:
-        raise InvalidRequestError(
-            f"{what} {found}{unit and ' '}{unit}; this model takes at most {limit}"
-        )
+        amount = f"{found} {unit}".rstrip()
+        raise InvalidRequestError(f"{what} {amount}; this model takes at most {limit}")
 
 
 def check_sizes(
@@ -189,14 +192,16 @@ def check_sizes(
 
 
 def _bytes(array: np.ndarray[Any, Any]) -> int:
-    """Return how many bytes an input counts for. The only integers in arrays are token ids; objects are strings."""
+    """Return how many bytes an input counts for."""
+    # The only integers in arrays are token ids. A token id needs 4 bytes. Ids arrive with 64 bits,
+    # because Triton would cut those in JSON to 32 bits.
     if array.dtype.kind == "i":
-        return (
-            4 * array.size
-        )  # a token id needs 4 bytes; ids arrive with 64 bits so that none is cut
+        return 4 * array.size
     if array.dtype.kind != "O":
         return int(array.nbytes)
-    if array.size == 1:  # nearly all inputs; faster than a loop
+    # Objects are strings. Nearly all inputs have one element, which is faster without a loop.
+    if array.size == 1:
         value = array.item(0)
         return len(value) if isinstance(value, bytes | str) else 0
-    return sum(len(value) for value in array.reshape(-1) if isinstance(value, bytes | str))
+    strings = (value for value in array.reshape(-1) if isinstance(value, bytes | str))
+    return sum(map(len, strings))

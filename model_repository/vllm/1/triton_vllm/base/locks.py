@@ -1,6 +1,7 @@
-"""Lock files with flock. The kernel frees the locks of a process that dies, so nothing depends on an orderly end.
+"""Lock files with flock.
 
-A forked process holds its parent's locks, too, until it ends or `free` is called.
+The kernel frees the locks of a process that dies, so nothing depends on an orderly end. A forked
+process holds its parent's locks, too, until it ends or ``free`` is called.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def take(path: Path, *, shared: bool = False, waits: bool = False) -> int:
-    """Return the descriptor that holds the lock of a file; the file is made if it is missing.
+    """Return the descriptor that holds the lock of a file; make the file if it is missing.
 
     Args:
         path: the file. The process that holds the lock may remove it.
@@ -25,12 +26,18 @@ def take(path: Path, *, shared: bool = False, waits: bool = False) -> int:
         BlockingIOError: another descriptor holds the lock, of this process or another one.
         OSError: the file cannot be made.
     """
-    kind = (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if waits else fcntl.LOCK_NB)
+    kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+    if not waits:
+        kind |= fcntl.LOCK_NB
+    # Without O_NOFOLLOW, a link could make us create a file anywhere.
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        descriptor = os.open(path, flags, 0o600)
         try:
             fcntl.flock(descriptor, kind)
-            if os.fstat(descriptor).st_nlink:  # 0 if the previous holder has just removed the file
+            # A file without links has just been removed by the previous holder. A lock on it is
+            # worthless: the next process makes a new file.
+            if os.fstat(descriptor).st_nlink:
                 return descriptor
         except BaseException:
             os.close(descriptor)
@@ -40,5 +47,6 @@ def take(path: Path, *, shared: bool = False, waits: bool = False) -> int:
 
 def free(descriptor: int) -> None:
     """Free a lock, for children that inherited it as well."""
+    # Closing is not enough: EngineCore may have been forked meanwhile, and have the descriptor.
     fcntl.flock(descriptor, fcntl.LOCK_UN)
     os.close(descriptor)

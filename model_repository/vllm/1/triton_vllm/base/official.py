@@ -1,4 +1,7 @@
-"""Names and texts of the official vLLM backend that are part of the contract, with any value of COMPATIBILITY."""
+"""Names and texts of the official vLLM backend that we keep with any value of COMPATIBILITY.
+
+Its clients and log readers depend on them. docs/official_backend.md lists them.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +18,19 @@ UNLOADING = "[vllm] Engine is not healthy and model will be unloaded"
 
 
 def pinned(kind: str, gpus: str, instance: str) -> str:
-    """Return the log line of an instance (`NAME_DEVICE`) with its own GPUs: Triton's for KIND_GPU, else GPU_DEVICE_IDS."""
+    """Return the log line of an instance that has its own GPUs.
+
+    Args:
+        kind: the kind of the instance group, without ``KIND_``. If it is not GPU, the GPUs come
+            from ``GPU_DEVICE_IDS``.
+        gpus: the numbers of the GPUs.
+        instance: the instance as ``NAME_DEVICE``.
+    """
     if kind == "GPU":
         return (
             f"Detected KIND_GPU model instance, explicitly setting GPU device={gpus} for {instance}"
         )
-    return f"Detected KIND_MODEL instance with GPU_DEVICE_IDS specified. Setting CUDA_VISIBLE_DEVICES={gpus} for {instance}."
+    return (
+        "Detected KIND_MODEL instance with GPU_DEVICE_IDS specified. "
+        f"Setting CUDA_VISIBLE_DEVICES={gpus} for {instance}."
+    )

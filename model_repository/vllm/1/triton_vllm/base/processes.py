@@ -6,11 +6,12 @@ from pathlib import Path
 
 
 def process_space() -> str:
-    """Return the range in which a process id is unique: a machine's boot and a namespace of process ids.
+    """Return the range in which a process id is unique: a machine's boot and a namespace of ids.
 
-    vLLM gives its workers on other machines of a Ray cluster all variables of EngineCore. The
-    owner's id means nothing there.
+    The result is empty if the kernel does not say.
     """
+    # vLLM gives its workers on other machines of a Ray cluster all variables of EngineCore. The
+    # owner's process id is one of them, and means nothing there.
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
@@ -19,11 +20,13 @@ def process_space() -> str:
 
 
 def start_time(process: int) -> str:
-    """Return when a process was started; its id alone may belong to another process later."""
+    """Return when a process was started, in clock ticks since boot; empty if it has ended.
+
+    A process id alone may belong to another process later.
+    """
     try:
-        # Field 22 of proc(5), counted after the name, which may contain spaces and parentheses.
-        return (
-            Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]
-        )
+        status = Path(f"/proc/{process}/stat").read_text(encoding="utf-8")
+        # Field 22 of proc(5). We count after the name, which may contain spaces and parentheses.
+        return status.rpartition(")")[2].split()[19]
     except (OSError, IndexError):
         return ""

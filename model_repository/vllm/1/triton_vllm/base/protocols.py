@@ -1,4 +1,4 @@
-"""Types of the objects of Triton, vLLM and Prometheus that cross modules, reduced to the members that are used.
+"""Types of the objects of Triton, vLLM and Prometheus, reduced to the members that we use.
 
 They were read in these sources:
 
@@ -8,8 +8,8 @@ They were read in these sources:
 - prometheus_client: metrics_core.py, samples.py
 
 tools/vllm_contract.py looks in the sources of other versions for the members of vLLM's classes that
-are declared here. A docstring with "since 0.20" says that earlier versions need not have the
-member.
+are declared here. The docstring of a class or method says "since 0.20" if earlier versions need not
+have it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Log(Protocol):
-    """Takes log lines; `base.triton.Log` in the server."""
+    """Takes log lines; ``base.triton.Log`` in the server."""
 
     def info(self, text: str) -> None:
         """Log an event of normal operation."""
@@ -37,7 +37,7 @@ class Log(Protocol):
 
 
 class TritonTensor(Protocol):
-    """`pb_utils.Tensor`."""
+    """``pb_utils.Tensor``."""
 
     def name(self) -> str:
         """Return the name of the input."""
@@ -47,17 +47,20 @@ class TritonTensor(Protocol):
 
 
 class ResponseSender(Protocol):
-    """`pb_utils.InferenceResponseSender`; only `base.triton.Channel` has one."""
+    """``pb_utils.InferenceResponseSender``; only ``base.triton.Channel`` has one."""
 
     def send(self, response: object = None, flags: int = 0) -> None:
         """Send a response; blocks until the server has confirmed it."""
 
     def is_cancelled(self) -> bool:
-        """Ask the server whether the request is cancelled; this crashes the server once the final response is on its way."""
+        """Ask the server whether the request is cancelled.
+
+        Once the final response is on its way, the question crashes the server.
+        """
 
 
 class TritonRequest(Protocol):
-    """`pb_utils.InferenceRequest`."""
+    """``pb_utils.InferenceRequest``."""
 
     def inputs(self) -> Sequence[TritonTensor]:
         """Return the input tensors."""
@@ -66,7 +69,10 @@ class TritonRequest(Protocol):
         """Return the request parameters as a JSON object, or an empty string."""
 
     def trace(self) -> Any:
-        """Return the server's trace of the request (24.10 has it); its `get_context` returns JSON or None."""
+        """Return the server's trace of the request; its ``get_context`` returns JSON or None.
+
+        24.10 has it. Older servers may lack it.
+        """
 
     def timeout(self) -> int:
         """Return the timeout in microseconds."""
@@ -76,7 +82,7 @@ class TritonRequest(Protocol):
 
 
 class ModelConfig(Protocol):
-    """`pb_utils.ModelConfig`."""
+    """``pb_utils.ModelConfig``."""
 
     def as_dict(self) -> Mapping[str, Any]:
         """Return config.pbtxt as a JSON object."""
@@ -95,7 +101,7 @@ class ModelConfig(Protocol):
 
 
 class Metric(Protocol):
-    """`pb_utils.Metric`; each call is a round trip."""
+    """``pb_utils.Metric``; each call is a round trip."""
 
     def increment(self, value: float) -> None:
         """Raise a counter."""
@@ -105,55 +111,38 @@ class Metric(Protocol):
 
 
 class PrometheusSample(Protocol):
-    """`prometheus_client.samples.Sample`."""
+    """``prometheus_client.samples.Sample``."""
 
-    @property
-    def name(self) -> str:
-        """Its name in the exposition."""
-
-    @property
-    def labels(self) -> Mapping[str, object]:
-        """Its labels."""
-
-    @property
-    def value(self) -> float:
-        """Its value."""
+    name: str
+    """Its name in the exposition."""
+    labels: Mapping[str, object]
+    """Its labels."""
+    value: float
+    """Its value."""
 
 
 class PrometheusFamily(Protocol):
-    """`prometheus_client.metrics_core.Metric`."""
+    """``prometheus_client.metrics_core.Metric``."""
 
-    @property
-    def name(self) -> str:
-        """Its name, without the suffixes of the samples."""
-
-    @property
-    def type(self) -> str:
-        """Its kind: counter, gauge, histogram or summary, among others."""
-
-    @property
-    def documentation(self) -> str:
-        """Its help text."""
-
-    @property
-    def samples(self) -> Sequence[PrometheusSample]:
-        """Its values."""
+    name: str
+    """Its name, without the suffixes of the samples."""
+    type: str
+    """Its kind: counter, gauge, histogram or summary, among others."""
+    documentation: str
+    """Its help text."""
+    samples: Sequence[PrometheusSample]
+    """Its values."""
 
 
 class Logprob(Protocol):
-    """`vllm.logprobs.Logprob`."""
+    """``vllm.logprobs.Logprob``."""
 
-    @property
-    def logprob(self) -> float:
-        """The token's log probability; may be minus infinity."""
-
-    @property
-    def rank(self) -> int | None:
-        """The token's rank, from 1 on."""
-
-    @property
-    def decoded_token(self) -> str | None:
-        """The token's text."""
+    logprob: float
+    """The token's log probability; may be minus infinity."""
+    rank: int | None
+    """The token's rank, from 1 on."""
+    decoded_token: str | None
+    """The token's text."""
 
 
 Positions = Iterable["Mapping[int, Logprob] | None"]
@@ -161,63 +150,41 @@ Positions = Iterable["Mapping[int, Logprob] | None"]
 
 
 class CompletionOutput(Protocol):
-    """`vllm.outputs.CompletionOutput`: the new part of one of a request's completions."""
+    """``vllm.outputs.CompletionOutput``: the new part of one of a request's completions."""
 
-    @property
-    def index(self) -> int:
-        """The number of the completion, below `n`."""
-
-    @property
-    def text(self) -> str:
-        """The new text."""
-
-    @property
-    def token_ids(self) -> Sequence[int]:
-        """The new tokens."""
-
-    @property
-    def logprobs(self) -> Positions | None:
-        """Their log probabilities, if asked for."""
-
-    @property
-    def cumulative_logprob(self) -> float | None:
-        """The sum of the log probabilities of all tokens, if asked for."""
-
-    @property
-    def finish_reason(self) -> str | None:
-        """Why the completion has ended; None until then."""
-
-    @property
-    def stop_reason(self) -> int | str | None:
-        """The stop string or token."""
+    index: int
+    """The number of the completion, below ``n``."""
+    text: str
+    """The new text."""
+    token_ids: Sequence[int]
+    """The new tokens."""
+    logprobs: Positions | None
+    """Their log probabilities, if asked for."""
+    cumulative_logprob: float | None
+    """The sum of the log probabilities of all tokens, if asked for."""
+    finish_reason: str | None
+    """Why the completion has ended; None until then."""
+    stop_reason: int | str | None
+    """The stop string or token."""
 
 
 class RequestOutput(Protocol):
-    """`vllm.outputs.RequestOutput`."""
+    """``vllm.outputs.RequestOutput``."""
 
-    @property
-    def outputs(self) -> Sequence[CompletionOutput]:
-        """The completions that have a new part."""
-
-    @property
-    def finished(self) -> bool:
-        """Whether this is the request's last output."""
-
-    @property
-    def prompt_token_ids(self) -> Sequence[int] | None:
-        """The prompt's tokens."""
-
-    @property
-    def num_cached_tokens(self) -> int | None:
-        """How many of the prompt's tokens came from the prefix cache."""
-
-    @property
-    def prompt_logprobs(self) -> Positions | None:
-        """The log probabilities of the prompt's tokens, if asked for."""
+    outputs: Sequence[CompletionOutput]
+    """The completions that have a new part."""
+    finished: bool
+    """Whether this is the request's last output."""
+    prompt_token_ids: Sequence[int] | None
+    """The prompt's tokens."""
+    num_cached_tokens: int | None
+    """How many of the prompt's tokens came from the prefix cache."""
+    prompt_logprobs: Positions | None
+    """The log probabilities of the prompt's tokens, if asked for."""
 
 
 class Pooled(Protocol):
-    """A `torch.Tensor` of pooled numbers."""
+    """A ``torch.Tensor`` of pooled numbers."""
 
     def numel(self) -> int:
         """Return how many numbers there are."""
@@ -227,31 +194,28 @@ class Pooled(Protocol):
 
 
 class PoolingOutput(Protocol):
-    """`vllm.outputs.PoolingOutput`."""
+    """``vllm.outputs.PoolingOutput``."""
 
-    @property
-    def data(self) -> Pooled:
-        """The pooled numbers."""
+    data: Pooled
+    """The pooled numbers."""
 
 
 class PoolingRequestOutput(Protocol):
-    """`vllm.outputs.PoolingRequestOutput`; a request has one."""
+    """``vllm.outputs.PoolingRequestOutput``; a request has one."""
 
-    @property
-    def outputs(self) -> PoolingOutput:
-        """The result."""
-
-    @property
-    def finished(self) -> bool:
-        """Whether this is the request's last output; always true."""
-
-    @property
-    def prompt_token_ids(self) -> Sequence[int]:
-        """The input's tokens."""
+    outputs: PoolingOutput
+    """The result."""
+    finished: bool
+    """Whether this is the request's last output; always true."""
+    prompt_token_ids: Sequence[int]
+    """The input's tokens."""
 
 
 class Gathered:
-    """The outputs of a pooling request's parts, in the order of the parts; our own class, the request's only output."""
+    """Our own class: the only output of a pooling request with several parts.
+
+    It has the outputs of the parts in their order.
+    """
 
     finished = True
 
@@ -260,7 +224,7 @@ class Gathered:
 
 
 class Told:
-    """The answer to an operator request; our own class, the request's only output."""
+    """Our own class: the only output of an operator request."""
 
     finished = True
 
@@ -278,7 +242,7 @@ Item = Output | AdapterError
 
 
 class Collector(Protocol):
-    """`vllm.v1.engine.output_processor.RequestOutputCollector`."""
+    """``vllm.v1.engine.output_processor.RequestOutputCollector``."""
 
     put: Callable[[Output | Exception], None]
 
@@ -287,7 +251,7 @@ class Collector(Protocol):
 
 
 class Renderer(Protocol):
-    """`vllm.renderers.base.BaseRenderer`, since 0.20."""
+    """``vllm.renderers.base.BaseRenderer``, since 0.20."""
 
     def render_cmpl(self, prompts: Sequence[Any]) -> Sequence[Any]:
         """Tokenize in this thread."""
@@ -302,11 +266,10 @@ class Renderer(Protocol):
 
 
 class EngineClient(Protocol):
-    """`vllm.v1.engine.async_llm.AsyncLLM`."""
+    """``vllm.v1.engine.async_llm.AsyncLLM``."""
 
-    @property
-    def model_config(self) -> Any:
-        """The model as vLLM describes it."""
+    model_config: Any
+    """The model as vLLM describes it."""
 
     async def get_supported_tasks(self) -> Sequence[str]:
         """Return what the model can do: "generate", "embed" and others."""

@@ -22,20 +22,24 @@ if TYPE_CHECKING:
     from triton_vllm.base.protocols import Inputs, Metric, Tensors, TritonRequest
 
 TRACE = ("traceparent", "tracestate")
+# W3C allows a `tracestate` to be cut to this length.
 LONGEST_HEADER = 512
-"""Characters of a `tracestate`; W3C allows shortening it to that."""
+"""The most characters of a trace header."""
 SHARED_MEMORY = "/dev/shm"  # noqa: S108 - where POSIX shared memory lives on Linux
+# For the responses of other threads, and for one step in which Triton's region grows.
 MARGIN = 8 << 20
-"""Bytes of shared memory that a response must leave free: for other responses, and for one step of the region's growth."""
+"""Bytes of shared memory that a response must leave free."""
+# To use this up within `MOMENT_S`, responses would have to take 50 GB/s.
 PLENTY = 1 << 30
-"""Bytes of free shared memory that cannot be used up in `MOMENT_S`: that would take 50 GB/s."""
+"""Bytes of free shared memory with which ``MOMENT_S`` passes without another measurement."""
 MOMENT_S = 0.02
 """How many seconds a measurement of free shared memory is used."""
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+# The error about a model that is not ready is another one: it has the model's name.
 ENDING = "Server not ready"
-"""A stopping server's error about each of its models; the error about a model that is not ready has the model's name."""
+"""The error of a stopping server about each of its models."""
+# No model has an output of this name. So no server passes the question on to the model.
 NO_OUTPUT = "server_ends"
-"""An output name that no model has, so that no server passes the question on to the model."""
 
 
 def inputs(request: TritonRequest) -> Inputs:
@@ -47,9 +51,9 @@ def parameters(request: TritonRequest) -> str:
     """Return the request parameters as JSON text.
 
     Raises:
-        InvalidRequestError: they are not UTF-8. Triton passes on an HTTP body's bytes, and decodes
-            them only here.
+        InvalidRequestError: they are not UTF-8.
     """
+    # Triton passes on the bytes of an HTTP body, and decodes them only in this call.
     try:
         return request.parameters()
     except UnicodeDecodeError:
@@ -57,29 +61,31 @@ def parameters(request: TritonRequest) -> str:
 
 
 def trace_headers(request: TritonRequest) -> dict[str, str]:
-    """Return the request's trace as HTTP headers of W3C's trace context; empty if there is no trace.
+    """Return the request's trace as HTTP headers of W3C's trace context; empty without a trace.
 
-    The server's own trace comes first (`--trace-config mode=opentelemetry`). Otherwise it is the
-    headers that the frontends forward as parameters (`--http-header-forward-pattern`,
-    `--grpc-header-forward-pattern`).
+    The server's own trace comes first (``--trace-config mode=opentelemetry``). Otherwise the
+    headers are those that the frontends forward as parameters (``--http-header-forward-pattern``,
+    ``--grpc-header-forward-pattern``).
     """
+    # Older servers have no `trace`; 24.10 has it.
     context = request.trace().get_context() if hasattr(request, "trace") else None
     try:
         values = json.loads(context or request.parameters() or "{}")
     except (ValueError, RecursionError):
+        # A request is answered without its trace, too.
         return {}
-    headers = (
-        {name.lower(): value for name, value in values.items()} if isinstance(values, dict) else {}
-    )
-    return {
-        name: value
-        for name in TRACE
-        if isinstance(value := headers.get(name), str) and len(value) <= LONGEST_HEADER
-    }
+    if not isinstance(values, dict):
+        return {}
+    headers = {}
+    for name, value in values.items():
+        if name.lower() in TRACE and isinstance(value, str) and len(value) <= LONGEST_HEADER:
+            headers[name.lower()] = value
+    return headers
 
 
 def timeout_us(request: TritonRequest) -> int:
-    """Return the request's `timeout` parameter in microseconds; Triton keeps it separate from the other parameters."""
+    """Return the request's ``timeout`` parameter in microseconds; 0 if it has none."""
+    # Triton keeps it apart from the other parameters. Older servers have no such method.
     return int(request.timeout()) if hasattr(request, "timeout") else 0
 
 
@@ -91,46 +97,43 @@ def unload(name: str) -> None:
 def is_ending(name: str) -> bool:
     """Return whether the server is stopping; a round trip.
 
-    This asks the server for an answer of the model itself. The server refuses before the model sees
-    the request: a decoupled model does not answer in this way. Since 26.03 the server may ask the
-    model's `is_ready` first. A stopping server answers nothing about its models, and its error says
-    so.
-
-    `is_model_ready` would be a smaller question. But a stopping server answers it with an error.
-    The stub reads that error's text after it has let the server free it (24.10, and in the sources
-    of 2025). On a busy machine one stub in eighteen died of that, and its requests waited for ever.
-
-    If shared memory is short, nothing is asked: a question that finds no room there ends the stub
-    as well.
+    Args:
+        name: this model's name.
     """
+    # A question that finds no room in shared memory ends the stub.
     if not room.fits(0):
         return False
+    # We ask the server for an answer of the model. The server refuses before the model sees the
+    # request, because a decoupled model does not answer in this way. Since 26.03 the server may ask
+    # the model's `is_ready` first. A stopping server answers nothing about its models, and its
+    # error says so.
+    #
+    # `is_model_ready` would be a smaller question. But a stopping server answers it with an error,
+    # and the stub reads the text of that error after it has let the server free it (24.10, and in
+    # the sources of 2025). On a busy machine one stub in eighteen died of that. Its requests waited
+    # for ever.
     request = pb_utils.InferenceRequest(
         model_name=name, requested_output_names=[NO_OUTPUT], inputs=[]
     )
     try:
         error = request.exec().error()
-    except (
-        pb_utils.TritonModelException
-    ):  # no questions are allowed while the model is being unloaded
+    except pb_utils.TritonModelException:
+        # Triton takes no questions while it unloads the model.
         return False
     return error is not None and ENDING in error.message()
 
 
 def shared_memory_free() -> int:
-    """Return by how many bytes Triton's region of shared memory can grow; a system call of a microsecond."""
+    """Return by how many bytes Triton's region of shared memory can grow; takes a microsecond."""
     try:
-        found = os.statvfs(SHARED_MEMORY)
+        status = os.statvfs(SHARED_MEMORY)
     except OSError:
         return 0
-    return found.f_bavail * found.f_frsize
+    return status.f_bavail * status.f_frsize
 
 
 class Room:
     """Decides whether a response fits in shared memory.
-
-    The system call releases Python's lock. Getting it back took a tenth of a sender's time with 128
-    requests in flight. So there is no system call if `PLENTY` was free a moment ago.
 
     Args:
         free: returns the free bytes.
@@ -147,7 +150,9 @@ class Room:
         self._plenty_until = -math.inf
 
     def fits(self, size: int) -> bool:
-        """Return whether a response of `size` bytes fits, with a margin."""
+        """Return whether a response of ``size`` bytes fits, with a margin."""
+        # The system call releases Python's lock. With 128 requests in flight, getting the lock back
+        # took a tenth of a sender's time. So we do not measure if `PLENTY` was free a moment ago.
         now = self._clock()
         if now < self._plenty_until and size < MARGIN:
             return True
@@ -160,13 +165,15 @@ room = Room()
 
 
 def _size(tensors: Tensors) -> int:
-    return sum(
-        sum(map(len, array)) if array.dtype == object else array.nbytes for _, array in tensors
-    )
+    size = 0
+    for _, array in tensors:
+        # For strings, `nbytes` counts the pointers only.
+        size += sum(map(len, array)) if array.dtype == object else array.nbytes
+    return size
 
 
 class Channel:
-    """The response sender of one request; `answer` knows when each method may be called.
+    """The response sender of one request; ``answer`` knows when each method may be called.
 
     Args:
         request: Triton's request.
@@ -184,41 +191,43 @@ class Channel:
     def send(self, tensors: Tensors, *, final: bool) -> None:
         """Send one response; blocks until the server has confirmed it.
 
-        Triton's sender closes before it places a final response in shared memory, and takes nothing
-        after it. If that answer did not fit, its client would wait for ever. So where it might not
-        fit, the end is sent alone, after the content. It fits in the memory that the content has
-        left.
+        Args:
+            tensors: the outputs with their names.
+            final: whether it is the request's last response.
         """
         response = pb_utils.InferenceResponse(
             [pb_utils.Tensor(name, array) for name, array in tensors]
         )
-        if not final:
-            self._sender.send(response, 0)
-        elif room.fits(_size(tensors)):
+        # Triton's sender closes before it places a final response in shared memory. It takes
+        # nothing after that. If the response did not fit, its client would wait for ever. So a
+        # response that might not fit is sent without the flag, and the end follows alone.
+        if final and room.fits(_size(tensors)):
             self._sender.send(response, FINAL)
-        else:
-            self._sender.send(response, 0)
-            del response  # frees its shared memory, which the end then uses
+            return
+        self._sender.send(response, 0)
+        if final:
+            # This frees the shared memory of the response. The end then fits into it.
+            del response
             self._sender.send(flags=FINAL)
 
     def send_error(self, error: AdapterError) -> None:
         """Send an error as the final response."""
         text, name = self._dialect.error(error)
-        with contextlib.suppress(
-            Exception
-        ):  # the log goes through the shared memory that may be full
+        # The log goes through the shared memory, which may be full.
+        with contextlib.suppress(Exception):
             self._dialect.log_error(self._log, text)
         # A code that this Triton does not have becomes UNKNOWN.
         code = getattr(pb_utils.TritonError, name, pb_utils.TritonError.UNKNOWN)
-        self._sender.send(pb_utils.InferenceResponse(error=pb_utils.TritonError(text, code)), FINAL)
+        response = pb_utils.InferenceResponse(error=pb_utils.TritonError(text, code))
+        self._sender.send(response, FINAL)
 
     def is_cancelled(self) -> bool:
-        """Return whether the client has cancelled the request or gone away; a round trip to the server."""
+        """Return whether the client has cancelled the request or gone away; a round trip."""
         return bool(self._sender.is_cancelled())
 
 
 class TritonMetrics:
-    """Creates metrics in the server; `create` raises TritonModelException if the server has none."""
+    """Creates metrics in the server."""
 
     def __init__(self) -> None:
         self._families: dict[str, Any] = {}
@@ -226,7 +235,18 @@ class TritonMetrics:
     def create(
         self, name: str, description: str, labels: Mapping[str, str], *, counter: bool
     ) -> Metric:
-        """Return a new metric in the family `name`."""
+        """Return a new metric in the family ``name``.
+
+        Args:
+            name: the family's name.
+            description: the family's help text.
+            labels: the metric's labels.
+            counter: whether it is a counter. Otherwise it is a gauge.
+
+        Raises:
+            TritonModelException: the server has no metrics.
+        """
+        # Triton refuses a second family of the same name.
         if name not in self._families:
             kind = pb_utils.MetricFamily.COUNTER if counter else pb_utils.MetricFamily.GAUGE
             self._families[name] = pb_utils.MetricFamily(
@@ -244,7 +264,8 @@ class TritonMetrics:
         metric.set(value)
 
     def clear(self) -> None:
-        """Drop the families. The server shows their metrics as long as they exist."""
+        """Drop the metrics."""
+        # The server shows a metric as long as its family exists.
         self._families.clear()
 
 

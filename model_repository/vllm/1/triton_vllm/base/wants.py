@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Wants:
-    """The optional outputs that a request asks for. With `no_logprobs` vLLM computes none, and the output `logprobs` is null."""
+    """The optional outputs that a request asks for."""
 
     finish_reason: bool = False
     cumulative_logprob: bool = False
@@ -19,4 +19,6 @@ class Wants:
     prompt_logprobs: bool = False
     kv_transfer_params: bool = False
     num_cached_tokens: bool = False
+    # The request turns log probabilities off. vLLM then computes none, and the output `logprobs`
+    # is null.
     no_logprobs: bool = False

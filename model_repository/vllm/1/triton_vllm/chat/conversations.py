@@ -1,4 +1,4 @@
-"""Open conversations with the model's parsers, and check the constraints that vLLM makes from their tools."""
+"""Open conversations with the model's parsers, and check the constraints made from their tools."""
 
 from __future__ import annotations
 
@@ -27,28 +27,30 @@ def begin(
     Args:
         parsers: the model's parsers.
         chat: the parsed chat.
-        params: its SamplingParams. The parsers' settings are written into them.
+        params: the request's SamplingParams. The parsers' settings are written into them.
         refusals: vLLM's exceptions for wrong requests.
         limits: the model's limits.
         stream: whether the answer is streamed.
 
     Raises:
-        UnsupportedError: the request has a tool choice, and the model no parser of tool calls.
+        UnsupportedError: the request has a tool choice, but the model has no parser of tool calls.
         InvalidRequestError: vLLM refuses messages, tools or the tool choice.
     """
     if chat.tool_choice not in (None, "none") and (parsers is None or not parsers.names.tool):
         raise UnsupportedError(
-            "tool_choice: this model has no tool_parser in its engine arguments; only none can be chosen"
+            "tool_choice: this model has no tool_parser in its engine arguments; "
+            "only none can be chosen"
         )
     if parsers is None:
         return None
-    given = getattr(params, "structured_outputs", None)
+    own_constraint = getattr(params, "structured_outputs", None)
     try:
-        conversation = parsers.open(chat.fields(), given, stream=stream)
+        conversation = parsers.open(chat.fields(), own_constraint, stream=stream)
         constraint = conversation.structured()
     except refusals as error:
         raise InvalidRequestError(f"messages, tools or tool_choice: {_reason(error)}") from None
-    if constraint is not given:  # made from the tools, so its size has not been checked
+    # The request's own constraint has been checked before. One that is made from the tools has not.
+    if constraint is not own_constraint:
         names = ("json", "regex", "grammar", "structural_tag", "choice")
         try:
             constraints.check(limits, {name: getattr(constraint, name, None) for name in names})
@@ -65,8 +67,11 @@ def begin(
 
 def _reason(error: Exception) -> str:
     """Return vLLM's first complaint, with its place in the request."""
+    # pydantic's exception has a method `errors`. It lists every field that it tried.
     errors = getattr(error, "errors", None)
-    if callable(errors) and (found := errors()):
-        place = ".".join(str(part) for part in found[0]["loc"][:4])
-        return f"{place}: {found[0]['msg']}" if place else str(found[0]["msg"])
-    return str(error).partition("\n")[0]
+    complaints = errors() if callable(errors) else ()
+    if not complaints:
+        return str(error).partition("\n")[0]
+    place = ".".join(map(str, complaints[0]["loc"][:4]))
+    message = str(complaints[0]["msg"])
+    return f"{place}: {message}" if place else message

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+import traceback
 from typing import TYPE_CHECKING, Any
 
 from triton_vllm.vllm_api import Fragment, Piece
@@ -14,12 +15,12 @@ if TYPE_CHECKING:
     from triton_vllm.base.protocols import CompletionOutput, RequestOutput
     from triton_vllm.vllm_api import Conversation, Reader
 
+# Some of vLLM's parsers read the whole answer again with each token: 6 ms at 8,000 tokens of tool
+# calls. A sender thread that fell behind would never catch up, and its other streams would wait.
+# After this time the rest of the outputs is read as one, which takes as long as a single output.
+# Doing that always would change the result: a "<think>" stays in the text.
 READ_S = 0.005
-"""For how many processor seconds a response's outputs are read one by one. The rest is read as one
-output, which takes as long as a single one. Some of vLLM's parsers read the whole answer again with
-each token: 6 ms at 8,000 tokens of tool calls. A lane that fell behind would never catch up, and
-its other streams would wait. Always reading them as one changes the result: a "<think>" stays in
-the text."""
+"""For how many processor seconds the outputs of a response are read one by one."""
 _log = logging.getLogger(__name__)
 _noted: set[tuple[Any, ...]] = set()
 
@@ -27,8 +28,7 @@ _noted: set[tuple[Any, ...]] = set()
 class AnswerReader:
     """Reads the answers to one chat with the model's parsers; it runs in the chat's sender thread.
 
-    If a parser raises, the rest of the completion is answered as plain text. The tokens have been
-    paid for, and vLLM's own server would throw them away.
+    If a parser raises, the rest of the completion is answered as plain text.
 
     Args:
         conversation: makes the parsers.
@@ -46,16 +46,16 @@ class AnswerReader:
 
     def read(self, outputs: Sequence[RequestOutput]) -> list[list[Piece]]:
         """Return the new pieces of each completion in consecutive outputs."""
+        # 1) Sort the outputs by completion.
         parts: list[list[CompletionOutput | Fragment]] = [[] for _ in self._readers]
         for output in outputs:
             for part in output.outputs:
                 aligner = self._aligners[part.index]
-                parts[part.index] += [part] if aligner is None else aligner.take(part)
+                parts[part.index] += aligner.take(part) if aligner else [part]
+        # 2) Read each completion.
+        prompt = outputs[-1].prompt_token_ids
         until = self._clock() + READ_S
-        return [
-            self._read_all(i, found, outputs[-1].prompt_token_ids, until)
-            for i, found in enumerate(parts)
-        ]
+        return [self._read_all(i, own, prompt, until) for i, own in enumerate(parts)]
 
     def _read_all(
         self,
@@ -66,9 +66,8 @@ class AnswerReader:
     ) -> list[Piece]:
         pieces: list[Piece] = []
         for number, part in enumerate(parts):
-            if (
-                0 < number < len(parts) - 1 and self._clock() > until
-            ):  # a parser may need the first part, such as a mark, alone
+            # A parser may need the first part, such as a mark, alone.
+            if 0 < number < len(parts) - 1 and self._clock() > until:
                 return [*pieces, self._read(index, _joined(parts[number:]), prompt)]
             pieces.append(self._read(index, part, prompt))
         return pieces
@@ -80,23 +79,24 @@ class AnswerReader:
         if reader is not None:
             try:
                 return reader.read(part, prompt)
-            except Exception as error:  # noqa: BLE001 - a parser may raise anything about the model's text
-                # the rest of this completion is plain text
+            except Exception as error:  # noqa: BLE001 - a parser may raise anything
+                # The client has paid for the tokens, so it gets the rest as plain text. vLLM's own
+                # server would throw them away.
                 self._readers[index] = None
                 _note(error)
         return Piece(part.text, finish_reason=part.finish_reason)
 
 
 def _joined(parts: Sequence[CompletionOutput | Fragment]) -> Fragment:
+    text = "".join(part.text for part in parts)
     ids = [token for part in parts for token in part.token_ids]
-    return Fragment("".join(part.text for part in parts), ids, parts[-1].finish_reason)
+    return Fragment(text, ids, parts[-1].finish_reason)
 
 
 def _note(error: Exception) -> None:
-    last = error.__traceback__
-    while last is not None and last.tb_next is not None:
-        last = last.tb_next
-    kind = (type(error), last and (last.tb_frame.f_code.co_filename, last.tb_lineno))
+    # A parser that fails on one answer fails on many, so each place in its code is logged once.
+    *_, (frame, line) = traceback.walk_tb(error.__traceback__)
+    kind = (type(error), frame.f_code.co_filename, line)
     if kind not in _noted:
         _noted.add(kind)
         _log.error(

@@ -23,6 +23,7 @@ CHOICES = ("none", "auto", "required")
 NAMED = '{"type": "function", "function": {"name": "…"}}'
 _DATA = re.compile(r'"(?i:data):[^"]*|"data" *: *"[^"]*')
 """Matches a picture, audio or video in JSON."""
+_TEXT = "messages have, without pictures, audios and videos,"
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,8 @@ class Chat:
         messages: the messages.
         tools: the tools. None for a chat without tools.
         template_kwargs: additional arguments of the template.
-        characters: the length of messages and tools as JSON. Pictures, audios and videos do not count.
+        characters: the length of messages and tools as JSON. Pictures, audios and videos do not
+            count.
         media: whether the messages contain pictures, audios or videos.
         tool_choice: none, auto, required, or an object that names a function, as in the OpenAI
             protocol.
@@ -49,10 +51,10 @@ class Chat:
     parallel_tool_calls: bool | None = None
 
     def fields(self) -> dict[str, Any]:
-        """Return the conversation as the fields of a chat request in the OpenAI protocol, as vLLM's server takes them."""
+        """Return the conversation as the fields of a chat request in the OpenAI protocol."""
         return {
-            "messages": [dict(message) for message in self.messages],
-            "tools": [dict(tool) for tool in self.tools] if self.tools else None,
+            "messages": list(map(dict, self.messages)),
+            "tools": list(map(dict, self.tools)) if self.tools else None,
             "tool_choice": self.tool_choice,
             "parallel_tool_calls": self.parallel_tool_calls,
             "chat_template_kwargs": self.template_kwargs,
@@ -67,22 +69,34 @@ def parse(limits: Limits, texts: Mapping[str, str]) -> Chat:
         texts: the conversation's inputs as JSON.
 
     Raises:
-        InvalidRequestError: the text has the name of the input, the reason and the expected value.
+        InvalidRequestError: an input is wrong. The message names it, the reason and a right value.
     """
     messages, media = _messages(limits, texts["messages"])
-    tools = _tools(limits, texts["tools"]) if "tools" in texts else None
-    kwargs = (
-        _kwargs(limits, texts["chat_template_kwargs"]) if "chat_template_kwargs" in texts else {}
-    )
-    characters = len(texts["messages"]) - sum(media) + len(texts.get("tools", ""))
-    choice = _choice(limits, texts["tool_choice"], tools or ()) if "tool_choice" in texts else None
+    tools = None
+    kwargs: Mapping[str, Any] = {}
+    choice = None
+    if "tools" in texts:
+        tools = _tools(limits, texts["tools"])
+    if "chat_template_kwargs" in texts:
+        kwargs = _kwargs(limits, texts["chat_template_kwargs"])
+    if "tool_choice" in texts:
+        choice = _choice(limits, texts["tool_choice"], tools or ())
     return Chat(
-        tuple(messages), tuple(tools) if tools else None, kwargs, characters, bool(media), choice
+        messages=tuple(messages),
+        tools=tools,
+        template_kwargs=kwargs,
+        characters=len(texts["messages"]) - sum(media) + len(texts.get("tools", "")),
+        media=bool(media),
+        tool_choice=choice,
     )
 
 
 def joined(texts: Sequence[str]) -> str:
-    """Return a conversation's JSON list, from one text with the list or an object, or from one text for each message."""
+    """Return a conversation's JSON list.
+
+    Args:
+        texts: one text with the list or with an object, or one text for each message.
+    """
     if len(texts) == 1 and not texts[0].lstrip().startswith("{"):
         return texts[0]
     return f"[{','.join(texts)}]"
@@ -90,51 +104,38 @@ def joined(texts: Sequence[str]) -> str:
 
 def _messages(limits: Limits, text: str) -> tuple[list[Mapping[str, Any]], list[int]]:
     """Return the messages, and the length of each picture, audio and video in them."""
-    # Media are left out of the count. This is done before parsing, so that a huge text is never parsed.
+    # 1) Cheap checks come first, so that a huge text is never parsed. Media do not count as text.
     if 0 < limits.max_text_bytes < len(text):
-        rest = len(text) - sum(len(found) for found in _DATA.findall(text))
-        refuse_above(
-            limits.max_text_bytes,
-            rest,
-            "messages have, without pictures, audios and videos,",
-            "characters",
-        )
-    # a cheap check before the text is parsed
+        media_length = sum(map(len, _DATA.findall(text)))
+        refuse_above(limits.max_text_bytes, len(text) - media_length, _TEXT, "characters")
     refuse_above(limits.max_messages, text.count('"role"'), "messages have", "roles")
+    # 2) Parse, and check exactly.
     messages = json_value(text, "messages", limits.max_json_depth)
-    if (
-        not isinstance(messages, list)
-        or not messages
-        or not all(isinstance(m, dict) and "role" in m for m in messages)
-    ):
+    valid = isinstance(messages, list) and all(
+        isinstance(m, dict) and "role" in m for m in messages
+    )
+    if not messages or not valid:
         raise InvalidRequestError(
             "messages must be a non-empty JSON list of objects with 'role' and 'content'"
         )
     refuse_above(limits.max_messages, len(messages), "messages have", "entries")
     media = check_parts(limits, messages)
-    rest = len(text) - sum(media)
-    refuse_above(
-        limits.max_text_bytes,
-        rest,
-        "messages have, without pictures, audios and videos,",
-        "characters",
-    )
+    refuse_above(limits.max_text_bytes, len(text) - sum(media), _TEXT, "characters")
+    # 3) vLLM's renderer ignores the older name of this field.
     for message in messages:
-        if (
-            message.get("reasoning") is None and "reasoning_content" in message
-        ):  # the older name of the field, which vLLM's renderer ignores
+        if message.get("reasoning") is None and "reasoning_content" in message:
             message["reasoning"] = message["reasoning_content"]
     return messages, media
 
 
-def _tools(limits: Limits, text: str) -> list[Mapping[str, Any]] | None:
+def _tools(limits: Limits, text: str) -> tuple[Mapping[str, Any], ...] | None:
     tools = json_value(text, "tools", limits.max_json_depth)
     if tools is None:
         return None
-    if not (isinstance(tools, list) and all(isinstance(t, dict) for t in tools)):
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         raise InvalidRequestError("tools must be a JSON list of objects")
     refuse_above(limits.max_tools, len(tools), "tools has", "entries")
-    return tools
+    return tuple(tools) or None
 
 
 def _choice(
@@ -153,7 +154,7 @@ def _choice(
     name = _function_name(choice)
     if name is None:
         raise InvalidRequestError(f"tool_choice must be {', '.join(CHOICES)} or {NAMED}")
-    known = [found for tool in tools if (found := _function_name(tool)) is not None]
+    known = [own for own in map(_function_name, tools) if own is not None]
     if name not in known:
         raise InvalidRequestError(
             f"tool_choice: the tools have no function '{shown(name)}'{closest(name, known)}"
@@ -162,35 +163,31 @@ def _choice(
 
 
 def _function_name(value: Any) -> str | None:
-    function = (
-        value.get("function")
-        if isinstance(value, dict) and value.get("type", "function") == "function"
-        else None
-    )
+    if not isinstance(value, dict) or value.get("type", "function") != "function":
+        return None
+    function = value.get("function")
     name = function.get("name") if isinstance(function, dict) else None
     return name if isinstance(name, str) else None
 
 
 def _kwargs(limits: Limits, text: str) -> dict[str, Any]:
     kwargs = json_object(text, "chat_template_kwargs", limits.max_json_depth)
-    check_integers(
-        kwargs, "chat_template_kwargs"
-    )  # EngineCore gets them too, for its parser of reasoning
+    # EngineCore gets them too, for its parser of reasoning.
+    check_integers(kwargs, "chat_template_kwargs")
     known = limits.allowed_chat_template_kwargs
     if kwargs.get("continue_final_message") and kwargs.get("add_generation_prompt"):
         raise InvalidRequestError(
-            "chat_template_kwargs: continue_final_message and add_generation_prompt exclude each other"
+            "chat_template_kwargs: continue_final_message and add_generation_prompt "
+            "exclude each other"
         )
     for name in kwargs:
-        if (
-            name == "chat_template"
-        ):  # a template is a program, which could run in the server for any time
+        # A template is a program, which could run in the server for any time.
+        if name == "chat_template":
             raise InvalidRequestError(
                 "chat_template_kwargs cannot hold a chat_template; the model's own is used"
             )
-        if (
-            name not in known
-        ):  # vLLM passes some of them to the tokenizer, which then pads to any length
+        # vLLM passes some of them to the tokenizer, which then pads to any length.
+        if name not in known:
             raise InvalidRequestError(
                 f"chat_template_kwargs cannot hold '{shown(name)}'{closest(name, known)}"
             )

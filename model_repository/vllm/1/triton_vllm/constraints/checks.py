@@ -1,4 +1,7 @@
-"""Check the size of structured-output constraints: vLLM compiles them to automata that grow faster than their texts."""
+"""Check the size of structured-output constraints.
+
+vLLM compiles them to automata, which grow faster than their texts.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +29,10 @@ _BOUNDS = (
     "minContains",
     "maxContains",
 )
+# vLLM takes a grammar without such a rule for one in Lark's syntax.
 _EBNF = re.compile(r"^(?:(?!#|//).)*?::=", re.MULTILINE)
-"""A rule of a grammar for xgrammar, outside comments. vLLM takes a grammar without such a rule for one in Lark's syntax."""
+"""Matches a rule of a grammar for xgrammar, outside comments."""
+# Counting on would cost time, and no limit is that large.
 MANY = 1 << 40
 """Sizes above this one are treated as equal to it."""
 
@@ -52,6 +57,10 @@ class Constraint:
 def check(limits: Limits, fields: Mapping[str, Any]) -> None:
     """Check the fields of vLLM's StructuredOutputsParams as the request has them.
 
+    Args:
+        limits: the model's limits.
+        fields: the values by name. Their types are checked elsewhere.
+
     Raises:
         InvalidRequestError: a field is empty, or exceeds one of the limits.
     """
@@ -73,57 +82,62 @@ def check(limits: Limits, fields: Mapping[str, Any]) -> None:
 
 
 def to_compile(limits: Limits, params: Any) -> Constraint | None:
-    """Return the constraint in vLLM's StructuredOutputsParams that must be tried, or None.
-
-    A `choice` need not be tried, because its size limits its cost: at most half a second (65,536
-    characters, 32,000 tokens).
-    """
+    """Return the constraint in vLLM's StructuredOutputsParams that must be tried, or None."""
+    # A `choice` need not be tried, because its size limits its cost: at most half a second (65,536
+    # characters, 32,000 tokens).
     for name in ("json", "regex", "grammar", "structural_tag"):
         value = getattr(params, name, None)
         if value is not None and limits.max_constraint_seconds:
             text = value if isinstance(value, str) else json.dumps(value)
             kind = "lark" if name == "grammar" and not _EBNF.search(text) else name
-            return Constraint(name, kind, text, limits.max_constraint_seconds)
+            return Constraint(name, kind, text, seconds=limits.max_constraint_seconds)
     return None
 
 
 def expansion(pattern: str) -> tuple[int, int]:
-    """Return the length of a regular expression with its repetitions written out, and the depth of its parentheses."""
-    # `sizes` has an entry for each open parenthesis. `last` is the size of what a repetition
-    # repeats.
-    sizes, deepest, last, position = [0], 0, 0, 0
+    """Return the size of a regular expression.
+
+    Returns:
+        Its length in characters with its repetitions written out, at most ``MANY``, and the depth
+        of its parentheses.
+    """
+    sizes = [0]  # an entry for each open parenthesis
+    last = 0  # the size of the part that a repetition would repeat
+    deepest = 0
+    position = 0
     while position < len(pattern):
         char = pattern[position]
         repeat = _REPEATS.match(pattern, position) if char == "{" else None
         if repeat and any(repeat.groups()):
             # 12 digits exceed any useful limit, and int() refuses very long numbers.
             times = max(int(text[:12]) for text in repeat.groups() if text)
+            # The part has already been counted once.
             sizes[-1] += last * max(times - 1, 0)
             last *= max(times, 1)
-            position = repeat.end()
             if sizes[-1] > MANY:
                 return MANY, deepest
-            continue
-        if char == "(":
+            position = repeat.end()
+        elif char == "(":
             sizes.append(0)
             deepest = max(deepest, len(sizes) - 1)
+            position += 1
         elif char == ")" and len(sizes) > 1:
             last = sizes.pop() + 1
             sizes[-1] += last
+            position += 1
         else:
-            position = _atom_end(pattern, position)
             last = 1
             sizes[-1] += last
-            continue
-        position += 1
+            position = _atom_end(pattern, position)
     return sum(sizes), deepest
 
 
 def _atom_end(pattern: str, position: int) -> int:
+    """Return where the character or class ends that begins at ``position``."""
     if pattern[position] == "\\":
         return position + 2
     if pattern[position] == "[":
-        # directly after "[", a "]" is an ordinary character
+        # Directly after "[", a "]" is an ordinary character.
         end = pattern.find("]", position + 2)
         while end > 0 and pattern[end - 1] == "\\" and pattern[end - 2] != "\\":
             end = pattern.find("]", end + 1)
@@ -133,15 +147,11 @@ def _atom_end(pattern: str, position: int) -> int:
 
 def _pattern(limits: Limits, value: Any, where: str) -> None:
     if not isinstance(value, str):
-        return  # types are checked elsewhere, for all fields
+        return
     refuse_above(limits.max_constraint_bytes, len(value), f"{where} has", "characters")
     size, depth = expansion(value)
-    refuse_above(
-        limits.max_constraint_repeats,
-        size,
-        f"{where} has, with its repetitions written out,",
-        "characters",
-    )
+    written_out = f"{where} has, with its repetitions written out,"
+    refuse_above(limits.max_constraint_repeats, size, written_out, "characters")
     refuse_above(limits.max_constraint_depth, depth, f"{where} has", "levels of parentheses")
 
 
@@ -149,33 +159,23 @@ def _grammar(limits: Limits, value: Any, where: str) -> None:
     if not isinstance(value, str):
         return
     refuse_above(limits.max_constraint_bytes, len(value), f"{where} has", "characters")
-    repeats = (int(text[:12]) for pair in _REPEATS.findall(value) for text in pair if text)
-    refuse_above(
-        limits.max_constraint_repeats, max(repeats, default=0), f"{where} has a repetition of"
-    )
-    refuse_above(
-        limits.max_constraint_depth, _depth(value), f"{where} has", "levels of parentheses"
-    )
-
-
-def _depth(text: str) -> int:
-    depth = deepest = 0
-    for char in re.findall(r"[()]", text):
+    repeats = [int(text[:12]) for pair in _REPEATS.findall(value) for text in pair if text]
+    most = max(repeats, default=0)
+    refuse_above(limits.max_constraint_repeats, most, f"{where} has a repetition of")
+    depth = 0
+    deepest = 0
+    for char in re.findall(r"[()]", value):
         depth += 1 if char == "(" else -1
         deepest = max(deepest, depth)
-    return deepest
+    refuse_above(limits.max_constraint_depth, deepest, f"{where} has", "levels of parentheses")
 
 
 def _choice(limits: Limits, value: Any, where: str) -> None:
     if not isinstance(value, list):
         return
     refuse_above(limits.max_choices, len(value), f"{where} has", "entries")
-    refuse_above(
-        limits.max_constraint_bytes,
-        sum(len(v) for v in value if isinstance(v, str)),
-        f"{where} has",
-        "characters",
-    )
+    length = sum(len(text) for text in value if isinstance(text, str))
+    refuse_above(limits.max_constraint_bytes, length, f"{where} has", "characters")
 
 
 def _document(limits: Limits, value: Any, where: str) -> None:
@@ -195,13 +195,15 @@ def _document(limits: Limits, value: Any, where: str) -> None:
         for name in _BOUNDS:
             bound = node.get(name)
             if isinstance(bound, int | float):
-                # 1e999 in JSON becomes infinity, which int() refuses.
+                # In Python, 1e999 in JSON becomes infinity, which int() refuses.
                 size = int(bound) if abs(bound) < MANY else MANY
                 refuse_above(limits.max_constraint_repeats, size, f"{where} has a {name} of")
     refuse_above(limits.max_choices, choices, f"{where} has", "entries of enumerations")
 
 
 def _objects(value: Any) -> Iterator[Mapping[str, Any]]:
+    """Yield the objects at any depth of a JSON value."""
+    # Without recursion: a deep document must not exhaust the stack.
     waiting = [value]
     while waiting:
         node = waiting.pop()

@@ -2,8 +2,7 @@
 
 The environment's interpreter runs this file as a script. Its standard input is a Unix socket that
 delivers connections. It reads the tokenizer from the first connection. Each further connection is a
-constraint, for which it forks. A fork that exceeds its processor time or memory ends without an
-answer, and nothing else ends with it.
+constraint, for which it forks.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
 COMPILERS: Mapping[str, tuple[str, str]] = {
     "json": ("from_json_schema", "compile_json_schema"),
@@ -28,18 +27,20 @@ COMPILERS: Mapping[str, tuple[str, str]] = {
     "lark": ("from_lark", "compile_lark"),
     "structural_tag": ("from_structural_tag", "compile_structural_tag"),
 }
-"""xgrammar's functions to read a constraint, as vLLM does in the event loop, and to compile it, as EngineCore does."""
+"""xgrammar's functions to read a constraint and to compile it.
 
-
+vLLM reads it in the event loop, and compiles it in EngineCore.
+"""
+# If a grammar can be read in many ways, each token takes long and delays all other requests.
 TOKENS = 16
-"""How many tokens of an answer are tried as well. If a grammar can be read in many ways, each token
-takes long and delays all other requests."""
+"""How many tokens of an answer are tried as well."""
 DONE = b"done"
 
 
 def serve(control: socket.socket) -> None:
     """Take connections until the other end is closed."""
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel then removes forks that have ended
+    # This makes the kernel remove forks that have ended.
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     xgrammar = importlib.import_module("xgrammar")
     tokenizer = None
     while (connection := _receive(control)) is not None:
@@ -48,6 +49,8 @@ def serve(control: socket.socket) -> None:
                 tokenizer = xgrammar.TokenizerInfo.deserialize_json(_read(connection))
                 connection.sendall(DONE)
             elif os.fork() == 0:
+                # If this process exceeds its limits, it ends without an answer, and nothing else
+                # ends with it.
                 try:
                     _attempt(xgrammar, tokenizer, json.loads(_read(connection)))
                     connection.sendall(DONE)
@@ -61,29 +64,35 @@ def _attempt(xgrammar: Any, tokenizer: Any, task: Mapping[str, Any]) -> None:
     Raises:
         MemoryError: compiling takes too much memory.
     """
-    used = (
-        int(re.findall(r"VmData:\s*(\d+)", Path("/proc/self/status").read_text("utf-8"))[0]) << 10
-    )
-    # The limit is for the whole process, so its present size is added.
-    resource.setrlimit(resource.RLIMIT_DATA, (used + task["bytes"],) * 2)
-    read, compile_ = COMPILERS[task["kind"]]
-    # The signal's default action ends the process.
+    # 1) Limit the memory. The limit is for the whole process, so its present size is added.
+    status = Path("/proc/self/status").read_text("utf-8")
+    used = int(re.findall(r"VmData:\s*(\d+)", status)[0]) << 10
+    most = used + task["bytes"]
+    resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+    # 2) Limit the time. The timer counts the processor time of all threads. The signal's default
+    # action ends the process.
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
-    signal.setitimer(signal.ITIMER_PROF, task["read_s"])  # counts the processor time of all threads
+    signal.setitimer(signal.ITIMER_PROF, task["read_s"])
+    # 3) Do what vLLM would do with the constraint.
+    read, compile_ = COMPILERS[task["kind"]]
     try:
-        what = _arguments(xgrammar, task["kind"], task["text"])
-        getattr(xgrammar.Grammar, read)(*what)
+        arguments = _arguments(xgrammar, task["kind"], task["text"])
+        getattr(xgrammar.Grammar, read)(*arguments)
         signal.setitimer(signal.ITIMER_PROF, task["compile_s"])
-        compiled = getattr(xgrammar.GrammarCompiler(tokenizer, max_threads=2), compile_)(*what)
-        _answer(xgrammar, tokenizer, compiled)
+        compiler = xgrammar.GrammarCompiler(tokenizer, max_threads=2)
+        _answer(xgrammar, tokenizer, getattr(compiler, compile_)(*arguments))
     except MemoryError:
         raise
-    except Exception:  # noqa: BLE001, S110 - malformed, or not for xgrammar: vLLM reports it, or uses another compiler
+    except Exception:  # noqa: BLE001, S110
+        # The constraint is malformed, and vLLM reports it. Or xgrammar cannot compile it, and vLLM
+        # uses another compiler.
         pass
     signal.setitimer(signal.ITIMER_PROF, 0)
 
 
 def _arguments(xgrammar: Any, kind: str, text: str) -> tuple[Any, ...]:
+    # An older form of a structural tag has the fields `structures` and `triggers`. vLLM passes them
+    # to xgrammar as objects.
     document = json.loads(text) if kind == "structural_tag" else {}
     if "structures" not in document:
         return (text,)
@@ -102,16 +111,20 @@ def _answer(xgrammar: Any, tokenizer: Any, compiled: Any) -> None:
     mask = xgrammar.allocate_token_bitmask(1, tokenizer.vocab_size)
     for _ in range(TOKENS):
         matcher.fill_next_token_bitmask(mask, 0)
-        allowed = (
-            32 * place + bit
-            for place, word in enumerate(mask[0].tolist())
-            if word
-            for bit in range(32)
-            if word >> bit & 1 and 32 * place + bit not in tokenizer.stop_token_ids
-        )
-        token = next(allowed, None)
+        tokens = _allowed(mask[0].tolist())
+        token = next((token for token in tokens if token not in tokenizer.stop_token_ids), None)
         if token is None or not matcher.accept_token(token):
             return
+
+
+def _allowed(words: Sequence[int]) -> Iterator[int]:
+    """Yield the tokens that a mask allows. It has a bit for each token, in words of 32 bits."""
+    for place, word in enumerate(words):
+        # Most words are empty, so this saves time.
+        if word:
+            for bit in range(32):
+                if word >> bit & 1:
+                    yield 32 * place + bit
 
 
 def _receive(control: socket.socket) -> socket.socket | None:

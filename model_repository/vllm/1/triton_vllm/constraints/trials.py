@@ -1,8 +1,10 @@
-"""Refuse constraints that cost too much to compile: each is tried with limits of time and memory before vLLM gets it.
+"""Refuse constraints that cost too much to compile.
 
-A constraint's size does not tell how long xgrammar takes. `.?` 64 times takes more than four
-processor seconds. `a?` 64 times takes 0.2 s, and `a{0,10000}` almost none (xgrammar 0.2.8, 32,000
-tokens).
+Each is tried with limits of time and memory before vLLM gets it.
+
+The size of a constraint does not show how long xgrammar takes. ``.?`` 64 times takes more than four
+processor seconds. ``a?`` 64 times takes 0.2 s, and ``a{0,10000}`` almost none (xgrammar 0.2.8,
+32,000 tokens).
 
 vLLM reads a constraint in the event loop. It compiles it in the one or few threads of EngineCore
 that all constraints share. It sets no limit of time.
@@ -24,6 +26,7 @@ from typing import TYPE_CHECKING
 
 from triton_vllm import vllm_api
 from triton_vllm.base.errors import InvalidRequestError, UnavailableError
+from triton_vllm.constraints.trial_process import DONE
 
 if TYPE_CHECKING:
     from triton_vllm.base.protocols import EngineClient
@@ -33,19 +36,21 @@ READ_S = 0.25
 """The most processor seconds for reading a constraint, which vLLM does in the event loop."""
 MEMORY = 1 << 29
 """The most bytes that compiling may take."""
+# One that takes long does not keep the others waiting.
 AT_ONCE = 2
 """How many constraints are tried at the same time."""
+# On a busy machine, a processor second takes several seconds.
 PATIENCE_S = 60.0
-"""How many seconds of the clock to wait for an answer: on a busy machine, a processor second takes several."""
+"""How many seconds of the clock to wait for an answer."""
+# The worker takes 300 MB, with CUDA 590 MB, because xgrammar imports torch.
 IDLE_S = 300.0
-"""After how many seconds without a constraint the worker ends. It takes 300 MB, with CUDA 590 MB,
-because xgrammar imports torch."""
+"""After how many seconds without a constraint the worker ends."""
+# Most requests of a service have the same few schemas.
 REMEMBERED = 1024
 """How many constraints that passed are remembered, so that they are not tried again."""
 SCRIPT = Path(__file__).with_name("trial_process.py")
+# The worker forks, so it should have one thread. It needs no GPU.
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-"""The worker forks, so it should have one thread; it needs no GPU."""
-DONE = b"done"
 ENDS_S = 10.0
 """After how many seconds a worker is killed if it does not end on request."""
 _log = logging.getLogger(__name__)
@@ -66,7 +71,7 @@ class Trials:
         self._has_worked = False
         self._under_way = 0
         self._ending: asyncio.TimerHandle | None = None
-        self._passed: OrderedDict[tuple[str, str], None] = OrderedDict()
+        self._passed: OrderedDict[Constraint, None] = OrderedDict()
 
     async def check(self, llm: EngineClient, constraint: Constraint) -> None:
         """Return if vLLM may compile a constraint.
@@ -75,8 +80,7 @@ class Trials:
             InvalidRequestError: compiling takes too long or too much memory.
             UnavailableError: the machine is too busy to find out, or the worker has been killed.
         """
-        key = (constraint.kind, constraint.text)
-        if key in self._passed or not vllm_api.compiles_with_xgrammar(llm):
+        if constraint in self._passed or not vllm_api.compiles_with_xgrammar(llm):
             return
         async with self._slots:
             self._begin()
@@ -86,22 +90,24 @@ class Trials:
                 self._finish()
         if not passed:
             raise InvalidRequestError(
-                f"structured_outputs.{constraint.name} takes more than {constraint.seconds} s or {MEMORY >> 20} MB to compile: "
-                "make it smaller, with fewer optional or nested parts"
+                f"structured_outputs.{constraint.name} takes more than {constraint.seconds} s or "
+                f"{MEMORY >> 20} MB to compile: make it smaller, "
+                "with fewer optional or nested parts"
             )
-        self._passed[key] = None
+        self._passed[constraint] = None
         if len(self._passed) > REMEMBERED:
             self._passed.popitem(last=False)
 
     async def _attempt(self, llm: EngineClient, constraint: Constraint) -> bool:
         worker = await self._running(llm)
-        # Constraints cannot be tried here, so vLLM compiles them untried.
+        # No constraint can be tried on this machine, so vLLM compiles them untried.
         if worker is None:
             return True
         try:
             return await asyncio.to_thread(worker.attempt, constraint)
         except OSError:
-            self._end_worker()  # the next request starts a new worker
+            # The next request starts a new worker.
+            self._end_worker()
             raise UnavailableError(
                 f"structured_outputs.{constraint.name} could not be compiled in time: try again"
             ) from None
@@ -117,37 +123,44 @@ class Trials:
             self._ending = asyncio.get_running_loop().call_later(IDLE_S, self._end_worker)
 
     def _end_worker(self) -> None:
-        worker, self._worker = self._worker, None
+        worker = self._worker
+        self._worker = None
         if worker is not None:
+            # It may take seconds, so the event loop does not wait for it.
             asyncio.get_running_loop().run_in_executor(None, worker.end)
 
     async def _running(self, llm: EngineClient) -> Worker | None:
+        # One constraint starts the worker. The others wait for it.
         async with self._starting:
             if self._worker is None and self._possible:
-                try:
-                    write = await vllm_api.xgrammar_tokenizer(llm)
-                    self._worker = await asyncio.to_thread(lambda: Worker(write()))
-                    self._has_worked = True
-                except OSError:
-                    raise UnavailableError(
-                        "structured_outputs could not be tried, the machine is too busy: try again"
-                    ) from None
-                except (
-                    Exception
-                ) as error:  # an older xgrammar, or a tokenizer that it does not know
-                    if self._has_worked:  # then neither can be the cause
-                        raise UnavailableError(
-                            "structured_outputs could not be tried: try again"
-                        ) from error
-                    self._possible = False
-                    _log.warning(
-                        "Constraints are not tried before vLLM compiles them", exc_info=True
-                    )
+                self._worker = await self._start_worker(llm)
             return self._worker
+
+    async def _start_worker(self, llm: EngineClient) -> Worker | None:
+        """Return a new worker. None if there can be no worker on this machine."""
+        try:
+            write = await vllm_api.xgrammar_tokenizer(llm)
+            worker = await asyncio.to_thread(lambda: Worker(write()))
+        except OSError:
+            raise UnavailableError(
+                "structured_outputs could not be tried, the machine is too busy: try again"
+            ) from None
+        except Exception as error:
+            # The cause is an older xgrammar, or a tokenizer that it does not know. If a worker has
+            # run before, it is neither.
+            if self._has_worked:
+                raise UnavailableError(
+                    "structured_outputs could not be tried: try again"
+                ) from error
+            self._possible = False
+            _log.warning("Constraints are not tried before vLLM compiles them", exc_info=True)
+            return None
+        self._has_worked = True
+        return worker
 
 
 class Worker:
-    """The process of `trial_process.py`; its methods block.
+    """The process of ``trial_process.py``; its methods block.
 
     Args:
         tokenizer: the tokenizer as xgrammar has serialized it.
@@ -165,15 +178,18 @@ class Worker:
                 command, stdin=theirs.fileno(), env={**os.environ, **ENVIRONMENT}
             )
         try:
-            ready = self._ask(tokenizer) == DONE
+            ready = self._ask(tokenizer)
         except TimeoutError:
-            self.end()  # from here on it may end with a traceback, which would mean nothing
+            # The worker may now end with a traceback. That would say nothing about the tokenizer.
+            self.end()
             raise
         except OSError:
             ready = False
         if not ready:
             self.end()
-            if self._process.returncode > 0:  # it has ended on its own, with a traceback
+            # A positive code means that the worker has ended by itself, with a traceback. A signal
+            # gives a negative one.
+            if self._process.returncode > 0:
                 raise RuntimeError("xgrammar's worker cannot read the tokenizer")
             raise ConnectionError("xgrammar's worker was killed")
 
@@ -183,18 +199,24 @@ class Worker:
         Raises:
             OSError: the worker has ended, or the machine is very busy.
         """
-        limits = {"bytes": MEMORY, "read_s": READ_S, "compile_s": constraint.seconds}
-        return (
-            self._ask(json.dumps({"kind": constraint.kind, "text": constraint.text, **limits}))
-            == DONE
-        )
+        task = {
+            "kind": constraint.kind,
+            "text": constraint.text,
+            "bytes": MEMORY,
+            "read_s": READ_S,
+            "compile_s": constraint.seconds,
+        }
+        return self._ask(json.dumps(task))
 
     def end(self) -> None:
-        """End the process. A constraint that is being tried is still answered: it has its own process."""
-        with suppress(OSError):  # the process has already ended
-            self._control.shutdown(
-                socket.SHUT_RDWR
-            )  # not just closed: a forked EngineCore has a copy of the socket
+        """End the process.
+
+        A constraint that is being tried is still answered: it has its own process.
+        """
+        # Closing is not enough, because a forked EngineCore has a copy of the socket. The error
+        # means that the process has already ended.
+        with suppress(OSError):
+            self._control.shutdown(socket.SHUT_RDWR)
         self._control.close()
         try:
             self._process.wait(ENDS_S)
@@ -202,7 +224,8 @@ class Worker:
             self._process.kill()
             self._process.wait()
 
-    def _ask(self, text: str) -> bytes:
+    def _ask(self, text: str) -> bool:
+        """Return whether the worker, or its fork for a constraint, has done its work."""
         ours, theirs = socket.socketpair()
         with ours:
             with theirs:
@@ -210,5 +233,5 @@ class Worker:
             ours.settimeout(PATIENCE_S)
             ours.sendall(text.encode())
             ours.shutdown(socket.SHUT_WR)
-            # Empty if the fork has ended without an answer.
-            return ours.recv(len(DONE))
+            # If the fork has ended without an answer, nothing is received.
+            return ours.recv(len(DONE)) == DONE

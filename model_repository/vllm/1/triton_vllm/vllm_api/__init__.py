@@ -1,8 +1,8 @@
 """The one room that touches vLLM's API; it finds every name that moved between vLLM 0.11 and 0.33.
 
 Whether a vLLM can do something is decided by its attributes, fields and keywords, not by its
-version number. Importing this package costs nothing. `load()` imports vLLM, which takes 10 s or
-more.
+version number. Importing this package does not import vLLM, which takes 10 s or more. ``load()``
+does.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from triton_vllm.vllm_api.parsers import (
     check_parsers,
     has_parsers,
 )
-from triton_vllm.vllm_api.parts import OPTIONAL_PLACES, PLACES, Vllm, load
+from triton_vllm.vllm_api.parts import Vllm, load
 from triton_vllm.vllm_api.platform import (
     child_environment,
     prometheus_families,

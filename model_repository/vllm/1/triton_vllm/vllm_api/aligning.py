@@ -5,24 +5,30 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from triton_vllm.base.protocols import CompletionOutput
 
+# The text of a token may depend on those before it, e.g. on those of the same character.
 _CONTEXT = 8
-"""How many preceding tokens the text of a token may depend on, e.g. those of the same character, or a blank."""
+"""How many preceding tokens are decoded together with a token."""
 _INCOMPLETE = "\ufffd"
 """The text that a decoder writes for the first tokens of a character that takes several tokens."""
 
 
 @dataclass(frozen=True)
 class Fragment:
-    """A part of one completion that is read at once, in place of vLLM's CompletionOutput."""
+    """A part of one completion that is read at once; replaces vLLM's CompletionOutput."""
 
     text: str
     token_ids: Sequence[int]
     finish_reason: str | None = None
+
+
+class _Token(NamedTuple):
+    end: int  # how long the completion's text is at the end of the token
+    id: int
 
 
 class Aligner:
@@ -33,75 +39,84 @@ class Aligner:
     token's, they miss the end of the reasoning and pass its marks on as content.
 
     Args:
-        held: characters that vLLM holds back until the completion ends.
+        held_characters: how many characters vLLM holds back until the completion ends.
         decode: returns the text of token ids.
     """
 
-    def __init__(self, held: int, decode: Callable[[list[int]], str]) -> None:
-        self._held = held
+    def __init__(self, held_characters: int, decode: Callable[[list[int]], str]) -> None:
+        self._held = held_characters
         self._decode = decode
-        self._first: (
-            list[int] | None
-        ) = []  # tokens before any text: until some has come, the total length is unknown
+        # The tokens before any text. None as soon as some text has come: only then is the length of
+        # all text known.
+        self._first: list[int] | None = []
         self._recent: list[int] = []
         self._length = 0  # of the text at the end of the last token
-        self._waiting: deque[tuple[int, list[int]]] = (
-            deque()
-        )  # tokens, each with the length of the text at its end
+        self._waiting: deque[_Token] = deque()
         self._text = ""  # of the tokens that wait
-        self._come = self._gone = 0  # characters received, and characters returned
+        self._received = 0  # characters
+        self._returned = 0  # characters
 
     def take(self, part: CompletionOutput | Fragment) -> list[Fragment]:
-        """Return the parts whose text is complete, with their tokens. The last output returns the rest and the reason."""
+        """Return the parts whose text is complete, with their tokens.
+
+        The last output of a completion returns the rest, with the reason of its end.
+        """
         ended = part.finish_reason is not None
         self._text += part.text
-        self._come += len(part.text)
-        # vLLM holds back exactly `held` characters, so the received ones give the length of all
+        self._received += len(part.text)
+        # vLLM holds back exactly `_held` characters, so the received ones give the length of all
         # text so far.
-        length = self._come + (0 if ended else self._held)
+        length = self._received if ended else self._received + self._held
         if self._first is None:
-            self._waiting += self._measured(part.token_ids, length, self._length)
+            self._add(part.token_ids, length, self._length)
         else:
             self._first += part.token_ids
-            if self._come or ended:
-                self._waiting += self._measured(self._first, length, 0 if ended else None)
+            if self._received or ended:
+                self._add(self._first, length, 0 if ended else None)
                 self._first = None
         self._length = length
-        found = []
-        while self._waiting and (ended or self._waiting[0][0] <= self._come):
-            found.append(self._whole(*self._waiting.popleft()))
+        fragments = []
+        while self._waiting and (ended or self._waiting[0].end <= self._received):
+            fragments.append(self._next())
         if ended:
-            last = found.pop() if found else Fragment("", [])
-            found.append(Fragment(last.text + self._text, last.token_ids, part.finish_reason))
-        return found
+            last = fragments.pop() if fragments else Fragment("", [])
+            fragments.append(Fragment(last.text + self._text, last.token_ids, part.finish_reason))
+        return fragments
 
-    def _measured(
-        self, ids: Sequence[int], length: int, base: int | None
-    ) -> list[tuple[int, list[int]]]:
-        """Return each token with the length of the text at its end.
+    def _add(self, ids: Sequence[int], length: int, base: int | None) -> None:
+        """Let tokens wait for their text.
 
         Args:
-            ids: tokens that came together. Those before any text do, and with `stream_interval` others.
+            ids: tokens that came together. Those before any text do, and with ``stream_interval``
+                others.
             length: the text's length at the end of the last token.
-            base: the text's length before the first token. None if it follows from `length`.
+            base: the text's length before the first token. None if it follows from ``length``.
         """
-        known, ends, end = [*self._recent, *ids], [], 0
-        for at in range(len(self._recent), len(known)) if len(ids) > 1 else ():
-            before = known[max(0, at - _CONTEXT) : at]
-            end += self._text_length([*before, known[at]]) - self._text_length(before)
-            ends.append(end)
+        known = [*self._recent, *ids]
+        ends: list[int] = []
+        end = 0
+        # The end of a single token is `length`. It need not be decoded.
+        if len(ids) > 1:
+            for at in range(len(self._recent), len(known)):
+                before = known[max(0, at - _CONTEXT) : at]
+                end += self._text_length([*before, known[at]]) - self._text_length(before)
+                ends.append(end)
         self._recent = known[-_CONTEXT:]
-        front = length - end if base is None else base
-        lengths = [*(min(front + one, length) for one in ends[:-1]), length]
-        return [
-            (at_end, [token]) for at_end, token in zip(lengths, ids, strict=False)
-        ]  # without tokens `lengths` has one entry
+        if base is None:
+            base = length - end
+        lengths = [min(base + own, length) for own in ends[:-1]]
+        # Without tokens, this length is not used.
+        lengths.append(length)
+        self._waiting += map(_Token, lengths, ids)
 
     def _text_length(self, ids: list[int]) -> int:
         return len(self._decode(ids).rstrip(_INCOMPLETE)) if ids else 0
 
-    def _whole(self, end: int, ids: list[int]) -> Fragment:
-        cut = max(0, end - self._gone)
-        text, self._text = self._text[:cut], self._text[cut:]
-        self._gone += cut
-        return Fragment(text, ids)
+    def _next(self) -> Fragment:
+        """Return the first token that waits, with its text."""
+        token = self._waiting.popleft()
+        count = max(0, token.end - self._returned)
+        self._returned += count
+        text = self._text[:count]
+        self._text = self._text[count:]
+        return Fragment(text, [token.id])

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import importlib
-import inspect
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from triton_vllm.vllm_api.platform import runs_on_cpu
-from triton_vllm.vllm_api.prompts import parse_prompt, renderer
+from triton_vllm.vllm_api.prompts import parse_prompt, renderer, tokenizer_of
 from triton_vllm.vllm_api.scoring import scoring_task
 
 if TYPE_CHECKING:
@@ -19,61 +19,57 @@ if TYPE_CHECKING:
 
 
 def start(vllm: Vllm, values: Mapping[str, Any]) -> EngineClient:
-    """Start AsyncLLM and return when the model is loaded; call it inside the event loop that will serve it."""
+    """Start AsyncLLM and return when the model is loaded.
 
-    def make(args: Any) -> EngineClient:
-        llm: EngineClient = vllm.AsyncLLM.from_engine_args(
-            args, usage_context=vllm.UsageContext.API_SERVER
-        )
-        return llm
-
-    return created(vllm, values, make)
+    Call it inside the event loop that will serve it.
+    """
+    usage = vllm.UsageContext.API_SERVER
+    return created(vllm, values, partial(vllm.AsyncLLM.from_engine_args, usage_context=usage))
 
 
-def created(
-    vllm: Vllm, values: Mapping[str, Any], make: Callable[[Any], EngineClient]
-) -> EngineClient:
-    """Return the client that `make` starts from vLLM's object of the engine arguments."""
+def created(vllm: Vllm, values: Mapping[str, Any], make: Callable[[Any], Any]) -> EngineClient:
+    """Return the client that ``make`` starts from vLLM's object of the engine arguments."""
     args = vllm.AsyncEngineArgs(**values)
-    # An earlier start may have turned the cache on; this start must read the variables again.
+    # vLLM sets some of its variables itself while it starts, so it must read them again. An earlier
+    # start may have turned the cache on.
     if vllm.disable_envs_cache is not None:
         vllm.disable_envs_cache()
-    llm = make(args)
-    # vLLM looks up an environment variable for every token: a tenth of the event loop's time with
-    # 256 streams on an H200. vLLM itself turns this cache on where the model runs. Its variables
-    # must not change after that.
+    llm: EngineClient = make(args)
+    # vLLM looks up an environment variable for every token. That took a tenth of the event loop's
+    # time with 256 streams on an H200. In the process that runs the model, vLLM itself turns this
+    # cache on. The variables must not change after that.
     if vllm.enable_envs_cache is not None:
         vllm.enable_envs_cache()
     return llm
 
 
 async def sample_once(vllm: Vllm, llm: EngineClient) -> None:
-    """Make the engine sample one token, so that no client waits for the sampler's compilation.
-
-    On a CPU, vLLM compiles its sampler for the first token. That takes 5 s if the compiler's cache
-    is empty, even with `enforce_eager`. Without compilation, each token would take twice as long to
-    sample (32 of 50,000 tokens: 34 ms instead of 15). On a GPU, vLLM samples while it starts.
-    """
+    """Make the engine sample one token, so that no client waits for the sampler's compilation."""
+    # On a CPU, vLLM compiles its sampler for the first token. That takes 5 s if the compiler's
+    # cache is empty, even with `enforce_eager`. Without compilation, sampling would take twice as
+    # long (for 32 of 50,000 tokens 34 ms instead of 15). On a GPU, vLLM samples while it starts.
     params = vllm.SamplingParams(
         max_tokens=1, temperature=1.0, logprobs=0, output_kind=vllm.RequestOutputKind.FINAL_ONLY
     )
     prompt: Any = {"prompt_token_ids": [0]}
-    found = renderer(vllm, llm)
-    if (
-        found is not None
-    ):  # for a raw prompt, vLLM warns in every server's log that it is deprecated
-        (prompt,) = found.render_cmpl([parse_prompt(vllm, llm, prompt)])
+    own_renderer = renderer(vllm, llm)
+    # A raw prompt makes vLLM warn in every server's log that such prompts are deprecated.
+    if own_renderer is not None:
+        (prompt,) = own_renderer.render_cmpl([parse_prompt(vllm, llm, prompt)])
     async for _ in llm.generate(prompt, params, "triton-sample-once"):
         pass
 
 
 def attach(collector: Collector, put: Callable[[Output | Exception], None]) -> None:
-    """Send everything that vLLM puts into a request's collector to `put`, outputs and exceptions in their order.
+    """Send everything that vLLM puts into a request's collector to ``put``, in its order.
 
-    vLLM would otherwise wake a task for each request and token. Called in the engine's loop, this
-    costs one call.
+    Args:
+        collector: the request's collector.
+        put: takes an output or an exception. It is called in the engine's loop.
     """
+    # Otherwise vLLM would wake a task for each request and token. This way each costs one call.
     collector.put = put
+    # vLLM may already have put something.
     early: Output | Exception | None
     try:
         early = collector.get_nowait()
@@ -84,46 +80,50 @@ def attach(collector: Collector, put: Callable[[Output | Exception], None]) -> N
 
 
 def is_dead(llm: EngineClient) -> bool:
-    """Return whether the engine has died; needs no round trip."""
+    """Return whether the engine has died; takes no round trip."""
     return bool(getattr(llm, "errored", False))
 
 
 def has_begun(llm: EngineClient, request_id: str, count: int) -> bool | None:
-    """Return whether vLLM has begun to work on a request that was added; None if this vLLM does not say.
-
-    vLLM's client process learns that with the first token. That holds for a whole answer, too,
-    which is put into the collector only at its end.
+    """Return whether vLLM has begun to work on a request that was added; None if it does not say.
 
     Args:
         llm: the engine.
-        request_id: the id that `add_request` got.
-        count: the request's completions. vLLM keeps a state for each until it has finished.
+        request_id: the id that ``add_request`` got.
+        count: the request's completions.
     """
+    # vLLM's client process learns with the first token that its engine has begun. That holds for a
+    # whole answer, too, which is put into the collector only at its end.
     processor = getattr(llm, "output_processor", None)
     states = getattr(processor, "request_states", None)
     if states is None:
         return None
-    given = getattr(processor, "external_req_ids", None)
-    if given is not None:  # 0.14 has internal ids, 0.11 does not
-        ids = given.get(request_id, ())
+    # vLLM 0.14 has ids of its own for requests. 0.11 has them only for the completions of a request
+    # that has several.
+    known_ids = getattr(processor, "external_req_ids", None)
+    if known_ids is not None:
+        ids = known_ids.get(request_id, ())
     else:
         parent = getattr(processor, "parent_requests", {}).get(request_id)
         ids = (request_id,) if parent is None else parent.child_requests
     prefilling = [getattr(states[own], "is_prefilling", None) for own in ids if own in states]
-    if (
-        not prefilling or None in prefilling
-    ):  # empty as well if the request has finished and its output is on the way
+    # There are no states either if the request has finished and its output is on the way.
+    if not prefilling or None in prefilling:
         return None
+    # vLLM keeps a state for each completion until it has finished.
     return len(prefilling) < count or not all(prefilling)
 
 
 def forget_parent(llm: EngineClient, request_id: str) -> None:
-    """Delete vLLM's collector of the completions of an aborted request; `request_id` is the id that `add_request` got.
+    """Delete the object with which vLLM collects the completions of an aborted request.
 
-    vLLM's `abort` removes the completions by that id, but not the object that collects them. That
-    object would stay for ever, and for a whole answer it holds all their texts (0.14 to 0.33,
-    OutputProcessor.abort_requests).
+    Args:
+        llm: the engine.
+        request_id: the id that ``add_request`` got.
     """
+    # vLLM's `abort` removes the completions by that id, but not the object that collects them. That
+    # object would stay for ever. For a whole answer it holds all texts (0.14 to 0.33,
+    # OutputProcessor.abort_requests).
     parents = getattr(getattr(llm, "output_processor", None), "parent_requests", None) or {}
     for own, parent in list(parents.items()):
         if request_id in (own, getattr(parent, "external_req_id", None)):
@@ -132,10 +132,10 @@ def forget_parent(llm: EngineClient, request_id: str) -> None:
 
 @dataclass(frozen=True)
 class ChatDefaults:
-    """What vLLM's own server uses for a conversation where the request sets nothing.
+    """What vLLM's own server uses for a conversation if the request does not set it.
 
     Attributes:
-        values: sampling parameters. From the model's `generation_config` and from the operator.
+        values: sampling parameters from the model's ``generation_config`` and from the operator.
         most: the most tokens of an answer, whatever the request asks for. None: as many as fit.
         room: tokens of a prompt and its answer together.
     """
@@ -155,9 +155,7 @@ class Facts:
         vocabulary: all token ids are below it.
         multimodal: whether it takes more than text.
         traces: whether vLLM exports traces of requests.
-        prompt_logprobs: whether vLLM survives a request for the prompt's log probabilities. With
-            LoRA its CPU build (0.32) does not. It adds the adapters' share of the batch's last
-            tokens to all of the prompt's. EngineCore ends with the mismatch.
+        prompt_logprobs: whether vLLM survives a request for the prompt's log probabilities.
         scoring_task: the pooling task that scores pairs. Empty if the model cannot.
         chat: defaults for conversations.
     """
@@ -177,17 +175,18 @@ def facts(llm: EngineClient, tasks: Sequence[str] = ()) -> Facts:
     config = llm.model_config
     if config is None:
         return Facts(tuple(tasks))
-    chosen = getattr(llm, "vllm_config", None)
-    traces = bool(
-        getattr(getattr(chosen, "observability_config", None), "otlp_traces_endpoint", None)
-    )
-    adapters_on_cpu = getattr(chosen, "lora_config", None) is not None and runs_on_cpu()
+    vllm_config = getattr(llm, "vllm_config", None)
+    tracing = getattr(vllm_config, "observability_config", None)
+    # With LoRA, vLLM's CPU build (0.32) does not survive a request for the prompt's log
+    # probabilities. It adds the adapters' share for the last tokens of the batch to all tokens of
+    # the prompt. The sizes differ, and EngineCore ends.
+    adapters_on_cpu = getattr(vllm_config, "lora_config", None) is not None and runs_on_cpu()
     return Facts(
         tasks=tuple(tasks),
         max_tokens=int(config.max_model_len),
         vocabulary=int(config.get_vocab_size()),
         multimodal=bool(config.is_multimodal_model),
-        traces=traces,
+        traces=bool(getattr(tracing, "otlp_traces_endpoint", None)),
         prompt_logprobs=not adapters_on_cpu,
         scoring_task=scoring_task(llm, tasks),
         chat=_chat_defaults(config) if "generate" in tasks else ChatDefaults(),
@@ -209,21 +208,22 @@ def frees_memory(llm: EngineClient) -> bool:
 
 
 def compiles_with_xgrammar(llm: EngineClient) -> bool:
-    """Return whether this engine compiles constraints with xgrammar first, and with other compilers what xgrammar cannot."""
+    """Return whether this engine tries xgrammar first to compile a constraint."""
     config = getattr(getattr(llm, "vllm_config", None), "structured_outputs_config", None)
     return getattr(config, "backend", "") in ("auto", "xgrammar")
 
 
 async def xgrammar_tokenizer(llm: EngineClient) -> Callable[[], str]:
-    """Return a function that serializes the engine's tokenizer for xgrammar; call it in a thread."""
-    tokenizer = llm.get_tokenizer()
-    tokenizer = await tokenizer if inspect.isawaitable(tokenizer) else tokenizer
+    """Return a function that serializes the engine's tokenizer for xgrammar.
+
+    It blocks, so call it in a thread.
+    """
+    tokenizer = await tokenizer_of(llm)
     size = llm.model_config.get_vocab_size()
 
     def write() -> str:
-        info = importlib.import_module("xgrammar").TokenizerInfo.from_huggingface(
-            tokenizer, vocab_size=size
-        )
+        xgrammar = importlib.import_module("xgrammar")
+        info = xgrammar.TokenizerInfo.from_huggingface(tokenizer, vocab_size=size)
         return str(info.serialize_json())
 
     return write

@@ -1,4 +1,4 @@
-"""Read the engine arguments, sampling and pooling parameters of the installed vLLM, with their types."""
+"""Read which arguments and parameters the installed vLLM takes, with their types."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
     from triton_vllm.vllm_api.parts import Vllm
 
@@ -19,13 +19,11 @@ if TYPE_CHECKING:
 class Schema:
     """What the installed vLLM's SamplingParams takes.
 
-    vLLM's classes and output kinds are passed in, so that this module does not import vLLM.
-
     Attributes:
         types: each parameter's declared type.
         make: SamplingParams itself.
         structured: the class of constraints.
-        structured_name: the parameter for `structured`.
+        structured_name: the parameter for ``structured``.
         streaming: the output kind of streamed answers.
         whole: the output kind of whole answers.
         refusals: vLLM's exceptions for wrong values.
@@ -44,13 +42,14 @@ class Schema:
 
 def engine_arg_types(vllm: Vllm) -> dict[str, Any]:
     """Return the engine arguments that this vLLM takes, each with its declared type."""
-    return _types(vllm.AsyncEngineArgs, [f.name for f in dataclasses.fields(vllm.AsyncEngineArgs)])
+    names = [argument.name for argument in dataclasses.fields(vllm.AsyncEngineArgs)]
+    return _types(vllm.AsyncEngineArgs, names)
 
 
 def sampling_schema(vllm: Vllm) -> Schema:
     """Return the description of this vLLM's SamplingParams."""
-    types = _types(vllm.SamplingParams, list(vllm.SamplingParams.__struct_fields__))
-    # skip_clone: the object belongs to one request, so vLLM need not copy it (since 0.14)
+    types = _types(vllm.SamplingParams, vllm.SamplingParams.__struct_fields__)
+    # The object belongs to one request, so vLLM need not copy it (since 0.14).
     fixed = {"skip_clone": True} if "skip_clone" in types else {}
     return Schema(
         types=types,
@@ -65,20 +64,21 @@ def sampling_schema(vllm: Vllm) -> Schema:
 
 
 def request_keywords(vllm: Vllm) -> Collection[str]:
-    """Return the keyword arguments of this vLLM's `add_request`."""
+    """Return the keyword arguments of this vLLM's ``add_request``."""
     return inspect.signature(vllm.AsyncLLM.add_request).parameters.keys()
 
 
 def pooling_types(vllm: Vllm) -> dict[str, Any]:
     """Return the pooling parameters that this vLLM takes, each with its declared type."""
-    return _types(vllm.PoolingParams, list(vllm.PoolingParams.__struct_fields__))
+    return _types(vllm.PoolingParams, vllm.PoolingParams.__struct_fields__)
 
 
-def _types(cls: Any, names: list[str]) -> dict[str, Any]:
-    """Map public field names to types; a type that cannot be resolved becomes Any, which is not checked."""
+def _types(cls: Any, names: Iterable[str]) -> dict[str, Any]:
+    """Return the public ones of the fields ``names`` of a class, with their types."""
     hints: dict[str, Any] = {}
     for base in reversed(cls.__mro__):
-        # An annotation is resolved in the module of the class that declares it.
+        # Most of vLLM's annotations are strings. They are valid in the module of the class that
+        # declares them.
         module = vars(sys.modules.get(base.__module__, typing))
         for name, hint in inspect.get_annotations(base).items():
             hints[name] = _resolve(hint, module)
@@ -88,9 +88,10 @@ def _types(cls: Any, names: list[str]) -> dict[str, Any]:
 def _resolve(hint: Any, namespace: Mapping[str, Any]) -> Any:
     if not isinstance(hint, str):
         return hint
+    holder = type("_", (), {"__annotations__": {"x": hint}})
     try:
-        return typing.get_type_hints(
-            type("_", (), {"__annotations__": {"x": hint}}), dict(namespace)
-        )["x"]
-    except Exception:  # noqa: BLE001 - an annotation may name something that only type checkers import
+        return typing.get_type_hints(holder, dict(namespace))["x"]
+    except Exception:  # noqa: BLE001
+        # An annotation may name something that only type checkers import. A value of the type Any
+        # is not checked.
         return Any

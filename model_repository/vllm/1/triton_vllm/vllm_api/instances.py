@@ -1,4 +1,7 @@
-"""Run several AsyncLLMs over one engine, each in its own process, like the API servers of `vllm serve`."""
+"""Run several AsyncLLMs over one engine, each in its own process.
+
+``vllm serve`` does the same for its API servers.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +22,15 @@ if TYPE_CHECKING:
 _CLIENT = "vllm.v1.engine.core_client"
 _READY = "VLLM_ENGINE_READY_TIMEOUT_S"
 _PARAMETERS = ("client_addresses", "client_count", "client_index")
-_COUNT, _RANK = "_api_process_count", "_api_process_rank"
+_COUNT = "_api_process_count"
+_RANK = "_api_process_rank"
+# The engine runs already. vLLM would wait for it as long as for one that is still loading.
 CONNECT_S = 60
-"""How many seconds a front end waits for an engine that runs. vLLM would wait as long as for one that is still loading."""
+"""How many seconds a front end waits for the engine."""
 
 
 def lacking(vllm: Vllm) -> str:
-    """Return the names that this vLLM lacks to serve several front ends from one engine; empty if it can."""
+    """Return the names that this vLLM lacks for several front ends; empty if it lacks none."""
     try:
         client = importlib.import_module(_CLIENT)
     except ImportError:
@@ -35,7 +40,8 @@ def lacking(vllm: Vllm) -> str:
     launch = getattr(client, "launch_core_engines", None)
     if launch is None or "addresses" not in inspect.signature(launch).parameters:
         missing.append("launch_core_engines(addresses)")
-    missing += [name for name in (_READY,) if not hasattr(client, name)]
+    if not hasattr(client, _READY):
+        missing.append(_READY)
     missing += [name for name in (_COUNT, _RANK) if not hasattr(vllm.AsyncEngineArgs, name)]
     return ", ".join(missing)
 
@@ -43,12 +49,14 @@ def lacking(vllm: Vllm) -> str:
 def launch(
     vllm: Vllm, values: Mapping[str, Any], others: Sequence[tuple[str, str]]
 ) -> tuple[EngineClient, str | None]:
-    """Start AsyncLLM with an engine that also answers `others`; this process ends the engine. Otherwise like `start`.
+    """Start AsyncLLM with an engine that also answers ``others``; this process ends the engine.
+
+    Otherwise this is like ``start``.
 
     Args:
         vllm: the loaded vLLM.
         values: engine arguments.
-        others: two addresses for each other front end: for its requests and for its outputs. It
+        others: two addresses for each other front end, for its requests and for its outputs. It
             need not listen there yet.
 
     Returns:
@@ -60,39 +68,43 @@ def launch(
     """
     client = importlib.import_module(_CLIENT)
     launch_engines = client.launch_core_engines
-    names = list(inspect.signature(launch_engines).parameters)
-    statistics: list[str | None] = []
+    signature = inspect.signature(launch_engines)
+    statistics: str | None = None
 
     @contextmanager
     def for_all(*args: Any, **kwargs: Any) -> Iterator[Any]:
-        addresses = {**dict(zip(names, args, strict=False)), **kwargs}["addresses"]
+        nonlocal statistics
+        # vLLM passes the addresses by position or by name.
+        addresses = signature.bind(*args, **kwargs).arguments["addresses"]
+        # The front ends listen on Unix sockets, which a rank on another machine cannot reach.
         if not all(address.startswith("ipc://") for address in addresses.inputs):
             raise ConfigError(
-                "instance_group: count above 1 needs all ranks of the engine on this machine; use count: 1"
+                "instance_group: count above 1 needs all ranks of the engine on this machine; "
+                "use count: 1"
             )
         addresses.inputs.extend(requests for requests, _ in others)
         addresses.outputs.extend(outputs for _, outputs in others)
         with launch_engines(*args, **kwargs) as launched:
             yield launched
-            statistics.append(addresses.frontend_stats_publish_address)
+            statistics = addresses.frontend_stats_publish_address
 
     # vLLM's client launches an engine only for itself. If it got addresses from outside, it would
     # not supervise the engine.
     with _replaced(client, "launch_core_engines", for_all):
-        llm = _client(vllm, values, 0, len(others) + 1, None)
-    return llm, statistics[0]
+        llm = _client(vllm, values, index=0, count=len(others) + 1, addresses=None)
+    return llm, statistics
 
 
 def connect(
     vllm: Vllm, values: Mapping[str, Any], place: Mapping[str, str | None], index: int, count: int
 ) -> EngineClient:
-    """Start AsyncLLM as front end `index` of `count` over an engine that another process has launched.
+    """Start AsyncLLM as a front end over an engine that another process has launched.
 
     Args:
         vllm: the loaded vLLM.
         values: engine arguments. The same as the engine's.
-        place: `input_address` and `output_address` as `launch` got them. Also its
-            `stats_update_address`.
+        place: ``input_address`` and ``output_address`` as ``launch`` got them, and
+            ``stats_update_address`` as it returned it.
         index: from 1 on. The front end that launched the engine is 0.
         count: how many front ends there are.
 
@@ -102,7 +114,7 @@ def connect(
     client = importlib.import_module(_CLIENT)
     addresses = {name: address for name, address in place.items() if address is not None}
     with _replaced(client, _READY, CONNECT_S):
-        return _client(vllm, values, index, count, addresses)
+        return _client(vllm, values, index=index, count=count, addresses=addresses)
 
 
 @contextmanager
@@ -116,42 +128,48 @@ def _replaced(module: Any, name: str, value: Any) -> Iterator[None]:
 
 
 def note_statistics(llm: Any, note: Callable[[int, float], None]) -> None:
-    """Call `note` whenever this front end has recorded figures. The engine gives each step's figures to one front end.
+    """Call ``note`` whenever this front end has recorded the engine's figures.
 
-    `note` gets the rank and the time when the engine made the figures (`time.monotonic`, s). The
-    time of arrival would mislead: a busy front end may receive an older step's figures after
-    another one has received the newest. Call this function before the first output is taken.
+    Call this function before the first output is taken.
+
+    Args:
+        llm: the front end.
+        note: takes the rank, and the time when the engine made the figures (``time.monotonic``, s).
     """
     manager = getattr(llm, "logger_manager", None)
     if manager is None:  # statistics are off
         return
     engine = llm.engine_core
-    receive, record = engine.get_output_async, manager.record
-    made = 0.0
+    receive = engine.get_output_async
+    record = manager.record
+    # The engine gives each step's figures to one front end. The time of arrival would mislead: a
+    # busy front end may receive an older step's figures after another one has received the newest.
+    made_at = 0.0
 
     async def received() -> Any:
-        nonlocal made
+        nonlocal made_at
         outputs = await receive()
-        made = outputs.timestamp
+        made_at = outputs.timestamp
         return outputs
 
     def noted(scheduler_stats: Any = None, *args: Any, **kwargs: Any) -> None:
         record(scheduler_stats, *args, **kwargs)
         if scheduler_stats is not None:
-            note(kwargs.get("engine_idx", 0), made)
+            note(kwargs.get("engine_idx", 0), made_at)
 
-    engine.get_output_async, manager.record = received, noted
+    engine.get_output_async = received
+    manager.record = noted
 
 
 def _client(
-    vllm: Vllm, values: Mapping[str, Any], index: int, count: int, addresses: Any
+    vllm: Vllm, values: Mapping[str, Any], *, index: int, count: int, addresses: Any
 ) -> EngineClient:
-    def make(args: Any) -> EngineClient:
-        # With these set, vLLM turns off its cache of pictures, on which only one front end and the
-        # engine would agree.
+    def make(args: Any) -> Any:
+        # With these set, vLLM turns off its cache of pictures. Only one front end and the engine
+        # could agree on its contents.
         setattr(args, _COUNT, count)
         setattr(args, _RANK, index)
-        llm: EngineClient = vllm.AsyncLLM.from_vllm_config(
+        return vllm.AsyncLLM.from_vllm_config(
             args.create_engine_config(vllm.UsageContext.API_SERVER),
             usage_context=vllm.UsageContext.API_SERVER,
             enable_log_requests=getattr(args, "enable_log_requests", False),
@@ -160,6 +178,5 @@ def _client(
             client_count=count,
             client_index=index,
         )
-        return llm
 
     return created(vllm, values, make)

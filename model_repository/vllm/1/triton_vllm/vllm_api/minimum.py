@@ -7,16 +7,18 @@ from typing import Any
 
 
 def bound_minimum(params: Any, prompt: Any, most: int) -> None:
-    """Lower `min_tokens` to the room that a prompt leaves.
-
-    In vLLM 0.28, an answer that is shorter than its minimum does not end at the model's length. It
-    never ends.
+    """Lower ``min_tokens`` to the room that a prompt leaves.
 
     Args:
         params: vLLM's SamplingParams or PoolingParams. Changed in place.
-        prompt: as `add_request` takes it. A prompt without token ids is not checked.
+        prompt: as ``add_request`` takes it. A prompt without token ids is not checked.
         most: tokens of a prompt and its answer together. 0 means unknown.
     """
     ids = prompt.get("prompt_token_ids") if isinstance(prompt, Mapping) else None
-    if most and ids is not None and getattr(params, "min_tokens", 0) > most - len(ids):
-        params.min_tokens = max(most - len(ids), 0)
+    if not most or ids is None:
+        return
+    # In vLLM 0.28, an answer that is shorter than its minimum does not end at the model's length.
+    # It never ends.
+    left = max(most - len(ids), 0)
+    if getattr(params, "min_tokens", 0) > left:
+        params.min_tokens = left

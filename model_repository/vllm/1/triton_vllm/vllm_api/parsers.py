@@ -1,4 +1,7 @@
-"""Use vLLM's own parsers of chat answers as its OpenAI server does: they split reasoning, tool calls and content."""
+"""Use vLLM's own parsers of chat answers as its OpenAI server does.
+
+They split an answer into reasoning, tool calls and content.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +50,9 @@ class ParserNames:
 
 
 def has_parsers() -> bool:
-    """Return whether this vLLM's parsers read whole and streamed answers on their own (0.26 on; 0.24 in part)."""
+    """Return whether this vLLM's parsers read whole and streamed answers on their own."""
+    # They do since 0.26. vLLM 0.24 has the classes but not all of these methods. Each chat would
+    # fail there.
     try:
         request = importlib.import_module(_REQUEST).ChatCompletionRequest
         parser = importlib.import_module("vllm.parser.abstract_parser").Parser
@@ -70,14 +75,16 @@ def check_parsers(names: ParserNames) -> None:
         return
     if not has_parsers():
         raise ParserError(
-            "tool_parser needs a vLLM whose vllm.parser reads whole answers and streams (0.26 or later)"
+            "tool_parser needs a vLLM whose vllm.parser reads whole answers and streams "
+            "(0.26 or later)"
         )
     for argument, name in (("tool_parser", names.tool), ("reasoning_parser", names.reasoning)):
-        module, manager = _MANAGERS[argument]
-        found = getattr(importlib.import_module(module), manager)
+        module, manager_name = _MANAGERS[argument]
+        manager = getattr(importlib.import_module(module), manager_name)
+        # The operator's file may add the very parser that is asked for.
         if argument == "reasoning_parser" and names.plugin:
-            found.import_reasoning_parser(names.plugin)
-        known = found.list_registered()
+            manager.import_reasoning_parser(names.plugin)
+        known = manager.list_registered()
         if name and name not in known:
             hint = closest(name, known)
             raise ParserError(
@@ -119,8 +126,8 @@ class Parsers:
         self._config = llm.model_config
         self._tokenizer = llm.get_tokenizer()
         self._request = importlib.import_module(_REQUEST).ChatCompletionRequest
-        get = importlib.import_module("vllm.parser").ParserManager.get_parser
-        wanted = {
+        get_parser = importlib.import_module("vllm.parser").ParserManager.get_parser
+        options = {
             "tool_parser_name": names.tool or None,
             "reasoning_parser_name": names.reasoning or None,
             "enable_auto_tools": bool(names.tool),
@@ -128,11 +135,13 @@ class Parsers:
             "is_harmony": self._config.hf_config.model_type == "gpt_oss",
             "tokenizer": self._tokenizer,
         }
-        known = inspect.signature(get).parameters
+        # Not every version takes all of them.
+        known = inspect.signature(get_parser).parameters
+        options = {name: value for name, value in options.items() if name in known}
         try:
-            self._parser = get(**{name: value for name, value in wanted.items() if name in known})
-            # A parser looks for its tokens when it is made, so a tokenizer that lacks them fails
-            # the load here.
+            self._parser = get_parser(**options)
+            # A parser looks for its tokens when it is made. A tokenizer that lacks them fails the
+            # load here, instead of each chat.
             self._parser(self._tokenizer, None, model_config=self._config)
         except Exception as error:
             raise ParserError(f"the parsers do not fit the model: {str(error).strip()}") from error
@@ -143,24 +152,31 @@ class Parsers:
         Args:
             chat: messages, tools, tool_choice, parallel_tool_calls and chat_template_kwargs of the
                 OpenAI protocol.
-            structured: the request's own constraint. vLLM's StructuredOutputsParams or None.
+            structured: the request's own constraint: vLLM's StructuredOutputsParams or None.
             stream: whether the answer is streamed.
 
         Raises:
             Exception: vLLM refuses the request, with pydantic's exception or its own.
         """
-        flags = ("add_generation_prompt", "continue_final_message")
+        # 1) vLLM's request has fields of its own for these two arguments of the template.
         kwargs = dict(chat["chat_template_kwargs"])
-        tools, choice = chat["tools"], chat["tool_choice"]
-        given: dict[str, Any] = {name: bool(kwargs.pop(name)) for name in flags if name in kwargs}
-        if given.get("continue_final_message"):
-            given["add_generation_prompt"] = False
-        # vLLM would compile the constraint right here, at any cost, to see whether it can be joined
-        # with the tools. So the constraint holds alone, as it does when vLLM cannot join them. If a
-        # tool is forced, the constraint is ignored, as vLLM ignores a `response_format`. Some of
-        # its parsers would refuse the constraint, or take it for the answer's.
+        fields: dict[str, Any] = {
+            name: bool(kwargs.pop(name))
+            for name in ("add_generation_prompt", "continue_final_message")
+            if name in kwargs
+        }
+        if fields.get("continue_final_message"):
+            fields["add_generation_prompt"] = False
+        # 2) Choose where the constraint holds. vLLM would compile it right here, at any cost, to
+        # see whether it can be joined with the tools. So the constraint holds alone, as it does
+        # when vLLM cannot join them. If a tool is forced, we ignore the constraint, as vLLM ignores
+        # a `response_format`. Some of its parsers would refuse the constraint, or take it for the
+        # answer's.
+        tools = chat["tools"]
+        choice = chat["tool_choice"]
         alone = structured if tools and choice in (None, "auto") else None
         forced = bool(tools) and choice not in (None, "auto", "none")
+        # 3) Make vLLM's request. A field that is not set gets vLLM's default.
         optional = {
             "tools": tools,
             "tool_choice": choice,
@@ -168,8 +184,8 @@ class Parsers:
             "chat_template_kwargs": kwargs or None,
             "structured_outputs": None if alone or forced else structured,
         }
-        given |= {name: value for name, value in optional.items() if value is not None}
-        request = self._request(messages=chat["messages"], stream=stream, **given)
+        fields |= {name: value for name, value in optional.items() if value is not None}
+        request = self._request(messages=chat["messages"], stream=stream, **fields)
         template_kwargs = request.build_chat_params(None, "auto").chat_template_kwargs
 
         def make() -> Any:
@@ -180,6 +196,7 @@ class Parsers:
                 model_config=self._config,
             )
 
+        # 4) Let the parser change the request, as vLLM's server does.
         parser = make()
         always = getattr(self._parser, "always_adjust_request", False)
         if always or self._parser.reasoning_parser_cls is not None or request.tool_choice != "none":
@@ -193,7 +210,7 @@ class Conversation:
     """A conversation as vLLM's server sees it.
 
     Args:
-        request: vLLM's ChatCompletionRequest. Its parsers have adjusted it.
+        request: vLLM's ChatCompletionRequest, as its parsers have adjusted it.
         make: returns a new parser.
         template_kwargs: arguments of the chat template and the parsers.
         auto_tools: whether the model has a parser of tool calls.
@@ -214,37 +231,38 @@ class Conversation:
         self.make = make
         self.auto_tools = auto_tools
         self._template_kwargs = template_kwargs
-        self.held, self.skips_special_tokens = 0, True
+        self.held_characters = 0
+        self.skips_special_tokens = True
 
     def tools(self) -> tuple[Mapping[str, Any], ...] | None:
         """Return the tools as the chat template takes them, or None."""
-        return (
-            tuple(tool.model_dump() for tool in self.request.tools) if self.request.tools else None
-        )
+        tools = self.request.tools
+        return tuple(tool.model_dump() for tool in tools) if tools else None
 
     def structured(self) -> Any:
-        """Return the constraint of the answer: the request's own, or the one that the tool choice makes from the tools."""
+        """Return the constraint of the answer: the request's own, or one made from the tools."""
         return self._alone or self.request.extract_structured_outputs()
 
     def decoding(self) -> dict[str, bool]:
-        """Return the sampling parameters for decoding special tokens that the parsers have turned off.
-
-        A value of None means on. Since vLLM 0.33 one of them has this default.
-        """
-        asked = {
+        """Return the sampling parameters about special tokens that the parsers have turned off."""
+        values = {
             "skip_special_tokens": self.request.skip_special_tokens,
             "spaces_between_special_tokens": self.request.spaces_between_special_tokens,
         }
-        return {name: False for name, value in asked.items() if value is False}
+        # None is the default of vLLM 0.33, and means on.
+        return {name: False for name, value in values.items() if value is False}
 
     def follow(self, params: Any) -> None:
-        """Read from the request's SamplingParams how much text of a stream vLLM holds back because of stop strings."""
-        self.held = getattr(params, "output_text_buffer_length", 0)
+        """Read from the request's SamplingParams how vLLM will decode the answer."""
+        # How much text of a stream vLLM holds back because of stop strings.
+        self.held_characters = getattr(params, "output_text_buffer_length", 0)
         self.skips_special_tokens = getattr(params, "skip_special_tokens", True)
 
     def engine_options(self, prompt: Any) -> dict[str, Any]:
-        """Return the keywords of `add_request` that say where a constraint begins to hold: after the reasoning."""
+        """Return the keywords of ``add_request`` that say where a constraint begins to hold."""
         parser = self.make()
+        # Mistral's grammar of tool calls describes the reasoning, too, so it holds at once. Any
+        # other constraint begins after the reasoning.
         if getattr(self.request, "_grammar_from_parser", False):
             return {"reasoning_ended": True}
         if parser.reasoning_parser is None:
@@ -264,7 +282,7 @@ class Reader:
     """Reads one completion that comes as a whole.
 
     Attributes:
-        aligner: turns vLLM's outputs into the parts to read. None if the outputs are read as they are.
+        aligner: turns vLLM's outputs into the parts to read. None if they are read as they are.
     """
 
     def __init__(self, conversation: Conversation) -> None:
@@ -293,18 +311,18 @@ class Reader:
             model_output_token_ids=part.token_ids,
         )
         choice = self._request.tool_choice
-        forced = choice == "required" or _is_named(choice)
-        if not forced and not (choice == "auto" and self._request.tools and self._auto_tools):
+        automatic = choice == "auto" and self._request.tools and self._auto_tools
+        if not automatic and choice != "required" and not _is_named(choice):
             calls = None
-        called = (choice == "auto" and bool(calls)) or (
-            choice == "required" and part.finish_reason == "stop"
-        )
-        made = [_tool_call(call) for call in calls or ()]
+        reason = part.finish_reason
+        if (choice == "auto" and calls) or (choice == "required" and reason == "stop"):
+            reason = "tool_calls"
+        tool_calls = [_tool_call(call) for call in calls or ()]
         return Piece(
-            content or "",
-            reasoning or "",
-            made[:1] if self._one else made,
-            "tool_calls" if called else part.finish_reason,
+            content=content or "",
+            reasoning=reasoning or "",
+            tool_calls=tool_calls[:1] if self._one else tool_calls,
+            finish_reason=reason,
         )
 
 
@@ -313,45 +331,50 @@ class _StreamReader(Reader):
 
     def __init__(self, conversation: Conversation) -> None:
         super().__init__(conversation)
-        self._begun = self._called = False
-        if conversation.held:  # without stop strings, each token comes with its text
+        self._begun = False
+        self._called = False
+        # Without stop strings, each token comes with its text.
+        if conversation.held_characters:
             decode = partial(
                 self._parser.model_tokenizer.decode,
                 skip_special_tokens=conversation.skips_special_tokens,
             )
-            self.aligner = Aligner(conversation.held, decode)
+            self.aligner = Aligner(conversation.held_characters, decode)
 
     def read(self, part: CompletionOutput | Fragment, prompt: Sequence[int] | None) -> Piece:
-        ended = part.finish_reason is not None
+        reason = part.finish_reason
         # The completion ended before its first token, so there is nothing to parse.
         if not part.text and not part.token_ids and not self._begun:
-            return Piece(finish_reason=part.finish_reason)
+            return Piece(finish_reason=reason)
         self._begun = True
         delta = self._parser.parse_delta(
             delta_text=part.text,
             delta_token_ids=list(part.token_ids),
             request=self._request,
             prompt_token_ids=prompt,
-            finished=ended,
+            finished=reason is not None,
         )
-        reason = part.finish_reason
         piece = Piece()
         if delta is not None:
             self._called |= bool(delta.tool_calls)
-            # With parallel_tool_calls false, only the first call is returned.
-            calls = [call for call in delta.tool_calls or () if call.index == 0 or not self._one]
-            dumped = [call.model_dump(exclude_unset=True, exclude_none=True) for call in calls]
-            piece = Piece(delta.content or "", delta.reasoning or "", dumped)
+            calls = delta.tool_calls or ()
+            # With `parallel_tool_calls` false, we return the first call only.
+            if self._one:
+                calls = [call for call in calls if call.index == 0]
+            tool_calls = [call.model_dump(exclude_unset=True, exclude_none=True) for call in calls]
+            piece = Piece(delta.content or "", delta.reasoning or "", tool_calls)
         if self._called and reason == "stop" and not _is_named(self._request.tool_choice):
             reason = "tool_calls"
         return replace(piece, finish_reason=reason)
 
 
 def _is_named(choice: Any) -> bool:
+    # An object names a function. A string is one of "none", "auto" and "required".
     return choice is not None and not isinstance(choice, str)
 
 
 def _tool_call(call: Any) -> dict[str, Any]:
+    # The ids have the form of those that vLLM's server makes.
     identity = getattr(call, "id", None) or f"chatcmpl-tool-{uuid.uuid4().hex}"
     return {
         "id": identity,

@@ -1,4 +1,4 @@
-"""The names of vLLM that the adapter uses, and the modules that contain them in the different versions."""
+"""The names of vLLM that the adapter uses, and the modules that contain them in each version."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-# Each name with the modules that may contain it. They are tried in this order, the newest first.
+# Each name with the modules that may contain it. We try them in this order, the newest first.
 PLACES: Mapping[str, tuple[str, ...]] = {
     "AsyncEngineArgs": ("vllm.engine.arg_utils",),
     "AsyncLLM": ("vllm.v1.engine.async_llm",),
@@ -21,20 +21,16 @@ PLACES: Mapping[str, tuple[str, ...]] = {
     "LoRARequest": ("vllm.lora.request",),
     "EngineDeadError": ("vllm.v1.engine.exceptions",),
 }
-
-
 # The same for names that only some versions have.
 OPTIONAL_PLACES: Mapping[str, tuple[str, ...]] = {
     "parse_model_prompt": ("vllm.renderers.inputs.preprocess",),  # since 0.20
     "VLLMClientError": ("vllm.exceptions",),  # the request is wrong
     "VLLMValidationError": ("vllm.exceptions",),
     "GracefulHTTPError": ("vllm.exceptions",),  # queue overflow (503), since 0.30
-    "GenerationError": (
-        "vllm.exceptions",
-    ),  # a request failed in EngineCore; since 0.30, put into its collector since 0.33
-    "RetryableRequestError": (
-        "vllm.exceptions",
-    ),  # the same failure, but sending the request again may help; since 0.32
+    # A request failed in EngineCore (since 0.30). It is put into the collector since 0.33.
+    "GenerationError": ("vllm.exceptions",),
+    # The same failure, but sending the request again may help (since 0.32).
+    "RetryableRequestError": ("vllm.exceptions",),
     "ChatParams": ("vllm.renderers.params", "vllm.renderers"),  # since 0.20
     "ThreadSafeHFTokenizerMixin": ("vllm.tokenizers.hf",),  # since 0.22
     "ImageMediaIO": ("vllm.multimodal.media", "vllm.multimodal.image"),
@@ -50,17 +46,19 @@ OPTIONAL_PLACES: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Vllm:
-    """The parts of the installed vLLM that the adapter uses; fields without an entry below have vLLM's own names.
+    """The parts of the installed vLLM that the adapter uses.
+
+    Fields that are not listed here have vLLM's own names.
 
     Attributes:
         refusals: vLLM's exceptions for wrong requests.
-        client_errors: `refusals`, and Python's exceptions for wrong values.
+        client_errors: ``refusals``, and Python's exceptions for wrong values.
         busy_errors: exceptions of a full queue. Empty before 0.30.
         failures: one request has failed.
         passing_failures: one request has failed, and may be sent again.
         media_io: vLLM's decoder of each kind of media.
-        step_timeout_s: how many seconds vLLM waits for a worker's step before it takes the worker
-            to be lost.
+        step_timeout_s: after how many seconds without an answer to a step vLLM takes a worker to
+            be lost.
         logging_config: vLLM's own logging configuration.
     """
 
@@ -80,7 +78,7 @@ class Vllm:
     busy_errors: tuple[type[Exception], ...]
     failures: tuple[type[Exception], ...]
     passing_failures: tuple[type[Exception], ...]
-    parse_model_prompt: Callable[[Any, Any], Any] | None
+    parse_model_prompt: Any
     ChatParams: Any
     ThreadSafeHFTokenizerMixin: Any
     UniProcExecutor: Any
@@ -98,20 +96,24 @@ def load() -> Vllm:
         ImportError: vLLM is not found, or lacks a name that every supported version has.
     """
     vllm = importlib.import_module("vllm")
-    found = {name: _find(name, places) for name, places in PLACES.items()}
+    required = {name: _find(name, places) for name, places in PLACES.items()}
     optional = {
         name: _find(name, places, required=False) for name, places in OPTIONAL_PLACES.items()
     }
-    refusals = tuple(e for e in (optional["VLLMClientError"], optional["VLLMValidationError"]) if e)
+
+    def present(*names: str) -> tuple[Any, ...]:
+        return tuple(optional[name] for name in names if optional[name])
+
+    refusals = present("VLLMClientError", "VLLMValidationError")
     return Vllm(
         version=str(getattr(vllm, "__version__", "unknown")),
         path=str(next(iter(vllm.__path__))),
-        **found,
+        **required,
         refusals=refusals,
         client_errors=(*refusals, ValueError, TypeError, OverflowError),
-        busy_errors=tuple(e for e in [optional["GracefulHTTPError"]] if e),
-        failures=tuple(e for e in [optional["GenerationError"]] if e),
-        passing_failures=tuple(e for e in [optional["RetryableRequestError"]] if e),
+        busy_errors=present("GracefulHTTPError"),
+        failures=present("GenerationError"),
+        passing_failures=present("RetryableRequestError"),
         parse_model_prompt=optional["parse_model_prompt"],
         ChatParams=optional["ChatParams"],
         ThreadSafeHFTokenizerMixin=optional["ThreadSafeHFTokenizerMixin"],
@@ -120,9 +122,7 @@ def load() -> Vllm:
         disable_envs_cache=optional["disable_envs_cache"],
         step_timeout_s=float(optional["VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS"] or Vllm.step_timeout_s),
         logging_config=optional["DEFAULT_LOGGING_CONFIG"],
-        media_io={
-            name: optional[f"{name.capitalize()}MediaIO"] for name in ("image", "audio", "video")
-        },
+        media_io={kind: optional[f"{kind.title()}MediaIO"] for kind in ("image", "audio", "video")},
     )
 
 
@@ -131,6 +131,7 @@ def _find(name: str, places: tuple[str, ...], *, required: bool = True) -> Any:
         try:
             return getattr(importlib.import_module(place), name)
         except (ImportError, AttributeError):
+            # Other versions have the name in another module.
             continue
     if required:
         raise ImportError(

@@ -12,26 +12,31 @@ if TYPE_CHECKING:
 
 
 def variables() -> Collection[str]:
-    """Return the environment variables that this vLLM reads. It warns of other variables of its prefix, or refuses them."""
-    known: Mapping[str, Any] = getattr(
-        importlib.import_module("vllm.envs"), "environment_variables", {}
-    )
+    """Return the environment variables that this vLLM reads.
+
+    It warns of other variables with its prefix, or refuses them.
+    """
+    # The values are functions that read the variables. We do not call them: vLLM itself reports a
+    # wrong value of a variable that it needs.
+    envs = importlib.import_module("vllm.envs")
+    known: Mapping[str, Any] = getattr(envs, "environment_variables", {})
     return known.keys()
 
 
 def child_environment() -> dict[str, str]:
-    """Return variables that vLLM's processes need, unless the operator has set them.
-
-    On a CPU, vLLM compiles the ranks of log probabilities with a C++ compiler when a request first
-    asks for them. Without a compiler or torch's headers, the engine dies. With the first variable
-    it continues without compiling.
-
-    The second variable stops torch from compiling headers ahead. torch does that again in each
-    container, even if all that it compiles is cached. It took 6 s of a start of 20 s.
-    """
+    """Return variables that vLLM's processes need, unless the operator has set them."""
+    # On a GPU, an error of the compiler must not be hidden.
     if not runs_on_cpu():
         return {}
-    return {"TORCHDYNAMO_SUPPRESS_ERRORS": "1", "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0"}
+    return {
+        # On a CPU, vLLM compiles the ranks of log probabilities with a C++ compiler when a request
+        # first asks for them. Without a compiler or torch's headers, the engine dies. With this
+        # variable it continues without compiling.
+        "TORCHDYNAMO_SUPPRESS_ERRORS": "1",
+        # This stops torch from compiling headers ahead. torch does that again in each container,
+        # even if all that it compiles is cached. It took 6 s of a start of 20 s.
+        "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0",
+    }
 
 
 def runs_on_cpu() -> bool:
@@ -40,12 +45,11 @@ def runs_on_cpu() -> bool:
 
 
 def supports_ray() -> bool:
-    """Return whether this vLLM's platform supports workers in a Ray cluster; its CPU platform does not.
-
-    vLLM itself checks that in EngineCore, whose error is only in the log.
-    """
+    """Return whether this vLLM's platform supports workers in a Ray cluster."""
+    # Its CPU platform does not. vLLM itself checks that in EngineCore, and its error is only in the
+    # log.
     platform = importlib.import_module("vllm.platforms").current_platform
-    return bool(getattr(platform, "ray_device_key", "not said"))
+    return bool(getattr(platform, "ray_device_key", "unknown"))
 
 
 def prometheus_families() -> Iterable[PrometheusFamily]:

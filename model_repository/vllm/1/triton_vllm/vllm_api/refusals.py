@@ -1,4 +1,4 @@
-"""Tell vLLM's refusals of a request from its faults, by its exceptions and outputs."""
+"""Distinguish vLLM's refusals of a request from its faults, by its exceptions and outputs."""
 
 from __future__ import annotations
 
@@ -15,63 +15,56 @@ if TYPE_CHECKING:
     from triton_vllm.vllm_api.parts import Vllm
 
 _ADVICE = re.compile(r"\.?\s*Set VLLM_\w+ to\s+increase this\s+limit\.?\s*$")
-
-
 FAILED = "the engine could not finish this request; the server's log has the details"
 RETRY = "the engine could not finish this request; the same request may succeed if it is sent again"
 _RAISE = opcode.opmap["RAISE_VARARGS"]
 
 
 def is_refusal(vllm: Vllm, error: Exception) -> bool:
-    """Return whether vLLM says by this exception that the request is wrong.
-
-    vLLM has classes for that. In some places, and everywhere before 0.20, it raises a plain
-    ValueError or TypeError. Wrong calls and faults of vLLM raise the same two. So a plain one is a
-    refusal only if a `raise` in vLLM's code made it.
-    """
+    """Return whether vLLM says by this exception that the request is wrong."""
+    # vLLM has classes for that.
     if isinstance(error, vllm.refusals):
         return True
+    # In some places, and everywhere before 0.20, it raises a plain ValueError or TypeError. Wrong
+    # calls and faults of vLLM raise the same two. So a plain one is a refusal only if a `raise` in
+    # vLLM's code made it.
     last = error.__traceback__
     if last is None or not isinstance(error, vllm.client_errors):
         return False
-    while last.tb_next is not None:  # the last frame is the one that raised
+    while last.tb_next is not None:
         last = last.tb_next
     module = str(last.tb_frame.f_globals.get("__name__", ""))
-    # The last instruction of the frame tells a `raise` from a failing call.
-    return (
-        module.partition(".")[0] == "vllm" and last.tb_frame.f_code.co_code[last.tb_lasti] == _RAISE
-    )
+    # The last frame is the one that raised. Its last instruction shows whether that was a `raise`
+    # or a call that failed.
+    instruction = last.tb_frame.f_code.co_code[last.tb_lasti]
+    return module.partition(".")[0] == "vllm" and instruction == _RAISE
 
 
 def too_large(error: Exception) -> str | None:
-    """Return vLLM's message about a file that decodes to more than its loaders take; None for any other error.
-
-    The error is a plain ValueError. Its advice to set an environment variable identifies it. That
-    advice is for the operator, so it is omitted.
-    """
+    """Return vLLM's message about a file that decodes to too much; None for any other error."""
     text = str(error)
     if text.startswith("Maximum file size exceeded"):
         return text
-    said = _ADVICE.sub("", text)
-    return said if said != text else None
+    # The error is a plain ValueError. Its advice to set an environment variable identifies it. The
+    # client cannot follow that advice, so we omit it.
+    message = _ADVICE.sub("", text)
+    return message if message != text else None
 
 
 def failure(item: Output) -> AdapterError | None:
-    """Return the error that an output stands for, or None.
-
-    vLLM ends a request that failed in EngineCore with an ordinary output. Its own server raises an
-    error then. A completion's reason is "error"; a pooled output has an `error` (since 0.32) or no
-    numbers.
-    """
+    """Return the error that an output means, or None."""
+    # vLLM ends a request that failed in EngineCore with an ordinary output. Its own server raises
+    # an error then.
     outputs: Any = item.outputs
     if isinstance(item, Told):
         return None
     if isinstance(item, Gathered):
-        return next((error for part in outputs if (error := failure(part)) is not None), None)
+        return next(filter(None, map(failure, outputs)), None)
     if isinstance(outputs, list):
         failed = any(part.finish_reason == "error" for part in outputs)
         return InternalError(FAILED) if failed else None
+    # A pooled output that failed has an `error` (since 0.32) or no numbers.
     error = getattr(item, "error", None)
-    if error is not None and getattr(error, "retryable", False):
+    if getattr(error, "retryable", False):
         return UnavailableError(RETRY)
     return InternalError(FAILED) if error is not None or not outputs.data.numel() else None

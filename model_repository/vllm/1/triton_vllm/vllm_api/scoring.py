@@ -1,4 +1,4 @@
-"""Find out what a model can score, and join two texts for a cross-encoder as vLLM's own server does."""
+"""Find out what a model can score, and join two texts for a cross-encoder like vLLM's server."""
 
 from __future__ import annotations
 
@@ -12,29 +12,31 @@ if TYPE_CHECKING:
     from triton_vllm.base.protocols import EngineClient
 
 RenderPair = Callable[[Any, Any, Any], Awaitable[tuple[Any, Any]]]
+"""Takes two texts and PoolingParams. Returns a prompt and its own PoolingParams."""
 _PLACE = "vllm.entrypoints.pooling.scoring"
 _TEMPLATES = ("vllm.renderers.chat_utils", "vllm.entrypoints.chat_utils")  # 0.32, 0.28
 
 
 def scoring_task(llm: EngineClient, tasks: Sequence[str]) -> str:
-    """Return the pooling task with which a model scores pairs; empty if it cannot.
-
-    A cross-encoder returns one number for a pair ("classify" with one label). An embedding model
-    returns a vector for each text ("embed").
-    """
-    config = llm.model_config
-    if "classify" in tasks and getattr(getattr(config, "hf_config", None), "num_labels", 0) == 1:
+    """Return the pooling task with which a model scores pairs; empty if it cannot."""
+    hf_config = getattr(llm.model_config, "hf_config", None)
+    # A cross-encoder classifies with one label: its only number is the score of a pair. The vectors
+    # that an embedding model returns for both texts are compared.
+    if "classify" in tasks and getattr(hf_config, "num_labels", 0) == 1:
         return "classify"
     return "embed" if "embed" in tasks else ""
 
 
 def pair_renderer(llm: EngineClient) -> RenderPair | None:
-    """Return a function that makes a prompt and its parameters from two texts; None if this vLLM has no class for that."""
+    """Return a function that makes a prompt and its parameters from two texts.
+
+    It is None if this vLLM has no class for that.
+    """
     try:
+        protocol = importlib.import_module(f"{_PLACE}.protocol")
+        # Only its tokenization parameters are used, which do not depend on the texts.
+        request = protocol.ScoreTextRequest(text_1="a", text_2="a")
         processors = importlib.import_module(f"{_PLACE}.io_processor").ScoringIOProcessors
-        request = importlib.import_module(f"{_PLACE}.protocol").ScoreTextRequest(
-            text_1="a", text_2="a"
-        )
         processor = processors["cross-encoder"](
             vllm_config=getattr(llm, "vllm_config", None),
             renderer=getattr(llm, "renderer", None),
@@ -52,11 +54,12 @@ def pair_renderer(llm: EngineClient) -> RenderPair | None:
             "priorities": 0,
         }
     except (ImportError, AttributeError, KeyError, TypeError):
+        # This vLLM may join texts in another way, which we have not tried.
         return None
 
     async def render(first: Any, second: Any, params: Any) -> tuple[Any, Any]:
-        made = await ask({**fixed, "data_1": first, "data_2": second, "params": params})
-        return made["prompts"], made["params"]
+        rendered = await ask({**fixed, "data_1": first, "data_2": second, "params": params})
+        return rendered["prompts"], rendered["params"]
 
     return render
 
