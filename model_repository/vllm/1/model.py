@@ -26,8 +26,8 @@ class TritonPythonModel:
         return contract.complete(auto_complete_model_config)
 
     def initialize(self, args: dict[str, str]) -> None:
-        """Import vLLM and load the model; Triton reports an exception as the reason of the failure."""
-        # Imported here because an import takes seconds, and `auto_complete_config` does not need it.
+        """Import vLLM and load the model; Triton reports an exception as the load's failure."""
+        # Imported here because `auto_complete_config` does not need it.
         from triton_vllm.service import Service
 
         self._service = Service(args)

@@ -41,7 +41,8 @@ def choose(
     """Return the settings that avoid every compiler that is missing.
 
     Args:
-        engine_args: the operator's arguments. A choice between eager and compiled execution is kept.
+        engine_args: the operator's arguments. If they choose eager or compiled execution, none is
+            added.
         environment: the process's variables. CC, CXX and VLLM_USE_FLASHINFER_SAMPLER are kept.
         prefix: the environment's folder.
         on_cpu: whether vLLM runs on a CPU.

@@ -46,7 +46,8 @@ def visible(
             )
         if gpu_ids:
             raise ConfigError(
-                "GPU_DEVICE_IDS is for KIND_MODEL; with KIND_GPU, list the GPUs in instance_group.gpus"
+                "GPU_DEVICE_IDS is for KIND_MODEL; "
+                "with KIND_GPU, list the GPUs in instance_group.gpus"
             )
         return _nth(environment.get(VARIABLE, ""), device_id) if device_id >= 0 else None
     if kind != "MODEL" or not gpu_ids:

@@ -16,6 +16,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -49,7 +50,8 @@ class Inspector:
             names = vars(importlib.import_module(registry))
             is_same = names.get("_SUBPROCESS_COMMAND") == self._command
             if is_same and names.get("subprocess") is subprocess:
-                names["subprocess"] = _Lender(self)
+                # vLLM sees a module `subprocess` in which only `run` differs.
+                names["subprocess"] = SimpleNamespace(**{**vars(subprocess), "run": self.run})
 
     def run(self, command: list[str], **options: Any) -> subprocess.CompletedProcess[bytes]:
         """Behave like ``subprocess.run``; the first call uses the process that was started ahead.
@@ -65,7 +67,7 @@ class Inspector:
             self._process = None
             with process:
                 if command == self._command and options.keys() == {"input", "capture_output"}:
-                    # The pipe is broken if the process has failed; vLLM's own call then tries again.
+                    # The pipe is broken if the process has failed. A new one then tries again.
                     with contextlib.suppress(BrokenPipeError):
                         out, err = process.communicate(options["input"])
                         if process.returncode == 0:
@@ -81,16 +83,6 @@ class Inspector:
         if process is not None:
             with process:
                 process.kill()
-
-
-class _Lender:
-    """Takes the place of the module ``subprocess`` in vLLM's registry, and replaces only ``run``."""
-
-    def __init__(self, inspector: Inspector) -> None:
-        self.run = inspector.run
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(subprocess, name)
 
 
 def start(environment: Mapping[str, str]) -> Inspector | None:

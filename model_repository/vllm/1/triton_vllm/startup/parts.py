@@ -27,7 +27,7 @@ def unpack(model_dir: Path, log: Log, progress: Progress) -> None:
         progress: reports the phase.
 
     Raises:
-        ConfigError: a part is missing or differs from the build, or there is no folder to unpack to.
+        ConfigError: a part is missing or differs from the build, or no folder can be written.
     """
     if importlib.util.find_spec(MODULE) is None:
         return
