@@ -42,7 +42,7 @@ def join(args: Mapping[str, str], log: Log) -> Frontends | None:
     """Return this instance's part in an engine that several share; None if it is the only instance.
 
     Args:
-        args: the arguments that Triton passes to `initialize`.
+        args: the arguments that Triton passes to ``initialize``.
         log: reports which instance leads.
 
     Raises:
@@ -202,7 +202,7 @@ class Frontends(Source):
             self._meeting.withdraw(self._engine, closed=True)
 
     def leave(self, failure: str = "") -> None:
-        """End this instance's part; if the load has failed, `failure` is the reason."""
+        """End this instance's part; if the load has failed, ``failure`` is the reason."""
         if failure:
             self._meeting.fail(failure)
             # No other instance may start the engine either.

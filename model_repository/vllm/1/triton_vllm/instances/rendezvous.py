@@ -11,7 +11,7 @@ group of instances; each load has a folder in it:
     failed    why the load has failed
     closed    the leading instance has been unloaded
     figures   when each of the engine's ranks made the figures that each instance has (doubles)
-    adapters  the copies of LoRA adapters that the engine reads; see `lora.copies`
+    adapters  the copies of LoRA adapters that the engine reads; see ``lora.copies``
 
 The kernel frees the locks of a process that dies, so nothing here depends on an orderly end of a
 process.
@@ -88,7 +88,7 @@ def seat(args: Mapping[str, str], server: int) -> Seat | None:
     """Return an instance's seat; None if it is the only instance of its group on its device.
 
     Args:
-        args: the arguments that Triton passes to `initialize`.
+        args: the arguments that Triton passes to ``initialize``.
         server: the process id of tritonserver.
 
     Raises:

@@ -52,20 +52,20 @@ class Source:
         """Tell the other instances that the engine is about to end for good."""
 
 
+@dataclass
 class Sole(Source):
     """An engine that only this process uses. Its client itself knows whether it has died.
 
-    Args:
+    Attributes:
         vllm: the loaded vLLM.
         values: engine arguments.
     """
 
-    def __init__(self, vllm: vllm_api.Vllm, values: Mapping[str, Any]) -> None:
-        self._vllm = vllm
-        self._values = values
+    vllm: vllm_api.Vllm
+    values: Mapping[str, Any]
 
     async def start(self) -> EngineClient:
-        """See `Source`."""
+        """See ``Source``."""
         # This blocks the loop, as in vLLM's own server. Nothing else can be done until the model is
         # loaded.
-        return vllm_api.start(self._vllm, self._values)
+        return vllm_api.start(self.vllm, self.values)

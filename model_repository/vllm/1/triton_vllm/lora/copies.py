@@ -107,7 +107,7 @@ class Copies:
         """Return a copy of an adapter's files; an existing copy if the contents are the same.
 
         Raises:
-            UnavailableError: a file has changed since `look`.
+            UnavailableError: a file has changed since ``look``.
             OSError: a file cannot be read, or the disk is full.
         """
         with tempfile.TemporaryDirectory(prefix="new-", dir=self._folder) as staging:

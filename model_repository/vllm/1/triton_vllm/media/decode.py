@@ -39,9 +39,11 @@ def decode(
             raise UnsupportedError(f"{kind}: this vLLM cannot decode it")
     files: dict[str, list[tuple[str, bytes]]] = {}
     for kind, texts in media.items():
-        # The client knows an item by its kind and its position.
-        names = [f"{kind}[{number}]" for number in range(len(texts))]
-        files[kind] = [(name, _file(name, text)) for name, text in zip(names, texts, strict=True)]
+        files[kind] = []
+        for number, text in enumerate(texts):
+            # The client knows an item by its kind and its position.
+            name = f"{kind}[{number}]"
+            files[kind].append((name, _file(name, text)))
     # All videos of a request count together, so none is decoded before all are checked.
     check(files.get("video", ()))
     return {

@@ -33,10 +33,10 @@ _NAME = "vllm_env_{}_metrics"
 
 
 class Claim:
-    """A lock on the metrics of a model in a server; if the model has several instances, all share it.
+    """A lock on the metrics of a model in a server; several instances of the model share it.
 
     Args:
-        args: the arguments that Triton passes to `initialize`.
+        args: the arguments that Triton passes to ``initialize``.
         server: the process id of tritonserver.
         log: reports that the metrics must wait.
         place: the folder of the lock's file.

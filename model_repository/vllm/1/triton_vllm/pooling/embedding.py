@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from triton_vllm.base.wants import Wants
 
 PAIRS = {"query": "documents", "queries": "documents", "text_1": "text_2"}
-"""The two sides' names in vLLM's score and rerank requests; only `query` ranks."""
+"""The two sides' names in vLLM's score and rerank requests; only ``query`` ranks."""
 KNOWN = frozenset({*PAIRS, *PAIRS.values(), "input", "pooling_params", "top_n", "lora_name"})
 NAME = "embedding_request"
 EXPECTED = "a non-empty string or list of token ids, or a list of these"
@@ -88,13 +88,13 @@ def parts(
             )
         return ()
     # A list of integers is one input, as token ids.
-    inputs = [source]
+    sources = [source]
     if isinstance(source, list) and source and isinstance(source[0], str | list):
-        inputs = source
-    made = tuple(map(_part, inputs))
+        sources = source
+    inputs = tuple(map(_part, sources))
     # vLLM gets each input as its own request.
-    refuse_above(limits.max_inputs, len(made), f"{NAME}.input has", "inputs")
-    return made
+    refuse_above(limits.max_inputs, len(inputs), f"{NAME}.input has", "inputs")
+    return inputs
 
 
 def scoring(limits: Limits, values: Mapping[str, Any]) -> Scoring | None:
@@ -132,7 +132,7 @@ def scoring(limits: Limits, values: Mapping[str, Any]) -> Scoring | None:
         raise InvalidRequestError(
             f"{NAME}.top_n must be a number of documents, 0 for all, and goes with query"
         )
-    return Scoring(queries, documents, ranked, top)
+    return Scoring(queries, documents, ranked=ranked, top=top)
 
 
 def _part(source: Any) -> Part:

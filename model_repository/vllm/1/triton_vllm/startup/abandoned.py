@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 PERIOD_S = 1.0
 # The parent's name is checked because a shell, too, waits for the programs that it has started.
 _SERVER = "tritonserver"
-_STATUS = 1
 _REASON = (
     b"[triton_vllm] the server has given this load up and waits for this process to end: "
     b"if the machine pauses for a second, Triton 24.10 takes a loading model for dead. "
@@ -74,7 +73,7 @@ class AbandonedLoad:
                 time.sleep(self._period_s)
                 if self._waits():
                     _tell()
-                    self._end(_STATUS)
+                    self._end(1)
 
 
 def _tell() -> None:

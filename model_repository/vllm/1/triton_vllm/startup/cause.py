@@ -78,7 +78,10 @@ class Cause:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def find(self) -> str:
-        """Return the first exception as one line; empty if there is none or the context is over."""
+        """Return the first exception as one line; call it before the context ends.
+
+        It is empty if no process has logged an exception.
+        """
         if self._handler is None:
             return ""
         try:

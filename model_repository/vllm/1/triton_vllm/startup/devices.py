@@ -68,21 +68,19 @@ def parallel_sizes(engine_args: Mapping[str, Any]) -> dict[str, int]:
     Raises:
         ConfigError: a size is not a positive integer.
     """
-    return {
-        name: _size(engine_args, f"{name}_parallel_size") for name in ("tensor", "pipeline", "data")
-    }
-
-
-def _size(engine_args: Mapping[str, Any], name: str) -> int:
-    value = engine_args.get(name)
-    try:
-        # null in the file means vLLM's default, which is 1
-        size = 1 if value is None else to_int(value)
-    except ValueError as error:
-        raise ConfigError(f"engine argument {name} {error}") from None
-    if size < 1:
-        raise ConfigError(f"engine argument {name} must be at least 1, not {size}")
-    return size
+    sizes = {}
+    for name in ("tensor", "pipeline", "data"):
+        argument = f"{name}_parallel_size"
+        value = engine_args.get(argument)
+        try:
+            # null in the file means vLLM's default, which is 1
+            size = 1 if value is None else to_int(value)
+        except ValueError as error:
+            raise ConfigError(f"engine argument {argument} {error}") from None
+        if size < 1:
+            raise ConfigError(f"engine argument {argument} must be at least 1, not {size}")
+        sizes[name] = size
+    return sizes
 
 
 def _nth(visible_devices: str, index: int) -> str:

@@ -182,20 +182,22 @@ def _refuse_difference(ours: Mapping[str, Any], official: Mapping[str, Any], nam
     )
 
 
-def fit(given: Mapping[str, Any], declared: Mapping[str, Any], file: str = FILE_NAME) -> EngineArgs:
+def fit(
+    arguments: Mapping[str, Any], declared: Mapping[str, Any], file: str = FILE_NAME
+) -> EngineArgs:
     """Convert arguments to those that the installed vLLM declares.
 
     Args:
-        given: the arguments of the file.
+        arguments: the arguments of the file.
         declared: vLLM's arguments with their type hints.
         file: the file's name in errors.
 
     Raises:
         ConfigError: no vLLM ever had an argument of this name, or a value has the wrong type.
     """
-    wanted = {name: value for name, value in given.items() if name in declared}
+    wanted = {name: value for name, value in arguments.items() if name in declared}
     notes: list[str] = []
-    for name, old_value in given.items():
+    for name, old_value in arguments.items():
         if name in declared:
             continue
         replacement = _replace(name, old_value, declared, file)
@@ -263,7 +265,7 @@ def failure(
         values: the arguments.
         error: the exception that vLLM raised.
         file: where the arguments were read.
-        cause: the error in vLLM's processes, if `error` only says that there was one.
+        cause: the error in vLLM's processes, if ``error`` only says that there was one.
     """
     model = str(values.get("model", ""))
     if model.startswith(_PATH) and not os.path.exists(model):  # noqa: PTH110

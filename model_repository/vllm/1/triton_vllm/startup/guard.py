@@ -6,6 +6,7 @@ this process as the owner, and each child watches it.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -51,23 +52,21 @@ def _start(process: int) -> None:
 def _watch(owner: int) -> None:
     try:
         descriptor = os.pidfd_open(owner)
-    except ProcessLookupError:
-        os.kill(os.getpid(), signal.SIGKILL)
-    except (OSError, AttributeError):  # an old kernel, or a container that forbids the call
-        _poll(owner)
-    else:
         # A process descriptor becomes readable when its process has ended.
         select.select([descriptor], [], [])
-        # SIGKILL, because an orderly exit could hang while other threads run.
-        os.kill(os.getpid(), signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    # an old kernel, or a container that forbids the call
+    except (OSError, AttributeError):
+        _poll(owner)
+    # SIGKILL, because an orderly exit could hang while other threads run.
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _poll(owner: int) -> None:
-    while True:
-        try:
-            os.kill(owner, 0)
-        except ProcessLookupError:
-            os.kill(os.getpid(), signal.SIGKILL)
-        except PermissionError:  # the owner lives, as another user
-            pass
-        time.sleep(1)
+    with contextlib.suppress(ProcessLookupError):
+        while True:
+            # PermissionError means that the owner lives, as another user.
+            with contextlib.suppress(PermissionError):
+                os.kill(owner, 0)
+            time.sleep(1)

@@ -125,7 +125,15 @@ def _load(args: Mapping[str, str], log: Log, shared: Frontends | None) -> Model:
         publisher = _publish(prepared, shared, args, log)
     interpreter.tune()
     log.info(f"ready after {progress.seconds():.1f} s, tasks: {', '.join(engine.facts.tasks)}")
-    return Model(prepared, engine, outbox, watch, publisher, shared, parsers)
+    return Model(
+        prepared=prepared,
+        engine=engine,
+        outbox=outbox,
+        watch=watch,
+        publisher=publisher,
+        shared=shared,
+        parsers=parsers,
+    )
 
 
 def _engine(prepared: Prepared, shared: Frontends | None, log: Log) -> Engine:

@@ -72,7 +72,7 @@ def prepare(
     """Return everything that a model's engine is started with.
 
     Args:
-        args: the arguments that Triton passes to `initialize`.
+        args: the arguments that Triton passes to ``initialize``.
         log: reports the findings.
         progress: reports the phases.
         until_loaded: closed when the engine has started or failed to start.
@@ -86,10 +86,10 @@ def prepare(
     chosen = settings.read(json.loads(args["model_config"]))
     log.info(manifest.check(model_dir))
     file_name = str(engine_args.place(model_dir, version_dir).relative_to(model_dir))
-    given, tool_parser = parsers.split(engine_args.read(model_dir, version_dir), file_name)
+    arguments, tool_parser = parsers.split(engine_args.read(model_dir, version_dir), file_name)
     # 2) Set up this process. vLLM reads variables while it is imported, and its processes inherit
     #    them.
-    _choose_devices(args, chosen, given, log)
+    _choose_devices(args, chosen, arguments, log)
     guard.own()
     guard.follow_parent()
     parts.unpack(model_dir, log, progress)
@@ -104,7 +104,7 @@ def prepare(
     vllm = _import(log, until_loaded)
     # 4) Fit the operator's choices to this vLLM.
     audio.limit(chosen.limits, vllm_api.variables(), os.environ)
-    values = _fit(vllm, given, file_name, log)
+    values = _fit(vllm, arguments, file_name, log)
     names = parsers.choose(tool_parser, values, file_name)
     adapters = config.read(
         model_dir,
@@ -120,15 +120,22 @@ def prepare(
         **_choose_processes(vllm, values),
         **_choose_statistics(chosen, values, file_name),
     }
-    return Prepared(chosen, vllm, {**defaults, **values}, adapters, file_name, names)
+    return Prepared(
+        settings=chosen,
+        vllm=vllm,
+        engine_args={**defaults, **values},
+        adapters=adapters,
+        file_name=file_name,
+        parsers=names,
+    )
 
 
 def _choose_devices(
-    args: Mapping[str, str], chosen: Settings, given: Mapping[str, Any], log: Log
+    args: Mapping[str, str], chosen: Settings, arguments: Mapping[str, Any], log: Log
 ) -> None:
     kind = args["model_instance_kind"]
     device = int(args["model_instance_device_id"])
-    gpus = devices.visible(kind, device, chosen.gpu_ids, given, os.environ)
+    gpus = devices.visible(kind, device, chosen.gpu_ids, arguments, os.environ)
     if gpus is not None:
         os.environ[devices.VARIABLE] = gpus
         log.info(official.pinned(kind, gpus, f"{args['model_name']}_{device}"))
@@ -146,8 +153,8 @@ def _import(log: Log, until_loaded: ExitStack) -> Vllm:
     return vllm
 
 
-def _fit(vllm: Vllm, given: Mapping[str, Any], file_name: str, log: Log) -> Mapping[str, Any]:
-    fitted = engine_args.fit(given, vllm_api.engine_arg_types(vllm), file_name)
+def _fit(vllm: Vllm, arguments: Mapping[str, Any], file_name: str, log: Log) -> Mapping[str, Any]:
+    fitted = engine_args.fit(arguments, vllm_api.engine_arg_types(vllm), file_name)
     if fitted.warning:
         log.warning(fitted.warning)
     if fitted.values.get("distributed_executor_backend") == "ray" and not vllm_api.supports_ray():
@@ -170,15 +177,15 @@ def _choose_compilers(values: Mapping[str, Any], log: Log) -> Mapping[str, Any]:
 
 def _choose_processes(vllm: Vllm, values: Mapping[str, Any]) -> Mapping[str, Any]:
     """Set the variables for vLLM's processes; return the engine arguments that go with them."""
-    arguments: dict[str, Any] = {}
+    additions: dict[str, Any] = {}
     if vllm_api.runs_on_cpu():
         cores = executor.available_cores()
         processes = executor.choose(values, os.environ, cores, vllm.UniProcExecutor)
         os.environ.update(processes.variables)
-        arguments = {**processes.arguments, "worker_extension_cls": CPU_WORKER}
+        additions = {**processes.arguments, "worker_extension_cls": CPU_WORKER}
     for name, value in vllm_api.child_environment().items():
         os.environ.setdefault(name, value)
-    return arguments
+    return additions
 
 
 def _choose_statistics(

@@ -1,10 +1,11 @@
-"""Read the `parameters` of config.pbtxt that the adapter knows."""
+"""Read the ``parameters`` of config.pbtxt that the adapter knows."""
 
 from __future__ import annotations
 
 import math
 import re
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from triton_vllm.base import official
@@ -25,9 +26,9 @@ class Settings:
 
     Attributes:
         metrics: REPORT_CUSTOM_METRICS. Publish vLLM's metrics on Triton's endpoint.
-        dialect: COMPATIBILITY. With `official`, behave as the official backend where ours differs
+        dialect: COMPATIBILITY. With ``official``, behave as the official backend where ours differs
             on purpose.
-        health_check: ENABLE_VLLM_HEALTH_CHECK. Matters only when `restart` is off: a dead engine
+        health_check: ENABLE_VLLM_HEALTH_CHECK. Matters only when ``restart`` is off: a dead engine
             then unloads the model.
         restart: RESTART_DEAD_ENGINE. Start a dead engine again in the background. If the operator
             does not set it, it is off with a health check or with the official backend's behaviour.
@@ -78,18 +79,18 @@ def read(model_config: Mapping[str, Any]) -> Settings:
         raise ConfigError(
             "config.pbtxt: streaming needs `model_transaction_policy { decoupled: true }`"
         )
-    # An empty value counts as not set, so that a template may list the parameter.
-    parameters = {
+    # An empty value counts as not set.
+    texts = {
         name: entry["string_value"]
         for name, entry in (model_config.get("parameters") or {}).items()
         if entry.get("string_value")
     }
 
-    def value(name: str, convert: Callable[[Any], Any], default: Any) -> Any:
-        if name not in parameters:
+    def value(name: str, convert: Callable[[str], Any], default: Any) -> Any:
+        if name not in texts:
             return default
         try:
-            return convert(parameters[name])
+            return convert(texts[name])
         except ValueError as error:
             raise ConfigError(f"config.pbtxt: parameter {name} {error}") from None
 
@@ -97,8 +98,7 @@ def read(model_config: Mapping[str, Any]) -> Settings:
         field.name: value(field.name.upper(), _LISTS.get(field.name, _limit), field.default)
         for field in fields(Limits)
     }
-
-    chosen = Settings(
+    settings = Settings(
         metrics=value("REPORT_CUSTOM_METRICS", to_bool, Settings.metrics),
         dialect=value("COMPATIBILITY", _dialect, Settings.dialect),
         health_check=value("ENABLE_VLLM_HEALTH_CHECK", to_bool, Settings.health_check),
@@ -112,11 +112,11 @@ def read(model_config: Mapping[str, Any]) -> Settings:
     )
     # If a dead engine came back, the health check would never fail. The official backend unloads
     # the model.
-    if "RESTART_DEAD_ENGINE" not in parameters and (
-        chosen.health_check or chosen.dialect.is_official
+    if "RESTART_DEAD_ENGINE" not in texts and (
+        settings.health_check or settings.dialect.is_official
     ):
-        return replace(chosen, restart=False)
-    return chosen
+        return replace(settings, restart=False)
+    return settings
 
 
 def _dialect(text: str) -> Dialect:
@@ -165,25 +165,22 @@ def _template_kwargs(text: str) -> tuple[str, ...]:
     return names
 
 
-def _some_of(known: Collection[str]) -> Callable[[str], tuple[str, ...]]:
-    def read_names(text: str) -> tuple[str, ...]:
-        names = _names(text)
-        for name in names:
-            # A misspelt name would allow nothing, without a word.
-            if name not in known:
-                raise ValueError(
-                    f"must name some of {', '.join(known)}, separated by commas, not '{name}'"
-                )
-        return names
-
-    return read_names
+def _some_of(known: Collection[str], text: str) -> tuple[str, ...]:
+    names = _names(text)
+    for name in names:
+        # A misspelt name would allow nothing, without a word.
+        if name not in known:
+            raise ValueError(
+                f"must name some of {', '.join(known)}, separated by commas, not '{name}'"
+            )
+    return names
 
 
 _LISTS: Mapping[str, Callable[[str], tuple[str, ...]]] = {
     "allowed_media_domains": _domains,
     "allowed_chat_template_kwargs": _template_kwargs,
-    "allowed_request_fields": _some_of(ENGINE_FIELDS),
-    "operator_requests": _some_of(OPERATIONS),
+    "allowed_request_fields": partial(_some_of, ENGINE_FIELDS),
+    "operator_requests": partial(_some_of, OPERATIONS),
 }
 
 

@@ -79,10 +79,10 @@ def use(model_dir: Path, environment: MutableMapping[str, str], log: Log) -> Non
     """Set vLLM's cache variables to the model's filled caches, or to the folder to fill.
 
     Call it before vLLM is imported. Nothing here fails a load: without the caches vLLM compiles
-    what it needs, as it does without `--warm`.
+    what it needs, as it does without ``--warm``.
 
     Args:
-        model_dir: the folder with `config.pbtxt`.
+        model_dir: the folder with ``config.pbtxt``.
         environment: the process's variables; changed. If the operator has set VLLM_CACHE_ROOT, it
             is kept.
         log: reports which caches are used, or why they are not.
@@ -100,21 +100,23 @@ def use(model_dir: Path, environment: MutableMapping[str, str], log: Log) -> Non
         log.info(f"{ROOT}={environment[ROOT]} is set, so {filled} is not used")
         return
     try:
-        made = read(filled)
+        record = read(filled)
         here = current(model_dir)
-        reason = misfit(made, here)
+        reason = misfit(record, here)
         if reason:
             log.warning(f"{filled} is ignored: {reason}; {_REMEDY}")
             return
-        root = private_copy(filled, made, environment)
+        root = private_copy(filled, record, environment)
     except (OSError, ValueError, TypeError) as error:
         log.warning(f"{filled} is ignored: {type(error).__name__}: {error}; {_REMEDY}")
         return
     _point(environment, root, replace=False)
     note = ""
-    if made.engine_args != here.engine_args:
+    if record.engine_args != here.engine_args:
         note = ", with other engine arguments, so vLLM may compile again"
-    log.info(f"vLLM's caches, filled on {made.made_at}{note}: a private copy of {filled} in {root}")
+    log.info(
+        f"vLLM's caches, filled on {record.made_at}{note}: a private copy of {filled} in {root}"
+    )
 
 
 def current(model_dir: Path) -> Record:
@@ -148,11 +150,11 @@ def read(filled: Path) -> Record:
     return Record(**{**fields, "devices": tuple(fields.get("devices", ()))})
 
 
-def misfit(made: Record, here: Record) -> str:
+def misfit(record: Record, here: Record) -> str:
     """Return why filled caches cannot be used here; empty if they fit."""
     # Engine arguments are not compared: vLLM's cache keys contain those that matter.
     for field in ("environment", "vllm", "devices"):
-        theirs = getattr(made, field)
+        theirs = getattr(record, field)
         ours = getattr(here, field)
         if theirs != ours:
             return f"it was made with {field} {_shown(theirs)}, and this is {_shown(ours)}"
@@ -197,7 +199,7 @@ def device_names() -> tuple[str, ...]:
     return tuple(sorted(names)) or (platform.machine(),)
 
 
-def private_copy(filled: Path, made: Record, environment: Mapping[str, str]) -> Path:
+def private_copy(filled: Path, record: Record, environment: Mapping[str, str]) -> Path:
     """Return this user's copy of filled caches; the copy of an earlier start is used again.
 
     The copy is in the user's cache folder. If that cannot be written, it is below the temporary
@@ -216,7 +218,7 @@ def private_copy(filled: Path, made: Record, environment: Mapping[str, str]) -> 
             # The original folders may be read-only, and copies have their modes.
             for folder, _, _ in os.walk(staged):
                 Path(folder).chmod(0o700)
-            relocate(staged, made.root, str(copy))
+            relocate(staged, record.root, str(copy))
             # Several models may start at once. The rename fails if another start was first.
             with contextlib.suppress(OSError):
                 staged.rename(copy)
