@@ -109,7 +109,7 @@ class Frontends(Source):
         until = time.monotonic() + FIRST_S
         while True:
             # Only an instance that has had an engine may take the lead. At first, instance 0 leads.
-            if self._meeting.leads or (self._engine and self._meeting.lead()):
+            if self.leads or (self._engine and self._meeting.lead()):
                 return self._noting(self._launch())
             address = self._meeting.address()
             # After a loss, the address of the old engine may still be there.

@@ -113,7 +113,7 @@ def seat(args: Mapping[str, str], server: int) -> Seat | None:
     # server may get the process id of an old one.
     identity = json.dumps([process_space(), server, start_time(server), *model, group, count])
     key = hashlib.sha256(identity.encode()).hexdigest()[:12]
-    return Seat(int(index), count, key)
+    return Seat(index=int(index), count=count, key=key)
 
 
 class Rendezvous:
@@ -138,12 +138,9 @@ class Rendezvous:
         _sweep(home)
         try:
             with _locked(base):
-                loads = [load for load in sorted(base.glob("load-*")) if _waits_for(load, own)]
-                if loads:
-                    load = loads[0]
-                else:
-                    load = base / f"load-{uuid.uuid4().hex[:6]}"
-                    load.mkdir(mode=0o700)
+                waiting = (load for load in sorted(base.glob("load-*")) if _waits_for(load, own))
+                load = next(waiting, base / f"load-{uuid.uuid4().hex[:6]}")
+                load.mkdir(mode=0o700, exist_ok=True)
                 joined = cls(own, load, locks.take(load / f"seat-{own.index}"))
         except OSError as error:
             raise ConfigError(
@@ -215,7 +212,7 @@ class Rendezvous:
         if closed:
             (self._load / "closed").touch()
         (self._load / "engine").unlink(missing_ok=True)
-        # the sockets
+        # The engine's sockets are files in this folder.
         for path in self._load.glob(f"{engine}-*"):
             path.unlink(missing_ok=True)
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from triton_vllm.base.dialect import OURS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from triton_vllm.base.dialect import Dialect
     from triton_vllm.base.protocols import Metric, PrometheusFamily
@@ -56,9 +56,8 @@ class Sample:
     help: str
 
 
-def samples(families: Iterable[PrometheusFamily]) -> list[Sample]:
-    """Return the samples of those families of a Prometheus registry that are vLLM's."""
-    lines = []
+def samples(families: Iterable[PrometheusFamily]) -> Iterator[Sample]:
+    """Yield the samples of those families of a Prometheus registry that are vLLM's."""
     for family in families:
         if not family.name.startswith(PREFIX):
             continue
@@ -72,8 +71,12 @@ def samples(families: Iterable[PrometheusFamily]) -> list[Sample]:
                 continue
             labels = tuple(sorted((name, str(value)) for name, value in sample.labels.items()))
             key = (sample.name, labels)
-            lines.append(Sample(key, float(sample.value), counter, family.documentation))
-    return lines
+            yield Sample(
+                key=key,
+                value=float(sample.value),
+                counter=counter,
+                help=family.documentation,
+            )
 
 
 class Mirror:

@@ -81,7 +81,7 @@ def parts(
     if not takes_unknown_fields:
         _check_names(values)
     source = values.get("input")
-    if any(name in values for name in PAIRS):
+    if PAIRS.keys() & values.keys():
         if "input" in values:
             raise InvalidRequestError(
                 f"{NAME} must have either input, or the two sides of pairs to score"

@@ -44,5 +44,5 @@ def _cosines(scoring: Scoring, values: Sequence[Any]) -> list[float]:
     # The minimum avoids a division by zero.
     vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-8)
     # A single query is multiplied with every document.
-    cosines = (vectors[:count] * vectors[count:]).sum(axis=1)
-    return [float(number) for number in cosines]
+    cosines: list[float] = (vectors[:count] * vectors[count:]).sum(axis=1).tolist()
+    return cosines

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 REGISTRY = "vllm.model_executor.models.registry"
-_ANSWERS = "modelinfos"
 
 
 class Inspector:
@@ -94,7 +93,7 @@ def start(environment: Mapping[str, str]) -> Inspector | None:
     with contextlib.suppress(OSError, RuntimeError):  # RuntimeError: this user has no home
         # With an answer in the caches, for this model or another, most starts need no process. It
         # would only take processor time.
-        if not any((_cache_root(environment) / _ANSWERS).glob("*.json")):
+        if not any((_cache_root(environment) / "modelinfos").glob("*.json")):
             return Inspector([sys.executable, "-m", REGISTRY])
     return None
 

@@ -135,7 +135,13 @@ def _choose_devices(
 ) -> None:
     kind = args["model_instance_kind"]
     device = int(args["model_instance_device_id"])
-    gpus = devices.visible(kind, device, chosen.gpu_ids, arguments, os.environ)
+    gpus = devices.visible(
+        kind=kind,
+        device_id=device,
+        gpu_ids=chosen.gpu_ids,
+        engine_args=arguments,
+        environment=os.environ,
+    )
     if gpus is not None:
         os.environ[devices.VARIABLE] = gpus
         log.info(official.pinned(kind, gpus, f"{args['model_name']}_{device}"))
@@ -179,8 +185,12 @@ def _choose_processes(vllm: Vllm, values: Mapping[str, Any]) -> Mapping[str, Any
     """Set the variables for vLLM's processes; return the engine arguments that go with them."""
     additions: dict[str, Any] = {}
     if vllm_api.runs_on_cpu():
-        cores = executor.available_cores()
-        processes = executor.choose(values, os.environ, cores, vllm.UniProcExecutor)
+        processes = executor.choose(
+            values,
+            os.environ,
+            cores=executor.available_cores(),
+            in_engine_core=vllm.UniProcExecutor,
+        )
         os.environ.update(processes.variables)
         additions = {**processes.arguments, "worker_extension_cls": CPU_WORKER}
     for name, value in vllm_api.child_environment().items():
