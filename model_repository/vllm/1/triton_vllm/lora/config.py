@@ -62,7 +62,7 @@ class Adapters:
             return self.listed[name]
         if self.directory is not None and _FOLDER_NAME.fullmatch(name):
             return self.directory / name
-        # A client's name may have line breaks, or characters that UTF-8 cannot encode.
+        # A NUL would end the server's message, and a line break would begin a new line of its log.
         printable = shown(name if name.isprintable() else repr(name)[1:-1])
         # The other names may be other tenants'.
         others = f", we currently support {[*self.listed]}" if self.official else ""

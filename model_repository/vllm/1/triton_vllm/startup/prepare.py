@@ -183,19 +183,16 @@ def _choose_compilers(values: Mapping[str, Any], log: Log) -> Mapping[str, Any]:
 
 def _choose_processes(vllm: Vllm, values: Mapping[str, Any]) -> Mapping[str, Any]:
     """Set the variables for vLLM's processes; return the engine arguments that go with them."""
-    additions: dict[str, Any] = {}
-    if vllm_api.runs_on_cpu():
-        processes = executor.choose(
-            values,
-            os.environ,
-            cores=executor.available_cores(),
-            in_engine_core=vllm.UniProcExecutor,
-        )
-        os.environ.update(processes.variables)
-        additions = {**processes.arguments, "worker_extension_cls": CPU_WORKER}
+    # Only for a CPU; and some versions of vLLM lack this executor.
+    in_engine_core = vllm.UniProcExecutor if vllm_api.runs_on_cpu() else None
+    cores = executor.available_cores()
+    processes = executor.choose(values, os.environ, cores, in_engine_core)
+    os.environ.update(processes.variables)
     for name, value in vllm_api.child_environment().items():
         os.environ.setdefault(name, value)
-    return additions
+    if in_engine_core is None:
+        return {}
+    return {**processes.arguments, "worker_extension_cls": CPU_WORKER}
 
 
 def _choose_statistics(
