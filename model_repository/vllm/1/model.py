@@ -1,4 +1,7 @@
-"""Triton's entry points for a model served by vLLM; everything else is in the package `triton_vllm`."""
+"""Triton's entry points for a model served by vLLM.
+
+Everything else is in the package ``triton_vllm``.
+"""
 
 from __future__ import annotations
 
@@ -11,26 +14,33 @@ if TYPE_CHECKING:
 
 
 class TritonPythonModel:
-    """The model class; Triton makes one object for each instance and calls its methods from one thread."""
+    """The model class.
+
+    Triton makes one object for each instance and calls its methods from one thread.
+    """
 
     @staticmethod
     def auto_complete_config(auto_complete_model_config: ModelConfig) -> ModelConfig:
-        """Complete the model configuration. This runs in its own process, so it does not import vLLM."""
+        """Return the configuration with the tensors that this model takes and returns."""
+        # Triton calls this in a process of its own, which would import vLLM a second time.
         return contract.complete(auto_complete_model_config)
 
     def initialize(self, args: dict[str, str]) -> None:
-        """Import vLLM and load the model; Triton reports an exception here as the reason for the failed load."""
+        """Import vLLM and load the model; Triton reports an exception as the load's failure."""
+        # Imported here because `auto_complete_config` does not need it.
         from triton_vllm.service import Service
 
         self._service = Service(args)
 
     def execute(self, requests: list[TritonRequest]) -> None:
         """Take requests; each is answered through its response sender, at once or later."""
+        # A decoupled model must return None here (a rule of Triton's Python backend).
         for request in requests:
             self._service.accept(request)
 
     def is_ready(self) -> bool:
-        """Return whether the engine can serve; Triton asks since 26.03."""
+        """Return whether the engine can serve."""
+        # Releases before 26.03 do not call this (python_backend, PR 430).
         return self._service.is_ready()
 
     def finalize(self) -> None:

@@ -94,7 +94,7 @@ def test_a_replaced_file_differs_whatever_its_times_say(directory, copies):
     weights.write_bytes(b"WEIGHTS")
     os.utime(weights, (1, 1))
     replaced = look(directory / "a")
-    assert [(f.size, f.seen[:3]) for f in replaced] == [(f.size, f.seen[:3]) for f in files]
+    assert [(f.size, f.state[:3]) for f in replaced] == [(f.size, f.state[:3]) for f in files]
     assert replaced != files
     assert make(copies, replaced)
 

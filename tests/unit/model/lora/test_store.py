@@ -180,7 +180,7 @@ def test_touching_an_adapter_changes_nothing_for_vllm(folders):
 def test_an_operator_has_the_contents_looked_at(folders, monkeypatch):
     """Also where a file system tells of no change: `load_lora` replaces it now."""
     same = copies.look(folders.place / "a")
-    monkeypatch.setattr(copies, "_seen", lambda status: (0, 0, 0, 0))
+    monkeypatch.setattr(copies, "_state", lambda status: (0, 0, 0, 0))
 
     async def run():
         llm = Llm()

@@ -1,7 +1,8 @@
-"""One engine for all instances of a model: one instance launches it, and the others are further front ends of it.
+"""One engine for all instances of a model.
 
-Tokenizing, detokenizing and sending are then spread over as many interpreters. `rendezvous` says
-how instances find each other.
+One instance launches it, and the others are further front ends of it. Tokenizing, detokenizing and
+sending are then spread over as many interpreters. ``rendezvous`` says how instances find each
+other.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any, cast
 from triton_vllm import vllm_api
 from triton_vllm.base.errors import ConfigError
 from triton_vllm.instances.rendezvous import Rendezvous, seat
-from triton_vllm.instances.source import Loss
+from triton_vllm.instances.source import Loss, Source
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -31,14 +32,17 @@ if TYPE_CHECKING:
 PERIOD_S = 0.2
 """Seconds between two looks for an engine to connect to."""
 FIRST_S = 120.0
-"""How many seconds an instance waits for the first one of its load, which Triton starts at the same time."""
+"""How many seconds an instance waits for the first one of its load.
+
+Triton starts both at the same time.
+"""
 
 
 def join(args: Mapping[str, str], log: Log) -> Frontends | None:
     """Return this instance's part in an engine that several share; None if it is the only instance.
 
     Args:
-        args: the arguments that Triton passes to `initialize`.
+        args: the arguments that Triton passes to ``initialize``.
         log: reports which instance leads.
 
     Raises:
@@ -48,8 +52,8 @@ def join(args: Mapping[str, str], log: Log) -> Frontends | None:
     return None if own is None else Frontends(own, Rendezvous.join(own), log)
 
 
-class Frontends:
-    """An instance's way to the engine that it shares; a `Source` for engine.engine.
+class Frontends(Source):
+    """An instance's way to the engine that it shares with others.
 
     Args:
         own: which instance this is.
@@ -61,11 +65,13 @@ class Frontends:
         self._own = own
         self._meeting = rendezvous
         self._log = log
-        self._vllm: Vllm  # from `use` on
+        # `use` sets these three. vLLM is imported only after the instances have met.
+        self._vllm: Vllm
         self._values: Mapping[str, Any]
+        self._figures: mmap.mmap
         self._engine = ""
         self._statistics: str | None = None
-        self._figures: mmap.mmap  # from `use` on
+        # One instance must start the engine, and only the first one always exists.
         if own.index == 0:
             rendezvous.lead()
 
@@ -78,10 +84,11 @@ class Frontends:
         lacking = vllm_api.lacking(vllm)
         if lacking:
             raise ConfigError(
-                f"instance_group: count is {self._own.count}, but vLLM {vllm.version} cannot serve several front ends "
-                f"from one engine (it has no {lacking}); use count: 1"
+                f"instance_group: count is {self._own.count}, but vLLM {vllm.version} cannot "
+                f"serve several front ends from one engine (it has no {lacking}); use count: 1"
             )
-        self._vllm, self._values = vllm, values
+        self._vllm = vllm
+        self._values = values
         self._figures = self._meeting.figures(ranks)
 
     @property
@@ -94,7 +101,7 @@ class Frontends:
         return self._meeting.adapters()
 
     async def start(self) -> EngineClient:
-        """Launch the engine, or wait for it and connect; see `Source`.
+        """Launch the engine, or wait for it and connect; see ``Source``.
 
         Raises:
             Exception: vLLM's own exception; ConfigError if the leading instance has failed.
@@ -102,7 +109,7 @@ class Frontends:
         until = time.monotonic() + FIRST_S
         while True:
             # Only an instance that has had an engine may take the lead. At first, instance 0 leads.
-            if self._meeting.leads or (self._engine and self._meeting.lead()):
+            if self.leads or (self._engine and self._meeting.lead()):
                 return self._noting(self._launch())
             address = self._meeting.address()
             # After a loss, the address of the old engine may still be there.
@@ -115,11 +122,15 @@ class Frontends:
     def _require_first(self, until: float) -> None:
         reason = self._meeting.failure()
         if not reason and time.monotonic() > until and not self._meeting.has_first():
-            reason = "instance_group: the first instance of the model is not being loaded; unload the model, then load it again"
+            reason = (
+                "instance_group: the first instance of the model is not being loaded; "
+                "unload the model, then load it again"
+            )
         if reason:
             raise ConfigError(reason)
 
     def _launch(self) -> EngineClient:
+        # A new name for each start: the other instances recognize a new engine by it.
         self._engine = uuid.uuid4().hex[:6]
         llm, self._statistics = vllm_api.launch(
             self._vllm, self._values, self._meeting.wires(self._engine)
@@ -137,42 +148,39 @@ class Frontends:
         return vllm_api.connect(self._vllm, self._values, place, address.client, self._own.count)
 
     def _noting(self, llm: EngineClient) -> EngineClient:
-        figures, own = self._figures, self._own
-        size = struct.calcsize("d")
-
         def note(rank: int, made: float) -> None:
-            struct.pack_into("d", figures, size * (rank * own.count + own.index), made)
+            position = rank * self._own.count + self._own.index
+            struct.pack_into("d", self._figures, struct.calcsize("d") * position, made)
 
         vllm_api.note_statistics(llm, note)
         return llm
 
     def latest(self, families: Iterable[PrometheusFamily]) -> list[PrometheusFamily]:
-        """Return the families that this instance publishes, without a rank's gauges if another instance has newer figures.
+        """Return the families that this instance publishes.
 
-        Counters are each instance's own, and the server adds them up.
+        A rank's gauges are left out if another instance has newer figures of that rank.
         """
-        rows = list(struct.iter_unpack(f"{self._own.count}d", self._figures))
-        known = {
+        # The shared memory has a row for each rank, with the time of each instance's figures.
+        rows = struct.iter_unpack(f"{self._own.count}d", self._figures)
+        ranks = {
             str(rank) for rank, times in enumerate(rows) if times[self._own.index] == max(times)
         }
-        return [_only(family, known) if family.type == "gauge" else family for family in families]
+        # Counters are each instance's own, and the server adds them up.
+        return [_only(family, ranks) for family in families]
 
     def share(self) -> None:
         """Tell the other instances that the engine serves."""
+        part = "shares"
         if self.leads:
             self._meeting.publish(self._engine, self._statistics)
-        self._log.info(
-            f"instance {self._own.index} of {self._own.count} {'has started' if self.leads else 'shares'} the engine"
-        )
+            part = "has started"
+        self._log.info(f"instance {self._own.index} of {self._own.count} {part} the engine")
 
     def loss(self) -> Loss | None:
-        """Return why the connected engine must be abandoned, or None; see `Source`."""
+        """Return why the connected engine must be abandoned, or None; see ``Source``."""
         if self.leads:
-            return (
-                Loss("does not answer another instance")
-                if self._meeting.is_hung(self._engine)
-                else None
-            )
+            is_hung = self._meeting.is_hung(self._engine)
+            return Loss("does not answer another instance") if is_hung else None
         if self._meeting.closed():
             return Loss("was unloaded with the instance that had started it", in_order=True)
         if self._meeting.lead():
@@ -181,28 +189,33 @@ class Frontends:
         return None if address is not None and address.engine == self._engine else Loss("has died")
 
     def retire(self, *, hung: bool) -> None:
-        """Make the other instances abandon the engine; see `Source`."""
+        """Make the other instances abandon the engine; see ``Source``."""
         if self.leads:
             self._meeting.withdraw(self._engine, closed=False)
         elif hung:
             self._meeting.report_hung(self._engine)
 
     def close(self) -> None:
-        """Tell the other instances that this one is unloaded and will end its engine; see `Source`."""
+        """Tell the other instances that this one is unloaded; see ``Source``."""
+        # The engine ends with the instance that has started it.
         if self.leads:
             self._meeting.withdraw(self._engine, closed=True)
 
     def leave(self, failure: str = "") -> None:
-        """End this instance's part; if the load has failed, `failure` is the reason."""
+        """End this instance's part; if the load has failed, ``failure`` is the reason."""
         if failure:
             self._meeting.fail(failure)
-            self.close()  # no other instance may start the engine either
+            # No other instance may start the engine either.
+            self.close()
         self._meeting.leave()
 
 
 def _only(family: PrometheusFamily, ranks: set[str]) -> PrometheusFamily:
-    """Return a family with the samples of these ranks; a sample without a rank belongs to rank 0."""
+    """Return a family; without the samples of other ranks if they are gauges."""
+    if family.type != "gauge":
+        return family
     part: Any = copy.copy(family)
+    # vLLM's label `engine` is the rank. A sample without it belongs to rank 0.
     part.samples = [
         sample for sample in family.samples if sample.labels.get("engine", "0") in ranks
     ]

@@ -1,4 +1,4 @@
-"""The place where the instances of one load of a model meet: a private folder with their messages to each other.
+"""The place where the instances of one load of a model meet: a private folder with their messages.
 
 Triton starts each instance of a model as its own process, all at the same time and in any order. It
 tells no instance about the others. There is a folder for the server, the model, its version and the
@@ -11,7 +11,7 @@ group of instances; each load has a folder in it:
     failed    why the load has failed
     closed    the leading instance has been unloaded
     figures   when each of the engine's ranks made the figures that each instance has (doubles)
-    adapters  the copies of LoRA adapters that the engine reads; see `lora.copies`
+    adapters  the copies of LoRA adapters that the engine reads; see ``lora.copies``
 
 The kernel frees the locks of a process that dies, so nothing here depends on an orderly end of a
 process.
@@ -88,37 +88,40 @@ def seat(args: Mapping[str, str], server: int) -> Seat | None:
     """Return an instance's seat; None if it is the only instance of its group on its device.
 
     Args:
-        args: the arguments that Triton passes to `initialize`.
+        args: the arguments that Triton passes to ``initialize``.
         server: the process id of tritonserver.
 
     Raises:
         ConfigError: the instance was added to a loaded model.
     """
+    # Triton names an instance after its group, and numbers it: GROUP_0, GROUP_1 ...
     group, _, index = args.get("model_instance_name", "").rpartition("_")
     groups = json.loads(args["model_config"]).get("instance_group") or []
-    count = next((int(g.get("count", 1)) for g in groups if g.get("name") == group), 1)
+    counts = {entry.get("name"): int(entry.get("count", 1)) for entry in groups}
+    count = counts.get(group, 1)
     if not index.isdigit() or (count == 1 and int(index) == 0):
         return None
     if int(index) >= count:
         raise ConfigError(
-            "instance_group: an instance cannot be added to a model that is loaded; unload the model, then load it again"
+            "instance_group: an instance cannot be added to a model that is loaded; "
+            "unload the model, then load it again"
         )
-    model = [
-        args[name]
-        for name in ("model_repository", "model_name", "model_version", "model_instance_device_id")
-    ]
+    names = ("model_repository", "model_name", "model_version", "model_instance_device_id")
+    model = [args[name] for name in names]
     # The key contains `count`: after a reload with more instances, the last one would otherwise
-    # join an older load that lacks just its seat.
-    said = json.dumps([process_space(), server, start_time(server), *model, group, count])
-    return Seat(int(index), count, hashlib.sha256(said.encode()).hexdigest()[:12])
+    # join an older load that lacks just its seat. The server's start time is in it because a new
+    # server may get the process id of an old one.
+    identity = json.dumps([process_space(), server, start_time(server), *model, group, count])
+    key = hashlib.sha256(identity.encode()).hexdigest()[:12]
+    return Seat(index=int(index), count=count, key=key)
 
 
 class Rendezvous:
-    """An instance's place in the folder of its load; `join` makes it."""
+    """An instance's place in the folder of its load; ``join`` makes it."""
 
-    def __init__(self, own: Seat, base: Path, load: Path, lock: int) -> None:
+    def __init__(self, own: Seat, load: Path, lock: int) -> None:
         self._own = own
-        self._base = base
+        self._base = load.parent
         self._load = load
         self._seat = lock
         self._lead: int | None = None
@@ -135,22 +138,24 @@ class Rendezvous:
         _sweep(home)
         try:
             with _locked(base):
-                load = next((p for p in sorted(base.glob("load-*")) if _waits_for(p, own)), None)
-                if load is None:
-                    load = base / f"load-{uuid.uuid4().hex[:6]}"
-                    load.mkdir(mode=0o700)
-                made = cls(own, base, load, locks.take(load / f"seat-{own.index}"))
+                waiting = (load for load in sorted(base.glob("load-*")) if _waits_for(load, own))
+                load = next(waiting, base / f"load-{uuid.uuid4().hex[:6]}")
+                load.mkdir(mode=0o700, exist_ok=True)
+                joined = cls(own, load, locks.take(load / f"seat-{own.index}"))
         except OSError as error:
             raise ConfigError(
                 f"instance_group: the instances have no folder to meet in: {error}; set TMPDIR"
             ) from None
-        # the longest address that can occur: an engine's name has 6 digits
-        if len(made._wires("f" * 6, own.count)[1]) - len("ipc://") > LONGEST_ADDRESS:
-            made.leave()
+        # vLLM would notice a path that is too long only after the model has been loaded. This is
+        # the longest one that can occur: an engine's name has 6 digits.
+        _, longest = joined._wires("f" * 6, own.count)
+        if len(longest) - len("ipc://") > LONGEST_ADDRESS:
+            joined.leave()
             raise ConfigError(
-                "instance_group: the folder for temporary files has too long a name for sockets; set TMPDIR"
+                "instance_group: the folder for temporary files has too long a name for sockets; "
+                "set TMPDIR"
             )
-        return made
+        return joined
 
     @property
     def leads(self) -> bool:
@@ -158,44 +163,56 @@ class Rendezvous:
         return self._lead is not None
 
     def lead(self) -> bool:
-        """Return whether this instance leads; it begins to lead if no instance does or the leading one has died."""
+        """Begin to lead if no living instance leads; return whether this instance leads."""
         if self._lead is None and not self._departing():
+            # If another instance leads, its lock cannot be taken.
             with contextlib.suppress(OSError):
                 self._lead = locks.take(self._load / "lead")
-                for name in ("engine", "closed"):  # left by the previous leading instance
+                # left by the previous leading instance
+                for name in ("engine", "closed"):
                     (self._load / name).unlink(missing_ok=True)
         return self.leads
 
     def wires(self, engine: str) -> list[tuple[str, str]]:
-        """Return where the other instances will listen: addresses for requests and for outputs, for each client from 1 on."""
+        """Return where the other instances will listen.
+
+        Returns:
+            For each client from 1 on, its addresses for requests and for outputs.
+        """
         return [self._wires(engine, index) for index in self._others()]
 
     def publish(self, engine: str, statistics: str | None) -> None:
         """Tell the other instances how to reach the engine that this instance has launched."""
-        # number 0 is this instance's own client of the engine; each other one has an input and an output address
-        said = [
-            asdict(Address(engine, number, *self._wires(engine, index), statistics))
-            | {"instance": index}
-            for number, index in enumerate(self._others(), start=1)
-        ]
+        addresses = {}
+        # Number 0 is this instance's own client of the engine.
+        for number, index in enumerate(self._others(), start=1):
+            address = Address(engine, number, *self._wires(engine, index), statistics)
+            addresses[str(index)] = asdict(address)
         new = self._load / "engine.new"
-        new.write_text(json.dumps(said), encoding="utf-8")
-        # renamed, so that no instance reads half of the file
+        new.write_text(json.dumps(addresses), encoding="utf-8")
+        # A rename, so that no instance reads half of the file.
         new.rename(self._load / "engine")
 
     def address(self) -> Address | None:
-        """Return how this instance reaches the engine that serves now; None while there is no engine."""
+        """Return how this instance reaches the engine that serves now; None without an engine."""
         try:
-            said = json.loads((self._load / "engine").read_text(encoding="utf-8"))
+            addresses = json.loads((self._load / "engine").read_text(encoding="utf-8"))
         except OSError:
             return None
-        return next(Address(**entry) for entry in said if entry.pop("instance") == self._own.index)
+        return Address(**addresses[str(self._own.index)])
 
     def withdraw(self, engine: str, *, closed: bool) -> None:
-        """Remove the published addresses, because the engine ends; with `closed`, this instance ends as well."""
+        """Remove the published addresses, because the engine ends.
+
+        Args:
+            engine: the engine's name.
+            closed: whether this instance ends as well.
+        """
+        # First, so that an instance that finds no engine also finds why.
         if closed:
             (self._load / "closed").touch()
         (self._load / "engine").unlink(missing_ok=True)
+        # The engine's sockets are files in this folder.
         for path in self._load.glob(f"{engine}-*"):
             path.unlink(missing_ok=True)
 
@@ -221,18 +238,16 @@ class Rendezvous:
             file.write(reason)
 
     def failure(self) -> str:
-        """Return why the load cannot succeed: an instance's reason, or that the first instance is dead. Otherwise empty."""
+        """Return why the load cannot succeed; empty if it still can."""
         with contextlib.suppress(OSError):
+            reason = (self._load / "failed").read_text(encoding="utf-8")
             # The file exists before its text is written.
-            return (self._load / "failed").read_text(
-                encoding="utf-8"
-            ) or "another instance has failed"
+            return reason or "another instance has failed"
+        # An instance that was killed cannot write a reason.
         first = self._load / "seat-0"
-        return (
-            "the first instance of the model ended while it was loaded"
-            if first.exists() and not _is_held(first)
-            else ""
-        )
+        if first.exists() and not _is_held(first):
+            return "the first instance of the model ended while it was loaded"
+        return ""
 
     def has_first(self) -> bool:
         """Return whether the first instance has come."""
@@ -240,6 +255,9 @@ class Rendezvous:
 
     def figures(self, ranks: int) -> mmap.mmap:
         """Return memory that the instances share: for each rank, a double for each instance.
+
+        Args:
+            ranks: the engine's number of data-parallel ranks.
 
         Raises:
             OSError: there is no room for the file.
@@ -266,11 +284,10 @@ class Rendezvous:
             _tidy(self._base)
 
     def _departing(self) -> bool:
+        # An instance that is about to be unloaded must not start an engine first.
         with contextlib.suppress(OSError):
-            return (
-                time.time() - (self._load / "closed").stat().st_mtime
-                < DEPARTURE_S * self._own.count
-            )
+            closed_at = (self._load / "closed").stat().st_mtime
+            return time.time() - closed_at < DEPARTURE_S * self._own.count
         return False
 
     def _others(self) -> Sequence[int]:
@@ -304,6 +321,8 @@ def _locked(base: Path) -> Iterator[None]:
         try:
             with contextlib.suppress(FileExistsError):
                 base.mkdir(mode=0o700)
+            # vLLM unpickles what it gets through the sockets in this folder. Another user who could
+            # write here could run code in the engine.
             status = base.lstat()
             if status.st_uid != os.getuid() or status.st_mode & 0o077 or base.is_symlink():
                 raise PermissionError(f"{base} is not this user's alone")
@@ -318,7 +337,8 @@ def _locked(base: Path) -> Iterator[None]:
 
 
 def _tidy(base: Path) -> None:
-    """Remove loads without a living instance, and the folder if no load is left; call it while the folder is locked."""
+    """Remove loads without a living instance, and the folder if no load is left."""
+    # The caller has locked the folder, so no instance can join a load meanwhile.
     for load in base.glob("load-*"):
         if not any(map(_is_held, load.glob("seat-*"))):
             shutil.rmtree(load, ignore_errors=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from triton_vllm import vllm_api
 
@@ -18,7 +18,7 @@ class Loss:
     """Why an engine is abandoned.
 
     Attributes:
-        what: ends the log's sentence "the engine …", for example `has died`.
+        what: ends the log's sentence "the engine …", for example ``has died``.
         in_order: whether it ended normally, e.g. because the model was unloaded.
     """
 
@@ -26,17 +26,24 @@ class Loss:
     in_order: bool = False
 
 
-class Source(Protocol):
+class Source:
     """The origin of an engine: this process alone starts it, or several processes share it."""
 
+    # Except for `start`, the methods here are those of an engine without other instances.
+
     async def start(self) -> EngineClient:
-        """Start the engine or connect to it, and return its client; called again after each loss."""
+        """Start the engine or connect to it, and return its client; also after each loss."""
+        raise NotImplementedError
 
     def share(self) -> None:
         """Tell the other instances that the engine serves."""
 
     def loss(self) -> Loss | None:
-        """Return why the engine must be abandoned if its client does not know that; called twice a second."""
+        """Return why the engine must be abandoned, if its client cannot know that.
+
+        It is called twice a second.
+        """
+        return None
 
     def retire(self, *, hung: bool) -> None:
         """Make the other instances abandon the engine."""
@@ -45,30 +52,20 @@ class Source(Protocol):
         """Tell the other instances that the engine is about to end for good."""
 
 
-class Sole:
-    """An engine that only this process uses.
+@dataclass
+class Sole(Source):
+    """An engine that only this process uses. Its client itself knows whether it has died.
 
-    Args:
+    Attributes:
         vllm: the loaded vLLM.
         values: engine arguments.
     """
 
-    def __init__(self, vllm: vllm_api.Vllm, values: Mapping[str, Any]) -> None:
-        self._vllm = vllm
-        self._values = values
+    vllm: vllm_api.Vllm
+    values: Mapping[str, Any]
 
     async def start(self) -> EngineClient:
-        """See `Source`."""
-        # Blocks the loop, as in vLLM's own server: nothing else can be done until the model is loaded.
-        return vllm_api.start(self._vllm, self._values)
-
-    def loss(self) -> None:
-        """Return None: the client itself knows whether the engine has died."""
-
-    def share(self) -> None:
-        """Do nothing, because there are no other instances."""
-
-    close = share
-
-    def retire(self, *, hung: bool) -> None:
-        """Do nothing, because there are no other instances."""
+        """See ``Source``."""
+        # This blocks the loop, as in vLLM's own server. Nothing else can be done until the model is
+        # loaded.
+        return vllm_api.start(self.vllm, self.values)

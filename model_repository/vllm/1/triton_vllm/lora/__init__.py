@@ -1,4 +1,4 @@
-"""LoRA adapters: turn names and folders into vLLM's `LoRARequest`s for the folders' current contents.
+"""LoRA adapters: turn a name into vLLM's ``LoRARequest`` for its folder's current contents.
 
 This room keeps private copies of adapters in a temporary folder. It writes nowhere else.
 """

@@ -1,6 +1,7 @@
-"""Read which LoRA adapters a model has: `multi_lora.json` maps names to places, and LORA_DIRECTORY has a folder per name.
+"""Read which LoRA adapters a model has.
 
-A name in the file takes precedence.
+``multi_lora.json`` maps names to places. LORA_DIRECTORY has a folder for each name. A name in the
+file takes precedence.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ if TYPE_CHECKING:
 
 FILE_NAME = "multi_lora.json"
 UNLISTED = (
-    f"Triton's OpenAI frontend finds adapters in 1/{ARGUMENTS_NAME} and 1/{FILE_NAME} only; without both, a request "
-    "through it that names one may be answered by the base model (docs/official_backend.md)"
+    f"Triton's OpenAI frontend finds adapters in 1/{ARGUMENTS_NAME} and 1/{FILE_NAME} only; "
+    "without both, a request through it that names one may be answered by the base model "
+    "(docs/official_backend.md)"
 )
 _FOLDER_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 """The name of a folder directly below LORA_DIRECTORY: one path component, and not hidden."""
@@ -37,11 +39,10 @@ class Adapters:
 
     Attributes:
         enabled: the engine argument enable_lora.
-        listed: the entries of `multi_lora.json`. Each is the adapter's folder, or its name on a
+        listed: the entries of ``multi_lora.json``. Each is the adapter's folder, or its name on a
             model hub (a string).
         directory: LORA_DIRECTORY. None if it is not set.
-        official: whether an error lists all names, as the official backend's does. The names may be
-            other tenants'.
+        official: whether an error lists all names, as the official backend's does.
     """
 
     enabled: bool = False
@@ -61,9 +62,11 @@ class Adapters:
             return self.listed[name]
         if self.directory is not None and _FOLDER_NAME.fullmatch(name):
             return self.directory / name
-        told = shown(name if name.isprintable() else repr(name)[1:-1])
+        # A NUL would end the server's message, and a line break would begin a new line of its log.
+        printable = shown(name if name.isprintable() else repr(name)[1:-1])
+        # The other names may be other tenants'.
         others = f", we currently support {[*self.listed]}" if self.official else ""
-        raise InvalidRequestError(f"LoRA {told} is not supported{others}")
+        raise InvalidRequestError(f"LoRA {printable} is not supported{others}")
 
 
 def read(
@@ -75,7 +78,7 @@ def read(
     directory: str = "",
     official: bool = False,
 ) -> Adapters:
-    """Read which adapters there are; the file in the version's directory comes first, as in the official backend.
+    """Read which adapters the model has.
 
     Args:
         model_dir: the model's directory. Relative paths of adapters start there, or in the server's
@@ -85,7 +88,7 @@ def read(
         log: reports problems that do not prevent loading the model.
         directory: LORA_DIRECTORY, relative to the model's directory. If it is set, the file may be
             missing.
-        official: whether COMPATIBILITY is `official`. Then the server's working directory comes
+        official: whether COMPATIBILITY is ``official``. Then the server's working directory comes
             first and errors list all names. A path without an adapter does not prevent loading the
             model.
 
@@ -99,16 +102,17 @@ def read(
     root = model_dir / directory if directory else None
     if root is not None and not root.is_dir():
         raise ConfigError(f"config.pbtxt: LORA_DIRECTORY: there is no directory {root}")
-    path = next(
-        (d / FILE_NAME for d in (version_dir, model_dir) if (d / FILE_NAME).is_file()), None
-    )
+    # The file in the version's directory comes first, as in the official backend.
+    paths = (version_dir / FILE_NAME, model_dir / FILE_NAME)
+    path = next(filter(Path.is_file, paths), None)
     if path is None and root is None:
-        raise ConfigError(f"Triton backend cannot find {version_dir / FILE_NAME}.")
+        # the official backend's message
+        raise ConfigError(f"Triton backend cannot find {paths[0]}.")
     table = _table(path) if path is not None else {}
     starts = (Path.cwd(), model_dir) if official else (model_dir, Path.cwd())
     listed = {}
-    for name, given in table.items():
-        listed[name], problem = _locate(starts, given)
+    for name, place in table.items():
+        listed[name], problem = _locate(starts, place)
         if problem and not official:
             raise ConfigError(f"LoRA adapter '{name}': {problem}")
         if problem:
@@ -128,15 +132,16 @@ def _table(path: Path) -> dict[str, str]:
     return table
 
 
-def _locate(starts: tuple[Path, ...], given: str) -> tuple[Path | str, str]:
-    """Return an adapter's place, and the problem with it; the problem is empty for a name on a model hub."""
-    path = os.path.expanduser(given)  # noqa: PTH111 - Path.expanduser() raises for a user who has no home
-    folders = list(
-        dict.fromkeys(start / path for start in starts)
-    )  # an absolute path stays as it is
-    found = next((folder for folder in folders if folder.is_dir()), None)
-    if found is not None:
-        return found, "" if (found / CONFIG).is_file() else f"{found} has no {CONFIG}"
-    if given.startswith(("/", ".", "~")):
+def _locate(starts: tuple[Path, ...], place: str) -> tuple[Path | str, str]:
+    """Return an adapter's place and the problem with it, which may be empty."""
+    # Path.expanduser() raises for a user whom the container does not know.
+    path = os.path.expanduser(place)  # noqa: PTH111
+    # An absolute path stays as it is, so both folders are the same then.
+    folders = list(dict.fromkeys(start / path for start in starts))
+    for folder in folders:
+        if folder.is_dir():
+            return folder, "" if (folder / CONFIG).is_file() else f"{folder} has no {CONFIG}"
+    if place.startswith(("/", ".", "~")):
         return folders[0], f"there is no directory {' or '.join(map(str, folders))}"
-    return given, ""
+    # Any other name may be one on a model hub, which only vLLM can check.
+    return place, ""

@@ -1,8 +1,8 @@
-"""Look at the files of a LoRA adapter, and copy them: a private copy cannot change while vLLM reads it.
+"""Look at the files of a LoRA adapter, and copy them for vLLM.
 
-vLLM maps the weights into memory; if a mapped file becomes shorter, vLLM's process ends. vLLM may
-also drop an adapter from memory. When a request needs it again, vLLM reads the files in the middle
-of a step, and ends if they are missing.
+A private copy cannot change while vLLM reads it. vLLM maps the weights into memory; if a mapped
+file becomes shorter, vLLM's process ends. vLLM may also drop an adapter from memory. When a request
+needs it again, vLLM reads the files in the middle of a step, and ends if they are missing.
 """
 
 from __future__ import annotations
@@ -40,15 +40,13 @@ class File:
         path: the path without links.
         name: the file's name in the adapter's folder.
         size: bytes.
-        seen: device, inode, and the times in ns when the contents and the inode changed. The
-            contents' time alone is not enough: archives and images set it. Nor is the inode: a new
-            file may get the inode of the file that it replaces.
+        state: device, inode, and the times in ns when the contents and the inode changed.
     """
 
     path: Path
     name: str
     size: int
-    seen: tuple[int, int, int, int]
+    state: tuple[int, int, int, int]
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,8 +72,11 @@ def look(folder: Path, within: Path | None = None) -> tuple[File, ...]:
         within: the files must be in this folder, even if links lead elsewhere. None means anywhere.
     """
     config = _find(folder, CONFIG, within)
-    weights = next((found for name in WEIGHTS if (found := _find(folder, name, within))), None)
-    return (config, weights) if config and weights else ()
+    for name in WEIGHTS:
+        weights = _find(folder, name, within)
+        if config and weights:
+            return (config, weights)
+    return ()
 
 
 class Copies:
@@ -83,8 +84,7 @@ class Copies:
 
     Args:
         shared: the folder of all instances that share an engine. If None, this process has its own
-            folder. Instances share one because vLLM takes different paths for different adapters.
-            Copies in it stay: another instance may use them.
+            folder.
     """
 
     def __init__(self, shared: Path | None = None) -> None:
@@ -92,6 +92,8 @@ class Copies:
         self._own = tempfile.TemporaryDirectory(
             prefix="vllm_env_server_lora_", ignore_cleanup_errors=True
         )
+        # Instances share a folder because vLLM takes different paths for different adapters. Copies
+        # in it stay: another instance may use them.
         self._folder = shared or Path(self._own.name)
         self._is_shared = shared is not None
         self._made: MutableMapping[str, Copy] = weakref.WeakValueDictionary()
@@ -105,28 +107,31 @@ class Copies:
         """Return a copy of an adapter's files; an existing copy if the contents are the same.
 
         Raises:
-            UnavailableError: a file has changed since `look`.
+            UnavailableError: a file has changed since ``look``.
             OSError: a file cannot be read, or the disk is full.
         """
         with tempfile.TemporaryDirectory(prefix="new-", dir=self._folder) as staging:
             new = Path(staging, "adapter")
             digest = await asyncio.to_thread(_copy, files, new)
-            return self._made.get(digest) or self._keep(
-                new, digest, sum(file.size for file in files)
-            )
+            size = sum(file.size for file in files)
+            return self._made.get(digest) or self._keep(new, digest, size)
 
     def _keep(self, new: Path, digest: str, size: int) -> Copy:
-        # numbered, because an earlier copy of the same contents may be being removed
-        folder = self._folder / (digest if self._is_shared else f"{digest}-{next(self._numbers)}")
-        try:
-            new.rename(folder)
-        except OSError:
-            if not (self._is_shared and folder.exists()):  # otherwise another instance was first
-                raise
-        copy = self._made[digest] = Copy(folder, digest, 0 if self._is_shared else size)
-        if not self._is_shared:
+        if self._is_shared:
+            copy = Copy(self._folder / digest, digest, removable=0)
+            try:
+                new.rename(copy.folder)
+            except OSError:
+                # If the folder exists, another instance was first, with the same contents.
+                if not copy.folder.exists():
+                    raise
+        else:
+            # numbered, because an earlier copy of the same contents may be being removed
+            folder = self._folder / f"{digest}-{next(self._numbers)}"
+            copy = Copy(new.rename(folder), digest, removable=size)
             # The folder is removed when no code holds the copy any more.
             weakref.finalize(copy, shutil.rmtree, folder, ignore_errors=True)
+        self._made[digest] = copy
         return copy
 
     def close(self) -> None:
@@ -143,10 +148,12 @@ def _find(folder: Path, name: str, within: Path | None) -> File | None:
         return None
     if not inside or not stat.S_ISREG(status.st_mode):
         return None
-    return File(path, name, status.st_size, _seen(status))
+    return File(path, name, status.st_size, _state(status))
 
 
-def _seen(status: os.stat_result) -> tuple[int, int, int, int]:
+def _state(status: os.stat_result) -> tuple[int, int, int, int]:
+    # The contents' time alone is not enough: archives and images set it. Nor is the inode: a new
+    # file may get the inode of the file that it replaces.
     return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_ctime_ns
 
 
@@ -156,15 +163,17 @@ def _copy(files: tuple[File, ...], target: Path) -> str:
     digest = hashlib.sha256()
     for file in files:
         digest.update(f"{file.name}\0{file.size}\0".encode())
-        with open(file.path, "rb", opener=_open) as given, (target / file.name).open("xb") as made:
-            while chunk := given.read(_CHUNK):
+        with open(file.path, "rb", opener=_open) as source, (target / file.name).open("xb") as copy:
+            while chunk := source.read(_CHUNK):
                 digest.update(chunk)
-                made.write(chunk)
-            if _seen(os.fstat(given.fileno())) != file.seen or made.tell() != file.size:
+                copy.write(chunk)
+            # The file may have been replaced after `look`, or changed while it was read.
+            if _state(os.fstat(source.fileno())) != file.state or copy.tell() != file.size:
                 raise UnavailableError(f"LoRA file {file.name} is being written; try again later")
     return digest.hexdigest()
 
 
 def _open(path: str, flags: int) -> int:
-    # refuses a link that has replaced the file, and does not block on a pipe, which would wait for ever
+    # A link may have replaced the file; it is refused. A pipe may have; opening it would wait for
+    # ever without O_NONBLOCK.
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)

@@ -3,7 +3,7 @@
 A name means its folder's contents, wherever the name comes from. vLLM loads a private copy, under a
 name and a number that belong only to these contents. So vLLM takes a changed adapter for another
 one, and requests in flight keep the old one. vLLM itself drops the least recently used adapters
-(`max_cpu_loras`). It reads one again from the copy when a request needs it.
+(``max_cpu_loras``). It reads one again from the copy when a request needs it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from triton_vllm.lora.copies import Copies, Copy, File
 
 DIGITS = 16
-"""Digits of the digest in vLLM's name for an adapter; `vllm:lora_requests_info` shows them."""
+"""Digits of the digest in vLLM's name for an adapter; ``vllm:lora_requests_info`` shows them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,16 +63,17 @@ class AdapterStore:
         self._make = make
         self._log = log
         self._calls = Calls()
-        self._lock = asyncio.Lock()  # one adapter is loaded at a time, as in vLLM
-        self._looking = ThreadPoolExecutor(
-            2, "lora-look"
-        )  # a file system that hangs blocks only these threads
-        self._known: dict[str, Version] = {}  # in the order of their first loads
+        # One adapter is loaded at a time, as in vLLM.
+        self._lock = asyncio.Lock()
+        # A file system that hangs blocks only these threads.
+        self._looking = ThreadPoolExecutor(2, "lora-look")
+        # in the order of their first loads
+        self._known: dict[str, Version] = {}
         self._too_large: tuple[File, ...] = ()
         self._numbers: dict[int, str] = {}
 
     async def acquire(self, llm: EngineClient, name: str, *, afresh: bool = False) -> Version:
-        """Load the current contents of an adapter's folder, unless they are loaded, and return them.
+        """Return the current contents of an adapter's folder, loaded by vLLM.
 
         Args:
             llm: the engine.
@@ -87,9 +88,9 @@ class AdapterStore:
         files = await self._look(name, place)
         if afresh or not self._is_known(name, files):
             async with self._lock:
-                files = await self._look(
-                    name, place
-                )  # the files may have changed, or another request has loaded them
+                # While this waited for the lock, the files may have changed, or another request has
+                # loaded them.
+                files = await self._look(name, place)
                 if afresh or not self._is_known(name, files):
                     self._known[name] = await self._load(llm, name, place, files)
         version = self._known[name]
@@ -112,6 +113,8 @@ class AdapterStore:
     async def _look(self, name: str, place: Path | str) -> tuple[File, ...]:
         if isinstance(place, str):
             return ()
+        # The operator lists an adapter with its path, wherever that is. Other names come from
+        # clients.
         within = None if name in self._adapters.listed else self._adapters.directory
         files = await asyncio.get_running_loop().run_in_executor(self._looking, look, place, within)
         if not files and within is not None:
@@ -122,7 +125,6 @@ class AdapterStore:
     async def _load(
         self, llm: EngineClient, name: str, place: Path | str, files: tuple[File, ...]
     ) -> Version:
-        """Load an adapter. If vLLM cannot, return it without a request, so that the same files are not tried again."""
         began = time.monotonic()
         try:
             version = await self._prepare(name, place, files)
@@ -130,19 +132,19 @@ class AdapterStore:
         except AdapterError:
             raise
         except Exception as error:
+            # A dead engine says nothing about the adapter.
             if vllm_api.is_dead(llm):
                 raise
             self._log.error(
                 f"LoRA adapter '{name}' could not be loaded: {type(error).__name__}: {error}"
             )
-            if isinstance(error, OSError) or isinstance(
-                place, str
-            ):  # a full disk or a hub may recover with the same files
+            # A full disk or a hub may recover with the same files.
+            if isinstance(error, OSError) or isinstance(place, str):
                 raise _failed(name) from None
+            # Remembered without a request, so that the same files are not tried again.
             return Version(files)
-        self._log.info(
-            f"LoRA adapter {version.request.lora_name} was loaded in {time.monotonic() - began:.1f} s"
-        )
+        seconds = time.monotonic() - began
+        self._log.info(f"LoRA adapter {version.request.lora_name} was loaded in {seconds:.1f} s")
         return version
 
     async def _prepare(self, name: str, place: Path | str, files: tuple[File, ...]) -> Version:
@@ -152,35 +154,38 @@ class AdapterStore:
             raise ValueError(f"{place} has no {CONFIG} or no weights")
         self._require_room(name, files)
         copy = await self._copies.make(files)
-        return Version(
-            files, self._request(f"{name}@{copy.digest[:DIGITS]}", str(copy.folder)), copy
-        )
+        request = self._request(f"{name}@{copy.digest[:DIGITS]}", str(copy.folder))
+        return Version(files, request, copy)
 
     def _require_room(self, name: str, files: tuple[File, ...]) -> None:
-        """Drop copies, in the order of their first loads, if that makes room for another one; copies in use stay."""
+        """Drop other adapters' copies if that makes room for another one."""
         missing = self._copies.missing(files)
-        if (
-            0
-            < missing
-            <= sum(version.copy.removable for version in self._known.values() if version.copy)
-        ):
+        removable = sum(version.copy.removable for version in self._known.values() if version.copy)
+        if 0 < missing <= removable:
             for other in [*self._known]:
+                # A copy in use stays: its request holds it.
                 if self._copies.missing(files) > 0:
                     del self._known[other]
             missing = self._copies.missing(files)
         if missing <= 0:
             return
-        text = f"LoRA {name} could not be copied: the server's folder for temporary files lacks {(missing >> 20) + 1} MiB"
-        if files != self._too_large:  # logged once, because clients must not fill the log
+        mib = (missing >> 20) + 1
+        text = (
+            f"LoRA {name} could not be copied: "
+            f"the server's folder for temporary files lacks {mib} MiB"
+        )
+        # Logged once, because clients must not fill the log.
+        if files != self._too_large:
             self._too_large = files
             self._log.error(text)
         raise UnavailableError(text)
 
     def _request(self, version: str, path: str) -> Any:
-        """Return vLLM's LoRARequest; its number is the same in all instances that share an engine."""
-        number = (
-            int(hashlib.sha256(version.encode()).hexdigest()[:8], 16) >> 1 or 1
-        )  # vLLM stores it in a signed 32-bit integer
+        # The number follows from the contents, so all instances that share an engine have the same.
+        # vLLM stores it in a signed 32-bit integer, and 0 is not allowed.
+        digest = hashlib.sha256(version.encode()).hexdigest()
+        number = int(digest[:8], 16) >> 1 or 1
+        # With an equal number, vLLM would serve the other adapter's weights.
         if self._numbers.setdefault(number, version) != version:
             raise ValueError(
                 f"it has by chance the number of {self._numbers[number]}; give it another name"

@@ -1,4 +1,4 @@
-"""Pictures, audio and video: turn the base64 texts of a request into checked and decoded items.
+"""Pictures, audio and video: turn the base64 strings of a request into checked and decoded items.
 
 Sizes are read from the headers first. This room touches no file and fetches nothing; vLLM's
 decoders run in the caller's thread.

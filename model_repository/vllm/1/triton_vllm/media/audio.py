@@ -1,7 +1,8 @@
-"""Pass the operator's limits of audio to vLLM, which measures each audio while it decodes it, wherever it came from."""
+"""Pass the operator's limits of audio to vLLM."""
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -17,16 +18,18 @@ UNBOUNDED = 1_000_000_000
 
 
 def limit(limits: Limits, known: Collection[str], environ: MutableMapping[str, str]) -> None:
-    """Set vLLM's variables, which it reads for each file; variables that the operator has set stay.
+    """Set vLLM's variables for audio; variables that the operator has set stay.
 
     Args:
         limits: the model's limits.
-        known: the variables that this vLLM reads. Versions before 0.24 do not measure what they decode.
+        known: the variables that this vLLM reads.
         environ: this process's environment.
     """
+    # vLLM measures each audio while it decodes it, wherever the audio came from. Versions before
+    # 0.24 do not, and lack the variables.
     chosen = {
         SECONDS: limits.max_clip_seconds or UNBOUNDED,
-        MEGABYTES: -(-limits.max_clip_bytes // MIB) or UNBOUNDED,
+        MEGABYTES: math.ceil(limits.max_clip_bytes / MIB) or UNBOUNDED,
     }
     for name, value in chosen.items():
         if name in known:

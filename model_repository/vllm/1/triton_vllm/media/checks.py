@@ -1,4 +1,4 @@
-"""Check a request's media before anything is decoded or fetched: their number, size, kind and origin."""
+"""Check the number, size, kind and origin of a request's media before any is decoded or fetched."""
 
 from __future__ import annotations
 
@@ -16,11 +16,25 @@ if TYPE_CHECKING:
     from triton_vllm.base.limits import Limits
 
 KINDS = {
-    "image_url": "image", "input_image": "image", "audio_url": "audio", "input_audio": "audio", "video_url": "video",
-}  # fmt: skip
+    "image_url": "image",
+    "input_image": "image",
+    "audio_url": "audio",
+    "input_audio": "audio",
+    "video_url": "video",
+}
 """The fields of a part of a message's content that hold media, and the kind of each."""
 REFUSED = ("image_embeds", "audio_embeds", "video_embeds", "prompt_embeds", "image_pil", "uuid")
 """These hold a program's tensors, or name an item that another request has left in a cache."""
+
+
+def is_inline(url: str) -> bool:
+    """Return whether an address contains the data itself."""
+    return url[:5].lower() == "data:"
+
+
+def without_head(text: str) -> str:
+    """Return the base64 of an item, which may have a ``data:…;base64,`` head."""
+    return text.partition(",")[2] if is_inline(text) else text
 
 
 def check_item(limits: Limits, kind: str, name: str, text: str) -> int:
@@ -30,38 +44,35 @@ def check_item(limits: Limits, kind: str, name: str, text: str) -> int:
         limits: the model's limits.
         kind: image, audio or video.
         name: its name in errors, such as ``image[0]``.
-        text: base64, with or without a `data:…;base64,` head.
+        text: base64, with or without a ``data:…;base64,`` head.
 
     Raises:
         InvalidRequestError: the item is too large, or a picture is not PNG, JPEG or WEBP.
     """
-    body = text.partition(",")[2] if text[:5].lower() == "data:" else text
-    refuse_above(
-        limits.max_image_bytes if kind == "image" else limits.max_clip_bytes,
-        len(body) // 4 * 3,
-        f"{name} has",
-        "bytes",
-    )
+    body = without_head(text)
+    most = limits.max_image_bytes if kind == "image" else limits.max_clip_bytes
+    # Four characters of base64 are three bytes.
+    refuse_above(most, len(body) // 4 * 3, f"{name} has", "bytes")
+    invalid = InvalidRequestError(f"{name} is not valid base64")
     if kind != "image":
-        if (
-            "," in body
-        ):  # vLLM would take it for the frames of a video, without a limit on their number
-            raise InvalidRequestError(f"{name} is not valid base64")
+        # vLLM would take commas for the frames of a video, without a limit on their number.
+        if "," in body:
+            raise invalid
         return 0
     if not body.isascii():
-        raise InvalidRequestError(f"{name} is not valid base64")
+        raise invalid
+    # MIME allows line breaks. A text without white space needs no copy.
     if any(space in body for space in "\n\r\t "):
         body = "".join(body.split())
     try:
         width, height = pictures.size(body)
     except binascii.Error:
-        raise InvalidRequestError(f"{name} is not valid base64") from None
+        raise invalid from None
     except ValueError as error:
         raise InvalidRequestError(f"{name} cannot be decoded: it is {error}") from None
-    refuse_above(
-        limits.max_image_pixels, width * height, f"{name} of {width} x {height} has", "pixels"
-    )
-    return width * height
+    pixels = width * height
+    refuse_above(limits.max_image_pixels, pixels, f"{name} of {width} x {height} has", "pixels")
+    return pixels
 
 
 def check_parts(limits: Limits, messages: Sequence[Mapping[str, Any]]) -> list[int]:
@@ -75,9 +86,10 @@ def check_parts(limits: Limits, messages: Sequence[Mapping[str, Any]]) -> list[i
         The length of each picture, audio and video.
 
     Raises:
-        InvalidRequestError: a content is neither text nor a list of parts, or a part is not allowed.
+        InvalidRequestError: a content is neither text nor a list of parts, or has a part that is
+            not allowed.
     """
-    found: list[tuple[str, int, int]] = []
+    items: list[tuple[str, int, int]] = []
     count = 0
     for number, message in enumerate(messages):
         if not isinstance(message["role"], str):
@@ -92,19 +104,16 @@ def check_parts(limits: Limits, messages: Sequence[Mapping[str, Any]]) -> list[i
         count += len(content)
         refuse_above(limits.max_parts, count, "messages have", "parts or more")
         for place, part in enumerate(content):
-            found += _part(limits, part, f"messages[{number}].content[{place}]")
-    kinds = [kind for kind, _, _ in found]
-    refuse_above(limits.max_images, kinds.count("image"), "messages have", "pictures")
+            items += _part(limits, part, f"messages[{number}].content[{place}]")
+    pictures_count = sum(kind == "image" for kind, _, _ in items)
+    refuse_above(limits.max_images, pictures_count, "messages have", "pictures")
     refuse_above(
-        limits.max_clips, len(kinds) - kinds.count("image"), "messages have", "audios and videos"
+        limits.max_clips, len(items) - pictures_count, "messages have", "audios and videos"
     )
-    refuse_above(
-        limits.max_image_pixels,
-        sum(pixels for _, _, pixels in found),
-        "the pictures have",
-        "pixels",
-    )
-    return [length for _, length, _ in found]
+    # This limit is for all pictures of a request together.
+    pixels = sum(pixels for _, _, pixels in items)
+    refuse_above(limits.max_image_pixels, pixels, "the pictures have", "pixels")
+    return [length for _, length, _ in items]
 
 
 def _part(limits: Limits, part: Any, name: str) -> list[tuple[str, int, int]]:
@@ -113,34 +122,36 @@ def _part(limits: Limits, part: Any, name: str) -> list[tuple[str, int, int]]:
         return []
     if not isinstance(part, dict):
         raise InvalidRequestError(f"{name} must be a string or an object")
-    refused = next((key for key in REFUSED if key in part or part.get("type") == key), None)
-    if refused:
-        raise InvalidRequestError(f"{name}: '{refused}' is not taken from a request")
-    found = []
+    for key in REFUSED:
+        if key in part or part.get("type") == key:
+            raise InvalidRequestError(f"{name}: '{key}' is not taken from a request")
+    items = []
+    # The part's `type` is not trusted: every field that can hold media is checked.
     for key in KINDS.keys() & part.keys():
         text = _text(part[key], key, f"{name}.{key}")
         pixels = 0
-        if key == "input_audio" or text[:5].lower() == "data:":
+        # OpenAI's `input_audio` has the data itself.
+        if key == "input_audio" or is_inline(text):
             pixels = check_item(limits, KINDS[key], f"{name}.{key}", text)
         else:
             _check_remote(limits, text, f"{name}.{key}")
-        found.append((KINDS[key], len(text), pixels))
-    return found
+        items.append((KINDS[key], len(text), pixels))
+    return items
 
 
 def _text(value: Any, key: str, name: str) -> str:
     inner = "data" if key == "input_audio" else "url"
-    found = value.get(inner) if isinstance(value, dict) else value
-    if not isinstance(found, str):
+    text = value.get(inner) if isinstance(value, dict) else value
+    if not isinstance(text, str):
         raise InvalidRequestError(f"{name} must be a string, or an object with '{inner}'")
-    return found
+    return text
 
 
 def _check_remote(limits: Limits, url: str, name: str) -> None:
     """Refuse an address unless the operator has named its host."""
     refusal = InvalidRequestError(
-        f"{name}: nothing is fetched from there; give the content as data:…;base64,… or have the operator name the host in "
-        "ALLOWED_MEDIA_DOMAINS"
+        f"{name}: nothing is fetched from there; give the content as data:…;base64,… "
+        "or have the operator name the host in ALLOWED_MEDIA_DOMAINS"
     )
     # Programs disagree about the host of such an address, so the one that is checked may not be the
     # one that is asked.

@@ -1,14 +1,14 @@
-"""Decode the base64 media of a request to vLLM's multi_modal_data."""
+"""Decode the base64 media of a request to vLLM's ``multi_modal_data``."""
 
 from __future__ import annotations
 
 import base64
-import binascii
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from triton_vllm import vllm_api
 from triton_vllm.base.errors import InvalidRequestError, UnsupportedError
+from triton_vllm.media.checks import is_inline, without_head
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,21 +26,25 @@ def decode(
     """Return the decoded items by kind.
 
     Args:
-        media: base64 strings by kind, with or without a `data:…;base64,` head.
+        media: base64 strings by kind, with or without a ``data:…;base64,`` head.
         loaders: the decoders of the installed vLLM.
         check: called with the videos before anything is decoded.
 
     Raises:
         InvalidRequestError: an item is not base64, not of its kind, or too large.
-        UnsupportedError: this vLLM does not know the kind, or its environment has no decoder for it.
+        UnsupportedError: this vLLM or its environment has no decoder for the kind.
     """
-    for name in media:
-        if name not in loaders:
-            raise UnsupportedError(f"{name}: this vLLM cannot decode it")
-    files = {
-        kind: [(f"{kind}[{i}]", _file(f"{kind}[{i}]", text)) for i, text in enumerate(media[kind])]
-        for kind in media
-    }
+    for kind in media:
+        if kind not in loaders:
+            raise UnsupportedError(f"{kind}: this vLLM cannot decode it")
+    files: dict[str, list[tuple[str, bytes]]] = {}
+    for kind, texts in media.items():
+        files[kind] = []
+        for number, text in enumerate(texts):
+            # The client knows an item by its kind and its position.
+            name = f"{kind}[{number}]"
+            files[kind].append((name, _file(name, text)))
+    # All videos of a request count together, so none is decoded before all are checked.
     check(files.get("video", ()))
     return {
         kind: [_load(name, data, loaders[kind]) for name, data in items]
@@ -49,26 +53,27 @@ def decode(
 
 
 def videos_within(messages: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
-    """Return the videos inside messages, which vLLM decodes itself; each is a name for errors and its text.
-
-    Videos that vLLM fetches are not included.
+    """Return the videos inside messages, without those that vLLM must fetch.
 
     Args:
-        messages: the messages of a conversation, as `request` has checked them.
+        messages: the messages of a conversation, as ``request`` has checked them.
+
+    Returns:
+        For each video, its name for errors and its base64 string.
     """
-    found = []
+    videos = []
     for number, message in enumerate(messages):
         content = message.get("content")
         for place, part in enumerate(content if isinstance(content, list) else ()):
             value = part.get("video_url") if isinstance(part, dict) else None
             url = value.get("url") if isinstance(value, dict) else value
-            if isinstance(url, str) and url[:5].lower() == "data:":
-                found.append((f"messages[{number}].content[{place}].video_url", url))
-    return found
+            if isinstance(url, str) and is_inline(url):
+                videos.append((f"messages[{number}].content[{place}].video_url", url))
+    return videos
 
 
 def check_within(videos: Sequence[tuple[str, str]], check: CheckVideos) -> None:
-    """Call `check` with the videos that `videos_within` has found.
+    """Call ``check`` with the videos that ``videos_within`` has found.
 
     Raises:
         InvalidRequestError: a video is not base64, or too large.
@@ -77,10 +82,11 @@ def check_within(videos: Sequence[tuple[str, str]], check: CheckVideos) -> None:
 
 
 def _file(name: str, text: str) -> bytes:
-    body = text.partition(",")[2] if text[:5].lower() == "data:" else text
     try:
-        return base64.b64decode("".join(body.split()), validate=True)
-    except (binascii.Error, ValueError):
+        # MIME allows line breaks inside base64.
+        return base64.b64decode("".join(without_head(text).split()), validate=True)
+    # ValueError: the text is not ASCII. It includes binascii.Error.
+    except ValueError:
         raise InvalidRequestError(f"{name} is not valid base64") from None
 
 
@@ -89,7 +95,7 @@ def _load(name: str, data: bytes, loader: Callable[[bytes], Any]) -> Any:
         return loader(data)
     except ImportError:
         raise UnsupportedError(f"{name} cannot be decoded: {NO_DECODER}") from None
-    except Exception as error:  # noqa: BLE001 - a decoder may raise anything on bytes of another kind
-        refusal = vllm_api.too_large(error)
-        reason = refusal or "it is damaged or not of that kind"
+    # A decoder may raise anything on bytes of another kind. Its text is not for clients.
+    except Exception as error:  # noqa: BLE001
+        reason = vllm_api.too_large(error) or "it is damaged or not of that kind"
         raise InvalidRequestError(f"{name} cannot be decoded: {reason}") from None

@@ -1,9 +1,12 @@
-"""Read the size of a picture from the first bytes of its base64 text, without decoding the picture."""
+"""Read the size of a picture from the first bytes of its base64 string, without decoding it."""
 
 from __future__ import annotations
 
 import base64
+import math
+import struct
 from collections.abc import Callable, Iterator
+from typing import Any
 
 MOST_SEGMENTS = 2000
 """The most segments of a file before its pixels; cameras write a dozen."""
@@ -11,7 +14,7 @@ Read = Callable[[int, int], bytes]
 
 
 def size(text: str) -> tuple[int, int]:
-    """Return the width and height of a PNG, JPEG or WEBP.
+    """Return the width and height of a PNG, JPEG or WEBP, in pixels.
 
     Args:
         text: base64 without white space.
@@ -21,10 +24,13 @@ def size(text: str) -> tuple[int, int]:
         ValueError: none of these kinds, or damaged. The text completes the sentence "it is …".
     """
 
+    # Only the segments' heads are decoded: a file may have megabytes before its pixels.
     def read(start: int, count: int) -> bytes:
+        # Four characters of base64 are three bytes.
         first = start // 3
-        found = base64.b64decode(text[4 * first : 4 * ((start + count + 2) // 3)], validate=True)
-        return found[start - 3 * first :][:count]
+        last = (start + count + 2) // 3
+        data = base64.b64decode(text[4 * first : 4 * last], validate=True)
+        return data[start - 3 * first :][:count]
 
     head = read(0, 30)
     if head.startswith(b"\x89PNG\r\n\x1a\n"):
@@ -39,55 +45,64 @@ def size(text: str) -> tuple[int, int]:
 def _largest(sizes: Iterator[tuple[int, int]]) -> tuple[int, int]:
     # A decoder takes the last size before the pixels, so a file with several sizes counts as its
     # largest.
-    return max(sizes, key=lambda one: one[0] * one[1], default=(0, 0))
+    return max(sizes, key=math.prod, default=(0, 0))
 
 
-def _part(read: Read, start: int, count: int) -> bytes:
-    found = read(start, count)
-    if len(found) < count:
+def _unpack(read: Read, layout: str, start: int) -> tuple[Any, ...]:
+    """Return the values at a position of the file; ``layout`` is a format of ``struct``."""
+    data = read(start, struct.calcsize(layout))
+    # A file that ends there would otherwise be a `struct.error`.
+    if len(data) < struct.calcsize(layout):
         raise ValueError("damaged")
-    return found
+    return struct.unpack(layout, data)
 
 
 def _png(read: Read) -> Iterator[tuple[int, int]]:
+    # After the signature come chunks: length, kind, body, and a checksum of 4 bytes.
     position = 8
     for _ in range(MOST_SEGMENTS):
-        head = _part(read, position, 8)
-        if head[4:] == b"IDAT":
+        length, kind = _unpack(read, ">I4s", position)
+        if kind == b"IDAT":
             return
-        if head[4:] == b"IHDR":
-            body = _part(read, position + 8, 8)
-            yield int.from_bytes(body[:4], "big"), int.from_bytes(body[4:], "big")
-        position += 12 + int.from_bytes(head[:4], "big")
+        if kind == b"IHDR":
+            width, height = _unpack(read, ">II", position + 8)
+            yield width, height
+        position += 12 + length
     raise ValueError("damaged")
 
 
 def _jpeg(read: Read) -> Iterator[tuple[int, int]]:
+    # After the marker FF D8 come segments: FF, kind, and a length that includes itself.
     position = 2
     for _ in range(MOST_SEGMENTS):
-        head = _part(read, position, 4)
-        if head[0] != 0xFF:
+        mark, kind, length = _unpack(read, ">BBH", position)
+        if mark != 0xFF:
             raise ValueError("damaged")
-        if head[1] == 0xFF:  # a fill byte
+        # a fill byte
+        if kind == 0xFF:
             position += 1
             continue
-        if head[1] == 0xDA:  # the pixels begin
+        # The pixels begin.
+        if kind == 0xDA:
             return
-        if 0xC0 <= head[1] <= 0xCF and head[1] not in (0xC4, 0xC8, 0xCC):
-            body = _part(read, position + 5, 4)
-            yield int.from_bytes(body[2:], "big"), int.from_bytes(body[:2], "big")
-        position += 2 + int.from_bytes(head[2:], "big")
+        # These kinds begin a frame and have its size. C4, C8 and CC mean something else.
+        if 0xC0 <= kind <= 0xCF and kind not in (0xC4, 0xC8, 0xCC):
+            height, width = _unpack(read, ">HH", position + 5)
+            yield width, height
+        position += 2 + length
     raise ValueError("damaged")
 
 
 def _webp(head: bytes) -> tuple[int, int]:
     if len(head) < 30:
         raise ValueError("damaged")
+    # 1) extended: 24 bits each, less 1
     if head[12:16] == b"VP8X":
         return 1 + int.from_bytes(head[24:27], "little"), 1 + int.from_bytes(head[27:30], "little")
+    # 2) lossless: 14 bits each, less 1
     if head[12:16] == b"VP8L":
         bits = int.from_bytes(head[21:25], "little")
         return 1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF)
-    return int.from_bytes(head[26:28], "little") & 0x3FFF, int.from_bytes(
-        head[28:30], "little"
-    ) & 0x3FFF
+    # 3) lossy: 14 bits each; the two bits above are a scale
+    width, height = struct.unpack("<HH", head[26:30])
+    return width & 0x3FFF, height & 0x3FFF

@@ -24,7 +24,9 @@ class Header:
 
 
 def read_header(data: bytes) -> Header | None:
-    """Return the header of a video's file; None without OpenCV. It reads for milliseconds, so call it in a thread.
+    """Return the header of a video's file; None without OpenCV.
+
+    It reads for milliseconds, so call it in a thread.
 
     Args:
         data: the file.
@@ -37,26 +39,25 @@ def read_header(data: bytes) -> Header | None:
     except ImportError:
         return None
     # OpenCV needs the name of a backend for a file in memory; vLLM takes the first one, too.
-    backend = next(
-        filter(cv2.videoio_registry.hasBackend, cv2.videoio_registry.getStreamBufferedBackends()),
-        None,
-    )
+    registry = cv2.videoio_registry
+    backends = filter(registry.hasBackend, registry.getStreamBufferedBackends())
+    backend = next(backends, None)
     if backend is None:
         return None
-    file = BytesIO(data)
-    capture = cv2.VideoCapture(file, backend, [])
+    capture = cv2.VideoCapture(BytesIO(data), backend, [])
     # `capture.release()` is not called: it drops the file while other threads run, and the process
     # dies (OpenCV 5.0.0).
     if not capture.isOpened():
         raise ValueError("no video")
-    wanted = (
-        cv2.CAP_PROP_FRAME_COUNT,
-        cv2.CAP_PROP_FPS,
-        cv2.CAP_PROP_FRAME_WIDTH,
-        cv2.CAP_PROP_FRAME_HEIGHT,
+
+    def read(prop: int) -> float:
+        value: float = capture.get(prop)
+        # FFmpeg counts -2**63 frames if a file does not give its length.
+        return value if 0 < value < 1 << 62 else 0
+
+    return Header(
+        frames=int(read(cv2.CAP_PROP_FRAME_COUNT)),
+        rate=read(cv2.CAP_PROP_FPS),
+        width=int(read(cv2.CAP_PROP_FRAME_WIDTH)),
+        height=int(read(cv2.CAP_PROP_FRAME_HEIGHT)),
     )
-    # A file that does not give its length has -2**63 frames.
-    frames, rate, width, height = (
-        value if 0 < value < 1 << 62 else 0 for value in map(capture.get, wanted)
-    )
-    return Header(int(frames), rate, int(width), int(height))

@@ -1,10 +1,13 @@
-"""Decide which instance owns a model's metrics. A single instance removes them at its end; several instances leave them.
+"""Decide which instance owns a model's metrics.
 
 Triton's core keeps metrics with equal labels only once, and deletes them when the first owner drops
 them. Another owner that then raises one writes to freed memory (core, src/metric_family.cc: each
 owner's family counts only its own). A reload starts the new instance before it ends the old one. So
-an instance makes no metrics before it has the claim. If a process dies, the kernel frees its claim.
-The server keeps that process's metrics and gives them to the next owner.
+an instance makes no metrics before it has the claim.
+
+A single instance removes its metrics at its end. Several instances leave them. If a process dies,
+the kernel frees its claim. The server keeps that process's metrics and gives them to the next
+owner.
 """
 
 from __future__ import annotations
@@ -23,30 +26,38 @@ if TYPE_CHECKING:
 
     from triton_vllm.base.protocols import Log
 
-PLACE = Path("/dev/shm")  # noqa: S108 - the same for all instances, and no stub runs without it
-_NAME = "vllm_env_{}_metrics"  # `gen_vllm_env.sh clean` removes files with such names
+# The folder is the same for all instances, and no stub runs without it.
+PLACE = Path("/dev/shm")  # noqa: S108
+# `gen_vllm_env.sh clean` removes files with such names.
+_NAME = "vllm_env_{}_metrics"
 
 
 class Claim:
-    """A lock on the metrics of a model in a server; if the model has several instances, all share it.
+    """A lock on the metrics of a model in a server; several instances of the model share it.
 
     Args:
-        args: the arguments that Triton passes to `initialize`.
+        args: the arguments that Triton passes to ``initialize``.
         server: the process id of tritonserver.
         log: reports that the metrics must wait.
         place: the folder of the lock's file.
+
+    Attributes:
+        shared: whether other instances may have the claim at the same time.
     """
 
     def __init__(self, args: Mapping[str, str], server: int, log: Log, place: Path = PLACE) -> None:
-        said = json.dumps(
+        # A later server may get the process id of this one, so its start time belongs to the key.
+        identity = json.dumps(
             [process_space(), server, start_time(server), args["model_name"], args["model_version"]]
         )
+        digest = hashlib.sha256(identity.encode()).hexdigest()[:12]
         self.shared = instances(args) != 1
-        self._path = place / _NAME.format(hashlib.sha256(said.encode()).hexdigest()[:12])
+        self._path = place / _NAME.format(digest)
         self._log = log
         self._waits = False
-        self._held: int | None = None
-        for path in place.glob(_NAME.format("*")):  # files of servers that were killed
+        self._lock: int | None = None
+        # files of servers that were killed
+        for path in place.glob(_NAME.format("*")):
             _remove(path)
 
     def take(self) -> bool:
@@ -55,39 +66,42 @@ class Claim:
         Raises:
             OSError: the file cannot be made.
         """
-        if self._held is None:
+        if self._lock is None:
             try:
-                self._held = locks.take(self._path, shared=self.shared)
+                self._lock = locks.take(self._path, shared=self.shared)
             except BlockingIOError:
+                # Logged once, because the caller tries again at each update.
                 if not self._waits:
                     self._waits = True
                     self._log.info(
-                        "metrics wait until another instance with this model's name and version has taken its own away"
+                        "metrics wait until another instance with this model's name and version "
+                        "has removed its own"
                     )
-        return self._held is not None
+        return self._lock is not None
 
     def give_up(self) -> None:
         """Free the claim for the next instance; the last one removes the file."""
-        if self._held is None:
-            return
-        locks.free(self._held)
-        self._held = None
-        _remove(self._path)
+        if self._lock is not None:
+            locks.free(self._lock)
+            self._lock = None
+            _remove(self._path)
 
 
 def instances(args: Mapping[str, str]) -> int:
-    """Return how many instances the model of Triton's `args` has on all devices."""
-    groups = json.loads(args["model_config"]).get("instance_group") or [{}]
-    return sum(
-        int(group.get("count", 1)) * max(len(group.get("gpus") or ()), 1) for group in groups
-    )
+    """Return how many instances the model of Triton's ``args`` has on all devices."""
+    total = 0
+    for group in json.loads(args["model_config"]).get("instance_group") or [{}]:
+        # Triton starts `count` instances on each GPU of the group.
+        gpus = group.get("gpus") or [0]
+        total += int(group.get("count", 1)) * len(gpus)
+    return total
 
 
 def _remove(path: Path) -> None:
     """Remove a lock's file if no process holds the lock."""
     with contextlib.suppress(OSError):
-        held = locks.take(path)
+        lock = locks.take(path)
         try:
             path.unlink()
         finally:
-            locks.free(held)
+            locks.free(lock)

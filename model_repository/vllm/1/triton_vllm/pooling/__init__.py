@@ -1,4 +1,4 @@
-"""Embeddings, classes and scores: turn JSON into the parts that vLLM gets, and outputs into an answer's texts.
+"""Embeddings, classes and scores: turn JSON into vLLM's inputs, and outputs into an answer.
 
 This room touches no file, starts no thread and makes no tensor.
 """

@@ -1,4 +1,4 @@
-"""Gather the outputs of a pooling request with several parts; vLLM gets each part as its own request."""
+"""Gather the outputs of a pooling request with several parts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Gathering:
     """The outputs so far; its method is called in the engine's event loop.
 
     Args:
-        count: the request's parts.
+        count: the request's parts. vLLM gets each as its own request.
         done: takes the result. All outputs as one, or the first output or exception of a part that
             failed.
         most: the most numbers in all outputs together. 0 means no limit.
@@ -39,13 +39,15 @@ class Gathering:
             self._numbers += item.outputs.data.numel()
             if 0 < self._most < self._numbers:
                 self._missing = 0
+                # This frees memory now: the other parts may still hold this object.
                 self._outputs.clear()
-                self._done(
-                    InvalidRequestError(
-                        f"the answer has more than {self._most} numbers: send fewer or shorter inputs at once"
-                    )
+                error = InvalidRequestError(
+                    f"the answer has more than {self._most} numbers: "
+                    "send fewer or shorter inputs at once"
                 )
+                self._done(error)
                 return
+            # vLLM finishes the parts in any order.
             self._outputs[number] = item
             self._missing -= 1
             if not self._missing:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from triton_vllm.pooling.embedding import EmbedRequest
 
+# Not for clients to choose: the adapter sets `task`, and vLLM sets the others.
 INTERNAL = frozenset(
     {"task", "requires_token_ids", "extra_kwargs", "output_kind", "late_interaction_params"}
 )
@@ -37,11 +38,13 @@ def build(
     known = [name for name in types if name not in INTERNAL]
     values: dict[str, Any] = {}
     for name, value in request.parameters.items():
+        # Ignoring a misspelt name would change the answer without a word.
         if name not in known:
             raise InvalidRequestError(
                 f"unknown pooling parameter '{shown(name)}'{closest(name, known)}"
             )
         try:
+            # A number may come as a string.
             values[name] = coerce(value, types[name])
         except ValueError as error:
             raise InvalidRequestError(f"pooling parameter '{name}' {error}") from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,24 +14,28 @@ if TYPE_CHECKING:
 
 
 def answer(scoring: Scoring, values: Sequence[Any]) -> list[Any]:
-    """Return the scores in the order of the pairs; if ranked, return objects of index and score, the best first.
+    """Return the scores of pairs.
 
     Args:
         scoring: the pairs.
         values: the model's pooled numbers. One number for each pair, or a vector for each query and
             then for each document.
+
+    Returns:
+        The scores in the order of the pairs. If ranked, objects of index and score, the best first.
     """
     # Vectors are as many as queries and documents together, so always more than the documents.
-    found = _numbers(values) if len(values) == len(scoring.documents) else _cosines(scoring, values)
+    if len(values) == len(scoring.documents):
+        # The model has one label, so there is one number.
+        scores = [float(np.asarray(value).reshape(-1)[0]) for value in values]
+    else:
+        scores = _cosines(scoring, values)
     if not scoring.ranked:
-        return found
-    order = sorted(range(len(found)), key=found.__getitem__, reverse=True)
-    return [{"index": i, "relevance_score": found[i]} for i in order[: scoring.top or None]]
-
-
-def _numbers(values: Sequence[Any]) -> list[float]:
-    # The model has one label, so there is one number.
-    return [float(np.asarray(value).reshape(-1)[0]) for value in values]
+        return scores
+    # The sort keeps the order of equal scores.
+    ranked = [{"index": i, "relevance_score": score} for i, score in enumerate(scores)]
+    ranked.sort(key=itemgetter("relevance_score"), reverse=True)
+    return ranked[: scoring.top or None]
 
 
 def _cosines(scoring: Scoring, values: Sequence[Any]) -> list[float]:
@@ -39,4 +44,5 @@ def _cosines(scoring: Scoring, values: Sequence[Any]) -> list[float]:
     # The minimum avoids a division by zero.
     vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-8)
     # A single query is multiplied with every document.
-    return [float(number) for number in (vectors[:count] * vectors[count:]).sum(axis=1)]
+    cosines: list[float] = (vectors[:count] * vectors[count:]).sum(axis=1).tolist()
+    return cosines

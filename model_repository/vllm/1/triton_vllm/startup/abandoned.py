@@ -1,12 +1,12 @@
 """End a load that the server has abandoned.
 
-Without this, the server waits for this process to end, and this process waits for a request.
-
 While a stub loads a model, Triton 24.10 checks every second whether the stub is alive. If the
 machine pauses for a second, the stub cannot answer, and Triton takes it for dead. Triton then waits
-for its end, without a limit and without ending it (python_backend, src/stub_launcher.cc: `Launch`
-and `WaitForStubProcess`). Newer releases wait five seconds. Once this process has ended, the server
-reports the failed load.
+for its end, without a limit and without ending it (python_backend, src/stub_launcher.cc: ``Launch``
+and ``WaitForStubProcess``). Newer releases wait five seconds.
+
+Meanwhile this process would wait for a request. Once it has ended, the server reports the failed
+load.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 PERIOD_S = 1.0
-_SERVER = "tritonserver"  # the parent's name is checked because a shell, too, waits for what it has started
-_STATUS = 1
+# The parent's name is checked because a shell, too, waits for the programs that it has started.
+_SERVER = "tritonserver"
 _REASON = (
-    b"[triton_vllm] the server has given this load up and waits for this process to end: Triton 24.10 takes for dead what a "
-    b"pause of the machine keeps from answering for a second. This process ends; the server can be started again.\n"
+    b"[triton_vllm] the server has given this load up and waits for this process to end: "
+    b"if the machine pauses for a second, Triton 24.10 takes a loading model for dead. "
+    b"This process ends; start the server again.\n"
 )
 
 
@@ -58,6 +59,8 @@ class AbandonedLoad:
         return self
 
     def __exit__(self, *_: object) -> None:
+        # The thread looks a last time after this. Without that look, a server that gave the load up
+        # just now would wait for ever.
         self._loaded.set()
         self._thread.join()
 
@@ -65,23 +68,20 @@ class AbandonedLoad:
         loaded = False
         while not loaded:
             loaded = self._loaded.wait(self._period_s)
-            if self._waits() and self._still():
-                _tell()
-                self._end(_STATUS)
-
-    def _still(self) -> bool:
-        # seen once and not again, the wait was for something else
-        time.sleep(self._period_s)
-        return self._waits()
+            if self._waits():
+                # A wait that is over after a period was for something else.
+                time.sleep(self._period_s)
+                if self._waits():
+                    _tell()
+                    self._end(1)
 
 
 def _tell() -> None:
-    """Write the reason to stderr, and wait at most a second for that: the reader may be gone, or not read.
+    """Write the reason to stderr, and wait at most a second for that."""
+    # Triton's log cannot be used. For each line the server waits for an answer from the process
+    # that wrote it, even if that process has ended.
 
-    Triton's log cannot be used. For each line the server waits for an answer from the process that
-    wrote it, even if that process has ended.
-    """
-
+    # The reader of stderr may be gone, which is an error, or may not read, which blocks the thread.
     def write() -> None:
         with contextlib.suppress(OSError):
             os.write(2, _REASON)
@@ -97,12 +97,17 @@ def _waits_for_this_process() -> bool:
 
 
 def waits(server: int, process: int) -> bool:
-    """Return whether the thread of `server` that started `process` waits for a child to end.
+    """Return whether the thread of ``server`` that started ``process`` waits for a child to end.
 
-    While that thread loads a model, it has no other child to wait for. Return False if the kernel
-    does not say.
+    Args:
+        server: the id of the parent process.
+        process: the id of its child.
+
+    Returns:
+        False also if the kernel does not say.
     """
-    for thread in Path(f"/proc/{server}/task").glob("*"):  # empty if the server is gone
+    # While that thread loads a model, it has no other child to wait for.
+    for thread in Path(f"/proc/{server}/task").glob("*"):
         if str(process) in _read(thread / "children").split():
             return _read(thread / "wchan") == "do_wait"
     return False

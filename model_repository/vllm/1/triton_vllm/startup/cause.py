@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import re
 import shutil
 import tempfile
@@ -27,9 +26,7 @@ _RAISED = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception|Interrupt|Exit)\b.*", re
 class Cause:
     """Collect the errors that vLLM's processes log while vLLM starts; a context manager.
 
-    A variable makes EngineCore and the workers log errors to a file as well; forked processes
-    inherit a handler. They keep the file open after it is removed. If the operator has configured
-    vLLM's logging, this class changes nothing and finds nothing.
+    If the operator has configured vLLM's logging, this class changes nothing and finds nothing.
 
     Args:
         config: vLLM's own logging configuration. None if this vLLM has none, or if processes run on
@@ -43,26 +40,23 @@ class Cause:
         self._config = config
         self._environment = environment
         self._folder: Path | None = None
-        self._handler: logging.Handler | None = None
+        self._handler: logging.FileHandler | None = None
 
     def __enter__(self) -> Cause:  # noqa: PYI034 - Self is not in the typing of Python 3.10
-        chosen = (
-            self._environment.get(PATH_VARIABLE) or self._environment.get(OFF_VARIABLE, "1") == "0"
-        )
-        if self._config is None or chosen:
+        is_off = self._environment.get(OFF_VARIABLE) == "0"
+        if self._config is None or is_off or self._environment.get(PATH_VARIABLE):
             return self
         try:
             self._folder = Path(tempfile.mkdtemp(prefix="triton_vllm_load_"))
+            errors = self._folder / "errors.log"
             path = self._folder / "logging.json"
-            path.write_text(json.dumps(_with_file(self._config, self._errors)), encoding="utf-8")
-            self._handler = logging.FileHandler(self._errors, encoding="utf-8")
-        except (
-            OSError,
-            TypeError,
-            KeyError,
-            ValueError,
-        ):  # the disk is full, or the configuration has another shape
+            path.write_text(json.dumps(_with_file(self._config, errors)), encoding="utf-8")
+            self._handler = logging.FileHandler(errors, encoding="utf-8")
+        # The disk is full, or the configuration has another shape. The load must not fail for that.
+        except (OSError, TypeError, KeyError, ValueError):
             return self
+        # A forked process does not read the configuration again; it inherits this handler. A new
+        # process reads it, by the variable.
         self._handler.setLevel(logging.ERROR)
         logging.getLogger("vllm").addHandler(self._handler)
         self._environment[PATH_VARIABLE] = str(path)
@@ -71,56 +65,53 @@ class Cause:
     def __exit__(self, *_: object) -> None:
         if self._handler is not None:
             del self._environment[PATH_VARIABLE]
-            logger = logging.getLogger(
-                "vllm"
-            )  # vLLM has added the file's handler in this process as well
-            for handler in {
-                self._handler,
-                *(
-                    h
-                    for h in logger.handlers
-                    if getattr(h, "baseFilename", "") == str(self._errors)
-                ),
-            }:
-                logger.removeHandler(handler)
-                handler.close()
+            # vLLM may have read the configuration in this process, too. Then its logger has one
+            # more handler for the file, and may have dropped ours.
+            logger = logging.getLogger("vllm")
+            for handler in [*logger.handlers]:
+                if getattr(handler, "baseFilename", "") == self._handler.baseFilename:
+                    logger.removeHandler(handler)
+                    handler.close()
+            self._handler.close()
+        # vLLM's processes keep the file open, so they can go on writing to it.
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def find(self) -> str:
-        """Return the first exception as one line, or an empty string; call it before the context ends."""
-        try:
-            text = self._errors.read_text(encoding="utf-8", errors="replace")
-        except (OSError, ValueError):
-            return ""
-        return first_exception(text)
+        """Return the first exception as one line; call it before the context ends.
 
-    @property
-    def _errors(self) -> Path:
-        if self._folder is None:
-            raise ValueError("there is no file")
-        return self._folder / "errors.log"
+        It is empty if no process has logged an exception.
+        """
+        if self._handler is None:
+            return ""
+        try:
+            file = Path(self._handler.baseFilename)
+            return first_exception(file.read_text(encoding="utf-8", errors="replace"))
+        except OSError:
+            return ""
 
 
 def _with_file(config: Mapping[str, Any], path: Path) -> dict[str, Any]:
     """Return a configuration of Python's logging with an additional handler for vLLM's errors."""
-    made = {
+    handler = {
         "class": "logging.FileHandler",
-        "filename": os.fspath(path),
+        "filename": str(path),
         "level": "ERROR",
         "encoding": "utf-8",
     }
+    # Copied, because the dictionary is vLLM's own.
     logger = config["loggers"]["vllm"]
-    own = {**logger, "handlers": [*logger["handlers"], "load"]}
+    logger = {**logger, "handlers": [*logger["handlers"], "load"]}
     return {
         **config,
-        "handlers": {**config["handlers"], "load": made},
-        "loggers": {**config["loggers"], "vllm": own},
+        "handlers": {**config["handlers"], "load": handler},
+        "loggers": {**config["loggers"], "vllm": logger},
     }
 
 
 def first_exception(text: str) -> str:
-    """Return the exception line of the first traceback in a log; later exceptions follow from it."""
-    _, found, rest = text.partition("Traceback (most recent call last):")
-    raised = _RAISED.search(rest) if found else None
-    return raised[0].strip()[:LONGEST] if raised else ""
+    """Return the exception line of the first traceback in a log, or an empty string."""
+    # Later exceptions follow from the first one. Without a traceback, `rest` is empty.
+    _, _, rest = text.partition("Traceback (most recent call last):")
+    exception = _RAISED.search(rest)
+    return exception[0].strip()[:LONGEST] if exception else ""

@@ -1,12 +1,6 @@
-"""Choose how vLLM compiles at run time: with the container's compilers, the environment's own, or not at all.
+"""Choose how vLLM compiles at run time.
 
-On a GPU, Triton's kernel compiler compiles a launcher in C for each kernel
-(triton/runtime/build.py: CC, gcc or clang). So it needs a C compiler even with enforce_eager.
-
-FlashInfer compiles its sampler at the first request that samples. It needs nvcc and a C++ compiler.
-vLLM does not look for them when it chooses that sampler: it looks only at the GPU.
-
-On a CPU, torch.compile needs a C++ compiler.
+It can use the container's compilers or the environment's own. Without either, it must not compile.
 """
 
 from __future__ import annotations
@@ -47,30 +41,26 @@ def choose(
     """Return the settings that avoid every compiler that is missing.
 
     Args:
-        engine_args: the operator's arguments. A choice between eager and compiled execution is kept.
+        engine_args: the operator's arguments. If they choose eager or compiled execution, none is
+            added.
         environment: the process's variables. CC, CXX and VLLM_USE_FLASHINFER_SAMPLER are kept.
         prefix: the environment's folder.
         on_cpu: whether vLLM runs on a CPU.
     """
     path = environment.get("PATH", os.defpath)
-    has_cpp = "CXX" in environment or any(
-        shutil.which(name, path=path) for name in ("g++", "clang++", "c++")
-    )
+    has_cpp = "CXX" in environment or _finds(("g++", "clang++", "c++"), path)
     if on_cpu:
         # The C++ code that torch.compile writes includes Python.h.
         has_headers = Path(sysconfig.get_path("include"), "Python.h").is_file()
         if (has_cpp and has_headers) or any(name in engine_args for name in _EAGER):
             return Compilers()
-        return Compilers(
-            {"enforce_eager": True},
-            {},
-            ("no C++ compiler or no Python.h here: models run eagerly (enforce_eager)",),
-        )
+        note = "no C++ compiler or no Python.h here: models run eagerly (enforce_eager)"
+        return Compilers(arguments={"enforce_eager": True}, notes=(note,))
     variables: dict[str, str] = {}
     notes = []
-    if "CC" not in environment and not any(
-        shutil.which(name, path=path) for name in ("gcc", "clang")
-    ):
+    # 1) Triton's kernel compiler compiles a launcher in C for each kernel, even with enforce_eager
+    #    (triton/runtime/build.py: CC, gcc or clang).
+    if "CC" not in environment and not _finds(("gcc", "clang"), path):
         own = prefix / "bin" / OWN
         if own.is_file():
             variables["CC"] = str(own)
@@ -79,21 +69,28 @@ def choose(
             )
         else:
             notes.append(
-                "no C compiler here, which GPU kernels need: install gcc, or build with --with ziglang"
+                "no C compiler here, which GPU kernels need: "
+                "install gcc, or build with --with ziglang"
             )
-    if "VLLM_USE_FLASHINFER_SAMPLER" not in environment and not (
-        has_cpp and _has_nvcc(environment, path)
-    ):
-        variables["VLLM_USE_FLASHINFER_SAMPLER"] = "0"
+    # 2) FlashInfer compiles its sampler at the first request that samples. It needs nvcc, and nvcc
+    #    needs a C++ compiler. vLLM chooses that sampler by the GPU, and does not look for them.
+    sampler = "VLLM_USE_FLASHINFER_SAMPLER"
+    if sampler not in environment and not (has_cpp and _has_nvcc(environment, path)):
+        variables[sampler] = "0"
         notes.append(
-            "no CUDA toolkit with a C++ compiler here: FlashInfer's sampler, which compiles itself, is off"
+            "no CUDA toolkit with a C++ compiler here: "
+            "FlashInfer's sampler, which compiles itself, is off"
         )
-    return Compilers({}, variables, tuple(notes))
+    return Compilers(variables=variables, notes=tuple(notes))
+
+
+def _finds(programs: tuple[str, ...], path: str) -> bool:
+    return any(shutil.which(name, path=path) for name in programs)
 
 
 def _has_nvcc(environment: Mapping[str, str], path: str) -> bool:
-    """Return whether FlashInfer would find nvcc; it looks in CUDA_HOME, on PATH and in the default folder, in this order."""
+    # FlashInfer looks in CUDA_HOME first, then on PATH, then in the default folder.
     home = environment.get("CUDA_HOME") or environment.get("CUDA_PATH")
     if home:
-        return (Path(home) / "bin" / "nvcc").is_file()
-    return shutil.which("nvcc", path=path) is not None or Path("/usr/local/cuda/bin/nvcc").is_file()
+        return Path(home, "bin", "nvcc").is_file()
+    return _finds(("nvcc",), path) or Path("/usr/local/cuda/bin/nvcc").is_file()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from triton_vllm.base.coerce import to_int
@@ -34,27 +35,29 @@ def visible(
         ConfigError: the parallel sizes do not fit the instance kind or the GPUs.
     """
     sizes = parallel_sizes(engine_args)
-    world = sizes["tensor"] * sizes["pipeline"] * sizes["data"]
+    # "world size" is PyTorch's name for the number of processes. Here each has one GPU.
+    world = math.prod(sizes.values())
     if kind == "GPU":
         if world > 1:
+            # the official backend's message
             raise ConfigError(
-                "KIND_GPU is currently for single-GPU models, please specify KIND_MODEL in the model's config.pbtxt "
-                "for multi-GPU models"
+                "KIND_GPU is currently for single-GPU models, "
+                "please specify KIND_MODEL in the model's config.pbtxt for multi-GPU models"
             )
         if gpu_ids:
             raise ConfigError(
-                "GPU_DEVICE_IDS is for KIND_MODEL; with KIND_GPU, list the GPUs in instance_group.gpus"
+                "GPU_DEVICE_IDS is for KIND_MODEL; "
+                "with KIND_GPU, list the GPUs in instance_group.gpus"
             )
         return _nth(environment.get(VARIABLE, ""), device_id) if device_id >= 0 else None
     if kind != "MODEL" or not gpu_ids:
         return None
-    if len(gpu_ids) != world and (
-        world > 1 or engine_args.get("distributed_executor_backend") != "ray"
-    ):
+    any_number = world == 1 and engine_args.get("distributed_executor_backend") == "ray"
+    if len(gpu_ids) != world and not any_number:
         shown = " * ".join(f"{name}_parallel_size({size})" for name, size in sizes.items())
         raise ConfigError(
-            "The number of GPU IDs specified in GPU_DEVICE_IDS parameter must match the total parallelism world size "
-            f"({shown} = {world}), and it has {len(gpu_ids)}."
+            "The number of GPU IDs specified in GPU_DEVICE_IDS parameter must match "
+            f"the total parallelism world size ({shown} = {world}), and it has {len(gpu_ids)}."
         )
     return ",".join(map(str, gpu_ids))
 
@@ -65,23 +68,24 @@ def parallel_sizes(engine_args: Mapping[str, Any]) -> dict[str, int]:
     Raises:
         ConfigError: a size is not a positive integer.
     """
-    return {
-        name: _size(engine_args, f"{name}_parallel_size") for name in ("tensor", "pipeline", "data")
-    }
+    sizes = {}
+    for name in ("tensor", "pipeline", "data"):
+        argument = f"{name}_parallel_size"
+        value = engine_args.get(argument)
+        try:
+            # null in the file means vLLM's default, which is 1
+            size = 1 if value is None else to_int(value)
+        except ValueError as error:
+            raise ConfigError(f"engine argument {argument} {error}") from None
+        if size < 1:
+            raise ConfigError(f"engine argument {argument} must be at least 1, not {size}")
+        sizes[name] = size
+    return sizes
 
 
-def _size(engine_args: Mapping[str, Any], name: str) -> int:
-    try:
-        value = engine_args.get(name)
-        size = 1 if value is None else to_int(value)
-    except ValueError as error:
-        raise ConfigError(f"engine argument {name} {error}") from None
-    if size < 1:
-        raise ConfigError(f"engine argument {name} must be at least 1, not {size}")
-    return size
-
-
-def _nth(already: str, index: int) -> str:
-    """Return the name of the GPU at an index. If CUDA_VISIBLE_DEVICES is set, Triton's index counts within its list."""
-    names = [name for name in already.split(",") if name.strip()]
-    return names[index].strip() if index < len(names) else str(index)
+def _nth(visible_devices: str, index: int) -> str:
+    """Return the name of the GPU at Triton's index."""
+    # If CUDA_VISIBLE_DEVICES is set, Triton's index counts within its list. An entry may be an
+    # index or the GPU's UUID.
+    names = [name.strip() for name in visible_devices.split(",") if name.strip()]
+    return names[index] if index < len(names) else str(index)

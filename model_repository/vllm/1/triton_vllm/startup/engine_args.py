@@ -1,4 +1,7 @@
-"""Read `vllm_engine_args.json` or `1/model.json`, and convert it to the arguments of the installed vLLM."""
+"""Read the engine arguments, and convert them to those of the installed vLLM.
+
+They are in ``vllm_engine_args.json``, or in the official backend's ``1/model.json``.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +18,9 @@ from triton_vllm.base.errors import ConfigError
 from triton_vllm.base.official import ARGUMENTS_NAME
 
 FILE_NAME = "vllm_engine_args.json"
+_PATH = ("/", "./", "../")
 
 Replacement = Callable[[Any], Mapping[str, Any]]
-
-
-def _drop(_: Any) -> Mapping[str, Any]:
-    return {}
 
 
 def _renamed(name: str) -> Replacement:
@@ -28,7 +28,7 @@ def _renamed(name: str) -> Replacement:
 
 
 def _task(value: Any) -> Mapping[str, Any]:
-    """Return `runner` and `convert`, which replaced `task` (vLLM 0.10 to 0.14)."""
+    """Return ``runner`` and ``convert``, which replaced ``task`` (vLLM 0.10 to 0.14)."""
     pooling = {
         "embed": "embed",
         "embedding": "embed",
@@ -50,7 +50,9 @@ def _structured(name: str) -> Replacement:
 # Arguments that vLLM removed, and their replacements today. Used only if the installed vLLM lacks
 # the name.
 REPLACEMENTS: Mapping[str, Replacement] = {
+    # gone in vLLM 0.10
     "disable_log_requests": lambda v: {} if to_bool(v) else {"enable_log_requests": True},
+    # gone by 0.14
     "task": _task,
     "guided_decoding_backend": _structured("backend"),
     "guided_decoding_disable_fallback": _structured("disable_fallback"),
@@ -62,42 +64,42 @@ REPLACEMENTS: Mapping[str, Replacement] = {
     "cuda_graph_sizes": _renamed("cudagraph_capture_sizes"),
     "rope_scaling": lambda v: {"hf_overrides": {"rope_scaling": v}},
     "rope_theta": lambda v: {"hf_overrides": {"rope_theta": v}},
-    **dict.fromkeys(
-        (
-            "collect_model_forward_time",
-            "collect_model_execute_time",
-            "device",
-            "disable_async_output_proc",
-            "enable_multimodal_encoder_data_parallel",
-            "enable_prompt_adapter",
-            "enable_reasoning",
-            "engine_use_ray",
-            "fully_sharded_prompt_adapters",
-            "long_lora_scaling_factors",
-            "lora_extra_vocab_size",
-            "max_context_len_to_capture",
-            "max_log_len",
-            "max_long_partial_prefills",
-            "max_num_partial_prefills",
-            "max_prompt_adapter_token",
-            "max_prompt_adapters",
-            "max_seq_len_to_capture",
-            "multi_step_stream_outputs",
-            "num_lookahead_slots",
-            "num_scheduler_steps",
-            "override_neuron_config",
-            "preemption_mode",
-            "qlora_adapter_name_or_path",
-            "scheduler_delay_factor",
-            "swap_space",
-            "tokenizer_pool_extra_config",
-            "tokenizer_pool_size",
-            "tokenizer_pool_type",
-            "use_v2_block_manager",
-        ),
-        _drop,
-    ),
 }
+# Arguments that vLLM removed without a replacement. They are ignored with a warning.
+REMOVED = frozenset(
+    {
+        "collect_model_forward_time",
+        "collect_model_execute_time",
+        "device",
+        "disable_async_output_proc",
+        "enable_multimodal_encoder_data_parallel",
+        "enable_prompt_adapter",
+        "enable_reasoning",
+        "engine_use_ray",
+        "fully_sharded_prompt_adapters",
+        "long_lora_scaling_factors",
+        "lora_extra_vocab_size",
+        "max_context_len_to_capture",
+        "max_log_len",
+        "max_long_partial_prefills",
+        "max_num_partial_prefills",
+        "max_prompt_adapter_token",
+        "max_prompt_adapters",
+        "max_seq_len_to_capture",
+        "multi_step_stream_outputs",
+        "num_lookahead_slots",
+        "num_scheduler_steps",
+        "override_neuron_config",
+        "preemption_mode",
+        "qlora_adapter_name_or_path",
+        "scheduler_delay_factor",
+        "swap_space",
+        "tokenizer_pool_extra_config",
+        "tokenizer_pool_size",
+        "tokenizer_pool_type",
+        "use_v2_block_manager",
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -115,38 +117,35 @@ class EngineArgs:
 
 def place(model_dir: Path, version_dir: Path) -> Path:
     """Return the path that the arguments are read from; the file may be missing."""
+    ours = model_dir / FILE_NAME
     official = version_dir / ARGUMENTS_NAME
-    return (
-        official
-        if official.is_file() and not (model_dir / FILE_NAME).is_file()
-        else model_dir / FILE_NAME
-    )
+    return official if official.is_file() and not ours.is_file() else ours
 
 
 def read(model_dir: Path, version_dir: Path) -> Mapping[str, Any]:
-    """Return the JSON object of `vllm_engine_args.json`, or of the official backend's `model.json`.
-
-    If `model` or `tokenizer` names a folder in the model's directory, it becomes that folder's
-    path. The model repository can then be anywhere.
+    """Return the engine arguments that the model's folder has, with paths made absolute.
 
     Raises:
         ConfigError: the file is missing, is not JSON or is not an object. Also if both files exist
             and differ.
     """
-    values = _object(place(model_dir, version_dir))
-    ours, official = model_dir / FILE_NAME, version_dir / ARGUMENTS_NAME
-    if ours.is_file() and official.is_file():
+    path = place(model_dir, version_dir)
+    values = _object(path)
+    official = version_dir / ARGUMENTS_NAME
+    if path != official and official.is_file():
         _refuse_difference(values, _object(official), f"{version_dir.name}/{ARGUMENTS_NAME}")
-    names = {key: values[key] for key in ("model", "tokenizer") if isinstance(values.get(key), str)}
-    # `strip` leaves nothing of "", "." and "..", which name no folder of the model's.
-    own = {
-        key: model_dir / name
-        for key, name in names.items()
-        if name.strip("./") and not name.startswith("/")
-    }
-    # os.path returns False for a folder that may not be entered and for a name that is too long;
-    # Path.is_dir() raises
-    return values | {key: str(folder) for key, folder in own.items() if os.path.isdir(folder)}  # noqa: PTH112
+    # A repository that brings its weights must work wherever it is mounted. So the name of a folder
+    # in the model's directory becomes that folder's path.
+    for key in ("model", "tokenizer"):
+        name = values.get(key)
+        # `strip` leaves nothing of "", "." and "..", which name no folder of the model's.
+        if isinstance(name, str) and name.strip("./") and not name.startswith("/"):
+            folder = model_dir / name
+            # For a folder that may not be entered and for a name that is too long, os.path returns
+            # False. Path.is_dir() raises.
+            if os.path.isdir(folder):  # noqa: PTH112
+                values[key] = str(folder)
+    return values
 
 
 def _object(path: Path) -> dict[str, Any]:
@@ -166,7 +165,7 @@ def _object(path: Path) -> dict[str, Any]:
 
 
 def _refuse_difference(ours: Mapping[str, Any], official: Mapping[str, Any], name: str) -> None:
-    """Raise ConfigError if our file of engine arguments and the official backend's (its name is ``name``) differ."""
+    """Raise ConfigError if our file differs from the official backend's, whose name is ``name``."""
     if ours == official:
         return
     missing = object()
@@ -177,40 +176,55 @@ def _refuse_difference(ours: Mapping[str, Any], official: Mapping[str, Any], nam
     )
     shown = ", ".join(differing[:5]) + (", …" if len(differing) > 5 else "")
     raise ConfigError(
-        f"{FILE_NAME} and {name} both hold engine arguments and differ ({shown[:200]}): put what is meant into {name}, which "
-        f"Triton's OpenAI frontend reads too, and remove {FILE_NAME}"
+        f"{FILE_NAME} and {name} both hold engine arguments and differ ({shown[:200]}): "
+        f"put the right ones into {name}, which Triton's OpenAI frontend reads too, "
+        f"and remove {FILE_NAME}"
     )
 
 
-def fit(given: Mapping[str, Any], declared: Mapping[str, Any], file: str = FILE_NAME) -> EngineArgs:
-    """Convert the given arguments to those that vLLM declares (name → type hint).
+def fit(
+    arguments: Mapping[str, Any], declared: Mapping[str, Any], file: str = FILE_NAME
+) -> EngineArgs:
+    """Convert arguments to those that the installed vLLM declares.
+
+    Args:
+        arguments: the arguments of the file.
+        declared: vLLM's arguments with their type hints.
+        file: the file's name in errors.
 
     Raises:
         ConfigError: no vLLM ever had an argument of this name, or a value has the wrong type.
     """
-    wanted = {name: value for name, value in given.items() if name in declared}
+    wanted = {name: value for name, value in arguments.items() if name in declared}
     notes: list[str] = []
-    for name in (n for n in given if n not in declared):
-        replacement = _replace(name, given[name], declared, file)
+    for name, old_value in arguments.items():
+        if name in declared:
+            continue
+        replacement = _replace(name, old_value, declared, file)
         notes.append(f"{name} -> {', '.join(replacement) or 'ignored'}")
-        for key, item in replacement.items():  # a value that the file gives under today's name wins
+        for key, item in replacement.items():
+            # A value that the file has under today's name wins.
             present = wanted.get(key)
             if isinstance(item, dict) and isinstance(present, dict):
-                wanted[key] = {**item, **present}
+                wanted[key] = item | present
             else:
                 wanted.setdefault(key, item)
     warning = f"engine arguments that this vLLM no longer has: {'; '.join(notes)}" if notes else ""
-    # JSON's null means vLLM's default, whatever the declared type is
-    set_ones = {name: value for name, value in wanted.items() if value is not None}
-    return EngineArgs(
-        {name: _coerced(name, value, declared[name], file) for name, value in set_ones.items()},
-        warning,
-    )
+    # JSON's null means vLLM's default, whatever the declared type is.
+    values = {
+        name: _coerced(name, value, declared[name], file)
+        for name, value in wanted.items()
+        if value is not None
+    }
+    return EngineArgs(values, warning)
 
 
+# A hub's error comes through several libraries, which raise other classes with other texts. So the
+# texts are searched.
 _NO_HUB = re.compile(
-    r"couldn't connect to|OfflineModeIsEnabled|offline mode is enabled|LocalEntryNotFound|cannot find the requested files"
-    r"|outgoing traffic has been disabled|Max retries exceeded|ConnectionError|ConnectError|Name or service not known"
+    r"couldn't connect to|OfflineModeIsEnabled|offline mode is enabled|LocalEntryNotFound"
+    r"|cannot find the requested files|outgoing traffic has been disabled|Max retries exceeded"
+    r"|ConnectionError|ConnectError|Name or service not known"
 )
 _NOT_ON_HUB = re.compile(
     r"RepositoryNotFound|GatedRepo|not a valid model identifier|gated repo|401 Client|404 Client"
@@ -220,16 +234,22 @@ _NOT_ON_HUB = re.compile(
 def unfetched(values: Mapping[str, Any], error: BaseException, file: str = FILE_NAME) -> str:
     """Return one line if the model could not be fetched from a model hub, else an empty string."""
     model = str(values.get("model", ""))
-    said: list[str] = []
-    cause: BaseException | None = error
-    while cause is not None and len(said) < 20:
-        said.append(f"{type(cause).__name__}: {cause}")
-        cause = cause.__cause__ or cause.__context__
-    text = "\n".join(said)
-    if model.startswith(("/", "./", "../")):  # a path, so no hub was asked
+    # For a path, no hub was asked.
+    if model.startswith(_PATH):
         return ""
+    # The hub's error may be anywhere in the chain. The limit is for a chain that leads back to
+    # itself.
+    messages: list[str] = []
+    cause: BaseException | None = error
+    while cause is not None and len(messages) < 20:
+        messages.append(f"{type(cause).__name__}: {cause}")
+        cause = cause.__cause__ or cause.__context__
+    text = "\n".join(messages)
     if _NO_HUB.search(text):
-        return f"model '{model}': no model hub answers; name a folder with its weights in {file}, or set HF_ENDPOINT"
+        return (
+            f"model '{model}': no model hub answers; "
+            f"name a folder with its weights in {file}, or set HF_ENDPOINT"
+        )
     if _NOT_ON_HUB.search(text):
         remedy = f"check the name in {file}, and set HF_TOKEN if it is private"
         return f"model '{model}' was not found on the model hub, or may not be read; {remedy}"
@@ -245,24 +265,27 @@ def failure(
         values: the arguments.
         error: the exception that vLLM raised.
         file: where the arguments were read.
-        cause: the error in vLLM's processes, if `error` only says that there was one.
+        cause: the error in vLLM's processes, if ``error`` only says that there was one.
     """
     model = str(values.get("model", ""))
-    if model.startswith(("/", "./", "../")) and not os.path.exists(model):  # noqa: PTH110
+    if model.startswith(_PATH) and not os.path.exists(model):  # noqa: PTH110
         return f"{file}: model: there is no directory {model}"
-    # pydantic's message ends with the whole input and a link
-    reason = " ".join(str(error).split("[type=", 1)[0].split())
-    said = cause or f"{type(error).__name__}: {reason[:600]}"
-    return f"vLLM did not start with the arguments of {file}, model '{model}': {said}"
+    # pydantic's message ends with the whole input and a link. Triton shows the reason on one line.
+    message = " ".join(str(error).partition("[type=")[0].split())
+    reason = cause or f"{type(error).__name__}: {message[:600]}"
+    return f"vLLM did not start with the arguments of {file}, model '{model}': {reason}"
 
 
 def _replace(name: str, value: Any, declared: Mapping[str, Any], file: str) -> Mapping[str, Any]:
+    if name in REMOVED:
+        return {}
     if name not in REPLACEMENTS:
         raise ConfigError(f"{file}: vLLM has no engine argument '{name}'{closest(name, declared)}")
     try:
         replacement = REPLACEMENTS[name](value)
     except ValueError as error:
         raise ConfigError(f"{file}: {name} {error}") from None
+    # This vLLM may be older than the replacement.
     return {key: item for key, item in replacement.items() if key in declared}
 
 

@@ -41,7 +41,7 @@ class Processes:
 def choose(
     engine_args: Mapping[str, Any], environment: Mapping[str, str], cores: int, in_engine_core: Any
 ) -> Processes:
-    """Return the settings that put EngineCore and its worker into one process if vLLM runs on few CPU cores.
+    """Return the settings that put EngineCore and its worker into one process on few CPU cores.
 
     For a CPU engine, vLLM starts an additional process for its one worker, so that it can bind the
     worker's threads to cores. It imports itself again in each process. With few cores the
@@ -51,31 +51,37 @@ def choose(
     But it hung at its first request in 2 of 60 tries, in an OpenMP kernel.
 
     Args:
-        engine_args: the operator's arguments. A chosen executor, parallel size or use of cores is kept.
-        environment: the process's variables. A chosen binding, reservation of cores or number of
-            threads is kept.
+        engine_args: the operator's arguments. If they choose an executor, a parallel size or a use
+            of cores, nothing is added.
+        environment: the process's variables. If they bind or reserve cores, nothing is added. A
+            chosen number of threads is kept.
         cores: how many cores the process may use.
         in_engine_core: vLLM's executor that runs the worker in EngineCore. None if vLLM does not
             run on a CPU.
     """
-    alone = all(size == 1 for size in parallel_sizes(engine_args).values())
-    alone = alone and all(str(engine_args.get(name) or 1) == "1" for name in _CONTEXT_PARALLEL)
-    binds = environment.get(BINDING, "") not in ("", "nobind") or bool(
-        environment.get("VLLM_CPU_NUM_OF_RESERVED_CPU")
-    )
-    chosen = binds or any(engine_args.get(name) for name in _CHOICES)
-    if in_engine_core is None or cores > FEW_CORES or chosen or not alone:
+    if in_engine_core is None or cores > FEW_CORES:
         return Processes()
-    # one core is left to tokenizing and to the server; vLLM's own binding leaves one, too
-    threads = environment.get(THREADS, "") or "1"
-    # some versions of vLLM also bind threads in the worker, unless this variable forbids it
+    # Several workers need several processes. The values are compared as strings because old files
+    # of engine arguments have strings for numbers.
+    sizes = [*parallel_sizes(engine_args).values()]
+    sizes += [engine_args.get(name) or 1 for name in _CONTEXT_PARALLEL]
+    is_parallel = any(str(size) != "1" for size in sizes)
+    # Bound or reserved cores mean that the operator has divided them.
+    is_bound = environment.get(BINDING, "") not in ("", "nobind")
+    is_reserved = environment.get("VLLM_CPU_NUM_OF_RESERVED_CPU")
+    if is_parallel or is_bound or is_reserved or any(map(engine_args.get, _CHOICES)):
+        return Processes()
+    # One core is left to tokenizing and to the server. vLLM's own binding leaves one, too.
+    threads = environment.get(THREADS) or "1"
+    # Some versions of vLLM also bind threads in the worker, unless this variable forbids it.
     return Processes({EXECUTOR: in_engine_core}, {THREADS: threads, BINDING: "nobind"})
 
 
 def available_cores() -> int:
-    """Return how many cores this process may use: its affinity, limited by the container's quota if there is one."""
+    """Return how many cores this process may use: its affinity, or the container's lower quota."""
     cores = len(os.sched_getaffinity(0))
     try:
+        # The file has microseconds of processor time, and the period in which they may be used.
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="utf-8").split()
         return min(cores, max(1, math.ceil(int(quota) / int(period))))
     except (OSError, ValueError):  # no cgroup of version 2, or no quota ("max")

@@ -1,13 +1,12 @@
-"""End vLLM's child processes when the process that owns them dies, and the owner when the server dies.
+"""End vLLM's processes when the process that owns them dies, and the owner when the server dies.
 
-Otherwise EngineCore and its worker outlive a killed stub and hold the GPU's memory. `own()` marks
-this process as the owner, and each child watches it. A forked child starts the watch in the hook
-registered here. A spawned child starts it through the packed environment: a `.pth` file there does
-so when the variable is set.
+Otherwise EngineCore and its worker outlive a killed stub and hold the GPU's memory. ``own()`` marks
+this process as the owner, and each child watches it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -22,27 +21,28 @@ PLACE_VARIABLE = "TRITON_VLLM_OWNER_PLACE"
 
 def own() -> None:
     """Make this process the owner of every process that it starts from now on."""
-    if os.environ.get(OWNER_VARIABLE) != str(os.getpid()):
-        os.environ[OWNER_VARIABLE] = str(os.getpid())
+    owner = str(os.getpid())
+    if os.environ.get(OWNER_VARIABLE) != owner:
+        # A spawned child starts the watch through the packed environment: a `.pth` file there does
+        # so when the variable is set. Ray also copies it to other machines, where this process id
+        # means nothing; so the place goes with it.
+        os.environ[OWNER_VARIABLE] = owner
         os.environ[PLACE_VARIABLE] = process_space()
         os.register_at_fork(after_in_child=watch)
 
 
 def follow_parent() -> None:
-    """End this process when its parent is gone.
-
-    A stub notices that its server has died and exits by itself. But it hangs in that exit while
-    other threads run.
-    """
+    """End this process when its parent is gone."""
+    # A stub notices that its server has died, and exits by itself. But it hangs in that exit while
+    # other threads run.
     _start(os.getppid())
 
 
 def watch() -> None:
-    """Start a thread that kills this process when the owner is gone; in the owner itself, do nothing."""
+    """Start a thread that kills this process when its owner is gone."""
     owner = os.environ.get(OWNER_VARIABLE, "")
-    if not owner.isdigit() or int(owner) == os.getpid():
-        return
-    _start(int(owner))
+    if owner.isdigit() and int(owner) != os.getpid():
+        _start(int(owner))
 
 
 def _start(process: int) -> None:
@@ -52,21 +52,21 @@ def _start(process: int) -> None:
 def _watch(owner: int) -> None:
     try:
         descriptor = os.pidfd_open(owner)
+        # A process descriptor becomes readable when its process has ended.
+        select.select([descriptor], [], [])
     except ProcessLookupError:
-        os.kill(os.getpid(), signal.SIGKILL)
-    except (OSError, AttributeError):  # an old kernel, or a container that forbids the call
+        pass
+    # an old kernel, or a container that forbids the call
+    except (OSError, AttributeError):
         _poll(owner)
-    else:
-        select.select([descriptor], [], [])  # readable once the owner has ended
-        os.kill(os.getpid(), signal.SIGKILL)
+    # SIGKILL, because an orderly exit could hang while other threads run.
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _poll(owner: int) -> None:
-    while True:
-        try:
-            os.kill(owner, 0)
-        except ProcessLookupError:
-            os.kill(os.getpid(), signal.SIGKILL)
-        except PermissionError:  # the owner lives, as another user
-            pass
-        time.sleep(1)
+    with contextlib.suppress(ProcessLookupError):
+        while True:
+            # PermissionError means that the owner lives, as another user.
+            with contextlib.suppress(PermissionError):
+                os.kill(owner, 0)
+            time.sleep(1)

@@ -1,9 +1,9 @@
-"""Choose a place for caches where `~/.cache` cannot be written.
+"""Choose a place for caches if ``~/.cache`` cannot be written.
 
-That happens when the container does not know the user: the home is then `/`. The environment's
+That happens when the container does not know the user: the home is then ``/``. The environment's
 start-up hook, vLLM, torch, Triton's compiler and FlashInfer all write to folders below the home.
-torch makes one when vLLM is imported. The load would fail there with `Permission denied:
-'/.cache'`.
+torch makes one when vLLM is imported. The load would fail there with ``Permission denied:
+'/.cache'``.
 """
 
 from __future__ import annotations
@@ -19,34 +19,40 @@ if TYPE_CHECKING:
     from triton_vllm.base.protocols import Log
 
 CACHE = "XDG_CACHE_HOME"
-_INDUCTOR = "TORCHINDUCTOR_CACHE_DIR"  # the start-up hook sets it first, below a folder that may not be writable
+# The start-up hook sets it first, below a folder that may not be writable.
+_INDUCTOR = "TORCHINDUCTOR_CACHE_DIR"
 
 
 def settle(environment: MutableMapping[str, str], log: Log) -> None:
-    """If the home cannot hold caches, set the variables for all caches to a folder of this user's own.
+    """If the home cannot hold caches, set the variables for all caches to a private folder.
 
-    Call it before vLLM is imported. Variables that are already set stay. A model hub's cache in the
-    home is still used: it may be mounted read-only.
+    Call it before vLLM is imported. Variables that are already set stay.
 
     Args:
         environment: the process's variables; changed.
         log: reports which folder was chosen, or why none could be.
     """
-    usual = Path(os.path.expanduser("~"), ".cache")  # noqa: PTH111 - Path.home() raises for a user who has none
+    # Path.home() raises for a user whom the container does not know
+    usual = Path(os.path.expanduser("~"), ".cache")  # noqa: PTH111
     if environment.get(CACHE) or _is_writable(usual):
         return
     try:
         place = str(private_folder())
     except OSError as error:
         log.warning(
-            f"neither {usual} nor a folder in its place can be written: {error}; name one with {CACHE}"
+            f"neither {usual} nor a folder in its place can be written: {error}; "
+            f"name one with {CACHE}"
         )
         return
-    if (usual / "huggingface").is_dir():
-        environment.setdefault("HF_HOME", str(usual / "huggingface"))
+    # A model hub's cache in the home is still used: it may be mounted read-only.
+    hub = usual / "huggingface"
+    if hub.is_dir():
+        environment.setdefault("HF_HOME", str(hub))
+    # The folder keeps its name, because a warm cache recognizes the hook's folder by its name.
     if environment.get(_INDUCTOR, "").startswith(f"{usual}/"):
-        environment[_INDUCTOR] = place + environment[_INDUCTOR].removeprefix(str(usual))
+        environment[_INDUCTOR] = environment[_INDUCTOR].replace(str(usual), place, 1)
     environment[CACHE] = place
+    # Triton's compiler and FlashInfer do not read XDG_CACHE_HOME.
     for name in ("TRITON_HOME", "FLASHINFER_WORKSPACE_BASE"):
         environment.setdefault(name, place)
     log.info(f"{usual} cannot be written, so caches are in {place}; {CACHE} names another folder")
@@ -55,23 +61,21 @@ def settle(environment: MutableMapping[str, str], log: Log) -> None:
 def private_folder() -> Path:
     """Return a folder below the temporary folder that only this user can write.
 
-    It must be private because vLLM unpickles the files in it.
-
     Raises:
-        OSError: the folder cannot be made, or belongs to another user. `gen_vllm_env.sh clean`
+        OSError: the folder cannot be made, or belongs to another user. ``gen_vllm_env.sh clean``
             deletes the user's own.
     """
     place = Path(tempfile.gettempdir(), f"vllm_env_warm_{os.getuid()}")
     place.mkdir(mode=0o700, exist_ok=True)
     status = place.lstat()
+    # vLLM unpickles the files in it, so another user who could write there could run code here.
     if place.is_symlink() or status.st_uid != os.getuid() or status.st_mode & 0o022:
         raise PermissionError(f"{place} is not this user's alone")
     return place
 
 
 def _is_writable(folder: Path) -> bool:
-    # a missing folder can be made if its nearest existing parent can be written
-    existing = next(
-        path for path in (folder.absolute(), *folder.absolute().parents) if os.path.lexists(path)
-    )
+    # A missing folder can be made if its nearest existing parent can be written.
+    absolute = folder.absolute()
+    existing = next(path for path in (absolute, *absolute.parents) if os.path.lexists(path))
     return os.access(existing, os.W_OK | os.X_OK)

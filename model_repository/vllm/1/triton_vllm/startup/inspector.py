@@ -1,4 +1,4 @@
-"""Start the process in which vLLM inspects the model's class, while this process still imports vLLM.
+"""Start the process that inspects the model's class while this process still imports vLLM.
 
 vLLM inspects a model's class in a new interpreter, so that its own process does not initialize
 CUDA. It keeps the answer among its caches. At the first start in a container, this costs one more
@@ -6,10 +6,6 @@ import of vLLM.
 
 Starting that process ahead saves 7 to 8 s on an H200 with vLLM 0.22.1. On two CPU cores with 0.32
 it saves 3.3 s (medians of 21.9 and 25.2 s, five and four starts in turn).
-
-The process runs vLLM's own command for an inspection and waits for its input. vLLM's call of
-`subprocess.run` then finds it. Every vLLM from 0.11 to 0.33 has these names (read in their
-registry.py). If a name is missing or the process fails, vLLM starts its own process.
 """
 
 from __future__ import annotations
@@ -20,17 +16,17 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 REGISTRY = "vllm.model_executor.models.registry"
-_ANSWERS = "modelinfos"
 
 
 class Inspector:
-    """A process that was started ahead for the first inspection; `close()` ends it if vLLM did not use it.
+    """A process that was started ahead for the first inspection.
 
     Args:
         command: the command that vLLM runs for an inspection.
@@ -40,74 +36,69 @@ class Inspector:
         self._command = command
         self._owner = os.getpid()
         pipe = subprocess.PIPE
+        # None once it is used or ended
         self._process: subprocess.Popen[bytes] | None = subprocess.Popen(
             command, stdin=pipe, stdout=pipe, stderr=pipe
         )
 
     def lend(self, registry: str = REGISTRY) -> None:
-        """Make the module `registry` use this process; do nothing if the module is missing or its command differs."""
+        """Make vLLM's module ``registry`` use this process if it would run the same command."""
+        # Every vLLM from 0.11 to 0.33 has these names (read in their registry.py). Without them,
+        # vLLM starts its own process.
         with contextlib.suppress(ImportError):
             names = vars(importlib.import_module(registry))
-            if (
-                names.get("_SUBPROCESS_COMMAND") == self._command
-                and names.get("subprocess") is subprocess
-            ):
-                names["subprocess"] = _Lender(self)
+            is_same = names.get("_SUBPROCESS_COMMAND") == self._command
+            if is_same and names.get("subprocess") is subprocess:
+                # vLLM sees a module `subprocess` in which only `run` differs.
+                names["subprocess"] = SimpleNamespace(**{**vars(subprocess), "run": self.run})
 
     def run(self, command: list[str], **options: Any) -> subprocess.CompletedProcess[bytes]:
-        """Behave like `subprocess.run`; the first call uses the process that was started ahead.
+        """Behave like ``subprocess.run``; the first call uses the process that was started ahead.
 
-        A fork of this process, such as EngineCore, must not use it. The fork could not close the
-        process's standard input, because this process holds it open, too.
+        Args:
+            command: the command that vLLM runs.
+            **options: the arguments that vLLM passes to ``subprocess.run``.
         """
-        process = None
-        if os.getpid() == self._owner:
-            process, self._process = self._process, None
-        if process is not None:
+        # A fork of this process, such as EngineCore, must not use it: the fork could not close the
+        # process's standard input, because this process holds it open, too.
+        process = self._process
+        if process is not None and os.getpid() == self._owner:
+            self._process = None
             with process:
                 if command == self._command and options.keys() == {"input", "capture_output"}:
+                    # The pipe is broken if the process has failed. A new one then tries again.
                     with contextlib.suppress(BrokenPipeError):
                         out, err = process.communicate(options["input"])
                         if process.returncode == 0:
                             return subprocess.CompletedProcess(command, 0, out, err)
                 process.kill()
-        return subprocess.run(command, **options)  # noqa: PLW1510 - vLLM looks at the status itself
+        # vLLM looks at the status itself.
+        return subprocess.run(command, **options)  # noqa: PLW1510
 
     def close(self) -> None:
         """End the process if vLLM did not use it."""
-        process, self._process = self._process, None
+        process = self._process
+        self._process = None
         if process is not None:
             with process:
                 process.kill()
 
 
-class _Lender:
-    """Stands for the module `subprocess` in vLLM's registry, and replaces only `run`."""
-
-    def __init__(self, inspector: Inspector) -> None:
-        self.run = inspector.run
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(subprocess, name)
-
-
 def start(environment: Mapping[str, str]) -> Inspector | None:
     """Start a process ahead if vLLM's caches hold no answer yet; call it before vLLM is imported.
-
-    If they hold an answer, for this model or another, most starts need no process. It would only
-    take processor time.
 
     Args:
         environment: the process's variables.
     """
     with contextlib.suppress(OSError, RuntimeError):  # RuntimeError: this user has no home
-        if not any((_cache_root(environment) / _ANSWERS).glob("*.json")):
+        # With an answer in the caches, for this model or another, most starts need no process. It
+        # would only take processor time.
+        if not any((_cache_root(environment) / "modelinfos").glob("*.json")):
             return Inspector([sys.executable, "-m", REGISTRY])
     return None
 
 
 def _cache_root(environment: Mapping[str, str]) -> Path:
     """Return the folder of vLLM's caches (as vllm/envs.py determines it)."""
-    if environment.get("VLLM_CACHE_ROOT"):
-        return Path(environment["VLLM_CACHE_ROOT"]).expanduser()
-    return Path(environment.get("XDG_CACHE_HOME") or Path("~/.cache"), "vllm").expanduser()
+    usual = Path(environment.get("XDG_CACHE_HOME") or "~/.cache", "vllm")
+    return Path(environment.get("VLLM_CACHE_ROOT") or usual).expanduser()

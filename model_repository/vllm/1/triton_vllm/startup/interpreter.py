@@ -1,4 +1,4 @@
-"""Set up the embedded interpreter: its import path, the interpreter of vLLM's processes, its exit, threads and collector."""
+"""Set up the embedded interpreter: import path, child processes, exit, threads and collector."""
 
 from __future__ import annotations
 
@@ -11,36 +11,42 @@ import sys
 from pathlib import Path
 
 SWITCH_INTERVAL_S = 0.001
-"""How long a sender may wait for the interpreter's lock after its handshake (Python's default is 5 ms)."""
+"""How long a sender may wait for the interpreter's lock after its handshake.
+
+Python's default is 5 ms.
+"""
 
 
 def import_nothing_of_the_working_directory() -> None:
-    """Remove the server's working directory from the module search path, for vLLM's processes as well.
+    """Keep Python from importing modules of the server's working directory.
 
-    The stub's embedded interpreter has an empty entry first in `sys.path`. So have `python -c` and
-    `python -m`, with which vLLM starts processes. If the working directory contains a checkout of
-    vLLM or a folder named `triton`, Python would import that. Python 3.11 and later know the
-    variable.
+    If that directory contains a checkout of vLLM or a folder named ``triton``, Python would import
+    it instead of the environment's.
     """
+    # The stub's embedded interpreter has an empty entry first in ``sys.path``.
     sys.path[:] = [entry for entry in sys.path if entry]
+    # So have `python -c` and `python -m`, with which vLLM starts processes. Python 3.11 and later
+    # know this variable.
     os.environ.setdefault("PYTHONSAFEPATH", "1")
 
 
 def use_environment_python() -> None:
-    """Make child processes use the environment's interpreter: an embedded Python may guess its own path wrongly."""
-    python = Path(sys.prefix) / "bin" / "python"
+    """Make child processes use the environment's interpreter."""
+    # An embedded Python may guess its own path wrongly.
+    python = Path(sys.prefix, "bin", "python")
     if python.exists() and Path(sys.executable or "/").parent != python.parent:
         sys.executable = str(python)
     multiprocessing.set_executable(sys.executable)
 
 
 def end_at_once() -> None:
-    """End this process as soon as all exit handlers have run; call it before other exit handlers are registered.
+    """End this process as soon as all exit handlers have run.
 
-    Python would first take torch's modules apart, which takes 3 to 10 s on two busy cores. An
-    unload and a stopping server would wait for it. A stopping server waits for one instance after
-    the other, and gives all of them 30 s.
+    Call it before other exit handlers are registered.
     """
+    # Python would first take torch's modules apart, which takes 3 to 10 s on two busy cores. An
+    # unload would wait for it. A stopping server waits for one instance after the other, and gives
+    # all of them 30 s.
     # Exit handlers run in reverse order, so the first one registered runs last.
     atexit.register(_end)
 
@@ -49,12 +55,14 @@ def _end() -> None:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()
-    os._exit(0)  # safe: the stub has taken down its own objects before the interpreter ends
+    # This is safe: the stub has taken down its own objects before the interpreter ends.
+    os._exit(0)
 
 
 def tune() -> None:
-    """Set the garbage collector and the switch interval for serving; call it once the model is loaded."""
-    # All objects that exist now live as long as the model, so the collector need not visit them again.
+    """Set the garbage collector and the switch interval for serving; call it after the load."""
+    # All objects that exist now live as long as the model, so the collector need not visit them
+    # again.
     gc.collect()
     gc.freeze()
     gc.set_threshold(10_000, 50, 50)

@@ -1,4 +1,4 @@
-"""Load a model: prepare it, start the engine, and connect the engine to the parts that answer requests."""
+"""Load a model: prepare it, start the engine, and connect the parts that answer requests."""
 
 from __future__ import annotations
 
@@ -35,13 +35,16 @@ from triton_vllm.startup.prepare import Prepared, prepare
 from triton_vllm.startup.progress import Progress
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
-    from triton_vllm.base.protocols import Log
+    from triton_vllm.base.protocols import Log, PrometheusFamily
     from triton_vllm.instances.frontends import Frontends
 
 MANY_CORES = 8
-"""From this number of cores on, two threads send responses. With fewer, a second thread only takes time from the engine."""
+"""From this number of cores on, two threads send responses.
+
+With fewer, a second thread only takes time from the engine.
+"""
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,7 @@ class Model:
     parsers: vllm_api.Parsers | None
 
     def close(self) -> None:
-        """Let requests in flight finish within a time limit, cancel the rest, and end every process and thread."""
+        """Let requests in flight finish within a time limit, then end every process and thread."""
         self.engine.stop(self.prepared.settings.unload_grace_s)
         self.watch.close()
         self.outbox.close()
@@ -79,7 +82,11 @@ class Model:
 
 
 def load(args: Mapping[str, str], log: Log) -> Model:
-    """Load the model that Triton's `args` name; return it ready to take requests.
+    """Load a model, and return it ready to take requests.
+
+    Args:
+        args: the arguments that Triton passes to ``initialize``.
+        log: reports the phases of the load.
 
     Raises:
         ConfigError: the model's files are wrong, or vLLM did not start with them.
@@ -91,6 +98,7 @@ def load(args: Mapping[str, str], log: Log) -> Model:
         try:
             return _load(args, log, shared)
         except Exception as error:
+            # The other instances would otherwise wait for this one.
             if shared is not None:
                 shared.leave(str(error))
             raise
@@ -101,9 +109,10 @@ def _load(args: Mapping[str, str], log: Log, shared: Frontends | None) -> Model:
         progress = until_loaded.enter_context(Progress(log))
         prepared = prepare(args, log, progress, until_loaded)
         if instances(args) != 1 and prepared.settings.limits.operator_requests:
-            # one instance would not know that another one has put the engine to sleep
+            # One instance would not know that another one has put the engine to sleep.
             raise ConfigError(
-                "OPERATOR_REQUESTS is for a model of one instance: have one instance group with count 1, or leave it out"
+                "OPERATOR_REQUESTS is for a model of one instance: "
+                "have one instance group with count 1, or leave it out"
             )
         progress.phase("starting the engine and loading the model")
         engine, outbox = _start(prepared, shared, log)
@@ -116,44 +125,74 @@ def _load(args: Mapping[str, str], log: Log, shared: Frontends | None) -> Model:
         publisher = _publish(prepared, shared, args, log)
     interpreter.tune()
     log.info(f"ready after {progress.seconds():.1f} s, tasks: {', '.join(engine.facts.tasks)}")
-    return Model(prepared, engine, outbox, watch, publisher, shared, parsers)
+    return Model(
+        prepared=prepared,
+        engine=engine,
+        outbox=outbox,
+        watch=watch,
+        publisher=publisher,
+        shared=shared,
+        parsers=parsers,
+    )
+
+
+def _engine(prepared: Prepared, shared: Frontends | None, log: Log) -> Engine:
+    vllm = prepared.vllm
+    values = prepared.engine_args
+    settings = prepared.settings
+    if shared is not None:
+        shared.use(vllm, values, parallel_sizes(values)["data"])
+    prompter = Prompter(
+        vllm,
+        vllm_api.media_loaders(vllm, values),
+        partial(check_videos, settings.limits),
+        samples_ahead=vllm_api.runs_on_cpu(),
+    )
+    return Engine(
+        vllm,
+        shared or Sole(vllm, values),
+        prompter,
+        log=log,
+        limits=settings.limits,
+        pace=Pace(settings.restart, silence=settings.engine_timeout_s),
+    )
+
+
+def _outbox(prepared: Prepared, log: Log) -> Outbox:
+    many_cores = available_cores() >= MANY_CORES
+    threads = prepared.settings.senders or (2 if many_cores else 1)
+    pacing = CORES_TO_SPARE if many_cores else FEW_CORES
+    # The official backend sends one output per response.
+    if not prepared.settings.dialect.merges_outputs:
+        pacing = ONE_BY_ONE
+    return Outbox(partial(deliver, log), log, threads, pacing)
 
 
 def _start(prepared: Prepared, shared: Frontends | None, log: Log) -> tuple[Engine, Outbox]:
-    vllm, values, settings = prepared.vllm, prepared.engine_args, prepared.settings
-    if shared is not None:
-        shared.use(vllm, values, parallel_sizes(values)["data"])
-    limits = settings.limits
-    loaders, check = vllm_api.media_loaders(vllm, values), partial(check_videos, limits)
-    prompter = Prompter(vllm, loaders, check, samples_ahead=vllm_api.runs_on_cpu())
-    pace = Pace(settings.restart, silence=settings.engine_timeout_s)
-    source = shared or Sole(vllm, values)
-    engine = Engine(vllm, source, prompter, log=log, limits=limits, pace=pace)
-    many = available_cores() >= MANY_CORES
-    threads = settings.senders or (2 if many else 1)
-    pacing = (
-        (CORES_TO_SPARE if many else FEW_CORES) if settings.dialect.merges_outputs else ONE_BY_ONE
-    )
-    outbox = Outbox(partial(deliver, log), log, threads, pacing)
+    values = prepared.engine_args
+    engine = _engine(prepared, shared, log)
+    outbox = _outbox(prepared, log)
     outbox.start()
-    # Ray passes variables on to other machines. The file does not exist there, and vLLM would not
-    # start.
-    uses_ray = "ray" in (
-        values.get("distributed_executor_backend"),
-        values.get("data_parallel_backend"),
-    )
-    with Cause(None if uses_ray else vllm.logging_config, os.environ) as cause:
+    # Ray passes variables on to other machines. The file that `Cause` names in a variable does not
+    # exist there, and vLLM would not start.
+    backends = ("distributed_executor_backend", "data_parallel_backend")
+    uses_ray = "ray" in map(values.get, backends)
+    with Cause(None if uses_ray else prepared.vllm.logging_config, os.environ) as cause:
         try:
             engine.start(outbox.put, _store(prepared, shared, log))
-        except ConfigError:  # raised by the instances that share an engine, not by vLLM
+        except ConfigError:
+            # The instances that share an engine raise it. vLLM does not.
             outbox.close()
             raise
-        except Exception as error:  # noqa: BLE001 - vLLM may raise anything, and each is a reason why the load failed
+        # vLLM may raise anything, and each is a reason why the load failed.
+        except Exception as error:  # noqa: BLE001
             outbox.close()
             unfetched = engine_args.unfetched(values, error, prepared.file_name)
-            if unfetched:  # vLLM's traceback through three libraries would add nothing
+            # vLLM's traceback through three libraries would add nothing to this line.
+            if unfetched:
                 raise ConfigError(unfetched) from None
-            log.error("".join(traceback.format_exception(error)))  # noqa: TRY400 - Triton's log has no exception()
+            # Triton's log has no method `exception`.
+            log.error("".join(traceback.format_exception(error)))  # noqa: TRY400
             raise ConfigError(
                 engine_args.failure(values, error, prepared.file_name, cause.find())
             ) from None
@@ -173,6 +212,7 @@ def _parsers(prepared: Prepared, engine: Engine, outbox: Outbox) -> vllm_api.Par
     try:
         return engine.parsers(prepared.parsers)
     except vllm_api.ParserError as error:
+        # Parsers are made from the started engine, which must now end.
         engine.stop(0.0)
         outbox.close()
         raise ConfigError(f"{prepared.file_name}: {error}") from None
@@ -182,9 +222,8 @@ def _departure(engine: Engine, prepared: Prepared, name: str, log: Log) -> Depar
     grace = prepared.settings.unload_grace_s
 
     def leave() -> None:
-        log.info(
-            f"the server ends: {len(engine.runner.in_flight.jobs())} requests in flight have {grace:.0f} s to finish"
-        )
+        count = len(engine.runner.in_flight.jobs())
+        log.info(f"the server ends: {count} requests in flight have {grace:.0f} s to finish")
         engine.leave(grace)
 
     return Departure(partial(triton.is_ending, name), leave)
@@ -200,8 +239,10 @@ def _publish(
     mirror = Mirror(
         triton.TritonMetrics(), labels, dialect=prepared.settings.dialect, others=claim.shared
     )
-    if shared is None:
-        return Publisher(mirror, vllm_api.prometheus_families, log.warning, claim)
-    return Publisher(
-        mirror, lambda: shared.latest(vllm_api.prometheus_families()), log.warning, claim
-    )
+
+    def families() -> Iterable[PrometheusFamily]:
+        current = vllm_api.prometheus_families()
+        # Several instances have gauges of the same engine. Those with the newest figures count.
+        return current if shared is None else shared.latest(current)
+
+    return Publisher(mirror, families, log.warning, claim)

@@ -15,14 +15,13 @@ REMEDY = "build it again with ./gen_vllm_env.sh, or copy the model's directory a
 
 
 def check(model_dir: Path) -> str:
-    """Compare the manifest with the files and return a line for the log; a model without a manifest passes.
-
-    Only sizes are compared. Hashing gigabytes would delay every start; `verify` does that.
+    """Compare the manifest with the files, and return a line for the log.
 
     Raises:
         ConfigError: the manifest cannot be read, or a file's size differs from the manifest.
     """
     path = model_dir / FILE_NAME
+    # A model that was made by hand has no manifest.
     if not path.is_file():
         return f"no {FILE_NAME}, so nothing to check the environment against"
     try:
@@ -40,14 +39,15 @@ def check(model_dir: Path) -> str:
 
 
 def _compare(model_dir: Path, entry: dict[str, Any]) -> None:
-    name, size = entry.get("name"), entry.get("size")
-    file = model_dir / str(name)
-    if (
-        not name or not isinstance(size, int) or not file.is_file()
-    ):  # an unpacked environment has no archive
+    file = model_dir / str(entry.get("name"))
+    # An unpacked environment has no archive.
+    if not file.is_file():
         return
-    found = file.stat().st_size
-    if found != size:
+    # Only sizes are compared. Hashing gigabytes would delay every start; `verify` does that.
+    expected = entry.get("size")
+    size = file.stat().st_size
+    if isinstance(expected, int) and size != expected:
         raise ConfigError(
-            f"{file} has {found} bytes, but {FILE_NAME} says {size}: it belongs to another build; {REMEDY}"
+            f"{file} has {size} bytes, but {FILE_NAME} says {expected}: "
+            f"it belongs to another build; {REMEDY}"
         )

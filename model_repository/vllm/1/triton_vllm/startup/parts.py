@@ -1,4 +1,4 @@
-"""Unpack an environment that was built in parts (`--layout parts`), before anything in it is imported."""
+"""Unpack an environment that was built in parts (``--layout parts``)."""
 
 from __future__ import annotations
 
@@ -19,16 +19,23 @@ MODULE = "_vllm_env_unpack"
 
 
 def unpack(model_dir: Path, log: Log, progress: Progress) -> None:
-    """Switch this process to the whole environment, unpacked by this start or by an earlier one on this machine.
+    """Switch this process to the whole environment; call it before anything in it is imported.
+
+    Args:
+        model_dir: the folder with the environment's parts.
+        log: reports the unpacking.
+        progress: reports the phase.
 
     Raises:
-        ConfigError: a part is missing or differs from the build, or there is no folder to unpack to.
+        ConfigError: a part is missing or differs from the build, or no folder can be written.
     """
     if importlib.util.find_spec(MODULE) is None:
         return
+    # The first start on a machine unpacks on all cores. Later starts only find the result.
     progress.phase("looking for the unpacked environment")
     module = importlib.import_module(MODULE)
     try:
         module.use(str(model_dir), log.info)
     except module.UnpackError as error:
+        # Its text already names the cause and the remedy; a traceback would add nothing.
         raise ConfigError(str(error)) from None

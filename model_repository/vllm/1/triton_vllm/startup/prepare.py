@@ -1,4 +1,7 @@
-"""Read the model's files, choose its devices and import vLLM, in this order: errors then come before long waits."""
+"""Read the model's files, choose its devices and import vLLM.
+
+The order matters: errors of the files come before the long waits.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +72,7 @@ def prepare(
     """Return everything that a model's engine is started with.
 
     Args:
-        args: the arguments that Triton passes to `initialize`.
+        args: the arguments that Triton passes to ``initialize``.
         log: reports the findings.
         progress: reports the phases.
         until_loaded: closed when the engine has started or failed to start.
@@ -77,13 +80,16 @@ def prepare(
     Raises:
         ConfigError: the model's files are wrong.
     """
+    # 1) Read the model's files.
     model_dir = Path(args["model_repository"])
     version_dir = model_dir / args["model_version"]
     chosen = settings.read(json.loads(args["model_config"]))
     log.info(manifest.check(model_dir))
     file_name = str(engine_args.place(model_dir, version_dir).relative_to(model_dir))
-    given, tool_parser = parsers.split(engine_args.read(model_dir, version_dir), file_name)
-    _choose_devices(args, chosen, given, log)
+    arguments, tool_parser = parsers.split(engine_args.read(model_dir, version_dir), file_name)
+    # 2) Set up this process. vLLM reads variables while it is imported, and its processes inherit
+    #    them.
+    _choose_devices(args, chosen, arguments, log)
     guard.own()
     guard.follow_parent()
     parts.unpack(model_dir, log, progress)
@@ -93,10 +99,12 @@ def prepare(
     warm_cache.use(model_dir, os.environ, log)
     # A host that the operator allows could otherwise redirect vLLM to any other host.
     os.environ.setdefault("VLLM_MEDIA_URL_ALLOW_REDIRECTS", "0")
+    # 3) Import vLLM, which takes 10 s or more on two cores.
     progress.phase("importing vLLM")
     vllm = _import(log, until_loaded)
+    # 4) Fit the operator's choices to this vLLM.
     audio.limit(chosen.limits, vllm_api.variables(), os.environ)
-    values = _fit(vllm, given, file_name, log)
+    values = _fit(vllm, arguments, file_name, log)
     names = parsers.choose(tool_parser, values, file_name)
     adapters = config.read(
         model_dir,
@@ -106,23 +114,41 @@ def prepare(
         directory=chosen.lora_directory,
         official=chosen.dialect.is_official,
     )
-    defaults = {**_choose_compilers(values, log), **_choose_processes(vllm, values)}
-    defaults |= _choose_statistics(chosen, values, file_name)
-    # The operator's arguments take precedence.
-    return Prepared(chosen, vllm, {**defaults, **values}, adapters, file_name, names)
+    # 5) Choose what the operator has left open. The operator's arguments take precedence.
+    defaults = {
+        **_choose_compilers(values, log),
+        **_choose_processes(vllm, values),
+        **_choose_statistics(chosen, values, file_name),
+    }
+    return Prepared(
+        settings=chosen,
+        vllm=vllm,
+        engine_args={**defaults, **values},
+        adapters=adapters,
+        file_name=file_name,
+        parsers=names,
+    )
 
 
 def _choose_devices(
-    args: Mapping[str, str], chosen: Settings, given: Mapping[str, Any], log: Log
+    args: Mapping[str, str], chosen: Settings, arguments: Mapping[str, Any], log: Log
 ) -> None:
-    kind, device = args["model_instance_kind"], int(args["model_instance_device_id"])
-    gpus = devices.visible(kind, device, chosen.gpu_ids, given, os.environ)
+    kind = args["model_instance_kind"]
+    device = int(args["model_instance_device_id"])
+    gpus = devices.visible(
+        kind=kind,
+        device_id=device,
+        gpu_ids=chosen.gpu_ids,
+        engine_args=arguments,
+        environment=os.environ,
+    )
     if gpus is not None:
         os.environ[devices.VARIABLE] = gpus
         log.info(official.pinned(kind, gpus, f"{args['model_name']}_{device}"))
 
 
 def _import(log: Log, until_loaded: ExitStack) -> Vllm:
+    # The process that will inspect the model imports vLLM at the same time as this one.
     ahead = inspector.start(os.environ)
     if ahead is not None:
         until_loaded.callback(ahead.close)
@@ -133,20 +159,21 @@ def _import(log: Log, until_loaded: ExitStack) -> Vllm:
     return vllm
 
 
-def _fit(vllm: Vllm, given: Mapping[str, Any], file_name: str, log: Log) -> Mapping[str, Any]:
-    fitted = engine_args.fit(given, vllm_api.engine_arg_types(vllm), file_name)
+def _fit(vllm: Vllm, arguments: Mapping[str, Any], file_name: str, log: Log) -> Mapping[str, Any]:
+    fitted = engine_args.fit(arguments, vllm_api.engine_arg_types(vllm), file_name)
     if fitted.warning:
         log.warning(fitted.warning)
     if fitted.values.get("distributed_executor_backend") == "ray" and not vllm_api.supports_ray():
         raise ConfigError(
-            f"{file_name}: distributed_executor_backend: vLLM {vllm.version} does not support ray on the "
-            "platform that it runs on here (its CPU build never does); use mp, or leave it out"
+            f"{file_name}: distributed_executor_backend: vLLM {vllm.version} does not support ray "
+            "on the platform that it runs on here (its CPU build never does); "
+            "use mp, or leave it out"
         )
     return fitted.values
 
 
 def _choose_compilers(values: Mapping[str, Any], log: Log) -> Mapping[str, Any]:
-    """Set the variables that choose or avoid compilers; return the engine arguments that go with them."""
+    """Set the variables that choose compilers; return the engine arguments that go with them."""
     chosen = compilers.choose(values, os.environ, Path(sys.prefix), on_cpu=vllm_api.runs_on_cpu())
     os.environ.update(chosen.variables)
     for note in chosen.notes:
@@ -156,28 +183,28 @@ def _choose_compilers(values: Mapping[str, Any], log: Log) -> Mapping[str, Any]:
 
 def _choose_processes(vllm: Vllm, values: Mapping[str, Any]) -> Mapping[str, Any]:
     """Set the variables for vLLM's processes; return the engine arguments that go with them."""
+    # Only for a CPU; and some versions of vLLM lack this executor.
     in_engine_core = vllm.UniProcExecutor if vllm_api.runs_on_cpu() else None
-    processes = executor.choose(values, os.environ, executor.available_cores(), in_engine_core)
+    cores = executor.available_cores()
+    processes = executor.choose(values, os.environ, cores, in_engine_core)
     os.environ.update(processes.variables)
     for name, value in vllm_api.child_environment().items():
         os.environ.setdefault(name, value)
-    return {
-        **processes.arguments,
-        **({"worker_extension_cls": CPU_WORKER} if in_engine_core is not None else {}),
-    }
+    if in_engine_core is None:
+        return {}
+    return {**processes.arguments, "worker_extension_cls": CPU_WORKER}
 
 
 def _choose_statistics(
     chosen: Settings, values: Mapping[str, Any], file_name: str
 ) -> Mapping[str, Any]:
-    """Return the engine argument that turns off unread statistics, which vLLM would record at each step of the model.
-
-    They stay on with traces, which are made of them: without statistics, the first traced request
-    ends the engine.
-    """
-    traces = bool(values.get("otlp_traces_endpoint"))
+    """Return the engine argument that turns off statistics if nothing reads them."""
+    # vLLM records them at each step of the model. Traces are made of them: without statistics, the
+    # first traced request ends the engine.
+    traces = values.get("otlp_traces_endpoint")
     if traces and values.get("disable_log_stats"):
         raise ConfigError(
-            f"{file_name}: otlp_traces_endpoint needs what disable_log_stats turns off; leave one of them out"
+            f"{file_name}: otlp_traces_endpoint needs the statistics that disable_log_stats "
+            "turns off; leave one of them out"
         )
     return {} if chosen.metrics or traces else {"disable_log_stats": True}

@@ -1,9 +1,11 @@
-"""Read the `parameters` of config.pbtxt that the adapter knows."""
+"""Read the ``parameters`` of config.pbtxt that the adapter knows."""
 
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from triton_vllm.base import official
@@ -24,9 +26,9 @@ class Settings:
 
     Attributes:
         metrics: REPORT_CUSTOM_METRICS. Publish vLLM's metrics on Triton's endpoint.
-        dialect: COMPATIBILITY. With `official`, behave as the official backend where ours differs
+        dialect: COMPATIBILITY. With ``official``, behave as the official backend where ours differs
             on purpose.
-        health_check: ENABLE_VLLM_HEALTH_CHECK. Matters only when `restart` is off: a dead engine
+        health_check: ENABLE_VLLM_HEALTH_CHECK. Matters only when ``restart`` is off: a dead engine
             then unloads the model.
         restart: RESTART_DEAD_ENGINE. Start a dead engine again in the background. If the operator
             does not set it, it is off with a health check or with the official backend's behaviour.
@@ -56,10 +58,14 @@ class Settings:
 
 
 TO_TOKENIZER = frozenset({
-    "chat_template", "max_length", "padding", "padding_side", "processor_kwargs", "return_assistant_tokens_mask", "return_dict",
-    "return_tensors", "tokenize", "tokenizer_kwargs", "truncation",
+    "chat_template", "max_length", "padding", "padding_side", "processor_kwargs",
+    "return_assistant_tokens_mask", "return_dict", "return_tensors", "tokenize", "tokenizer_kwargs",
+    "truncation",
 })  # fmt: skip
-"""Arguments of a template that transformers itself interprets; each would let a request set a program or a length."""
+"""Arguments of a template that transformers itself interprets.
+
+Each would let a request set a program or a length.
+"""
 
 
 def read(model_config: Mapping[str, Any]) -> Settings:
@@ -68,25 +74,31 @@ def read(model_config: Mapping[str, Any]) -> Settings:
     Raises:
         ConfigError: a value is of the wrong type, or the model is not decoupled.
     """
-    if not (model_config.get("model_transaction_policy") or {}).get("decoupled", False):
+    # Without it, Triton accepts only one response for each request.
+    if not (model_config.get("model_transaction_policy") or {}).get("decoupled"):
         raise ConfigError(
             "config.pbtxt: streaming needs `model_transaction_policy { decoupled: true }`"
         )
-    given = {
-        name: entry.get("string_value", "")
+    # An empty value counts as not set.
+    texts = {
+        name: entry["string_value"]
         for name, entry in (model_config.get("parameters") or {}).items()
+        if entry.get("string_value")
     }
 
-    def value(name: str, convert: Callable[[Any], Any], default: Any) -> Any:
-        # An empty value counts as not set.
-        if not given.get(name):
+    def value(name: str, convert: Callable[[str], Any], default: Any) -> Any:
+        if name not in texts:
             return default
         try:
-            return convert(given[name])
+            return convert(texts[name])
         except ValueError as error:
             raise ConfigError(f"config.pbtxt: parameter {name} {error}") from None
 
-    chosen = Settings(
+    limits = {
+        field.name: value(field.name.upper(), _LISTS.get(field.name, _limit), field.default)
+        for field in fields(Limits)
+    }
+    settings = Settings(
         metrics=value("REPORT_CUSTOM_METRICS", to_bool, Settings.metrics),
         dialect=value("COMPATIBILITY", _dialect, Settings.dialect),
         health_check=value("ENABLE_VLLM_HEALTH_CHECK", to_bool, Settings.health_check),
@@ -96,18 +108,15 @@ def read(model_config: Mapping[str, Any]) -> Settings:
         engine_timeout_s=value("ENGINE_TIMEOUT_SECONDS", _seconds, Settings.engine_timeout_s),
         senders=value("RESPONSE_SENDER_THREADS", _senders, Settings.senders),
         lora_directory=value("LORA_DIRECTORY", str, Settings.lora_directory),
-        limits=Limits(
-            **{
-                field.name: value(field.name.upper(), _LISTS.get(field.name, _limit), field.default)
-                for field in fields(Limits)
-            }
-        ),
+        limits=Limits(**limits),
     )
-    if not given.get("RESTART_DEAD_ENGINE") and (chosen.health_check or chosen.dialect.is_official):
-        return replace(
-            chosen, restart=False
-        )  # if the engine came back, the health check would never fail
-    return chosen
+    # If a dead engine came back, the health check would never fail. The official backend unloads
+    # the model.
+    if "RESTART_DEAD_ENGINE" not in texts and (
+        settings.health_check or settings.dialect.is_official
+    ):
+        return replace(settings, restart=False)
+    return settings
 
 
 def _dialect(text: str) -> Dialect:
@@ -135,44 +144,43 @@ def _names(text: str) -> tuple[str, ...]:
 
 
 def _domains(text: str) -> tuple[str, ...]:
+    # A request's host name is compared in lower case, too (``media.checks``).
     names = _names(text.lower())
-    wrong = next(
-        (name for name in names if not set(name) <= set("abcdefghijklmnopqrstuvwxyz0123456789.-")),
-        None,
-    )
-    if wrong is not None:
-        raise ValueError(
-            f"must be comma-separated host names such as images.example.com, not '{wrong}'"
-        )
+    for name in names:
+        # An entry with a scheme, a port or a path would never match a host name.
+        if not re.fullmatch(r"[a-z0-9.-]+", name):
+            raise ValueError(
+                f"must be comma-separated host names such as images.example.com, not '{name}'"
+            )
     return names
 
 
 def _template_kwargs(text: str) -> tuple[str, ...]:
     names = _names(text)
-    wrong = next((name for name in names if name in TO_TOKENIZER), None)
-    if wrong is not None:
-        raise ValueError(f"must not name '{wrong}', which is no argument of a template")
+    for name in names:
+        if name in TO_TOKENIZER:
+            raise ValueError(
+                f"must not name '{name}', which transformers reads instead of the template"
+            )
     return names
 
 
-def _some_of(known: Collection[str]) -> Callable[[str], tuple[str, ...]]:
-    def read_names(text: str) -> tuple[str, ...]:
-        names = _names(text)
-        wrong = next((name for name in names if name not in known), None)
-        if wrong is not None:
+def _some_of(known: Collection[str], text: str) -> tuple[str, ...]:
+    names = _names(text)
+    for name in names:
+        # A misspelt name would allow nothing, without a word.
+        if name not in known:
             raise ValueError(
-                f"must name some of {', '.join(known)}, separated by commas, not '{wrong}'"
+                f"must name some of {', '.join(known)}, separated by commas, not '{name}'"
             )
-        return names
-
-    return read_names
+    return names
 
 
 _LISTS: Mapping[str, Callable[[str], tuple[str, ...]]] = {
     "allowed_media_domains": _domains,
     "allowed_chat_template_kwargs": _template_kwargs,
-    "allowed_request_fields": _some_of(ENGINE_FIELDS),
-    "operator_requests": _some_of(OPERATIONS),
+    "allowed_request_fields": partial(_some_of, ENGINE_FIELDS),
+    "operator_requests": partial(_some_of, OPERATIONS),
 }
 
 
@@ -184,20 +192,20 @@ def _senders(text: str) -> int:
 
 
 def _gpu_ids(text: str) -> tuple[int, ...]:
-    """Return the GPUs; if the value is invalid, use the official backend's message, because it is its parameter."""
+    # The messages are the official backend's, because it is its parameter.
     try:
-        ids = tuple(int(part) for part in text.split(","))
+        ids = tuple(map(int, text.split(",")))
     except ValueError:
-        reason = (
-            f"Invalid value for GPU_DEVICE_IDS: '{text}'. "
+        raise ConfigError(
+            f"config.pbtxt: Invalid value for GPU_DEVICE_IDS: '{text}'. "
             "Expected a comma-separated list of integer GPU IDs (e.g., '0,1,2')."
-        )
-        raise ConfigError(f"config.pbtxt: {reason}") from None
-    if min(ids) < 0:
+        ) from None
+    negative = [number for number in ids if number < 0]
+    if negative:
         raise ValueError(
-            f"contains invalid GPU ID(s): {[i for i in ids if i < 0]}. GPU IDs must be non-negative integers."
+            f"contains invalid GPU ID(s): {negative}. GPU IDs must be non-negative integers."
         )
-    if len(set(ids)) < len(ids):
-        repeated = sorted({i for i in ids if ids.count(i) > 1})
+    repeated = sorted({number for number in ids if ids.count(number) > 1})
+    if repeated:
         raise ValueError(f"contains duplicate GPU ID(s): {repeated}. Each GPU ID must be unique.")
     return ids

@@ -1,12 +1,9 @@
-"""Use vLLM's caches next to the model, which `gen_vllm_env.sh --warm` filled once, so that no start has to compile again.
+"""Use the caches next to the model that ``gen_vllm_env.sh --warm`` filled.
 
-Serving only reads `vllm_cache/`: vLLM gets a private copy. A model repository may be mounted
+vLLM then does not compile again at each start.
+
+Serving only reads ``vllm_cache/``: vLLM gets a private copy. A model repository may be mounted
 read-only, and several servers may serve it at once.
-
-Some of the files contain the absolute path of the folder in which they were made. The copy needs
-its own path there. One kind is Triton's kernel groups, which are compiled again otherwise. The
-other is vLLM's index of compiled graphs. vLLM 0.22.1 opens the paths in it without a check (read in
-compilation/compiler_interface.py); 0.32 joins them with its own folder.
 
 The record cannot promise a cache hit, because vLLM's own keys decide. Those of 0.22.1 contain paths
 below HOME and the environment's path. An environment in an archive gets a new path at each start.
@@ -44,14 +41,13 @@ if TYPE_CHECKING:
 FOLDER = "vllm_cache"
 RECORD = "warm.json"
 WARM = "TRITON_VLLM_WARM"
-"""The variable that names the folder which this load must fill; set by `--warm`."""
+"""The variable that names the folder which this load must fill; set by ``--warm``."""
 ROOT = "VLLM_CACHE_ROOT"
 # vLLM puts both below its cache root for torch.compile, but not for kernels that it launches itself
-# (seen in 0.22.1)
+# (seen in 0.22.1).
 _BELOW = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
-_OURS = re.compile(
-    r"/vllm_env/inductor/[0-9a-f]{16}$"
-)  # the start-up hook sets such a path if the operator has not set one
+# The start-up hook sets such a path if the operator has not set one.
+_OURS = re.compile(r"/vllm_env/inductor/[0-9a-f]{16}$")
 _GPUS = Path("/proc/driver/nvidia/gpus")
 _CPU = Path("/proc/cpuinfo")
 _REMEDY = "make it again with ./gen_vllm_env.sh --warm"
@@ -59,7 +55,7 @@ _REMEDY = "make it again with ./gen_vllm_env.sh --warm"
 
 @dataclass(frozen=True)
 class Record:
-    """The content of `warm.json`: the environment, vLLM and devices for which the caches were filled.
+    """The content of ``warm.json``: what the caches were filled for.
 
     Attributes:
         environment: digest of the environment's lock, from the manifest. Empty for a model without
@@ -83,10 +79,10 @@ def use(model_dir: Path, environment: MutableMapping[str, str], log: Log) -> Non
     """Set vLLM's cache variables to the model's filled caches, or to the folder to fill.
 
     Call it before vLLM is imported. Nothing here fails a load: without the caches vLLM compiles
-    what it needs, as it does without `--warm`.
+    what it needs, as it does without ``--warm``.
 
     Args:
-        model_dir: the folder with `config.pbtxt`.
+        model_dir: the folder with ``config.pbtxt``.
         environment: the process's variables; changed. If the operator has set VLLM_CACHE_ROOT, it
             is kept.
         log: reports which caches are used, or why they are not.
@@ -104,39 +100,42 @@ def use(model_dir: Path, environment: MutableMapping[str, str], log: Log) -> Non
         log.info(f"{ROOT}={environment[ROOT]} is set, so {filled} is not used")
         return
     try:
-        made, here = read(filled), current(model_dir)
-        why = misfit(made, here)
-        if why:
-            log.warning(f"{filled} is ignored: {why}; {_REMEDY}")
+        record = read(filled)
+        here = current(model_dir)
+        reason = misfit(record, here)
+        if reason:
+            log.warning(f"{filled} is ignored: {reason}; {_REMEDY}")
             return
-        root = private_copy(filled, made, environment)
+        root = private_copy(filled, record, environment)
     except (OSError, ValueError, TypeError) as error:
         log.warning(f"{filled} is ignored: {type(error).__name__}: {error}; {_REMEDY}")
         return
     _point(environment, root, replace=False)
-    other = (
-        ""
-        if made.engine_args == here.engine_args
-        else ", with other engine arguments, so vLLM may compile again"
-    )
+    note = ""
+    if record.engine_args != here.engine_args:
+        note = ", with other engine arguments, so vLLM may compile again"
     log.info(
-        f"vLLM's caches, filled on {made.made_at}{other}: a private copy of {filled} in {root}"
+        f"vLLM's caches, filled on {record.made_at}{note}: a private copy of {filled} in {root}"
     )
 
 
 def current(model_dir: Path) -> Record:
     """Return the record that caches would get if they were filled now."""
     manifest = {}
+    # A model that was made by hand has no manifest.
     with contextlib.suppress(OSError):
         manifest = json.loads((model_dir / FILE_NAME).read_text(encoding="utf-8"))
-    arguments = (
-        model_dir / engine_args.FILE_NAME,
-        *sorted(model_dir.glob(f"*/{official.ARGUMENTS_NAME}")),
+    digest = hashlib.sha256()
+    official_files = sorted(model_dir.glob(f"*/{official.ARGUMENTS_NAME}"))
+    for file in (model_dir / engine_args.FILE_NAME, *official_files):
+        if file.is_file():
+            digest.update(file.read_bytes())
+    return Record(
+        environment=str(manifest.get("lock_digest", "")),
+        vllm=vllm_version(),
+        devices=device_names(),
+        engine_args=digest.hexdigest(),
     )
-    digest = hashlib.sha256(
-        b"".join(file.read_bytes() for file in arguments if file.is_file())
-    ).hexdigest()
-    return Record(str(manifest.get("lock_digest", "")), vllm_version(), device_names(), digest)
 
 
 def read(filled: Path) -> Record:
@@ -151,54 +150,60 @@ def read(filled: Path) -> Record:
     return Record(**{**fields, "devices": tuple(fields.get("devices", ()))})
 
 
-def misfit(made: Record, here: Record) -> str:
-    """Return why filled caches cannot be used here; empty if they fit.
-
-    Engine arguments are not compared: vLLM's cache keys contain those that matter.
-    """
-    for what in ("environment", "vllm", "devices"):
-        theirs, ours = getattr(made, what), getattr(here, what)
+def misfit(record: Record, here: Record) -> str:
+    """Return why filled caches cannot be used here; empty if they fit."""
+    # Engine arguments are not compared: vLLM's cache keys contain those that matter.
+    for field in ("environment", "vllm", "devices"):
+        theirs = getattr(record, field)
+        ours = getattr(here, field)
         if theirs != ours:
-            shown = [
-                ", ".join(value) if isinstance(value, tuple) else value[:16]
-                for value in (theirs, ours)
-            ]
-            return f"it was made with {what} {shown[0] or 'unknown'}, and this is {shown[1] or 'unknown'}"
+            return f"it was made with {field} {_shown(theirs)}, and this is {_shown(ours)}"
     return ""
 
 
+def _shown(value: str | tuple[str, ...]) -> str:
+    # 16 digits of a digest tell two environments apart.
+    text = value[:16] if isinstance(value, str) else ", ".join(value)
+    return text or "unknown"
+
+
 def vllm_version() -> str:
-    """Return the version of the vLLM that an import would load, or an empty string; importing it would take seconds."""
+    """Return the version of the vLLM that an import would load, or an empty string."""
+    # The version is read from the file, because importing vLLM takes seconds.
     spec = importlib.util.find_spec("vllm")
-    for folder in (spec.submodule_search_locations or ()) if spec else ():
+    folders = spec and spec.submodule_search_locations
+    for folder in folders or ():
         with contextlib.suppress(OSError):
             text = Path(folder, "_version.py").read_text(encoding="utf-8")
-            named = re.search(r"^(?:__version__ = )?version = ['\"](.+?)['\"]", text, re.MULTILINE)
-            if named:
-                return named[1]
+            version = re.search(
+                r"^(?:__version__ = )?version = ['\"](.+?)['\"]", text, re.MULTILINE
+            )
+            if version:
+                return version[1]
     return ""
 
 
 def device_names() -> tuple[str, ...]:
-    """Return the names of the GPUs, each once, or of the processor; reads files, as a driver call would initialize the driver."""
-    found = set()
+    """Return the names of the GPUs, each once, or of the processor."""
+    # Files have the names. A call of the driver would initialize it, before vLLM does.
+    names: set[str] = set()
     with contextlib.suppress(OSError):
         for file in _GPUS.glob("*/information"):
-            found |= set(
-                re.findall(r"^Model:\s*(.+?)\s*$", file.read_text(encoding="utf-8"), re.MULTILINE)
-            )
-    with contextlib.suppress(OSError):
-        cpu = _CPU.read_text(encoding="utf-8")
-        found = found or set(re.findall(r"^model name\s*:\s*(.+?)\s*$", cpu, re.MULTILINE))
-    return tuple(sorted(found)) or (platform.machine(),)
+            text = file.read_text(encoding="utf-8")
+            names.update(re.findall(r"^Model:\s*(.+?)\s*$", text, re.MULTILINE))
+    if not names:
+        with contextlib.suppress(OSError):
+            text = _CPU.read_text(encoding="utf-8")
+            names.update(re.findall(r"^model name\s*:\s*(.+?)\s*$", text, re.MULTILINE))
+    # Processors other than x86 may have no "model name".
+    return tuple(sorted(names)) or (platform.machine(),)
 
 
-def private_copy(filled: Path, made: Record, environment: Mapping[str, str]) -> Path:
+def private_copy(filled: Path, record: Record, environment: Mapping[str, str]) -> Path:
     """Return this user's copy of filled caches; the copy of an earlier start is used again.
 
     The copy is in the user's cache folder. If that cannot be written, it is below the temporary
-    folder. A rename publishes it, so several models may start at once. `gen_vllm_env.sh clean`
-    deletes it while no server of this user runs.
+    folder. ``gen_vllm_env.sh clean`` deletes it while no server of this user runs.
 
     Raises:
         OSError: no folder can be written, or the files cannot be read.
@@ -210,30 +215,40 @@ def private_copy(filled: Path, made: Record, environment: Mapping[str, str]) -> 
         staged = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=place))
         try:
             shutil.copytree(filled, staged, dirs_exist_ok=True, copy_function=shutil.copy)
+            # The original folders may be read-only, and copies have their modes.
             for folder, _, _ in os.walk(staged):
-                Path(folder).chmod(0o700)  # the original folder may be read-only
-            relocate(staged, made.root, str(copy))
-            with contextlib.suppress(OSError):  # another start has already renamed its copy
+                Path(folder).chmod(0o700)
+            relocate(staged, record.root, str(copy))
+            # Several models may start at once. The rename fails if another start was first.
+            with contextlib.suppress(OSError):
                 staged.rename(copy)
         finally:
             shutil.rmtree(staged, ignore_errors=True)
-    os.utime(copy)  # eviction starts with the least recently used copy
+    # Eviction starts with the least recently used copy.
+    os.utime(copy)
     return copy
 
 
 def relocate(folder: Path, old: str, new: str) -> None:
-    """Replace the path of the folder in which caches were filled, in files that refer to others by it.
+    """Replace the path in those caches that contain the path of the folder that was filled.
 
-    These files are vLLM's index of compiled graphs, a Python literal, and Triton's groups of a
-    kernel's files. An index that cannot be read is removed, because vLLM would fail on it.
+    Args:
+        folder: the copied caches.
+        old: the folder that was filled.
+        new: the folder in which vLLM will find the copy.
     """
+    # 1) vLLM's index of compiled graphs, a Python literal. vLLM 0.22.1 opens the paths in it
+    #    without a check (read in compilation/compiler_interface.py). 0.32 joins them with its own
+    #    folder.
     for index in folder.rglob("vllm_compile_cache.py"):
         try:
             content = ast.literal_eval(index.read_text(encoding="utf-8"))
         except (ValueError, SyntaxError):
+            # vLLM would fail on an index that cannot be read. Without one it compiles.
             index.unlink()
         else:
             index.write_text(repr(_moved(content, old, new)), encoding="utf-8")
+    # 2) Triton's groups of a kernel's files. With wrong paths the kernels are compiled again.
     for group in folder.rglob("__grp__*.json"):
         with contextlib.suppress(ValueError):
             content = json.loads(group.read_text(encoding="utf-8"))
@@ -242,11 +257,8 @@ def relocate(folder: Path, old: str, new: str) -> None:
 
 def _moved(value: Any, old: str, new: str) -> Any:
     if isinstance(value, str):
-        return (
-            new + value[len(old) :]
-            if old and (value == old or value.startswith(f"{old}/"))
-            else value
-        )
+        is_below = old and (value == old or value.startswith(f"{old}/"))
+        return new + value[len(old) :] if is_below else value
     if isinstance(value, dict):
         return {key: _moved(item, old, new) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -257,9 +269,9 @@ def _moved(value: Any, old: str, new: str) -> Any:
 def _point(environment: MutableMapping[str, str], root: Path, *, replace: bool) -> None:
     environment[ROOT] = str(root)
     for name, folder in _BELOW.items():
-        given = environment.get(name, "")
+        path = environment.get(name, "")
         # A path that the operator has set stays.
-        if replace or not given or _OURS.search(given):
+        if replace or not path or _OURS.search(path):
             environment[name] = str(root / folder)
 
 
@@ -272,9 +284,8 @@ def _write(root: Path, record: Record) -> None:
 
 def _writable_place(environment: Mapping[str, str]) -> Path:
     with contextlib.suppress(OSError, RuntimeError):  # RuntimeError: this user has no home
-        place = Path(
-            environment.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser(), "vllm_env", "warm"
-        )
+        caches = environment.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
+        place = Path(caches, "vllm_env", "warm")
         place.mkdir(parents=True, exist_ok=True)
         if os.access(place, os.W_OK | os.X_OK):
             return place
