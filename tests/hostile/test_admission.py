@@ -14,7 +14,7 @@ from support import fake_triton, fake_vllm
 fake_triton.install()  # what is imported next needs Triton's module
 
 from hostile.corpus import CORPUS, Case  # noqa: E402
-from support.gates import open_gate  # noqa: E402
+from support.gates import admit, open_gate  # noqa: E402
 from triton_vllm.base.errors import LONGEST  # noqa: E402
 from triton_vllm.request.admit import Admission, Policy  # noqa: E402
 from triton_vllm.vllm_api import Facts  # noqa: E402
@@ -36,7 +36,7 @@ def array(value: Any) -> Any:
 def admitted(case: Case) -> tuple[Any, list[Any]]:
     """Return the job and the errors of a case."""
     request = fake_triton.Request({name: array(value) for name, value in case.make().items()})
-    job = Admission(VLLM, open_gate(), FACTS, lambda name: None, pytest.fail, Policy("vllm")).admit(request)
+    job = admit(Admission(VLLM, open_gate(), FACTS, lambda name: None, Policy("vllm")), request)
     return job, [response.error for response, _ in request.sender.sent]
 
 

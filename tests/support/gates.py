@@ -3,8 +3,29 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import TYPE_CHECKING
 
+from triton_vllm.answer import Reply
+from triton_vllm.base.dialect import OURS
+from triton_vllm.base.errors import AdapterError
+from triton_vllm.base.triton import Channel
 from triton_vllm.engine.gate import Gate
+
+if TYPE_CHECKING:
+    from support.fake_triton import Request
+    from triton_vllm.base.dialect import Dialect
+    from triton_vllm.job import Job
+    from triton_vllm.request.admit import Admission
+
+
+def admit(admission: Admission, request: Request, dialect: Dialect = OURS) -> Job | None:
+    """Return the job of a request; a refused one gets the reason as its answer, as from the service, and None is returned."""
+    reply = Reply(Channel(request, dialect, SimpleNamespace(error=print)))
+    try:
+        return admission.admit(request, reply)
+    except AdapterError as error:
+        reply.fail(error)
+        return None
 
 
 def open_gate(*, healthy=True, in_flight=0, asleep=False, most=0, when_dead=None):

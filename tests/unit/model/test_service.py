@@ -260,18 +260,20 @@ def fails_once(job):
 
 service.assembler = fails_once
 model.initialize(ARGS)
-first, second = request("a"), request("b")
-model.execute([first, second])
-answered(first, second)
-print(json.dumps([errors(first), pieces(second), any("KeyError" in text for _, text in log)]))
+first, second, unread = request("a"), request("b"), request("c")
+unread.inputs = lambda: 1 / 0
+model.execute([first, unread, second])
+answered(first, unread, second)
+causes = [name for name in ("KeyError", "ZeroDivisionError") if any(name in text for _, text in log)]
+print(json.dumps([errors(first), errors(unread), pieces(second), causes]))
 model.finalize()
 """
 
 
-def test_an_answer_that_cannot_be_prepared_is_refused_alone(run):
-    """vLLM's parsers are opened there; the next request of the batch is served."""
-    told = [["INTERNAL", "the answer could not be prepared; the server's log has the details"]]
-    assert run(PARSERS, model="echo") == [told, ["b"], True]
+def test_an_unexpected_error_refuses_one_request_alone(run):
+    """Its reason is in the log and not in the answer; the next request of the batch is served."""
+    told = [["INTERNAL", "the request could not be prepared; the server's log has the details"]]
+    assert run(PARSERS, model="echo") == [told, told, ["b"], ["KeyError", "ZeroDivisionError"]]
 
 
 UNLOADED = """

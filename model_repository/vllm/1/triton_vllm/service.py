@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from triton_vllm.answer import Reply
 from triton_vllm.base import official, triton
-from triton_vllm.base.errors import InternalError
+from triton_vllm.base.errors import AdapterError, InternalError
 from triton_vllm.engine.gate import Gate
 from triton_vllm.reply.response import assembler
 from triton_vllm.request.admit import Admission, Policy
@@ -41,37 +42,40 @@ class Service:
         unload = self._unload if settings.health_check and not settings.restart else None
         engine = self._model.engine
         limits = settings.limits
+        self._dialect = settings.dialect
         self._admission = Admission(
             vllm=prepared.vllm,
             gate=Gate(engine.runner, most=limits.max_requests_in_flight, when_dead=unload),
             facts=engine.facts,
             find_adapter=prepared.adapters.find,
-            log=self._log,
             policy=Policy(
                 name=self._name,
                 limits=limits,
-                dialect=settings.dialect,
+                dialect=self._dialect,
                 parsers=self._model.parsers,
             ),
         )
 
     def accept(self, request: TritonRequest) -> None:
         """Take one Triton request; it is answered later, or at once if it is refused."""
-        job = self._admission.admit(request)
-        if job is None:
-            return
-        # Making an assembler opens vLLM's parsers, which may raise anything. Triton passes several
-        # requests in one call, and an exception would leave the others without an answer.
+        reply = Reply(triton.Channel(request, self._dialect, self._log))
         try:
-            job.reply.assembler = assembler(job)
+            job = self._admission.admit(request, reply)
+            reply.assembler = assembler(job)
+        except AdapterError as error:
+            reply.fail(error)
+            return
+        # Triton passes several requests in one call, and an exception would leave the others
+        # without an answer. vLLM's parsers, which the assembler opens, may raise anything.
         except Exception as error:  # noqa: BLE001
+            # The client gets no details: they may be the server's own.
             self._log.error(f"request refused: {type(error).__name__}: {error}")
-            job.reply.fail(
-                InternalError("the answer could not be prepared; the server's log has the details")
+            reply.fail(
+                InternalError("the request could not be prepared; the server's log has the details")
             )
             return
         # The thread is chosen before the job is submitted: its first output may come at once.
-        self._model.outbox.assign(job.reply)
+        self._model.outbox.assign(reply)
         self._model.engine.runner.submit(job)
         # The watch sleeps while nothing is in flight, so it is woken after the job has entered.
         self._model.watch.wake()

@@ -11,7 +11,7 @@ import pytest
 
 from support import fake_vllm
 from support.fake_triton import Request
-from support.gates import open_gate
+from support.gates import admit, open_gate
 from triton_vllm.base.errors import AdapterError
 from triton_vllm.base.limits import USUAL, Limits
 from triton_vllm.request.admit import Admission, Policy
@@ -42,7 +42,7 @@ def admitted(values, limits=ALL, facts=None, trace=None):
     vllm = SimpleNamespace(**{n: getattr(fake_vllm, n) for n in NAMES}, client_errors=(ValueError,), AsyncLLM=Llm)
     facts = replace(facts or Facts(), tasks=("generate",))
     policy = Policy("mine", limits)
-    job = Admission(vllm, open_gate(), facts, lambda _: None, SimpleNamespace(error=print), policy).admit(request)
+    job = admit(Admission(vllm, open_gate(), facts, lambda _: None, policy), request)
     return job, [r.error.message for r, _ in request.sender.sent]
 
 

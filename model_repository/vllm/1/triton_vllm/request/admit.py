@@ -1,4 +1,4 @@
-"""Make a job from a Triton request, or answer the request with the reason for its refusal."""
+"""Make a job from a Triton request, or raise the reason for its refusal."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from triton_vllm import vllm_api
-from triton_vllm.answer import Reply
 from triton_vllm.base import official, triton
 from triton_vllm.base.dialect import OURS
-from triton_vllm.base.errors import AdapterError, InternalError, UnsupportedError
+from triton_vllm.base.errors import UnsupportedError
 from triton_vllm.base.limits import USUAL, Limits, refuse_above
 from triton_vllm.call import GenerateRequest
 from triton_vllm.chat import conversations
@@ -26,8 +25,9 @@ from triton_vllm.request.parse import parse
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from triton_vllm.answer import Reply
     from triton_vllm.base.dialect import Dialect
-    from triton_vllm.base.protocols import Log, TritonRequest
+    from triton_vllm.base.protocols import TritonRequest
     from triton_vllm.call import Request
     from triton_vllm.pooling.embedding import Scoring
     from triton_vllm.vllm_api import Facts, Parsers, Vllm
@@ -75,7 +75,6 @@ class Admission:
         gate: lets requests in.
         facts: what the model can do and take.
         find_adapter: raises an error for a name that no LoRA adapter can have.
-        log: logs requests that could not be read.
         policy: the operator's choices.
     """
 
@@ -85,7 +84,6 @@ class Admission:
         gate: Gate,
         facts: Facts,
         find_adapter: Callable[[str], object],
-        log: Log,
         policy: Policy,
     ) -> None:
         self._name = policy.name
@@ -93,30 +91,18 @@ class Admission:
         self._gate = gate
         self._facts = facts
         self._find_adapter = find_adapter
-        self._log = log
         self._dialect = policy.dialect
         self._limits = policy.limits
         self._parsers = policy.parsers
         self._schema = vllm_api.sampling_schema(vllm)
         self._pooling_types = vllm_api.pooling_types(vllm)
 
-    def admit(self, request: TritonRequest) -> Job | None:
-        """Return the job of a request; if the request is refused, answer it and return None."""
-        reply = Reply(triton.Channel(request, self._dialect, self._log))
-        try:
-            return self._job(request, reply)
-        except AdapterError as error:
-            reply.fail(error)
-        except Exception as error:  # noqa: BLE001 - a request must never take the model down
-            # The client gets no details: they may be the server's own.
-            self._log.error(f"request refused: {type(error).__name__}: {error}")
-            reply.fail(
-                InternalError("the request could not be read; the server's log has the details")
-            )
-        return None
+    def admit(self, request: TritonRequest, reply: Reply) -> Job:
+        """Return the job of a request; its answer will go to ``reply``.
 
-    def _job(self, request: TritonRequest, reply: Reply) -> Job:
-        """Return the job of a request, or raise the reason for its refusal."""
+        Raises:
+            AdapterError: the reason for a refusal.
+        """
         # 1) Refuse what no request may do now, before anything is read.
         self._gate.require_alive()
         inputs = triton.inputs(request)
