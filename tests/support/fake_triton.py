@@ -172,4 +172,4 @@ def install() -> ModuleType:
         fakes=SimpleNamespace(Request=Request),
     )  # fmt: skip
     sys.modules["triton_python_backend_utils"] = module
-    return module  # type: ignore[no-any-return]
+    return module

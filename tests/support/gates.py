@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 from triton_vllm.engine.gate import Gate
 
 
 def open_gate(*, healthy=True, in_flight=0, asleep=False, most=0, when_dead=None):
     """Return a gate; by default it lets everything in."""
-    runner = SimpleNamespace(
+    runner: Any = SimpleNamespace(
         is_up=lambda: healthy,
         in_flight=SimpleNamespace(count=lambda: in_flight),
         operator=SimpleNamespace(asleep=asleep),

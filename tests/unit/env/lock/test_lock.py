@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -50,7 +50,7 @@ def spec(channel: Channel, tmp_path: Path) -> Spec:
     return spec
 
 
-def _make(spec: Spec, root: Path, release: str = "24.10", **options: bool) -> Lock:
+def _make(spec: Spec, root: Path, release: str = "24.10", **options: Any) -> Lock:
     return make_lock(workspace_in(root), spec, rules_of(release), LockOptions(**options))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -42,7 +42,7 @@ def _lacking(*missing: Need) -> NeededLibraries:
     return NeededLibraries(missing, (2, 34))
 
 
-def _absent(tmp_path: Path, soname: str, **options: tuple[str, ...]) -> Path:
+def _absent(tmp_path: Path, soname: str, **options: Any) -> Path:
     """A library to link against that is not in the environment."""
     return make_library(tmp_path / "linker", soname, **options)
 
