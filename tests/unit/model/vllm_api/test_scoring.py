@@ -68,7 +68,8 @@ def scoring(monkeypatch):
 
 
 def pair(llm):
-    return asyncio.run(Prompter(cast("Any", None), {}, cast("Any", len)).make_pair(llm, Part("q", second="d"), "params"))
+    vllm, check = cast("Any", SimpleNamespace()), cast("Any", len)
+    return asyncio.run(Prompter(vllm, {}, check).make_pair(llm, Part("q", second="d"), "params"))
 
 
 @pytest.mark.usefixtures("scoring")
