@@ -68,9 +68,9 @@ def requests() -> list[dict[str, Any]]:
     return found
 
 
-def answers(server: TritonServer, model: str) -> list[object]:
+def answers(server: TritonServer, model: str) -> list[tuple[str, object]]:
     """What each request gets, one after the other, so that no batch is made up differently."""
-    found: list[object] = []
+    found: list[tuple[str, object]] = []
     for request in requests():
         (answer,) = ask_all(server, [request], model=model)
         assert not answer.error
@@ -124,7 +124,7 @@ def test_an_adopted_model_answers_as_ours_does(
     engine = {**CPU_ARGUMENTS, "model": "weights", "enable_prefix_caching": True, **LORA_ENGINE}
 
     expected = answers(llama_server, "vllm")
-    assert len({text for text, _ in expected}) > len(FACTS)  # type: ignore[misc]
+    assert len({text for text, _ in expected}) > len(FACTS)
 
     official_model(source, engine)
     (source / "1" / "multi_lora.json").write_text(json.dumps(names), encoding="utf-8")

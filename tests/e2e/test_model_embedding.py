@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.e2e
 TEXT = "The capital of France is"
 WIDTH = 64  # hidden size of the model
-FLAGS = {"return_num_input_tokens": True, "return_num_output_tokens": True}
+FLAGS: dict[str, Any] = {"return_num_input_tokens": True, "return_num_output_tokens": True}
 
 
 def embed(server: TritonServer, source: Any, pooling: dict[str, Any] | None = None, **tensors: Any) -> Answer:

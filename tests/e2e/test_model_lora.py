@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.e2e
 PROMPT, ANSWER = FACTS[2]
-GREEDY = {"temperature": 0, "max_tokens": 24}
+GREEDY: dict[str, object] = {"temperature": 0, "max_tokens": 24}
 NAMES = (None, "one", "two")
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.e2e
 QUESTION, ANSWER = FACTS[2]
 PROMPT = f"{QUESTION} {ANSWER}. " * 4 + QUESTION  # several blocks of the prefix cache
-GREEDY = {"temperature": 0, "max_tokens": 24}
+GREEDY: dict[str, object] = {"temperature": 0, "max_tokens": 24}
 MANY = 10  # adapters; the server keeps five in memory (`support.models.LORA_ENGINE`)
 
 

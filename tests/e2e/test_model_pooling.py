@@ -24,13 +24,16 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.e2e
 QUERY = "The capital of France is"
 DOCUMENTS = ["Paris", "Once upon a time there was", "The most dangerous animal is the", "Paris is the capital of France"]
-SCORES = {
+SCORES: dict[str, dict[str, Any]] = {
     "one query": {"text_1": QUERY, "text_2": DOCUMENTS},
     "many queries": {"text_1": DOCUMENTS[::-1], "text_2": DOCUMENTS},
     "one pair": {"text_1": QUERY, "text_2": DOCUMENTS[3]},
     "queries": {"queries": QUERY, "documents": DOCUMENTS[:2]},
 }
-RANKS = {"all": {"query": QUERY, "documents": DOCUMENTS}, "best": {"query": QUERY, "documents": DOCUMENTS, "top_n": 2}}
+RANKS: dict[str, dict[str, Any]] = {
+    "all": {"query": QUERY, "documents": DOCUMENTS},
+    "best": {"query": QUERY, "documents": DOCUMENTS, "top_n": 2},
+}
 
 
 @pytest.fixture(scope="module")

@@ -246,7 +246,7 @@ def test_wrong_names_are_the_servers_errors(official: TritonServer) -> None:
 
 def test_adapters_are_chosen_by_name(official: TritonServer) -> None:
     """Each answers in its own way, and so does the model without them."""
-    names = ({}, {"lora_name": "doll"}, {"lora_name": "sheep"})
+    names: tuple[dict[str, str], ...] = ({}, {"lora_name": "doll"}, {"lora_name": "sheep"})
     assert len({ask(official, PROMPT, {**GREEDY, **name}, exclude_input_in_output=True).text for name in names}) == 3
 
 

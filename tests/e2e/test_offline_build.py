@@ -24,10 +24,10 @@ def test_a_wheelhouse_is_all_that_a_fresh_clone_needs(session_folder: Path) -> N
     for name in ("filler", "fresh"):
         subprocess.run(["git", "clone", "--quiet", CHECKOUT, folder / name], check=True)
     (folder / "home").mkdir()
-    fill = [folder / "filler/gen_vllm_env.sh", "wheelhouse", folder / "house", "--profile", "cpu", "--locked"]
+    fill: list[str | Path] = [folder / "filler/gen_vllm_env.sh", "wheelhouse", folder / "house", "--profile", "cpu", "--locked"]
     subprocess.run(fill, env={**os.environ, "VLLM_ENV_CACHE": str(folder / "cache")}, check=True, timeout=BUILD_SECONDS)
     environment = {"PATH": os.environ["PATH"], "HOME": str(folder / "home"), "PIP_CONFIG_FILE": os.devnull}
-    options = ["--profile", "cpu", "--offline", "--wheelhouse", folder / "house", "--locked"]
+    options: list[str | Path] = ["--profile", "cpu", "--offline", "--wheelhouse", folder / "house", "--locked"]
     build = [*isolated, folder / "fresh/gen_vllm_env.sh", *options]
     done = subprocess.run(build, env=environment, capture_output=True, text=True, check=False, timeout=BUILD_SECONDS)
     assert done.returncode == 0, done.stderr

@@ -31,7 +31,7 @@ class Case:
     """
 
     name: str
-    make: Callable[[], Mapping[str, Any]]
+    make: Callable[..., Mapping[str, Any]]
     expected: str
     early: bool = True
     heavy: bool = False

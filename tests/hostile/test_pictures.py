@@ -31,7 +31,11 @@ FOR_TEXTS = "takes texts only"
 def website() -> Iterator[tuple[int, list[Any]]]:
     """A port of this machine, and who has called there."""
     callers: list[Any] = []
-    with socketserver.TCPServer(("127.0.0.1", 0), lambda _, address, __: callers.append(address)) as server:
+
+    def note(_: Any, address: Any, __: Any) -> Any:
+        callers.append(address)
+
+    with socketserver.TCPServer(("127.0.0.1", 0), note) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield server.server_address[1], callers
         server.shutdown()

@@ -153,7 +153,8 @@ def test_killed_it_leaves_no_model_or_a_whole_one(official: Path, tmp_path: Path
         (made / name).write_text(name)
     (made / "manifest").write_text(json.dumps({"adopted_from": str(official)}))
     target = tmp_path / "place" / "models" / "opt"
-    before, seen = _snapshot(official), []
+    before = _snapshot(official)
+    seen: list[bool] = []
     adopter.adopt(official, target, made)
     whole = _files(target)
     target.rename(tmp_path / "whole")

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pip
 import pytest
@@ -81,7 +81,7 @@ def test_an_interpreter_that_is_too_old_is_refused_with_the_remedy(place: Place,
 
 def test_the_parser_needs_the_standard_library_alone(place: Place) -> None:
     """An interpreter without site-packages prints the help."""
-    argv = [sys.executable, "-SEsB", place.root / "env/bootstrap.py", "--help"]
+    argv: list[str | Path] = [sys.executable, "-SEsB", place.root / "env/bootstrap.py", "--help"]
     assert "--wheelhouse" in subprocess.check_output(argv, text=True)
 
 
@@ -162,7 +162,8 @@ def test_no_variable_leads_the_tools_elsewhere(place: Place, tmp_path: Path) -> 
     (tmp_path / "constraint").write_text("tool<1\n")
     values = {"DRY_RUN": "1", "PYTHON": sys.executable, "CONSTRAINT": str(tmp_path / "constraint")}
     values |= dict.fromkeys(("TARGET", "PREFIX", "ROOT"), str(tmp_path / "elsewhere"))
-    code, out, err = place.run(**{f"PIP_{name}": value for name, value in values.items()})
+    variables: dict[str, Any] = {f"PIP_{name}": value for name, value in values.items()}
+    code, out, err = place.run(**variables)
     assert (code, out[:6]) == (0, '["1.0"'), err
     assert not (tmp_path / "elsewhere").exists()
 
@@ -255,6 +256,7 @@ def test_what_a_killed_run_left_is_made_again(place: Place) -> None:
 def test_outdated_tools_go_unless_somebody_runs_in_them(place: Place) -> None:
     """After a new lock, and those of an older bootstrap, too; another interpreter's stay."""
     running = place.start()
+    assert running.stdout
     running.stdout.readline()
     (old,) = place.environments()
     for name, line in {"venv": f"{sys.executable} {sys.version.split()[0]} {'0' * 64}\n", "venv-x": "/other 3.99.0 0\n"}.items():
@@ -276,7 +278,7 @@ def test_offline_takes_the_tools_from_the_wheelhouse(place: Place, tmp_path: Pat
     """Whatever pip is configured with; without them the message says what is missing and what to do."""
     house = tmp_path / "my house"
     house.mkdir()
-    astray = {"PIP_FIND_LINKS": "https://192.0.2.1/", "PIP_INDEX_URL": "https://192.0.2.1/simple"}
+    astray: dict[str, Any] = {"PIP_FIND_LINKS": "https://192.0.2.1/", "PIP_INDEX_URL": "https://192.0.2.1/simple"}
     code, _, err = place.run("--offline", **astray)
     assert (code, "No --wheelhouse was given" in err, "wheelhouse DIR" in err) == (1, True, True)
     code, _, err = place.run("--offline", "--wheelhouse", str(house), **astray)
@@ -351,5 +353,5 @@ def test_pip_of_ubuntu_22_04_is_enough(place: Place, tmp_path: Path) -> None:
     subprocess.run([python, "-m", "pip", "install", "-q", "pip==22.0.2"], check=True)
     code, out, err = place.run(PYTHON=str(python))
     assert (code, out[:6]) == (0, '["1.0"'), err
-    argv = [python, "-m", "pip", "--python", python, "list"]
+    argv: list[str | Path] = [python, "-m", "pip", "--python", python, "list"]
     assert "no such option: --python" in subprocess.run(argv, capture_output=True, text=True, check=False).stderr

@@ -36,7 +36,7 @@ _UNKNOWN = "known after the build"
 
 def _state(folder: Path) -> dict[str, tuple[object, ...]]:
     """All that a write changes: names, contents' sizes, and when content or owner were last changed."""
-    found = {}
+    found: dict[str, tuple[object, ...]] = {}
     for path in [folder, *folder.rglob("*")] if folder.exists() else []:
         status = path.lstat()
         found[str(path)] = (status.st_mode, status.st_uid, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
@@ -72,7 +72,7 @@ def test_a_fresh_clone_stays_as_it_is(output: str, tmp_path: Path) -> None:
     clone, temporary = tmp_path / "clone", tmp_path / "temporary"
     temporary.mkdir()
     shutil.copytree(CHECKOUT, clone, ignore=shutil.ignore_patterns(".git", ".tools", ".triton", "__pycache__", "vllm_env.tar.gz"))
-    git = ["git", "-C", clone]
+    git: list[str | Path] = ["git", "-C", clone]
     for command in (["init", "--quiet"], ["add", "."]):
         subprocess.run([*git, *command], check=True)
     variables = {**os.environ, "HOME": str(tmp_path / "home"), "PYTHONPATH": str(clone / "env"), "TMPDIR": str(temporary)}

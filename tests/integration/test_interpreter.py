@@ -197,7 +197,7 @@ def hello_wheel(tmp_path: Path) -> Path:
 
 def _install(prefix: Path, wheel: Path) -> None:
     uv = Path(sys.executable).with_name("uv")
-    options = ["--quiet", "--offline", "--no-deps", "--no-config", "--python", prefix / "bin/python"]
+    options: list[str | Path] = ["--quiet", "--offline", "--no-deps", "--no-config", "--python", prefix / "bin/python"]
     subprocess.run([uv, "pip", "install", *options, wheel], check=True, env=os.environ | {"DEB_PYTHON_INSTALL_LAYOUT": "deb"})
 
 
@@ -210,7 +210,7 @@ def test_debians_interpreter_is_taken_where_there_is_no_other(
     debian: Interpreter, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """As in a bare container: the packages python3 and libpython3.X, no pyenv and nothing else on PATH."""
-    monkeypatch.setattr(find.sys, "executable", str(debian.executable))
+    monkeypatch.setattr(sys, "executable", str(debian.executable))
     monkeypatch.setenv("PYENV_ROOT", str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
     found = find_interpreter(debian.minor)
@@ -236,8 +236,8 @@ def test_debians_interpreter_without_its_library_is_refused_with_the_package(
 ) -> None:
     """A bare container has python3 and no libpython: the package of that very version is what to install."""
     (tmp_path / "_distutils_system_mod.py").touch()
-    facts = {"version": "3.99.2", "prefix": "/usr", "executable": "/usr/bin/python3.99", "implementation": "cpython"}
-    facts |= {"stdlib": str(tmp_path), "library": "libpython3.99.so.1.0", "shared": True}
+    facts: dict[str, object] = {"version": "3.99.2", "prefix": "/usr", "executable": "/usr/bin/python3.99"}
+    facts |= {"implementation": "cpython", "stdlib": str(tmp_path), "library": "libpython3.99.so.1.0", "shared": True}
     facts |= {"folders": ["/usr/lib/x86_64-linux-gnu"], "multiarch": "x86_64-linux-gnu"}
     (tmp_path / "python3.99").write_text(f"#!/bin/sh\ncat <<'END'\n{json.dumps(facts)}\nEND\n")
     (tmp_path / "python3.99").chmod(0o755)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -25,8 +26,6 @@ from vllm_env.interpreter.layer import (
 )
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from support.small_fixtures import Channel
 
 
@@ -67,7 +66,7 @@ def test_a_package_that_is_not_the_locks_is_refused(
 
     def make(_: object, folder: Path, _staging: Path) -> Path:
         folder.mkdir(parents=True)
-        again.append(shutil.copy(made, folder))
+        again.append(Path(shutil.copy(made, folder)))
         return again[0]
 
     monkeypatch.setattr("vllm_env.interpreter.layer.make_package", make)

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 def test_a_wheelhouse_is_enough(small_spec: Path, small_cache: Path, tmp_path: Path) -> None:
     """Filled with network; then, with empty caches and no network, the same environment is built from it alone."""
     house = tmp_path / "wheelhouse"
-    fill = [sys.executable, "-m", "vllm_env", "wheelhouse", house, "--profile", "cpu", "--spec", small_spec, "--json"]
+    fill: list[str | Path] = [sys.executable, "-m", "vllm_env", "wheelhouse", house, "--profile", "cpu", "--json"]
+    fill += ["--spec", small_spec]
     filled = subprocess.run(
         fill, env=small_build.environment(small_cache), capture_output=True, text=True, check=False, timeout=300
     )

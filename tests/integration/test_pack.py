@@ -7,6 +7,7 @@ import gzip
 import json
 import shutil
 import subprocess
+import sys
 import tarfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -155,8 +156,9 @@ def test_an_editable_install_is_refused(bare_prefix: Path, tmp_path: Path) -> No
     prefix = tmp_path / "env"
     shutil.copytree(bare_prefix, prefix, symlinks=True)
     tree = small_build.make_tree(tmp_path / "tree")
-    uv = Path(small_build.sys.executable).parent / "uv"
-    install = [uv, "pip", "install", "--quiet", "--no-deps", "--python", prefix / "bin/python", "--editable", tree]
+    uv = Path(sys.executable).parent / "uv"
+    install: list[str | Path] = [uv, "pip", "install", "--quiet", "--no-deps", "--python", prefix / "bin/python"]
+    install += ["--editable", tree]
     subprocess.run(install, check=True)
     with pytest.raises(VllmEnvError, match="conda-pack refuses") as caught:
         plan_archive(prefix)

@@ -61,7 +61,7 @@ def index(small_tree: Path, small_wheel: Path, tmp_path: Path) -> Iterator[str]:
 
 
 def _resolve(root: Path, pin: Pin, *, offline: bool = False, **fields: str) -> PinnedVllm:
-    spec = Spec("cpu", pin, "vllm", "3.11", **fields)  # type: ignore[arg-type]
+    spec = Spec("cpu", pin, "vllm", "3.11", **fields)
     return resolve_pin(workspace_in(root, Network(read_pip_config(), offline)), spec)
 
 
@@ -111,7 +111,7 @@ def test_a_commit_without_a_wheel_is_built_from_git(index: str, small_tree: Path
     assert "vllm-1.0.0-" in pinned.requirement
     assert pinned.origin == f"git {tree.as_uri()} at {new}"
     # an older commit of the same repository is that one, and not the tip
-    options = {"wheel_index": "http://127.0.0.1:9", "git_url": tree.as_uri()}
+    options: dict[str, Any] = {"wheel_index": "http://127.0.0.1:9", "git_url": tree.as_uri()}
     older = _resolve(tmp_path / "cache", Pin("commit", old), **options)
     assert "vllm-0.99.0-" in older.requirement
     assert older.commit == old

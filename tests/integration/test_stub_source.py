@@ -55,7 +55,7 @@ PYBIND11 = {"24.10": "2.10.4", "24.11": "2.12.1"}
 def place(channel: Channel, bare_prefix: Path, tmp_path_factory: pytest.TempPathFactory) -> Place:
     folder = tmp_path_factory.mktemp("stub")
     for release, version in PYBIND11.items():
-        install = [sys.executable, "-m", "pip", "install", "-qq", "--no-deps", "--target", folder / release]
+        install: list[str | Path] = [sys.executable, "-m", "pip", "install", "-qq", "--no-deps", "--target", folder / release]
         subprocess.run([*install, f"pybind11=={version}"], check=True)
     triton = TritonRoot(folder / "triton", "24.10", rules_of("24.10"))
     pybind11 = {release: folder / release / "pybind11" for release in PYBIND11}

@@ -90,6 +90,7 @@ def test_a_file_that_is_not_the_locks_is_refused(
     workspace: Workspace, plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A registry may have another file under the same name; it does not get into the folder."""
+    assert plan.lock
     (wheel,) = plan.lock.wheels
     other = replace(plan, lock=replace(plan.lock, wheels=(replace(wheel, sha256="0" * 64),)))
     monkeypatch.setattr(module, "make_plan", lambda *_: other)
@@ -102,6 +103,7 @@ def test_only_torch_is_asked_of_pytorchs_index(
     workspace: Workspace, plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The lock says which wheels only that index has; whatever else it offers is not taken from there."""
+    assert plan.lock
     (wheel,) = plan.lock.wheels
     torch = LockedWheel("torch", "2.13.0+cpu", "torch-2.13.0+cpu-cp311-cp311-linux_x86_64.whl", "5" * 64, index=PYTORCH)
     lock = replace(plan.lock, wheels=(torch, wheel), spec=replace(plan.lock.spec, torch_backend="cpu"))

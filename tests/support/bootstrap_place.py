@@ -51,8 +51,9 @@ class Place:
     def start(self, *arguments: str, before: tuple[object, ...] = (), **variables: str) -> subprocess.Popen[str]:
         """Start gen_vllm_env.sh; the program in the packager's place runs until its input ends."""
         argv = [*before, self.root / "gen_vllm_env.sh", *arguments]
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        return subprocess.Popen([str(a) for a in argv], env={**self.env, **variables}, cwd=self.cwd, text=True, **pipes)
+        environment, pipe = {**self.env, **variables}, subprocess.PIPE
+        command = [str(a) for a in argv]
+        return subprocess.Popen(command, env=environment, cwd=self.cwd, text=True, stdin=pipe, stdout=pipe, stderr=pipe)
 
     def run(self, *arguments: str, before: tuple[object, ...] = (), **variables: str) -> tuple[int, str, str]:
         """Run gen_vllm_env.sh; return its status, its result and its messages."""

@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import threading
 from types import SimpleNamespace
-from typing import ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from support.patience import LIMIT, wait_for
 from triton_vllm.engine.engine import Pace
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 PROMISED = LIMIT  # s until something that will happen has happened, however busy the machine is
 PACE = Pace(health_period=0.01, question_period=0.01, backoff=(0.01,))
@@ -17,6 +20,8 @@ STEP = 30.0  # s that a step of the model may take
 
 class Collector:
     """Holds early outputs as vLLM's RequestOutputCollector does."""
+
+    put: Callable[[Any], None]  # set by what is attached to it
 
     def __init__(self, early=None):
         self.early = early
@@ -48,6 +53,7 @@ class Llm:
 
     started: ClassVar[list[Llm]] = []
     fail_starts = 0
+    output_processor: Any  # where a test needs it
 
     def __init__(self):
         self.errored = False

@@ -51,7 +51,7 @@ class Joined:
 
 def fake_job(channel: FakeChannel | None = None, *, assembler: Any = None, timeout: int = 0, stream: bool = False) -> Job:
     """Return a job that asks for nothing in particular."""
-    request = SimpleNamespace(priority=0, timeout=timeout, stream=stream)
+    request: Any = SimpleNamespace(priority=0, timeout=timeout, stream=stream)
     return Job(request, None, fake_reply(channel, assembler=assembler))
 
 

@@ -7,7 +7,7 @@ import json
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-import grpc
+import grpc  # type: ignore[import-untyped]
 from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from triton_vllm.answer import Reply
 from triton_vllm.base.dialect import OURS
@@ -30,7 +30,7 @@ def admit(admission: Admission, request: Request, dialect: Dialect = OURS) -> Jo
 
 def open_gate(*, healthy=True, in_flight=0, asleep=False, most=0, when_dead=None):
     """Return a gate; by default it lets everything in."""
-    runner = SimpleNamespace(
+    runner: Any = SimpleNamespace(
         is_up=lambda: healthy,
         in_flight=SimpleNamespace(count=lambda: in_flight),
         operator=SimpleNamespace(asleep=asleep),

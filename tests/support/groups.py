@@ -9,7 +9,7 @@ import json
 import os
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from xdist.scheduler import LoadScopeScheduling
 
@@ -68,12 +68,13 @@ def end_servers(item: pytest.Item, following: pytest.Item | None) -> None:
     if following is not None and group(following) == group(item):
         return
     manager = item.session._fixturemanager
+    request = cast("Any", item)._request
     for name in _SHARED:  # a test may ask for one by `request.getfixturevalue`, so that its own list does not have it
         for definition in manager.getfixturedefs(name, item) or ():
-            definition.finish(item._request)  # what depends on the fixture is finished before; it can be made again
+            definition.finish(request)  # what depends on the fixture is finished before; it can be made again
 
 
-class GroupScheduling(LoadScopeScheduling):  # type: ignore[misc]
+class GroupScheduling(LoadScopeScheduling):
     """Hands out whole groups, in the order in which they were collected."""
 
     def __init__(self, config: pytest.Config, log: object = None) -> None:

@@ -7,7 +7,7 @@ import threading
 from concurrent import futures
 from typing import TYPE_CHECKING, Any
 
-import grpc
+import grpc  # type: ignore[import-untyped]
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 if TYPE_CHECKING:

@@ -92,7 +92,7 @@ def openai_server(environment: Path, engine_args: Mapping[str, Any], log: Path) 
         AssertionError: it ended, or was not ready in time; the message holds the end of its log.
     """
     port = free_ports().http
-    argv = [environment / "bin" / "python", "-m", "vllm.entrypoints.openai.api_server", "--host=127.0.0.1"]
+    argv: list[str | Path] = [environment / "bin" / "python", "-m", "vllm.entrypoints.openai.api_server", "--host=127.0.0.1"]
     argv += [f"--port={port}", *(_option(name, value) for name, value in engine_args.items())]
     # FlashInfer's sampler compiles itself; without a toolkit vLLM's own server dies of the first request that samples with top_k.
     variables = {

@@ -28,8 +28,8 @@ ENTRIES = ("prefixes", "archives", "stubs", "standins", "wheels", "sources", "ve
 BUILT = ("vllm_env", "vllm_cache", "vllm_engine_args.json", "triton_python_backend_stub", "standin")
 KEPT = {".git", ".tools", ".triton"}  # of the copy; all else that the checkout lacks is removed
 # variables that lead to the user's caches, models and repositories
-ASTRAY = ("HF_", "VLLM_", "XDG_", "TORCHINDUCTOR_", "TRITON_HOME", "TRITON_CACHE_DIR", "CUDA_CACHE_PATH", "TRANSFORMERS_CACHE")
-ASTRAY += ("PIP_CACHE_DIR", "UV_CACHE_DIR", "CONDA_PKGS_DIRS")
+ASTRAY: tuple[str, ...] = ("HF_", "VLLM_", "XDG_", "TORCHINDUCTOR_", "TRITON_HOME", "TRITON_CACHE_DIR", "CUDA_CACHE_PATH")
+ASTRAY += ("TRANSFORMERS_CACHE", "PIP_CACHE_DIR", "UV_CACHE_DIR", "CONDA_PKGS_DIRS")
 ASTRAY += ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY", "GIT_COMMON_DIR", "GIT_PREFIX")  # of a hook
 # Users do not set it, and it hid a fault of the packager. Without bytecode each process also compiles all sources again.
 ASTRAY += ("PYTHONDONTWRITEBYTECODE",)
@@ -95,8 +95,8 @@ def mirror(checkout: Path, copy: Path) -> None:
         name = path.relative_to(copy)
         if name.parts[0] not in KEPT:
             remove_unless_wanted(path, wanted=str(name) in names or is_bytecode(name, names))
-    for name in names:
-        source, target = checkout / name, copy / name
+    for wanted in names:
+        source, target = checkout / wanted, copy / wanted
         if not is_same(source, target):
             target.parent.mkdir(parents=True, exist_ok=True)
             target.unlink(missing_ok=True)

@@ -17,7 +17,7 @@ _FIRST = 0.001  # s between the first looks
 
 
 def wait_for(
-    condition: Callable[[], Found],
+    condition: Callable[..., Found],
     what: str | Callable[[], str] = "what must come",
     *,
     limit: float = LIMIT,

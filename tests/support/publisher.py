@@ -43,10 +43,10 @@ def _publish_for_ever(folder: Path, template: Path, in_place: bool, begun: Semap
     while True:
         number += 1
         tag = str(number % 2)
-        files = [folder / f"{kind}{tag}" for kind in ("stub", "env")]
+        stub, environment = files = [folder / f"{kind}{tag}" for kind in ("stub", "env")]
         for file in files:
             if not file.exists():
                 file.write_text(tag * SIZE)
-        built = BuiltSet(*files, LAYOUTS["archive"], json.dumps({"tag": tag}), "{}")
+        built = BuiltSet(stub, environment, LAYOUTS["archive"], json.dumps({"tag": tag}), "{}")
         module.publish(workspace, built, folder / "place" / "models", "vllm", template)
         published.release()

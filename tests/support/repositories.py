@@ -75,7 +75,7 @@ def build(repository: Path) -> Path:
     if environment:
         return assemble(repository, Path(environment).resolve())
     ensure_triton()
-    argv = [CHECKOUT / "gen_vllm_env.sh", "--no-smoke-run", "--model-repository", repository]
+    argv: list[str | Path] = [CHECKOUT / "gen_vllm_env.sh", "--no-smoke-run", "--model-repository", repository]
     if "VLLM_ENV_TEST_TRITON_ROOT" in os.environ:
         argv += ["--triton-root", triton_root()]
     done = subprocess.run(argv, cwd=CHECKOUT, capture_output=True, text=True, timeout=BUILD_SECONDS, check=False)

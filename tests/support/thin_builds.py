@@ -64,7 +64,7 @@ def thin_channel(channel: Channel, bare_prefix: Path) -> Path:
 
 def _copy_used(prefix: Path, tree: Path) -> None:
     """Copy an interpreter with the modules that ``_USED`` imports and the libraries that these need."""
-    asked = [prefix / "bin/python", "-I", "-B", "-c", _USED]
+    asked: list[str | Path] = [prefix / "bin/python", "-I", "-B", "-c", _USED]
     files = [Path(file) for file in json.loads(subprocess.check_output(asked, text=True))]
     packages = [
         *prefix.glob("lib/python3*/site-packages/README.txt"),

@@ -185,7 +185,7 @@ def test_the_readme_types_what_a_build_names_next(monkeypatch):
     """The commands after "Next:", which test_published.py runs."""
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr("vllm_env.cli.main.TOOLS", ROOT / ".tools/venv/bin")
-    built = SimpleNamespace(triton=TritonRoot(ROOT / ".triton", "24.10", rules_of("24.10")))
+    built: Any = SimpleNamespace(triton=TritonRoot(ROOT / ".triton", "24.10", rules_of("24.10")))
     request = BuildRequest(repository=ROOT / "model_repository")
     assert {shlex.join(command) for command in _next_commands(built, request)} <= set(TYPED)
 

@@ -173,7 +173,7 @@ def test_the_readme_has_every_load_of_the_model_that_both_served():
 
 def test_the_table_of_the_open_loop():
     """Time to the first token at each rate, in milliseconds."""
-    expected = {}
+    expected: dict[str, dict[str, list[float]]] = {}
     for entry in measured(OPEN_LOOP)["rounds"]:
         if entry["cell"]["rate"]:
             row = expected.setdefault(f"{entry['cell']['rate']:.0f}", {"triton": [], "openai": []})

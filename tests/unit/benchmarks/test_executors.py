@@ -55,8 +55,8 @@ def test_what_runs_is_read_from_the_processes(names: list[str], expected: str) -
     server = subprocess.Popen(
         ["bash", "-c", f"{started} echo started; sleep 600; true"], stdout=subprocess.PIPE, start_new_session=True
     )
+    assert server.stdout
     try:
-        assert server.stdout
         assert server.stdout.readline() == b"started\n"
         wait_for(lambda: set(names) <= titles(server.pid), "the processes")
         assert executors.executor_of(processes.by_role(server.pid, lambda _: 1)) == expected

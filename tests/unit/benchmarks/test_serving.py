@@ -199,9 +199,9 @@ def test_the_load_generator_runs_first_while_it_measures(allowed: bool, monkeypa
             raise PermissionError
         now = (policy, parameters)
 
-    monkeypatch.setattr(processes.os, "sched_getscheduler", lambda _: now[0])
-    monkeypatch.setattr(processes.os, "sched_getparam", lambda _: now[1])
-    monkeypatch.setattr(processes.os, "sched_setscheduler", set_now)
+    monkeypatch.setattr(os, "sched_getscheduler", lambda _: now[0])
+    monkeypatch.setattr(os, "sched_getparam", lambda _: now[1])
+    monkeypatch.setattr(os, "sched_setscheduler", set_now)
     with processes.first_in_line() as ahead:
         assert (ahead, now[0]) == (allowed, os.SCHED_RR if allowed else os.SCHED_BATCH)
     assert now == (os.SCHED_BATCH, os.sched_param(0))

@@ -18,6 +18,7 @@ from support.small_fixtures import workspace_in
 from vllm_env import build as module
 from vllm_env import plan
 from vllm_env.plan import BuildRequest
+from vllm_env.publish.publish import publish
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -46,11 +47,11 @@ def stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stages:
     monkeypatch.setattr("vllm_env.layout.archive.Archive.pack", lambda _layout, *arguments: made.pack(*arguments))
     for name in ("has_prefix", "ensure_standin", "is_fetchable", "smoke_run", "warm"):
         monkeypatch.setattr(module, name, getattr(made, name))
-    real = module.publish
+    real = publish
 
     def observed(*arguments: object) -> Path:
         made._call("publish")
-        return real(*arguments)  # type: ignore[arg-type]
+        return real(*arguments)
 
     monkeypatch.setattr(module, "publish", observed)
     return made

@@ -18,7 +18,7 @@ from vllm_env import build as module
 from vllm_env.base.errors import CommandError, VllmEnvError
 from vllm_env.build import build
 from vllm_env.layout import LAYOUTS
-from vllm_env.plan import BuildRequest
+from vllm_env.plan import TEMPLATE, BuildRequest
 from vllm_env.publish.adopt import read_adoption, stage_template
 from vllm_env.serve.standin import FACTS
 
@@ -280,8 +280,8 @@ def official(tmp_path: Path) -> Path:
 
 def adopted(request_: BuildRequest, official: Path, folder: Path) -> BuildRequest:
     """Ask for a model made from ``official``; what is staged for it lies in the new ``folder``."""
-    adoption = read_adoption(official, request_.model_folder, module.TEMPLATE, "vllm_env.tar.gz")
-    return replace(request_, adoption=adoption, template=stage_template(adoption, module.TEMPLATE, folder))
+    adoption = read_adoption(official, request_.model_folder, TEMPLATE, "vllm_env.tar.gz")
+    return replace(request_, adoption=adoption, template=stage_template(adoption, TEMPLATE, folder))
 
 
 def test_an_adopted_model_is_served_itself_before_it_stands(

@@ -15,6 +15,7 @@ from vllm_env.layout import LAYOUTS
 from vllm_env.lock.spec import Overrides
 from vllm_env.plan import BuildRequest, default_profile, find_triton, has_gpu, installed_triton, make_plan
 from vllm_env.triton.root import NEWEST_KNOWN, TritonRoot, open_root, rules_of
+from vllm_env.triton.stub import plan_stub
 from vllm_env.triton.stub_source import StubOptions
 
 if TYPE_CHECKING:
@@ -148,11 +149,11 @@ def test_the_key_is_that_of_what_would_be_published(
 def test_the_stub_is_built_for_the_profile(workspace: Workspace, planned: BuildRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stub for cuda shares GPU memory; all other options are those of the command line."""
     seen: list[tuple[object, ...]] = []
-    real = module.plan_stub
+    real = plan_stub
 
     def observed(*arguments: object) -> object:
         seen.append(arguments[2:])
-        return real(*arguments)  # type: ignore[arg-type]
+        return real(*arguments)
 
     monkeypatch.setattr(module, "plan_stub", observed)
     request = replace(planned, stub_options=StubOptions("https://mirror", "", 3))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -32,7 +33,7 @@ def started():
     engines = []
 
     def start(*, restart=True, limits=USUAL, **pace):
-        vllm = SimpleNamespace(
+        vllm: Any = SimpleNamespace(
             AsyncEngineArgs=lambda **_: None,
             AsyncLLM=Llm,
             UsageContext=SimpleNamespace(API_SERVER=None),
@@ -46,9 +47,10 @@ def started():
             disable_envs_cache=None,
             step_timeout_s=STEP,
         )
-        got = queue.Queue()
+        got: queue.Queue[Any] = queue.Queue()
         paced = replace(PACE, restart=restart, **pace)
-        engine = Engine(vllm, Sole(vllm, {}), Prompter(), log=Log(), limits=limits, pace=paced)
+        prompter: Any = Prompter()
+        engine = Engine(vllm, Sole(vllm, {}), prompter, log=Log(), limits=limits, pace=paced)
         engine.start(lambda j, item: got.put((j, item)))
         engines.append(engine)
         return engine, got

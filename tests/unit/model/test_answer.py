@@ -147,6 +147,7 @@ def test_the_final_response_waits_for_a_running_question(end):
 def test_the_reply_is_closed_before_its_final_response_is_out():
     """A question asked while the final response is on its way must not reach the server."""
     seen = []
+    reply: Reply
 
     class Looks(FakeChannel):
         def send(self, tensors, *, final):

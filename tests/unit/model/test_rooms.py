@@ -25,7 +25,7 @@ def imports(path, *, inside=False):
     tree = ast.parse(path.read_text(encoding="utf-8"))
     functions = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
     nodes = [n for f in functions for n in ast.walk(f)] if inside else list(ast.walk(tree))
-    found = set()
+    found: set[str | None] = set()
     for node in nodes:
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}

@@ -7,6 +7,7 @@ import shutil
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
+import psutil
 import pytest
 
 from support import memory_folder as module
@@ -38,7 +39,7 @@ def test_folders_of_killed_runs_go(shared: Path) -> None:
 def test_those_of_other_users_stay(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Root may remove them, and they may be those of another container."""
     (shared / "pytest_vllm_env_x").mkdir()
-    monkeypatch.setattr(module.os, "geteuid", lambda: os.getuid() + 1)
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
     with memory_folder():
         assert (shared / "pytest_vllm_env_x").exists()
 
@@ -54,7 +55,7 @@ def test_none_without_room(shared: Path, monkeypatch: pytest.MonkeyPatch, limit:
 
 def test_none_where_programs_do_not_run(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As in Docker's usual ``/dev/shm``: tests write programs."""
-    monkeypatch.setattr(module.os, "statvfs", lambda path: SimpleNamespace(f_flag=os.ST_NOEXEC))
+    monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_flag=os.ST_NOEXEC))
     with memory_folder() as folder:
         assert folder is None
 
@@ -63,7 +64,7 @@ def test_none_where_programs_do_not_run(shared: Path, monkeypatch: pytest.Monkey
 def test_a_containers_memory_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, expected: int) -> None:
     """What is in ``/dev/shm`` counts for it."""
     monkeypatch.setattr(module, "CGROUP", tmp_path)
-    monkeypatch.setattr(module.psutil, "virtual_memory", lambda: SimpleNamespace(available=1 << 60))
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=1 << 60))
     (tmp_path / "memory.max").write_text(limit)
     (tmp_path / "memory.current").write_text("2000")
     assert module.available_memory() == expected

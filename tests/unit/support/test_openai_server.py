@@ -12,8 +12,16 @@ import pytest
 from support import openai_server as module
 
 
+class Server(ThreadingHTTPServer):
+    """One that keeps the bodies of its requests."""
+
+    bodies: list[bytes]
+
+
 class Numbering(BaseHTTPRequestHandler):
     """Answers a request with its number since the server was started, and refuses one for ``/no``."""
+
+    server: Server
 
     def do_POST(self):
         self.server.bodies.append(self.rfile.read(int(self.headers["Content-Length"])))
@@ -34,7 +42,7 @@ def started(tmp_path, monkeypatch):
 
     @contextmanager
     def numbering(*_):
-        with ThreadingHTTPServer(("127.0.0.1", 0), Numbering) as server:
+        with Server(("127.0.0.1", 0), Numbering) as server:
             server.bodies = []
             servers.append(server.bodies)
             threading.Thread(target=server.serve_forever, daemon=True).start()

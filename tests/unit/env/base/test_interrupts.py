@@ -10,7 +10,7 @@ import sys
 import tempfile
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
@@ -99,7 +99,7 @@ def test_a_second_interrupt_waits_until_the_program_is_ended() -> None:
         ("c_return", "mkdir"),
         ("return", tempfile.mkdtemp.__code__),
         ("c_return", "flock"),
-        ("call", shutil.rmtree.__code__),
+        ("call", cast("Any", shutil.rmtree).__code__),
         ("c_return", "unlink"),
     ],
 )

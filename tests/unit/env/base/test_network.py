@@ -7,13 +7,14 @@ import http.server
 import socket
 import threading
 import zipfile
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from vllm_env.base import network as module
 from vllm_env.base.errors import CommandError, VllmEnvError
 from vllm_env.base.network import Network, NetworkError, PipConfig
+from vllm_env.base.process import run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -29,7 +30,7 @@ def server(tmp_path: Path) -> Iterator[str]:
     (tmp_path / "served" / "file").write_bytes(b"abc")
 
     class Handler(http.server.SimpleHTTPRequestHandler):
-        def __init__(self, *args: object) -> None:
+        def __init__(self, *args: Any) -> None:
             super().__init__(*args, directory=str(tmp_path / "served"))
 
         def log_message(self, *_: object) -> None:
@@ -250,13 +251,13 @@ def test_pip_asks_pytorchs_own_index_after_the_users_sources(
 def test_pytorchs_own_index_is_asked_after_the_users_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only when they lack the build, with uv's --torch-backend; if that fails too, the first error is told."""
     commands: list[list[str]] = []
-    real = module.run
+    real = run
 
     def recorded(argv: Sequence[object], **options: object) -> str:
         commands.append([str(a) for a in argv])
         if "--torch-backend" in commands[-1]:
             raise CommandError("the second failure")
-        return real(argv, **options)  # type: ignore[arg-type]
+        return real(argv, **options)
 
     monkeypatch.setattr(module, "run", recorded)
     (tmp_path / "empty").mkdir()

@@ -74,7 +74,7 @@ def test_every_option_reaches_the_request(tmp_path: Path) -> None:
 )
 def test_each_way_to_pin_is_its_kind(option: str, value: str, kind: str) -> None:
     """One of four."""
-    assert _request(option, value).overrides.pin == Pin(kind, value)  # type: ignore[arg-type]
+    assert _request(option, value).overrides.pin == Pin(kind, value)
 
 
 def test_the_mirrors_of_the_environment_are_the_stubs_default(monkeypatch: pytest.MonkeyPatch) -> None:

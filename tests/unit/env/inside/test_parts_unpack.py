@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from dataclasses import dataclass
@@ -64,7 +65,7 @@ class Small:
             VARIABLE: str(place),
             **variables,
         }
-        command = [sys.executable, "-I", "-S", "-c", _USE, self.folder / SITE, self.model, self.folder]
+        command: list[str | Path] = [sys.executable, "-I", "-S", "-c", _USE, self.folder / SITE, self.model, self.folder]
         pipe = subprocess.PIPE
         return subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
 
@@ -88,7 +89,7 @@ def small(tmp_path: Path) -> Small:
     (source / SITE / "link").symlink_to("big.bin")
     (source / SITE / "empty").mkdir()
     (model / FOLDER).mkdir(parents=True)
-    rows = []
+    rows: list[dict[str, Any]] = []
     for number, names in enumerate(((SITE / "one.py", SITE / "tool"), (SITE / "big.bin", SITE / "link"), (long, SITE / "empty"))):
         plan = TarPlan()
         for name in names:
@@ -299,14 +300,14 @@ def test_what_is_not_ours_is_left_alone(tmp_path: Path) -> None:
 def test_one_that_is_taken_into_use_again_is_not_removed_with_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """While a later key's folder is removed a start may have unpacked an earlier one again."""
     trees = environments(tmp_path, "ab")
-    real = parts_unpack.shutil.rmtree
+    real = shutil.rmtree
 
-    def remove(path: str, **options: bool) -> None:
+    def remove(path: str, **options: Any) -> None:
         real(path, **options)
         if path == str(trees["b"]):
             trees["b"].mkdir()
 
-    monkeypatch.setattr(parts_unpack.shutil, "rmtree", remove)
+    monkeypatch.setattr(shutil, "rmtree", remove)
     parts_unpack.remove_unused(str(tmp_path), 0)
     assert [p for p in tmp_path.iterdir() if p.is_dir()] == [trees["b"]]
 
@@ -357,7 +358,7 @@ def test_a_place_from_which_nothing_may_be_run_is_passed_over(
 ) -> None:
     """Libraries are mapped from there."""
     monkeypatch.setattr(parts_unpack, "places", lambda: [str(tmp_path / "place")])
-    monkeypatch.setattr(parts_unpack.os, "statvfs", lambda _: SimpleNamespace(f_flag=os.ST_NOEXEC))
+    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_flag=os.ST_NOEXEC))
     with pytest.raises(UnpackError, match="place: it is mounted noexec"):
         parts_unpack.find(small.facts, small.parts, lambda _: None)
 
@@ -367,7 +368,7 @@ def test_places_are_looked_for_in_the_documented_order(monkeypatch: pytest.Monke
     for name in (VARIABLE, "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", "/home/of")
-    monkeypatch.setattr(parts_unpack.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     own = f"vllm_env_unpacked_{os.geteuid()}"
     assert parts_unpack.places() == ["/home/of/.cache/vllm_env/unpacked", f"{tmp_path}/{own}", f"/tmp/{own}"]
     monkeypatch.setenv("XDG_CACHE_HOME", "/cache")

@@ -59,7 +59,7 @@ def test_the_package_is_of_the_conda_format(tree: Path, tmp_path: Path) -> None:
         assert json.loads(archive.read("metadata.json")) == {"conda_pkg_format_version": 2}
         assert {i.compress_type for i in archive.infolist()} == {zipfile.ZIP_STORED}
     with _part(package, "info-") as info:
-        index, paths = (json.load(info.extractfile(f"info/{n}.json")) for n in ("index", "paths"))  # type: ignore[arg-type]
+        index, paths = (json.load(info.extractfile(f"info/{n}.json")) for n in ("index", "paths"))
     assert (index["name"], index["version"], index["subdir"]) == ("demo", "1.2", "linux-64")
     by_path = {p["_path"]: p for p in paths["paths"]}
     assert by_path["lib/a.txt"]["sha256"] == hashlib.sha256(b"text").hexdigest()

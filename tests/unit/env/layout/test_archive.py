@@ -18,7 +18,7 @@ from support.small_fixtures import copy_slim, workspace_in
 from vllm_env.base.errors import VllmEnvError
 from vllm_env.base.filesystem import file_sha256
 from vllm_env.base.workspace import CHECKOUT
-from vllm_env.layout import LAYOUTS, tar
+from vllm_env.layout import LAYOUTS
 from vllm_env.layout.tar import plan_archive, write_archive
 from vllm_env.prefix.prefix import Prefix
 from vllm_env.prefix.relocate import make_relocatable, site_packages
@@ -87,7 +87,7 @@ def test_one_worker_writes_the_same_bytes(prefix: Path, tmp_path: Path, monkeypa
     """A machine with other cores gives the same archive."""
     digests = []
     for cores in ({0}, set(range(16))):
-        monkeypatch.setattr(tar.os, "sched_getaffinity", lambda _, cores=cores: cores)
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _, cores=cores: cores)
         digests.append(write_archive(plan_archive(prefix), tmp_path / f"{len(cores)}.tar.gz"))
     assert digests[0] == digests[1]
 
@@ -121,7 +121,7 @@ def test_a_full_disk_is_found_out_before_packing(prefix: Path, tmp_path: Path, m
 
 def test_a_prefix_can_be_packed_by_itself(prefix: Path, packed: Packed, tmp_path: Path) -> None:
     """``python -m vllm_env.layout`` writes what a build would, and prints its digest: the benchmarks measure it."""
-    command = [sys.executable, "-m", "vllm_env.layout", prefix, tmp_path / "own.tar.gz"]
+    command: list[str | Path] = [sys.executable, "-m", "vllm_env.layout", prefix, tmp_path / "own.tar.gz"]
     printed = subprocess.check_output(command, text=True, env={"PYTHONPATH": str(CHECKOUT / "env")})
     assert printed == f"{packed.digest}\n"
     assert file_sha256(tmp_path / "own.tar.gz") == packed.digest

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -50,7 +50,7 @@ def spec(channel: Channel, tmp_path: Path) -> Spec:
     return spec
 
 
-def _make(spec: Spec, root: Path, release: str = "24.10", **options: bool) -> Lock:
+def _make(spec: Spec, root: Path, release: str = "24.10", **options: Any) -> Lock:
     return make_lock(workspace_in(root), spec, rules_of(release), LockOptions(**options))
 
 
@@ -75,7 +75,7 @@ def test_a_lock_that_fits_is_taken_without_resolving(spec: Spec, root: Path, cha
 def test_locked_names_what_drifted(spec: Spec, root: Path, change: dict[str, object], named: str) -> None:
     """Each input that differs, with both values."""
     with pytest.raises(VllmEnvError, match="--locked") as caught:
-        _make(dataclasses.replace(spec, **change), root, locked=True)  # type: ignore[arg-type]
+        _make(dataclasses.replace(spec, **change), root, locked=True)
     assert named in caught.value.cause
 
 

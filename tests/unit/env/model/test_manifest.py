@@ -174,8 +174,8 @@ def test_refuses_files_that_are_not_the_manifests(manifest: Manifest, tmp_path: 
     (tmp_path / "archive").write_bytes(b"archive")
     (tmp_path / "stub").write_bytes(b"stub")
     (tmp_path / "vllm_env").mkdir()
-    archive = EnvironmentRecord(**recorded(manifest.archive, "archive"))  # type: ignore[arg-type]
-    stub = StubRecord(**recorded(manifest.stub, "stub"))  # type: ignore[arg-type]
+    archive = EnvironmentRecord(**recorded(manifest.archive, "archive"))
+    stub = StubRecord(**recorded(manifest.stub, "stub"))
     packed = replace(manifest, archive=archive, stub=stub)
     unpacked = replace(manifest, archive=EnvironmentRecord("vllm_env", key="p"), stub=stub)
     check_files(tmp_path, packed)

@@ -67,7 +67,7 @@ def _install(wheels: list[Path], target: Path) -> Path:
     """Install wheels one after the other by the packager's own uv."""
     uv = Path(sys.executable).parent / "uv"
     for wheel in wheels:
-        options = ["--quiet", "--no-deps", "--no-config", "--offline", "--no-index", "--target", target]
+        options: list[str | Path] = ["--quiet", "--no-deps", "--no-config", "--offline", "--no-index", "--target", target]
         subprocess.run([uv, "pip", "install", *options, wheel], check=True)
     return target
 

@@ -6,6 +6,7 @@ import ctypes
 import os
 import shutil
 import subprocess
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,7 +17,6 @@ from vllm_env.prefix.strip import strip_symbols
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 _TIME = 1_500_000_000
 
@@ -30,7 +30,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def library(compiled: Path, tmp_path: Path) -> Path:
     """A copy of it to be changed."""
-    return shutil.copy(compiled, tmp_path / "libanswer.so.1")
+    return Path(shutil.copy(compiled, tmp_path / "libanswer.so.1"))
 
 
 def _sections(file: Path) -> dict[str, dict[str, int | str]]:
@@ -51,7 +51,7 @@ def test_the_loaded_bytes_stay_and_the_library_works(library: Path, compiled: Pa
     after = make_program(tmp_path / "after", (library,), run_path="$ORIGIN")
     for program in (before, after):
         subprocess.run([program], check=True)
-    assert ctypes.CDLL(library).answer() == 42
+    assert ctypes.CDLL(str(library)).answer() == 42
     end = _loaded_end(compiled)
     assert library.read_bytes()[64:end] == compiled.read_bytes()[64:end]
 
@@ -97,7 +97,7 @@ def test_mode_and_times_stay_and_a_hard_link_is_not_written_through(library: Pat
 
 def test_the_result_is_always_the_same_and_has_nothing_more_to_give(library: Path, compiled: Path, tmp_path: Path) -> None:
     """Equal files give equal files; a second time nothing is done."""
-    other = shutil.copy(compiled, tmp_path / "other.so")
+    other = Path(shutil.copy(compiled, tmp_path / "other.so"))
     strip_symbols(library)
     strip_symbols(other)
     assert library.read_bytes() == other.read_bytes()

@@ -16,11 +16,10 @@ from vllm_env.base.errors import UsageError, VllmEnvError
 from vllm_env.cli.main import main
 from vllm_env.layout import LAYOUTS
 from vllm_env.model.files import check_receiver
-from vllm_env.publish import adopt as module
 from vllm_env.publish import publish as publishing
 from vllm_env.publish.adopt import read_adoption, refuse_target, stage_template
 from vllm_env.publish.exchange import STAGING
-from vllm_env.publish.model_folder import BuiltSet, stage_candidate
+from vllm_env.publish.model_folder import BuiltSet, stage_candidate, write_set
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -106,9 +105,9 @@ def manifest(source: Path) -> str:
     return json.dumps({**texts, **parts, "format": 1, "adopted_from": str(source)})
 
 
-def snapshot(folder: Path) -> dict[str, object]:
+def snapshot(folder: Path) -> dict[str, tuple[object, ...]]:
     """The folder and all in it: kind, content, mode, owner, time of change, and how many names a file has."""
-    found: dict[str, object] = {}
+    found: dict[str, tuple[object, ...]] = {}
     for path in (folder, *folder.rglob("*")):
         status = path.lstat()
         content: object = path.readlink() if path.is_symlink() else path.read_bytes() if path.is_file() else None
@@ -434,7 +433,7 @@ def test_a_file_that_cannot_be_copied_is_named(
         raise PermissionError(13, "Permission denied", str(source))
 
     before = snapshot(official)
-    monkeypatch.setattr(module.shutil, "copy2", fails)
+    monkeypatch.setattr(shutil, "copy2", fails)
     with pytest.raises(VllmEnvError, match=r"opt cannot be copied: Permission denied \(.*chat.jinja") as caught:
         adopt(workspace, official, target)
     assert caught.value.remedy
@@ -551,7 +550,7 @@ def test_a_target_that_came_during_the_build_is_refused(
 
     def staging(*arguments: object) -> Path:
         _foreign(target)
-        return staged(*arguments)  # type: ignore[arg-type]
+        return staged(*arguments)
 
     monkeypatch.setitem(globals(), "stage_template", staging)
     with pytest.raises(VllmEnvError, match="exists, and its manifest"):
@@ -599,14 +598,14 @@ def test_code_that_cannot_be_staged_changes_nothing(
     adopt(workspace, official, target)
     (target / "1/model.py").write_text("# old\n")
     before = {name: (target / name).read_bytes() for name in names(target)}
-    real = publishing.write_set
+    real = write_set
 
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
     def filling(*arguments: object) -> None:
-        real(*arguments)  # type: ignore[arg-type]
-        monkeypatch.setattr(module.shutil, "copytree", full)
+        real(*arguments)
+        monkeypatch.setattr(shutil, "copytree", full)
 
     monkeypatch.setattr(publishing, "write_set", filling)
     with pytest.raises(VllmEnvError, match="No space left"):
@@ -640,7 +639,7 @@ def test_a_change_of_the_target_while_it_is_staged_is_not_lost(
     """What comes, goes or is replaced between the copy and the exchange: nothing is exchanged."""
     adopt(workspace, official, target)
     (target / "data").symlink_to("notes")
-    kept: list[object] = []
+    kept: list[dict[str, tuple[object, ...]]] = []
 
     def changing(_: Path) -> None:
         change(target)
@@ -649,12 +648,7 @@ def test_a_change_of_the_target_while_it_is_staged_is_not_lost(
     monkeypatch.setattr(publishing, "sync", changing)
     with pytest.raises(VllmEnvError, match=r"was changed while .* was being replaced"):
         adopt(workspace, official, target)
-    assert (
-        [{k: v[:4] for k, v in state.items()} for state in kept]
-        == [  # type: ignore[attr-defined]
-            {k: v[:4] for k, v in snapshot(target).items()}  # type: ignore[index]
-        ]
-    )
+    assert [{k: v[:4] for k, v in state.items()} for state in kept] == [{k: v[:4] for k, v in snapshot(target).items()}]
     assert not list(target.parents[1].rglob(f"{STAGING}*"))
 
 

@@ -307,7 +307,8 @@ def test_in_place_the_configuration_comes_after_what_it_needs(
 ) -> None:
     """For a server that polls. The manifest, which makes the set valid, is last."""
     monkeypatch.setattr(module, "staging_place", lambda _: None)
-    model, then = repository / "vllm", set()
+    model = repository / "vllm"
+    then: set[str] = set()
     real = shutil.move
 
     def moving(source: Path, place: Path) -> None:
@@ -316,7 +317,7 @@ def test_in_place_the_configuration_comes_after_what_it_needs(
             assert '"$$TRITON_MODEL_DIRECTORY/vllm_env"' in source.read_text()
         real(source, place)
 
-    monkeypatch.setattr(model_folder.shutil, "move", moving)
+    monkeypatch.setattr(shutil, "move", moving)
     built = _built(tmp_path / "cache", "one", "directory")
     publish(_WORKSPACE, built, repository, "vllm", _TEMPLATE)
     code = {"1/model.py", "1/triton_vllm/engine/engine.py", "vllm_engine_args.json"}

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import psutil
 import pytest
@@ -67,7 +67,7 @@ class Late:
 def test_what_another_process_removes_meanwhile_is_passed_over(tmp_path: Path):
     """Servers tidy up beside us: it is neither found nor an error."""
     folder(tmp_path / "tmp", "python_env_abc123")
-    assert leftovers.find_abandoned(((tmp_path / "tmp", Late(tmp_path / "tmp")),)) == []
+    assert leftovers.find_abandoned(((tmp_path / "tmp", cast("re.Pattern[str]", Late(tmp_path / "tmp"))),)) == []
 
 
 def test_an_unused_environment_is_found_and_removed(tmp_path: Path):

@@ -11,7 +11,7 @@ import sys
 import tempfile
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
@@ -40,7 +40,7 @@ def start() -> Iterator[Start]:
     """Starts Python code in a session of its own; what is left of it is killed afterwards."""
     with ExitStack() as stack:
 
-        def begin(code: str, *arguments: str, **options: object) -> psutil.Popen:
+        def begin(code: str, *arguments: str, **options: Any) -> psutil.Popen:
             command = [sys.executable, "-c", code, *arguments]
             process = psutil.Popen(command, **{"start_new_session": True, "stdout": subprocess.PIPE, **options})
             stack.callback(_reap, process)
@@ -114,7 +114,7 @@ def test_a_later_process_with_the_same_id_is_another(start: Start, monkeypatch: 
     """Ids are used again: what was noted of a dead process must not hit the one that has its number now."""
     now = start(_SLEEP)
     before = psutil.Process(now.pid)
-    before._ident = (now.pid, 1.0)  # as if it had begun in 1970
+    monkeypatch.setattr(before, "_ident", (now.pid, 1.0))  # as if it had begun in 1970
     assert not is_alive(before)
     assert members(_NOBODY, "no such marker", [before]) == []
     end([before], grace=0)

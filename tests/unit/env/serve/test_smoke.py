@@ -168,7 +168,10 @@ def test_a_model_is_served_with_its_own_files(
     """Its engine arguments and adapters as they are given, and all of its GPUs."""
     gpus = 'parameters { key: "GPU_DEVICE_IDS" value: { string_value: "0,1" } }'
     (model / "config.pbtxt").write_text(CONFIG.format("vllm_env.tar.gz") + gpus)
-    own = {"1/model.json": {"model": "org/name", "enable_lora": True}, "1/multi_lora.json": {"a": "/adapters/a"}}
+    own: dict[str, dict[str, Any]] = {
+        "1/model.json": {"model": "org/name", "enable_lora": True},
+        "1/multi_lora.json": {"a": "/adapters/a"},
+    }
     seen: list[Path] = []
 
     def watched(folder: Path, copy: Path, *arguments: Any) -> None:

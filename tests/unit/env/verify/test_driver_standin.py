@@ -45,7 +45,7 @@ def test_an_extension_is_imported_with_the_standin_and_not_without(environment: 
     folder.mkdir()
     write_driver_standin(environment, folder)
     load = "import ctypes, os, sys; print(ctypes.CDLL(sys.argv[1], mode=os.RTLD_NOW).calls_cuInit())"
-    command = [sys.executable, "-I", "-c", load, environment / "lib" / "extension.so"]
+    command: list[str | Path] = [sys.executable, "-I", "-c", load, environment / "lib" / "extension.so"]
     without = subprocess.run(command, capture_output=True, text=True, check=False, env={})
     assert "libcuda.so.1: cannot open" in without.stderr
     given = subprocess.run(command, capture_output=True, text=True, check=False, env={"LD_LIBRARY_PATH": str(folder)})

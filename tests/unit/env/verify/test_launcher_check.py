@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -48,7 +49,7 @@ def test_accepts_what_is_inside_and_the_locks() -> None:
         ),
     ],
 )
-def test_refuses(found: dict[str, object], message: str) -> None:
+def test_refuses(found: dict[str, Any], message: str) -> None:
     """One wrong answer is enough; the message names it."""
     with pytest.raises(VllmEnvError, match=message) as caught:
         judge(replace(STARTED, **found), ENVIRONMENT, LOCKED)

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
     from vllm_env.base.workspace import Workspace
 
-CPU = Expected("3.11", "25.12", {}, "vllm")
+CPU = Expected("3.11", "25.12", {})
 LOCKED = {"pillow": "12.0", "xgrammar": "0.2.8", "torch": "2.13.0"}
-CUDA = Expected("3.11", "25.12", {}, "vllm", profile="cuda")
+CUDA = Expected("3.11", "25.12", {}, profile="cuda")
 LONG = 60.0  # s, which none of the modules here comes near
 SOON = 3.0  # s, for those that never end
 
@@ -144,10 +144,10 @@ def test_the_standin_stands_in_for_the_driver(environment: Path, workspace: Work
     load = "import ctypes, os\ncode = ctypes.CDLL('extension.so', os.RTLD_NOW).calls_cuInit()"
     load += "\nassert not hasattr(ctypes.CDLL('libnvidia-ml.so.1'), 'nvmlInit_v2')"
     _add(environment, {"extension": f"{load}\nraise RuntimeError(f'{{code}}: CUDA_ERROR_NO_DEVICE')"})
-    expected = Expected("3.11", release, {}, "vllm", profile="cuda")
+    expected = Expected("3.11", release, {}, profile="cuda")
     failure = import_each(workspace, environment, ("extension",), expected, LONG)["extension"]
     assert failure["text"] == "RuntimeError: 100: CUDA_ERROR_NO_DEVICE"
-    without = import_each(workspace, environment, ("extension",), Expected("3.11", release, {}, "vllm"), LONG)["extension"]
+    without = import_each(workspace, environment, ("extension",), Expected("3.11", release, {}), LONG)["extension"]
     assert "libcuda.so.1: cannot open" in without["text"]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -146,6 +148,9 @@ class Lines:
     def error(self, text):
         self._take(("error", text))
 
+    def warning(self, text):
+        self._take(("warning", text))
+
 
 @pytest.mark.parametrize(
     ("error", "answer", "code", "line"),
@@ -228,7 +233,7 @@ def test_nothing_is_asked_where_shared_memory_is_short(triton, monkeypatch):
 
 def test_samples_of_one_name_share_a_family(triton):
     """Triton refuses a second family of the same name."""
-    metrics = module.TritonMetrics()
+    metrics: Any = module.TritonMetrics()
     first, second = (metrics.create("vllm:n_total", "how many", {"le": le}, counter=True) for le in "ab")
     metrics.add(first, 2.0)
     (family,) = metrics._families.values()
@@ -239,7 +244,7 @@ def test_samples_of_one_name_share_a_family(triton):
 
 def test_a_gauge_is_set_and_cleared_metrics_are_dropped(triton):
     """The server shows a metric for as long as its family is held."""
-    metrics = module.TritonMetrics()
+    metrics: Any = module.TritonMetrics()
     gauge = metrics.create("vllm:running", "running", {}, counter=False)
     metrics.set(gauge, 3.0)
     (family,) = metrics._families.values()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -64,7 +65,7 @@ def test_decoding_is_the_parsers():
     )
     made = SimpleNamespace(structured=lambda: "own", follow=lambda _: None)
     made.decoding = lambda: {"skip_special_tokens": False, "spaces_between_special_tokens": False}
-    parsers = SimpleNamespace(names=ParserNames("hermes", ""), open=lambda *_, **__: made)
+    parsers: Any = SimpleNamespace(names=ParserNames("hermes", ""), open=lambda *_, **__: made)
     params.structured_outputs = made.structured()
     conversations.begin(parsers, request(), params, (ValueError,), USUAL, stream=True)
     assert vars(params) == {
@@ -92,7 +93,7 @@ def test_a_tool_choice_needs_a_parser(parsers, choice, refused):
 
 def test_what_vllm_refuses_is_said_with_its_place():
     """Its errors are pydantic's, or plain."""
-    error = ValueError("all of it")
+    error: Any = ValueError("all of it")
     with pytest.raises(InvalidRequestError, match="tools or tool_choice: all of it"):
         begun(Parsers(error=error), request())
     error.errors = lambda: [{"loc": ("tools", 0, "function"), "msg": "Field required"}]

@@ -261,7 +261,8 @@ def test_other_compilers_have_bounds_of_their_own(trials):
 )
 def test_what_is_to_be_compiled(fields, expected):
     """As vLLM hands it to xgrammar; the syntax of a grammar is told as vLLM tells it."""
-    assert to_compile(Limits(max_constraint_seconds=3), SimpleNamespace(**fields)) == Constraint(*expected, 3)
+    name, kind, text = expected
+    assert to_compile(Limits(max_constraint_seconds=3), SimpleNamespace(**fields)) == Constraint(name, kind, text, 3)
 
 
 @pytest.mark.parametrize("fields", [{}, {"choice": ["a"]}, {"json_object": True}])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -43,14 +44,14 @@ def test_what_the_parsers_know_goes_to_vllm_with_the_request(started, monkeypatc
     """From where on a constraint holds; a request without parsers brings nothing."""
     engine, _ = started()
     told = []
-    add = Llm.add_request
+    add: Any = Llm.add_request
 
     async def add_request(self, *args, lora_request, priority, **more):
         told.append(more)
         return await add(self, *args, lora_request, priority)
 
     monkeypatch.setattr(Llm, "add_request", add_request)
-    chat = job()
+    chat: Any = job()
     chat.conversation = SimpleNamespace(engine_options=lambda prompt: {"reasoning_ended": prompt == {"prompt": "x"}})
     for j in (chat, job()):
         added(engine, j)

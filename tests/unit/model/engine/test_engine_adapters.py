@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,7 @@ class Store:
     """In place of the real one: it has the adapter `a`, and forgets what it has given to a job."""
 
     def __init__(self):
-        self.given = None
+        self.given: Any = None
         self.named = []
         self.given_up = 0
 
@@ -53,7 +54,7 @@ def engine(started, monkeypatch):
 
 
 def job(name="a"):
-    made = fake_job()
+    made: Any = fake_job()
     made.request.lora_name = name
     return made
 
@@ -62,7 +63,7 @@ def test_an_adapter_goes_to_vllm_with_its_request_only(engine):
     """And is in use until the answer is complete."""
     engine, got = engine
     given = []
-    llm = Llm.started[-1]
+    llm: Any = Llm.started[-1]
     add = llm.add_request
 
     async def note(*args, lora_request, **options):
@@ -113,7 +114,8 @@ def test_a_request_that_vllm_refuses_gives_its_adapter_back(engine):
     async def refuse(*args, **options):
         raise RuntimeError("no")
 
-    Llm.started[-1].add_request = refuse
+    llm: Any = Llm.started[-1]
+    llm.add_request = refuse
     engine.runner.submit(job())
     got.get(timeout=PROMISED)
     wait_for(lambda: not engine.runner.store.is_in_use())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -92,7 +93,7 @@ def test_a_request_without_output_is_logged_with_its_state(started):
     clock = TickingClock(engine)
     _, moving = added(engine, job())
     _, put = added(engine, stuck := job())
-    stuck.reply.pending.append("an output that was not sent")
+    stuck.reply.pending.append(cast("Any", "an output that was not sent"))
     looks, note_stuck = threading.Semaphore(0), engine._note_stuck
     engine._note_stuck = lambda: (note_stuck(), looks.release())
     for _ in range(3):
@@ -222,9 +223,10 @@ class Shared(Sole):
 
 def test_the_end_of_a_shared_engine_is_told_and_the_next_is_awaited():
     """Who shares it is told what this process has found."""
-    source, got, log = Shared(), queue.Queue(), Log()
-    vllm = SimpleNamespace(step_timeout_s=STEP)
-    engine = Engine(vllm, source, Prompter(), log=log, limits=USUAL, pace=PACE)
+    source, log, prompter = Shared(), Log(), cast("Any", Prompter())
+    got: queue.Queue[Any] = queue.Queue()
+    vllm: Any = SimpleNamespace(step_timeout_s=STEP)
+    engine = Engine(vllm, source, prompter, log=log, limits=USUAL, pace=PACE)
     engine.start(lambda j, item: got.put((j, item)))
     for loss in (Loss("has died"), Loss("was unloaded", in_order=True)):
         added(engine, job())
@@ -312,7 +314,7 @@ def test_stop_waits_for_requests_within_its_bound(started):
 def test_a_failed_start_is_raised_and_leaves_no_thread():
     """What vLLM says about the model reaches Triton."""
     Llm.started, Llm.fail_starts = [], 1
-    vllm = SimpleNamespace(
+    vllm: Any = SimpleNamespace(
         AsyncEngineArgs=lambda **_: None,
         AsyncLLM=Llm,
         UsageContext=SimpleNamespace(API_SERVER=None),
@@ -320,7 +322,7 @@ def test_a_failed_start_is_raised_and_leaves_no_thread():
         disable_envs_cache=None,
         step_timeout_s=STEP,
     )
-    engine = Engine(vllm, Sole(vllm, {}), Prompter(), log=Log(), limits=USUAL, pace=PACE)
+    engine = Engine(vllm, Sole(vllm, {}), cast("Any", Prompter()), log=Log(), limits=USUAL, pace=PACE)
     with pytest.raises(RuntimeError, match="no memory"):
         engine.start(lambda *_: None)
     assert not engine._thread._thread.is_alive()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -91,7 +92,7 @@ def test_a_cancelled_request_ends_all_its_parts(begun):
 def test_a_part_that_vllm_refuses_takes_back_those_before_it(started):
     """Nothing of a refused request stays in vLLM."""
     engine, got = started()
-    llm = Llm.started[-1]
+    llm: Any = Llm.started[-1]
     add = llm.add_request
 
     async def refuse_second(request_id, *args, **kwargs):

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import threading
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,7 @@ from triton_vllm.chat.request import Chat
 from triton_vllm.engine.prompts import DECODED_AT_ONCE, Prompter
 from triton_vllm.pooling.embedding import Part
 
-OLD = SimpleNamespace(parse_model_prompt=None, ChatParams=None, ThreadSafeHFTokenizerMixin=None)
+OLD: Any = SimpleNamespace(parse_model_prompt=None, ChatParams=None, ThreadSafeHFTokenizerMixin=None)
 
 
 def generate(**given):
@@ -26,7 +27,11 @@ def generate(**given):
     return GenerateRequest(**wanted, stream=False, echo=False, wants=Wants(), parameters={})
 
 
-def made(request, *, vllm=OLD, llm=None, loaders=None, check=len):
+def unmeasured(media):
+    """Let every file pass."""
+
+
+def made(request, *, vllm=OLD, llm=None, loaders=None, check=unmeasured):
     return asyncio.run(Prompter(vllm, loaders or {}, check).make(llm or SimpleNamespace(), request))
 
 
@@ -68,7 +73,7 @@ def test_a_few_requests_are_decoded_at_once():
         running.remove(data)
 
     async def all_at_once():
-        prompter = Prompter(OLD, {"image": load}, len)
+        prompter = Prompter(OLD, {"image": load}, unmeasured)
         requests = [generate(text="hi", media={"image": (base64.b64encode(bytes([n])).decode(),)}) for n in range(12)]
         await asyncio.gather(*(prompter.make(SimpleNamespace(), request) for request in requests))
 
@@ -208,7 +213,8 @@ def test_what_the_first_request_would_wait_for_is_done_ahead(monkeypatch, fails)
 
     monkeypatch.setattr(vllm_api, "sample_once", sample_once)
 
-    asyncio.run(Prompter(OLD, {}, len).start("llm"))
+    llm: Any = "llm"
+    asyncio.run(Prompter(OLD, {}, unmeasured).start(llm))
     assert done == []
-    asyncio.run(Prompter(OLD, {}, len, samples_ahead=True).start("llm"))
+    asyncio.run(Prompter(OLD, {}, unmeasured, samples_ahead=True).start(llm))
     assert done == [("sampled", OLD, "llm")]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -39,9 +40,9 @@ class Renderer:
 async def rendered(sizes, tokenizer=None, pooled=Pooled, most=0):
     """Render prompts of these sizes, all of which arrive at once; return where and when each was tokenized."""
     renderer = Renderer(tokenizer or Pooled())
-    vllm = SimpleNamespace(parse_model_prompt=lambda _config, prompt: prompt, ThreadSafeHFTokenizerMixin=pooled)
+    vllm: Any = SimpleNamespace(parse_model_prompt=lambda _config, prompt: prompt, ThreadSafeHFTokenizerMixin=pooled)
     config = SimpleNamespace(max_model_len=most, is_multimodal_model=False, get_vocab_size=lambda: 0)
-    llm = SimpleNamespace(renderer=renderer, model_config=config)
+    llm: Any = SimpleNamespace(renderer=renderer, model_config=config)
     turns = Turns(clock=iter(range(1000)).__next__)  # each look at it is a second later: the budget is spent at once
     prompts = [{"prompt": "x" * size} for size in sizes]
     tasks = [asyncio.create_task(tokenizing.tokenize(vllm, llm, prompt, turns)) for prompt in prompts]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import struct
 import tempfile
 from contextlib import contextmanager
 from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -21,7 +23,6 @@ from triton_vllm.instances.rendezvous import Rendezvous, Seat
 from triton_vllm.instances.source import Loss
 from triton_vllm.startup import load
 from triton_vllm.startup.settings import Settings
-from triton_vllm.vllm_api import instances as of_vllm
 
 ADDRESSES = ["client_addresses", "client_count", "client_index"]
 
@@ -29,7 +30,7 @@ ADDRESSES = ["client_addresses", "client_count", "client_index"]
 @pytest.fixture
 def made(monkeypatch):
     """Instances of one load; vLLM's clients are what they were started with."""
-    started = []
+    started: list[tuple[Any, ...]] = []
 
     def launch(vllm, values, others):
         started.append(("launch", others))
@@ -47,7 +48,7 @@ def made(monkeypatch):
         monkeypatch.setattr(tempfile, "tempdir", folder)
         instances = [Frontends(own, Rendezvous.join(own), Log()) for own in (Seat(index, 2, "k") for index in range(2))]
         for one in instances:
-            one.use(SimpleNamespace(version="1"), {}, 1)
+            one.use(cast("Any", SimpleNamespace(version="1")), {}, 1)
         yield SimpleNamespace(instances=instances, started=started)
 
 
@@ -142,7 +143,7 @@ def test_an_instance_without_a_first_one_does_not_wait_for_ever(made, monkeypatc
     monkeypatch.setattr(frontends, "FIRST_S", 0.0)
     own = Seat(1, 2, "another")
     alone = Frontends(own, Rendezvous.join(own), Log())
-    alone.use(SimpleNamespace(version="1"), {}, 1)
+    alone.use(cast("Any", SimpleNamespace(version="1")), {}, 1)
     with pytest.raises(ConfigError, match="the first instance of the model is not being loaded"):
         asyncio.run(alone.start())
 
@@ -213,7 +214,7 @@ def old_launcher(config, executor, log_stats):
 
 def a_vllm(parameters, **fields):
     source = f"def from_vllm_config(config, {', '.join(parameters)}): pass"
-    found = {}
+    found: dict[str, Any] = {}
     exec(source, found)
     return SimpleNamespace(AsyncLLM=SimpleNamespace(**found), AsyncEngineArgs=SimpleNamespace(**fields), version="0.11.0")
 
@@ -233,7 +234,7 @@ FIELDS = {"_api_process_count": 1, "_api_process_rank": 0}
 def test_a_vllm_that_cannot_is_refused_by_what_it_lacks(vllm, launch, lacks, monkeypatch):
     """And not by its number; the text says what to do."""
     module = SimpleNamespace(launch_core_engines=launch, VLLM_ENGINE_READY_TIMEOUT_S=600)
-    monkeypatch.setattr(of_vllm.importlib, "import_module", lambda name: module)
+    monkeypatch.setattr(importlib, "import_module", lambda name: module)
     assert vllm_api.lacking(vllm) == lacks
     own = Seat(0, 2, "refused")
     instance = Frontends(own, Rendezvous.join(own), Log())
@@ -263,19 +264,20 @@ def test_the_engine_is_told_of_all_front_ends_if_it_is_here(address, monkeypatch
             return SimpleNamespace(**given)
 
     args = SimpleNamespace(create_engine_config=lambda usage: "config", disable_log_stats=True)
-    vllm = SimpleNamespace(
+    vllm: Any = SimpleNamespace(
         AsyncEngineArgs=lambda **values: args,
         AsyncLLM=SimpleNamespace(from_vllm_config=from_vllm_config),
         UsageContext=SimpleNamespace(API_SERVER=1),
         disable_envs_cache=None,
         enable_envs_cache=None,
     )
-    monkeypatch.setattr(of_vllm.importlib, "import_module", lambda name: module)
+    monkeypatch.setattr(importlib, "import_module", lambda name: module)
     others = [("ipc://a-in", "ipc://a-out"), ("ipc://b-in", "ipc://b-out")]
     if address.startswith("tcp"):
         with pytest.raises(ConfigError, match="needs all ranks of the engine on this machine"):
             vllm_api.launch(vllm, {}, others)
     else:
+        llm: Any
         llm, statistics = vllm_api.launch(vllm, {}, others)
         assert (llm.client_count, llm.client_index, llm.client_addresses, statistics) == (3, 0, None, "ipc://s")
         assert (args._api_process_count, args._api_process_rank) == (3, 0)
@@ -290,12 +292,12 @@ def test_what_only_one_instance_would_know_is_refused(monkeypatch):
     monkeypatch.setattr(load, "prepare", lambda *_: SimpleNamespace(settings=settings))
     monkeypatch.setattr(load, "_start", lambda *_: pytest.fail("it starts"))
     with pytest.raises(ConfigError, match="OPERATOR_REQUESTS is for a model of one instance"):
-        load._load({"model_config": '{"instance_group": [{"count": 2}]}'}, Log(), SimpleNamespace())
+        load._load({"model_config": '{"instance_group": [{"count": 2}]}'}, Log(), cast("Any", SimpleNamespace()))
     with pytest.raises(pytest.fail.Exception, match="it starts"):
         load._load({"model_config": "{}"}, Log(), None)
 
 
 def test_metrics_need_vllms_statistics():
     """REPORT_CUSTOM_METRICS publishes nothing where the engine arguments have `disable_log_stats`."""
-    prepared = SimpleNamespace(settings=Settings(metrics=True), engine_args={"disable_log_stats": True})
+    prepared: Any = SimpleNamespace(settings=Settings(metrics=True), engine_args={"disable_log_stats": True})
     assert load._publish(prepared, None, {}, Log()) is None

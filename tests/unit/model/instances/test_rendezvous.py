@@ -16,7 +16,7 @@ import pytest
 
 from triton_vllm.base.errors import ConfigError
 from triton_vllm.instances import rendezvous
-from triton_vllm.instances.rendezvous import Rendezvous, Seat, seat
+from triton_vllm.instances.rendezvous import Address, Rendezvous, Seat, seat
 
 MODEL = Path(__file__).parents[4] / "model_repository" / "vllm" / "1"
 # holds a seat as another instance's process does, until it is killed
@@ -53,11 +53,24 @@ def args(name="vllm_0_1", count=2, **changed):
     }
 
 
+def seat_of(given, server) -> Seat:
+    found = seat(given, server)
+    assert found
+    return found
+
+
+def address_of(meeting) -> Address:
+    found = meeting.address()
+    assert found
+    return found
+
+
 def held(index):
     """Return the process of another instance that holds a seat."""
     process = subprocess.Popen(
         [sys.executable, "-c", HOLDER, str(MODEL), str(index)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
+    assert process.stdout
     assert process.stdout.readline() == "there\n"
     return process
 
@@ -69,21 +82,21 @@ def killed(process):
 
 def test_an_instance_knows_its_place_among_those_of_its_group():
     """Groups of a model, GPUs of a group, versions, models and servers each have an engine of their own."""
-    own = seat(args(), os.getpid())
+    own = seat_of(args(), os.getpid())
     assert (own.index, own.count) == (1, 2)
-    assert seat(args("vllm_0_0"), os.getpid()).key == own.key
+    assert seat_of(args("vllm_0_0"), os.getpid()).key == own.key
     changed = [{"model_version": "2"}, {"model_instance_device_id": "1"}, {"model_repository": "/m"}, {"model_name": "v"}]
-    keys = {seat(args(**change), os.getpid()).key for change in changed} | {seat(args(), os.getppid()).key, own.key}
+    keys = {seat_of(args(**change), os.getpid()).key for change in changed} | {seat_of(args(), os.getppid()).key, own.key}
     assert len(keys) == 6
 
 
 def test_an_instance_of_a_larger_reload_does_not_join_the_load_before_it():
     """Triton starts the new instances while the old ones live; seats 0 and 1 of three are taken there, seat 2 is not."""
-    old = [Rendezvous.join(seat(args(f"vllm_0_{index}"), os.getpid())) for index in range(2)]
+    old = [Rendezvous.join(seat_of(args(f"vllm_0_{index}"), os.getpid())) for index in range(2)]
     old[0].lead()
     old[0].publish("e1", None)
-    last = Rendezvous.join(seat(args("vllm_0_2", 3), os.getpid()))
-    first = Rendezvous.join(seat(args("vllm_0_0", 3), os.getpid()))
+    last = Rendezvous.join(seat_of(args("vllm_0_2", 3), os.getpid()))
+    first = Rendezvous.join(seat_of(args("vllm_0_0", 3), os.getpid()))
     assert last.address() is None
     assert last.has_first()
     for meeting in (*old, first, last):
@@ -110,8 +123,8 @@ def test_instances_of_a_load_meet_and_the_next_load_meets_elsewhere(home):
     assert new[0].lead()
     old[1].publish("old", None)
     new[0].publish("new", "ipc://stats")
-    assert (old[0].address().engine, new[1].address().engine) == ("old", "new")
-    assert new[1].address().stats_update_address == "ipc://stats"
+    assert (address_of(old[0]).engine, address_of(new[1]).engine) == ("old", "new")
+    assert address_of(new[1]).stats_update_address == "ipc://stats"
     for one in (*old, *new):
         one.leave()
     assert list(home.iterdir()) == []
@@ -123,7 +136,7 @@ def test_each_instance_is_a_client_of_its_own():
     assert meetings[1].lead()
     wires = meetings[1].wires("e")
     meetings[1].publish("e", None)
-    found = {meetings[index].address().client: meetings[index].address() for index in (0, 2)}
+    found = {address_of(meetings[index]).client: address_of(meetings[index]) for index in (0, 2)}
     assert sorted(found) == [1, 2]
     assert [(found[n].input_address, found[n].output_address) for n in (1, 2)] == wires
     assert len({address for wire in wires for address in wire}) == 4
@@ -145,7 +158,7 @@ def test_one_instance_leads_until_it_is_gone():
     first = held(0)
     second = Rendezvous.join(Seat(1, 2, "k"))
     assert not second.lead()
-    assert second.address().engine == "e1"
+    assert address_of(second).engine == "e1"
     killed(first)
     assert second.lead()
     assert second.address() is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -72,7 +73,9 @@ def test_officially_a_path_that_is_no_adapters_is_no_reason_not_to_load(model):
     log = Log()
     adapters = read(model, model / "1", enabled=True, log=log, official=True)
     assert adapters.find("a") == model / "adapters" / "a"
-    assert adapters.find("gone").name == "nowhere"
+    gone = adapters.find("gone")
+    assert isinstance(gone, Path)
+    assert gone.name == "nowhere"
     told = [line.partition(":")[0] for line in log.lines if line.endswith("; its requests are refused")]
     assert told == ["LoRA adapter 'gone'", "LoRA adapter 'half'"]
     with pytest.raises(InvalidRequestError, match=r"^LoRA b is not supported, we currently support \['gone', 'half', 'a'\]$"):

@@ -6,6 +6,7 @@ import asyncio
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -386,7 +387,7 @@ def test_instances_mean_one_adapter_by_one_name_number_and_path(tmp_path):
     """vLLM loads it once for all, and its prefix cache serves them all; another content is another adapter in each."""
     (tmp_path / "shared").mkdir()
     one, other = (Folders(tmp_path, tmp_path / "shared") for _ in range(2))
-    llm = Llm()
+    llm: Any = Llm()
 
     async def use():
         requests = []

@@ -20,7 +20,7 @@ BOTH = {SECONDS, MEGABYTES}
 )
 def test_each_limit_has_its_variable(limits, seconds, megabytes):
     """In whole megabytes, upwards; no limit is a large one, for vLLM takes 0 as nothing allowed."""
-    environ = {}
+    environ: dict[str, str] = {}
     limit(limits, BOTH, environ)
     assert environ == {SECONDS: seconds, MEGABYTES: megabytes}
 
@@ -34,6 +34,6 @@ def test_what_the_operator_has_set_stays():
 
 def test_a_vllm_gets_only_variables_that_it_knows():
     """Others it would warn of, or refuse."""
-    environ = {}
+    environ: dict[str, str] = {}
     limit(Limits(), {SECONDS, "VLLM_OTHER"}, environ)
     assert set(environ) == {SECONDS}

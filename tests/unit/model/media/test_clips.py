@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from triton_vllm.base.errors import InvalidRequestError
@@ -74,7 +76,7 @@ def test_without_opencv_vllm_decides(check):
 @pytest.mark.parametrize("field", ["max_clip_seconds", "max_video_frames", "max_frame_pixels"])
 def test_each_limit_can_be_switched_off(check, field):
     """The others go on, so a header that says nothing is still refused."""
-    most = {"max_clip_seconds": 10, "max_video_frames": 100, "max_frame_pixels": 1000}
+    most: dict[str, Any] = {"max_clip_seconds": 10, "max_video_frames": 100, "max_frame_pixels": 1000}
     check(Limits(**{**most, field: 0}), *([Header(101, 100.0, 1, 1)] * (field == "max_video_frames")))
     with pytest.raises(InvalidRequestError, match="does not say"):
         check(Limits(**{**most, field: 0}), Header(0, 0.0, 20, 25))

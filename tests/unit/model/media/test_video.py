@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from triton_vllm.media.video import Header, read_header
 @pytest.fixture
 def opencv(monkeypatch):
     """Return OpenCV's stand-in: `said` is what it finds in a file by property, None if it cannot open it."""
-    cv2 = ModuleType("cv2")
+    cv2: Any = ModuleType("cv2")
     cv2.said, cv2.files = None, []
     cv2.videoio_registry = SimpleNamespace(getStreamBufferedBackends=lambda: [7, 8], hasBackend=lambda backend: backend == 8)
     names = ("CAP_PROP_FRAME_COUNT", "CAP_PROP_FPS", "CAP_PROP_FRAME_WIDTH", "CAP_PROP_FRAME_HEIGHT")

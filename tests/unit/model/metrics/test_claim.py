@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,6 +34,8 @@ class Log(list):
     def info(self, text):
         self.append(text)
 
+    warning = error = info
+
 
 def args(groups=ONE, **changed):
     config = json.dumps({"instance_group": groups})
@@ -43,6 +46,7 @@ def held(place, groups=ONE):
     """Return the process of another instance that has the claim."""
     command = [sys.executable, "-c", HOLDER, str(MODEL), json.dumps(args(groups)), str(os.getpid()), str(place)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout
     assert process.stdout.readline() == "True\n"
     return process
 
@@ -82,7 +86,7 @@ def test_several_have_it_at_the_same_time(tmp_path):
 def test_other_models_versions_and_servers_have_their_own(tmp_path):
     """What a killed server left goes with the next claim."""
     (tmp_path / "vllm_env_0_metrics").touch()
-    changes = [{}, {"model_name": "v"}, {"model_version": "2"}, {"server": os.getppid()}]
+    changes: list[dict[str, Any]] = [{}, {"model_name": "v"}, {"model_version": "2"}, {"server": os.getppid()}]
     claims = [claimed(tmp_path, **change) for change in changes]
     assert all(claim.take() for claim in claims)
     assert len(list(tmp_path.iterdir())) == len(changes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -136,7 +137,8 @@ def test_what_was_counted_before_the_first_request_is_not_published():
 
 def test_the_publisher_publishes_last_values_on_close_and_survives_errors():
     """A short-lived model's metrics are complete, and one failure does not end the thread."""
-    sink, reports, seen = Sink(), [], threading.Semaphore(0)
+    sink, seen = Sink(), threading.Semaphore(0)
+    reports: list[Any] = []
     counted = iter((registry(2, 1, (1, 1)), OSError("gone")))
 
     def collect():
@@ -186,7 +188,7 @@ def test_the_official_metrics_are_its_names_labels_and_buckets():
     Mirror(sink, {"model": "m"}, dialect=OFFICIAL).follow([*registry(5, 2, (1, 3)), between, prompts])
     published = "vllm:time_per_output_token_seconds"
     shown = {"0.01": 1.0, "1": 2.0, "+Inf": 3.0}
-    buckets = {(f"{published}_bucket", (("le", le), ("model", "m"))): count for le, count in shown.items()}
+    buckets: dict[Any, float] = {(f"{published}_bucket", (("le", le), ("model", "m"))): count for le, count in shown.items()}
     assert sink.values == {
         **buckets,
         (f"{published}_count", (("model", "m"),)): 3,

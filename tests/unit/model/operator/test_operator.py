@@ -16,6 +16,7 @@ from support.patience import wait_for
 from triton_vllm.answer import Reply
 from triton_vllm.base.errors import DEAD, AdapterError, CancelledError, UnavailableError, UnsupportedError
 from triton_vllm.base.limits import Limits
+from triton_vllm.base.protocols import Told
 from triton_vllm.job import Job
 from triton_vllm.operator.request import OPERATIONS, OperatorRequest
 from triton_vllm.operator.run import ASLEEP
@@ -66,7 +67,7 @@ def test_what_is_allowed_is_parsed():
     """With its arguments; the answer is JSON."""
     assert read('{"operation": "sleep", "level": 0}') == OperatorRequest("sleep", {"level": 0})
     assert read('{"operation": "load_lora", "name": "a"}').arguments == {"name": "a"}
-    ((_, text),) = ToldAssembler().build([SimpleNamespace(outputs={"asleep": True})])
+    ((_, text),) = ToldAssembler().build([Told({"asleep": True})])
     assert json.loads(text[0]) == {"asleep": True}
 
 

@@ -10,7 +10,7 @@ import pytest
 from triton_vllm.base.dialect import OFFICIAL
 from triton_vllm.base.errors import InvalidRequestError
 from triton_vllm.base.limits import USUAL, Limits
-from triton_vllm.pooling.embedding import Part, Scoring
+from triton_vllm.pooling.embedding import EmbedRequest, Part, Scoring
 from triton_vllm.request.parse import parse
 
 
@@ -97,7 +97,9 @@ def test_what_is_not_known_is_refused_unless_it_is_officially_ignored(name):
     with pytest.raises(InvalidRequestError, match=f"embedding_request has no field '{name}'; vLLM's pooling parameters go into"):
         read(input="a", **{name: 1})
     text = json.dumps({"input": "a", name: 1}).encode()
-    assert parse({"embedding_request": np.array([text], np.object_)}, "", dialect=OFFICIAL).parts == (Part(text="a"),)
+    request = parse({"embedding_request": np.array([text], np.object_)}, "", dialect=OFFICIAL)
+    assert isinstance(request, EmbedRequest)
+    assert request.parts == (Part(text="a"),)
 
 
 def test_no_number_of_documents_is_all_of_them():

@@ -10,6 +10,7 @@ import queue
 import random
 import threading
 from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -63,8 +64,9 @@ class Slow(Prompter):
 @pytest.fixture
 def serving():
     """Yield what takes a job, the stand-in and the outcomes."""
-    llm, got = Silent(), queue.Queue()
-    vllm = SimpleNamespace(
+    llm, slow = Silent(), cast("Any", Slow())
+    got: queue.Queue[Any] = queue.Queue()
+    vllm: Any = SimpleNamespace(
         AsyncEngineArgs=lambda **_: None,
         AsyncLLM=SimpleNamespace(from_engine_args=lambda *_, **__: llm),
         UsageContext=SimpleNamespace(API_SERVER=None),
@@ -73,7 +75,7 @@ def serving():
         disable_envs_cache=None,
         step_timeout_s=LIMIT,
     )
-    engine = Engine(vllm, Sole(vllm, {}), Slow(), log=FakeLog(), limits=USUAL, pace=Pace(restart=False))
+    engine = Engine(vllm, Sole(vllm, {}), slow, log=FakeLog(), limits=USUAL, pace=Pace(restart=False))
     engine.start(lambda job, item: got.put((job, item)))
     watch = CancellationWatch(engine.runner.in_flight.jobs, engine.runner.cancel, FakeLog())
     watch.start()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -101,7 +102,7 @@ class Mute:
     def error(self, text):
         raise RuntimeError("no log")
 
-    info = error
+    info = warning = error
 
 
 def test_the_client_is_told_whatever_else_fails():
@@ -134,7 +135,8 @@ def test_what_is_wrong_with_an_answer_is_said(log, final):
 @pytest.mark.parametrize("gone", ["refused", "cancelled"])
 def test_a_bulky_answer_is_not_written_for_nobody(log, gone):
     """It takes seconds, which others wait for as it has waited for others."""
-    channel, built = FakeChannel(), []
+    channel = FakeChannel()
+    built: list[Any] = []
     reply = fake_reply(channel, assembler=SimpleNamespace(build=built.append))
     reply.bulky, channel.cancelled = True, gone == "cancelled"
     reply.refusal = UnavailableError("the model is being unloaded") if gone == "refused" else None

@@ -6,6 +6,7 @@ What takes time here takes it on a clock that the tests move themselves; the thr
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import pytest
 
@@ -49,7 +50,7 @@ def watched(clock, number, cost=QUESTION_S):
     """Return a watch that is driven by hand, the channels of its jobs, and what it cancels."""
     channels = [Timed(clock, cost) for _ in range(number)]
     jobs = [fake_job(channel) for channel in channels]
-    found = []
+    found: list[Any] = []
     return CancellationWatch(lambda: jobs, found.append, FakeLog(), clock=clock), channels, jobs, found
 
 
@@ -210,7 +211,8 @@ def test_a_question_that_fails_keeps_nobody_from_being_asked_about():
     """The jobs after it are watched as before, and the log has it once."""
     log, given_up = FakeLog(), FakeChannel()
     given_up.cancelled = True
-    jobs, found = [fake_job(Broken()), fake_job(given_up)], []
+    jobs = [fake_job(Broken()), fake_job(given_up)]
+    found: list[Any] = []
     watch = CancellationWatch(lambda: jobs, found.append, log)
     assert watch.look()[0] is True
     watch.look()
@@ -241,7 +243,8 @@ def test_an_exception_does_not_end_the_watch():
 
 def test_the_server_is_asked_once_a_second_whether_it_ends_and_only_while_a_request_is_open(clock):
     """Each question is a round trip; the first answer that it does is told once."""
-    asked, told, ends = [], [], []
+    asked, told = [], []
+    ends: list[bool] = []
     departure = Departure(lambda: asked.append(clock.now) or bool(ends), lambda: told.append(clock.now), clock)
     job = fake_job(FakeChannel())
     watch = CancellationWatch(lambda: [job], lambda _: None, FakeLog(), departure, clock)

@@ -6,6 +6,7 @@ import json
 import re
 from dataclasses import fields, replace
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ from triton_vllm.request.admit import Admission, Policy
 from triton_vllm.request.fit import check_params
 from triton_vllm.vllm_api import Facts
 
-VLLM = SimpleNamespace(
+VLLM: Any = SimpleNamespace(
     **{
         name: getattr(fake_vllm, name)
         for name in ("SamplingParams", "StructuredOutputsParams", "RequestOutputKind", "PoolingParams")
@@ -294,7 +295,8 @@ def clip(url="data:;base64,AAAA"):
 
 
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
-NO_LIMITS = Limits(**{field.name: 0 for field in fields(Limits) if field.name.startswith("max_")})
+NONE: dict[str, Any] = {field.name: 0 for field in fields(Limits) if field.name.startswith("max_")}
+NO_LIMITS = Limits(**NONE)
 ABOVE_ONE = {
     "max_requests_in_flight": [tensors(text_input=b"hi"), tensors(embedding_request=b'{"input": ["a", "b"]}')],
     "max_request_bytes": [tensors(text_input=b"hi"), media("image", PNG)],
@@ -348,8 +350,9 @@ def test_each_limit_has_its_requests():
 @pytest.mark.parametrize(("name", "given"), [(name, one) for name, several in ABOVE_ONE.items() for one in several])
 def test_what_is_above_a_limit_is_told_the_limit_and_zero_is_none(let, name, given):
     """docs/parameters.md says so of all; the other limits are off."""
+    one: dict[str, Any] = {name: 1}
     asked = {"in_flight": 1, "multimodal": True, "tasks": ("generate", "embed", "classify"), "scores": "classify"}
-    _, sent = let(Request(given), limits=replace(NO_LIMITS, **{name: 1}), **asked)
+    _, sent = let(Request(given), limits=replace(NO_LIMITS, **one), **asked)
     told = "100" if name == "max_characters_per_token" else "1"  # times the model's 100 tokens
     assert re.search(rf"\b{told}\b", sent[0][0].error.message.rpartition(";")[2])
     job, sent = let(Request(given), limits=NO_LIMITS, **asked)

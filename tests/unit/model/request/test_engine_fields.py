@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -39,7 +40,7 @@ def admitted(values, limits=ALL, facts=None, trace=None):
     request = Request(TEXT, json.dumps(values))
     if trace is not None:
         request.trace = lambda: SimpleNamespace(get_context=lambda: trace)
-    vllm = SimpleNamespace(**{n: getattr(fake_vllm, n) for n in NAMES}, client_errors=(ValueError,), AsyncLLM=Llm)
+    vllm: Any = SimpleNamespace(**{n: getattr(fake_vllm, n) for n in NAMES}, client_errors=(ValueError,), AsyncLLM=Llm)
     facts = replace(facts or Facts(), tasks=("generate",))
     policy = Policy("mine", limits)
     job = admit(Admission(vllm, open_gate(), facts, lambda _: None, policy), request)

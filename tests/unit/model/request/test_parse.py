@@ -18,6 +18,13 @@ from triton_vllm.request.parse import parse
 GIVEN = picture(png(5, 6))
 
 
+def asked(*given, **options) -> GenerateRequest:
+    """Parse what asks for an answer."""
+    request = parse(*given, **options)
+    assert isinstance(request, GenerateRequest)
+    return request
+
+
 def tensors(**values):
     """Tensors as Triton's stub hands them over: strings as object arrays of bytes."""
     made = {}
@@ -31,10 +38,10 @@ def tensors(**values):
 def test_a_conversation_may_have_an_element_for_each_message():
     """Triton's generate endpoint takes a list of strings, and no list of objects."""
     text = '{"role": "user", "content": "x"}'
-    chat = parse(tensors(messages=[text, text], parallel_tool_calls=False), "").chat
+    chat = asked(tensors(messages=[text, text], parallel_tool_calls=False), "").chat
     assert chat is not None
     assert (len(chat.messages), chat.parallel_tool_calls) == (2, False)
-    whole = parse(tensors(messages=f"[{text}]"), "").chat
+    whole = asked(tensors(messages=f"[{text}]"), "").chat
     assert whole is not None
     assert (len(whole.messages), whole.parallel_tool_calls) == (1, None)
 
@@ -58,7 +65,7 @@ def test_a_plain_prompt_is_whole_and_echoed():
 )
 def test_echo_rules(given, echo):
     """Streaming never echoes by itself; a whole answer does unless excluded."""
-    assert parse(tensors(text_input="hi", **given), "").echo is echo
+    assert asked(tensors(text_input="hi", **given), "").echo is echo
 
 
 def test_streaming_with_echo_is_refused_in_the_official_words():
@@ -70,36 +77,36 @@ def test_streaming_with_echo_is_refused_in_the_official_words():
 
 def test_an_empty_prompt_may_be_left_to_vllm():
     """As the official backend does; otherwise it is a client's mistake."""
-    assert parse(tensors(text_input=""), "", dialect=OFFICIAL).text == ""
+    assert asked(tensors(text_input=""), "", dialect=OFFICIAL).text == ""
     with pytest.raises(InvalidRequestError, match="text_input is empty"):
         parse(tensors(text_input=""), "")
 
 
 def test_string_flags_mean_what_they_say():
     """The string "false" is false (Python's bool() of it is true)."""
-    request = parse(tensors(text_input="hi", stream="false", return_logprobs="true"), "")
+    request = asked(tensors(text_input="hi", stream="false", return_logprobs="true"), "")
     assert request.stream is False
     assert request.wants.logprobs is True
 
 
 def test_the_tensor_wins_over_request_parameters():
     """Both carry sampling parameters; the tensor is used where it is given, null values fall away."""
-    request = parse(tensors(text_input="hi", sampling_parameters='{"n": 2, "seed": null}'), '{"n": 3}')
+    request = asked(tensors(text_input="hi", sampling_parameters='{"n": 2, "seed": null}'), '{"n": 3}')
     assert request.parameters == {"n": 2}
-    assert parse(tensors(text_input="hi"), '{"n": 3}').parameters == {"n": 3}
+    assert asked(tensors(text_input="hi"), '{"n": 3}').parameters == {"n": 3}
 
 
 def test_reserved_names_and_headers_are_no_sampling_parameters():
     """Triton's own parameters and forwarded HTTP headers do not reach vLLM, priority and timeout get their place."""
     given = {"sequence_id": 1, "triton_x": 1, "X-Request-Id": "a", "Authorization": "b", "priority": "2", "timeout": 5}
-    request = parse(tensors(text_input="hi"), json.dumps({**given, "n": 1, "lora_name": "a"}))
+    request = asked(tensors(text_input="hi"), json.dumps({**given, "n": 1, "lora_name": "a"}))
     assert request.parameters == {"n": 1}
     assert (request.priority, request.timeout, request.lora_name) == (2, 5, "a")
 
 
 def test_a_misspelt_parameter_of_the_tensor_is_kept_for_refusal():
     """Only request parameters can be headers; what a client wrote into the tensor must not vanish silently."""
-    assert parse(tensors(text_input="hi", sampling_parameters='{"Temperature": 1}'), "").parameters == {"Temperature": 1}
+    assert asked(tensors(text_input="hi", sampling_parameters='{"Temperature": 1}'), "").parameters == {"Temperature": 1}
 
 
 @pytest.mark.parametrize(
@@ -128,8 +135,8 @@ def test_tritons_timeout_is_used_where_no_other_is_given():
 
 def test_other_prompts():
     """A prompt may be token ids or a conversation."""
-    assert parse(tensors(prompt_token_ids=[1, 2]), "").token_ids == (1, 2)
-    chat = parse(tensors(messages='[{"role": "user", "content": "x"}]', tools='[{"type": "function"}]'), "").chat
+    assert asked(tensors(prompt_token_ids=[1, 2]), "").token_ids == (1, 2)
+    chat = asked(tensors(messages='[{"role": "user", "content": "x"}]', tools='[{"type": "function"}]'), "").chat
     assert chat is not None
     assert chat.messages == ({"role": "user", "content": "x"},)
     assert chat.tools == ({"type": "function"},)
@@ -137,7 +144,7 @@ def test_other_prompts():
 
 def test_several_images():
     """Each element of the tensor is one picture."""
-    assert parse(tensors(text_input="x", image=[GIVEN, GIVEN]), "").media == {"image": (GIVEN, GIVEN)}
+    assert asked(tensors(text_input="x", image=[GIVEN, GIVEN]), "").media == {"image": (GIVEN, GIVEN)}
 
 
 @pytest.mark.parametrize(

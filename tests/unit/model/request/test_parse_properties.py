@@ -73,7 +73,7 @@ def test_a_request_or_a_short_refusal(inputs, parameters, timeout):
 
 
 NAMES = ("SamplingParams", "StructuredOutputsParams", "RequestOutputKind", "PoolingParams")
-VLLM = SimpleNamespace(**{name: getattr(fake_vllm, name) for name in NAMES}, client_errors=(ValueError, TypeError))
+VLLM: Any = SimpleNamespace(**{name: getattr(fake_vllm, name) for name in NAMES}, client_errors=(ValueError, TypeError))
 FIELDS = fake_vllm.SamplingParams.__struct_fields__
 
 

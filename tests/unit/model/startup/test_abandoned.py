@@ -70,7 +70,7 @@ def test_nobody_reads_what_it_says(monkeypatch: pytest.MonkeyPatch, full: bool) 
             threading.Event().wait()
         raise BrokenPipeError
 
-    monkeypatch.setattr(abandoned.os, "write", write)
+    monkeypatch.setattr(os, "write", write)
     server = Server(True)
     with server.load():
         pass

@@ -37,7 +37,8 @@ def home(tmp_path, monkeypatch) -> Iterator[Path]:
 def test_a_home_that_can_be_written_stays(tmp_path, monkeypatch):
     """Nothing is set, also when the home has no cache yet."""
     monkeypatch.setenv("HOME", str(tmp_path))
-    settle(environment := {}, said := FakeLog())
+    environment: dict[str, str] = {}
+    settle(environment, said := FakeLog())
     assert (environment, said.infos) == ({}, [])
 
 
@@ -69,7 +70,8 @@ def test_models_of_a_home_that_can_only_be_read_are_found(home, temporary, monke
     (home / ".cache").unlink()
     (home / ".cache" / "huggingface").mkdir(parents=True)
     monkeypatch.setattr(os, "access", lambda *_: False)  # root may write wherever a file system can be written
-    settle(environment := {}, FakeLog())
+    environment: dict[str, str] = {}
+    settle(environment, FakeLog())
     assert environment["HF_HOME"] == str(home / ".cache" / "huggingface")
 
 
@@ -78,6 +80,7 @@ def test_a_folder_that_others_can_write_is_not_used(home, temporary):
     place = temporary / f"vllm_env_warm_{os.getuid()}"
     place.mkdir()
     place.chmod(0o777)
-    settle(environment := {}, said := FakeLog())
+    environment: dict[str, str] = {}
+    settle(environment, said := FakeLog())
     assert environment == {}
     assert "XDG_CACHE_HOME" in said.warnings[0]

@@ -6,7 +6,7 @@ import importlib
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -63,7 +63,7 @@ def test_the_first_question_goes_to_the_process_that_is_there(ahead: Inspector, 
     assert (first.returncode, first.stderr) == (0, b"")
 
 
-def test_another_question_is_left_alone(ahead: Inspector, registry: ModuleType) -> None:
+def test_another_question_is_left_alone(ahead: Inspector, registry: Any) -> None:
     """A registry that runs another command, or that names none, keeps the module `subprocess`."""
     registry._SUBPROCESS_COMMAND = _command("print('another')")
     ahead.lend("registry_like")
@@ -144,7 +144,8 @@ def test_a_process_is_started_only_without_answers(tmp_path: Path, monkeypatch: 
     }
     for name, (value, cache) in places.items():
         environment = {name: str(value)}
-        assert inspector.start(environment) == [sys.executable, "-m", inspector.REGISTRY]
+        started: Any = inspector.start(environment)
+        assert started == [sys.executable, "-m", inspector.REGISTRY]
         (cache / "modelinfos").mkdir(parents=True)
         assert inspector.start(environment) is not None
         (cache / "modelinfos/vllm-model.json").touch()

@@ -21,6 +21,8 @@ class Log:
         self.lines.append(text)
         self.said.release()
 
+    warning = error = info
+
 
 def test_the_phase_is_repeated_until_the_load_has_ended():
     """Each phase is named once, then again every period; after the end the thread is gone."""

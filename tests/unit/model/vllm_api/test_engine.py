@@ -6,12 +6,15 @@ import dataclasses
 import sys
 from collections import defaultdict
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from triton_vllm import vllm_api
 from triton_vllm.vllm_api import parts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def test_the_newest_place_of_a_name_is_tried_first_and_an_older_one_after_it():
@@ -42,17 +45,20 @@ class Arguments:
 
     model: str
     sizes: list[int] = dataclasses.field(default_factory=list)
-    strange: SomethingElse = None  # noqa: F821 - that is the point
+    strange: SomethingElse = None  # type: ignore[name-defined]  # noqa: F821 - that is the point
 
 
 def test_declared_types_are_resolved_and_those_that_cannot_be_are_not_checked():
     """Annotations are strings in most of vLLM's modules."""
-    types = vllm_api.engine_arg_types(SimpleNamespace(AsyncEngineArgs=Arguments))
+    vllm: Any = SimpleNamespace(AsyncEngineArgs=Arguments)
+    types = vllm_api.engine_arg_types(vllm)
     assert types == {"model": str, "sizes": list[int], "strange": Any}
 
 
 class Collector:
     """In place of vLLM's RequestOutputCollector."""
+
+    put: Callable[[Any], None]  # set by what is attached to it
 
     def __init__(self, early):
         self.early = early
@@ -66,7 +72,7 @@ class Collector:
 @pytest.mark.parametrize("early", [None, "an output", ValueError("refused")])
 def test_what_came_before_attaching_comes_first(early):
     """An output or an exception that vLLM has put already is neither lost nor overtaken."""
-    got = []
+    got: list[Any] = []
     collector = Collector(early)
     vllm_api.attach(collector, got.append)
     collector.put("later")
@@ -76,14 +82,15 @@ def test_what_came_before_attaching_comes_first(early):
 def test_the_cache_of_variables_is_off_while_the_engine_starts():
     """vLLM sets some of its variables itself until then; afterwards a lookup for every token would cost a tenth."""
     order = []
-    vllm = SimpleNamespace(
+    vllm: Any = SimpleNamespace(
         AsyncEngineArgs=lambda **values: values,
         AsyncLLM=SimpleNamespace(from_engine_args=lambda args, **_: order.append("start") or args),
         UsageContext=SimpleNamespace(API_SERVER=None),
         disable_envs_cache=lambda: order.append("off"),
         enable_envs_cache=lambda: order.append("on"),
     )
-    assert vllm_api.start(vllm, {"model": "m"}) == {"model": "m"}
+    started: Any = vllm_api.start(vllm, {"model": "m"})
+    assert started == {"model": "m"}
     assert order == ["off", "start", "on"]
 
 
@@ -97,7 +104,7 @@ def test_media_are_decoded_by_what_this_vllm_has():
         def load_bytes(self, data):
             return data, len(self.parts), self.options
 
-    vllm = SimpleNamespace(media_io={"image": Io, "audio": None, "video": Io})
+    vllm: Any = SimpleNamespace(media_io={"image": Io, "audio": None, "video": Io})
     loaders = vllm_api.media_loaders(vllm, {"media_io_kwargs": {"video": {"num_frames": 2}}})
     assert set(loaders) == {"image", "video"}
     assert loaders["image"](b"x") == (b"x", 0, {})
@@ -146,7 +153,7 @@ def test_what_gathers_the_completions_of_an_aborted_request_goes_with_it():
 
 def test_to_ask_for_a_request_that_vllm_does_not_know_leaves_nothing_there():
     """Its mapping makes an entry for what is looked up in brackets; and an engine without states says nothing."""
-    given = defaultdict(list)
+    given: defaultdict[str, list[str]] = defaultdict(list)
     processor = SimpleNamespace(request_states={}, external_req_ids=given)
     assert vllm_api.has_begun(SimpleNamespace(output_processor=processor), "gone", 1) is None
     assert given == {}
@@ -179,7 +186,7 @@ def test_vllms_words_for_too_large_a_file_lose_its_advice(said, passed_on):
 
 def test_the_variables_of_a_vllm_are_those_that_it_names(monkeypatch):
     """Without reading them: a wrong value of one that is not asked for is vLLM's own matter."""
-    envs = ModuleType("vllm.envs")
+    envs: Any = ModuleType("vllm.envs")
     envs.environment_variables = {"VLLM_A": lambda: 1 / 0}
     monkeypatch.setitem(sys.modules, "vllm", ModuleType("vllm"))
     monkeypatch.setitem(sys.modules, "vllm.envs", envs)

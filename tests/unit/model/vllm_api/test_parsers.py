@@ -20,7 +20,7 @@ TOOLS = ({"type": "function", "function": {"name": "ask", "strict": True}},)
 class Manager:
     """In place of vLLM's managers of parsers."""
 
-    known = ("hermes", "mistral")
+    known: tuple[str, ...] = ("hermes", "mistral")
 
     @classmethod
     def list_registered(cls):

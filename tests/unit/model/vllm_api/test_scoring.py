@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from types import ModuleType, SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -53,7 +54,7 @@ class Processor:
 def scoring(monkeypatch):
     """A vLLM with the class."""
     request = SimpleNamespace(build_tok_params=lambda config: "as vLLM's server has them")
-    contents = {
+    contents: dict[str, dict[str, Any]] = {
         f"{PLACE}.io_processor": {"ScoringIOProcessors": {"cross-encoder": Processor}},
         f"{PLACE}.protocol": {"ScoreTextRequest": lambda **_: request},
         "vllm.entrypoints.chat_utils": {"ChatTemplateConfig": lambda: "templates"},
@@ -67,7 +68,8 @@ def scoring(monkeypatch):
 
 
 def pair(llm):
-    return asyncio.run(Prompter(SimpleNamespace(), {}, len).make_pair(llm, Part("q", second="d"), "params"))
+    vllm, check = cast("Any", SimpleNamespace()), cast("Any", len)
+    return asyncio.run(Prompter(vllm, {}, check).make_pair(llm, Part("q", second="d"), "params"))
 
 
 @pytest.mark.usefixtures("scoring")

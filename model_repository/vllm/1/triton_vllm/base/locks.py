@@ -30,9 +30,9 @@ def take(path: Path, *, shared: bool = False, waits: bool = False) -> int:
     if not waits:
         kind |= fcntl.LOCK_NB
     # Without O_NOFOLLOW, a link could make us create a file anywhere.
-    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
     while True:
-        descriptor = os.open(path, flags, 0o600)
+        descriptor = os.open(path, flags | os.O_CREAT, 0o600)
         try:
             fcntl.flock(descriptor, kind)
             # A file without links has just been removed by the previous holder. A lock on it is
