@@ -23,7 +23,8 @@ env/vllm_env.toml and proves it with a smoke run.
 """
 # The parser names the subcommands itself: their table is in commands.py, which needs the tools.
 _EPILOG = """\
-Subcommands: build (the default), adopt, doctor, verify, inspect, wheelhouse, clean; each has --help.
+Subcommands: build (the default), adopt, doctor, verify, inspect, wheelhouse, clean.
+Each has --help.
 """
 _REPOSITORY = "default: model_repository"
 _ADOPTS = """\
@@ -42,7 +43,7 @@ class CommandParser(argparse.ArgumentParser):
     """Turn argparse's usage errors into ours, so that all errors look alike."""
 
     def error(self, message: str) -> NoReturn:
-        """Raise argparse's message as a UsageError that suggests an option similar to an unknown one."""
+        """Raise argparse's message as a UsageError; for an unknown option, suggest another."""
         remedy = f"See {self.prog} --help."
         # argparse has no exception for this: only its message tells what is wrong.
         if unknown := re.match(r"unrecognized arguments: (--[\w-]+)", message):
@@ -58,7 +59,7 @@ class CommandParser(argparse.ArgumentParser):
 
 
 def parse(arguments: list[str]) -> tuple[str, argparse.Namespace]:
-    """Return the subcommand and its options. ``--help`` and ``--version`` print and end the program.
+    """Return the subcommand and its options; ``--help`` and ``--version`` end the program.
 
     Raises:
         UsageError: an option or subcommand is wrong; the remedy names a similar one.
@@ -194,7 +195,8 @@ def build_parser() -> CommandParser:
     run.add_argument(
         "--warm",
         action="store_true",
-        help="load the model once with its own engine arguments and keep the caches that vLLM fills",
+        help="load the model once with its own engine arguments "
+        "and keep the caches that vLLM fills",
     )
     _add_common(parser)
     parser.add_argument("--version", action="version", version=f"vllm-env {__version__}")
