@@ -8,9 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from elftools.common.exceptions import ELFError
-from elftools.elf.dynamic import DynamicSegment
 from elftools.elf.elffile import ELFFile
-from elftools.elf.gnuversions import GNUVerNeedSection
 
 # The header of an ELF file begins with class (64 bits) and byte order (little-endian): gABI 4.1.
 _IDENT = b"\x7fELF\x02\x01"
@@ -82,8 +80,9 @@ def read_dynamic_section(path: str | Path) -> DynamicSection | None:
                 return None
             # ld.so reads segments. It also loads a file whose section headers were cut off.
             elf = ELFFile(stream)
-            segment = _first(elf.iter_segments(), DynamicSegment)
-            return _read(elf, segment) if segment else None
+            for segment in elf.iter_segments("PT_DYNAMIC"):
+                return _read(elf, segment)
+            return None
     except _DAMAGED:
         return None
 
@@ -97,11 +96,7 @@ def needed_python(path: Path) -> str | None:
     return None
 
 
-def _first(parts: Iterable[Any], kind: type[Any]) -> Any:
-    return next((part for part in parts if isinstance(part, kind)), None)
-
-
-def _read(elf: ELFFile, segment: DynamicSegment) -> DynamicSection:
+def _read(elf: ELFFile, segment: Any) -> DynamicSection:
     tags = list(segment.iter_tags())
     # They stay apart because a library's own dependencies inherit DT_RPATH, not DT_RUNPATH.
     return DynamicSection(
@@ -118,11 +113,11 @@ def _folders(entries: Iterable[str]) -> tuple[str, ...]:
 
 def _newest_glibc(elf: ELFFile) -> tuple[int, ...]:
     """Return the newest version of glibc's symbols that a file needs."""
-    section = _first(elf.iter_sections(), GNUVerNeedSection)
     newest: tuple[int, ...] = ()
-    for _, auxiliaries in section.iter_versions() if section else ():
-        for auxiliary in auxiliaries:
-            # GLIBC_PRIVATE has no number. Versions are compared as numbers: 2.9 is older than 2.34.
-            if match := _GLIBC.fullmatch(auxiliary.name):
-                newest = max(newest, tuple(map(int, match[1].split("."))))
+    for section in elf.iter_sections("SHT_GNU_verneed"):
+        for _, auxiliaries in section.iter_versions():
+            for auxiliary in auxiliaries:
+                # GLIBC_PRIVATE has no number. As numbers, 2.9 is older than 2.34.
+                if match := _GLIBC.fullmatch(auxiliary.name):
+                    newest = max(newest, tuple(map(int, match[1].split("."))))
     return newest

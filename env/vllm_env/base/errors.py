@@ -52,6 +52,10 @@ class CommandError(VllmEnvError):
         super().__init__(what, cause=cause, remedy=remedy)
         self.tail = tail
 
+    def lines(self) -> list[str]:
+        """Return the last lines of the program, then the three texts."""
+        return [*self.tail.splitlines(), *super().lines()]
+
 
 def meant(word: str, known: Iterable[str]) -> str:
     """Return a remedy: the known word that is most similar to ``word``, else all known words."""

@@ -21,7 +21,6 @@ from vllm_env.plan import TMP
 from vllm_env.prefix.prefix import BUILD_SPACE, EXTRACTED_SPACE
 from vllm_env.triton.root import NEWEST_KNOWN, TritonRoot, is_known
 
-_GB = 10**9
 # The first driver that runs CUDA 13 without a compatibility package, for Linux, by the release
 # notes of NVIDIA's CUDA toolkit.
 _DRIVER = (580, 65)
@@ -173,7 +172,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 def _space(name: str, folder: Path, needed: int) -> Finding:
     free = free_space(folder)
-    what = f"{free / _GB:.0f} GB free in {folder}, {needed / _GB:.1f} GB are needed"
+    what = f"{free / 1e9:.0f} GB free in {folder}, {needed / 1e9:.1f} GB are needed"
     if free >= needed:
         return Finding(name, "ok", what)
     remedy = "Free some (gen_vllm_env.sh clean), or use --layout directory, which is not extracted."
@@ -181,7 +180,7 @@ def _space(name: str, folder: Path, needed: int) -> Finding:
 
 
 def _shared_memory() -> Finding:
-    size = shutil.disk_usage("/dev/shm").total / _GB  # noqa: S108 - POSIX shared memory is there
+    size = shutil.disk_usage("/dev/shm").total / 1e9  # noqa: S108 - POSIX shared memory is there
     # Docker's default of 64 MB is not enough.
     return _judge(
         "shared memory",

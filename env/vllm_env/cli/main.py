@@ -12,7 +12,7 @@ import traceback
 from pathlib import Path
 
 from vllm_env.base.cache import give_cache
-from vllm_env.base.errors import CommandError, VllmEnvError
+from vllm_env.base.errors import VllmEnvError
 from vllm_env.base.interrupts import take_interrupts
 from vllm_env.base.report import Console, reporting_to
 from vllm_env.base.workspace import CHECKOUT, TOOLS
@@ -36,7 +36,10 @@ def main(argv: list[str] | None = None) -> int:
         with reporting_to(console):
             return _dispatch(arguments, console)
     except VllmEnvError as error:
-        _show(error, console)
+        if console.verbose:
+            traceback.print_exc()
+        for line in error.lines():
+            console.error(line)
         return error.exit_code
     except KeyboardInterrupt:
         console.error(
@@ -54,15 +57,6 @@ def main(argv: list[str] | None = None) -> int:
         # A dry run has written nothing to the cache.
         if "--dry-run" not in arguments:
             give_cache()
-
-
-def _show(error: VllmEnvError, console: Console) -> None:
-    if console.verbose:
-        console.error("".join(traceback.format_exception(error)))
-    if isinstance(error, CommandError) and error.tail:
-        console.error(error.tail)
-    for line in error.lines():
-        console.error(line)
 
 
 def _dispatch(arguments: list[str], console: Console) -> int:
