@@ -24,7 +24,7 @@ from typing import NoReturn
 
 from vllm_env.base.cache import cache_root, settle_home
 from vllm_env.base.errors import VllmEnvError
-from vllm_env.base.filesystem import give, give_tree, is_writable, owner_of
+from vllm_env.base.filesystem import file_sha256, give, give_tree, is_writable, owner_of
 from vllm_env.base.locks import locked, remove_unlocked, take_lock
 from vllm_env.base.machine import require_x86_64
 from vllm_env.base.network import Network
@@ -51,7 +51,7 @@ def main(arguments: list[str]) -> int:
     try:
         if arguments[:1] == ["--environment"]:
             _, folder_name, lock = arguments
-            options = argparse.Namespace(quiet=False, offline=False, wheelhouse=None)
+            _, options = parse([])
             ensure(Path(folder_name).absolute(), Path(lock), options)
             return 0
         # A wrong option, --help and --version need no tools, so they come first.
@@ -110,7 +110,7 @@ def ensure(folder: Path, lock: Path, options: argparse.Namespace) -> bool:
         try:
             install(folder, lock, sources, live=not options.quiet and sys.stderr.isatty())
             require_installed(folder, lock)
-            # Last: an environment of which a killed build made a part must not count as complete.
+            # Last: an environment that a killed build left must not count as complete.
             (folder / ".stamp").write_text(stamp_of(lock), "utf-8")
         finally:
             give_tree(folder, owner)
@@ -121,7 +121,7 @@ def ensure(folder: Path, lock: Path, options: argparse.Namespace) -> bool:
 
 def stamp_of(lock: Path) -> str:
     """Return the stamp of an environment: it identifies the interpreter and the lock."""
-    return f"{sys.executable} {VERSION} {hashlib.sha256(lock.read_bytes()).hexdigest()}\n"
+    return f"{sys.executable} {VERSION} {file_sha256(lock)}\n"
 
 
 def is_made(folder: Path, lock: Path) -> bool:
@@ -132,7 +132,7 @@ def is_made(folder: Path, lock: Path) -> bool:
 
 
 def sources_of(options: argparse.Namespace) -> list[str]:
-    """Return pip's options for a wheelhouse that has tools, else none: pip is then configured.
+    """Return pip's options for the tools of a wheelhouse; without any, pip asks its registry.
 
     Raises:
         VllmEnvError: --offline was given and the wheelhouse, if any, has no tools.
@@ -166,7 +166,7 @@ def install(folder: Path, lock: Path, sources: list[str], *, live: bool) -> None
         remedy=f"Install Python's venv module (apt-get install python{PYTHON}-venv).",
     )
     stamp.write_text(f"{sys.executable} {VERSION} unfinished\n", "utf-8")
-    # pip looks for this file only in the prefix of its own interpreter.
+    # pip looks for this file in the prefix of its interpreter, which is now the new environment.
     (folder / "pip.conf").symlink_to(Path(sys.prefix, "pip.conf"))
     # 2) A pip. A pip older than 22.3 cannot install for another interpreter (--python), so that
     # interpreter gets the host's. It is linked alone, without the packages next to it.

@@ -165,7 +165,7 @@ def make_plan(workspace: Workspace, request: BuildRequest) -> Plan:
         except NotKnownError as unknown:
             report.note(f"{unknown.what} The lock is known after the build.")
             stub = plan_stub(workspace, triton, spec.python, request.stub, options)
-            return Plan(spec, triton, None, stub, key="")
+            return Plan(spec, triton, lock=None, stub=stub, key="")
         report.step(f"{spec.pin.value}: {len(lock.wheels)} wheels, Python {lock.python}")
     stub = plan_stub(workspace, triton, lock.python, request.stub, options)
     for note in check_plan(lock, triton):

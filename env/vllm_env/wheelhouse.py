@@ -85,11 +85,10 @@ def _download(
     if not requirements.stat().st_size:
         return
     rules = ["--no-deps", "--require-hashes", "--only-binary", ":all:", *options]
-    places = ["--dest", folder, "--requirement", requirements]
     # pip's temporary files are removed with the staging folder, even if pip is killed.
     with workspace.cache.staging() as staging:
         workspace.network.pip_command(
-            ["download", "--quiet", *rules, *places],
+            ["download", "--quiet", *rules, "--dest", folder, "--requirement", requirements],
             what,
             torch_backend=torch_backend,
             env={"TMPDIR": str(staging)},

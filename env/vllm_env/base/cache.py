@@ -152,7 +152,7 @@ class Cache:
 
     def linked_in(self, folder: Path) -> "Cache":
         """Return a cache in ``folder`` with links to those files of this one that a plan reads."""
-        # Only files are linked: what is added to a folder of the new cache must not reach this one.
+        # Only files are linked: a new file in a folder of the new cache must not reach this one.
         for pattern in _PLANNED_WITH:
             for file in self.root.glob(pattern):
                 link = folder / file.relative_to(self.root)

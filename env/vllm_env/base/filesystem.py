@@ -7,7 +7,6 @@ afterwards.
 import contextlib
 import hashlib
 import os
-import re
 import shutil
 import stat
 import tempfile
@@ -143,11 +142,8 @@ def require_space(folder: Path, needed: int, purpose: str, remedy: str = SPACE_R
 
 def free_space(folder: Path) -> int:
     """Return the free bytes of the file system of a folder, which need not exist yet."""
-    place = folder.absolute()
-    # exists() follows a link: the space of its target counts.
-    while not place.exists():
-        place = place.parent
-    return shutil.disk_usage(place).free
+    # resolve() follows a link, because the space at its target counts.
+    return shutil.disk_usage(nearest(folder.resolve())).free
 
 
 def nearest(path: Path) -> Path:
@@ -172,8 +168,7 @@ def owner_of(place: Path) -> Owner:
 def give(path: Path, owner: Owner) -> None:
     """Give a file that root made to ``owner``; do nothing if we are not root."""
     status = path.lstat()
-    is_done = owner == (status.st_uid, status.st_gid)
-    if os.geteuid() != 0 or status.st_uid != 0 or is_done:
+    if os.geteuid() != 0 or status.st_uid != 0 or owner == (status.st_uid, status.st_gid):
         return
     # A file with several hard links is the user's own, or it is the cache's archive. Root has
     # verified that archive and will place it again: a user could change both by one of them.
@@ -208,11 +203,8 @@ def mounts_in(folder: Path) -> list[Path]:
     for line in _MOUNTINFO.read_bytes().strip().split(b"\n"):
         # The fifth field of mountinfo is the mount point (proc(5)).
         _, _, _, _, field, *_ = line.split(b" ")
-        # proc(5) writes spaces, tabs, newlines and backslashes as octal numbers.
-        name = re.sub(rb"\\([0-7]{3})", _decode_octal, field)
+        # The kernel writes spaces, tabs, newlines and backslashes as octal escapes, which this
+        # codec decodes. All other bytes pass through it as Latin-1.
+        name = field.decode("unicode_escape").encode("latin-1")
         points.append(Path(os.fsdecode(name)))
     return [point for point in points if point.is_relative_to(place)]
-
-
-def _decode_octal(match: re.Match[bytes]) -> bytes:
-    return bytes([int(match[1], base=8)])

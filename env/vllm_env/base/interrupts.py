@@ -25,8 +25,6 @@ class _State:
 
 def take_interrupts() -> None:
     """Let SIGINT and SIGTERM raise a KeyboardInterrupt, as soon as they are not held back."""
-    _State.is_holding = False
-    _State.is_waiting = False
     # A container's end sends SIGTERM.
     signal.signal(signal.SIGTERM, _interrupt)
     # A shell starts background programs with SIGINT ignored, and nohup(1) does so, too.

@@ -170,7 +170,9 @@ class Network:
         if self.wheelhouse:
             sources = ["--offline", "--no-index", "--find-links", str(self.wheelhouse)]
         else:
-            sources = [*(["--offline"] if self.offline else []), *self.pip.uv_arguments()]
+            sources = self.pip.uv_arguments()
+            if self.offline:
+                sources.insert(0, "--offline")
         command = [Path(sys.executable).parent / "uv", *arguments, *sources]
         options["env"] = {**self.pip.uv_environment(), **options.get("env", {})}
         pytorch = ["--torch-backend", torch_backend] if torch_backend else []
@@ -202,7 +204,7 @@ class Network:
             options["env"] = {**places, **options.get("env", {})}
         if not pytorch or self.wheelhouse:
             return _run(command, what, **options)
-        # A mirror was named because PyTorch's index cannot be reached.
+        # The user named a mirror in place of PyTorch's index.
         if self.torch_index:
             return _run([*command, mirror, self.torch_index], what, **options)
         try:
@@ -285,7 +287,7 @@ class Network:
             if parts.scheme == "file":
                 return Path(parts.path).is_dir()
             return not self.offline and _connects(*_first_hop(parts))
-        # The address of the host or the proxy is not valid. What fetches from it later names it.
+        # The address of the host or the proxy is not valid. A later download reports it.
         except ValueError:
             return False
 

@@ -54,8 +54,7 @@ def run(
     Raises:
         CommandError: the program is missing or fails.
     """
-    # Held from before the child starts until it has ended: no moment is left in which a Ctrl-C
-    # would leave it running.
+    # From before the child starts until it has ended: at no moment may a Ctrl-C leave it running.
     with interrupts_held() as let_through:
         try:
             child = start(argv, env=env, cwd=cwd, stdout=subprocess.PIPE)
@@ -63,15 +62,14 @@ def run(
             raise CommandError(
                 f"Could not {what}: {argv[0]} does not start ({error.strerror}).", remedy=remedy
             ) from error
-        try:
-            with let_through():
-                output = _read(child, on_line)
-        except BaseException:
-            end_session(child)
-            raise
-        finally:
-            if child.stdout:
-                child.stdout.close()
+        # ``with`` closes the pipe of the output.
+        with child:
+            try:
+                with let_through():
+                    output = _read(child, on_line)
+            except BaseException:
+                end_session(child)
+                raise
     if child.returncode != 0:
         tail = "\n".join(output.splitlines()[-_TAIL_LINES:])
         cause = ""
@@ -88,14 +86,11 @@ def run(
     return output
 
 
-def capture(
-    argv: Sequence[object], *, env: Mapping[str, str] | None = None, seconds: float | None = None
-) -> tuple[int, str]:
+def capture(argv: Sequence[object], *, seconds: float | None = None) -> tuple[int, str]:
     """Run a short program that may fail, and return its status and output.
 
     Args:
         argv: program and arguments.
-        env: all variables of the program; None passes this process's own.
         seconds: the longest time it may take; None for any time.
 
     Raises:
@@ -103,9 +98,7 @@ def capture(
     """
     program = str(argv[0])
     try:
-        child = subprocess.Popen(
-            [str(a) for a in argv], env=env, stdout=subprocess.PIPE, **_QUIETLY
-        )
+        child = subprocess.Popen([str(a) for a in argv], stdout=subprocess.PIPE, **_QUIETLY)
     except OSError as error:
         raise CommandError(f"{program} does not start: {error.strerror}.") from error
     try:

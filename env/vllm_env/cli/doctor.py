@@ -23,7 +23,7 @@ from vllm_env.triton.root import NEWEST_KNOWN, TritonRoot, is_known
 
 # The first driver that runs CUDA 13 without a compatibility package, for Linux, by the release
 # notes of NVIDIA's CUDA toolkit.
-_DRIVER = (580, 65)
+_DRIVER = "580.65"
 # Without a persistence daemon, nvidia-smi wakes each GPU. If the driver hangs, it never ends.
 _SMI_SECONDS = 30.0
 
@@ -128,8 +128,8 @@ def _gpu(spec: Spec) -> Finding:
         remedy = "Restart the machine or its driver; if that does not help, update the driver."
         return Finding("GPU", "problem", what, remedy)
     # Only a warning: a compatibility package, or a vLLM for CUDA 12, runs with an older driver.
-    if version < _DRIVER:
-        what = f"{what}: older than CUDA 13 asks for ({'.'.join(map(str, _DRIVER))})"
+    if version < _numbers(_DRIVER):
+        what = f"{what}: older than CUDA 13 asks for ({_DRIVER})"
         remedy = "Pin a vLLM whose torch is built for CUDA 12, or update the driver."
         return Finding("GPU", "warning", what, remedy)
     if compute < (7, 5):
@@ -152,11 +152,11 @@ def _first_gpu(program: str) -> list[str]:
             f"{error.what} The driver hangs, or has no nvidia-smi of its own.",
             remedy="Restart the machine, or the driver; its reason is in dmesg (grep NVRM).",
         ) from error
-    # ld.so may print a line of its own before that of the first GPU.
+    # ld.so may print a line before the first GPU's.
     lines = [line.rsplit(",", 3) for line in output.splitlines() if line.count(",") >= 3]
     if status == 0 and lines:
         return [part.strip() for part in lines[0]]
-    # nvidia-smi ends with 0 also if there is no GPU.
+    # Without a GPU, nvidia-smi ends with 0, too.
     what = f"nvidia-smi fails with status {status} and" if status else "nvidia-smi names no GPU; it"
     raise VllmEnvError(
         f"{what} says: {' '.join(output.split())[:200] or 'nothing'}",
@@ -221,7 +221,7 @@ def _hub() -> Finding:
     # The variable and the folder of huggingface_hub.
     home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
     models = len(list((home / "hub").glob("models--*")))
-    token = bool(os.environ.get("HF_TOKEN")) or (home / "token").is_file()
+    token = os.environ.get("HF_TOKEN") or (home / "token").is_file()
     what = f"{models} models cached in {home}, {'a' if token else 'no'} token"
     remedy = "" if token else "Gated models need HF_TOKEN in the server's environment."
     return Finding("model hub", "ok", what, remedy)

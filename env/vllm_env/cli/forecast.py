@@ -16,13 +16,13 @@ class Forecast:
 
     Attributes:
         fetch: bytes to fetch; None if the lock is not known yet.
-        unsized: number of wheels without a size in the lock.
         space: bytes needed, by folder.
+        unsized: number of wheels without a size in the lock.
     """
 
     fetch: int | None
-    unsized: int
     space: dict[str, int]
+    unsized: int = 0
 
 
 def forecast(workspace: Workspace, request: BuildRequest, plan: Plan) -> Forecast:
@@ -37,27 +37,28 @@ def forecast(workspace: Workspace, request: BuildRequest, plan: Plan) -> Forecas
         space[TMP] = extracted
     is_published = standing(request.model_folder, plan.key)
     if is_published or (lock and has_prefix(workspace, lock, request.keep)):
-        return Forecast(fetch=0, unsized=0, space=space)
+        return Forecast(fetch=0, space=space)
     space = {str(workspace.cache.root): BUILD_SPACE[profile], **space}
     if copied := request.layout.copied_space(profile):
         space[str(request.repository)] = copied
     # The requirements of a vLLM that has no wheel yet are known only after it is built.
     if lock is None:
-        return Forecast(fetch=None, unsized=0, space=space)
+        return Forecast(fetch=None, space=space)
     # Not every index tells the size of a wheel.
     unsized = sum(not wheel.size for wheel in lock.wheels)
-    return Forecast(fetch=lock.download_size, unsized=unsized, space=space)
+    return Forecast(fetch=lock.download_size, space=space, unsized=unsized)
 
 
 def print_forecast(facts: Mapping[str, object], cost: Forecast, *, as_json: bool) -> None:
     """Print the plan of a build and its cost, as JSON or as text."""
     if as_json:
-        costs = {
+        document = {
+            **facts,
             "bytes_to_fetch": cost.fetch,
             "wheels_of_unknown_size": cost.unsized,
             "bytes_needed": cost.space,
         }
-        Console.result(json.dumps({**facts, **costs}, indent=2))
+        Console.result(json.dumps(document, indent=2))
         return
     fetch = UNKNOWN
     if cost.fetch is not None:

@@ -27,7 +27,7 @@ def request_of(options: argparse.Namespace) -> BuildRequest:
             f"--wheelhouse {options.wheelhouse} is not a folder.",
             remedy="Fill one: ./gen_vllm_env.sh wheelhouse DIR.",
         )
-    # The model's name is that of its folder in the model repository.
+    # The model has the name of its folder in the model repository.
     if "/" in options.model or options.model in ("", ".", ".."):
         raise UsageError(
             f"--model {options.model!r} is not a model's name.",

@@ -45,7 +45,7 @@ class CommandParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raise argparse's message as a UsageError; for an unknown option, suggest another."""
         remedy = f"See {self.prog} --help."
-        # argparse has no exception for this: only its message tells what is wrong.
+        # argparse has no exception of its own for this, only the message.
         if unknown := re.match(r"unrecognized arguments: (--[\w-]+)", message):
             options = self._option_string_actions
             for similar in difflib.get_close_matches(unknown[1], options, n=1):
@@ -108,9 +108,7 @@ def build_parser() -> CommandParser:
         default=[],
         help="a further package (repeatable)",
     )
-    spec.add_argument(
-        "--spec", metavar="FILE", type=Path, help="another spec than env/vllm_env.toml"
-    )
+    _add_path(spec, "--spec", "FILE", "another spec than env/vllm_env.toml")
     spec.add_argument(
         "--distribution", metavar="NAME", help="the name under which the registry has vLLM"
     )
@@ -125,11 +123,11 @@ def build_parser() -> CommandParser:
     )
     # 2) What loads it
     triton = parser.add_argument_group("Triton and the stub")
-    triton.add_argument(
+    _add_path(
+        triton,
         "--triton-root",
-        metavar="DIR",
-        type=Path,
-        help="default: /opt/tritonserver, else .triton/, provisioned from a wheel",
+        "DIR",
+        "default: /opt/tritonserver, else .triton/, provisioned from a wheel",
     )
     triton.add_argument(
         "--stub",
@@ -159,48 +157,46 @@ def build_parser() -> CommandParser:
         help="archive (default), one file; parts, which the first start unpacks on all cores; "
         "or directory, unpacked",
     )
-    place.add_argument("--model-repository", metavar="DIR", type=Path, help=_REPOSITORY)
+    _add_path(place, "--model-repository", "DIR", _REPOSITORY)
     place.add_argument(
         "--model", metavar="NAME", default="vllm", help="the model's folder in it (default: vllm)"
     )
     lock = parser.add_argument_group("lock")
     use = lock.add_mutually_exclusive_group()
-    use.add_argument("--locked", action="store_true", help="use the lock as it is, or fail")
-    use.add_argument(
-        "--upgrade", action="store_true", help="resolve again and write the lock next to the spec"
-    )
-    lock.add_argument(
-        "--save",
-        metavar="FILE",
-        type=Path,
-        help="write this pin's spec to FILE (.toml), its lock next to it",
-    )
+    _add_flag(use, "--locked", "use the lock as it is, or fail")
+    _add_flag(use, "--upgrade", "resolve again and write the lock next to the spec")
+    _add_path(lock, "--save", "FILE", "write this pin's spec to FILE (.toml), its lock next to it")
     # 4) How this run behaves
     run = parser.add_argument_group("the run")
-    run.add_argument(
+    _add_flag(
+        run,
         "--dry-run",
-        action="store_true",
-        help="build nothing and write only to .tools/; "
+        "build nothing and write only to .tools/; "
         "say what would be done, the bytes to fetch and the space",
     )
-    run.add_argument(
-        "--no-smoke-run", action="store_true", help="do not serve the result and query it"
-    )
+    _add_flag(run, "--no-smoke-run", "do not serve the result and query it")
     run.add_argument(
         "--smoke-model",
         metavar="MODEL",
         default="",
         help="serve this model in the smoke run, not the stand-in",
     )
-    run.add_argument(
+    _add_flag(
+        run,
         "--warm",
-        action="store_true",
-        help="load the model once with its own engine arguments "
-        "and keep the caches that vLLM fills",
+        "load the model once with its own engine arguments and keep the caches that vLLM fills",
     )
     _add_common(parser)
     parser.add_argument("--version", action="version", version=f"vllm-env {__version__}")
     return parser
+
+
+def _add_flag(group: argparse._ActionsContainer, option: str, meaning: str) -> None:
+    group.add_argument(option, action="store_true", help=meaning)
+
+
+def _add_path(group: argparse._ActionsContainer, option: str, metavar: str, meaning: str) -> None:
+    group.add_argument(option, metavar=metavar, type=Path, help=meaning)
 
 
 def _count(text: str) -> int:
@@ -213,19 +209,12 @@ def _count(text: str) -> int:
 def _add_common(parser: CommandParser) -> None:
     # Every subcommand takes these: the bootstrap, which all pass through, may have to fetch tools.
     network = parser.add_argument_group("network")
-    network.add_argument("--offline", action="store_true", help="touch no network")
-    network.add_argument(
-        "--wheelhouse",
-        metavar="DIR",
-        type=Path,
-        help="take wheels, tools and Triton from this folder only",
-    )
+    _add_flag(network, "--offline", "touch no network")
+    _add_path(network, "--wheelhouse", "DIR", "take wheels, tools and Triton from this folder only")
     output = parser.add_argument_group("output")
-    output.add_argument("--json", action="store_true", help="the result as JSON on stdout")
-    output.add_argument("--quiet", action="store_true", help="no progress")
-    output.add_argument(
-        "--verbose", action="store_true", help="details, and a traceback on failure"
-    )
+    _add_flag(output, "--json", "the result as JSON on stdout")
+    _add_flag(output, "--quiet", "no progress")
+    _add_flag(output, "--verbose", "details, and a traceback on failure")
 
 
 def _named(name: str, description: str) -> CommandParser:
@@ -238,21 +227,21 @@ def _named(name: str, description: str) -> CommandParser:
 
 def _of_model(name: str, description: str) -> CommandParser:
     parser = _named(name, description)
-    parser.add_argument("--model-repository", metavar="DIR", type=Path, help=_REPOSITORY)
+    _add_path(parser, "--model-repository", "DIR", _REPOSITORY)
     parser.add_argument("--model", metavar="NAME", default="vllm", help="default: vllm")
     return parser
 
 
 def _clean() -> CommandParser:
     parser = _named("clean", _CLEANS)
-    parser.add_argument("--dry-run", action="store_true", help="list it only")
-    parser.add_argument("--keep-cache", action="store_true", help="leave the cache as it is")
+    _add_flag(parser, "--dry-run", "list it only")
+    _add_flag(parser, "--keep-cache", "leave the cache as it is")
     return parser
 
 
 def _doctor() -> CommandParser:
     parser = _named("doctor", "Says what this machine can do.")
-    parser.add_argument("--triton-root", metavar="DIR", type=Path, help="default: as for the build")
+    _add_path(parser, "--triton-root", "DIR", "default: as for the build")
     parser.add_argument("--profile", choices=("cuda", "cpu"), help="default: as for the build")
     return parser
 
