@@ -126,8 +126,8 @@ class _Build:
             report.step(str(model))
         self._offer_standin(model, smoke)
         keep = {prefix.path.parent, packed.path}
-        # A server marks its copy of vLLM's caches as used only when it starts. Weeks later, vLLM still
-        # reads a file there when it meets a new shape.
+        # A server marks its copy of vLLM's caches as used only when it starts. Weeks later, vLLM
+        # still reads a file there when it meets a new shape.
         if server_runs():
             keep.update(workspace.cache.path("warm").glob("*"))
         workspace.cache.evict(keep)
@@ -247,7 +247,7 @@ class _Build:
 def _published(target: Path, key: str) -> Manifest | None:
     """Return the manifest of the published model if a build would give the same, else None."""
     manifest = standing(target, key)
-    # It compares sizes only: an archive has several GB.
+    # is_whole() compares sizes only: an archive has several GB.
     if manifest is None or not manifest.is_whole(target):
         return None
     stub = target / manifest.stub.name
