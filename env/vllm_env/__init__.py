@@ -1,3 +1,3 @@
-"""Build a Triton model repository for one exact version or commit of vLLM (docs/how_it_works.md)."""
+"""Build a Triton model repository for one exact version or commit of vLLM."""
 
 __version__ = "0.1.0"

@@ -1,4 +1,4 @@
-"""The build: its stages in their order. Each stage takes the value that the previous one returned."""
+"""The build: its stages in their order. Each stage takes what the previous one returned."""
 
 import dataclasses
 import os
@@ -28,7 +28,16 @@ from vllm_env.verify.verify import verified_mark, verify_packed
 
 @dataclass(frozen=True)
 class BuildResult:
-    """The result of a build: the model's folder and manifest; if requested, the smoke run's result and vLLM's caches."""
+    """The result of a build.
+
+    Attributes:
+        model: the published folder.
+        manifest: the manifest in this folder.
+        rebuilt: whether the build published something.
+        triton: the Triton that can serve it.
+        smoke: the smoke run's result; None without a smoke run.
+        warmed: the filled caches of vLLM; None without ``--warm``.
+    """
 
     model: Path
     manifest: Manifest
@@ -39,7 +48,11 @@ class BuildResult:
 
 
 def build(workspace: Workspace, request: BuildRequest) -> BuildResult:
-    """Build and publish the request. After an error, the model repository is unchanged."""
+    """Build and publish the request.
+
+    Raises:
+        VllmEnvError: a stage failed; the model repository is unchanged.
+    """
     with workspace.exclusive():
         for folder in workspace.cache.remove_abandoned():
             report.debug(f"removed {folder}, left by a build that was killed")
@@ -60,24 +73,30 @@ class _Build:
     def run(self) -> BuildResult:
         target = self.request.model_folder
         published = _published(target, self.plan.key)
-        # An adopted model with outdated code or configuration is built again, although its key is the same.
+        # The key does not tell that an adopted model has outdated code or configuration.
         if published and not (self.request.adoption and self.request.adoption.outdated):
             report.note(f"{target} is up to date; nothing to build")
+            # The model needs this file, and the user may have removed it.
             write_engine_args(TEMPLATE, target)
             smoke = self._smoke_again(target) if self.request.smoke else None
             self._offer_standin(target, smoke)
             result = BuildResult(
-                target, published, rebuilt=False, triton=self.plan.triton, smoke=smoke
+                model=target,
+                manifest=published,
+                rebuilt=False,
+                triton=self.plan.triton,
+                smoke=smoke,
             )
         else:
             result = self._rebuild()
-        return (
-            dataclasses.replace(result, warmed=self._warm(result)) if self.request.warm else result
-        )
+        # Last: vLLM's caches go into the folder of the published model.
+        if self.request.warm:
+            result = dataclasses.replace(result, warmed=self._warm(result))
+        return result
 
     def _rebuild(self) -> BuildResult:
-        """Run all stages. The smoke run serves a staged copy, so that a model that fails is not published."""
-        workspace, request = self.workspace, self.request
+        workspace = self.workspace
+        request = self.request
         prefix = self._prefix()
         stub = self._stub(prefix)
         packed = self._pack(prefix)
@@ -97,6 +116,7 @@ class _Build:
         self._verify(stub, packed)
         smoke = None
         if request.smoke:
+            # It serves a staged copy, so that a model that fails is not published.
             with workspace.cache.staging() as staging:
                 candidate = staging / request.model
                 stage_candidate(built, request.model_folder, request.template, candidate)
@@ -105,14 +125,21 @@ class _Build:
             model = publish(workspace, built, request.repository, request.model, request.template)
             report.step(str(model))
         self._offer_standin(model, smoke)
-        self._evict({prefix.path.parent, packed.path})  # all but these may go
-        return BuildResult(model, manifest, rebuilt=True, triton=self.plan.triton, smoke=smoke)
+        keep = {prefix.path.parent, packed.path}
+        # A server marks its copy of vLLM's caches as used only when it starts. Weeks later, vLLM
+        # still reads a file there when it meets a new shape.
+        if server_runs():
+            keep.update(workspace.cache.path("warm").glob("*"))
+        workspace.cache.evict(keep)
+        return BuildResult(
+            model=model, manifest=manifest, rebuilt=True, triton=self.plan.triton, smoke=smoke
+        )
 
     def _prefix(self) -> Prefix:
         with report.stage("prefix"):
-            prefix = make_prefix(
-                self.workspace, self.lock, self.request.keep, self.plan.triton.path
-            )
+            # Libraries that the environment lacks are taken from this Triton first.
+            triton = self.plan.triton.path
+            prefix = make_prefix(self.workspace, self.lock, self.request.keep, triton)
             made = f"{len(self.lock.wheels)} wheels, bytecode compiled"
             report.step("reused" if prefix.reused else made)
         return prefix
@@ -128,13 +155,16 @@ class _Build:
         with report.stage(layout.name):
             packed = layout.pack(self.workspace, prefix)
             environment = packed.environment
-            reused = "reused, " if packed.reused else ""
-            size = f"{environment.size / 1e6:.0f} MB, {environment.unpacked / 1e9:.2f} GB unpacked"
-            report.step(f"{reused}{size}" if environment.size else "the environment as it is")
+            step = "the environment as it is"
+            # An unpacked environment has no size of its own.
+            if environment.size:
+                reused = "reused, " if packed.reused else ""
+                unpacked = f"{environment.unpacked / 1e9:.2f} GB unpacked"
+                step = f"{reused}{environment.size / 1e6:.0f} MB, {unpacked}"
+            report.step(step)
         return packed
 
     def _verify(self, stub: Stub, packed: Packed) -> None:
-        """Verify a new environment. A reused one has passed before, or its first build failed at this point."""
         workspace = self.workspace
         lock = self.lock
         expected = Expected(
@@ -145,49 +175,49 @@ class _Build:
             if mark.is_file():
                 report.step("passed before")
                 return
-            for note in verify_packed(
-                workspace, self.request.layout, packed, expected, self.plan.triton
-            ):
+            layout = self.request.layout
+            for note in verify_packed(workspace, layout, packed, expected, self.plan.triton):
                 report.note(note)
+            # The mark tells the next build. An environment that failed is in the cache, too.
             write_whole(mark, "")
             report.step("loader rules, no path of the build, imports without activation")
 
     def _smoke_again(self, model: Path) -> SmokeResult | None:
-        """Serve the published model again; skip it if the cache no longer has the environment that makes the stand-in."""
         if self.request.smoke_model:
-            return self._smoke(model, None)
+            return self._smoke(model, prefix=None)
+        # Only an environment can make the stand-in, and a container's cache may be gone.
         if has_prefix(self.workspace, self.lock, self.request.keep):
             return self._smoke(model, self._prefix())
-        report.note(
-            "no smoke run: the cache has no environment any more that could make its stand-in"
-        )
+        report.note("no smoke run: the cache no longer has an environment to make its stand-in")
         return None
 
     def _smoke(self, model: Path, prefix: Prefix | None) -> SmokeResult:
-        workspace, standin, named = self.workspace, None, self.request.smoke_model
-        own = (
-            {}
-            if named or not self.request.adoption
-            else own_model(workspace, self.request.adoption.own)
-        )
+        workspace = self.workspace
+        named = self.request.smoke_model
+        adoption = self.request.adoption
+        own = own_model(workspace, adoption.own) if adoption and not named else {}
+        standin = None
         if prefix and not named and not own:
             with report.stage("stand-in"):
                 standin = ensure_standin(workspace, prefix.python)
         log = workspace.cache.path("smoke-server.log")
-        # The server appends to its log.
+        # The server appends to its log, and an error must not show another server's lines.
         log.unlink(missing_ok=True)
+        # The first file of an adopted model holds its engine arguments.
+        engine_model = standin or named or next(iter(own.values()))["model"]
         with report.stage("smoke run"):
             smoke = smoke_run(
                 workspace,
                 SmokeRequest(
                     binary=self.plan.triton.binary,
                     model_folder=model,
-                    engine_model=str(standin or named or next(iter(own.values()))["model"]),
+                    engine_model=str(engine_model),
                     own=own,
                     client=CHECKOUT / "client" / "client.py",
                     prompts=CHECKOUT / "prompts.txt",
                     log=log,
                     gpu=self.plan.spec.profile == "cuda" and has_gpu(),
+                    # Only the stand-in's answers are known.
                     expected=dict(FACTS) if standin else {},
                 ),
             )
@@ -195,39 +225,32 @@ class _Build:
         return smoke
 
     def _offer_standin(self, model: Path, smoke: SmokeResult | None) -> None:
-        """If no model hub answers, put the served stand-in into engine arguments that the user has not edited."""
+        """If no model hub answers, let the model serve the stand-in for now."""
         if smoke is None or self.request.smoke_model or is_fetchable(self.workspace, EXAMPLE_MODEL):
             return
+        # Otherwise the second command of README.md would fail. A file that the user edited stays.
         if offer_standin(TEMPLATE, model, Path(smoke.engine_args["model"]), smoke.engine_args):
-            what = "no model hub answers: it serves the smoke run's stand-in until vllm_engine_args.json names your model"
-            report.note(f"{model}: {what}")
+            report.note(
+                f"{model}: no model hub answers: it serves the smoke run's stand-in "
+                "until vllm_engine_args.json names your model"
+            )
 
     def _warm(self, result: BuildResult) -> Warmed:
         log = self.workspace.cache.path("warm-server.log")
         with report.stage("warm"):
-            done = warm(self.workspace, result.triton.binary, result.model, log=log)
-            report.step(
-                f"ready after {done.ready_seconds:.0f} s, {done.files} files, {done.size / 1e6:.0f} MB"
-            )
-        return done
-
-    def _evict(self, keep: set[Path]) -> None:
-        """Bound the cache's size; keep the private copies of vLLM's caches while a server runs in this container.
-
-        They are marked as used only when the server starts.
-        """
-        cache = self.workspace.cache
-        cache.evict(keep.union(cache.path("warm").glob("*") if server_runs() else ()))
+            warmed = warm(self.workspace, result.triton.binary, result.model, log=log)
+            size = f"{warmed.files} files, {warmed.size / 1e6:.0f} MB"
+            report.step(f"ready after {warmed.ready_seconds:.0f} s, {size}")
+        return warmed
 
 
 def _published(target: Path, key: str) -> Manifest | None:
-    """Return the manifest of the published model if a build would give the same and no file is truncated, else None."""
+    """Return the manifest of the published model if a build would give the same, else None."""
     manifest = standing(target, key)
-    if manifest is None:
+    # is_whole() compares sizes only: an archive has several GB.
+    if manifest is None or not manifest.is_whole(target):
         return None
     stub = target / manifest.stub.name
-    # Triton executes the stub, so it must be executable, too.
-    stub_is_whole = (
-        stub.is_file() and file_sha256(stub) == manifest.stub.sha256 and os.access(stub, os.X_OK)
-    )
-    return manifest if manifest.is_whole(target) and stub_is_whole else None
+    # Triton executes the stub. A copy by way of an object store loses the mode.
+    is_executable = stub.is_file() and os.access(stub, os.X_OK)
+    return manifest if is_executable and file_sha256(stub) == manifest.stub.sha256 else None

@@ -33,7 +33,8 @@ TEMPLATE = CHECKOUT / "model_repository" / "vllm"
 """The model's code and configuration, from which another repository or model is completed."""
 UNKNOWN = "known after the build"
 """A dry run prints this for a value that only a build can know."""
-TMP = "/tmp"  # noqa: S108 - hard-coded in Triton's pb_env.cc: TMPDIR does not change it
+# Triton's pb_env.cc has this folder in its code. TMPDIR does not change it.
+TMP = "/tmp"  # noqa: S108
 
 
 @dataclass(frozen=True)
@@ -65,10 +66,16 @@ class BuildRequest:
 
 @dataclass(frozen=True)
 class Plan:
-    """The plan of a build; ``key`` is the content key of the set that it would publish.
+    """The plan of a build.
 
-    Values that a dry run cannot know are None, or an empty key. If the pinned vLLM has no wheel yet, these are the lock and
-    everything that depends on it.
+    A dry run cannot know the lock of a vLLM that has no wheel yet, nor what depends on the lock.
+
+    Attributes:
+        spec: the profile with the command line's changes.
+        triton: the Triton that will serve the model.
+        lock: the exact files; None if they are not known.
+        stub: where the stub comes from.
+        key: content key of the set of files to publish; empty if it is not known.
     """
 
     spec: Spec
@@ -82,74 +89,83 @@ def standing(model: Path, key: str) -> Manifest | None:
     """Return the manifest of the published model if it has this content key, else None."""
     try:
         manifest = read_manifest(model)
-    except VllmEnvError:  # damaged, or of another version of this tool: building again repairs it
+    # It is damaged, or of another version of this tool. The message says "Build it again".
+    except VllmEnvError:
         return None
     return manifest if manifest and manifest.key == key else None
 
 
 def has_gpu() -> bool:
     """Return whether this machine has an NVIDIA GPU that programs can use."""
-    return Path("/dev/nvidiactl").exists() or bool(
-        shutil.which("nvidia-smi") and any(Path("/dev").glob("nvidia[0-9]*"))
-    )
+    devices = Path("/dev")
+    if (devices / "nvidiactl").exists():
+        return True
+    # An image may have nvidia-smi without a GPU.
+    return shutil.which("nvidia-smi") is not None and any(devices.glob("nvidia[0-9]*"))
 
 
 def installed_triton() -> Path | None:
     """Return the root of the container's Triton, else of the provisioned one, else None."""
-    return next(
-        (
-            root
-            for root in (CONTAINER_ROOT, PROVISIONED)
-            if (root / "bin" / "tritonserver").is_file()
-        ),
-        None,
-    )
+    for root in (CONTAINER_ROOT, PROVISIONED):
+        if (root / "bin" / "tritonserver").is_file():
+            return root
+    return None
 
 
 def default_profile(triton: TritonRoot | None) -> str:
     """Return ``cuda`` in a Triton container with a GPU, else ``cpu``."""
+    # Another Triton here is the provisioned one, which has no support for GPUs.
     return "cuda" if triton and triton.path == CONTAINER_ROOT and has_gpu() else "cpu"
 
 
 def find_triton(workspace: Workspace, root: Path | None) -> TritonRoot:
-    """Open the named Triton root, else the container's, else the one in ``.triton/``, which is made if necessary.
+    """Open the named Triton root, else the container's, else the provisioned one.
 
-    A dry run does not make it. It returns a root from the known content of the pinned wheel.
+    The last one is made if it is missing.
     """
-    found = root or installed_triton()
-    if found is None:
-        if workspace.dry_run:
-            return to_be_provisioned(workspace, PROVISIONED)
-        with report.stage("triton"):
-            provision(workspace, PROVISIONED)
-            report.step(f"a CPU Triton {open_root(PROVISIONED).release} in {PROVISIONED}")
-    return open_root(found or PROVISIONED)
+    existing = root or installed_triton()
+    if existing:
+        return open_root(existing)
+    # The content of the pinned wheel is known, so a dry run needs no file of it.
+    if workspace.dry_run:
+        return to_be_provisioned(workspace, PROVISIONED)
+    with report.stage("triton"):
+        provision(workspace, PROVISIONED)
+        triton = open_root(PROVISIONED)
+        report.step(f"a CPU Triton {triton.release} in {PROVISIONED}")
+    return triton
 
 
 def make_plan(workspace: Workspace, request: BuildRequest) -> Plan:
-    """Read the spec, resolve the lock and choose the stub; raise an error now for everything that is known to fail later.
+    """Read the spec, resolve the lock and choose the stub.
 
     A build first makes missing inputs: a Triton, a wheel of the pinned vLLM and the lock's file.
+
+    Raises:
+        VllmEnvError: something is wrong that would let the build fail, perhaps minutes later.
     """
+    # 1) Where the set goes, and the Triton that will serve it
     check_writable(request.repository, request.model)
     check_receiver(request.model_folder)
     triton = find_triton(workspace, request.triton_root)
-    # A spec that --save wrote has only one profile, so the user need not name it.
+    # 2) What it contains. A spec that --save wrote has only one profile: the user need not name it.
     alone = only_profile(request.spec_file) if request.spec_file else None
-    spec = load_spec(
-        request.profile or alone or default_profile(triton), request.overrides, request.spec_file
-    )
+    profile = request.profile or alone or default_profile(triton)
+    spec = load_spec(profile, request.overrides, request.spec_file)
     _check_machine(request, spec)
+    # A stub for cuda shares GPU memory with the server.
     options = dataclasses.replace(request.stub_options, gpu=spec.profile == "cuda")
-    if request.stub == "prebuilt":  # checked before the lock, which may take minutes to resolve
+    # Checked before the lock, which may take minutes to resolve.
+    if request.stub == "prebuilt":
         plan_stub(workspace, triton, spec.python, request.stub, options)
+    # 3) The exact files
     with report.stage("lock"):
         try:
             lock = make_lock(workspace, spec, triton.rules, request.lock)
         except NotKnownError as unknown:
             report.note(f"{unknown.what} The lock is known after the build.")
             stub = plan_stub(workspace, triton, spec.python, request.stub, options)
-            return Plan(spec, triton, None, stub, key="")
+            return Plan(spec, triton, lock=None, stub=stub, key="")
         report.step(f"{spec.pin.value}: {len(lock.wheels)} wheels, Python {lock.python}")
     stub = plan_stub(workspace, triton, lock.python, request.stub, options)
     for note in check_plan(lock, triton):
@@ -170,14 +186,16 @@ def _check_machine(request: BuildRequest, spec: Spec) -> None:
     if request.warm and spec.profile == "cuda" and not has_gpu():
         raise VllmEnvError(
             "--warm: this machine has no GPU that programs here can use, and the profile is cuda.",
-            cause="What vLLM compiles is for the very GPU that it runs on.",
+            cause="vLLM compiles for the GPU that it runs on.",
             remedy="Run it where the model will be served (docker run --gpus all), or omit --warm.",
         )
     if request.smoke or request.warm:
+        # Checked now: a build takes minutes before it serves the model.
         require_space(
             Path(TMP),
             request.layout.extracted_space(spec.profile),
             f"Triton's extraction for {'the smoke run' if request.smoke else '--warm'}",
-            remedy="Free some space in /tmp or mount a larger file system there (Triton extracts nowhere else); "
-            "--layout directory needs none, and --no-smoke-run leaves it to the server that will load the model.",
+            remedy="Free some space in /tmp or mount a larger file system there "
+            "(Triton extracts nowhere else); --layout directory needs none, "
+            "and --no-smoke-run leaves it to the server that will load the model.",
         )

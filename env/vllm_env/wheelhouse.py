@@ -1,8 +1,8 @@
 """Fill a folder with everything that a build downloads, for machines without network.
 
-DIR/*.whl              the wheels of the lock, verified by its hashes; the CPU Triton's wheel if no Triton is installed
-DIR/conda/             a conda channel with the packages of the lock
-DIR/tools/*.whl        the packager's own tools, for the Python that runs it now; fill it once with each PYTHON
+DIR/*.whl          the wheels of the lock; the CPU Triton's wheel if no Triton is installed
+DIR/conda/         a conda channel with the packages of the lock
+DIR/tools/*.whl    the packager's own tools, for the Python that runs it now
 """
 
 import sysconfig
@@ -17,11 +17,11 @@ from vllm_env.plan import PROVISIONED, BuildRequest, make_plan
 from vllm_env.triton.provision import fetch
 
 TOOLS_LOCK = CHECKOUT / "env" / "requirements.txt"
-"""The lock of the packager's own tools. An installed wheel has no such lock: its tools are installed with it."""
+"""The lock of the packager's own tools. An installed wheel has none: its tools came with it."""
 
 
 def fill_wheelhouse(workspace: Workspace, request: BuildRequest, folder: Path) -> Lock:
-    """Resolve what a build of ``request`` would install, fetch it into ``folder`` and return its lock.
+    """Fetch what a build of ``request`` would install into ``folder``; return the lock.
 
     Raises:
         VllmEnvError: a file cannot be fetched, or does not match the lock.
@@ -30,6 +30,7 @@ def fill_wheelhouse(workspace: Workspace, request: BuildRequest, folder: Path) -
         plan = make_plan(workspace, request)
         lock = plan.lock
         assert lock  # noqa: S101 - only a dry run may not know it
+        # In a container, root fills the folder of a user.
         owner = owner_of(folder)
         folder.mkdir(parents=True, exist_ok=True)
         with report.stage("wheels"):
@@ -38,35 +39,36 @@ def fill_wheelhouse(workspace: Workspace, request: BuildRequest, folder: Path) -
         with report.stage("conda"):
             copy_layer(workspace, lock.conda, folder)
             report.step(f"{len(lock.conda.packages)} packages from {lock.conda.channel}")
-        if plan.triton.path == PROVISIONED:  # the other machine may have no Triton, either
+        # The machine that uses the wheelhouse may have no Triton, either.
+        if plan.triton.path == PROVISIONED:
             with report.stage("triton"):
                 fetch(workspace, folder)
         if TOOLS_LOCK.is_file():
+            # Their wheels are for one Python: fill the wheelhouse once with each.
             with report.stage("tools"):
-                _download(
-                    workspace, TOOLS_LOCK, folder / "tools", "download the packager's own tools"
-                )
+                what = "download the packager's own tools"
+                _download(workspace, TOOLS_LOCK, folder / "tools", what)
                 report.step(f"for Python {sysconfig.get_python_version()}")
         give_tree(folder, owner)
     return lock
 
 
 def _fetch_wheels(workspace: Workspace, lock: Lock, folder: Path) -> None:
-    """Fetch the registries' wheels; then those that only PyTorch's index has, which is not asked for others."""
+    """Fetch the registries' wheels, then those that only PyTorch's index has."""
     with workspace.cache.staging() as staging:
+        requirements = staging / "requirements.txt"
+        # In two steps, because PyTorch's index must not be asked for the other wheels.
         for index, backend in (("", ""), (PYTORCH, lock.spec.torch_backend)):
-            requirements = staging / f"{index}requirements.txt"
-            requirements.write_text(
-                "".join(f"{wheel.requirement}\n" for wheel in lock.wheels if wheel.index == index),
-                "utf-8",
-            )
-            options = ["--python-version", lock.spec.python]
+            lines = [f"{wheel.requirement}\n" for wheel in lock.wheels if wheel.index == index]
+            requirements.write_text("".join(lines), "utf-8")
             _download(
                 workspace,
                 requirements,
                 folder,
                 "download the wheels of the lock",
-                *options,
+                # pip would choose wheels for the Python that runs it.
+                "--python-version",
+                lock.spec.python,
                 torch_backend=backend,
             )
 
@@ -79,16 +81,17 @@ def _download(
     *options: str,
     torch_backend: str = "",
 ) -> None:
+    # A lock may need nothing of PyTorch's index.
     if not requirements.stat().st_size:
         return
+    rules = ["--no-deps", "--require-hashes", "--only-binary", ":all:", *options]
+    # pip's temporary files are removed with the staging folder, even if pip is killed.
     with workspace.cache.staging() as staging:
         workspace.network.pip_command(
-            [
-                "download", "--quiet", "--no-deps", "--require-hashes", "--only-binary", ":all:", *options,
-                "--dest", folder, "--requirement", requirements,
-            ],
+            ["download", "--quiet", *rules, "--dest", folder, "--requirement", requirements],
             what,
             torch_backend=torch_backend,
             env={"TMPDIR": str(staging)},
-            remedy="Check that the package registry answers; --upgrade if a locked wheel was withdrawn.",
-        )  # fmt: skip
+            remedy="Check that the package registry answers; "
+            "--upgrade if a locked wheel was withdrawn.",
+        )

@@ -1,4 +1,5 @@
 """Shared by every room: the workspace (cache, network), reports, errors, programs, files and locks.
 
-Nothing here knows vLLM, Triton or a stage. Only ``process`` starts programs, and only ``network`` reaches a network.
+Nothing here knows vLLM, Triton or a stage. Only ``process`` starts programs.
+Only ``network`` reaches a network.
 """

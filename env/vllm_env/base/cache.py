@@ -1,5 +1,7 @@
 """The cache folder: the results of the stages, by content key, with a limit on its size.
 
+An entry is renamed into place, so it is either complete or absent. These are the entries:
+
     locks/KEY/            locks of specs that have no lock file next to them
     conda/                packages and the local channel
     wheels/, sources/     pinned wheels and the sources that they are built from
@@ -8,10 +10,8 @@
     stubs/KEY/            stubs built from source
     standins/KEY/         models for the smoke run
     verified/KEY          environments that passed on this machine
-    warm/KEY/             served models' private copies of vLLM's caches (triton_vllm's warm_cache.py)
+    warm/KEY/             served models' private copies of vLLM's caches
     build/                staging folders of running builds; only SIGKILL leaves one behind
-
-An entry is renamed into place, so it is either complete or absent.
 """
 
 import contextlib
@@ -23,6 +23,7 @@ import re
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +31,9 @@ from .errors import SPACE_REMEDY, VllmEnvError
 from .filesystem import give_tree, is_writable, owner_of, remove_tree, tree_size
 from .locks import locked_folder, remove_unlocked
 
-# The cache may use 40 GiB; ``evict`` frees the entries that were used longest ago.
+# A prefix for CUDA alone has more than 8 GB.
 _LIMIT_BYTES = 40 * 2**30
+# The entries that may be evicted. Locks and conda packages are not counted, and stay.
 _KINDS = (
     "prefixes/*",
     "archives/*.json",
@@ -42,7 +44,7 @@ _KINDS = (
     "verified/*",
     "warm/*",
 )
-# A plan reads these; a dry run sees them as links.
+# The files that a plan reads. A dry run sees them as links.
 _PLANNED_WITH = (
     "locks/*/*",
     "wheels/*/*",
@@ -62,56 +64,71 @@ def key_of(*parts: Any) -> str:
 
 
 def cache_root(*, only_read: bool = False) -> Path:
-    """Return the cache folder: ``VLLM_ENV_CACHE``, else ``vllm_env`` below ``XDG_CACHE_HOME`` or ``~/.cache``.
+    """Return the cache folder: ``VLLM_ENV_CACHE`` if it is set, else the default one.
 
     Raises:
         VllmEnvError: the folder cannot be written, and ``only_read`` is false.
     """
     own = os.environ.get("VLLM_ENV_CACHE")
     root = Path(own).absolute() if own else default_root()
+    # Checked here: otherwise the user would see the raw error of whichever file is written first.
     if not only_read and not is_writable(root):
-        remedy = "Name a folder that can be written: VLLM_ENV_CACHE=DIR."
         raise VllmEnvError(
-            f"The cache folder {root} cannot be written by user {os.geteuid()}.", remedy=remedy
+            f"The cache folder {root} cannot be written by user {os.geteuid()}.",
+            remedy="Name a folder that can be written: VLLM_ENV_CACHE=DIR.",
         )
     return root
 
 
 def default_root() -> Path:
-    """Return the default cache folder. Served models always use it, because they do not know ``VLLM_ENV_CACHE``."""
+    """Return ``vllm_env`` below ``XDG_CACHE_HOME`` or ``~/.cache``.
+
+    Served models always use it, because they do not know ``VLLM_ENV_CACHE``.
+    """
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").absolute() / "vllm_env"
 
 
 def settle_home(caches: Path) -> None:
     """Move all caches, including uv's and pip's, if ``~/.cache`` cannot be written.
 
-    They go to ``VLLM_ENV_CACHE`` if it is set, else to ``caches``. A container needs this for a user whom its
-    ``/etc/passwd`` does not list: the home of such a user is ``/``.
+    They go to ``VLLM_ENV_CACHE`` if it is set, else to ``caches``.
     """
     place = Path(os.environ.get("VLLM_ENV_CACHE") or caches).absolute()
+    # A user whom the container's /etc/passwd does not list has the home "/", or none at all.
     try:
         Path.home()
     except RuntimeError:
         os.environ["HOME"] = "/"
+    # uv and pip follow XDG_CACHE_HOME, so one variable moves all caches.
     if not is_writable(default_root()) and is_writable(place):
         os.environ["XDG_CACHE_HOME"] = str(place)
 
 
 def give_cache() -> None:
-    """Give files that root wrote into a user's cache to that user, whose builds could not take the locks otherwise."""
-    if os.geteuid() == 0:
-        with contextlib.suppress(
-            VllmEnvError, OSError
-        ):  # another container's build may remove its staging folder meanwhile
-            root = cache_root()
-            owner = max(owner_of(root), owner_of(root.parent), key=lambda owner: owner.uid != 0)
-            if owner.uid != 0 and root.is_dir():
-                give_tree(root, owner)
+    """Give files that root wrote into a user's cache to that user."""
+    # The user's own builds could not take the locks of files that belong to root.
+    if os.geteuid() != 0:
+        return
+    # Another container's build may remove its staging folder meanwhile.
+    with contextlib.suppress(VllmEnvError, OSError):
+        root = cache_root()
+        owner = owner_of(root)
+        # Root may have made the cache folder itself, in a user's folder.
+        if owner.uid == 0:
+            owner = owner_of(root.parent)
+        if owner.uid != 0 and root.is_dir():
+            give_tree(root, owner)
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One entry of the cache: its files, the time of its last use (s since 1970) and its size in bytes."""
+    """One entry of the cache.
+
+    Attributes:
+        paths: its files and folders.
+        used: time of its last use, s since 1970.
+        size: bytes.
+    """
 
     paths: tuple[Path, ...]
     used: float
@@ -134,39 +151,42 @@ class Cache:
         return self.root.joinpath(kind, *names)
 
     def linked_in(self, folder: Path) -> "Cache":
-        """Return a new cache in ``folder`` with links to those files of this cache that a plan reads.
-
-        Only files are linked. A new or replaced file in the new cache therefore does not reach this one.
-        """
-        for file in (file for pattern in _PLANNED_WITH for file in self.root.glob(pattern)):
-            link = folder / file.relative_to(self.root)
-            link.parent.mkdir(parents=True, exist_ok=True)
-            link.symlink_to(file)
+        """Return a cache in ``folder`` with links to those files of this one that a plan reads."""
+        # Only files are linked: a new file in a folder of the new cache must not reach this one.
+        for pattern in _PLANNED_WITH:
+            for file in self.root.glob(pattern):
+                link = folder / file.relative_to(self.root)
+                link.parent.mkdir(parents=True, exist_ok=True)
+                link.symlink_to(file)
         return Cache(folder)
 
     @contextlib.contextmanager
     def staging(self) -> Iterator[Path]:
-        """Yield a new folder below ``build/``. It is locked while the block runs, and removed afterwards."""
+        """Yield a new folder below ``build/``; lock it while the block runs, then remove it.
+
+        Raises:
+            VllmEnvError: the file system is full.
+        """
         build = self.path("build")
         build.mkdir(parents=True, exist_ok=True)
         with locked_folder(build, _STAGED) as folder:
             try:
                 yield folder
             except OSError as error:
+                # Stages check the space before they start, but another program may fill the disk.
                 if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                     raise
-                cause = f"{error.strerror}: {error.filename or folder}."
                 raise VllmEnvError(
-                    f"No space left in {self.root}.", cause=cause, remedy=SPACE_REMEDY
+                    f"No space left in {self.root}.",
+                    cause=f"{error.strerror}: {error.filename or folder}.",
+                    remedy=SPACE_REMEDY,
                 ) from error
 
     def abandoned(self) -> list[Path]:
         """Return the staging folders whose process has ended."""
-        return [
-            f
-            for f in self.path("build").glob("*-*")
-            if _STAGED_NAME.fullmatch(f.name) and remove_unlocked(f, dry_run=True)
-        ]
+        # VLLM_ENV_CACHE may name a folder in which the user keeps a ``build/`` of their own.
+        folders = [f for f in self.path("build").glob("*-*") if _STAGED_NAME.fullmatch(f.name)]
+        return [folder for folder in folders if remove_unlocked(folder, dry_run=True)]
 
     def remove_abandoned(self) -> list[Path]:
         """Remove the staging folders whose process has ended; return the removed ones."""
@@ -174,28 +194,30 @@ class Cache:
 
     def entries(self) -> list[Entry]:
         """Return the entries, the least recently used first."""
-        found = []
-        for path in (p for kind in _KINDS for p in self.root.glob(kind)):
-            # An archive's description (.json), the archive and its parts, if it has any, are one entry.
-            paths = (
-                (path, *(path.with_suffix(s) for s in (".tar.gz", ".parts")))
-                if path.suffix == ".json"
-                else (path,)
-            )
-            found.append(Entry(paths, path.stat().st_mtime, sum(tree_size(p) for p in paths)))
-        return sorted(found, key=lambda entry: entry.used)
+        entries = []
+        for kind in _KINDS:
+            for path in self.root.glob(kind):
+                paths = [path]
+                # An archive's description, the archive and its parts, if any, are one entry.
+                if path.suffix == ".json":
+                    paths += [path.with_suffix(".tar.gz"), path.with_suffix(".parts")]
+                size = sum(map(tree_size, paths))
+                entries.append(Entry(tuple(paths), path.stat().st_mtime, size))
+        return sorted(entries, key=attrgetter("used"))
 
     def evict(self, keep: set[Path], limit: int = _LIMIT_BYTES) -> None:
-        """Remove the entries that were used longest ago until ``limit`` bytes remain; keep entries with a path in ``keep``."""
+        """Remove the least recently used entries until ``limit`` bytes remain.
+
+        Entries with a path in ``keep`` stay, however full the cache is.
+        """
         marker = self.root / ".evicted"
         with contextlib.suppress(OSError):
-            if (
-                time.time() - marker.stat().st_mtime < 3600
-            ):  # measuring tens of GB takes seconds: once an hour is enough
+            # To measure tens of GB takes seconds, so once an hour is enough.
+            if time.time() - marker.stat().st_mtime < 3600:
                 return
-        known = self.entries()
-        total = sum(entry.size for entry in known)
-        for entry in known:
+        entries = self.entries()
+        total = sum(entry.size for entry in entries)
+        for entry in entries:
             if total <= limit:
                 break
             if not keep.intersection(entry.paths):
@@ -206,5 +228,6 @@ class Cache:
 
 def touch(path: Path) -> None:
     """Mark an entry as used now, so that it is evicted later than others."""
+    # A failure has no consequence but an earlier eviction.
     with contextlib.suppress(OSError):
         os.utime(path)

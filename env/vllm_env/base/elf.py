@@ -1,4 +1,4 @@
-"""Read from ELF files, with pyelftools, the fields that ld.so uses: library names, search paths, symbol versions."""
+"""Read from ELF files the fields that ld.so uses: library names, search paths, symbol versions."""
 
 import os
 import re
@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from elftools.common.exceptions import ELFError
-from elftools.elf.dynamic import DynamicSegment
 from elftools.elf.elffile import ELFFile
-from elftools.elf.gnuversions import GNUVerNeedSection
 
-# The class (64 bits), the byte order (little-endian) and the machine field of the ELF header (System V gABI 4.1). The machine
-# is compared because code for GPUs is in ELF files, too. Everything is built for x86-64 (interpreter/find.py refuses others).
-_IDENT, _X86_64 = b"\x7fELF\x02\x01", (62).to_bytes(2, "little")
-# Nine tenths of an environment's files have these endings, and no ELF file does. Opening these 50,000 takes longer than all else.
+# The header of an ELF file begins with class (64 bits) and byte order (little-endian): gABI 4.1.
+_IDENT = b"\x7fELF\x02\x01"
+# The machine is compared because code for GPUs is in ELF files, too.
+_X86_64 = (62).to_bytes(2, "little")
+# Nine tenths of an environment's files have these endings, and no ELF file has one of them.
+# To open these 50,000 files would take longer than everything else here.
 _NEVER_ELF = (
     ".py",
     ".pyc",
@@ -31,13 +31,9 @@ _NEVER_ELF = (
     ".pxd",
     ".pyx",
 )
-_DAMAGED = (
-    ELFError,
-    OSError,
-    ValueError,
-    KeyError,
-    AttributeError,
-)  # pyelftools raises these for a damaged file
+# pyelftools raises these for a damaged file.
+_DAMAGED = (ELFError, OSError, ValueError, KeyError, AttributeError)
+_GLIBC = re.compile(r"GLIBC_(\d+(?:\.\d+)*)")
 _LIBPYTHON = re.compile(r"libpython(3\.\d+)")
 
 
@@ -49,7 +45,7 @@ class DynamicSection:
         needed: names of the libraries that the file needs.
         rpath: folders of DT_RPATH as written, with ``$ORIGIN``.
         runpath: folders of DT_RUNPATH as written, with ``$ORIGIN``.
-        glibc: the newest version of glibc's symbols that the file needs, such as ``(2, 34)``, or ``()``.
+        glibc: the newest version of glibc that the file needs, such as ``(2, 34)``, or ``()``.
     """
 
     needed: tuple[str, ...]
@@ -68,6 +64,7 @@ def walk(folder: str) -> Iterator[tuple[str, bool]]:
             if entry.is_dir(follow_symlinks=False):
                 yield from walk(entry.path)
             elif entry.is_symlink():
+                # A link to a folder would make its files appear twice.
                 if not entry.is_dir():
                     yield entry.path, True
             elif entry.is_file() and not entry.name.endswith(_NEVER_ELF):
@@ -81,26 +78,27 @@ def read_dynamic_section(path: str | Path) -> DynamicSection | None:
             head = stream.read(20)
             if head[:6] != _IDENT or head[18:] != _X86_64:
                 return None
+            # ld.so reads segments. It also loads a file whose section headers were cut off.
             elf = ELFFile(stream)
-            segment = _first(elf.iter_segments(), DynamicSegment)
-            return _read(elf, segment) if segment else None
+            for segment in elf.iter_segments("PT_DYNAMIC"):
+                return _read(elf, segment)
+            return None
     except _DAMAGED:
         return None
 
 
 def needed_python(path: Path) -> str | None:
-    """Return the Python version (``3.11``) whose libpython an ELF file needs; None if it needs no libpython."""
+    """Return the Python version (``3.11``) whose libpython an ELF file needs; None without one."""
     section = read_dynamic_section(path)
-    matches = (_LIBPYTHON.match(library) for library in section.needed) if section else ()
-    return next((match[1] for match in matches if match), None)
+    for library in section.needed if section else ():
+        if match := _LIBPYTHON.match(library):
+            return match[1]
+    return None
 
 
-def _first(parts: Iterable[Any], kind: type[Any]) -> Any:
-    return next((part for part in parts if isinstance(part, kind)), None)
-
-
-def _read(elf: ELFFile, segment: DynamicSegment) -> DynamicSection:
+def _read(elf: ELFFile, segment: Any) -> DynamicSection:
     tags = list(segment.iter_tags())
+    # They stay apart because a library's own dependencies inherit DT_RPATH, not DT_RUNPATH.
     return DynamicSection(
         needed=tuple(tag.needed for tag in tags if tag.entry.d_tag == "DT_NEEDED"),
         rpath=_folders(tag.rpath for tag in tags if tag.entry.d_tag == "DT_RPATH"),
@@ -114,10 +112,12 @@ def _folders(entries: Iterable[str]) -> tuple[str, ...]:
 
 
 def _newest_glibc(elf: ELFFile) -> tuple[int, ...]:
-    """Return the newest version of glibc's symbols that a file needs; ignore names without a version number."""
-    section = _first(elf.iter_sections(), GNUVerNeedSection)
-    names = [aux.name for _, auxes in section.iter_versions() for aux in auxes] if section else []
-    numbers = (re.fullmatch(r"GLIBC_(\d+(?:\.\d+)*)", name) for name in names)
-    return max(
-        (tuple(int(n) for n in match[1].split(".")) for match in numbers if match), default=()
-    )
+    """Return the newest version of glibc's symbols that a file needs."""
+    newest: tuple[int, ...] = ()
+    for section in elf.iter_sections("SHT_GNU_verneed"):
+        for _, auxiliaries in section.iter_versions():
+            for auxiliary in auxiliaries:
+                # GLIBC_PRIVATE has no number. As numbers, 2.9 is older than 2.34.
+                if match := _GLIBC.fullmatch(auxiliary.name):
+                    newest = max(newest, tuple(map(int, match[1].split("."))))
+    return newest

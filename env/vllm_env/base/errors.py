@@ -10,12 +10,15 @@ Each error has three texts: ``what`` failed, the likely ``cause`` and the next s
 import difflib
 from collections.abc import Iterable
 
-SPACE_REMEDY = "Free some space (gen_vllm_env.sh clean), or point VLLM_ENV_CACHE and TMPDIR to a larger file system."
+SPACE_REMEDY = (
+    "Free some space (gen_vllm_env.sh clean), "
+    "or point VLLM_ENV_CACHE and TMPDIR to a larger file system."
+)
 REBUILD = "Build it again: ./gen_vllm_env.sh."
 
 
 class VllmEnvError(Exception):
-    """A build or a check failed. The command line prints the three texts and exits with ``exit_code``."""
+    """A build or a check failed. The command line ends with ``exit_code``."""
 
     exit_code = 1
 
@@ -30,6 +33,7 @@ class VllmEnvError(Exception):
 
     def lines(self) -> list[str]:
         """Return the three texts as the user reads them, one per line."""
+        # Names of equal length, so that the texts begin in one column.
         parts = {"error": self.what, "  why": self.cause, "  fix": self.remedy}
         return [f"{name}: {part}" for name, part in parts.items() if part]
 
@@ -37,6 +41,7 @@ class VllmEnvError(Exception):
 class UsageError(VllmEnvError):
     """An option, an argument or the spec file is wrong. No work has begun."""
 
+    # argparse ends with the same code.
     exit_code = 2
 
 
@@ -47,9 +52,13 @@ class CommandError(VllmEnvError):
         super().__init__(what, cause=cause, remedy=remedy)
         self.tail = tail
 
+    def lines(self) -> list[str]:
+        """Return the last lines of the program, then the three texts."""
+        return [*self.tail.splitlines(), *super().lines()]
 
-def meant(given: str, known: Iterable[str]) -> str:
-    """Return a remedy that names the known word most similar to the given one, or lists all known words."""
+
+def meant(word: str, known: Iterable[str]) -> str:
+    """Return a remedy: the known word that is most similar to ``word``, else all known words."""
     words = list(known)
-    near = difflib.get_close_matches(given, words, 1)
-    return f"Did you mean {near[0]}?" if near else f"There are: {', '.join(words)}."
+    similar = difflib.get_close_matches(word, words, n=1)
+    return f"Did you mean {similar[0]}?" if similar else f"There are: {', '.join(words)}."

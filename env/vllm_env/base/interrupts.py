@@ -1,10 +1,8 @@
 """Hold SIGINT and SIGTERM back while a new process or folder is not yet registered for clean-up.
 
-Without this, a program that started at the moment of a Ctrl-C was not ended. It wrote on until this process ended. In 15
-of 120 tries on a busy machine, it filled a staging folder that had just been removed.
-
-The signals are not blocked: another thread, of OpenBLAS or gRPC, would receive them. Their handler only makes a note.
-A second signal is not held back, because the held block may hang in a driver or on a network file system.
+Without this, a program that started at the moment of a Ctrl-C was not ended. It wrote on until this
+process ended. In 15 of 120 tries on a busy machine, it filled a staging folder that had just been
+removed.
 """
 
 import contextlib
@@ -14,47 +12,58 @@ from functools import partial
 
 
 class _State:
-    """Whether signals are held back, and whether one has arrived meanwhile; process-wide, as signal handlers are."""
+    """The state of the handlers, one for the process as they are.
 
-    held = False
-    waiting = False
+    Attributes:
+        is_holding: whether signals are held back.
+        is_waiting: whether one has arrived meanwhile.
+    """
+
+    is_holding = False
+    is_waiting = False
 
 
 def take_interrupts() -> None:
-    """Let SIGINT (unless it is ignored) and SIGTERM raise KeyboardInterrupt, at once or when they are no longer held back."""
-    _State.held = _State.waiting = False
+    """Let SIGINT and SIGTERM raise a KeyboardInterrupt, as soon as they are not held back."""
+    # A container's end sends SIGTERM.
     signal.signal(signal.SIGTERM, _interrupt)
+    # A shell starts background programs with SIGINT ignored, and nohup(1) does so, too.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _interrupt)
 
 
 @contextlib.contextmanager
 def interrupts_held() -> Iterator[Callable[[], contextlib.AbstractContextManager[None]]]:
-    """Hold interrupts back until the block ends; an inner ``with`` on the yielded function lets them through."""
-    before = _State.held
-    with _held(held=True):
-        yield partial(_held, held=before)
+    """Hold interrupts back while the block runs; the yielded function lets them through."""
+    # Inside another held block, "through" means: as that block has it.
+    before = _State.is_holding
+    with _switched(is_holding=True):
+        yield partial(_switched, is_holding=before)
 
 
 @contextlib.contextmanager
-def _held(*, held: bool) -> Iterator[None]:
-    before, _State.held = _State.held, held
+def _switched(*, is_holding: bool) -> Iterator[None]:
+    before = _State.is_holding
+    # The signals are not blocked: another thread, of OpenBLAS or gRPC, would receive them.
+    _State.is_holding = is_holding
     try:
         _raise_waiting()
         yield
     finally:
-        _State.held = before
+        _State.is_holding = before
         _raise_waiting()
 
 
 def _interrupt(*_: object) -> None:
-    if _State.waiting or not _State.held:
-        _State.waiting = False
-        raise KeyboardInterrupt
-    _State.waiting = True
+    # A second signal is not held back: the block may hang in a driver or a network file system.
+    if _State.is_holding and not _State.is_waiting:
+        _State.is_waiting = True
+        return
+    _State.is_waiting = False
+    raise KeyboardInterrupt
 
 
 def _raise_waiting() -> None:
-    if _State.waiting and not _State.held:
-        _State.waiting = False
+    if _State.is_waiting and not _State.is_holding:
+        _State.is_waiting = False
         raise KeyboardInterrupt

@@ -1,4 +1,7 @@
-"""The machines that environments are built on and for: x86-64 Linux. The files do not depend on the building machine."""
+"""The machines that environments are built on and for: x86-64 Linux.
+
+The files of an environment do not depend on the machine that builds it.
+"""
 
 import os
 import platform
@@ -17,17 +20,20 @@ Triton restores it when it unpacks, so compiled bytecode stays valid.
 
 def require_x86_64() -> None:
     """Raise a VllmEnvError that names this machine if it is not Linux on x86_64."""
-    # The processor alone on Linux; elsewhere, for example, "Darwin arm64".
-    machine = " ".join(
-        part for part in (platform.system().replace("Linux", ""), platform.machine()) if part
-    )
+    machine = platform.machine()
+    # A Mac is "Darwin arm64" or, with an Intel processor, "Darwin x86_64".
+    if platform.system() != "Linux":
+        machine = f"{platform.system()} {machine}"
     if machine != "x86_64":
-        what = f"This machine is {machine}; environments are built on x86_64 Linux for x86_64 only."
-        raise VllmEnvError(what, remedy="Run this on an x86_64 Linux machine.")
+        raise VllmEnvError(
+            f"This machine is {machine}; environments are built on x86_64 Linux for x86_64 only.",
+            remedy="Run this on an x86_64 Linux machine.",
+        )
 
 
 def require_glibc(minor: int, what: str, remedy: str) -> None:
-    """Raise a VllmEnvError that names ``what`` if the C library of this machine is older than glibc 2.``minor``."""
+    """Raise a VllmEnvError about ``what`` if this machine's glibc is older than 2.``minor``."""
+    # musl returns no version.
     library = os.confstr("CS_GNU_LIBC_VERSION") or "another than glibc"
     if not library.startswith("glibc 2.") or int(library.split(".")[1]) < minor:
         raise VllmEnvError(

@@ -1,10 +1,9 @@
-"""The only way to a network: every program and call that may fetch something starts here. ``--offline`` forbids them all.
+"""The only way to a network: every program and call that may fetch something starts here.
 
-When it is offline, uv uses the wheelhouse or its own cache. Everything else is refused with an error that names the
-missing item. ``options`` are the parameters ``env``, ``on_line`` and ``remedy`` of ``base.process.run``.
+``--offline`` forbids them all. Only uv still runs: it uses the wheelhouse or its own cache.
+The error names what could not be fetched.
 
-uv does not read pip's configuration. It therefore gets pip's indexes, find-links folders, certificates and trusted hosts
-as arguments.
+``options`` are the parameters ``env``, ``on_line`` and ``remedy`` of ``base.process.run``.
 """
 
 import ast
@@ -27,7 +26,50 @@ from .errors import CommandError, VllmEnvError
 from .filesystem import write_whole
 from .process import capture, run
 
+# The settings of pip that say where packages come from.
 _NAMES = ("index-url", "extra-index-url", "find-links", "cert", "trusted-host", "no-index")
+# s; a user without network access must not wait long.
+_CONNECT_TIMEOUT = 3.0
+# s between two parts of a file.
+_READ_TIMEOUT = 60.0
+# uv knows this index, pip does not.
+_PYTORCH = "https://download.pytorch.org/whl"
+# A private mirror without credentials must fail and not wait for a password.
+_NO_PROMPT = {"GIT_TERMINAL_PROMPT": "0"}
+_REMEDY = (
+    "Check the network, the proxy (HTTPS_PROXY, NO_PROXY) and the registries that pip is "
+    "configured with (pip config list)."
+)
+# Patterns in the output of uv, pip, git, cmake and rattler if no host answered, and their meaning.
+# Without them, a user reads uv's "no solution" for a refused connection.
+_FAILURES = (
+    (
+        r"dns error|ould not resolve|ame resolution|ame or service not known|getaddrinfo",
+        "A host's name is not resolved.",
+    ),
+    (
+        r"onnection (refused|reset)|Failed to connect|NewConnectionError|tcp connect error",
+        "No connection.",
+    ),
+    (r"etwork is unreachable|No route to host", "The network is unreachable."),
+    (
+        r"peration timed out|onnection timed out|ReadTimeout|ConnectTimeout|deadline has elapsed",
+        "The connection timed out.",
+    ),
+    (
+        r"invalid peer certificate|CERTIFICATE_VERIFY_FAILED|SSL certificate problem",
+        "A certificate is not trusted (PIP_CERT).",
+    ),
+    (
+        r"[Tt]unnel (connection failed|error)|[Pp]roxy ?[Ee]rror|407 Proxy",
+        "The proxy refuses.",
+    ),
+    # A 404 is an answer: the package or the commit is missing.
+    (
+        r"HTTP status (server error|client error \((?!404))|error decoding response",
+        "A registry or a proxy refuses.",
+    ),
+)
 
 
 @dataclass(frozen=True)
@@ -43,6 +85,7 @@ class PipConfig:
 
     def uv_arguments(self) -> list[str]:
         """Return the same configuration as options of ``uv pip``."""
+        # uv does not read pip's configuration.
         arguments = ["--no-index"] if self.no_index else []
         if self.index_url:
             arguments += ["--default-index", self.index_url]
@@ -52,34 +95,33 @@ class PipConfig:
             arguments += ["--find-links", place]
         for host in self.trusted_hosts:
             arguments += ["--allow-insecure-host", host]
-        # pip takes the best version of all indexes. By default uv stops at the first index that has the package.
+        # pip takes the best version of all indexes. uv stops at the first index with the package.
         return [*arguments, "--index-strategy", "unsafe-best-match"]
 
     def uv_environment(self) -> dict[str, str]:
-        """Return the environment variables that uv needs in addition: pip's certificate, unless SSL_CERT_FILE is set."""
-        return (
-            {"SSL_CERT_FILE": self.cert}
-            if self.cert and not os.environ.get("SSL_CERT_FILE")
-            else {}
-        )
+        """Return the variable by which uv gets pip's certificates, unless the user has set it."""
+        # uv has no option for them.
+        is_needed = self.cert and not os.environ.get("SSL_CERT_FILE")
+        return {"SSL_CERT_FILE": self.cert} if is_needed else {}
 
 
 def read_pip_config(python: str = sys.executable) -> PipConfig:
-    """Read pip's configuration from ``pip config list``: files and ``PIP_*`` variables; the variables win."""
-    status, listing = capture(
-        [python, "-I", "-m", "pip", "config", "list"]
-    )  # -I: import nothing from the current folder
+    """Return pip's configuration as ``pip config list`` prints it; an empty one without pip."""
+    # pip itself knows where its files are. -I: import nothing from the current folder.
+    status, listing = capture([python, "-I", "-m", "pip", "config", "list"])
     return parse_pip_config(listing if status == 0 else "")
 
 
 def parse_pip_config(listing: str) -> PipConfig:
-    """Parse lines like ``global.index-url='…'``; ignore sections for pip commands other than ``install``."""
+    """Parse lines like ``global.index-url='…'``."""
     values: dict[str, str] = {}
-    for rank in ("global", "install", ":env:"):  # the later ones win, as in pip
+    # The later ones win, as in pip. Sections for other commands of pip do not concern packages.
+    for wanted_section in ("global", "install", ":env:"):
         for line in listing.splitlines():
+            # Only at the first "=": a token in an index's URL may contain another one.
             key, _, literal = line.partition("=")
             section, _, name = key.rpartition(".")
-            if section == rank and name in _NAMES:
+            if section == wanted_section and name in _NAMES:
                 values[name] = str(ast.literal_eval(literal))
     return PipConfig(
         index_url=values.get("index-url", ""),
@@ -87,27 +129,9 @@ def parse_pip_config(listing: str) -> PipConfig:
         find_links=tuple(values.get("find-links", "").split()),
         trusted_hosts=tuple(values.get("trusted-host", "").split()),
         cert=values.get("cert", ""),
+        # The words that pip takes for true.
         no_index=values.get("no-index", "").lower() in ("1", "true", "yes", "on"),
     )
-
-
-_CONNECT_TIMEOUT = 3.0  # s; without network access a user must not wait long
-_READ_TIMEOUT = 60.0  # s between two parts of a file
-_PYTORCH = "https://download.pytorch.org/whl"  # uv knows this index, pip does not
-_NO_PROMPT = {
-    "GIT_TERMINAL_PROMPT": "0"
-}  # a private mirror without credentials must fail and not wait for a password
-_REMEDY = "Check the network, the proxy (HTTPS_PROXY, NO_PROXY) and the registries that pip is configured with (pip config list)."
-# Patterns in the output of uv, pip, git, cmake and rattler when no host answered, and their meaning.
-_FAILURES = {
-    r"dns error|ould not resolve|ame resolution|ame or service not known|getaddrinfo": "A host's name is not resolved.",
-    r"onnection refused|onnection reset|Failed to connect|NewConnectionError|tcp connect error": "No connection.",
-    r"etwork is unreachable|No route to host": "The network is unreachable.",
-    r"peration timed out|onnection timed out|ReadTimeout|ConnectTimeout|deadline has elapsed": "The connection timed out.",
-    r"invalid peer certificate|CERTIFICATE_VERIFY_FAILED|SSL certificate problem": "A certificate is not trusted (PIP_CERT).",
-    r"[Tt]unnel (connection failed|error)|[Pp]roxy ?[Ee]rror|407 Proxy": "The proxy refuses.",
-    r"HTTP status (server error|client error \((?!404))|error decoding response": "A registry or a proxy refuses.",
-}
 
 
 class NetworkError(CommandError):
@@ -123,7 +147,7 @@ class Network:
         offline: whether nothing may be fetched from a network.
         wheelhouse: a folder filled by ``wheelhouse``; uv then takes wheels from it only.
         torch_index: a mirror that replaces the PyTorch project's index (VLLM_ENV_TORCH_INDEX).
-        program_caches: folder for the caches of uv and pip; None leaves their caches where they are.
+        program_caches: folder for the caches of uv and pip; None for their own folders.
     """
 
     pip: PipConfig = field(default_factory=PipConfig)
@@ -137,41 +161,60 @@ class Network:
     ) -> str:
         """Run uv with the configured sources and return what it printed.
 
-        If these sources lack a torch build (``torch_backend``, such as ``cpu``), ask the PyTorch project's index, too.
+        If these sources lack a torch build (``torch_backend``, such as ``cpu``), ask the PyTorch
+        project's index, too.
 
         Raises:
             NetworkError: no host answers.
         """
-        sources = [*(["--offline"] if self.offline else []), *self.pip.uv_arguments()]
         if self.wheelhouse:
             sources = ["--offline", "--no-index", "--find-links", str(self.wheelhouse)]
+        else:
+            sources = self.pip.uv_arguments()
+            if self.offline:
+                sources.insert(0, "--offline")
         command = [Path(sys.executable).parent / "uv", *arguments, *sources]
         options["env"] = {**self.pip.uv_environment(), **options.get("env", {})}
-        own = ["--torch-backend", torch_backend]
-        return self._with_torch(
-            command, "--index", own, what, torch_backend=torch_backend, **options
-        )
+        pytorch = ["--torch-backend", torch_backend] if torch_backend else []
+        return self._run_with_torch(command, what, mirror="--index", pytorch=pytorch, **options)
 
-    def _with_torch(
-        self, command: Sequence[object], index: str, own: Sequence[str], what: str, **options: Any
+    def _run_with_torch(
+        self,
+        command: Sequence[object],
+        what: str,
+        *,
+        mirror: str,
+        pytorch: Sequence[str],
+        **options: Any,
     ) -> str:
-        """Run uv or pip; for ``torch_backend`` with the mirror (``index``), or after a failure with PyTorch's index (``own``)."""
-        torch = options.pop("torch_backend") and not self.wheelhouse
+        """Run uv or pip.
+
+        Args:
+            command: program and arguments.
+            what: purpose of the program for the error message.
+            mirror: the program's option for a mirror of PyTorch's index.
+            pytorch: the program's arguments for PyTorch's index; empty if no torch is needed.
+            options: see the module.
+        """
         if self.program_caches:
             places = {
-                f"{name}_CACHE_DIR": str(self.program_caches / name.lower())
-                for name in ("UV", "PIP")
+                "UV_CACHE_DIR": str(self.program_caches / "uv"),
+                "PIP_CACHE_DIR": str(self.program_caches / "pip"),
             }
             options["env"] = {**places, **options.get("env", {})}
-        mirror = [index, self.torch_index] if torch and self.torch_index else []
+        if not pytorch or self.wheelhouse:
+            return _run(command, what, **options)
+        # The user named a mirror in place of PyTorch's index.
+        if self.torch_index:
+            return _run([*command, mirror, self.torch_index], what, **options)
         try:
-            return _run([*command, *mirror], what, **options)
+            return _run(command, what, **options)
         except CommandError as error:
             # Only a failure about torch can be solved by PyTorch's index.
-            if not torch or mirror or self.offline or "torch" not in error.tail:
+            if self.offline or "torch" not in error.tail:
                 raise
             try:
-                return _run([*command, *own], what, **options)
+                return _run([*command, *pytorch], what, **options)
             except CommandError:
                 # Show the first error: it is about the sources that the user configured.
                 raise error from None
@@ -179,19 +222,19 @@ class Network:
     def pip_command(
         self, arguments: Sequence[object], what: str, *, torch_backend: str = "", **options: Any
     ) -> str:
-        """Run the packager's own pip, which reads its own configuration. Errors as in :meth:`program`, torch as in :meth:`uv`."""
+        """Run the packager's own pip; errors as in :meth:`program`, torch as in :meth:`uv`."""
         self.require(what)
-        own = ["--extra-index-url", f"{_PYTORCH}/{torch_backend}"]
+        option = "--extra-index-url"
+        pytorch = [option, f"{_PYTORCH}/{torch_backend}"] if torch_backend else []
         command = [sys.executable, "-I", "-m", "pip", *arguments]
-        return self._with_torch(
-            command, "--extra-index-url", own, what, torch_backend=torch_backend, **options
-        )
+        return self._run_with_torch(command, what, mirror=option, pytorch=pytorch, **options)
 
     def git(self, arguments: Sequence[object], what: str, **options: Any) -> str:
-        """Run git without password prompts; errors as in :meth:`program`. A repository in a folder needs no network."""
-        if any(str(argument).startswith("file:") for argument in arguments):
-            return _run(["git", *arguments], what, **options)
-        return self.program(["git", *arguments], what, **options)
+        """Run git without password prompts; errors as in :meth:`program`."""
+        # A repository in a folder needs no network.
+        if not any(str(argument).startswith("file:") for argument in arguments):
+            self.require(what)
+        return _run(["git", *arguments], what, **options)
 
     def program(self, argv: Sequence[object], what: str, **options: Any) -> str:
         """Run a program that fetches something and return what it printed.
@@ -207,8 +250,10 @@ class Network:
         if self.offline:
             raise NetworkError(
                 f"--offline: cannot {what}.",
-                cause="It is neither in the wheelhouse nor in the cache, and --offline touches no network.",
-                remedy="Fill a wheelhouse on a machine with network (./gen_vllm_env.sh wheelhouse DIR), or omit --offline.",
+                cause="It is neither in the wheelhouse nor in the cache, "
+                "and --offline touches no network.",
+                remedy="Fill a wheelhouse on a machine with network "
+                "(./gen_vllm_env.sh wheelhouse DIR), or omit --offline.",
             )
 
     def download(self, url: str, sha256: str, target: Path) -> None:
@@ -221,10 +266,11 @@ class Network:
             self.require(f"fetch {target.name}")
         try:
             trust = ssl.create_default_context(cafile=self.pip.cert or None)
-            with urllib.request.urlopen(url, timeout=_READ_TIMEOUT, context=trust) as source:  # noqa: S310 - a channel's address
-                data = (
-                    source.read()
-                )  # in one read: reads of a given size do not notice a truncated reply
+            # A channel may be a folder, so file: is allowed.
+            reply = urllib.request.urlopen(url, timeout=_READ_TIMEOUT, context=trust)  # noqa: S310
+            with reply as source:
+                # In one read: reads of a given size do not notice a truncated reply.
+                data = source.read()
             if hashlib.sha256(data).hexdigest() != sha256:
                 raise VllmEnvError(
                     f"{url} is not the lock's file: its SHA-256 differs.",
@@ -235,25 +281,28 @@ class Network:
             raise NetworkError(f"{url} cannot be fetched: {error}.", remedy=_REMEDY) from error
 
     def answers(self, url: str) -> bool:
-        """Return whether the host of a URL, or the proxy in front of it, accepts a connection within 3 s."""
+        """Return whether a URL's host, or the proxy in front of it, accepts a connection in 3 s."""
         try:
             parts = urllib.parse.urlsplit(url)
-            is_folder = parts.scheme == "file" and Path(parts.path).is_dir()
-            return is_folder or (
-                parts.scheme != "file" and not self.offline and _connects(*_first_hop(parts))
-            )
-        except ValueError:  # the address of the host or the proxy is not valid
+            if parts.scheme == "file":
+                return Path(parts.path).is_dir()
+            return not self.offline and _connects(*_first_hop(parts))
+        # The address of the host or the proxy is not valid. A later download reports it.
+        except ValueError:
             return False
 
 
 def _first_hop(parts: urllib.parse.SplitResult) -> tuple[str, int]:
-    """Return the host and port to connect to: the proxy's (its URL may lack a scheme) or the URL's own."""
+    """Return the host and port to connect to: the proxy's, or the URL's own."""
     proxy = urllib.request.getproxies().get(parts.scheme, "")
     if proxy and not urllib.request.proxy_bypass(parts.hostname or ""):
+        # HTTPS_PROXY may lack a scheme: "proxy:3128".
         parts = urllib.parse.urlsplit(proxy if "://" in proxy else f"http://{proxy}")
-    return parts.hostname or "", parts.port or (80 if parts.scheme == "http" else 443)
+    usual_port = 80 if parts.scheme == "http" else 443
+    return parts.hostname or "", parts.port or usual_port
 
 
+# Remembered: without an answer, each further question for the same host would take 3 s.
 @functools.cache
 def _connects(host: str, port: int) -> bool:
     try:
@@ -268,11 +317,12 @@ def _run(argv: Sequence[object], what: str, **options: Any) -> str:
     try:
         return run(argv, what=what, **options)
     except CommandError as error:
-        meaning = next(
-            (text for pattern, text in _FAILURES.items() if re.search(pattern, error.tail)), ""
-        )
-        if not meaning:
-            raise
-        raise NetworkError(
-            f"Could not {what}: the network failed.", tail=error.tail, cause=meaning, remedy=_REMEDY
-        ) from error
+        for pattern, meaning in _FAILURES:
+            if re.search(pattern, error.tail):
+                raise NetworkError(
+                    f"Could not {what}: the network failed.",
+                    tail=error.tail,
+                    cause=meaning,
+                    remedy=_REMEDY,
+                ) from error
+        raise

@@ -1,7 +1,7 @@
 """The only place that runs other programs.
 
-Each program gets a session of its own: an interrupted build ends the program with everything that it started. The program
-also dies with the packager, even if SIGKILL ends the packager (see ``launch.py``).
+Each program gets a session of its own: an interrupted build ends the program with everything that
+it started. The program also ends with the packager, even if SIGKILL ends that (``launch.py``).
 """
 
 import contextlib
@@ -21,6 +21,7 @@ from .interrupts import interrupts_held
 
 Child = subprocess.Popen[str]
 """A program that :func:`start` started."""
+# A program's output may have bytes that are not UTF-8. They must not end a build.
 _QUIETLY: Any = {
     "stdin": subprocess.DEVNULL,
     "stderr": subprocess.STDOUT,
@@ -53,62 +54,58 @@ def run(
     Raises:
         CommandError: the program is missing or fails.
     """
-    arguments = [str(a) for a in argv]
-    with (
-        interrupts_held() as let_through
-    ):  # held from before the child starts until it has been ended
+    # From before the child starts until it has ended: at no moment may a Ctrl-C leave it running.
+    with interrupts_held() as let_through:
         try:
-            child = start(arguments, env=env, cwd=cwd, stdout=subprocess.PIPE)
+            child = start(argv, env=env, cwd=cwd, stdout=subprocess.PIPE)
         except OSError as error:
             raise CommandError(
-                f"Could not {what}: {arguments[0]} does not start ({error.strerror}).",
-                remedy=remedy,
+                f"Could not {what}: {argv[0]} does not start ({error.strerror}).", remedy=remedy
             ) from error
-        try:
-            with let_through():
-                output = _read(child, on_line)
-        except BaseException:
-            end_session(child)
-            raise
-        finally:
-            if child.stdout:
-                child.stdout.close()
+        # ``with`` closes the pipe of the output.
+        with child:
+            try:
+                with let_through():
+                    output = _read(child, on_line)
+            except BaseException:
+                end_session(child)
+                raise
     if child.returncode != 0:
         tail = "\n".join(output.splitlines()[-_TAIL_LINES:])
-        full = os.strerror(errno.ENOSPC) in tail
+        cause = ""
+        # A full file system shows in the text alone, which is the C library's.
+        if os.strerror(errno.ENOSPC) in tail:
+            cause = "A file system is full."
+            remedy = SPACE_REMEDY
         raise CommandError(
-            f"Could not {what}: {os.path.basename(arguments[0])} ended with status {child.returncode}.",  # noqa: PTH119
+            f"Could not {what}: {Path(str(argv[0])).name} ended with status {child.returncode}.",
             tail=tail,
-            cause="A file system is full." if full else "",
-            remedy=SPACE_REMEDY if full else remedy or "The last lines that it printed are above.",
+            cause=cause,
+            remedy=remedy or "The last lines that it printed are above.",
         )
     return output
 
 
-def capture(
-    argv: Sequence[object], *, env: Mapping[str, str] | None = None, seconds: float | None = None
-) -> tuple[int, str]:
+def capture(argv: Sequence[object], *, seconds: float | None = None) -> tuple[int, str]:
     """Run a short program that may fail, and return its status and output.
 
     Args:
         argv: program and arguments.
-        env: all variables of the program; None passes this process's own.
-        seconds: the longest time it may take. A program that hangs in a driver cannot be killed; it is left behind.
+        seconds: the longest time it may take; None for any time.
 
     Raises:
         CommandError: the program does not start, or does not end in time.
     """
     program = str(argv[0])
     try:
-        child = subprocess.Popen(
-            [str(a) for a in argv], env=env, stdout=subprocess.PIPE, **_QUIETLY
-        )
+        child = subprocess.Popen([str(a) for a in argv], stdout=subprocess.PIPE, **_QUIETLY)
     except OSError as error:
         raise CommandError(f"{program} does not start: {error.strerror}.") from error
     try:
         output, _ = child.communicate(timeout=seconds)
     except subprocess.TimeoutExpired as error:
         child.kill()
+        # SIGKILL does not end a program that hangs in a driver. It is left behind.
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.wait(1)
         raise CommandError(f"{program} has not answered for {seconds:.0f} s.") from error
@@ -116,7 +113,7 @@ def capture(
 
 
 def start(
-    argv: Sequence[str],
+    argv: Sequence[object],
     *,
     stdout: int | IO[bytes],
     env: Mapping[str, str] | None = None,
@@ -138,32 +135,26 @@ def start(
         OSError: the program cannot be started.
     """
     reader, writer = os.pipe()
+    # An empty value means no variable, because pip and Python do not take it for an unset one.
     changes = json.dumps({name: value or None for name, value in (env or {}).items()})
-    head = [
-        sys.executable,
-        "-I",
-        "-S",
-        _LAUNCHER,
-        os.getpid(),
-        int(when_parent_ends),
-        writer,
-        changes,
-    ]
-    options: Any = {
-        "cwd": cwd,
-        "start_new_session": True,
-        "pass_fds": (writer,),
-        "encoding": "utf-8",
-        **_QUIETLY,
-    }
+    # -I: the current folder may have a module json. -S: the launcher needs no installed package.
+    launcher = [sys.executable, "-I", "-S", _LAUNCHER]
+    command = [*launcher, os.getpid(), int(when_parent_ends), writer, changes, *argv]
     with open(reader, "rb") as pipe:
         try:
             child = subprocess.Popen(
-                [str(part) for part in (*head, *argv)], stdout=stdout, **options
+                [str(part) for part in command],
+                stdout=stdout,
+                cwd=cwd,
+                start_new_session=True,
+                pass_fds=[writer],
+                encoding="utf-8",
+                **_QUIETLY,
             )
         finally:
             os.close(writer)
-        failure = pipe.read()  # ends when exec replaces the launcher: the pipe is then closed
+        # This read ends when exec replaces the launcher, because exec closes the pipe.
+        failure = pipe.read()
     if failure:
         child.communicate()
         raise OSError(int(failure), os.strerror(int(failure)))
@@ -172,9 +163,8 @@ def start(
 
 def _read(child: Child, on_line: Callable[[str], None] | None) -> str:
     """Read the output of a program until it ends."""
-    lines: deque[str] = deque(
-        maxlen=100_000
-    )  # lines; bounds the memory for a program that prints a lot
+    # The limit bounds the memory for a program that prints a lot.
+    lines: deque[str] = deque(maxlen=100_000)
     for line in child.stdout or ():
         lines.append(line)
         if on_line:
@@ -190,14 +180,16 @@ def has_ended(child: Child, seconds: float) -> bool:
     return child.returncode is not None
 
 
-def end_session(child: Child, grace: float = 3.0) -> None:
-    """End a program of :func:`run` and its whole session: SIGTERM, then SIGKILL after ``grace`` seconds."""
+def end_session(child: Child) -> None:
+    """End a program of :func:`run` and its whole session."""
     _signal_session(child, signal.SIGTERM)
-    has_ended(child, grace)
+    # Programs such as git clean up on SIGTERM.
+    has_ended(child, seconds=3)
     _signal_session(child, signal.SIGKILL)
     child.wait()
 
 
 def _signal_session(child: Child, number: signal.Signals) -> None:
+    # start() made the child the leader of its session, so its id is the id of the group.
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child.pid, number)

@@ -1,9 +1,10 @@
 """The user's view: one line per stage on stderr, with progress and time; results on stdout.
 
-A context variable holds the console, so functions do not pass it on only to report. The command line sets it.
+A context variable holds the console. The command line sets it. A function need not get a console
+as an argument only to report.
 
-On a terminal, ``rich`` shows the running stage as a live line. Elsewhere, a stage prints that it has begun and how long it
-took.
+On a terminal, ``rich`` shows the running stage as a live line. Elsewhere, a stage prints that it
+has begun and how long it took.
 """
 
 import time
@@ -37,14 +38,16 @@ class Console:
     def __init__(self, *, quiet: bool = False, verbose: bool = False) -> None:
         self.quiet = quiet
         self.verbose = verbose
+        # soft_wrap: a long line stays one line, so that a log can be searched for it.
         self._rich = RichConsole(stderr=True, highlight=False, soft_wrap=True)
         self._live: Progress | None = None
         self._detail = ""
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Show a stage while the block runs; then print one line with its time and its last step."""
-        started, self._detail = time.monotonic(), ""
+        """Show a stage while the block runs; then print a line with its time and its last step."""
+        started = time.monotonic()
+        self._detail = ""
         if self._rich.is_terminal and not self.quiet:
             self._live = Progress(*_COLUMNS, console=self._rich, transient=True)
             self._live.add_task(name, total=None, detail="")
@@ -54,6 +57,7 @@ class Console:
             finally:
                 self._live = None
         else:
+            # A stage may take minutes, and a log without this line would look hung.
             self.note(f"{name} …")
             yield
         detail = f"  {self._detail}" if self._detail else ""
@@ -70,6 +74,7 @@ class Console:
 
     def note(self, text: str) -> None:
         """Print a line of progress, unless quiet."""
+        # markup=False: rich would take the [cpu] of a requirement for a style.
         if not self.quiet:
             self._rich.print(text, markup=False)
 
@@ -88,13 +93,15 @@ class Console:
         print(text, flush=True)  # noqa: T201 - the one place that prints
 
 
-# A new thread starts with the default console, which prints. A thread that reports must run in contextvars.copy_context().
-_console: ContextVar[Console] = ContextVar("console", default=Console())  # noqa: B039 - all may share it
+# A new thread starts with this default, which ignores --quiet. A thread that reports must run in
+# contextvars.copy_context().
+_console: ContextVar[Console] = ContextVar("console", default=Console())  # noqa: B039
 
 
 @contextmanager
 def reporting_to(console: Console) -> Iterator[None]:
     """Send the reports of the functions below to a console while the block runs."""
+    # Restored afterwards, because the tests run the command line many times in one process.
     token = _console.set(console)
     try:
         yield

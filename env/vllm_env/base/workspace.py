@@ -13,11 +13,10 @@ from .cache import Cache
 from .locks import locked
 from .network import Network
 
-_PACKED = (
-    Path(__file__).resolve().parents[1] / "checkout"
-)  # a wheel contains the files that it needs of the checkout
+# A wheel contains the files that it needs of the checkout.
+_PACKED = Path(__file__).resolve().parents[1] / "checkout"
 CHECKOUT = _PACKED if _PACKED.is_dir() else Path(__file__).resolve().parents[3]
-"""Holds ``env/vllm_env.toml`` with its locks, ``client/``, ``prompts.txt`` and the template in ``model_repository/``."""
+"""Has ``env/vllm_env.toml`` with its locks, ``client/``, ``prompts.txt``, ``model_repository/``."""
 PLACE = Path.cwd() if _PACKED.is_dir() else CHECKOUT
 """Where a build writes by default: the checkout; with an installed wheel, the current folder."""
 TOOLS = Path(sys.executable).parent
@@ -37,12 +36,11 @@ class Workspace:
 
     @contextlib.contextmanager
     def for_dry_run(self) -> Iterator["Workspace"]:
-        """Yield a workspace that reads this cache and writes into a temporary folder.
-
-        It takes no lock of this cache: the cache may be read-only, or another build may be running.
-        """
+        """Yield a workspace that reads this cache and writes into a temporary folder."""
+        # It takes no lock of this cache: that may be read-only, or locked by a running build.
         with tempfile.TemporaryDirectory(prefix="vllm_env-dry-run-") as folder:
             cache = self.cache.linked_in(Path(folder, "cache"))
+            # uv and pip write into their caches, too, and a dry run must leave these as they are.
             network = dataclasses.replace(self.network, program_caches=Path(folder))
             yield Workspace(cache, network, dry_run=True)
 
@@ -52,6 +50,7 @@ class Workspace:
 
     def exclusive(self) -> contextlib.AbstractContextManager[None]:
         """Hold the cache for one build at a time."""
+        # At its end, a build evicts entries that it did not use. Another one may need them.
         self.cache.root.mkdir(parents=True, exist_ok=True)
         return self.locked(
             self.cache.root / "build.lock", "another build is running; waiting for it to end"

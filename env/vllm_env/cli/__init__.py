@@ -1,4 +1,4 @@
-"""The command line: turn arguments into a request and a workspace, and the outcome into an exit code.
+"""The command line: from arguments to a request and a workspace, from an outcome to an exit code.
 
 Only this room parses arguments, prints results or exits. The rooms below do the work.
 """

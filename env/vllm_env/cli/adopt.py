@@ -1,4 +1,4 @@
-"""``adopt``: make a model of this project from the official backend's model folder; show the changes first."""
+"""``adopt``: make a model of this project from a model folder of the official backend."""
 
 import argparse
 import dataclasses
@@ -17,9 +17,8 @@ from .options import open_workspace, request_of
 
 def adopt(options: argparse.Namespace, console: Console) -> int:
     """Build a model from ``SOURCE``; with ``--dry-run``, only show the changes."""
-    source = Path(
-        os.path.realpath(options.folder)
-    )  # Path.resolve() raises an error for a loop of links
+    # Not Path.resolve(): it raises an error for a loop of links, which is reported later.
+    source = Path(os.path.realpath(options.folder))
     options.model = options.model or source.name
     request = request_of(options)
     adoption = read_adoption(
@@ -28,9 +27,10 @@ def adopt(options: argparse.Namespace, console: Console) -> int:
         template=TEMPLATE,
         environment=request.layout.environment,
     )
-    for line in _shown(adoption, request.model_folder):
-        # The difference is the result of a dry run, so --quiet does not hide it.
-        console.error(line) if options.dry_run else console.note(line)
+    # The difference is the result of a dry run, so --quiet does not hide it.
+    show = console.error if options.dry_run else console.note
+    for line in _describe_changes(adoption, request.model_folder):
+        show(line)
     facts: dict[str, object] = {
         "source": str(source),
         "model": str(request.model_folder),
@@ -41,28 +41,33 @@ def adopt(options: argparse.Namespace, console: Console) -> int:
     lines: list[str] = []
     if not options.dry_run:
         workspace = open_workspace(options)
+        # The build publishes a template. Here it is the adopted model, which exists nowhere yet.
         with workspace.cache.staging() as staging:
             template = stage_template(adoption, TEMPLATE, staging / request.model)
-            result = build(
-                workspace, dataclasses.replace(request, adoption=adoption, template=template)
-            )
+            request = dataclasses.replace(request, adoption=adoption, template=template)
+            result = build(workspace, request)
         answers = result.smoke.answers if result.smoke else ()
         facts["smoke_run"] = [{"prompt": prompt, "answer": answer} for prompt, answer in answers]
         lines += [f"{prompt!r} -> {answer!r}" for prompt, answer in answers]
         lines.append(
-            f"{request.model_folder}: adopted from {source}, which is as it was and keeps the weights"
+            f"{request.model_folder}: adopted from {source}, "
+            "which is unchanged and keeps the weights"
         )
-    for line in [json.dumps(facts, indent=2)] if options.json else lines:
+    if options.json:
+        lines = [json.dumps(facts, indent=2)]
+    for line in lines:
         console.result(line)
     return 0
 
 
-def _shown(adoption: Adoption, target: Path) -> list[str]:
+def _describe_changes(adoption: Adoption, target: Path) -> list[str]:
     """Return the lines that the user sees before the build."""
     lines = adoption.difference.splitlines()
+    # The weights stay in SOURCE, where the new model finds them.
     lines += [f"stays where it is: {path}" for path in adoption.left]
     if (target / MANIFEST_NAME).is_file():
         lines.append(
-            f"{target} was adopted before: environment and code are refreshed, its other files stay"
+            f"{target} was adopted before: "
+            "its environment and code are replaced, its other files stay"
         )
     return lines

@@ -1,4 +1,4 @@
-"""The subcommands other than the build: ``adopt``, ``doctor``, ``verify``, ``inspect``, ``wheelhouse``, ``clean``."""
+"""The subcommands other than the build, and the table of all of them."""
 
 import argparse
 import contextlib
@@ -28,6 +28,7 @@ from .adopt import adopt
 from .doctor import examine
 from .options import open_workspace, request_of
 
+# A path, its size in bytes, and the function that removes it.
 _Removable = tuple[Path, int, "Callable[[], object]"]
 
 
@@ -47,7 +48,13 @@ def inspect(options: argparse.Namespace, console: Console) -> int:
     if options.json:
         console.result(manifest.to_json().rstrip())
         return 0
-    vllm, packed, stub = manifest.vllm, manifest.archive, manifest.stub
+    vllm = manifest.vllm
+    packed = manifest.archive
+    stub = manifest.stub
+    content = "unpacked"
+    # The manifest records no size of an unpacked environment.
+    if packed.sha256:
+        content = f"{packed.size / 1e6:.0f} MB, {packed.sha256[:16]}"
     facts = {
         "vLLM": f"{vllm.version} {vllm.commit}".strip(),
         "from": f"{vllm.distribution}, {vllm.origin}",
@@ -55,16 +62,12 @@ def inspect(options: argparse.Namespace, console: Console) -> int:
         **manifest.versions,
         "Triton": manifest.triton_release,
         "stub": f"{stub.origin}, {stub.sha256[:16]}",
-        "archive": f"{packed.name}, "
-        + (f"{packed.size / 1e6:.0f} MB, {packed.sha256[:16]}" if packed.sha256 else "unpacked"),
-        **(
-            {"parts": f"{len(parts)}, {sum(p.size for p in parts) / 1e6:.0f} MB"}
-            if (parts := manifest.parts)
-            else {}
-        ),
-        "lock": manifest.lock_digest[:16],
-        "built": f"{manifest.built_at} by {manifest.built_by}",
+        "archive": f"{packed.name}, {content}",
     }
+    if parts := manifest.parts:
+        facts["parts"] = f"{len(parts)}, {sum(part.size for part in parts) / 1e6:.0f} MB"
+    facts["lock"] = manifest.lock_digest[:16]
+    facts["built"] = f"{manifest.built_at} by {manifest.built_by}"
     for name, value in facts.items():
         console.result(f"{name:<14} {value}")
     return 0
@@ -75,6 +78,7 @@ def verify(options: argparse.Namespace, console: Console) -> int:
     model, manifest = _manifest(options)
     workspace = open_workspace(options)
     with console.stage("verify"):
+        # First what takes seconds. The checks of an environment take minutes.
         check_files(model, manifest)
         check_model(model, manifest)
         # Without a Triton root, this machine's libarchive unpacks the archive.
@@ -83,59 +87,57 @@ def verify(options: argparse.Namespace, console: Console) -> int:
         for note in verify_packed(workspace, layout, packed, manifest.expected(), triton):
             console.note(note)
         console.step(str(model))
-    console.result(
-        json.dumps({"model": str(model), "verified": True})
-        if options.json
-        else f"{model}: verified"
-    )
+    facts = {"model": str(model), "verified": True}
+    console.result(json.dumps(facts) if options.json else f"{model}: verified")
     return 0
 
 
 def clean(options: argparse.Namespace, console: Console) -> int:
     """Remove the leftovers of killed builds and dead servers, and the cache."""
     workspace = open_workspace(options)
-    # No build may run while its entries are removed.
+    # No build may run while its entries are removed. A dry run must not wait for one.
     with contextlib.nullcontext() if options.dry_run else workspace.exclusive():
-        found = _abandoned(workspace) + ([] if options.keep_cache else _cached(workspace))
-        for path, size, remove in found:
+        leftovers = _abandoned(workspace)
+        if not options.keep_cache:
+            leftovers += _cached(workspace)
+        for path, size, remove in leftovers:
             console.note(f"{size / 1e6:10.1f} MB  {path}")
             if not options.dry_run:
                 remove()
-    total = sum(size for _, size, _ in found)
+    total = sum(size for _, size, _ in leftovers)
     facts = {
         "removed": not options.dry_run,
-        "paths": [str(path) for path, _, _ in found],
+        "paths": [str(path) for path, _, _ in leftovers],
         "bytes": total,
     }
-    console.result(
-        json.dumps(facts)
-        if options.json
-        else f"{'would free' if options.dry_run else 'freed'} {total / 1e9:.1f} GB"
-    )
+    freed = "would free" if options.dry_run else "freed"
+    console.result(json.dumps(facts) if options.json else f"{freed} {total / 1e9:.1f} GB")
     return 0
 
 
 def _abandoned(workspace: Workspace) -> list[_Removable]:
-    staged = [
-        (folder, tree_size(folder), partial(remove_unlocked, folder))
-        for folder in workspace.cache.abandoned()
-    ]
-    return [*((entry.path, entry.size, entry.remove) for entry in find_abandoned()), *staged]
+    """Return what killed builds and dead servers left behind."""
+    leftovers: list[_Removable] = [(e.path, e.size, e.remove) for e in find_abandoned()]
+    folders = workspace.cache.abandoned()
+    # Another process may have locked a folder meanwhile. It is then not removed.
+    leftovers += [(f, tree_size(f), partial(remove_unlocked, f)) for f in folders]
+    return leftovers
 
 
 def _cached(workspace: Workspace) -> list[_Removable]:
-    """Return the cache's entries, and the private copies of vLLM's caches unless a server may read them."""
+    """Return the cache's entries and the environments and caches that served models made."""
     cache = workspace.cache
-    entries = [entry for entry in cache.entries() if entry.paths[0].parent != cache.path("warm")]
-    found: list[_Removable] = [
-        *((entry.paths[0], entry.size, entry.remove) for entry in entries),
-        *find_unpacked(),
-    ]
+    # The copies of vLLM's caches follow below: only they may be in use.
+    entries = [e for e in cache.entries() if e.paths[0].parent != cache.path("warm")]
+    removables: list[_Removable] = [(e.paths[0], e.size, e.remove) for e in entries]
+    removables += find_unpacked()
+    # Weeks after its start, vLLM still reads a file there when it meets a new shape.
     if server_runs():
         report.note("a tritonserver runs: the copies of vLLM's caches that served models made stay")
-        return found
-    private = find_private_caches({cache.root, default_root()})
-    return [*found, *((entry.path, entry.size, entry.remove) for entry in private)]
+        return removables
+    # Served models do not know VLLM_ENV_CACHE, so they have copies in the default cache, too.
+    copies = find_private_caches({cache.root, default_root()})
+    return removables + [(e.path, e.size, e.remove) for e in copies]
 
 
 def doctor(options: argparse.Namespace, console: Console) -> int:
@@ -145,13 +147,13 @@ def doctor(options: argparse.Namespace, console: Console) -> int:
     spec = load_spec(options.profile or default_profile(triton), Overrides())
     findings = examine(open_workspace(options), triton, spec)
     if options.json:
-        console.result(json.dumps([dataclasses.asdict(f) for f in findings], indent=2))
+        console.result(json.dumps([dataclasses.asdict(finding) for finding in findings], indent=2))
     else:
         for finding in findings:
             console.result(f"{finding.state:<8} {finding.name:<14} {finding.what}")
             if finding.remedy:
                 console.result(f"{'':<23} {finding.remedy}")
-    return 1 if any(f.state == "problem" for f in findings) else 0
+    return int(any(finding.state == "problem" for finding in findings))
 
 
 def wheelhouse(options: argparse.Namespace, console: Console) -> int:
@@ -173,12 +175,13 @@ def wheelhouse(options: argparse.Namespace, console: Console) -> int:
         "fetched": not options.dry_run,
         "wheels": wheels,
         "bytes": size,
+        "lock_digest": lock.digest if lock else UNKNOWN,
     }
-    facts["lock_digest"] = lock.digest if lock else UNKNOWN
     console.result(json.dumps(facts) if options.json else f"{folder}: {state}")
     return 0
 
 
+# Each function has the name of its subcommand.
 COMMANDS: dict[str, Callable[[argparse.Namespace, Console], int]] = {
     command.__name__: command for command in (adopt, doctor, inspect, verify, clean, wheelhouse)
 }

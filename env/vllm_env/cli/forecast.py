@@ -16,51 +16,55 @@ class Forecast:
 
     Attributes:
         fetch: bytes to fetch; None if the lock is not known yet.
-        unsized: number of wheels without a size in the lock.
         space: bytes needed, by folder.
+        unsized: number of wheels without a size in the lock.
     """
 
     fetch: int | None
-    unsized: int
     space: dict[str, int]
+    unsized: int = 0
 
 
 def forecast(workspace: Workspace, request: BuildRequest, plan: Plan) -> Forecast:
-    """Return the cost of a build; files that the cache or the repository already has cost nothing."""
-    spec, lock = plan.spec, plan.lock
-    served = request.smoke or request.warm
-    extracted = request.layout.extracted_space(spec.profile)
-    space = {TMP: extracted} if served and extracted else {}
-    if standing(request.model_folder, plan.key) or (
-        lock and has_prefix(workspace, lock, request.keep)
-    ):
-        return Forecast(0, 0, space)
-    space = {str(workspace.cache.root): BUILD_SPACE[spec.profile], **space}
-    if copied := request.layout.copied_space(spec.profile):
+    """Return the cost of a build; what the cache or the repository already has costs nothing."""
+    profile = plan.spec.profile
+    lock = plan.lock
+    is_served = request.smoke or request.warm
+    space = {}
+    extracted = request.layout.extracted_space(profile)
+    # Triton extracts when it serves, also a model that is up to date.
+    if is_served and extracted:
+        space[TMP] = extracted
+    is_published = standing(request.model_folder, plan.key)
+    if is_published or (lock and has_prefix(workspace, lock, request.keep)):
+        return Forecast(fetch=0, space=space)
+    space = {str(workspace.cache.root): BUILD_SPACE[profile], **space}
+    if copied := request.layout.copied_space(profile):
         space[str(request.repository)] = copied
+    # The requirements of a vLLM that has no wheel yet are known only after it is built.
     if lock is None:
-        return Forecast(None, 0, space)
+        return Forecast(fetch=None, space=space)
+    # Not every index tells the size of a wheel.
     unsized = sum(not wheel.size for wheel in lock.wheels)
-    return Forecast(lock.download_size, unsized, space)
+    return Forecast(fetch=lock.download_size, space=space, unsized=unsized)
 
 
 def print_forecast(facts: Mapping[str, object], cost: Forecast, *, as_json: bool) -> None:
     """Print the plan of a build and its cost, as JSON or as text."""
     if as_json:
-        bytes_of = {
+        document = {
+            **facts,
             "bytes_to_fetch": cost.fetch,
             "wheels_of_unknown_size": cost.unsized,
             "bytes_needed": cost.space,
         }
-        Console.result(json.dumps({**facts, **bytes_of}, indent=2))
+        Console.result(json.dumps(document, indent=2))
         return
     fetch = UNKNOWN
     if cost.fetch is not None:
         more = f", and {cost.unsized} wheels of unknown size" if cost.unsized else ""
         fetch = f"{cost.fetch / 1e6:.0f} MB of wheels{more}"
-    space = (
-        ", ".join(f"{size / 1e9:.1f} GB in {place}" for place, size in cost.space.items())
-        or "nothing more"
-    )
-    for name, value in (*facts.items(), ("fetch", fetch), ("space", space)):
+    places = [f"{size / 1e9:.1f} GB in {place}" for place, size in cost.space.items()]
+    space = ", ".join(places) or "nothing more"
+    for name, value in {**facts, "fetch": fetch, "space": space}.items():
         Console.result(f"{name:<14} {value}")

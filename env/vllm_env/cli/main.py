@@ -12,7 +12,7 @@ import traceback
 from pathlib import Path
 
 from vllm_env.base.cache import give_cache
-from vllm_env.base.errors import CommandError, VllmEnvError
+from vllm_env.base.errors import VllmEnvError
 from vllm_env.base.interrupts import take_interrupts
 from vllm_env.base.report import Console, reporting_to
 from vllm_env.base.workspace import CHECKOUT, TOOLS
@@ -29,49 +29,47 @@ from .parser import parse
 def main(argv: list[str] | None = None) -> int:
     """Run the command line and return the exit code."""
     arguments = sys.argv[1:] if argv is None else argv
-    # Before parsing, because errors of the parser are printed on it, too.
+    # Before parsing, because the console also prints the parser's errors.
     console = Console(quiet="--quiet" in arguments, verbose="--verbose" in arguments)
     take_interrupts()
     try:
         with reporting_to(console):
             return _dispatch(arguments, console)
     except VllmEnvError as error:
-        _show(error, console)
+        if console.verbose:
+            traceback.print_exc()
+        for line in error.lines():
+            console.error(line)
         return error.exit_code
     except KeyboardInterrupt:
         console.error(
-            "Interrupted; the model repository holds the set that it held, or the new one, whole."
+            "Interrupted. The model repository has its old set of files, or the complete new one."
         )
+        # 128 + SIGINT, as a shell reports it.
         return 130
+    # A bug shows its traceback. A full disk or a missing permission is no bug.
     except OSError as error:
         console.error(f"error: {error.strerror or error}: {error.filename or 'a file'}")
         if console.verbose:
             traceback.print_exc()
         return 1
     finally:
-        if "--dry-run" not in arguments:  # a dry run has written nothing to the cache
+        # A dry run has written nothing to the cache.
+        if "--dry-run" not in arguments:
             give_cache()
-
-
-def _show(error: VllmEnvError, console: Console) -> None:
-    if console.verbose:
-        console.error("".join(traceback.format_exception(error)))
-    if isinstance(error, CommandError) and error.tail:
-        console.error(error.tail)
-    for line in error.lines():
-        console.error(line)
 
 
 def _dispatch(arguments: list[str], console: Console) -> int:
     name, options = parse(arguments)
     if name in COMMANDS:
         return COMMANDS[name](options, console)
-    request, workspace = request_of(options), open_workspace(options)
+    # First the request: a wrong option is reported before pip is asked for its configuration.
+    request = request_of(options)
+    workspace = open_workspace(options)
     if options.dry_run:
         plan = make_dry_plan(workspace, request)
-        print_forecast(
-            _plan_facts(plan, request), forecast(workspace, request, plan), as_json=options.json
-        )
+        cost = forecast(workspace, request, plan)
+        print_forecast(_plan_facts(plan, request), cost, as_json=options.json)
         return 0
     result = build(workspace, request)
     if options.json:
@@ -82,20 +80,30 @@ def _dispatch(arguments: list[str], console: Console) -> int:
 
 
 def _facts(result: BuildResult) -> dict[str, object]:
-    warmed, smoke = result.warmed, result.smoke
-    return {
+    facts: dict[str, object] = {
         "model": str(result.model),
         "rebuilt": result.rebuilt,
-        "smoke_run": [{"prompt": prompt, "answer": answer} for prompt, answer in smoke.answers]
-        if smoke
-        else None,
-        "warm": {"folder": str(warmed.folder), "bytes": warmed.size} if warmed else None,
+        # A program that reads this needs the keys also if nothing was served.
+        "smoke_run": None,
+        "warm": None,
         "manifest": dataclasses.asdict(result.manifest),
     }
+    if smoke := result.smoke:
+        facts["smoke_run"] = [
+            {"prompt": prompt, "answer": answer} for prompt, answer in smoke.answers
+        ]
+    if warmed := result.warmed:
+        facts["warm"] = {"folder": str(warmed.folder), "bytes": warmed.size}
+    return facts
 
 
 def _plan_facts(plan: Plan, request: BuildRequest) -> dict[str, object]:
-    lock, triton, stub = plan.lock, plan.triton, plan.stub.prebuilt
+    lock = plan.lock
+    stub = plan.stub.prebuilt
+    triton = f"{plan.triton.release} in {plan.triton.path}"
+    # A dry run does not install Triton.
+    if not plan.triton.is_there:
+        triton = f"{triton}, to be provisioned"
     facts: dict[str, object] = {
         "profile": plan.spec.profile,
         "pin": str(plan.spec.pin),
@@ -103,7 +111,7 @@ def _plan_facts(plan: Plan, request: BuildRequest) -> dict[str, object]:
         "python": lock.python if lock else plan.spec.python,
         "conda_channel": lock.conda.channel if lock else UNKNOWN,
         "wheels": len(lock.wheels) if lock else UNKNOWN,
-        "triton": f"{triton.release} in {triton.path}{'' if triton.is_there else ', to be provisioned'}",
+        "triton": triton,
         "stub": f"prebuilt, {stub}" if stub else "to be built from source",
         "layout": request.layout.name,
         "key": plan.key or UNKNOWN,
@@ -120,16 +128,14 @@ def _print_result(result: BuildResult, request: BuildRequest, console: Console) 
     if result.smoke:
         for prompt, answer in result.smoke.answers:
             console.result(f"{prompt!r} -> {answer!r}")
+        # Its last line says PASS or FAIL.
         console.result(result.smoke.client_lines[-1])
     state = "built" if result.rebuilt else "unchanged"
     manifest = result.manifest
-    console.result(
-        f"{result.model}: {state}, vLLM {manifest.vllm.version} for Triton {manifest.triton_release}"
-    )
-    if result.warmed:
-        console.result(
-            f"{result.warmed.folder}: {result.warmed.files} files, {result.warmed.size / 1e6:.0f} MB"
-        )
+    versions = f"vLLM {manifest.vllm.version} for Triton {manifest.triton_release}"
+    console.result(f"{result.model}: {state}, {versions}")
+    if warmed := result.warmed:
+        console.result(f"{warmed.folder}: {warmed.files} files, {warmed.size / 1e6:.0f} MB")
     console.result("Next:")
     for command in _next_commands(result, request):
         console.result(f"  {shlex.join(command)}")
@@ -137,18 +143,21 @@ def _print_result(result: BuildResult, request: BuildRequest, console: Console) 
 
 def _next_commands(result: BuildResult, request: BuildRequest) -> tuple[list[str], list[str]]:
     """Return the commands that start the server and ask the model, for the current folder."""
+    python = sys.executable
     # The client finds its checkout's tools by itself. An installed wheel has only this interpreter.
-    python = (
-        "python3" if TOOLS.is_relative_to(CHECKOUT) and shutil.which("python3") else sys.executable
-    )
+    if TOOLS.is_relative_to(CHECKOUT) and shutil.which("python3"):
+        python = "python3"
     ask = [python, _here(CHECKOUT / "client" / "client.py"), "--iterations", "10"]
     if request.model != "vllm":
         ask += ["--model", request.model]
+    # The client's default is prompts.txt in the current folder.
     if Path.cwd() != CHECKOUT:
         ask += ["--input-prompts", _here(CHECKOUT / "prompts.txt")]
-    return [_here(result.triton.binary), f"--model-store={_here(request.repository)}"], ask
+    serve = [_here(result.triton.binary), f"--model-store={_here(request.repository)}"]
+    return serve, ask
 
 
 def _here(path: Path) -> str:
     """Return a path relative to the current folder if it is below it, else the path itself."""
-    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
+    folder = Path.cwd()
+    return str(path.relative_to(folder) if path.is_relative_to(folder) else path)

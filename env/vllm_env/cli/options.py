@@ -16,34 +16,41 @@ from vllm_env.triton.stub_source import StubOptions
 
 
 def request_of(options: argparse.Namespace) -> BuildRequest:
-    """Return the request of the options; check what the options alone can tell."""
-    named = {
-        kind: getattr(options, option[2:].replace("-", "_")) for kind, option in PIN_OPTIONS.items()
-    }
+    """Return the request of the options.
+
+    Raises:
+        UsageError: the value of an option is wrong.
+    """
+    # argparse cannot check these. A wrong value must be reported before any work begins.
     if options.wheelhouse and not options.wheelhouse.is_dir():
-        remedy = "Fill one: ./gen_vllm_env.sh wheelhouse DIR."
-        raise UsageError(f"--wheelhouse {options.wheelhouse} is not a folder.", remedy=remedy)
+        raise UsageError(
+            f"--wheelhouse {options.wheelhouse} is not a folder.",
+            remedy="Fill one: ./gen_vllm_env.sh wheelhouse DIR.",
+        )
+    # The model has the name of its folder in the model repository.
     if "/" in options.model or options.model in ("", ".", ".."):
         raise UsageError(
             f"--model {options.model!r} is not a model's name.",
             remedy="Give a name without slashes.",
         )
     rules = [rule.name for rule in RULES]
-    for name in (name for name in options.keep if name not in rules):
-        raise UsageError(f"--keep {name} names no rule.", remedy=meant(name, rules))
-    pin, packages = (
-        next((Pin(k, value) for k, value in named.items() if value), None),
-        tuple(options.packages),
-    )
+    for name in options.keep:
+        if name not in rules:
+            raise UsageError(f"--keep {name} names no rule.", remedy=meant(name, rules))
+    pin = None
+    for kind, option in PIN_OPTIONS.items():
+        # argparse stores --vllm-commit as ``vllm_commit``, and lets the user give only one of them.
+        if value := getattr(options, option[2:].replace("-", "_")):
+            pin = Pin(kind, value)
     return BuildRequest(
         profile=options.profile,
         overrides=Overrides(
-            pin,
-            options.python,
-            options.distribution,
-            packages,
-            options.wheel_index,
-            options.git_url,
+            pin=pin,
+            python=options.python,
+            distribution=options.distribution,
+            packages=tuple(options.packages),
+            wheel_index=options.wheel_index,
+            git_url=options.git_url,
         ),
         spec_file=options.spec,
         triton_root=options.triton_root,
@@ -52,7 +59,7 @@ def request_of(options: argparse.Namespace) -> BuildRequest:
         layout=LAYOUTS[options.layout],
         repository=(options.model_repository or BuildRequest.repository).absolute(),
         model=options.model,
-        lock=LockOptions(options.locked, options.upgrade, options.save),
+        lock=LockOptions(locked=options.locked, upgrade=options.upgrade, save=options.save),
         keep=tuple(options.keep),
         smoke=not options.no_smoke_run,
         smoke_model=options.smoke_model,
@@ -61,13 +68,15 @@ def request_of(options: argparse.Namespace) -> BuildRequest:
 
 
 def open_workspace(options: argparse.Namespace) -> Workspace:
-    """Return the workspace of a run: the user's cache, pip's configuration, and the network that the options allow."""
+    """Return the workspace of a run: the user's cache and the network that the options allow."""
+    # Also for an installed wheel, which has no bootstrap that would have done this.
     settle_home(PLACE / ".tools" / "cache")
     network = Network(
-        read_pip_config(),
-        options.offline,
-        options.wheelhouse,
-        os.environ.get("VLLM_ENV_TORCH_INDEX", ""),
+        pip=read_pip_config(),
+        offline=options.offline,
+        wheelhouse=options.wheelhouse,
+        torch_index=os.environ.get("VLLM_ENV_TORCH_INDEX", ""),
     )
+    # Some subcommands have no --dry-run.
     only_read = "dry_run" in options and options.dry_run
     return Workspace(Cache(cache_root(only_read=only_read)), network)

@@ -1,4 +1,7 @@
-"""The parsers of the command line. They use only the standard library: ``--help`` works without installed tools."""
+"""The parsers of the command line.
+
+They use only the standard library, because ``--help`` must work before any tool is installed.
+"""
 
 import argparse
 import difflib
@@ -12,47 +15,56 @@ from vllm_env import __version__
 from vllm_env.base.errors import UsageError, meant
 from vllm_env.layout import NAMES
 
+# argparse fills the lines of a description again, so it may have line breaks.
 _DESCRIPTION = """\
-Pins a vLLM, packs it with conda-pack, adds the stub that fits, and places both in a Triton model repository that stock
-tritonserver loads. Without an argument it builds the default profile of env/vllm_env.toml and proves it with a smoke run.
+Pins a vLLM, packs it with conda-pack, adds the stub that fits, and places both in a Triton model
+repository that stock tritonserver loads. Without an argument it builds the default profile of
+env/vllm_env.toml and proves it with a smoke run.
 """
-_EPILOG = "Subcommands: build (the default), adopt, doctor, verify, inspect, wheelhouse, clean; each has --help."
+# The parser names the subcommands itself: their table is in commands.py, which needs the tools.
+_EPILOG = """\
+Subcommands: build (the default), adopt, doctor, verify, inspect, wheelhouse, clean.
+Each has --help.
+"""
 _REPOSITORY = "default: model_repository"
 _ADOPTS = """\
-Makes a model in the model repository from SOURCE, a model folder of Triton's own vLLM backend. SOURCE is only read, and keeps
-the weights.
+Makes a model in the model repository from SOURCE, a model folder of Triton's own vLLM backend.
+SOURCE is only read, and keeps the weights.
 """
-_FILLS = "Fills DIR with all that a build with the same options downloads, for --offline --wheelhouse DIR."
+_FILLS = """\
+Fills DIR with all that a build with the same options downloads, for --offline --wheelhouse DIR.
+"""
+_CLEANS = """\
+Frees what killed builds and dead servers left behind, and the cache. Running servers keep theirs.
+"""
 
 
 class CommandParser(argparse.ArgumentParser):
     """Turn argparse's usage errors into ours, so that all errors look alike."""
 
     def error(self, message: str) -> NoReturn:
-        """Raise argparse's message as a UsageError; for an unknown option, suggest the most similar one."""
-        unknown = re.match(r"unrecognized arguments: (--[\w-]+)", message)
-        near = (
-            difflib.get_close_matches(unknown[1], self._option_string_actions, 1) if unknown else []
-        )
-        remedy = (
-            f"Did you mean {near[0]}? See {self.prog} --help."
-            if near
-            else f"See {self.prog} --help."
-        )
+        """Raise argparse's message as a UsageError; for an unknown option, suggest another."""
+        remedy = f"See {self.prog} --help."
+        # argparse has no exception of its own for this, only the message.
+        if unknown := re.match(r"unrecognized arguments: (--[\w-]+)", message):
+            options = self._option_string_actions
+            for similar in difflib.get_close_matches(unknown[1], options, n=1):
+                remedy = f"Did you mean {similar}? {remedy}"
         raise UsageError(f"{message[:1].upper()}{message[1:]}.", remedy=remedy)
 
-    def say(self, helps: dict[str, str]) -> None:
-        """Replace the help of options, by destination; SUPPRESS hides an option."""
+    def set_help(self, helps: dict[str, str]) -> None:
+        """Replace the help of options, by destination."""
         for action in self._actions:
             action.help = helps.get(action.dest, action.help)
 
 
 def parse(arguments: list[str]) -> tuple[str, argparse.Namespace]:
-    """Return the subcommand and its options. ``--help`` and ``--version`` print and end the program.
+    """Return the subcommand and its options; ``--help`` and ``--version`` end the program.
 
     Raises:
         UsageError: an option or subcommand is wrong; the remedy names a similar one.
     """
+    # Only a first word can be a subcommand. Words after it are for the options.
     if not arguments or arguments[0].startswith("-"):
         return "build", build_parser().parse_args(arguments)
     name = arguments[0]
@@ -63,12 +75,13 @@ def parse(arguments: list[str]) -> tuple[str, argparse.Namespace]:
 
 def build_parser() -> CommandParser:
     """Return the parser of the build, the default subcommand."""
+    # Without abbreviations: a script with --quie must not change its meaning with a new option.
     parser = CommandParser(
         prog="gen_vllm_env.sh", allow_abbrev=False, description=_DESCRIPTION, epilog=_EPILOG
     )
-    pin = parser.add_argument_group(
-        "what to pin (one; default: the profile's)"
-    ).add_mutually_exclusive_group()
+    # 1) What the environment contains
+    pins = parser.add_argument_group("what to pin (one; default: the profile's)")
+    pin = pins.add_mutually_exclusive_group()
     pin.add_argument("--vllm", metavar="X.Y.Z", help="a release")
     pin.add_argument(
         "--vllm-commit",
@@ -86,13 +99,16 @@ def build_parser() -> CommandParser:
         help="default: cuda in a Triton container with a GPU, else cpu",
     )
     spec.add_argument("--python", metavar="X.Y", help="Python of the environment")
-    further = "a further package (repeatable)"
+    # ``with`` is a keyword of Python, so the destination has another name.
     spec.add_argument(
-        "--with", dest="packages", metavar="PACKAGE", action="append", default=[], help=further
+        "--with",
+        dest="packages",
+        metavar="PACKAGE",
+        action="append",
+        default=[],
+        help="a further package (repeatable)",
     )
-    spec.add_argument(
-        "--spec", metavar="FILE", type=Path, help="another spec than env/vllm_env.toml"
-    )
+    _add_path(spec, "--spec", "FILE", "another spec than env/vllm_env.toml")
     spec.add_argument(
         "--distribution", metavar="NAME", help="the name under which the registry has vLLM"
     )
@@ -105,12 +121,19 @@ def build_parser() -> CommandParser:
         default=[],
         help="do not omit what RULE names (repeatable)",
     )
+    # 2) What loads it
     triton = parser.add_argument_group("Triton and the stub")
-    root_help = "default: /opt/tritonserver, else .triton/, provisioned from a wheel"
-    triton.add_argument("--triton-root", metavar="DIR", type=Path, help=root_help)
-    stub_help = "where the stub comes from (default: auto)"
+    _add_path(
+        triton,
+        "--triton-root",
+        "DIR",
+        "default: /opt/tritonserver, else .triton/, provisioned from a wheel",
+    )
     triton.add_argument(
-        "--stub", choices=("auto", "prebuilt", "source"), default="auto", help=stub_help
+        "--stub",
+        choices=("auto", "prebuilt", "source"),
+        default="auto",
+        help="where the stub comes from (default: auto)",
     )
     triton.add_argument(
         "--triton-git-url",
@@ -118,69 +141,80 @@ def build_parser() -> CommandParser:
         help="git organisation with python_backend, for --stub source",
     )
     triton.add_argument("--boost-url", metavar="URL", help="where --stub source fetches Boost")
-    jobs_help = "compilers at once for --stub source (default: one a core)"
-    triton.add_argument("--jobs", metavar="N", type=_count, default=0, help=jobs_help)
+    triton.add_argument(
+        "--jobs",
+        metavar="N",
+        type=_count,
+        default=0,
+        help="compilers at once for --stub source (default: one a core)",
+    )
+    # 3) Where it goes
     place = parser.add_argument_group("where and how to place it")
-    layout_help = "archive (default), one file; parts, which the first start unpacks on all cores; or directory, unpacked"
-    place.add_argument("--layout", choices=NAMES, default="archive", help=layout_help)
-    place.add_argument("--model-repository", metavar="DIR", type=Path, help=_REPOSITORY)
+    place.add_argument(
+        "--layout",
+        choices=NAMES,
+        default="archive",
+        help="archive (default), one file; parts, which the first start unpacks on all cores; "
+        "or directory, unpacked",
+    )
+    _add_path(place, "--model-repository", "DIR", _REPOSITORY)
     place.add_argument(
         "--model", metavar="NAME", default="vllm", help="the model's folder in it (default: vllm)"
     )
     lock = parser.add_argument_group("lock")
     use = lock.add_mutually_exclusive_group()
-    use.add_argument("--locked", action="store_true", help="use the lock as it is, or fail")
-    use.add_argument(
-        "--upgrade", action="store_true", help="resolve again and write the lock beside the spec"
-    )
-    lock.add_argument(
-        "--save",
-        metavar="FILE",
-        type=Path,
-        help="write this pin's spec to FILE (.toml), its lock beside it",
-    )
+    _add_flag(use, "--locked", "use the lock as it is, or fail")
+    _add_flag(use, "--upgrade", "resolve again and write the lock next to the spec")
+    _add_path(lock, "--save", "FILE", "write this pin's spec to FILE (.toml), its lock next to it")
+    # 4) How this run behaves
     run = parser.add_argument_group("the run")
-    dry_help = "build nothing and write only to .tools/; say what would be done, the bytes to fetch and the space"
-    run.add_argument("--dry-run", action="store_true", help=dry_help)
-    run.add_argument(
-        "--no-smoke-run", action="store_true", help="do not serve the result and query it"
+    _add_flag(
+        run,
+        "--dry-run",
+        "build nothing and write only to .tools/; "
+        "say what would be done, the bytes to fetch and the space",
     )
+    _add_flag(run, "--no-smoke-run", "do not serve the result and query it")
     run.add_argument(
         "--smoke-model",
         metavar="MODEL",
         default="",
         help="serve this model in the smoke run, not the stand-in",
     )
-    warm_help = (
-        "load the model once with its own engine arguments and keep the caches that vLLM fills"
+    _add_flag(
+        run,
+        "--warm",
+        "load the model once with its own engine arguments and keep the caches that vLLM fills",
     )
-    run.add_argument("--warm", action="store_true", help=warm_help)
     _add_common(parser)
     parser.add_argument("--version", action="version", version=f"vllm-env {__version__}")
     return parser
 
 
+def _add_flag(group: argparse._ActionsContainer, option: str, meaning: str) -> None:
+    group.add_argument(option, action="store_true", help=meaning)
+
+
+def _add_path(group: argparse._ActionsContainer, option: str, metavar: str, meaning: str) -> None:
+    group.add_argument(option, metavar=metavar, type=Path, help=meaning)
+
+
 def _count(text: str) -> int:
+    # int() takes "-1" and "1_000", too.
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of 0 or more")
     return int(text)
 
 
 def _add_common(parser: CommandParser) -> None:
+    # Every subcommand takes these: the bootstrap, which all pass through, may have to fetch tools.
     network = parser.add_argument_group("network")
-    network.add_argument("--offline", action="store_true", help="touch no network")
-    network.add_argument(
-        "--wheelhouse",
-        metavar="DIR",
-        type=Path,
-        help="take wheels, tools and Triton from this folder only",
-    )
+    _add_flag(network, "--offline", "touch no network")
+    _add_path(network, "--wheelhouse", "DIR", "take wheels, tools and Triton from this folder only")
     output = parser.add_argument_group("output")
-    output.add_argument("--json", action="store_true", help="the result as JSON on stdout")
-    output.add_argument("--quiet", action="store_true", help="no progress")
-    output.add_argument(
-        "--verbose", action="store_true", help="details, and a traceback on failure"
-    )
+    _add_flag(output, "--json", "the result as JSON on stdout")
+    _add_flag(output, "--quiet", "no progress")
+    _add_flag(output, "--verbose", "details, and a traceback on failure")
 
 
 def _named(name: str, description: str) -> CommandParser:
@@ -193,43 +227,43 @@ def _named(name: str, description: str) -> CommandParser:
 
 def _of_model(name: str, description: str) -> CommandParser:
     parser = _named(name, description)
-    parser.add_argument("--model-repository", metavar="DIR", type=Path, help=_REPOSITORY)
+    _add_path(parser, "--model-repository", "DIR", _REPOSITORY)
     parser.add_argument("--model", metavar="NAME", default="vllm", help="default: vllm")
     return parser
 
 
 def _clean() -> CommandParser:
-    parser = _named(
-        "clean",
-        "Frees what killed builds and dead servers left behind, and the cache. Running servers keep theirs.",
-    )
-    parser.add_argument("--dry-run", action="store_true", help="list it only")
-    parser.add_argument("--keep-cache", action="store_true", help="leave the cache as it is")
+    parser = _named("clean", _CLEANS)
+    _add_flag(parser, "--dry-run", "list it only")
+    _add_flag(parser, "--keep-cache", "leave the cache as it is")
     return parser
 
 
 def _doctor() -> CommandParser:
     parser = _named("doctor", "Says what this machine can do.")
-    parser.add_argument("--triton-root", metavar="DIR", type=Path, help="default: as for the build")
+    _add_path(parser, "--triton-root", "DIR", "default: as for the build")
     parser.add_argument("--profile", choices=("cuda", "cpu"), help="default: as for the build")
     return parser
 
 
 def _like_build(name: str, folder: str, description: str) -> CommandParser:
     parser = build_parser()
-    parser.prog, parser.epilog, parser.description = f"gen_vllm_env.sh {name}", "", description
+    parser.prog = f"gen_vllm_env.sh {name}"
+    parser.epilog = ""
+    parser.description = description
     parser.add_argument("folder", metavar=folder, type=Path)
     return parser
 
 
 def _adopt() -> CommandParser:
     parser = _like_build("adopt", "SOURCE", _ADOPTS)
-    parser.say(
+    parser.set_help(
         {
             "model": "default: the name of SOURCE",
             "dry_run": "show what would be made of SOURCE, and build nothing",
         }
     )
+    # adopt takes the name of SOURCE if the user gave none, so "vllm" cannot be the default.
     parser.set_defaults(model="")
     return parser
 

@@ -109,7 +109,6 @@ def test_the_program_dies_with_a_packager_that_is_killed(tmp_path: Path) -> None
 def test_a_short_program_may_fail_or_hang(tmp_path: Path) -> None:
     """Its status is no error; that it does not start, or does not end in time, is."""
     assert capture(["sh", "-c", "echo a; echo b >&2; exit 3"]) == (3, "a\nb\n")
-    assert capture(["sh", "-c", "echo $ONLY$HOME"], env={"ONLY": "this"}) == (0, "this\n")
     with pytest.raises(CommandError, match="does not start"):
         capture([tmp_path / "none"])
     with pytest.raises(CommandError, match="has not answered for 0 s"):
