@@ -20,7 +20,7 @@ from pathlib import Path
 import psutil
 
 from vllm_env.base.filesystem import tree_size
-from vllm_env.inside import parts_unpack
+from vllm_env.inside import parts_places
 
 _PLACES = (  # names hard-coded in Triton's pb_env.cc and shm_manager, names from server.py, and names of multiprocessing
     (Path("/tmp"), re.compile(r"python_env_\w{6}|vllm_env_server_\w+|vllm_env_frontends_\w+")),  # noqa: S108
@@ -143,7 +143,7 @@ def find_unpacked() -> list[tuple[Path, int, Callable[[], object]]]:
     The function keeps a folder that a server has begun to use meanwhile.
     """
     found: list[tuple[Path, int, Callable[[], object]]] = []
-    for place in parts_unpack.places():
-        free = partial(parts_unpack.remove_unused, place, 0)
+    for place in parts_places.places():
+        free = partial(parts_places.remove_unused, place, 0)
         found += [(Path(path), tree_size(Path(path)), free) for path in free(dry_run=True)]
     return found
