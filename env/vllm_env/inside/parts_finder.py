@@ -1,9 +1,9 @@
 """Unpacks the parts of an environment as soon as an interpreter imports one of their modules.
 
-This file is copied into the small archive's site-packages as ``_vllm_env_parts.py``, and a ``.pth``
-file there runs it. So a user's own ``model.py`` needs no change: its ``import vllm`` is enough. This
-project's model asks for the parts before, so that its log says what it waits for. The stub that
-completes a configuration imports no module of the parts, and unpacks nothing.
+This file is copied into the small archive's site-packages as ``_vllm_env_parts.py``. A ``.pth``
+file there runs it. So a user's own ``model.py`` needs no change: its ``import vllm`` is enough.
+This project's model asks for the parts earlier, so that its log says what it waits for. The stub
+that completes a configuration imports no module of the parts, and unpacks nothing.
 """
 
 import importlib.machinery

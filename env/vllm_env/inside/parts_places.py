@@ -1,9 +1,9 @@
-"""The folders of this machine in which unpacked environments are: find, check, lock and remove them.
+"""Finds, checks, locks and removes unpacked environments in the folders of this machine.
 
-    PLACE/KEY/         the whole environment, as `--layout directory` has it; renamed when complete
-    PLACE/KEY/.whole   written last: the machine's boot that unpacked it, and whether the disk has it
-    PLACE/KEY.XXXXXX/  unfinished; if its start was killed, the next start removes it
-    PLACE/KEY.lock     a lock (flock): exclusive to unpack and to remove, shared while in use
+    PLACE/KEY/         The whole environment, as `--layout directory` has it. Renamed when complete.
+    PLACE/KEY/.whole   Written last: the boot of the machine, and whether the disk has all files.
+    PLACE/KEY.XXXXXX/  Unfinished. If its start was killed, the next start removes it.
+    PLACE/KEY.lock     A lock (flock): exclusive to unpack and to remove, shared while in use.
 
 This file is copied into the small archive, next to ``parts_unpack.py``, and uses only the standard
 library. The packager imports it, too: ``clean`` removes the environments that no server uses.
@@ -135,7 +135,7 @@ def require_usable(place: str) -> None:
     """Check that an environment may be unpacked in a place and run from there.
 
     Raises:
-        PermissionError: names what is wrong with the place.
+        PermissionError: an environment cannot be written there, or not run from there.
     """
     if not is_safe(place):
         raise PermissionError(
