@@ -74,9 +74,9 @@ def remove_unused(place: str, keep: int = _KEPT, *, dry_run: bool = False) -> li
     keys.sort(key=lambda key: _last_use(os.path.join(place, key)), reverse=True)
     removed = []
     for key in keys:
-        with suppress(OSError), locked(place, key):
-            unused = folders_of(place, key)
-            tree = os.path.join(place, key)
+        tree = os.path.join(place, key)
+        with suppress(OSError), locked(tree):
+            unused = folders_of(tree)
             if keep > 0 and tree in unused:
                 unused.remove(tree)
                 keep -= 1
@@ -88,11 +88,11 @@ def remove_unused(place: str, keep: int = _KEPT, *, dry_run: bool = False) -> li
 
 
 @contextmanager
-def locked(place: str, key: str) -> Iterator[int]:
+def locked(tree: str) -> Iterator[int]:
     """Hold an environment's lock exclusively; BlockingIOError if a process has it."""
     # O_NOFOLLOW: a link in the lock's place must not lead to another file.
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-    handle = os.open(os.path.join(place, f"{key}.lock"), flags, 0o600)
+    handle = os.open(f"{tree}.lock", flags, 0o600)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield handle
@@ -100,23 +100,23 @@ def locked(place: str, key: str) -> Iterator[int]:
         os.close(handle)
 
 
-def hold(place: str, key: str) -> bool:
+def hold(tree: str) -> bool:
     """Wait for the shared lock and keep it until this process ends; False if nothing is whole."""
-    path = os.path.join(place, f"{key}.lock")
     try:
-        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        handle = os.open(f"{tree}.lock", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
         return False
     fcntl.flock(handle, fcntl.LOCK_SH)
-    if not is_whole(os.path.join(place, key)):
+    if not is_whole(tree):
         os.close(handle)
         return False
     _held.append(handle)
     return True
 
 
-def folders_of(place: str, key: str) -> list[str]:
-    """Return the folders of a key, finished and unfinished."""
+def folders_of(tree: str) -> list[str]:
+    """Return an environment's folder and the unfinished ones next to it."""
+    place, key = os.path.split(tree)
     names = [name for name in os.listdir(place) if name.partition(".")[0] == key]
     return [os.path.join(place, name) for name in names if not name.endswith(".lock")]
 

@@ -116,12 +116,11 @@ def find(facts: Facts, parts: str, tell: Tell) -> str:
     Raises:
         UnpackError: a part is missing or has changed, or no folder can take the environment.
     """
-    key = facts["key"]
     candidates = places()
     # 1) Look in all places, before anything is unpacked in a better one.
     for place in candidates:
-        tree = os.path.join(place, key)
-        if is_safe(place) and is_whole(tree) and hold(place, key):
+        tree = os.path.join(place, facts["key"])
+        if is_safe(place) and is_whole(tree) and hold(tree):
             with suppress(OSError):
                 os.utime(os.path.join(tree, MARK))  # `remove_unused` goes by this time
             tell(f"the environment is unpacked in {tree}")
@@ -130,13 +129,16 @@ def find(facts: Facts, parts: str, tell: Tell) -> str:
     _check_parts(facts, parts)
     reasons = []
     for place in candidates:
+        tree = os.path.join(place, facts["key"])
         try:
             os.makedirs(place, mode=0o700, exist_ok=True)
             require_usable(place)
-            return _unpack_once(place, facts, parts, tell)
+            _unpack_once(tree, facts, parts, tell)
         except OSError as error:
             reasons.append(f"{place}: {error.strerror or error}")
             tell(f"cannot unpack in {reasons[-1]}")
+        else:
+            return tree
     raise UnpackError(
         f"No folder can take the unpacked environment ({facts['unpacked'] / 1e9:.1f} GB): "
         f"{'; '.join(reasons)}. Set {VARIABLE} to a folder on a local disk with enough space, "
@@ -144,29 +146,27 @@ def find(facts: Facts, parts: str, tell: Tell) -> str:
     )
 
 
-def _unpack_once(place: str, facts: Facts, parts: str, tell: Tell) -> str:
-    """Unpack in a place, or wait for another start that does so; OSError if neither works."""
-    key = facts["key"]
-    tree = os.path.join(place, key)
+def _unpack_once(tree: str, facts: Facts, parts: str, tell: Tell) -> None:
+    """Unpack and lock a tree, or wait for a start that does so; OSError if neither works."""
     for _ in range(_ROUNDS):
-        with suppress(BlockingIOError), locked(place, key) as handle:
+        with suppress(BlockingIOError), locked(tree) as handle:
             if not is_whole(tree):
-                _unpack(place, facts, parts, tell, handle)
+                _unpack(tree, facts, parts, tell, handle)
         if not is_whole(tree):
             tell(f"another start unpacks the environment in {tree}; waiting for it")
         # This waits for the other start. It returns False if that start has failed.
-        if hold(place, key):
-            return tree
+        if hold(tree):
+            return
         time.sleep(1)
     raise OSError(f"a running process uses {tree}, which is damaged")
 
 
-def _unpack(place: str, facts: Facts, parts: str, tell: Tell, handle: int) -> None:
+def _unpack(tree: str, facts: Facts, parts: str, tell: Tell, handle: int) -> None:
     began = time.monotonic()
-    key = facts["key"]
+    place, key = os.path.split(tree)
     needed = facts["unpacked"] + _MARGIN
     # 1) Make room. The previous environment goes only if there is no other way.
-    for unfinished in folders_of(place, key):
+    for unfinished in folders_of(tree):
         shutil.rmtree(unfinished, ignore_errors=True)
     remove_unused(place)
     if free(place) < needed:
@@ -178,13 +178,12 @@ def _unpack(place: str, facts: Facts, parts: str, tell: Tell, handle: int) -> No
     try:
         _run_workers(facts, parts, staging, tell, handle)
         mark(staging, synced=False)
-        os.rename(staging, os.path.join(place, key))
+        os.rename(staging, tree)
     except BaseException:
         shutil.rmtree(staging, ignore_errors=True)
         raise
     tell(f"unpacked {facts['unpacked'] / 1e9:.1f} GB in {time.monotonic() - began:.1f} s")
     # 3) Have the disk write it, while the model goes on loading.
-    tree = os.path.join(place, key)
     threading.Thread(target=sync, args=(tree,), name="vllm_env-sync", daemon=True).start()
 
 

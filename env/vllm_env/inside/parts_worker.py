@@ -67,17 +67,12 @@ class _Inflated:
         self._ready = b""
 
     def read(self, size: int) -> bytes:
-        """Return the next ``size`` bytes, or fewer at the end."""
-        pieces = []
-        while size:
-            self._ready = self._ready or self._next()
-            if not self._ready:
-                break
-            piece = self._ready[:size]
-            self._ready = self._ready[size:]
-            pieces.append(piece)
-            size -= len(piece)
-        return b"".join(pieces)
+        """Return the next bytes, at most ``size``; none at the end."""
+        # tarfile reads again until it has enough.
+        self._ready = self._ready or self._next()
+        piece = self._ready[:size]
+        self._ready = self._ready[size:]
+        return piece
 
     def _next(self) -> bytes:
         inflated = b""

@@ -7,6 +7,7 @@ Triton sets PATH and LD_LIBRARY_PATH for its stub, and nothing else: since 25.08
 ``activate``. The stub does not configure the locale. Its children inherit all of this.
 """
 
+import io
 import os
 import sys
 
@@ -30,8 +31,7 @@ def _use_utf8() -> None:
             break
     # The streams were opened before. Lines of vLLM's log with a dash or an arrow would be lost.
     for stream in (sys.stdout, sys.stderr):
-        encoding = getattr(stream, "encoding", "utf-8")
-        if encoding.lower() != "utf-8" and hasattr(stream, "reconfigure"):
+        if isinstance(stream, io.TextIOWrapper) and stream.encoding.lower() != "utf-8":
             stream.reconfigure(encoding="utf-8", errors="backslashreplace")
     os.environ["PYTHONUTF8"] = "1"
 

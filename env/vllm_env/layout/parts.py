@@ -1,7 +1,7 @@
 """The layout ``parts``: a small archive, which Triton extracts in a second, and a folder of parts.
 
-The small archive has the interpreter, its standard library and NumPy: a stub imports these before it
-calls the model. The parts have the other packages. A model's start unpacks them on all cores
+The small archive has the interpreter, its standard library and NumPy: a stub imports these before
+it calls the model. The parts have the other packages. A model's start unpacks them on all cores
 (inside/parts_unpack.py).
 """
 
@@ -34,12 +34,12 @@ _PART_BYTES = 128 * 2**20
 # The beginnings of names in site-packages: NumPy and the start-up hook are in the small archive.
 _IN_BASE = ("00_vllm_env.pth", "_vllm_env_", "numpy")
 _UNPACKER = {
-    "_vllm_env_parts.py": inside.FOLDER / "parts_finder.py",
-    "_vllm_env_unpack/__init__.py": inside.FOLDER / "parts_unpack.py",
-    "_vllm_env_unpack/parts_places.py": inside.FOLDER / "parts_places.py",
-    "_vllm_env_unpack/parts_worker.py": inside.FOLDER / "parts_worker.py",
+    "_vllm_env_parts.py": "parts_finder.py",
+    "_vllm_env_unpack/__init__.py": "parts_unpack.py",
+    "_vllm_env_unpack/parts_places.py": "parts_places.py",
+    "_vllm_env_unpack/parts_worker.py": "parts_worker.py",
 }
-"""The code that unpacks the parts: paths in the small archive's site-packages, and the sources."""
+"""The code that unpacks the parts: paths in the small site-packages, and files of inside/."""
 # A stub imports NumPy before it calls the model. That must not unpack the parts.
 _UNPACK = """
 import sys
@@ -57,8 +57,9 @@ class Parts(Archive):
     files = (parts_unpack.FOLDER, Archive.environment)
 
     def key(self, prefix_key: str) -> str:
-        """Return the content key of the small archive and the parts. It includes the code that unpacks them."""
-        unpacker = [file_sha256(source) for source in _UNPACKER.values()]
+        """Return the content key of the small archive and the parts."""
+        # The small archive has the code that unpacks the parts.
+        unpacker = [file_sha256(inside.FOLDER / source) for source in _UNPACKER.values()]
         return key_of(_FORMAT, super().key(prefix_key), unpacker)
 
     def pack(self, workspace: Workspace, prefix: Prefix) -> Packed:
@@ -131,7 +132,7 @@ class PartsPlan(TarPlan):
         self._plan_for(target, len(data)).add_bytes(source, data, target)
 
     def _plan_for(self, target: str, size: int) -> TarPlan:
-        """Return the plan for a file of ``size`` bytes: the small archive, the last part or a new one."""
+        """Return the plan for a file: the small archive, the last part or a new part."""
         name = target.partition("/site-packages/")[2].partition("/")[0]
         if not name or name.startswith(_IN_BASE):
             return self.base
@@ -176,7 +177,7 @@ def _describe(
         "parts": [{"name": Path(part.name).name, **facts_of(part)} for part in parts],
         "modules": sorted(plan.modules),
     }
-    files = {name: source.read_bytes() for name, source in _UNPACKER.items()}
+    files = {name: (inside.FOLDER / source).read_bytes() for name, source in _UNPACKER.items()}
     files["01_vllm_env_parts.pth"] = b"import _vllm_env_parts\n"
     files[parts_unpack.DESCRIPTION] = json.dumps(document).encode()
     for name, data in files.items():
@@ -185,7 +186,7 @@ def _describe(
 
 
 def _unpack_parts(small: Path, parts: Path, scratch: Path) -> Path:
-    """Let the small archive's own code unpack the parts; return the folder of the whole environment."""
+    """Let the small archive's own code unpack the parts; return the whole environment's folder."""
     model = scratch / "model"
     model.mkdir()
     (model / parts_unpack.FOLDER).symlink_to(parts.resolve())

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from support.patience import LIMIT, wait_for
+from vllm_env import inside
 from vllm_env.inside import parts_places, parts_unpack
 from vllm_env.inside.parts_places import MARK, VARIABLE
 from vllm_env.inside.parts_unpack import FOLDER, UnpackError
@@ -106,7 +107,7 @@ def small(tmp_path: Path) -> Small:
     for packed, file in parts._UNPACKER.items():
         if packed.startswith("_vllm_env_unpack/"):
             (folder / SITE / packed).parent.mkdir(exist_ok=True)
-            shutil.copy(file, folder / SITE / packed)
+            shutil.copy(inside.FOLDER / file, folder / SITE / packed)
     (folder / SITE / parts_unpack.DESCRIPTION).write_text(json.dumps(facts))
     return Small(folder, model, facts)
 
