@@ -79,6 +79,7 @@ def find_interpreter(python: str) -> Interpreter:
         if isinstance(found, str):
             rejected.append(f"{candidate} ({found})")
         elif found.is_debian:
+            # Only the last choice: any other interpreter needs no change.
             debians = debians or found
         else:
             return found

@@ -85,6 +85,7 @@ def choose_layer(
     """
     if recorded and is_available(workspace, recorded):
         return recorded
+    # copy_layer() of another machine has put it there. Then this machine needs no interpreter.
     wheelhouse = workspace.network.wheelhouse
     brought = wheelhouse and _remembered(wheelhouse.absolute() / "conda" / _record(python))
     if brought:
@@ -93,6 +94,7 @@ def choose_layer(
     known = None if upgrade else _remembered(memory)
     if known and known.channel == REMOTE and is_available(workspace, known):
         return known
+    # If conda-forge answers now, but did not answer the first time, the choice stays.
     layer = None
     if not known and workspace.network.answers(remote_url()):
         layer = _remote_layer(workspace, python)
@@ -111,11 +113,8 @@ def _remembered(memory: Path) -> CondaLayer | None:
     if not memory.is_file():
         return None
     document = json.loads(memory.read_text("utf-8"))
-    return _layer(document["channel"], document["packages"])
-
-
-def _layer(channel: str, packages: list[dict[str, str]]) -> CondaLayer:
-    return CondaLayer(channel, tuple(CondaPackage(**package) for package in packages))
+    packages = tuple(CondaPackage(**package) for package in document["packages"])
+    return CondaLayer(document["channel"], packages)
 
 
 def _remote_layer(workspace: Workspace, python: str) -> CondaLayer | None:
@@ -134,7 +133,7 @@ def _remote_layer(workspace: Workspace, python: str) -> CondaLayer | None:
             cause=error.tail,
             remedy="Pick another with --python.",
         ) from error
-    return _layer(REMOTE, packages)
+    return CondaLayer(REMOTE, tuple(CondaPackage(**package) for package in packages))
 
 
 def local_layer(workspace: Workspace, python: str) -> CondaLayer:

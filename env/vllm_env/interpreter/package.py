@@ -14,7 +14,6 @@ import sys
 import tarfile
 import tempfile
 import zipfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +54,7 @@ _LEFT_OUT = (
     "turtledemo", "tkinter", "ensurepip", "lib2to3", "config-*", "_tkinter*", "_test*",
     "_xxtestfuzz*", "xxlimited*", "EXTERNALLY-MANAGED",
 )  # fmt: skip
-_SYSTEM_PREFIXES = (Path("/usr"), Path("/usr/local"), Path("/"))
+_SYSTEM_PREFIXES = ("/usr", "/usr/local", "/")
 
 
 def make_package(interpreter: Interpreter, folder: Path, staging: Path) -> Path:
@@ -110,7 +109,8 @@ def _copy_stdlib(interpreter: Interpreter, stdlib: Path) -> None:
 def _copy_tree(source: Path, target: Path, *left_out: str) -> None:
     """Copy a folder; links that lead out of it become files."""
     shutil.copytree(source, target, symlinks=True, ignore=shutil.ignore_patterns(*left_out))
-    for link in [p for p in target.rglob("*") if p.is_symlink()]:
+    links = [path for path in target.rglob("*") if path.is_symlink()]
+    for link in links:
         if link.exists() and link.resolve().is_relative_to(target.resolve()):
             continue
         origin = (source / link.relative_to(target)).resolve()
@@ -135,7 +135,7 @@ def _check_start(program: Path, packages: Path) -> None:
             )
 
 
-def _bundle_libraries(tree: Path, files: Sequence[Path]) -> None:
+def _bundle_libraries(tree: Path, files: list[Path]) -> None:
     """Copy the libraries that the files need into ``lib/``, except those of the system."""
     for file in files:
         _, output = capture(["ldd", file])
@@ -170,7 +170,8 @@ def _neutralise(tree: Path, prefix: Path) -> None:
     # libpython also contains the folder, as a fallback that is never reached here. It cannot be
     # replaced there: the linker merges strings with equal ends, so that "3.11.7" of sys.version may
     # be the end of "…/versions/3.11.7".
-    if prefix in _SYSTEM_PREFIXES:
+    # In other files, "/usr" names folders of the machine, which must stay.
+    if str(prefix) in _SYSTEM_PREFIXES:
         for file in tree.glob("lib/python3.*/_sysconfigdata*.py"):
             if not file.is_symlink():
                 file.write_text(_neutral_places(file.read_text("utf-8"), prefix), "utf-8")
@@ -237,7 +238,7 @@ def _path_entry(tree: Path, file: Path) -> dict[str, Any]:
     }
 
 
-def _tar(tree: Path, files: Sequence[Path]) -> bytes:
+def _tar(tree: Path, files: list[Path]) -> bytes:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.GNU_FORMAT) as tar:
         for file in files:

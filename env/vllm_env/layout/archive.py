@@ -68,16 +68,20 @@ class Archive(Layout):
         with workspace.cache.staging() as staging:
             file = staging / f"{key}.tar.gz"
             digest = write_archive(plan, file, report.step)
-            size = file.stat().st_size
-            record = EnvironmentRecord(self.environment, digest, size, plan.members, plan.size)
+            record = EnvironmentRecord(
+                name=self.environment,
+                sha256=digest,
+                size=file.stat().st_size,
+                members=plan.members,
+                unpacked=plan.size,
+            )
             return keep_packed(workspace.cache, file, (record,))
 
     def open(
         self, workspace: Workspace, packed: Packed, triton: Path | None, scratch: Path
     ) -> Iterator[Tree]:
         """Unpack the archive as Triton does."""
-        size = packed.path.stat().st_size if packed.path.exists() else 0
-        unpacked = packed.environment.unpacked or 5 * size
+        unpacked = packed.environment.unpacked or 5 * tree_size(packed.path)
         # A tenth more, for folders and the last blocks of files.
         needed = unpacked * 11 // 10
         require_space(workspace.cache.root, needed, "unpacking the archive to verify it")

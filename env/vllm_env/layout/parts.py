@@ -78,7 +78,11 @@ class Parts(Archive):
             _describe(plan, prefix, parts, unpacked)
             digest = write_archive(plan.base, file)
             first = EnvironmentRecord(
-                self.environment, digest, file.stat().st_size, plan.base.members, unpacked
+                name=self.environment,
+                sha256=digest,
+                size=file.stat().st_size,
+                members=plan.base.members,
+                unpacked=unpacked,
             )
             return keep_packed(workspace.cache, file, (first, *parts))
 
@@ -111,7 +115,7 @@ class Parts(Archive):
         return archive and archive + tree_size(parts_folder(environment))
 
     def extracted_space(self, profile: str) -> int:
-        """Return 0: a start looks for a place with enough space by itself, and may find another."""
+        """Return 0: the start itself finds a place with enough space, or reports an error."""
         return 0
 
 
@@ -156,9 +160,14 @@ def _write_parts(plan: PartsPlan, folder: Path) -> tuple[EnvironmentRecord, ...]
         file = folder / f"{number:03}.tar.gz"
         digest = write_archive(part, file)
         file.chmod(0o644)
-        name = f"{parts_unpack.FOLDER}/{file.name}"
-        size = file.stat().st_size
-        records.append(EnvironmentRecord(name, digest, size, part.members, part.size))
+        record = EnvironmentRecord(
+            name=f"{parts_unpack.FOLDER}/{file.name}",
+            sha256=digest,
+            size=file.stat().st_size,
+            members=part.members,
+            unpacked=part.size,
+        )
+        records.append(record)
         report.step(f"part {number + 1} of {len(plan.parts)}", (number + 1) / len(plan.parts))
     return tuple(records)
 
@@ -169,7 +178,7 @@ def _describe(
     """Add the code that unpacks the parts, and their list, to the small archive."""
     packages = site_packages(prefix.path).relative_to(prefix.path)
     document = {
-        # The unpacked folder's name. Equal environments of several models share one folder.
+        # The unpacked folder's name. Models with the same environment share the folder.
         "key": key_of(
             prefix.key, [part.sha256 for part in parts], plan.base.members, plan.base.size
         ),
