@@ -61,7 +61,7 @@ def _absent_module(name: str, chain: list[BaseException]) -> str:
     absent = names[0]
     if f"{name}.".startswith(f"{absent}."):
         return absent
-    # If the package is there and lacks a module that another one asks for, their versions differ.
+    # If the package itself is there, it only lacks a module that another package asks for.
     top = absent.partition(".")[0]
     return "" if top in sys.modules or importlib.util.find_spec(top) else absent
 

@@ -35,7 +35,6 @@ class Refused(Exception):  # noqa: N818 - says what libarchive did
     """
 
     def __init__(self, call: str, status: int, message: str, member: str) -> None:
-        super().__init__(message)
         self.answer = {"call": call, "status": status, "message": message, "member": member}
 
 
@@ -78,7 +77,7 @@ def unpack(archive: str, folder: str) -> int:
     handle = os.open(archive, os.O_RDONLY | os.O_CLOEXEC)
     os.chdir(folder)
     opened = ffi.read_open_fd(source, handle, _BLOCK)
-    # Triton opens the archive by its name. Here the working folder has changed.
+    # The name of Triton's call, which opens the archive by its path.
     _check("read_open_filename", opened, source, member="")
     entry = ctypes.c_void_p()
     target = ctypes.byref(entry)

@@ -7,13 +7,13 @@ one to a gzip member. The members in their order are the archive (RFC 1952, 2.2)
 depends only on the plan, not on the number of workers.
 """
 
-import concurrent.futures
 import hashlib
 import os
 import stat
 import tarfile
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -75,11 +75,11 @@ class TarPlan:
             return
         status = os.lstat(source)
         if stat.S_ISLNK(status.st_mode):
-            self._header(target, tarfile.SYMTYPE, 0o777, 0, os.readlink(source))
+            self._header(target, tarfile.SYMTYPE, 0o777, link=os.readlink(source))
         elif stat.S_ISDIR(status.st_mode):
-            self._header(target, tarfile.DIRTYPE, 0o755, 0)
+            self._header(target, tarfile.DIRTYPE, 0o755)
         else:
-            self._header(target, tarfile.REGTYPE, _mode(status.st_mode), status.st_size)
+            self._header(target, tarfile.REGTYPE, _mode(status.st_mode), size=status.st_size)
             self._append(FileRange(source, 0, status.st_size))
             self._append(b"\0" * (-status.st_size % tarfile.BLOCKSIZE))
 
@@ -87,10 +87,11 @@ class TarPlan:
         """Add ``data`` as ``target``, executable if ``source`` is."""
         if target in self.left_out:
             return
-        self._header(target, tarfile.REGTYPE, _mode(os.lstat(source).st_mode), len(data))
+        mode = _mode(os.lstat(source).st_mode)
+        self._header(target, tarfile.REGTYPE, mode, size=len(data))
         self._append(data + b"\0" * (-len(data) % tarfile.BLOCKSIZE))
 
-    def _header(self, name: str, kind: bytes, mode: int, size: int, link: str = "") -> None:
+    def _header(self, name: str, kind: bytes, mode: int, *, size: int = 0, link: str = "") -> None:
         member = tarfile.TarInfo(name)
         member.type = kind
         member.mode = mode
@@ -122,6 +123,7 @@ class TarPlan:
 
 
 def _mode(mode: int) -> int:
+    # Readable by everyone: the server may run as another user.
     return 0o755 if mode & stat.S_IXUSR else 0o644
 
 
@@ -225,7 +227,7 @@ def write_archive(
     workers = min(_MOST_WORKERS, len(os.sched_getaffinity(0)))
     # Threads: reading, libdeflate and SHA-256 release the interpreter's lock. Between processes,
     # all data would be copied.
-    with concurrent.futures.ThreadPoolExecutor(workers) as pool, target.open("wb") as sink:
+    with ThreadPoolExecutor(workers) as pool, target.open("wb") as sink:
         try:
             for number, member in enumerate(_in_order(pool, chunks, 3 * workers), 1):
                 sink.write(member)
@@ -241,9 +243,7 @@ def write_archive(
     return digest.hexdigest()
 
 
-def _in_order(
-    pool: concurrent.futures.Executor, chunks: list[list[Piece]], ahead: int
-) -> Iterator[bytearray]:
+def _in_order(pool: Executor, chunks: list[list[Piece]], ahead: int) -> Iterator[bytearray]:
     """Yield the compressed chunks in their order; at most ``ahead`` of them are in memory."""
     pending = []
     for chunk in chunks:
