@@ -40,11 +40,11 @@ def compile_files(prefix: str, neutral: str, files: list[str]) -> None:
 
 def sources(prefix: str) -> list[str]:
     """Return the sources below ``prefix/lib``, relative to ``prefix`` and sorted."""
-    found = []
+    paths = []
     for folder, _, files in os.walk(os.path.join(prefix, "lib")):
-        paths = [os.path.join(folder, file) for file in files if file.endswith(".py")]
-        found += [os.path.relpath(path, prefix) for path in paths]
-    return sorted(found)
+        inner = os.path.relpath(folder, prefix)
+        paths += [os.path.join(inner, file) for file in files if file.endswith(".py")]
+    return sorted(paths)
 
 
 def main() -> None:
@@ -53,24 +53,24 @@ def main() -> None:
     files = sources(prefix)
     context = multiprocessing.get_context("fork")
     running: dict[Any, Any] = {}
-    begun = 0
-    done = 0
-    while done < len(files):
+    started = 0
+    finished = 0
+    while finished < len(files):
         # Each chunk has a new process. marshal marks a string by how often the process holds it, so
         # earlier files show in the bytecode: one file in 25,000 differed between two builds.
-        while len(running) < int(workers) and begun < len(files):
-            chunk = files[begun : begun + _CHUNK]
+        while len(running) < int(workers) and started < len(files):
+            chunk = files[started : started + _CHUNK]
             worker = context.Process(target=compile_files, args=(prefix, neutral, chunk))
             worker.start()
             running[worker.sentinel] = worker
-            begun += _CHUNK
+            started += _CHUNK
         for sentinel in multiprocessing.connection.wait(running):
             worker = running.pop(sentinel)
             worker.join()
             if worker.exitcode:
                 sys.exit(f"a process that compiled ended with status {worker.exitcode}")
-            done = min(done + _CHUNK, len(files))
-            sys.stdout.write(f"{done} {len(files)}\n")
+            finished = min(finished + _CHUNK, len(files))
+            sys.stdout.write(f"{finished} {len(files)}\n")
             sys.stdout.flush()
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 MAX_STEPS = 1500
-CHECK_EVERY = 25
+CHECK_EVERY = 25  # steps
 LEARNING_RATE = 3e-3
 # Each token of an answer must be this likely. Then neither another attention kernel nor half
 # precision changes an answer.
@@ -95,7 +95,7 @@ def make_model(recipe: dict[str, Any], *, vocabulary: int, end: int) -> Any:
 
 
 def train(model: Any, tokenizer: Any, facts: list[list[str]]) -> None:
-    """Train until each token of each answer is at least ``SURE``.
+    """Train until each token of each answer is likely enough (``SURE``).
 
     Raises:
         TrainingError: ``MAX_STEPS`` were not enough.

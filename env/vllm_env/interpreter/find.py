@@ -66,28 +66,28 @@ def find_interpreter(python: str) -> Interpreter:
         VllmEnvError: no interpreter has a shared libpython, or this machine is not an x86_64.
     """
     require_x86_64()
-    rejected = []
+    reasons = []
     programs = set()
-    debians = None
+    last_choice = None
     for candidate in _candidates(python):
         program = candidate.resolve()
         # Several names may lead to one program.
         if program in programs or not candidate.is_file():
             continue
         programs.add(program)
-        found = _probe(candidate, python)
-        if isinstance(found, str):
-            rejected.append(f"{candidate} ({found})")
-        elif found.is_debian:
+        result = _probe(candidate, python)
+        if isinstance(result, str):
+            reasons.append(f"{candidate} ({result})")
+        elif result.is_debian:
             # Only the last choice: any other interpreter needs no change.
-            debians = debians or found
+            last_choice = last_choice or result
         else:
-            return found
-    if debians:
-        return debians
+            return result
+    if last_choice:
+        return last_choice
     command = _library_command(python)
     # Debian's interpreter is there and lacks only the library.
-    if any(command in reason for reason in rejected):
+    if any(command in reason for reason in reasons):
         remedy = f"Run {command}"
     else:
         packages = f"python{python} libpython{python}"
@@ -95,7 +95,7 @@ def find_interpreter(python: str) -> Interpreter:
     raise VllmEnvError(
         f"There is no Python {python} to pack: conda-forge does not answer and this machine has "
         "none with a shared libpython.",
-        cause=f"Looked at: {', '.join(rejected) or 'PATH, pyenv and /usr'}.",
+        cause=f"Looked at: {', '.join(reasons) or 'PATH, pyenv and /usr'}.",
         remedy=f"{remedy}, give access to conda-forge, or pick another with --python.",
     )
 

@@ -87,16 +87,16 @@ def choose_layer(
         return recorded
     # copy_layer() of another machine has put it there. Then this machine needs no interpreter.
     wheelhouse = workspace.network.wheelhouse
-    brought = wheelhouse and _remembered(wheelhouse.absolute() / "conda" / _record(python))
-    if brought:
-        return brought
+    from_wheelhouse = wheelhouse and _remembered(wheelhouse.absolute() / "conda" / _record(python))
+    if from_wheelhouse:
+        return from_wheelhouse
     memory = workspace.cache.path("conda", _record(python))
-    known = None if upgrade else _remembered(memory)
-    if known and known.channel == REMOTE and is_available(workspace, known):
-        return known
-    # If conda-forge answers now, but did not answer the first time, the choice stays.
+    choice = None if upgrade else _remembered(memory)
+    if choice and choice.channel == REMOTE and is_available(workspace, choice):
+        return choice
+    # A channel that answers only now does not change an earlier choice.
     layer = None
-    if not known and workspace.network.answers(remote_url()):
+    if not choice and workspace.network.answers(remote_url()):
         layer = _remote_layer(workspace, python)
     layer = layer or local_layer(workspace, python)
     # Offline, conda-forge was no choice. A later build with a network must still ask it.

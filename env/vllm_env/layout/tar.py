@@ -136,8 +136,8 @@ def _cut(piece: Piece, room: int) -> tuple[Piece, Piece]:
     if isinstance(piece, bytes):
         return piece[:room], piece[room:]
     path, offset, length = piece
-    taken = min(room, length)
-    return FileRange(path, offset, taken), FileRange(path, offset + taken, length - taken)
+    first = min(room, length)
+    return FileRange(path, offset, first), FileRange(path, offset + first, length - first)
 
 
 def compress_chunk(chunk: list[Piece]) -> bytearray:
@@ -207,12 +207,12 @@ def _unlisted_bytecode(prefix: Path, listed: set[str]) -> list[str]:
     # conda makes bytecode next to a conda package's sources when it installs the package, so
     # conda-pack omits it (core.py, find_py_source). Without it, each start would compile the
     # standard library again.
-    found: set[str] = set()
+    bytecode: set[str] = set()
     for folder, _, files in os.walk(prefix / "lib"):
         if folder.endswith("/__pycache__"):
-            inside = folder.removeprefix(f"{prefix}/")
-            found.update(f"{inside}/{name}" for name in files if name.endswith(".pyc"))
-    return sorted(found - listed)
+            inner = folder.removeprefix(f"{prefix}/")
+            bytecode.update(f"{inner}/{name}" for name in files if name.endswith(".pyc"))
+    return sorted(bytecode - listed)
 
 
 def write_archive(
