@@ -1,7 +1,8 @@
-"""Programs and modules that run inside the packed environment, in its interpreter; none of them imports this package.
+"""Programs and modules that run in the interpreter of a packed environment, not in the packager.
 
-They use the standard library only, but for the trainer of the stand-in model (torch and transformers) and what a probe is
-asked to import. Each is copied into the environment, or given to its interpreter, as a file.
+Each is copied into the environment, or given to its interpreter, as a file. They use only the
+standard library and each other. Two exceptions: the trainer of the stand-in model needs torch and
+transformers, and the probes import what they are asked to.
 """
 
 from pathlib import Path

@@ -1,8 +1,10 @@
-"""Makes Debian's ``site`` look for packages where CPython's does; ``vllm_env_site.pth`` beside it runs this at start.
+"""Makes Debian's ``site`` search for packages where CPython's does.
 
-The interpreter of an environment runs this file, not the packager. It adds ``lib/pythonX.Y/site-packages`` with its
-``.pth`` files and takes its own folder off ``sys.path`` again.
+It adds ``lib/pythonX.Y/site-packages`` with its ``.pth`` files, and takes its own folder off
+``sys.path`` again. ``vllm_env_site.pth`` next to it runs it at the interpreter's start.
 """
+# The import of pathlib would take 10 ms at each start.
+# ruff: noqa: PTH112, PTH118, PTH120
 
 from __future__ import annotations
 
@@ -14,12 +16,14 @@ import sys
 def getsitepackages(prefixes: list[str] | None = None) -> list[str]:
     """Return the ``site-packages`` of each prefix, as CPython does."""
     python = f"python{sys.version_info[0]}.{sys.version_info[1]}"
-    places = dict.fromkeys(p for p in (site.PREFIXES if prefixes is None else prefixes) if p)
-    return [os.path.join(prefix, "lib", python, "site-packages") for prefix in places]  # noqa: PTH118 - as site.py has it
+    if prefixes is None:
+        prefixes = site.PREFIXES
+    places = dict.fromkeys(prefix for prefix in prefixes if prefix)
+    return [os.path.join(prefix, "lib", python, "site-packages") for prefix in places]
 
 
 site.getsitepackages = getsitepackages  # type: ignore[assignment]
-sys.path[:] = [p for p in sys.path if p != os.path.dirname(__file__)]  # noqa: PTH120 - pathlib takes 10 ms to import
+sys.path[:] = [path for path in sys.path if path != os.path.dirname(__file__)]
 for place in getsitepackages():
-    if os.path.isdir(place):  # noqa: PTH112
+    if os.path.isdir(place):
         site.addsitedir(place)

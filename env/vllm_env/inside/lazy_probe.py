@@ -1,9 +1,12 @@
-"""Runs inside the environment, as the text of ``python3 -c``: imports modules one after another and prints how each ended.
+"""Imports modules in the environment, one after another, and prints how each import ended.
 
-Its argument is a JSON object: ``profile``, ``modules`` (a name that ends in ``.*`` stands for a package's own modules) and
-``seconds`` for each, of which all together get five times as many. One line of its output, ``vllm_env-probe JSON``, is the
-answer: null or a failure by module. vLLM is imported here, the others in a forked process, which is ended after a failure
-and followed by another one: what is half imported would make the next ones fail.
+It runs there as the text of ``python3 -c``. Its argument is a JSON object:
+
+    profile: ``cpu`` or ``cuda``.
+    modules: names; one that ends in ``.*`` stands for the modules of a package.
+    seconds: the limit for each module. All together may take five times as long.
+
+The answer is one line of its output, ``vllm_env-probe JSON``: for each module null or a failure.
 """
 
 import ctypes
@@ -24,30 +27,25 @@ _PR_SET_PDEATHSIG = 1
 
 
 def _failure(name: str) -> Any:
-    """Import a module; return None or what it raised: the last lines, where, and which module there is not at all."""
+    """Import a module; return None or a failure (see ``import_each`` in verify/lazy_imports.py)."""
     try:
         importlib.import_module(name)
-    except BaseException as error:  # noqa: BLE001 - SystemExit is a failure too
+    except BaseException as error:  # noqa: BLE001 - SystemExit is a failure, too
         chain = [error]
         while chain[-1].__cause__ and chain[-1].__cause__ not in chain:
             chain.append(chain[-1].__cause__)
-        absent = next((e.name for e in chain if isinstance(e, ModuleNotFoundError) and e.name), "")
-        top = absent.partition(".")[0]
-        if (
-            absent
-            and not f"{name}.".startswith(f"{absent}.")
-            and (top in sys.modules or importlib.util.find_spec(top))
-        ):
-            absent = ""  # a package that is there lacks a module that another one asks for
-        frame = [
-            f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith("<")
-        ][-1]  # not importlib's
-        text = " <- ".join("".join(traceback.format_exception_only(e)).strip() for e in chain)
-        owners = (
-            importlib.metadata.packages_distributions().get(top, [top]) if absent else []
-        )  # PIL is pillow's
+        absent = _absent_module(name, chain)
+        owners = []
+        if absent:
+            # A distribution may have another name than its module: PIL is pillow's.
+            top = absent.partition(".")[0]
+            owners = importlib.metadata.packages_distributions().get(top, [top])
+        # The frames of importlib have names such as "<frozen importlib._bootstrap>".
+        frames = traceback.extract_tb(error.__traceback__)
+        frame = [frame for frame in frames if not frame.filename.startswith("<")][-1]
+        texts = ["".join(traceback.format_exception_only(link)).strip() for link in chain]
         return {
-            "text": text[-1000:],
+            "text": " <- ".join(texts)[-1000:],
             "place": f"{frame.filename}:{frame.lineno}",
             "absent": absent,
             "owners": owners,
@@ -55,13 +53,27 @@ def _failure(name: str) -> Any:
     return None
 
 
+def _absent_module(name: str, chain: list[BaseException]) -> str:
+    """Return the module that is missing as a whole, or an empty string."""
+    names = [link.name for link in chain if isinstance(link, ModuleNotFoundError) and link.name]
+    if not names:
+        return ""
+    absent = names[0]
+    if f"{name}.".startswith(f"{absent}."):
+        return absent
+    # If the package itself is there, it only lacks a module that another package asks for.
+    top = absent.partition(".")[0]
+    return "" if top in sys.modules or importlib.util.find_spec(top) else absent
+
+
 def _take_cuda(answers: dict[str, Any]) -> None:
-    """Make vLLM take its CUDA platform, of a GPU with capability 9.0, on which some of its modules decide what to import."""
+    """Make vLLM use its CUDA platform without a GPU."""
     answers["vllm.platforms"] = _failure("vllm.platforms")
     if platforms := sys.modules.get("vllm.platforms"):
         plugins = getattr(platforms, "builtin_platform_plugins", {})
         plugins["cuda"] = lambda: "vllm.platforms.cuda.CudaPlatform"
         answers["vllm.platforms.cuda"] = _failure("vllm.platforms.cuda")
+    # Some modules decide by the capability what to import. 9.0 is that of an H100.
     if cuda := sys.modules.get("vllm.platforms.cuda"):
         capability = sys.modules["vllm.platforms.interface"].DeviceCapability(9, 0)
         cuda.CudaPlatform.get_device_capability = classmethod(
@@ -74,10 +86,8 @@ def _expanded(name: str) -> list[str]:
         return [name]
     top, *inner = name.split(".")[:-1]
     spec = importlib.util.find_spec(top)
-    folders = [
-        os.path.join(place, *inner)  # noqa: PTH118
-        for place in (spec.submodule_search_locations if spec else None) or ()
-    ]
+    places = (spec and spec.submodule_search_locations) or []
+    folders = [os.path.join(place, *inner) for place in places]  # noqa: PTH118
     return [f"{name[:-1]}{module.name}" for module in pkgutil.iter_modules(folders)]
 
 
@@ -88,7 +98,9 @@ def _import_all(names: list[str], answers: Any) -> None:
 
 
 def _import_in_children(names: list[str], seconds: float, answers: dict[str, Any]) -> None:
-    context, ends = multiprocessing.get_context("fork"), time.monotonic() + 5 * seconds
+    context = multiprocessing.get_context("fork")
+    ends = time.monotonic() + 5 * seconds
+    # After a failure, a new child imports the rest: a half imported module would make others fail.
     while names:
         receiver, sender = context.Pipe(duplex=False)
         child = context.Process(target=_import_all, args=(names, sender))
@@ -97,35 +109,33 @@ def _import_in_children(names: list[str], seconds: float, answers: dict[str, Any
         failure: dict[str, Any] | None = None
         while names and not failure:
             try:
-                in_time = receiver.poll(max(0.0, min(seconds, ends - time.monotonic())))
+                left = ends - time.monotonic()
+                in_time = receiver.poll(max(0.0, min(seconds, left)))
                 failure = receiver.recv() if in_time else {"slow": True}
             except EOFError:
                 child.join()
                 code = child.exitcode or 0
                 end = signal.Signals(-code).name if code < 0 else f"exit status {code}"
-                failure = {
-                    "text": f"the process ended with {end}",
-                    "place": "",
-                    "absent": "",
-                    "owners": [],
-                }
+                text = f"the process ended with {end}"
+                failure = {"text": text, "place": "", "absent": "", "owners": []}
             answers[names.pop(0)] = failure
         child.kill()
         child.join()
 
 
 def main() -> None:
-    """Import and print."""
+    """Import the modules and print the answer."""
     job = json.loads(sys.argv[1])
     answers: dict[str, Any] = {}
-    signal.alarm(int(5 * job["seconds"]))  # ends this process
+    # 1) Import vLLM here: the children then have it. The alarm ends this process.
+    signal.alarm(int(5 * job["seconds"]))
     if job["profile"] == "cuda":
         _take_cuda(answers)
     answers["vllm.v1.engine.async_llm"] = _failure("vllm.v1.engine.async_llm")
     signal.alarm(0)
-    _import_in_children(
-        [name for pattern in job["modules"] for name in _expanded(pattern)], job["seconds"], answers
-    )
+    # 2) Import the others in children.
+    names = [name for pattern in job["modules"] for name in _expanded(pattern)]
+    _import_in_children(names, job["seconds"], answers)
     sys.stdout.write(f"\nvllm_env-probe {json.dumps(answers)}\n")
 
 

@@ -1,8 +1,9 @@
-"""Unpacks the parts of an environment when something of them is imported; a ``.pth`` file runs this in the small archive.
+"""Unpacks the parts of an environment as soon as an interpreter imports one of their modules.
 
-This file is copied into the archive's site-packages as ``_vllm_env_parts.py``. A model that names vLLM in no other place
-than an ``import`` works so; this project's own asks before, to say in its log what it waits for. The stub that completes a
-configuration imports nothing of the parts, and unpacks nothing.
+This file is copied into the small archive's site-packages as ``_vllm_env_parts.py``. A ``.pth``
+file there runs it. So a user's own ``model.py`` needs no change: its ``import vllm`` is enough.
+This project's model asks for the parts earlier, so that its log says what it waits for. The stub
+that completes a configuration imports no module of the parts, and unpacks nothing.
 """
 
 import importlib.machinery
@@ -12,7 +13,7 @@ import sys
 
 
 class PartsFinder:
-    """Finds the parts' modules after all other finders have found nothing; it goes when the parts are there."""
+    """Finds the modules of the parts after all other finders; removed when the parts are there."""
 
     def __init__(self, names: frozenset[str]) -> None:
         self._names = names
@@ -20,20 +21,35 @@ class PartsFinder:
     def find_spec(
         self, name: str, path: object = None, _target: object = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """Return where a module of the parts is now; ImportError says why they could not be unpacked."""
+        """Return where a module of the parts is now.
+
+        Raises:
+            ImportError: the parts cannot be unpacked.
+        """
         if path is not None or name not in self._names:
             return None
-        import _vllm_env_unpack  # its imports take 30 ms, which most interpreters do not need
+        # Its imports take 30 ms, and most interpreters do not need them.
+        import _vllm_env_unpack
 
-        _vllm_env_unpack.use(_vllm_env_unpack.own_model())
+        _vllm_env_unpack.use(_own_model())
         return importlib.machinery.PathFinder.find_spec(name, None)
 
 
+def _own_model() -> str:
+    """Return the folder of the model that this stub serves; empty for another program."""
+    # A stub's first argument is MODEL/VERSION/model.py. An embedded interpreter has no sys.argv.
+    with open("/proc/self/cmdline", "rb") as stream:
+        arguments = stream.read().split(b"\0")
+    if len(arguments) < 2:
+        return ""
+    script = os.path.abspath(os.fsdecode(arguments[1]))
+    return os.path.dirname(os.path.dirname(script))
+
+
 def _start() -> None:
-    with open(
-        os.path.join(os.path.dirname(os.path.abspath(__file__)), "_vllm_env_parts.json"),
-        encoding="utf-8",
-    ) as stream:
+    site_packages = os.path.dirname(os.path.abspath(__file__))
+    description = os.path.join(site_packages, "_vllm_env_parts.json")
+    with open(description, encoding="utf-8") as stream:
         names = json.load(stream)["modules"]
     sys.meta_path.append(PartsFinder(frozenset(names)))
 

@@ -1,10 +1,13 @@
-"""Makes the environment work without activation; a ``.pth`` file runs this in every interpreter of it, first of all.
+"""Makes the environment work without activation.
 
-Embedded or spawned, an interpreter started by Triton has no more than PATH and LD_LIBRARY_PATH: the stub does not
-configure the locale, nothing sources ``activate``, and children inherit what was meant for the stub alone.
-This file is copied into site-packages as ``_vllm_env_runtime.py``; it imports what is already loaded and nothing else.
+This file is copied into site-packages as ``_vllm_env_runtime.py``. A ``.pth`` file runs it in every
+interpreter of the environment, before all others. It imports only modules that are loaded already.
+
+Triton sets PATH and LD_LIBRARY_PATH for its stub, and nothing else: since 25.08 it does not source
+``activate``. The stub does not configure the locale. Its children inherit all of this.
 """
 
+import io
 import os
 import sys
 
@@ -14,9 +17,10 @@ if TYPE_CHECKING:
 
 
 def _use_utf8() -> None:
-    """The stub initialises Python without a locale, so open() would decode ASCII and ``import torch`` fail."""
+    """Make UTF-8 the encoding of files and of the standard streams."""
     import _locale
 
+    # The stub embeds Python without a locale. open() then decodes ASCII, and `import torch` fails.
     if _locale.nl_langinfo(_locale.CODESET).upper() != "UTF-8":
         for name in ("C.UTF-8", "C.utf8", "en_US.UTF-8"):
             try:
@@ -25,74 +29,72 @@ def _use_utf8() -> None:
                 continue
             os.environ["LC_ALL"] = name
             break
-    # They were opened before this runs: what vLLM logs with a dash or an arrow in it, also in a fork, would be lost.
+    # The streams were opened before. Lines of vLLM's log with a dash or an arrow would be lost.
     for stream in (sys.stdout, sys.stderr):
-        if getattr(stream, "encoding", "utf-8").lower() != "utf-8" and hasattr(
-            stream, "reconfigure"
-        ):
+        if isinstance(stream, io.TextIOWrapper) and stream.encoding.lower() != "utf-8":
             stream.reconfigure(encoding="utf-8", errors="backslashreplace")
     os.environ["PYTHONUTF8"] = "1"
 
 
 def _keep_others_out(prefix: str) -> None:
-    """Packages of the user's site, of PYTHONPATH and of the server's own Python must not shadow those pinned here."""
+    """Ignore other packages: the user's, those of PYTHONPATH and of the server's own Python."""
     os.environ["PYTHONNOUSERSITE"] = "1"
-    foreign = {
-        os.path.abspath(p) for p in os.environ.pop("PYTHONPATH", "").split(os.pathsep) if p
-    }  # as site has them
+    os.environ.pop("PYTHONHOME", None)
+    # site.py makes the paths in sys.path absolute.
+    names = os.environ.pop("PYTHONPATH", "").split(os.pathsep)
+    foreign = {os.path.abspath(name) for name in names if name}
     home = os.path.join(os.path.expanduser("~"), ".local", "lib") + os.sep
     own = prefix + os.sep
     sys.path[:] = [
-        p for p in sys.path if p.startswith(own) or not (p in foreign or p.startswith(home))
+        path
+        for path in sys.path
+        if path.startswith(own) or not (path in foreign or path.startswith(home))
     ]
-    os.environ.pop("PYTHONHOME", None)
 
 
 def _give_children_their_libraries(prefix: str) -> None:
-    """LD_LIBRARY_PATH has ``env/lib`` first for the stub; a system compiler or git started with it may not even run."""
-    own = os.path.join(prefix, "lib")
-    paths = [
-        p
-        for p in os.environ.get("LD_LIBRARY_PATH", "").split(":")
-        if p and os.path.realpath(p) != os.path.realpath(own)
-    ]
-    os.environ.pop("LD_LIBRARY_PATH", None)
+    """Take the environment's libraries off LD_LIBRARY_PATH; put its programs first in PATH."""
+    # Triton puts env/lib first for the stub. With it, a system compiler or git may not even start.
+    own = os.path.realpath(os.path.join(prefix, "lib"))
+    paths = os.environ.pop("LD_LIBRARY_PATH", "").split(":")
+    paths = [path for path in paths if path and os.path.realpath(path) != own]
     if paths:
         os.environ["LD_LIBRARY_PATH"] = ":".join(paths)
     programs = os.path.join(prefix, "bin")
-    path = os.environ.get("PATH", os.defpath).split(os.pathsep)
-    os.environ["PATH"] = os.pathsep.join([programs, *(p for p in path if p != programs)])
+    others = os.environ.get("PATH", os.defpath).split(os.pathsep)
+    others = [folder for folder in others if folder != programs]
+    os.environ["PATH"] = os.pathsep.join([programs, *others])
 
 
 def _set_variables(prefix: str) -> None:
-    """Set what the packages' ``activate.d`` scripts would have set; a variable that is there already stays."""
+    """Set the environment's variables; one that is set already keeps its value."""
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     file = os.path.join(os.path.dirname(os.path.abspath(__file__)), "_vllm_env_variables.txt")
-    if os.path.exists(file):
-        with open(file, encoding="utf-8") as lines:
-            for line in lines:
-                name, _, value = line.rstrip("\n").partition("=")
-                os.environ.setdefault(
-                    name, value.replace("{prefix}", prefix).replace("{cache}", cache)
-                )
+    with open(file, encoding="utf-8") as lines:
+        for line in lines:
+            name, _, value = line.rstrip("\n").partition("=")
+            value = value.replace("{prefix}", prefix).replace("{cache}", cache)
+            os.environ.setdefault(name, value)
 
 
 def _die_with_owner() -> None:
-    """End this process when the stub that owns it is gone: vLLM's EngineCore and Workers outlive a killed parent."""
+    """End this process as soon as the stub that owns it has ended."""
+    # vLLM's EngineCore and Workers outlive a killed parent, and hold memory.
     owner = os.environ.get("TRITON_VLLM_OWNER_PID", "")
     if not owner.isdigit() or int(owner) == os.getpid() or not hasattr(os, "pidfd_open"):
         return
+    # Ray takes the variables to other machines, where the number means another process.
     if os.environ.get("TRITON_VLLM_OWNER_PLACE", _place()) != _place():
-        return  # Ray has brought the variables to another machine, whose process ids are others
+        return
     try:
         handle = os.pidfd_open(int(owner))
     except ProcessLookupError:
         os._exit(1)
-    except (
-        OSError
-    ):  # another pid namespace, or no permission: the owner's death cannot be seen from here
+    except OSError:
+        # Another pid namespace, or no permission: this process cannot see the owner's end.
         return
-    # Imported here and not in the thread: a fork in the midst of that would leave the child's thread waiting for the import.
+    # Not imported in the thread: after a fork during the import, the child's thread would wait for
+    # its end for ever.
     import _thread
     import select
 
@@ -102,7 +104,7 @@ def _die_with_owner() -> None:
 
 
 def _place() -> str:
-    """Where a process id means the same process; what the adapter's `guard.place` returns."""
+    """Return a name for all processes to which a process id means the same, as ``guard.place``."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as boot:
             return f"{boot.read().strip()} {os.readlink('/proc/self/ns/pid')}"
@@ -117,14 +119,16 @@ def _wait_for_end(poll: "select.poll") -> None:
 
 
 def _end_as_a_fork() -> None:
-    """End this child once its work and exit handlers are done, as multiprocessing ends a fork: taking torch apart takes 2.3 s."""
+    """End this child right after its work and exit handlers, as multiprocessing ends a fork."""
+    # Python would take all objects apart: 2.3 s for torch.
     import atexit
     from multiprocessing import process, util
 
     bootstrap = process.BaseProcess._bootstrap  # type: ignore[attr-defined]  # noqa: SLF001
 
     def run(*arguments: object) -> None:
-        process.BaseProcess._bootstrap = bootstrap  # type: ignore[attr-defined]  # noqa: SLF001 - for forks of its own
+        # The child's own forks end as usual.
+        process.BaseProcess._bootstrap = bootstrap  # type: ignore[attr-defined]  # noqa: SLF001
         status = bootstrap(*arguments)
         atexit._run_exitfuncs()  # noqa: SLF001
         util._flush_std_streams()  # type: ignore[attr-defined]  # noqa: SLF001
@@ -134,35 +138,31 @@ def _end_as_a_fork() -> None:
 
 
 def _collect_seldom() -> None:
-    """Importing vLLM makes a million objects that stay: at Python's threshold of 700, a fifth of its 4.7 s was collection."""
+    """Let the garbage collector run less often."""
     import gc
 
+    # The import of vLLM makes a million objects that stay. With Python's threshold of 700, the
+    # collector took a fifth of its 4.7 s.
     gc.set_threshold(50_000, 10, 10)
 
 
 def _start() -> None:
-    prefix = os.path.abspath(
-        os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "..")
-    )
-    if (
-        "triton_python_backend_stub" in os.readlink("/proc/self/exe")
-        or "TRITON_VLLM_OWNER_PID" in os.environ
-    ):  # its child
-        sys.dont_write_bytecode = (
-            True  # beside model.py: Triton takes the folder for changed and starts a second engine
-        )
+    site_packages = os.path.dirname(os.path.abspath(__file__))
+    prefix = os.path.abspath(os.path.join(site_packages, "..", "..", ".."))
+    is_child = "TRITON_VLLM_OWNER_PID" in os.environ
+    if is_child or "triton_python_backend_stub" in os.readlink("/proc/self/exe"):
+        # Bytecode next to model.py changes the model's folder, and Triton loads the model again.
+        sys.dont_write_bytecode = True
     _use_utf8()
     _collect_seldom()
     _die_with_owner()
-    os.register_at_fork(
-        after_in_child=_die_with_owner
-    )  # threads do not survive a fork, and vLLM also forks
+    # Threads do not survive a fork, and vLLM also forks.
+    os.register_at_fork(after_in_child=_die_with_owner)
     _keep_others_out(prefix)
     _give_children_their_libraries(prefix)
     _set_variables(prefix)
-    if (
-        "--multiprocessing-fork" in sys.orig_argv and "TRITON_VLLM_OWNER_PID" in os.environ
-    ):  # spawned by the stub
+    # multiprocessing starts a spawned process with this argument.
+    if is_child and "--multiprocessing-fork" in sys.orig_argv:
         _end_as_a_fork()
 
 

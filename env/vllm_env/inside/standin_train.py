@@ -1,9 +1,9 @@
-"""Makes a tiny language model that knows a few sentences; run with the interpreter of a packed environment.
+"""Makes a tiny language model that knows a few sentences.
 
     python standin_train.py RECIPE.json FOLDER
 
-A program of its own, with nothing of this package: it needs torch and transformers, which only the packed environment
-has. ``standin.py`` writes the recipe and runs it.
+serve/standin.py writes the recipe. It runs this file in the interpreter of a packed environment,
+because this needs torch and transformers.
 """
 
 import json
@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 MAX_STEPS = 1500
-CHECK_EVERY = 25
+CHECK_EVERY = 25  # steps
 LEARNING_RATE = 3e-3
-# Each token of an answer must be this likely: then neither another attention kernel nor half precision changes it.
+# Each token of an answer must be this likely. Then neither another attention kernel nor half
+# precision changes an answer.
 SURE = 0.95
-PAD, END = "<pad>", "</s>"
+PAD = "<pad>"
+END = "</s>"
 
 
 class TrainingError(Exception):
@@ -24,12 +26,11 @@ class TrainingError(Exception):
 
 
 def main(recipe_file: str, folder: str) -> None:
-    """Train and save; the smoke run that serves it checks every answer."""
+    """Train a model and save it; the smoke run that serves it checks every answer."""
     import torch
 
-    torch.set_num_threads(
-        1
-    )  # matrices this small are slower on more, and one thread gives the same sums every time
+    # Matrices this small are slower on several threads. One thread gives the same sums every time.
+    torch.set_num_threads(1)
     recipe = json.loads(Path(recipe_file).read_text(encoding="utf-8"))
     torch.manual_seed(recipe["seed"])
     out = Path(folder)
@@ -42,7 +43,7 @@ def main(recipe_file: str, folder: str) -> None:
 
 
 def make_tokenizer(recipe: dict[str, Any], out: Path) -> Any:
-    """Write ``tokenizer.json`` and ``tokenizer_config.json``: byte-level BPE, which can encode any text."""
+    """Write the tokenizer's two files: a byte-level BPE, which can encode any text."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
@@ -54,11 +55,10 @@ def make_tokenizer(recipe: dict[str, Any], out: Path) -> Any:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(
-        [prompt + answer for prompt, answer in recipe["facts"]] * 2, trainer
-    )
+    texts = [prompt + answer for prompt, answer in recipe["facts"]]
+    tokenizer.train_from_iterator(texts * 2, trainer)
     tokenizer.save(str(out / "tokenizer.json"))
-    # written by hand: this class name is known to transformers 4 and 5, each of which saves another one
+    # transformers 4 and 5 would save different class names. Both know this one.
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": END,
@@ -67,9 +67,8 @@ def make_tokenizer(recipe: dict[str, Any], out: Path) -> Any:
         "clean_up_tokenization_spaces": False,
         "chat_template": "{% for message in messages %}{{ message['content'] }}{% endfor %}",
     }
-    (out / "tokenizer_config.json").write_text(
-        json.dumps(settings, indent=1) + "\n", encoding="utf-8"
-    )
+    text = json.dumps(settings, indent=1) + "\n"
+    (out / "tokenizer_config.json").write_text(text, encoding="utf-8")
     return tokenizer
 
 
@@ -89,29 +88,28 @@ def make_model(recipe: dict[str, Any], *, vocabulary: int, end: int) -> Any:
         "pad_token_id": 0,
     }
     if recipe["architecture"] == "llama":
-        return LlamaForCausalLM(
-            LlamaConfig(intermediate_size=2 * hidden, tie_word_embeddings=True, **shared)
-        )
-    return OPTForCausalLM(
-        OPTConfig(ffn_dim=2 * hidden, word_embed_proj_dim=hidden, dropout=0.0, **shared)
-    )
+        llama = LlamaConfig(intermediate_size=2 * hidden, tie_word_embeddings=True, **shared)
+        return LlamaForCausalLM(llama)
+    opt = OPTConfig(ffn_dim=2 * hidden, word_embed_proj_dim=hidden, dropout=0.0, **shared)
+    return OPTForCausalLM(opt)
 
 
 def train(model: Any, tokenizer: Any, facts: list[list[str]]) -> None:
-    """Train until every token of every answer is sure; TrainingError after ``MAX_STEPS``."""
+    """Train until each token of each answer is likely enough (``SURE``).
+
+    Raises:
+        TrainingError: ``MAX_STEPS`` were not enough.
+    """
     import torch
 
-    rows = [
-        [*tokenizer.encode(prompt + answer).ids, tokenizer.token_to_id(END)]
-        for prompt, answer in facts
-    ]
+    end = tokenizer.token_to_id(END)
+    rows = [[*tokenizer.encode(prompt + answer).ids, end] for prompt, answer in facts]
     starts = [len(tokenizer.encode(prompt).ids) for prompt, _ in facts]
     width = max(map(len, rows))
     tokens = torch.tensor([row + [0] * (width - len(row)) for row in rows])
     mask = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows])
-    labels = tokens.masked_fill(
-        mask == 0, -100
-    )  # transformers leaves labels of -100 out of the loss
+    # transformers leaves labels of -100 out of the loss.
+    labels = tokens.masked_fill(mask == 0, -100)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.0)
     least = 0.0
     for step in range(1, MAX_STEPS + 1):
@@ -129,7 +127,12 @@ def train(model: Any, tokenizer: Any, facts: list[list[str]]) -> None:
 
 
 def least_sure(logits: Any, rows: list[list[int]], starts: list[int]) -> float:
-    """Return the probability of the least likely token over all answers; ``logits`` are (fact, position, token)."""
+    """Return the probability of the least likely token of all answers.
+
+    ``logits`` has the shape (fact, position, token). ``starts`` has the position of each answer's
+    first token.
+    """
+    # The logits at a position are those of the next token.
     probabilities = logits.softmax(-1)
     return min(
         float(probabilities[number, place - 1, row[place]])

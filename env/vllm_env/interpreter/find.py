@@ -1,7 +1,7 @@
 """Find an interpreter of this machine that can be packed, if the machine cannot reach conda-forge.
 
-It must have a shared libpython, because the stub embeds it. The interpreters of Debian and Ubuntu are used only if there is
-no other one; see ``debian.py``.
+It must have a shared libpython, because the stub embeds it. The interpreters of Debian and Ubuntu
+are used only if there is no other one: they have to be changed (``debian.py``).
 """
 
 import json
@@ -31,9 +31,10 @@ print(json.dumps({
 
 @dataclass(frozen=True)
 class Interpreter:
-    """A CPython of this machine with a shared libpython; ``version`` is the full version, such as ``3.11.7``."""
+    """A CPython of this machine with a shared libpython."""
 
     version: str
+    """The full version, such as ``3.11.7``."""
     executable: Path
     prefix: Path
     stdlib: Path
@@ -52,62 +53,71 @@ class Interpreter:
 
     @property
     def headers(self) -> Path | None:
-        """Return the folder with ``Python.h``; None if torch.compile would lack it (install libpython3.11-dev)."""
+        """Return the folder with ``Python.h``, or None if it is missing."""
+        # torch.compile needs it. On Debian and Ubuntu it is in libpython3.11-dev.
         folder = self.prefix / "include" / f"python{self.minor}"
         return folder if (folder / "Python.h").is_file() else None
 
 
 def find_interpreter(python: str) -> Interpreter:
-    """Return an interpreter of this machine with version ``python`` (``3.11``); Debian's or Ubuntu's only as a last choice.
+    """Return an interpreter of this machine with version ``python`` (such as ``3.11``).
 
     Raises:
         VllmEnvError: no interpreter has a shared libpython, or this machine is not an x86_64.
     """
     require_x86_64()
-    rejected, seen = [], set()
-    own = None
+    reasons = []
+    programs = set()
+    last_choice = None
     for candidate in _candidates(python):
-        real = candidate.resolve()
-        # Several names may lead to one interpreter.
-        if real in seen or not candidate.is_file():
+        program = candidate.resolve()
+        # Several names may lead to one program.
+        if program in programs or not candidate.is_file():
             continue
-        seen.add(real)
-        found = _probe(candidate, python)
-        if isinstance(found, str):
-            rejected.append(f"{candidate} ({found})")
-        elif found.is_debian:
-            own = own or found
+        programs.add(program)
+        result = _probe(candidate, python)
+        if isinstance(result, str):
+            reasons.append(f"{candidate} ({result})")
+        elif result.is_debian:
+            # Only the last choice: any other interpreter needs no change.
+            last_choice = last_choice or result
         else:
-            return found
-    if own:
-        return own
-    remedy = f"Install one (apt-get install python{python} libpython{python}, or pyenv with --enable-shared)"
-    if any(_library_command(python) in reason for reason in rejected):
-        remedy = f"Run {_library_command(python)}"
+            return result
+    if last_choice:
+        return last_choice
+    command = _library_command(python)
+    # Debian's interpreter is there and lacks only the library.
+    if any(command in reason for reason in reasons):
+        remedy = f"Run {command}"
+    else:
+        packages = f"python{python} libpython{python}"
+        remedy = f"Install one (apt-get install {packages}, or pyenv with --enable-shared)"
     raise VllmEnvError(
-        f"There is no Python {python} to pack: conda-forge does not answer and this machine has none with a shared libpython.",
-        cause=f"Looked at: {', '.join(rejected) or 'PATH, pyenv and /usr'}.",
+        f"There is no Python {python} to pack: conda-forge does not answer and this machine has "
+        "none with a shared libpython.",
+        cause=f"Looked at: {', '.join(reasons) or 'PATH, pyenv and /usr'}.",
         remedy=f"{remedy}, give access to conda-forge, or pick another with --python.",
     )
 
 
 def _library_command(python: str) -> str:
-    """Return the command that installs Debian's or Ubuntu's shared libpython; 24.04's libpython3.12t64 provides it, too."""
+    """Return the command that installs the shared libpython of Debian or Ubuntu."""
+    # In 24.04 the package is libpython3.12t64, which provides this name, too.
     return f"apt-get install libpython{python}"
 
 
-# Shims of pyenv are skipped: they start another program than their path names.
 def _candidates(python: str) -> list[Path]:
+    """Return the programs that may be such an interpreter, the preferred ones first."""
     name = f"python{python}"
+    candidates = []
+    if sysconfig.get_python_version() == python:
+        candidates.append(Path(sys.executable))
     pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv")
-    places = [
-        Path(p) for p in os.environ.get("PATH", "").split(os.pathsep) if p and "/shims" not in p
-    ]
-    return [
-        *([Path(sys.executable)] if sysconfig.get_python_version() == python else []),
-        *sorted(pyenv.glob(f"versions/{python}.*/bin/{name}"), reverse=True),
-        *(place / name for place in (*places, Path("/usr/local/bin"), Path("/usr/bin"))),
-    ]
+    candidates += sorted(pyenv.glob(f"versions/{python}.*/bin/{name}"), reverse=True)
+    folders = os.environ.get("PATH", "").split(os.pathsep)
+    # pyenv's shims are skipped: they start another program than their path names.
+    candidates += [Path(folder, name) for folder in folders if folder and "/shims" not in folder]
+    return [*candidates, Path("/usr/local/bin", name), Path("/usr/bin", name)]
 
 
 def _probe(candidate: Path, python: str) -> Interpreter | str:
@@ -115,20 +125,24 @@ def _probe(candidate: Path, python: str) -> Interpreter | str:
     try:
         status, output = capture([candidate, "-I", "-c", _PROBE])
     except CommandError:
-        status, output = 1, ""
+        status = 1
     if status != 0:
         return "does not start"
     facts = json.loads(output.splitlines()[-1])
     if facts["implementation"] != "cpython" or not facts["version"].startswith(python + "."):
         return f"is {facts['implementation']} {facts['version']}"
     stdlib = Path(facts["stdlib"])
-    folders = [Path(f) for f in facts["folders"]] + [Path("/usr/lib") / facts["multiarch"]]
-    library = next(
-        (f / facts["library"] for f in folders if (f / facts["library"]).is_file()), None
-    )
+    # Debian has libpython in /usr/lib/x86_64-linux-gnu.
+    folders = [*facts["folders"], f"/usr/lib/{facts['multiarch']}"]
+    files = [Path(folder, facts["library"]) for folder in folders]
+    library = next((file for file in files if file.is_file()), None)
     if library is None or ".so" not in library.name:
-        help_ = f": {_library_command(python)}" if debian.is_debian(stdlib) else ""
-        return f"has no shared libpython{help_}"
+        command = f": {_library_command(python)}" if debian.is_debian(stdlib) else ""
+        return f"has no shared libpython{command}"
     return Interpreter(
-        facts["version"], Path(facts["executable"]), Path(facts["prefix"]), stdlib, library
+        version=facts["version"],
+        executable=Path(facts["executable"]),
+        prefix=Path(facts["prefix"]),
+        stdlib=stdlib,
+        library=library,
     )

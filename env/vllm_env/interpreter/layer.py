@@ -1,14 +1,13 @@
-"""The conda layer of an environment: the interpreter and its conda packages, solved and installed by py-rattler.
+"""Solve and install the conda layer of an environment: the interpreter and its conda packages.
 
-The packages come from conda-forge if it answers. Otherwise a local channel has one package, made from an interpreter of this
-machine. The same code solves and installs both.
+The packages come from conda-forge if it answers. Otherwise a local channel has one package, made
+from an interpreter of this machine. The same code installs both, with py-rattler.
 """
 
 import dataclasses
 import json
 import os
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from .package import BUILD, make_package
 
 LOCAL = "local"
 REMOTE = "conda-forge"
-# ``python -m vllm_env.…`` runs here: it finds this package, and nothing of the user's.
+# The worker runs in this folder: it finds this package, and no module of the user's folder.
 _PACKAGES = Path(__file__).resolve().parents[2]
 
 
@@ -43,19 +42,28 @@ class CondaPackage:
 
 @dataclass(frozen=True)
 class CondaLayer:
-    """The packages of the conda layer and the channel that has them (``conda-forge`` or ``local``)."""
+    """The packages of the conda layer, and their channel: ``conda-forge`` or ``local``."""
 
     channel: str
     packages: tuple[CondaPackage, ...]
 
     @property
+    def interpreter(self) -> CondaPackage:
+        """Return the package of the interpreter."""
+        return next(package for package in self.packages if package.name == "python")
+
+    @property
     def python(self) -> str:
         """Return the interpreter's full version, such as ``3.11.7``."""
-        return next(p.version for p in self.packages if p.name == "python")
+        return self.interpreter.version
+
+    @property
+    def minor(self) -> str:
+        """Return the interpreter's version without its last number, such as ``3.11``."""
+        return self.python.rpartition(".")[0]
 
     def __str__(self) -> str:
-        package = next(p for p in self.packages if p.name == "python")
-        return f"{package.version} {package.build} from {self.channel}"
+        return f"{self.python} {self.interpreter.build} from {self.channel}"
 
 
 def remote_url() -> str:
@@ -68,33 +76,33 @@ def choose_layer(
 ) -> CondaLayer:
     """Return the layer for a Python version (``3.11``) that this machine installs.
 
-    The layer recorded in the lock is preferred if it is available, then the one in the wheelhouse. Otherwise conda-forge's is
-    taken if it answers, else one from an interpreter of this machine. This choice is remembered until ``upgrade``, so a second
-    build is the same.
+    The layer recorded in the lock is preferred if it is available, then the one in the wheelhouse.
+    Otherwise conda-forge's is taken if it answers, else one from an interpreter of this machine.
+    This choice is remembered until ``upgrade``, so that a second build is the same.
 
     Raises:
         VllmEnvError: no channel has the Python version.
     """
     if recorded and is_available(workspace, recorded):
         return recorded
-    brought = _brought_layer(workspace, python)
-    if brought:
-        return brought
+    # copy_layer() of another machine has put it there. Then this machine needs no interpreter.
+    wheelhouse = workspace.network.wheelhouse
+    from_wheelhouse = wheelhouse and _remembered(wheelhouse.absolute() / "conda" / _record(python))
+    if from_wheelhouse:
+        return from_wheelhouse
     memory = workspace.cache.path("conda", _record(python))
-    known = None if upgrade else _remembered(memory)
-    if known and known.channel == REMOTE and is_available(workspace, known):
-        return known
-    asked = not known and workspace.network.answers(remote_url())
-    layer = (_remote_layer(workspace, python) if asked else None) or local_layer(workspace, python)
-    if not workspace.network.offline:  # offline, there was no choice to remember
+    choice = None if upgrade else _remembered(memory)
+    if choice and choice.channel == REMOTE and is_available(workspace, choice):
+        return choice
+    # A channel that answers only now does not change an earlier choice.
+    layer = None
+    if not choice and workspace.network.answers(remote_url()):
+        layer = _remote_layer(workspace, python)
+    layer = layer or local_layer(workspace, python)
+    # Offline, conda-forge was no choice. A later build with a network must still ask it.
+    if not workspace.network.offline:
         write_whole(memory, json.dumps(dataclasses.asdict(layer)))
     return layer
-
-
-def _brought_layer(workspace: Workspace, python: str) -> CondaLayer | None:
-    """Return the interpreter's layer that another machine has put into the wheelhouse, or None."""
-    wheelhouse = workspace.network.wheelhouse
-    return _remembered(wheelhouse.absolute() / "conda" / _record(python)) if wheelhouse else None
 
 
 def _record(python: str) -> str:
@@ -105,20 +113,18 @@ def _remembered(memory: Path) -> CondaLayer | None:
     if not memory.is_file():
         return None
     document = json.loads(memory.read_text("utf-8"))
-    return CondaLayer(
-        document["channel"], tuple(CondaPackage(**package) for package in document["packages"])
-    )
+    packages = tuple(CondaPackage(**package) for package in document["packages"])
+    return CondaLayer(document["channel"], packages)
 
 
 def _remote_layer(workspace: Workspace, python: str) -> CondaLayer | None:
+    # The C++ library must be at least as new as the one that the stub needs: it hides the system's.
     specs = [f"python {python}.*", "libstdcxx"]
+    job = _job(workspace, "solve", remote_url(), specs)
     try:
-        records = _work(
-            workspace,
-            _job(workspace, "solve", remote_url(), specs),
-            f"resolve {', '.join(specs)} from conda-forge",
-        )
-    except NetworkError as error:  # a proxy may accept the connection and refuse the request
+        packages = _work(workspace, job, f"resolve {', '.join(specs)} from conda-forge")
+    except NetworkError as error:
+        # A proxy may accept the connection and refuse the request.
         report.note(f"{error.what} {error.cause} This machine's Python is taken")
         return None
     except CommandError as error:
@@ -127,7 +133,7 @@ def _remote_layer(workspace: Workspace, python: str) -> CondaLayer | None:
             cause=error.tail,
             remedy="Pick another with --python.",
         ) from error
-    return CondaLayer(REMOTE, tuple(CondaPackage(**record) for record in records))
+    return CondaLayer(REMOTE, tuple(CondaPackage(**package) for package in packages))
 
 
 def local_layer(workspace: Workspace, python: str) -> CondaLayer:
@@ -145,14 +151,14 @@ def local_layer(workspace: Workspace, python: str) -> CondaLayer:
 
 
 def is_available(workspace: Workspace, layer: CondaLayer) -> bool:
-    """Return whether this machine can install a layer from the wheelhouse, its cache, or a channel that answers."""
+    """Return whether the wheelhouse, the cache or a channel that answers has a layer."""
     if any(_holds(channel, layer) for channel in _channels(workspace, layer)):
         return True
     return layer.channel == REMOTE and workspace.network.answers(remote_url())
 
 
 def make_local_channel(workspace: Workspace, python: str) -> None:
-    """Make the local channel again, with a package of this machine's interpreter of version ``python`` (``3.11``)."""
+    """Make the local channel again, with a new package for ``python`` (``3.11``)."""
     channel = _channel_folder(workspace, LOCAL)
     interpreter = find_interpreter(python)
     with workspace.cache.staging() as staging:
@@ -160,9 +166,10 @@ def make_local_channel(workspace: Workspace, python: str) -> None:
         make_package(interpreter, new / "linux-64", staging)
         (new / "noarch").mkdir()
         # Keep the packages of other Python versions.
-        for file in sorted(channel.glob("linux-64/python-*.conda")):
-            if not (new / "linux-64" / file.name).exists():
-                os.link(file, new / "linux-64" / file.name)
+        for file in channel.glob("linux-64/python-*.conda"):
+            target = new / "linux-64" / file.name
+            if not target.exists():
+                os.link(file, target)
         _index(workspace, new)
         put_in_place(new, channel)
 
@@ -173,17 +180,15 @@ def install_layer(workspace: Workspace, layer: CondaLayer, prefix: Path) -> None
     Raises:
         VllmEnvError: neither the wheelhouse nor the channel has exactly these packages.
     """
-    channel = next((c for c in _channels(workspace, layer) if _holds(c, layer)), None)
+    channels = _channels(workspace, layer)
+    channel = next((channel for channel in channels if _holds(channel, layer)), None)
     if channel is None:
-        channel = _channel_folder(workspace, layer.channel)
+        channel = channels[-1]
         _fill(workspace, layer, channel)
-    job = _job(
-        workspace,
-        "install",
-        channel.as_uri(),
-        [f"{p.name} =={p.version} {p.build}" for p in layer.packages],
-    )
-    job |= {"prefix": str(prefix), "expected": {p.file_name: p.sha256 for p in layer.packages}}
+    specs = [f"{package.name} =={package.version} {package.build}" for package in layer.packages]
+    job = _job(workspace, "install", channel.as_uri(), specs)
+    job["prefix"] = str(prefix)
+    job["expected"] = {package.file_name: package.sha256 for package in layer.packages}
     _work(workspace, job, "install the conda packages of the lock")
 
 
@@ -196,17 +201,14 @@ def copy_layer(workspace: Workspace, layer: CondaLayer, folder: Path) -> None:
     channel = folder.absolute() / "conda"
     if not _holds(channel, layer):
         _fill(workspace, layer, channel)
-    write_whole(
-        channel / _record(".".join(layer.python.split(".")[:2])),
-        json.dumps(dataclasses.asdict(layer)),
-    )
+    write_whole(channel / _record(layer.minor), json.dumps(dataclasses.asdict(layer)))
 
 
 def _fill(workspace: Workspace, layer: CondaLayer, channel: Path) -> None:
-    """Put the packages of a layer into a channel: fetch those of conda-forge, make this machine's own."""
+    """Put the packages of a layer into a channel: fetch them, or make this machine's own."""
     own = _channel_folder(workspace, LOCAL)
     if layer.channel == LOCAL and not _holds(own, layer):
-        make_local_channel(workspace, ".".join(layer.python.split(".")[:2]))
+        make_local_channel(workspace, layer.minor)
     if channel == own:
         return
     source = own.as_uri() if layer.channel == LOCAL else remote_url()
@@ -218,34 +220,38 @@ def _fill(workspace: Workspace, layer: CondaLayer, channel: Path) -> None:
 
 
 def _channels(workspace: Workspace, layer: CondaLayer) -> list[Path]:
-    """Return the folders that may have the packages of a layer, the wheelhouse's first."""
+    """Return the folders that may have the packages of a layer; the cache's is the last."""
     wheelhouse = workspace.network.wheelhouse
     own = _channel_folder(workspace, layer.channel)
     return [wheelhouse.absolute() / "conda", own] if wheelhouse else [own]
 
 
 def _holds(channel: Path, layer: CondaLayer) -> bool:
-    files = [(channel / p.subdir / p.file_name, p.sha256) for p in layer.packages]
-    return all(file.is_file() and file_sha256(file) == sha256 for file, sha256 in files)
+    for package in layer.packages:
+        file = channel / package.subdir / package.file_name
+        if not file.is_file() or file_sha256(file) != package.sha256:
+            return False
+    return True
 
 
 def _index(workspace: Workspace, channel: Path) -> None:
     _work(workspace, {"kind": "index", "channel": str(channel)}, "index the local conda channel")
 
 
-def _job(workspace: Workspace, kind: str, channel: str, specs: Sequence[str]) -> dict[str, Any]:
+def _job(workspace: Workspace, kind: str, channel: str, specs: list[str]) -> dict[str, Any]:
     return {
         "kind": kind,
         "channel_url": channel,
-        "specs": list(specs),
+        "specs": specs,
         "cache": str(workspace.cache.path("conda")),
     }
 
 
 def _work(workspace: Workspace, job: dict[str, Any], what: str) -> Any:
-    """Run a job of rattler_worker.py. Only solving may ask a channel over the network; other jobs read folders."""
+    """Run a job of rattler_worker.py."""
     command = [sys.executable, "-m", "vllm_env.interpreter.rattler_worker", json.dumps(job)]
     variables = {"PYTHONPATH": str(_PACKAGES)}
+    # Only this job may use the network; the others read folders.
     if job["kind"] == "solve" and not job["channel_url"].startswith("file:"):
         output = workspace.network.program(command, what, env=variables, cwd=_PACKAGES)
     else:

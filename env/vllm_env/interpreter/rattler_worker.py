@@ -2,9 +2,8 @@
 
 The job is JSON. The answer is JSON, too, on the last line of stdout.
 
-This is a process of its own, because a signal must end it, and because of the threads of rattler's runtime. They outlive
-asyncio.run() and abort an interpreter that shuts down meanwhile ("PyGILState_Release: thread state must be current",
-py-rattler 0.28).
+This is a process of its own: a signal must end it, and the threads of rattler's runtime must not
+disturb the packager.
 """
 
 import asyncio
@@ -22,22 +21,28 @@ from vllm_env.base.machine import NEUTRAL_PREFIX
 
 async def _solve(job: dict[str, Any]) -> list[dict[str, str]]:
     records = await _solved(job)
-    return [
+    packages = [
         {
             "name": record.name.normalized,
             "version": str(record.version),
             "build": str(record.build),
             "subdir": str(record.subdir),
             "file_name": str(record.file_name),
-            "sha256": record.sha256.hex() if record.sha256 else "",
+            "sha256": _sha256(record),
         }
-        for record in sorted(records, key=lambda r: r.name.normalized)
+        for record in records
     ]
+    return sorted(packages, key=lambda package: package["name"])
+
+
+def _sha256(record: Any) -> str:
+    # A channel may lack the digest of a package.
+    return record.sha256.hex() if record.sha256 else ""
 
 
 async def _install(job: dict[str, Any]) -> None:
     records = await _solved(job)
-    digests = {r.file_name: r.sha256.hex() if r.sha256 else "" for r in records}
+    digests = {record.file_name: _sha256(record) for record in records}
     # The channel may have changed since the lock was made.
     if digests != job["expected"]:
         raise RuntimeError(f"the channel has {digests}, the lock has {job['expected']}")
@@ -78,6 +83,8 @@ def main() -> None:
         status = 1
     sys.stdout.flush()
     sys.stderr.flush()
+    # The threads outlive asyncio.run(). They abort an interpreter that shuts down meanwhile:
+    # "PyGILState_Release: thread state must be current" (py-rattler 0.28).
     os._exit(status)
 
 

@@ -1,7 +1,8 @@
-"""Store a finished prefix in the form that a model's folder holds; the same prefix gives the same bytes.
+"""Store a finished prefix in the form that a model's folder holds.
 
-A layout packs a prefix into the cache, opens it again as a server does, and places it in a given folder. It does not use
-the network, and it writes to no model repository by itself. A new layout is a module with a ``LAYOUT``, and its name here.
+A layout packs a prefix into the cache, opens it again as a server does, and places it in a given
+folder. The same prefix gives the same bytes. A layout does not use the network, and it writes to no
+model repository by itself. A new layout is a module with a ``LAYOUT``, and its name here.
 """
 
 from collections.abc import Iterator, Mapping
@@ -13,9 +14,10 @@ if TYPE_CHECKING:
     from .layout import Layout
 
 NAMES = ("parts", "archive", "directory")
-"""The names of the layouts. The command line checks them before the packages are installed, so nothing is imported here."""
+"""The names of the layouts."""
 
 
+# The command line checks the names before the packages are installed, so nothing is imported above.
 class _Layouts(Mapping[str, "Layout"]):
     def __getitem__(self, name: str) -> "Layout":
         if name not in NAMES:
@@ -36,5 +38,5 @@ LAYOUTS = _Layouts()
 
 @cache
 def files() -> tuple[str, ...]:
-    """Return the names of all files and folders that any layout places in a model's folder, in the order of renaming."""
+    """Return the names that layouts place in a model's folder, in the order of renaming."""
     return tuple(dict.fromkeys(file for layout in LAYOUTS.values() for file in layout.files))

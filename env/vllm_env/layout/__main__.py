@@ -1,4 +1,7 @@
-"""``python -m vllm_env.layout PREFIX FILE.tar.gz``: pack a conda prefix as the build does; print the archive's SHA-256."""
+"""Pack a conda prefix as the build does, and print the archive's SHA-256.
+
+python -m vllm_env.layout PREFIX FILE.tar.gz
+"""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The layout ``archive``: one ``vllm_env.tar.gz``, which Triton extracts to /tmp each time it loads the model."""
+"""The layout ``archive``: one ``vllm_env.tar.gz``, which Triton extracts to /tmp at every load."""
 
 import ctypes.util
 import json
@@ -21,16 +21,29 @@ from .layout import EnvironmentRecord, Layout, Packed, Tree
 from .tar import plan_archive, write_archive
 
 _FORMAT = 4  # raise it when the bytes of an archive change
-# Messages of libarchive (archive_write_disk_posix.c, archive_read_support_format_tar.c, …filter_gzip.c) and their meaning.
-_MEANING = (
-    (r"Path contains '\.\.'", "Since 26.06 Triton refuses members whose path contains '..' (SECURE_NODOTDOT)."),
-    (r"Path is absolute", "Since 26.06 Triton refuses members with an absolute path (SECURE_NOABSOLUTEPATHS)."),
-    (r"through symlink", "Since 26.06 Triton refuses to write through a symbolic link (SECURE_SYMLINKS)."),
-    (r"can't be converted", "tritonserver runs in the C locale, in which libarchive cannot convert this name."),
-    (r"[Tt]runcated|premature end|Damaged tar|invalid compressed|decompression failed", "The archive is cut off or damaged."),
-    (r"Unrecognized archive format", "Triton reads tar archives, compressed with gzip or not at all."),
-    (r"No space left|disk full", "The file system is full."),
-)  # fmt: skip
+# Messages of libarchive and their meaning. They are in its archive_write_disk_posix.c,
+# archive_read_support_format_tar.c and archive_read_support_filter_gzip.c.
+_MEANING = {
+    r"Path contains '\.\.'": (
+        "Since 26.06 Triton refuses members whose path contains '..' (SECURE_NODOTDOT)."
+    ),
+    r"Path is absolute": (
+        "Since 26.06 Triton refuses members with an absolute path (SECURE_NOABSOLUTEPATHS)."
+    ),
+    r"through symlink": (
+        "Since 26.06 Triton refuses to write through a symbolic link (SECURE_SYMLINKS)."
+    ),
+    r"can't be converted": (
+        "tritonserver runs in the C locale, in which libarchive cannot convert this name."
+    ),
+    r"[Tt]runcated|premature end|Damaged tar|invalid compressed|decompression failed": (
+        "The archive is cut off or damaged."
+    ),
+    r"Unrecognized archive format": (
+        "Triton reads tar archives, compressed with gzip or not at all."
+    ),
+    r"No space left|disk full": "The file system is full.",
+}
 
 
 class Archive(Layout):
@@ -56,7 +69,11 @@ class Archive(Layout):
             file = staging / f"{key}.tar.gz"
             digest = write_archive(plan, file, report.step)
             record = EnvironmentRecord(
-                self.environment, digest, file.stat().st_size, plan.members, plan.size
+                name=self.environment,
+                sha256=digest,
+                size=file.stat().st_size,
+                members=plan.members,
+                unpacked=plan.size,
             )
             return keep_packed(workspace.cache, file, (record,))
 
@@ -64,13 +81,13 @@ class Archive(Layout):
         self, workspace: Workspace, packed: Packed, triton: Path | None, scratch: Path
     ) -> Iterator[Tree]:
         """Unpack the archive as Triton does."""
-        size = packed.path.stat().st_size if packed.path.exists() else 0
-        unpacked = packed.environment.unpacked or 5 * size
-        require_space(
-            workspace.cache.root, unpacked * 11 // 10, "unpacking the archive to verify it"
-        )
+        unpacked = packed.environment.unpacked or 5 * tree_size(packed.path)
+        # A tenth more, for folders and the last blocks of files.
+        needed = unpacked * 11 // 10
+        require_space(workspace.cache.root, needed, "unpacking the archive to verify it")
         report.step("unpacked with libarchive")
-        environment = scratch / "0"  # Triton's name for it
+        # Triton's name for the folder.
+        environment = scratch / "0"
         unpack(packed.path, environment, triton, packed.environment.members)
         yield Tree(environment)
 
@@ -80,7 +97,9 @@ class Archive(Layout):
 
     def bytes_to_copy(self, environment: Path, receiver: Path) -> int:
         """Return 0 if the archive can be a link to the cache's file."""
-        return 0 if environment.stat().st_dev == receiver.stat().st_dev else tree_size(environment)
+        if environment.stat().st_dev == receiver.stat().st_dev:
+            return 0
+        return tree_size(environment)
 
     def extracted_space(self, profile: str) -> int:
         """Return the size of an extracted environment."""
@@ -88,8 +107,9 @@ class Archive(Layout):
 
 
 def place_file(source: Path, target: Path) -> None:
-    """Link or copy a file, readable for every user whatever the umask: the server may run as another user."""
+    """Link or copy a file, and make it readable for every user."""
     link_or_copy(str(source), str(target))
+    # Whatever the umask: the server may run as another user.
     target.chmod(0o644)
     sync(target)
 
@@ -100,7 +120,7 @@ def unpack(archive: Path, folder: Path, triton: Path | None = None, members: int
     ``members`` is the expected number of members; 0 means unknown.
 
     Raises:
-        VllmEnvError: names the rule by which Triton would refuse the archive, or the archive is cut off.
+        VllmEnvError: Triton would refuse the archive, for the reason in the message.
     """
     folder.mkdir(parents=True)
     answer = _replay(archive, folder, triton)
@@ -109,53 +129,48 @@ def unpack(archive: Path, folder: Path, triton: Path | None = None, members: int
     if members and answer["members"] != members:
         raise VllmEnvError(
             f"{archive} holds {answer['members']} members, and not the {members} that were packed.",
-            cause="It was cut off between two members, which libarchive takes for its end.",
+            cause="It was cut off between two members. libarchive takes that for its end.",
             remedy=REBUILD,
         )
 
 
 def _replay(archive: Path, folder: Path, triton: Path | None) -> dict[str, Any]:
-    libraries = triton.absolute() / "lib" if triton else None
-    own = sorted(libraries.glob("libarchive*.so.13*")) if libraries else []
+    own = sorted(triton.absolute().glob("lib/libarchive*.so.13*")) if triton else []
     library = str(own[0]) if own else ctypes.util.find_library("archive")
     if library is None:
         raise VllmEnvError(
             "The loader's rules cannot be checked: this machine has no libarchive.so.13.",
-            remedy="Install it (apt-get install libarchive13), or run in a Triton container, which has it.",
+            remedy="Install it (apt-get install libarchive13), "
+            "or run in a Triton container, which has it.",
         )
-    environment = {"LIBARCHIVE": library, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+    packages = Path(__file__).resolve().parents[2]
+    variables = {"LIBARCHIVE": library, "PYTHONPATH": str(packages)}
     if own:
-        environment["LD_LIBRARY_PATH"] = str(libraries)
-    command = [
-        sys.executable,
-        "-m",
-        "vllm_env.layout.libarchive_worker",
-        archive.resolve(),
-        folder.absolute(),
-    ]
+        # Its libraries are next to it.
+        variables["LD_LIBRARY_PATH"] = str(own[0].parent)
+    worker = [sys.executable, "-m", "vllm_env.layout.libarchive_worker"]
     output = run(
-        command,
+        [*worker, archive.resolve(), folder.absolute()],
         what=f"unpack {archive.name} as Triton does",
-        env=environment,
-        cwd=Path(environment["PYTHONPATH"]),
+        env=variables,
+        cwd=packages,
     )
     answer: dict[str, Any] = json.loads(output.splitlines()[-1])
     return answer
 
 
 def _explained(archive: Path, refused: dict[str, Any]) -> VllmEnvError:
-    meaning = next(
-        (text for pattern, text in _MEANING if re.search(pattern, refused["message"])), ""
-    )
+    message = refused["message"]
+    meanings = [text for pattern, text in _MEANING.items() if re.search(pattern, message)]
+    answer = f"{refused['call']}() answers {refused['status']}: {message}"
     place = f" at {refused['member']}" if refused["member"] else ""
-    said = f"{refused['call']}() answers {refused['status']}: {refused['message']}"
-    full = "full" in meaning
+    remedy = REBUILD
+    if "The file system is full." in meanings:
+        remedy = "Free some space, or point VLLM_ENV_CACHE to a larger file system."
     return VllmEnvError(
         f"{archive} cannot be unpacked{place}.",
-        cause=f"{meaning} {said}".strip(),
-        remedy="Free some space, or point VLLM_ENV_CACHE to a larger file system."
-        if full
-        else REBUILD,
+        cause=" ".join([*meanings[:1], answer]),
+        remedy=remedy,
     )
 
 

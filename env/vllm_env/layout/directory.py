@@ -38,8 +38,9 @@ class Directory(Layout):
         yield Tree(packed.path)
 
     def place(self, environment: Path, folder: Path, *, linked: bool = False) -> None:
-        """Copy the folder. A user may edit the copy, and the cache must not change with it."""
+        """Copy the folder, or link its files if ``linked``."""
         target = folder / self.environment
+        # A user may edit a copy, and the cache must not change with it.
         copy = link_or_copy if linked else shutil.copy2
         shutil.copytree(environment, target, symlinks=True, copy_function=copy)
         # Hard links share their mode with the cache, which must not change.

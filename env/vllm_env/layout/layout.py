@@ -1,4 +1,4 @@
-"""The interface of a layout: how an environment is stored in a model's folder. Each layout is one class, chosen by name."""
+"""The interface of a layout: one class for each way to store an environment in a model's folder."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -35,7 +35,8 @@ class EnvironmentRecord:
 class Packed:
     """An environment as its layout stores it, in the cache or in a model's folder.
 
-    The first record describes ``path``, which config.pbtxt names. Its ``unpacked`` is the size of the whole environment.
+    The first record describes ``path``, which config.pbtxt names. Its ``unpacked`` is the size of
+    the whole environment.
     """
 
     path: Path
@@ -55,9 +56,10 @@ class Packed:
 
 @dataclass(frozen=True)
 class Tree:
-    """An unpacked environment. If it is not ``complete``, it has an interpreter but nothing of vLLM."""
+    """An unpacked environment."""
 
     path: Path
+    # If not, it is the small archive of `parts`: an interpreter without vLLM.
     complete: bool = True
 
 
@@ -84,14 +86,14 @@ class Layout(ABC):
         """
 
     def load(self, model: Path, records: tuple[EnvironmentRecord, ...]) -> Packed:
-        """Return the packed environment in a model's folder, described by the records of its manifest."""
+        """Return the environment in a model's folder; ``records`` are those of its manifest."""
         return Packed(model / self.environment, records)
 
     @abstractmethod
     def open(
         self, workspace: Workspace, packed: Packed, triton: Path | None, scratch: Path
     ) -> Iterator[Tree]:
-        """Unpack as a server does, and yield each tree as soon as it exists, so that it can be checked.
+        """Unpack as a server does, and yield each tree as soon as it exists.
 
         The Triton root's own libarchive is used if it has one.
 
@@ -115,5 +117,5 @@ class Layout(ABC):
         return 0
 
     def copied_space(self, profile: str) -> int:
-        """Return the bytes that a model's folder certainly needs, as far as they are known before the build."""
+        """Return the bytes that a model's folder needs at least, known before the build."""
         return 0

@@ -1,7 +1,8 @@
-"""The layout ``parts``: a small archive, which Triton extracts in a second, and parts, which the start unpacks on all cores.
+"""The layout ``parts``: a small archive, which Triton extracts in a second, and a folder of parts.
 
-The small archive has the interpreter, its standard library and NumPy: a stub imports these before it calls the model. The
-parts have the other packages (parts_unpack.py says how they are used).
+The small archive has the interpreter, its standard library and NumPy: a stub imports these before
+it calls the model. The parts have the other packages. A model's start unpacks them on all cores
+(inside/parts_unpack.py).
 """
 
 import json
@@ -18,7 +19,7 @@ from vllm_env.base.errors import REBUILD, VllmEnvError
 from vllm_env.base.filesystem import file_sha256, require_space, tree_size
 from vllm_env.base.process import run
 from vllm_env.base.workspace import Workspace
-from vllm_env.inside import parts_unpack
+from vllm_env.inside import parts_places, parts_unpack
 from vllm_env.prefix.prefix import Prefix
 from vllm_env.prefix.relocate import site_packages
 
@@ -28,18 +29,21 @@ from .layout import EnvironmentRecord, Packed, Tree
 from .tar import LEFT_OUT, TarPlan, plan_archive, write_archive
 
 _FORMAT = 1  # raise it when the bytes of a part change
-# Unpacked bytes; a larger file is a part of its own. 60 parts of 8 GB keep 16 cores busy until the end.
+# Unpacked bytes. An environment of 8 GB has 60 parts, which keep 16 cores busy until the end.
 _PART_BYTES = 128 * 2**20
-_IN_BASE = (
-    "00_vllm_env.pth",
-    "_vllm_env_",
-    "numpy",
-)  # the names in site-packages that begin so are in the small archive
-_PACKED_AS = {"parts_finder.py": "_vllm_env_parts.py", "parts_unpack.py": "_vllm_env_unpack.py"}
-_SOURCES = {name: inside.FOLDER / name for name in _PACKED_AS}
+# The beginnings of names in site-packages: NumPy and the start-up hook are in the small archive.
+_IN_BASE = ("00_vllm_env.pth", "_vllm_env_", "numpy")
+_UNPACKER = {
+    "_vllm_env_parts.py": "parts_finder.py",
+    "_vllm_env_unpack/__init__.py": "parts_unpack.py",
+    "_vllm_env_unpack/parts_places.py": "parts_places.py",
+    "_vllm_env_unpack/parts_worker.py": "parts_worker.py",
+}
+"""The code that unpacks the parts: paths in the small site-packages, and files of inside/."""
+# A stub imports NumPy before it calls the model. That must not unpack the parts.
 _UNPACK = """
-import os, sys
-import numpy  # as a stub does before it calls the model
+import sys
+import numpy
 assert "_vllm_env_unpack" not in sys.modules
 import _vllm_env_unpack
 print(_vllm_env_unpack.use(sys.argv[1]))
@@ -53,10 +57,10 @@ class Parts(Archive):
     files = (parts_unpack.FOLDER, Archive.environment)
 
     def key(self, prefix_key: str) -> str:
-        """Return the content key of the small archive and the parts. It includes the code that unpacks them."""
-        return key_of(
-            _FORMAT, super().key(prefix_key), [file_sha256(source) for source in _SOURCES.values()]
-        )
+        """Return the content key of the small archive and the parts."""
+        # The small archive has the code that unpacks the parts.
+        unpacker = [file_sha256(inside.FOLDER / source) for source in _UNPACKER.values()]
+        return key_of(_FORMAT, super().key(prefix_key), unpacker)
 
     def pack(self, workspace: Workspace, prefix: Prefix) -> Packed:
         """Return a prefix's small archive and parts from the cache, or pack them."""
@@ -74,14 +78,18 @@ class Parts(Archive):
             _describe(plan, prefix, parts, unpacked)
             digest = write_archive(plan.base, file)
             first = EnvironmentRecord(
-                self.environment, digest, file.stat().st_size, plan.base.members, unpacked
+                name=self.environment,
+                sha256=digest,
+                size=file.stat().st_size,
+                members=plan.base.members,
+                unpacked=unpacked,
             )
             return keep_packed(workspace.cache, file, (first, *parts))
 
     def open(
         self, workspace: Workspace, packed: Packed, triton: Path | None, scratch: Path
     ) -> Iterator[Tree]:
-        """Unpack the small archive as Triton does; then unpack the parts with its own code, as a model's start does."""
+        """Unpack the small archive as Triton does, and the parts as a model's start does."""
         parts = parts_folder(packed.path)
         needed = 6 * (tree_size(packed.path) + tree_size(parts))
         require_space(workspace.cache.root, needed, "unpacking the parts to verify them")
@@ -107,13 +115,13 @@ class Parts(Archive):
         return archive and archive + tree_size(parts_folder(environment))
 
     def extracted_space(self, profile: str) -> int:
-        """Return 0: the start itself searches for a place with enough space, and reports an error if it finds none."""
+        """Return 0: the start itself finds a place with enough space, or reports an error."""
         return 0
 
 
 @dataclass
 class PartsPlan(TarPlan):
-    """Plan the small archive and the parts together. The class has the methods that conda-pack's ``Packer`` calls."""
+    """Plan the small archive and the parts together; conda-pack's ``Packer`` adds the files."""
 
     base: TarPlan = field(default_factory=lambda: TarPlan(LEFT_OUT))
     parts: list[TarPlan] = field(default_factory=list)
@@ -127,19 +135,17 @@ class PartsPlan(TarPlan):
         """Add ``data`` as ``target``, executable if ``source`` is."""
         self._plan_for(target, len(data)).add_bytes(source, data, target)
 
-    # Packages go into parts in conda-pack's order; a top-level module's name is noted for the finder that unpacks them.
     def _plan_for(self, target: str, size: int) -> TarPlan:
-        _, _, inside = target.partition("/site-packages/")
-        name = inside.partition("/")[0]
-        if not inside or name.startswith(_IN_BASE):
+        """Return the plan for a file: the small archive, the last part or a new part."""
+        name = target.partition("/site-packages/")[2].partition("/")[0]
+        if not name or name.startswith(_IN_BASE):
             return self.base
+        # The import of these modules unpacks the parts (parts_finder.py).
         module = name.partition(".")[0]
-        if (
-            module.isidentifier()
-            and module != "__pycache__"
-            and (name == module or name.endswith((".py", ".so")))
-        ):
+        is_module = name == module or name.endswith((".py", ".so"))
+        if is_module and module.isidentifier() and module != "__pycache__":
             self.modules.add(module)
+        # A file that is larger than a part has a part of its own.
         if not self.parts or (self.parts[-1].pieces and self.parts[-1].size + size > _PART_BYTES):
             self.parts.append(TarPlan())
         return self.parts[-1]
@@ -147,44 +153,59 @@ class PartsPlan(TarPlan):
 
 def _write_parts(plan: PartsPlan, folder: Path) -> tuple[EnvironmentRecord, ...]:
     folder.mkdir()
+    # Whatever the umask: the server may run as another user.
     folder.chmod(0o755)
-    made = []
+    records = []
     for number, part in enumerate(plan.parts):
         file = folder / f"{number:03}.tar.gz"
         digest = write_archive(part, file)
         file.chmod(0o644)
-        name = f"{parts_unpack.FOLDER}/{file.name}"
-        made.append(EnvironmentRecord(name, digest, file.stat().st_size, part.members, part.size))
+        record = EnvironmentRecord(
+            name=f"{parts_unpack.FOLDER}/{file.name}",
+            sha256=digest,
+            size=file.stat().st_size,
+            members=part.members,
+            unpacked=part.size,
+        )
+        records.append(record)
         report.step(f"part {number + 1} of {len(plan.parts)}", (number + 1) / len(plan.parts))
-    return tuple(made)
+    return tuple(records)
 
 
 def _describe(
     plan: PartsPlan, prefix: Prefix, parts: tuple[EnvironmentRecord, ...], unpacked: int
 ) -> None:
-    """Add the code that unpacks the parts to the small archive; the unpacked folder's name is a digest of its content."""
+    """Add the code that unpacks the parts, and their list, to the small archive."""
     packages = site_packages(prefix.path).relative_to(prefix.path)
-    key = key_of(prefix.key, [part.sha256 for part in parts], plan.base.members, plan.base.size)
-    listed = [{"name": Path(part.name).name, **facts_of(part)} for part in parts]
-    document = {"key": key, "unpacked": unpacked, "parts": listed, "modules": sorted(plan.modules)}
-    texts = {_PACKED_AS[name]: source.read_bytes() for name, source in _SOURCES.items()}
-    texts["01_vllm_env_parts.pth"] = b"import _vllm_env_parts\n"
-    texts[parts_unpack.DESCRIPTION] = json.dumps(document).encode()
-    for name in parts_unpack.OWN:
-        plan.base.add_bytes(str(Path(__file__)), texts[name], f"{packages}/{name}")
+    document = {
+        # The unpacked folder's name. Models with the same environment share the folder.
+        "key": key_of(
+            prefix.key, [part.sha256 for part in parts], plan.base.members, plan.base.size
+        ),
+        "unpacked": unpacked,
+        "parts": [{"name": Path(part.name).name, **facts_of(part)} for part in parts],
+        "modules": sorted(plan.modules),
+    }
+    files = {name: (inside.FOLDER / source).read_bytes() for name, source in _UNPACKER.items()}
+    files["01_vllm_env_parts.pth"] = b"import _vllm_env_parts\n"
+    files[parts_unpack.DESCRIPTION] = json.dumps(document).encode()
+    for name, data in files.items():
+        # They get the mode of this file, which is not executable.
+        plan.base.add_bytes(__file__, data, f"{packages}/{name}")
 
 
 def _unpack_parts(small: Path, parts: Path, scratch: Path) -> Path:
-    """Let the small archive's own code unpack the parts; return the folder of the whole environment."""
+    """Let the small archive's own code unpack the parts; return the whole environment's folder."""
     model = scratch / "model"
     model.mkdir()
     (model / parts_unpack.FOLDER).symlink_to(parts.resolve())
     variables = {
         "PATH": os.defpath,
         "HOME": str(scratch / "home"),
-        parts_unpack.VARIABLE: str(scratch / "unpacked"),
+        parts_places.VARIABLE: str(scratch / "unpacked"),
     }
-    # -B: bytecode written here would name this machine's folders and become a part of the whole environment.
+    # -B: bytecode written here would name this machine's folders, and become a part of the whole
+    # environment.
     output = run(
         [small / "bin" / "python", "-B", "-c", _UNPACK, model],
         what="unpack the parts",
@@ -192,7 +213,7 @@ def _unpack_parts(small: Path, parts: Path, scratch: Path) -> Path:
         remedy=REBUILD,
     )
     whole = Path(output.splitlines()[-1])
-    if not (whole / parts_unpack.MARK).is_file():
+    if not (whole / parts_places.MARK).is_file():
         raise VllmEnvError("The parts were not unpacked.", cause=output[-400:], remedy=REBUILD)
     return whole
 

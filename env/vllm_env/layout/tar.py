@@ -1,22 +1,22 @@
-"""Pack a prefix as a tar archive. The archive is planned before it is written, so several threads can write it.
+"""Pack a prefix as a tar archive, on all cores.
 
-conda-pack chooses the files, and checks that the prefix can be packed (no editable installs, no missing files). A plan is
-the archive's bytes as a list of pieces: headers and small files as bytes, and ranges of files. It is cut into chunks at
-fixed positions. Each worker reads whole chunks and compresses each one to a gzip member. The members in their order are the
-archive (RFC 1952, 2.2). The result depends only on the plan, not on the number of workers.
-
-The workers are threads: reading, libdeflate and SHA-256 release the interpreter's lock. Nothing is copied between processes.
+conda-pack chooses the files, and checks that the prefix can be packed (no editable installs, no
+missing files). A plan is the archive's bytes as a list of pieces: headers as bytes, and ranges of
+files. It is cut into chunks at fixed positions. Each worker reads whole chunks and compresses each
+one to a gzip member. The members in their order are the archive (RFC 1952, 2.2). So the result
+depends only on the plan, not on the number of workers.
 """
 
-import concurrent.futures
 import hashlib
 import os
 import stat
 import tarfile
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import deflate
 from conda_pack import CondaEnv
@@ -26,29 +26,43 @@ from vllm_env.base.errors import VllmEnvError
 from vllm_env.base.machine import EPOCH
 
 _CHUNK = 4 * 2**20  # bytes; larger chunks do not compress better
-# libdeflate's level 2 reaches the size of zlib's level 4, which conda-pack uses, in 0.4 of the processor time. Level 1 needs
-# 0.75 of that. Level 2 saves 4.5 % on libraries (chunks inside one file), but only 2-3 % on Python's sources and bytecode.
-# All of them unpack in the same time.
-_LEVEL, _LEVEL_INSIDE_A_FILE = 1, 2
-# A third of the bytes of torch, cuBLAS and cuDNN are kernels that are already compressed. If deflated, they take a third of
-# the unpacking time, on one core of the server. If stored, they unpack four times as fast; the archive grows by 0.5 %.
-_STORED, _WORTH_ITS_TIME = 0, 0.9
+# libdeflate's level 2 reaches the size of zlib's level 4, which conda-pack uses, in 0.4 of the
+# processor time. Level 1 needs 0.75 of that. Level 2 saves 4.5 % on libraries (chunks inside one
+# file), but only 2-3 % on Python's sources and bytecode. All of them unpack in the same time.
+_LEVEL = 1
+_LEVEL_INSIDE_A_FILE = 2
+# A third of the bytes of torch, cuBLAS and cuDNN are kernels that are already compressed. If
+# deflated, they take a third of the unpacking time, on one core of the server. If stored, they
+# unpack four times as fast; the archive grows by 0.5 %.
+_STORED = 0
+_WORTH_ITS_TIME = 0.9
 
-_MOST_WORKERS = (
-    16  # each has one chunk in memory and two on their way; with more, the disk is the limit
-)
-# No program runs conda-unpack under Triton, and it would have nothing to do: no file contains the prefix's path.
+# Each has one chunk in memory and two on their way. With more, the disk is the limit.
+_MOST_WORKERS = 16
+# No program runs conda-unpack under Triton, and it would have nothing to do: no file contains the
+# prefix's path.
 LEFT_OUT = frozenset({"bin/conda-unpack", "bin/conda_unpack_progress.py"})
 
 _local = threading.local()
 
-Piece = bytes | tuple[str, int, int]
-"""Bytes, or a range of a file: path, offset and length."""
+
+class FileRange(NamedTuple):
+    """A range of a file, in bytes."""
+
+    path: str
+    offset: int
+    length: int
+
+
+Piece = bytes | FileRange
 
 
 @dataclass
 class TarPlan:
-    """Collect the members of an archive. The class has the methods that conda-pack's ``Packer`` calls on its archives."""
+    """Collect the members of an archive.
+
+    conda-pack's ``Packer`` calls ``add`` and ``add_bytes``, as those of its own archives.
+    """
 
     left_out: frozenset[str] = frozenset()
     pieces: list[Piece] = field(default_factory=list)
@@ -61,49 +75,47 @@ class TarPlan:
             return
         status = os.lstat(source)
         if stat.S_ISLNK(status.st_mode):
-            self._header(target, tarfile.SYMTYPE, 0o777, 0, os.readlink(source))
+            self._header(target, tarfile.SYMTYPE, 0o777, link=os.readlink(source))
         elif stat.S_ISDIR(status.st_mode):
-            self._header(target, tarfile.DIRTYPE, 0o755, 0)
+            self._header(target, tarfile.DIRTYPE, 0o755)
         else:
-            self._header(target, tarfile.REGTYPE, _mode(status.st_mode), status.st_size)
-            if status.st_size:
-                self._append((source, 0, status.st_size), status.st_size)
+            self._header(target, tarfile.REGTYPE, _mode(status.st_mode), size=status.st_size)
+            self._append(FileRange(source, 0, status.st_size))
             self._append(b"\0" * (-status.st_size % tarfile.BLOCKSIZE))
 
     def add_bytes(self, source: str, data: bytes, target: str) -> None:
         """Add ``data`` as ``target``, executable if ``source`` is."""
         if target in self.left_out:
             return
-        self._header(target, tarfile.REGTYPE, _mode(os.lstat(source).st_mode), len(data))
+        mode = _mode(os.lstat(source).st_mode)
+        self._header(target, tarfile.REGTYPE, mode, size=len(data))
         self._append(data + b"\0" * (-len(data) % tarfile.BLOCKSIZE))
 
-    def _header(self, name: str, kind: bytes, mode: int, size: int, link: str = "") -> None:
-        member = tarfile.TarInfo(name)  # without an owner
-        member.type, member.mode, member.size, member.linkname, member.mtime = (
-            kind,
-            mode,
-            size,
-            link,
-            EPOCH,
-        )
+    def _header(self, name: str, kind: bytes, mode: int, *, size: int = 0, link: str = "") -> None:
+        member = tarfile.TarInfo(name)
+        member.type = kind
+        member.mode = mode
+        member.size = size
+        member.linkname = link
+        member.mtime = EPOCH
         self._append(member.tobuf(tarfile.GNU_FORMAT, "utf-8", "surrogateescape"))
         self.members += 1
 
-    def _append(self, piece: Piece, length: int | None = None) -> None:
-        if piece:
-            self.pieces.append(piece)
-            self.size += len(piece) if length is None else length
+    def _append(self, piece: Piece) -> None:
+        self.pieces.append(piece)
+        self.size += _length(piece)
 
     def chunks(self) -> list[list[Piece]]:
-        """Return the archive's bytes in chunks of 4 MiB; the last one ends with the end-of-archive blocks."""
+        """Return the archive's bytes in chunks of 4 MiB; only the last one may be smaller."""
         chunks: list[list[Piece]] = [[]]
         room = _CHUNK
+        # Two empty blocks end a tar archive.
         for piece in [*self.pieces, b"\0" * (2 * tarfile.BLOCKSIZE)]:
             rest = piece
-            while rest:
-                taken, rest, length = _cut(rest, room)
+            while _length(rest):
+                taken, rest = _cut(rest, room)
                 chunks[-1].append(taken)
-                room -= length
+                room -= _length(taken)
                 if room == 0:
                     chunks.append([])
                     room = _CHUNK
@@ -111,20 +123,21 @@ class TarPlan:
 
 
 def _mode(mode: int) -> int:
+    # Readable by everyone: the server may run as another user.
     return 0o755 if mode & stat.S_IXUSR else 0o644
 
 
-def _cut(piece: Piece, room: int) -> tuple[Piece, Piece, int]:
-    """Split a piece after at most ``room`` bytes; return both parts and the length of the first."""
+def _length(piece: Piece) -> int:
+    return len(piece) if isinstance(piece, bytes) else piece.length
+
+
+def _cut(piece: Piece, room: int) -> tuple[Piece, Piece]:
+    """Split a piece after at most ``room`` bytes; the second part may be empty."""
     if isinstance(piece, bytes):
-        return piece[:room], piece[room:], min(room, len(piece))
+        return piece[:room], piece[room:]
     path, offset, length = piece
-    taken = min(room, length)
-    return (
-        (path, offset, taken),
-        (path, offset + taken, length - taken) if length > taken else b"",
-        taken,
-    )
+    first = min(room, length)
+    return FileRange(path, offset, first), FileRange(path, offset + first, length - first)
 
 
 def compress_chunk(chunk: list[Piece]) -> bytearray:
@@ -133,37 +146,30 @@ def compress_chunk(chunk: list[Piece]) -> bytearray:
     Raises:
         OSError: a file has changed or been removed since the plan was made.
     """
-    if not hasattr(
-        _local, "buffer"
-    ):  # one buffer per thread: allocating memory costs as much as reading into it
+    # One buffer for each thread: allocating memory costs as much as reading into it.
+    if not hasattr(_local, "buffer"):
         _local.buffer = memoryview(bytearray(_CHUNK))
-    position = 0
+    size = 0
     for piece in chunk:
-        length = len(piece) if isinstance(piece, bytes) else piece[2]
-        place = _local.buffer[position : position + length]
+        place = _local.buffer[size : size + _length(piece)]
         if isinstance(piece, bytes):
             place[:] = piece
         else:
-            _read(piece[0], piece[1], place)
-        position += length
+            _read(piece.path, piece.offset, place)
+        size += len(place)
+    data = _local.buffer[:size]
     level = _LEVEL_INSIDE_A_FILE if len(chunk) == 1 else _LEVEL
-    compressed = deflate.gzip_compress(_local.buffer[:position], level)
-    if len(compressed) > _WORTH_ITS_TIME * position:
-        return deflate.gzip_compress(_local.buffer[:position], _STORED)
+    compressed = deflate.gzip_compress(data, level)
+    if len(compressed) > _WORTH_ITS_TIME * size:
+        return deflate.gzip_compress(data, _STORED)
     return compressed
 
 
 def _read(path: str, offset: int, place: memoryview) -> None:
-    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        done = 0
-        while done < len(place):
-            read = os.preadv(file, [place[done:]], offset + done)
-            if not read:
-                raise OSError(f"{path} changed while it was packed")
-            done += read
-    finally:
-        os.close(file)
+    with open(path, "rb") as file:
+        file.seek(offset)
+        if file.readinto(place) != len(place):
+            raise OSError(f"{path} changed while it was packed")
 
 
 def plan_archive(prefix: Path, into: TarPlan | None = None) -> TarPlan:
@@ -177,8 +183,10 @@ def plan_archive(prefix: Path, into: TarPlan | None = None) -> TarPlan:
         environment = CondaEnv.from_prefix(str(prefix), on_missing_cache="ignore")
         packer = Packer(str(prefix), plan)
         for file in environment:
-            # relocate.py has removed the prefix from the files, so conda-pack need not read each file to search for it.
-            file.source = os.path.join(prefix, file.target)  # noqa: PTH118 - not the package cache's copy
+            # The prefix's file, not the copy in the package cache.
+            file.source = os.path.join(prefix, file.target)  # noqa: PTH118
+            # relocate.py has removed the prefix from the files, so conda-pack need not read each
+            # file to search for it.
             if not file.target.startswith("conda-meta/"):
                 file.file_mode = None
             packer.add(file)
@@ -186,56 +194,56 @@ def plan_archive(prefix: Path, into: TarPlan | None = None) -> TarPlan:
             plan.add(str(prefix / bytecode), bytecode)
         packer.finish()
     except CondaPackException as error:
-        remedy = "Install packages as wheels, not as editable."
         raise VllmEnvError(
-            "conda-pack refuses the environment.", cause=str(error).strip(), remedy=remedy
+            "conda-pack refuses the environment.",
+            cause=str(error).strip(),
+            remedy="Install packages as wheels, not as editable.",
         ) from error
     return plan
 
 
 def _unlisted_bytecode(prefix: Path, listed: set[str]) -> list[str]:
-    """Return the bytecode that conda-pack omits, relative to the prefix.
-
-    conda-pack takes bytecode next to a conda package's sources as conda's own, which conda makes at installation, and omits it
-    (core.py, ``find_py_source``). Without it, each start would compile the standard library again.
-    """
-    found: set[str] = set()
+    """Return the bytecode that conda-pack omits, relative to the prefix."""
+    # conda makes bytecode next to a conda package's sources when it installs the package, so
+    # conda-pack omits it (core.py, find_py_source). Without it, each start would compile the
+    # standard library again.
+    bytecode: set[str] = set()
     for folder, _, files in os.walk(prefix / "lib"):
         if folder.endswith("/__pycache__"):
-            found.update(
-                f"{folder[len(str(prefix)) + 1 :]}/{name}"
-                for name in files
-                if name.endswith(".pyc")
-            )
-    return sorted(found - listed)
+            inner = folder.removeprefix(f"{prefix}/")
+            bytecode.update(f"{inner}/{name}" for name in files if name.endswith(".pyc"))
+    return sorted(bytecode - listed)
 
 
 def write_archive(
-    plan: TarPlan, target: Path, step: Callable[[str, float], None] = lambda _text, _done: None
+    plan: TarPlan, target: Path, step: Callable[[str, float], None] | None = None
 ) -> str:
-    """Write a planned archive with all cores and return its SHA-256."""
+    """Write a planned archive with all cores and return its SHA-256.
+
+    ``step`` takes the progress: the size as a text, and the finished share from 0 to 1.
+    """
     chunks = plan.chunks()
     digest = hashlib.sha256()
     workers = min(_MOST_WORKERS, len(os.sched_getaffinity(0)))
-    with concurrent.futures.ThreadPoolExecutor(workers) as pool, target.open("wb") as sink:
+    # Threads: reading, libdeflate and SHA-256 release the interpreter's lock. Between processes,
+    # all data would be copied.
+    with ThreadPoolExecutor(workers) as pool, target.open("wb") as sink:
         try:
             for number, member in enumerate(_in_order(pool, chunks, 3 * workers), 1):
                 sink.write(member)
                 digest.update(member)
-                step(f"{sink.tell() / 1e6:.0f} MB", number / len(chunks))
+                if step:
+                    step(f"{sink.tell() / 1e6:.0f} MB", number / len(chunks))
         except BaseException:
-            pool.shutdown(
-                wait=False, cancel_futures=True
-            )  # the waiting chunks are no longer needed
+            # Nobody needs the waiting chunks.
+            pool.shutdown(wait=False, cancel_futures=True)
             raise
         sink.flush()
         os.fsync(sink.fileno())
     return digest.hexdigest()
 
 
-def _in_order(
-    pool: concurrent.futures.Executor, chunks: list[list[Piece]], ahead: int
-) -> Iterator[bytearray]:
+def _in_order(pool: Executor, chunks: list[list[Piece]], ahead: int) -> Iterator[bytearray]:
     """Yield the compressed chunks in their order; at most ``ahead`` of them are in memory."""
     pending = []
     for chunk in chunks:

@@ -20,7 +20,7 @@ from pathlib import Path
 import psutil
 
 from vllm_env.base.filesystem import tree_size
-from vllm_env.inside import parts_unpack
+from vllm_env.inside import parts_places
 
 # python_env_* is hard-coded in Triton's pb_env.cc, triton_python_backend_shm_region_* is in its
 # shm_manager, and sem.mp-* is the name that Python's multiprocessing gives. The vllm_env_* names
@@ -160,7 +160,7 @@ def find_unpacked() -> list[tuple[Path, int, Callable[[], object]]]:
         folder that a server has begun to use meanwhile.
     """
     unpacked: list[tuple[Path, int, Callable[[], object]]] = []
-    for place in parts_unpack.places():
-        free = partial(parts_unpack.remove_unused, place, keep=0)
+    for place in parts_places.places():
+        free = partial(parts_places.remove_unused, place, keep=0)
         unpacked += [(Path(path), tree_size(Path(path)), free) for path in free(dry_run=True)]
     return unpacked

@@ -30,7 +30,7 @@ _TABLE = 'vllm = "0.99.0"\ndistribution = "vllm"\npython = "3.11"\nrequirements 
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_ENV_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("vllm_env.inside.parts_unpack.places", lambda: [str(tmp_path / "unpacked")])
+    monkeypatch.setattr("vllm_env.inside.parts_places.places", lambda: [str(tmp_path / "unpacked")])
 
 
 @pytest.fixture(autouse=True)

@@ -20,8 +20,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from support.patience import LIMIT, wait_for
-from vllm_env.inside import parts_unpack
-from vllm_env.inside.parts_unpack import FOLDER, MARK, VARIABLE, UnpackError
+from vllm_env import inside
+from vllm_env.inside import parts_places, parts_unpack
+from vllm_env.inside.parts_places import MARK, VARIABLE
+from vllm_env.inside.parts_unpack import FOLDER, UnpackError
+from vllm_env.layout import parts
 from vllm_env.layout.tar import TarPlan, write_archive
 
 if TYPE_CHECKING:
@@ -102,7 +105,10 @@ def small(tmp_path: Path) -> Small:
     (folder / "bin").mkdir()
     (folder / "bin" / "python").symlink_to(sys.executable)
     (folder / "lib" / "base.txt").write_text("base")
-    shutil.copy(parts_unpack.__file__, folder / SITE / "_vllm_env_unpack.py")
+    for packed, file in parts._UNPACKER.items():
+        if packed.startswith("_vllm_env_unpack/"):
+            (folder / SITE / packed).parent.mkdir(exist_ok=True)
+            shutil.copy(inside.FOLDER / file, folder / SITE / packed)
     (folder / SITE / parts_unpack.DESCRIPTION).write_text(json.dumps(facts))
     return Small(folder, model, facts)
 
@@ -232,9 +238,9 @@ def test_anothers_link_is_not_followed(tmp_path: Path) -> None:
     """A link to one's own folder, as anybody can make it in /tmp, is one's own choice only if it is one's own."""
     (tmp_path / "real").mkdir(mode=0o700)
     (tmp_path / "link").symlink_to("real")
-    assert parts_unpack._is_safe(str(tmp_path / "link"))
+    assert parts_places.is_safe(str(tmp_path / "link"))
     os.lchown(tmp_path / "link", 12345, 12345)
-    assert not parts_unpack._is_safe(str(tmp_path / "link"))
+    assert not parts_places.is_safe(str(tmp_path / "link"))
 
 
 def test_nowhere_to_go_says_what_to_do(small: Small, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,7 +259,7 @@ def test_too_little_space_is_found_out_before_anything_is_unpacked(
     (place / f"{old}.lock").touch()
     place.chmod(0o700)
     monkeypatch.setattr(parts_unpack, "places", lambda: [str(place)])
-    monkeypatch.setattr(parts_unpack, "_free", lambda _: 10**6)
+    monkeypatch.setattr(parts_unpack, "free", lambda _: 10**6)
     with pytest.raises(UnpackError, match=r"0\.0 GB are free, 0\.1 GB are needed"):
         parts_unpack.find(small.facts, small.parts, lambda _: None)
     assert [p.name for p in place.iterdir() if p.is_dir()] == []
@@ -276,9 +282,9 @@ def test_the_bound_spares_what_is_in_use_and_the_last_one(tmp_path: Path) -> Non
     (tmp_path / f"{trees['d'].name}.left").mkdir()
     with trees["a"].with_name(f"{trees['a'].name}.lock").open() as held:
         fcntl.flock(held, fcntl.LOCK_SH)
-        planned = parts_unpack.remove_unused(str(tmp_path), dry_run=True)
+        planned = parts_places.remove_unused(str(tmp_path), dry_run=True)
         assert trees["b"].is_dir()
-        assert sorted(parts_unpack.remove_unused(str(tmp_path))) == sorted(planned)
+        assert sorted(parts_places.remove_unused(str(tmp_path))) == sorted(planned)
     assert sorted(p for p in tmp_path.iterdir() if p.is_dir()) == [trees["a"], trees["d"]]
 
 
@@ -288,13 +294,13 @@ def test_what_is_not_ours_is_left_alone(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
     (tmp_path / "llama.lock").touch()
     trees = environments(tmp_path, "ab")
-    assert parts_unpack.remove_unused(str(tmp_path), 0, dry_run=True) == [str(trees["b"]), str(trees["a"])]
-    parts_unpack.remove_unused(str(tmp_path), 0)
+    assert parts_places.remove_unused(str(tmp_path), 0, dry_run=True) == [str(trees["b"]), str(trees["a"])]
+    parts_places.remove_unused(str(tmp_path), 0)
     assert sorted(p.name for p in tmp_path.iterdir() if p.is_dir()) == ["llama", "llama.v2"]
     open_to_all = tmp_path / "llama"
     environments(open_to_all, "c")
     open_to_all.chmod(0o777)
-    assert parts_unpack.remove_unused(str(open_to_all), 0) == []
+    assert parts_places.remove_unused(str(open_to_all), 0) == []
 
 
 def test_one_that_is_taken_into_use_again_is_not_removed_with_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -308,7 +314,7 @@ def test_one_that_is_taken_into_use_again_is_not_removed_with_the_next(tmp_path:
             trees["b"].mkdir()
 
     monkeypatch.setattr(shutil, "rmtree", remove)
-    parts_unpack.remove_unused(str(tmp_path), 0)
+    parts_places.remove_unused(str(tmp_path), 0)
     assert [p for p in tmp_path.iterdir() if p.is_dir()] == [trees["b"]]
 
 
@@ -334,7 +340,7 @@ def test_a_damaged_environment_that_is_in_use_is_passed_over(
 def test_a_lock_is_no_way_to_another_file(tmp_path: Path) -> None:
     """A link in its place is not followed."""
     (tmp_path / f"{32 * 'a'}.lock").symlink_to(tmp_path / "elsewhere")
-    parts_unpack.remove_unused(str(tmp_path), 0)
+    parts_places.remove_unused(str(tmp_path), 0)
     assert not (tmp_path / "elsewhere").exists()
 
 
@@ -370,7 +376,7 @@ def test_places_are_looked_for_in_the_documented_order(monkeypatch: pytest.Monke
     monkeypatch.setenv("HOME", "/home/of")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     own = f"vllm_env_unpacked_{os.geteuid()}"
-    assert parts_unpack.places() == ["/home/of/.cache/vllm_env/unpacked", f"{tmp_path}/{own}", f"/tmp/{own}"]
+    assert parts_places.places() == ["/home/of/.cache/vllm_env/unpacked", f"{tmp_path}/{own}", f"/tmp/{own}"]
     monkeypatch.setenv("XDG_CACHE_HOME", "/cache")
     monkeypatch.setenv(VARIABLE, "/named")
-    assert parts_unpack.places()[:2] == ["/named", "/cache/vllm_env/unpacked"]
+    assert parts_places.places()[:2] == ["/named", "/cache/vllm_env/unpacked"]

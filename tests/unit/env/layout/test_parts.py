@@ -23,7 +23,7 @@ from vllm_env.prefix.relocate import install_runtime, make_relocatable, site_pac
 
 LAYOUT = LAYOUTS["parts"]
 SITE = "lib/python3.11/site-packages"
-ADDED = {f"{SITE}/{name}" for name in parts_unpack.OWN}
+ADDED = {f"{SITE}/{name}" for name in (*parts._UNPACKER, "01_vllm_env_parts.pth", parts_unpack.DESCRIPTION)}
 
 
 @pytest.fixture(scope="module")

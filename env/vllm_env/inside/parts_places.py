@@ -1,0 +1,180 @@
+"""Finds, checks, locks and removes unpacked environments in the folders of this machine.
+
+    PLACE/KEY/         The whole environment, as `--layout directory` has it. Renamed when complete.
+    PLACE/KEY/.whole   Written last: the boot of the machine, and whether the disk has all files.
+    PLACE/KEY.XXXXXX/  Unfinished. If its start was killed, the next start removes it.
+    PLACE/KEY.lock     A lock (flock): exclusive to unpack and to remove, shared while in use.
+
+This file is copied into the small archive, next to ``parts_unpack.py``, and uses only the standard
+library. The packager imports it, too: ``clean`` removes the environments that no server uses.
+"""
+# ruff: noqa: PTH100, PTH104, PTH111, PTH116, PTH118, PTH208
+
+import ctypes
+import fcntl
+import json
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+VARIABLE = "VLLM_ENV_UNPACKED"
+"""The variable that names a folder for unpacked environments."""
+MARK = ".whole"
+"""The file in an unpacked environment that says when it is complete."""
+
+# Unused environments that stay. A deployment may go back to the last one.
+_KEPT = 1
+# The keys are those of ``key_of``. A folder that the operator names may have other locks in it.
+_LOCK = re.compile(r"[0-9a-f]{32}\.lock")
+# The lock files of the environments in use. They stay open until this process ends.
+_held: list[int] = []
+
+
+def places() -> list[str]:
+    """Return the folders for unpacked environments, best first (docs/layouts.md lists them)."""
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    own = f"vllm_env_unpacked_{os.geteuid()}"
+    candidates = [
+        os.environ.get(VARIABLE, ""),
+        os.path.join(cache, "vllm_env", "unpacked"),
+        os.path.join(tempfile.gettempdir(), own),
+        os.path.join("/tmp", own),  # noqa: S108 - the name and the owner are checked
+    ]
+    # A "~" is left if this user has no home.
+    usable = [os.path.abspath(path) for path in candidates if path and not path.startswith("~")]
+    return list(dict.fromkeys(usable))
+
+
+def is_whole(tree: str) -> bool:
+    """Return whether ``tree`` is a whole environment.
+
+    If the machine was restarted before the disk had all of it, files may be empty. Such an
+    environment is not trusted.
+    """
+    with suppress(OSError, ValueError), open(os.path.join(tree, MARK), encoding="utf-8") as stream:
+        state = json.load(stream)
+        return bool(state.get("synced")) or state.get("boot") == _boot()
+    return False
+
+
+def remove_unused(place: str, keep: int = _KEPT, *, dry_run: bool = False) -> list[str]:
+    """Remove a place's environments that no process uses, except the ``keep`` last used ones.
+
+    Return the removed folders; ``dry_run`` only lists them. Folders with other names stay, and a
+    place that other users can write to is not searched.
+    """
+    try:
+        names = os.listdir(place) if is_safe(place) else []
+    except OSError:
+        return []
+    keys = [name.partition(".")[0] for name in names if _LOCK.fullmatch(name)]
+    keys.sort(key=lambda key: _last_use(os.path.join(place, key)), reverse=True)
+    removed = []
+    for key in keys:
+        tree = os.path.join(place, key)
+        with suppress(OSError), locked(tree):
+            unused = folders_of(tree)
+            if keep > 0 and tree in unused:
+                unused.remove(tree)
+                keep -= 1
+            removed += unused
+            # Only under this key's own lock: a start may use another key again by now.
+            for path in () if dry_run else unused:
+                shutil.rmtree(path, ignore_errors=True)
+    return removed
+
+
+@contextmanager
+def locked(tree: str) -> Iterator[int]:
+    """Hold an environment's lock exclusively; BlockingIOError if a process has it."""
+    # O_NOFOLLOW: a link in the lock's place must not lead to another file.
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    handle = os.open(f"{tree}.lock", flags, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield handle
+    finally:
+        os.close(handle)
+
+
+def hold(tree: str) -> bool:
+    """Wait for the shared lock and keep it until this process ends; False if nothing is whole."""
+    try:
+        handle = os.open(f"{tree}.lock", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return False
+    fcntl.flock(handle, fcntl.LOCK_SH)
+    if not is_whole(tree):
+        os.close(handle)
+        return False
+    _held.append(handle)
+    return True
+
+
+def folders_of(tree: str) -> list[str]:
+    """Return an environment's folder and the unfinished ones next to it."""
+    place, key = os.path.split(tree)
+    names = [name for name in os.listdir(place) if name.partition(".")[0] == key]
+    return [os.path.join(place, name) for name in names if not name.endswith(".lock")]
+
+
+def is_safe(place: str) -> bool:
+    """Return whether only this user and root can have put files into a place: they will be run."""
+    with suppress(OSError):
+        status = os.stat(place)
+        # A link has an owner, too: in /tmp every user can make one.
+        owners = {status.st_uid, os.lstat(place).st_uid}
+        return owners <= {0, os.geteuid()} and not status.st_mode & 0o022
+    return False
+
+
+def require_usable(place: str) -> None:
+    """Check that an environment may be unpacked in a place and run from there.
+
+    Raises:
+        PermissionError: an environment cannot be written there, or not run from there.
+    """
+    if not is_safe(place):
+        raise PermissionError(
+            f"it belongs to another user, or others may write there; chmod go-w {place}"
+        )
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise PermissionError(f"user {os.geteuid()} may not write there")
+    if os.statvfs(place).f_flag & os.ST_NOEXEC:
+        raise PermissionError("it is mounted noexec, and libraries are run from there")
+
+
+def free(place: str) -> int:
+    """Return the free bytes of a place's file system."""
+    return shutil.disk_usage(place).free
+
+
+def _last_use(tree: str) -> float:
+    with suppress(OSError):
+        return os.stat(os.path.join(tree, MARK)).st_mtime
+    return 0.0
+
+
+def _boot() -> str:
+    with suppress(OSError), open("/proc/sys/kernel/random/boot_id", encoding="ascii") as stream:
+        return stream.read().strip()
+    return ""
+
+
+def mark(tree: str, *, synced: bool) -> None:
+    """Mark an environment as complete; ``synced`` says that the disk has it."""
+    new = os.path.join(tree, f"{MARK}.new")
+    with open(new, "w", encoding="utf-8") as stream:
+        json.dump({"boot": _boot(), "synced": synced}, stream)
+    os.rename(new, os.path.join(tree, MARK))
+
+
+def sync(tree: str) -> None:
+    """Have the disk write an environment. Before that, it is not trusted after a restart."""
+    # syncfs(2) writes all of a file system and takes any open file of it.
+    with suppress(OSError), open(os.path.join(tree, MARK), encoding="utf-8") as stream:
+        if ctypes.CDLL(None).syncfs(stream.fileno()) == 0:
+            mark(tree, synced=True)
