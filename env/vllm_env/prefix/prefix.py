@@ -160,14 +160,17 @@ def _complete_libraries(prefix: Path, profile: str, vendored: Path | None) -> No
 
 
 def _compile(prefix: Path) -> None:
-    # -I -S: neither the user's packages nor the environment's own hook take part.
-    python = [prefix / "bin" / "python", "-I", "-S"]
+    # -S: neither the user's packages nor the environment's own hook take part. Not -I, which also
+    # ignores the hash seed. So the user's variables go, such as PYTHONPYCACHEPREFIX.
+    python = [prefix / "bin" / "python", "-S"]
+    variables = {name: "" for name in os.environ if name.startswith("PYTHON")}
+    # Python 3.10 writes a set of constants in the order of its hashes. Without a fixed seed, the
+    # bytecode would differ from build to build. Python 3.11 and newer sort the set.
+    variables["PYTHONHASHSEED"] = "0"
     run(
         [*python, inside.FOLDER / "compile_tree.py", prefix, NEUTRAL_PREFIX, os.cpu_count() or 1],
         what="compile the environment to bytecode",
-        # A fixed hash seed: otherwise the order of sets in constants would differ from build to
-        # build.
-        env={"PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": ""},
+        env=variables,
         on_line=_show_compiled,
     )
 

@@ -65,6 +65,24 @@ def test_a_wheel_without_metadata_is_refused_with_the_reason(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
+    ("metadata", "reason"),
+    [
+        (b"Metadata-Version: 2.1\nVersion: 1.0\n", "its METADATA has no Name"),
+        (b"Name: vllm\nAuthor: \xe9\n", "can't decode byte"),
+    ],
+)
+def test_a_wheel_with_damaged_metadata_is_refused_with_the_reason(metadata: bytes, reason: str, tmp_path: Path) -> None:
+    """The message names the wheel, and the remedy is another download."""
+    wheel = tmp_path / "vllm-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("vllm/__init__.py", "")
+        archive.writestr("vllm-1.0.dist-info/METADATA", metadata)
+    with pytest.raises(UsageError, match=f"{wheel} is not a wheel that can be installed: .*{reason}") as caught:
+        _resolve(tmp_path, Pin("wheel", str(wheel)))
+    assert "Download it again" in caught.value.remedy
+
+
+@pytest.mark.parametrize(
     ("pin", "wanted"),
     [
         (Pin("commit", "a" * 40), f"cannot fetch commit {'a' * 40}"),
