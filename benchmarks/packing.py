@@ -142,7 +142,7 @@ def unpack(archive: Path, folder: Path) -> float:
     """Return the seconds that libarchive needs to unpack an archive."""
     place = folder / "unpacked"
     place.mkdir()
-    code = f"import libarchive; libarchive.extract_file({str(archive)!r})"
+    code = f"import libarchive; libarchive.extract_file({str(archive.absolute())!r})"
     command = [sys.executable, "-c", code]
     # The C locale cannot represent every name. With C.UTF-8, libarchive keeps the bytes, as in
     # Triton.

@@ -196,10 +196,11 @@ def build_request(model: str, request: Request) -> bytes:
         {"max_tokens": request.answer_tokens, "ignore_eos": True, "temperature": 0}
     )
     message = service_pb2.ModelInferRequest(model_name=model)
-    for name, data in (("text_input", request.prompt), ("sampling_parameters", sampling)):
+    for name, text in (("text_input", request.prompt), ("sampling_parameters", sampling)):
         message.inputs.add(name=name, datatype="BYTES", shape=[1])
+        data = text.encode()
         # An element of type BYTES has its length in front, four bytes.
-        message.raw_input_contents.append(struct.pack("<I", len(data)) + data.encode())
+        message.raw_input_contents.append(struct.pack("<I", len(data)) + data)
     for name, flag in (("stream", request.stream), ("exclude_input_in_output", True)):
         message.inputs.add(name=name, datatype="BOOL", shape=[1])
         message.raw_input_contents.append(bytes((flag,)))

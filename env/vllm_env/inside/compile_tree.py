@@ -1,6 +1,6 @@
 """Compiles every Python source below a folder to bytecode, with the environment's own interpreter.
 
-    python -I compile_tree.py FOLDER NEUTRAL_PREFIX WORKERS
+    python -S compile_tree.py FOLDER NEUTRAL_PREFIX WORKERS
 
 The bytecode names its sources below NEUTRAL_PREFIX, so it is the same wherever the environment is
 built. The import system replaces the name by the real one. Sources that do not compile get no

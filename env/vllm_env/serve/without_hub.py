@@ -53,7 +53,7 @@ def own_model(
     reason = _reason_against(workspace, model, arguments)
     choice = f"{model} with the model's own engine arguments"
     if reason:
-        choice = f"its stand-in, not {model}: {reason}"
+        choice = f"its stand-in, not {model or 'the model'}: {reason}"
     report.note(
         f"the smoke run serves {choice} (--smoke-model serves another, --no-smoke-run none)"
     )

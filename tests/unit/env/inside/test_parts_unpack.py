@@ -105,10 +105,10 @@ def small(tmp_path: Path) -> Small:
     (folder / "bin").mkdir()
     (folder / "bin" / "python").symlink_to(sys.executable)
     (folder / "lib" / "base.txt").write_text("base")
-    for packed, file in parts._UNPACKER.items():
+    for packed, shipped in parts._UNPACKER.items():
         if packed.startswith("_vllm_env_unpack/"):
             (folder / SITE / packed).parent.mkdir(exist_ok=True)
-            shutil.copy(inside.FOLDER / file, folder / SITE / packed)
+            shutil.copy(inside.FOLDER / shipped, folder / SITE / packed)
     (folder / SITE / parts_unpack.DESCRIPTION).write_text(json.dumps(facts))
     return Small(folder, model, facts)
 

@@ -51,9 +51,11 @@ def _start(process: int) -> None:
 
 def _watch(owner: int) -> None:
     try:
-        descriptor = os.pidfd_open(owner)
-        # A process descriptor becomes readable when its process has ended.
-        select.select([descriptor], [], [])
+        # A process descriptor becomes readable when its process has ended. ``select.select`` takes
+        # no descriptor of 1024 or more.
+        end = select.poll()
+        end.register(os.pidfd_open(owner), select.POLLIN)
+        end.poll()
     except ProcessLookupError:
         pass
     # an old kernel, or a container that forbids the call
