@@ -108,7 +108,7 @@ def test_the_command(official: Path, tmp_path: Path, thin_lab: Lab) -> None:
     (target / "mine.json").write_text("{}")
     refreshed = run()
     assert refreshed.returncode == 0, refreshed.stderr
-    assert "was adopted before: environment and code are refreshed" in refreshed.stderr
+    assert "was adopted before: its environment and code are replaced" in refreshed.stderr
     found = _files(target)
     assert found.pop("mine.json") == b"{}"
     assert found.keys() == after.keys()
