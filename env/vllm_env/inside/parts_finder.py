@@ -36,7 +36,10 @@ class PartsFinder:
 
 
 def _own_model() -> str:
-    """Return the folder of the model that this stub serves; empty for another program."""
+    """Return the folder of the model that this stub serves; empty without arguments.
+
+    In another program the result is a folder that has no parts.
+    """
     # A stub's first argument is MODEL/VERSION/model.py. An embedded interpreter has no sys.argv.
     with open("/proc/self/cmdline", "rb") as stream:
         arguments = stream.read().split(b"\0")

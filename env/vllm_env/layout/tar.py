@@ -175,6 +175,8 @@ def _read(path: str, offset: int, place: memoryview) -> None:
 def plan_archive(prefix: Path, into: TarPlan | None = None) -> TarPlan:
     """Let conda-pack choose the members of a prefix's archive, and return the plan.
 
+    ``into`` takes the members, for example to distribute them over several archives.
+
     Raises:
         VllmEnvError: conda-pack refuses the prefix, for example because of an editable package.
     """

@@ -111,7 +111,8 @@ def stage_missing(built: BuiltSet, template: Path, target: Path, missing: Path) 
     """Make the folder ``missing`` with the files to add to ``target``, and return it.
 
     A folder without ``config.pbtxt`` is not a complete model. It gets all files of the template,
-    or, if it was adopted, the files that it lacks. An adopted model always gets the current code.
+    also in place of its own. If it was adopted, it gets only those that it lacks. An adopted model
+    always gets the current code.
     """
     # Placing the staged files later takes no more space, so a full disk is noticed here.
     missing.mkdir()
@@ -282,7 +283,7 @@ def set_environment_path(model: Path, name: str, current: Path | None = None) ->
 
 
 def stage_candidate(built: BuiltSet, current: Path, template: Path, new: Path) -> None:
-    """Make the folder ``new``: the built files, and the code and configuration of ``current``.
+    """Make ``new`` for the smoke run: the built files, ``current``'s code and configuration.
 
     As in publishing, a model without ``config.pbtxt`` is completed from ``template``.
     """

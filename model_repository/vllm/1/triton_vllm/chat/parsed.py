@@ -41,7 +41,9 @@ class AnswerReader:
     ) -> None:
         self._clock = clock
         readers = [conversation.reader() for _ in range(n)]
+        # Kept apart: a completion needs its aligner even after its parser has failed.
         self._aligners = [reader.aligner for reader in readers]
+        # None: the parser has failed, and the rest is plain text.
         self._readers: list[Reader | None] = [*readers]
 
     def read(self, outputs: Sequence[RequestOutput]) -> list[list[Piece]]:

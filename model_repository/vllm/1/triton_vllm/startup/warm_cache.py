@@ -230,7 +230,7 @@ def private_copy(filled: Path, record: Record, environment: Mapping[str, str]) -
 
 
 def relocate(folder: Path, old: str, new: str) -> None:
-    """Replace the path in those caches that contain the path of the folder that was filled.
+    """Replace the absolute paths below ``old`` in the copied caches by paths below ``new``.
 
     Args:
         folder: the copied caches.
@@ -248,7 +248,7 @@ def relocate(folder: Path, old: str, new: str) -> None:
             index.unlink()
         else:
             index.write_text(repr(_moved(content, old, new)), encoding="utf-8")
-    # 2) Triton's groups of a kernel's files. With wrong paths the kernels are compiled again.
+    # 2) The Triton compiler's lists of a kernel's files. With wrong paths it compiles again.
     for group in folder.rglob("__grp__*.json"):
         with contextlib.suppress(ValueError):
             content = json.loads(group.read_text(encoding="utf-8"))

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 
 def start(vllm: Vllm, values: Mapping[str, Any]) -> EngineClient:
-    """Start AsyncLLM and return when the model is loaded.
+    """Start AsyncLLM, and block until the model is loaded.
 
-    Call it inside the event loop that will serve it.
+    Call it inside the event loop that will serve it. That loop stands still meanwhile.
     """
     usage = vllm.UsageContext.API_SERVER
     return created(vllm, values, partial(vllm.AsyncLLM.from_engine_args, usage_context=usage))
