@@ -143,8 +143,19 @@ def test_nothing_that_a_build_leaves_is_for_git():
     names = re.findall(r"^\| `([\w.]+/?)` \|", section, re.MULTILINE)
     assert len(names) > 5
     for name in [*names, "vllm_env/", "vllm_engine_args.json"]:
-        path = f"model_repository/vllm/{name}"
-        assert subprocess.run(["git", "check-ignore", "--quiet", "--no-index", path], cwd=ROOT, check=False).returncode == 0, name
+        assert is_ignored(f"vllm/{name}"), name
+
+
+def test_a_model_of_the_users_is_not_for_git():
+    """``adopt`` and ``--model`` make one next to this project's own, whose files are."""
+    assert is_ignored("opt/1/model.json")
+    assert not is_ignored("vllm/a_new_file")
+
+
+def is_ignored(path: str) -> bool:
+    """Return whether git ignores a path below model_repository."""
+    argv = ["git", "check-ignore", "--quiet", "--no-index", f"model_repository/{path}"]
+    return subprocess.run(argv, cwd=ROOT, check=False).returncode == 0
 
 
 def test_the_readme_is_short():
