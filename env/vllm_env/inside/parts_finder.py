@@ -36,11 +36,12 @@ class PartsFinder:
 
 
 def _own_model() -> str:
-    """Return the folder of the model that this stub serves; empty without arguments.
+    """Return the folder of the model that this stub serves.
 
-    In another program the result is a folder that has no parts.
+    In another program it is some folder without parts, so nothing is found there.
     """
     # A stub's first argument is MODEL/VERSION/model.py. An embedded interpreter has no sys.argv.
+    # The kernel ends each argument with a zero byte, so the list has an empty last item.
     with open("/proc/self/cmdline", "rb") as stream:
         arguments = stream.read().split(b"\0")
     if len(arguments) < 2:

@@ -165,18 +165,21 @@ def _updated(entry: dict[str, Any], file: Path) -> dict[str, Any]:
 def _rewrite_record(record: Path, packages: Path, scripts: set[Path]) -> None:
     """Sort the rows, omit removed files, and update the digests of changed files."""
     rows = []
-    for path, digest, size in csv.reader(io.StringIO(record.read_text("utf-8"))):
+    for row in csv.reader(io.StringIO(record.read_text("utf-8"))):
+        # Some wheels have rows of two columns, or empty lines. pip takes them, and so they stay.
+        path, _, size = (*row, "", "", "")[:3]
         file = Path(os.path.normpath(packages / path))
         # A row of bytecode stays: it is compiled later.
         if not file.exists() and not path.endswith(".pyc"):
             continue
         # prune.py changes the size of a file. A script may have its old size by chance.
-        if file in scripts or (size and int(size) != file.stat().st_size):
+        has_changed = size.isdecimal() and int(size) != file.stat().st_size
+        if file in scripts or has_changed:
             data = file.read_bytes()
             sha256 = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
             rows.append([path, f"sha256={sha256}", str(len(data))])
         else:
-            rows.append([path, digest, size])
+            rows.append(row)
     sink = io.StringIO()
     csv.writer(sink, lineterminator="\n").writerows(sorted(rows))
     write_whole(record, sink.getvalue())

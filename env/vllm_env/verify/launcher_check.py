@@ -91,7 +91,8 @@ def start(
         home = scratch / "home"
         # A broken NumPy lies in a folder of PYTHONPATH and in the user's site, so an import from
         # there is noticed.
-        python = next((path.name for path in environment.glob("lib/python3.*")), "")
+        # By the interpreter's own name: conda also makes a link lib/python3.1.
+        python = (environment / "bin" / "python").resolve().name
         for folder in (foreign, home / ".local" / "lib" / python / "site-packages"):
             folder.mkdir(parents=True)
             numpy = "raise ImportError('a numpy from outside the environment')\n"

@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 import tarfile
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -19,13 +19,10 @@ from vllm_env.base.errors import VllmEnvError
 from vllm_env.base.filesystem import file_sha256
 from vllm_env.base.workspace import CHECKOUT
 from vllm_env.layout import LAYOUTS
+from vllm_env.layout.archive import _explained
 from vllm_env.layout.tar import plan_archive, write_archive
 from vllm_env.prefix.prefix import Prefix
 from vllm_env.prefix.relocate import make_relocatable, site_packages
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 LAYOUT = LAYOUTS["archive"]
 
@@ -125,6 +122,22 @@ def test_a_prefix_can_be_packed_by_itself(prefix: Path, packed: Packed, tmp_path
     printed = subprocess.check_output(command, text=True, env={"PYTHONPATH": str(CHECKOUT / "env")})
     assert printed == f"{packed.digest}\n"
     assert file_sha256(tmp_path / "own.tar.gz") == packed.digest
+
+
+@pytest.mark.parametrize(
+    ("message", "cause", "remedy"),
+    [
+        ("Truncated input file: No space left on device", "cut off or damaged", "Build it again"),
+        ("Can't write: No space left on device", "The file system is full", "Free some space"),
+        ("anything else", "archive_read_next_header() answers -30", "Build it again"),
+    ],
+)
+def test_cause_and_remedy_belong_together(message: str, cause: str, remedy: str) -> None:
+    """A message may look like two faults; the remedy is that of the cause which is named."""
+    refused = {"message": message, "call": "archive_read_next_header", "status": -30, "member": "lib/a"}
+    error = _explained(Path("env.tar.gz"), refused)
+    assert cause in error.cause
+    assert remedy in error.remedy
 
 
 def test_the_key_follows_the_prefix() -> None:

@@ -101,6 +101,16 @@ def test_record_has_the_digest_of_what_was_rewritten(prefix: Path) -> None:
     assert "demo-1.dist-info/direct_url.json" not in rows
 
 
+@pytest.mark.parametrize(
+    "row", ["demo/stripped.so,", "demo/stripped.so,sha256=x,many", "demo/stripped.so", "demo/stripped.so,,,extra"]
+)
+def test_a_row_that_is_not_usual_stays_as_it_is(prefix: Path, row: str) -> None:
+    """pip installs such wheels; a build must not end with a traceback because of one."""
+    (_info(prefix) / "RECORD").write_text(f"{row}\n\n")
+    _relocate(prefix)
+    assert row in (_info(prefix) / "RECORD").read_text().splitlines()
+
+
 def test_what_tells_of_this_installation_is_removed(prefix: Path) -> None:
     """When, from where and by which tool was installed would differ between two builds of one lock."""
     _relocate(prefix)

@@ -146,6 +146,14 @@ def test_a_variable_of_the_users_wins(prefix: Path) -> None:
     assert _environ(prefix, TORCHINDUCTOR_CACHE_DIR="/own")["TORCHINDUCTOR_CACHE_DIR"] == "/own"
 
 
+def test_without_its_variables_the_hook_does_the_rest(prefix: Path, tmp_path: Path) -> None:
+    """They only save time; without the file nothing is printed and the programs come first."""
+    bare = tmp_path / "env"
+    shutil.copytree(prefix, bare, symlinks=True)
+    (site_packages(bare) / "_vllm_env_variables.txt").unlink()
+    assert _environ(bare)["PATH"] == f"{bare}/bin:/usr/bin:/bin"
+
+
 def test_the_hook_runs_before_the_packages_own(prefix: Path) -> None:
     """.pth files run in the order of their names; packages' ones already need UTF-8."""
     names = sorted(p.name for p in site_packages(prefix).glob("*.pth"))

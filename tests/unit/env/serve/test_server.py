@@ -132,6 +132,17 @@ def test_a_stub_that_cannot_start_ends_the_wait(binary: Path, monkeypatch: pytes
     assert not server.running
 
 
+def test_a_dead_stub_of_the_first_attempt_is_not_one_of_the_second(binary: Path) -> None:
+    """Its process id may come again, and one look is not enough to call a stub dead."""
+    server = make(binary)
+    server._dead = frozenset({1})
+    try:
+        server.start()
+        assert server._dead == frozenset()
+    finally:
+        server.stop()
+
+
 class Clock:
     """In place of the module `time`: a pause takes no time but on this clock."""
 
